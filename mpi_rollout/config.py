@@ -1,0 +1,119 @@
+"""What a run is told: one frozen dataclass, from which the command line is derived and which the file stores."""
+
+import importlib
+import json
+import platform
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from mpi_rollout import __version__
+from mpi_rollout.errors import UsageError
+
+VECTORIZATION_MODES = ("sync", "vector_entry_point")
+PROGRESS = ("auto", "bar", "lines", "none")
+
+
+def option(default: Any, help_text: str, **extra: Any) -> Any:
+    """A dataclass field with its help text beside its default."""
+    metadata = {"help": help_text, **extra}
+    return (
+        field(default_factory=default, metadata=metadata)
+        if callable(default)
+        else field(default=default, metadata=metadata)
+    )
+
+
+@dataclass(frozen=True)
+class RolloutConfig:
+    """The options of `run`.  The same values give the same data, whatever the number of ranks.
+
+    Raises
+    ------
+    UsageError
+        A value that no run can have.
+    """
+
+    env: str | None = option(
+        None, "env id, as gymnasium.make takes it: CartPole-v1, ale_py:ALE/Breakout-v5", metavar="ID"
+    )
+    env_factory: str | None = option(
+        None, "callable that returns one env, for envs that are not registered", metavar="MODULE:CALLABLE"
+    )
+    env_kwargs: dict[str, Any] = option(dict, "JSON object of keyword arguments for the env", metavar="JSON")
+    num_envs: int = option(64, "envs over all ranks")
+    num_steps: int = option(1000, "steps of each env")
+    seed: int = option(0, "of everything random")
+    policy: str = option("random", "random, or a callable that takes batched observations", metavar="MODULE:CALLABLE")
+    out: str = option("results/rollout.h5", "file to write; must not exist", metavar="FILE")
+    vectorization_mode: str = option(
+        "sync", "how a rank steps its envs: one after the other, or by the env's own vectorized version",
+        choices=VECTORIZATION_MODES,
+    )  # fmt: skip
+    dedicated_root: bool = option(False, "rank 0 steps no envs")
+    trajectories: bool = option(True, "store what the envs did, not the throughput alone")
+    measure_limit: bool = option(False, "measure bare env.step loops between parts of the run and tell the ratio")
+    expect_ranks: int | None = option(None, "refuse to run on any other number of ranks", metavar="N")
+    progress: str = option("auto", "how to tell how far it is: a bar on a terminal, else lines", choices=PROGRESS)
+    json: bool = option(False, "print the summary as one line of JSON")
+
+    def __post_init__(self):
+        if (self.env is None) == (self.env_factory is None):
+            raise UsageError(
+                "give one of --env ID and --env-factory MODULE:CALLABLE, got "
+                + ("none" if self.env is None else "both")
+            )
+        for name, least in (("num_envs", 1), ("num_steps", 1), ("seed", 0), ("expect_ranks", 1)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise UsageError(f"{flag(name)} must be at least {least}, got {value}")
+        if not isinstance(self.env_kwargs, dict):
+            raise UsageError(f"--env-kwargs must be a JSON object, got {json.dumps(self.env_kwargs)}")
+        for name in ("vectorization_mode", "progress"):
+            allowed = {"vectorization_mode": VECTORIZATION_MODES, "progress": PROGRESS}[name]
+            if getattr(self, name) not in allowed:
+                raise UsageError(f"{flag(name)} must be one of {', '.join(allowed)}, got {getattr(self, name)}")
+
+    def to_json(self) -> str:
+        """All values, keys sorted."""
+        return json.dumps(asdict(self), sort_keys=True)
+
+
+def flag(name: str) -> str:
+    """A field's option as the user types it."""
+    return "--" + name.replace("_", "-")
+
+
+def load_callable(spec: str, option_name: str) -> Callable[..., Any]:
+    """Import `module:callable`.
+
+    Raises
+    ------
+    UsageError
+        There is no such module or callable; the message has the reason.
+    """
+    module_name, colon, name = spec.partition(":")
+    if not (module_name and colon and name):
+        raise UsageError(f"{option_name} must be MODULE:CALLABLE, got {spec!r}")
+    try:
+        target: Any = importlib.import_module(module_name)
+        for part in name.split("."):
+            target = getattr(target, part)
+    except AttributeError as error:
+        raise UsageError(f"{option_name} {spec}: {error}") from error
+    except Exception as error:
+        raise UsageError(
+            f"{option_name} {spec}: cannot import {module_name!r}: {type(error).__name__}: {error}"
+        ) from error
+    if not callable(target):
+        raise UsageError(f"{option_name} {spec} is {type(target).__name__}, not callable")
+    return target
+
+
+def versions() -> dict[str, str]:
+    """Of what takes part in making the data."""
+    found = {"mpi_rollout": __version__, "python": platform.python_version()}
+    return found | {"numpy": np.__version__, "gymnasium": gymnasium.__version__}

@@ -1,0 +1,43 @@
+"""The errors that end a run, each with the exit code that it ends with (sysexits.h)."""
+
+
+class RolloutError(Exception):
+    """A run cannot go on.  The message is one that its user can act on."""
+
+    exit_code = 70
+
+
+class UsageError(RolloutError):
+    """An option has a value that cannot work."""
+
+    exit_code = 64
+
+
+class DataError(RolloutError):
+    """Actions, observations or a file are not what their description says."""
+
+    exit_code = 65
+
+
+class EnvError(RolloutError):
+    """An environment raised, or tried to leave the process."""
+
+    exit_code = 70
+
+
+class StorageError(RolloutError):
+    """The output cannot be written."""
+
+    exit_code = 74
+
+
+class Interrupted(RolloutError):
+    """Somebody asked the run to stop; what it committed is kept."""
+
+    exit_code = 75
+
+
+class LaunchError(RolloutError):
+    """The ranks are not the world that was meant, or do not agree with each other."""
+
+    exit_code = 78

@@ -1,0 +1,65 @@
+"""`inspect`: what is in a file, as a table, as JSON, as a picture."""
+
+import json
+from typing import Any
+
+from mpi_rollout.storage.reader import summary
+
+
+def inspect(path: str, as_json: bool = False, plot: str | None = None) -> list[str]:
+    """Return the lines to print about a file, complete or not; draw `plot` if it is given.
+
+    Raises
+    ------
+    DataError
+        It is not a file of this program.
+    """
+    found = summary(path)
+    if plot is not None:
+        from mpi_rollout.plots import plot_run
+
+        plot_run(path, plot)
+    if as_json:
+        return [json.dumps(found)]
+    return _head(found) + _trajectories(found) + ([f"figure        {plot}"] if plot else [])
+
+
+def _head(found: dict[str, Any]) -> list[str]:
+    config, throughput = found["config"], found["throughput"]
+    hosts = sorted(set(found["hosts"]))
+    state = f"complete, {found['finished']}" if found["complete"] else "not complete; what is committed can be read"
+    lines = [
+        f"{found['file']}: {found['env']}, {found['nbytes'] / 1e6:.1f} MB, {state}",
+        f"run           {config['num_envs']} envs, seed {config['seed']}, policy {config['policy']}, "
+        f"{config['vectorization_mode']}",
+        f"machine       {found['num_ranks']} ranks on {', '.join(hosts)}, {found['mpi_library']}",
+        "versions      " + ", ".join(f"{name} {version}" for name, version in found["versions"].items()),
+    ]
+    if throughput["seconds"]:
+        rate = f"{throughput['env_steps']:,} env steps in {throughput['seconds']:.2f} s"
+        rate += f", {throughput['env_steps_per_s']:,.0f} per s"
+        ratios = throughput["ratio_to_limit"]
+        of_limit = f", {sorted(ratios)[len(ratios) // 2]:.3f} of the limit" if ratios else ""
+        lines.append(f"throughput    {rate}{of_limit}")
+    return lines
+
+
+def _trajectories(found: dict[str, Any]) -> list[str]:
+    if "datasets" not in found:
+        return ["trajectories  none stored (--no-trajectories)"]
+    episodes = found["episodes"]
+    lines = [
+        f"steps         {found['num_steps']:,} of each env; {found['num_transitions']:,} transitions "
+        f"in {episodes['ended'] + episodes['under_way']:,} episodes",
+        f"episodes      {episodes['ended']:,} ended ({episodes['terminated']:,} terminated, "
+        f"{episodes['truncated']:,} truncated), {episodes['under_way']:,} under way at the end",
+    ]
+    for name in ("return", "length"):
+        if episodes[name] is not None:
+            spread = ", ".join(f"{key} {value:,.6g}" for key, value in episodes[name].items())
+            lines.append(f"  {name:<12}{spread}")
+    width = max(map(len, found["datasets"]))
+    lines.append("/trajectories")
+    for name, each in found["datasets"].items():
+        lines.append(f"  {name:<{width}}  {each['dtype']:<8} {tuple(each['shape'])}")
+    return lines

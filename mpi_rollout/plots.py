@@ -1,0 +1,94 @@
+"""Figures.  Needs the extra `plots`; draws into files, never to a screen."""
+
+import json
+from typing import Any
+
+import numpy as np
+
+from mpi_rollout.errors import UsageError
+from mpi_rollout.storage.reader import open_file
+from mpi_rollout.storage.schema import PHASE_FIELDS
+
+
+def plot_run(path: str, figure_path: str) -> None:
+    """Draw a run: returns of its episodes, its throughput over time, each rank's time by phase.
+
+    Raises
+    ------
+    UsageError
+        matplotlib is missing, or cannot write such a file.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise UsageError("--plot needs matplotlib; pip install 'mpi_rollout[plots]'") from error
+    with open_file(path) as file:
+        figure = Figure(figsize=(11, 3.6), layout="constrained")
+        returns, rates, phases = figure.subplots(1, 3)
+        _plot_returns(returns, file)
+        _plot_rates(rates, file["throughput"])
+        _plot_phases(phases, file["throughput/ranks"][...])
+        config = json.loads(file.attrs["config"])
+        hosts = ", ".join(sorted(set(json.loads(file.attrs["hosts"]))))
+        name = config["env"] or config["env_factory"]
+        figure.suptitle(
+            f"{name}, {config['num_envs']} envs, {file.attrs['num_ranks']} ranks on {hosts}, {file.attrs['started']}"
+        )
+    try:
+        figure.savefig(figure_path, dpi=150)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"--plot {figure_path}: {error}") from error
+
+
+def _plot_returns(axes: Any, file: Any) -> None:
+    axes.set(title="episode returns", xlabel="step of the episode's end", ylabel="return")
+    if "episodes" not in file:
+        axes.text(0.5, 0.5, "no trajectories stored", ha="center", transform=axes.transAxes)
+        return
+    episodes = file["episodes"][...]
+    over = episodes[episodes["terminated"] | episodes["truncated"]]
+    if not len(over):
+        axes.text(0.5, 0.5, "no episode has ended", ha="center", transform=axes.transAxes)
+        return
+    end = over["start"] + over["length"]
+    shown = np.linspace(0, len(over) - 1, min(len(over), 5000)).astype(int)
+    axes.plot(end[shown], over["return"][shown], ".", color="0.7", markersize=2, label="episodes", rasterized=True)
+    groups = [group for group in np.array_split(np.arange(len(over)), 20) if len(group)]
+    axes.plot(
+        [end[group].mean() for group in groups], [over["return"][group].mean() for group in groups],
+        "k-", label="mean of a twentieth of them",
+    )  # fmt: skip
+    axes.legend(fontsize="small")
+
+
+def _plot_rates(axes: Any, throughput: Any) -> None:
+    axes.set(title="throughput", xlabel="seconds", ylabel="env steps per second")
+    intervals, limit = throughput["intervals"][...], throughput["limit"][...]
+    axes.plot(intervals["time"], intervals["env_steps_per_s"], "k.-", label="this run")
+    if len(limit):
+        axes.axhline(
+            np.median(limit["limit_env_steps_per_s"]), color="0.5", linestyle="--", label="limit: bare env.step loops"
+        )
+    axes.set_ylim(bottom=0)
+    axes.legend(fontsize="small")
+
+
+def _plot_phases(axes: Any, ranks: np.ndarray) -> None:
+    axes.set(title="time by phase", xlabel="rank", ylabel="seconds")
+    bottom = np.zeros(len(ranks))
+    phases = [phase for phase in PHASE_FIELDS if phase != "other"]  # That is measuring the limit, not the run.
+    greys, hatches = np.linspace(0.25, 0.95, len(phases)), ("", "//", "", "..", "", "xx")
+    for phase, grey, hatch in zip(phases, greys, hatches, strict=True):
+        axes.bar(
+            ranks["rank"],
+            ranks[phase],
+            bottom=bottom,
+            color=str(grey),
+            edgecolor="k",
+            linewidth=0.3,
+            hatch=hatch,
+            label=phase,
+        )
+        bottom += ranks[phase]
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.legend(fontsize="small", loc="upper left", bbox_to_anchor=(1, 1))

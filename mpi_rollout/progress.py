@@ -1,0 +1,130 @@
+"""Telling how far a run is: a tqdm bar on a terminal, a plain line every 10 s in a log file."""
+
+import os
+import shutil
+import sys
+from typing import Any
+
+from mpi_rollout.timing import Clock
+
+LINE_EVERY_S = 10.0
+BAR_EVERY_S = 0.5
+
+
+def launcher_terminal() -> str | None:
+    """The terminal behind this process's stderr, which under mpirun is a pipe to the launcher; None without one.
+
+    Goes up the parents as long as they are an MPI launcher or its helpers.
+    """
+    if sys.stderr.isatty():
+        return os.ttyname(sys.stderr.fileno())
+    pid = os.getppid()
+    while _process_name(pid).startswith(("mpirun", "mpiexec", "prterun", "prted", "orterun", "orted", "hydra")):
+        try:
+            target = os.readlink(f"/proc/{pid}/fd/2")
+        except OSError:
+            return None
+        if target.startswith(("/dev/pts/", "/dev/tty")):
+            return target
+        pid = _parent(pid)
+    return None
+
+
+def _process_name(pid: int) -> str:
+    try:
+        with open(f"/proc/{pid}/comm") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+def _parent(pid: int) -> int:
+    with open(f"/proc/{pid}/stat") as file:
+        return int(file.read().rpartition(")")[2].split()[1])
+
+
+def _columns_of(terminal: str) -> int:
+    try:
+        with open(terminal) as file:
+            return os.get_terminal_size(file.fileno()).columns
+    except OSError:
+        return shutil.get_terminal_size().columns
+
+
+class Shares:
+    """The share of time in envs, exchange, policy and writing, since the last asking."""
+
+    def __init__(self, clock: Clock):
+        self._clock, self._before = clock, dict(clock.seconds)
+
+    def take(self) -> str:
+        now = dict(self._clock.seconds)
+        spent = {phase: now[phase] - self._before[phase] for phase in now}
+        self._before = now
+        total = sum(spent.values()) or 1.0
+        exchange = spent["send"] + spent["gather"] + spent["wait"]
+        parts = {"env": spent["step"], "exchange": exchange, "policy": spent["policy"], "write": spent["write"]}
+        return ", ".join(f"{name} {100 * value / total:.0f}%" for name, value in parts.items())
+
+
+class Bar:
+    """One line that is written again and again."""
+
+    every_s = BAR_EVERY_S
+
+    def __init__(self, num_steps: int, clock: Clock, terminal: str):
+        from tqdm import tqdm
+
+        self._shares, self._rate = Shares(clock), 0.0
+        self._bar = tqdm(
+            total=num_steps, unit="step", ncols=_columns_of(terminal), file=sys.stderr, leave=False, mininterval=0,
+            bar_format="{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} steps, {elapsed}<{remaining}{postfix}",
+        )  # fmt: skip
+
+    def tell(self, num_steps: int, env_steps: int, env_steps_per_s: float) -> None:
+        self._bar.set_postfix_str(
+            f"{env_steps:,} env steps, {env_steps_per_s:,.0f}/s, {self._shares.take()}", refresh=False
+        )
+        self._bar.update(num_steps - self._bar.n)
+
+    def close(self) -> None:
+        self._bar.close()
+
+
+class Lines:
+    """A plain line now and then, for logs; the first after a second, so that one sees that it runs."""
+
+    def __init__(self, num_steps: int, clock: Clock):
+        self._total, self._shares = num_steps, Shares(clock)
+        self.every_s = 1.0
+
+    def tell(self, num_steps: int, env_steps: int, env_steps_per_s: float) -> None:
+        self.every_s = LINE_EVERY_S
+        sys.stderr.write(
+            f"mpi_rollout: {num_steps:,} of {self._total:,} steps ({100 * num_steps / self._total:.0f}%), "
+            f"{env_steps:,} env steps, {env_steps_per_s:,.0f} env steps/s, {self._shares.take()}\n"
+        )
+        sys.stderr.flush()
+
+    def close(self) -> None:
+        pass
+
+
+class Silence:
+    """Nothing."""
+
+    every_s = float("inf")
+
+    def tell(self, *_: Any) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def make_progress(kind: str, num_steps: int, clock: Clock) -> Bar | Lines | Silence:
+    """Make what `--progress` names; `auto` is a bar where a terminal shows it, else lines."""
+    terminal = launcher_terminal() if kind in ("auto", "bar") else None
+    if kind == "bar" or terminal:
+        return Bar(num_steps, clock, terminal or "")
+    return Silence() if kind == "none" else Lines(num_steps, clock)

@@ -1,0 +1,102 @@
+"""What a run says about itself when it is over: for people, and as JSON."""
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The figures of a run.
+
+    Parameters
+    ----------
+    seconds
+        From the first order to the last commit, without what measuring the limit took.
+    env_steps
+        Transitions: rows that only reset are not counted.
+    phases
+        The root's seconds by phase.
+    step_s
+        Each rank's seconds in its envs.
+    slowest_s, mean_s
+        Sums over steps of the slowest rank's seconds and of the ranks' mean.
+    limit
+        Pairs of env steps per second, of a part of the run and of the bare loops before and after it.
+    """
+
+    file: str
+    num_ranks: int
+    num_envs: int
+    num_steps: int
+    env_steps: int
+    seconds: float
+    phases: dict[str, float]
+    ranks: list[dict[str, Any]]
+    step_s: list[float]
+    slowest_s: float
+    mean_s: float
+    num_waits: int = 0
+    limit: list[tuple[float, float]] = field(default_factory=list)
+    complete: bool = True
+
+    @property
+    def env_steps_per_s(self) -> float:
+        return self.env_steps / self.seconds if self.seconds else 0.0
+
+    @property
+    def losses(self) -> dict[str, float]:
+        """Where the root's time went, as shares of the run that add up to 1.
+
+        `envs` is what the ranks need on average, `imbalance` the wait for the slowest of each step; the rest is
+        this program: `exchange` (checking, sending, gathering), `policy`, `write` and `other`.
+        """
+        total = self.seconds or 1.0
+        ours = {name: self.phases[name] for name in ("policy", "write")}
+        rest = self.seconds - self.slowest_s - sum(ours.values())
+        return {
+            "envs": self.mean_s / total,
+            "imbalance": (self.slowest_s - self.mean_s) / total,
+            "exchange": rest / total,
+            **{name: value / total for name, value in ours.items()},
+        }
+
+    @property
+    def ratio_to_limit(self) -> float | None:
+        """The median of the parts' ratios; None where the limit was not measured."""
+        return float(np.median([rate / limit for rate, limit in self.limit])) if self.limit else None
+
+    def as_dict(self) -> dict[str, Any]:
+        """All of it, for `--json`."""
+        derived = {
+            "env_steps_per_s": self.env_steps_per_s,
+            "losses": self.losses,
+            "ratio_to_limit": self.ratio_to_limit,
+        }
+        return asdict(self) | derived
+
+    def lines(self) -> list[str]:
+        """All of it, for people."""
+        slowest = int(np.argmax(self.step_s))
+        host = self.ranks[slowest]["host"]
+        shares = ", ".join(f"{name} {100 * share:.1f}%" for name, share in self.losses.items())
+        state = "complete" if self.complete else "unfinished"
+        lines = [
+            f"{self.env_steps:,} env steps in {self.seconds:.2f} s: {self.env_steps_per_s:,.0f} env steps/s "
+            f"({self.num_envs} envs x {self.num_steps:,} steps on {self.num_ranks} ranks)",
+            f"time: {shares}",
+            f"slowest rank: {slowest} ({host}), {self.step_s[slowest]:.2f} s in its envs; ranks on average "
+            f"{self.mean_s:.2f} s",
+        ]
+        if self.limit:
+            ratios = [rate / limit for rate, limit in self.limit]
+            limit = float(np.median([limit for _, limit in self.limit]))
+            lines.append(
+                f"limit: {limit:,.0f} env steps/s (bare env.step loops on all ranks at once); the run reached "
+                f"{self.ratio_to_limit:.3f} of it (median of {len(ratios)} parts, "
+                f"{min(ratios):.3f} to {max(ratios):.3f})"
+            )
+        if self.num_waits:
+            lines.append(f"waited {self.num_waits} times for the disk")
+        return [*lines, f"file: {self.file} ({state})"]

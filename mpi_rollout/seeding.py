@@ -1,0 +1,55 @@
+"""Where every random number of a run comes from: (seed, env_index, episode or step), never a rank.
+
+All streams are `numpy.random.SeedSequence(seed, spawn_key=...)`; the length of the key keeps its uses apart:
+one word for an env's episodes, two for a policy's draws, three for a natively vectorized slice.  Gymnasium's
+own `seed + i` is not used: two runs with seeds 0 and 1 would share all but one of their streams.
+
+Episode k of env i has for its seed word k of `SeedSequence(seed, spawn_key=(i,)).generate_state(...)`.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+DRAWN_AHEAD = 64  # One by one, the seeds would cost more than the resets that they are for.
+
+
+def episode_seeds(seed: int, env_index: int) -> Iterator[int]:
+    """Yield the seeds of one env's episodes, 0 <= seed < 2**32, without end."""
+    sequence = np.random.SeedSequence(seed, spawn_key=(env_index,))
+    start, stop = 0, DRAWN_AHEAD
+    while True:
+        yield from sequence.generate_state(stop)[start:].tolist()
+        start, stop = stop, 2 * stop
+
+
+class SeedTable:
+    """The same seeds for whoever has only env indices and episode numbers: arrays in, arrays out."""
+
+    def __init__(self, seed: int, num_envs: int):
+        self._sequences = [np.random.SeedSequence(seed, spawn_key=(index,)) for index in range(num_envs)]
+        self._draw(DRAWN_AHEAD)
+
+    def _draw(self, num_episodes: int) -> None:
+        self._seeds = np.array([sequence.generate_state(num_episodes) for sequence in self._sequences])
+
+    def __call__(self, env_indices: np.ndarray, episodes: np.ndarray) -> np.ndarray:
+        """Return the uint32 seeds of `episodes[j]` of env `env_indices[j]`."""
+        needed = int(np.max(episodes, initial=0)) + 1
+        if needed > self._seeds.shape[1]:
+            self._draw(2 * needed)
+        return self._seeds[env_indices, episodes]
+
+
+def draws_of_policy(seed: int, leaf: int, block: int) -> np.random.Generator:
+    """The stream from which a policy draws one leaf of the actions of one block of steps.
+
+    Draw in the order env, step, component: then no draw depends on how many envs there are.
+    """
+    return np.random.Generator(np.random.Philox(np.random.SeedSequence(seed, spawn_key=(leaf, block))))
+
+
+def seed_of_slice(seed: int, env_indices: range) -> int:
+    """The one seed of a natively vectorized slice, whose envs share one generator."""
+    key = (env_indices.start, env_indices.stop, 0)
+    return int(np.random.SeedSequence(seed, spawn_key=key).generate_state(1)[0])

@@ -1,0 +1,130 @@
+"""Reading files, complete ones and unfinished ones, without MPI."""
+
+import json
+import os
+from typing import Any
+
+import h5py
+import numpy as np
+
+from mpi_rollout.errors import DataError
+from mpi_rollout.storage.schema import FORMAT, FORMAT_VERSION
+
+
+def open_file(path: str) -> h5py.File:
+    """Open a file of this program for reading, also while it is being written.
+
+    Raises
+    ------
+    DataError
+        There is none, or it is not one.
+    """
+    if not os.path.isfile(path):
+        raise DataError(f"{path}: no such file")
+    try:
+        file = h5py.File(path, "r", libver="latest", swmr=True)
+    except OSError as error:
+        raise DataError(f"{path} is not a readable HDF5 file: {error}") from error
+    if file.attrs.get("format") != FORMAT:
+        raise DataError(f"{path} was not written by {FORMAT}")
+    if file.attrs["format_version"] > FORMAT_VERSION:
+        raise DataError(
+            f"{path} has format version {file.attrs['format_version']}, this program reads {FORMAT_VERSION}"
+        )
+    return file
+
+
+def leaf_datasets(group: h5py.Group) -> dict[str, h5py.Dataset]:
+    """The datasets below a group by path, in alphabetical order."""
+    found: dict[str, h5py.Dataset] = {}
+    group.visititems(lambda name, item: found.update({name: item}) if isinstance(item, h5py.Dataset) else None)
+    return dict(sorted(found.items()))
+
+
+def check_complete(path: str) -> None:
+    """Read a finished file again: lengths, the first and the last row of every dataset.
+
+    Raises
+    ------
+    DataError
+        It is not what was written.
+    """
+    with open_file(path) as file:
+        if "trajectories" not in file:
+            return
+        num_steps = int(file["trajectories"].attrs["num_steps"])
+        for name, dataset in leaf_datasets(file["trajectories"]).items():
+            expected = num_steps + name.startswith("observations")
+            if len(dataset) != expected:
+                raise DataError(f"{path}: {name} has {len(dataset)} rows, expected {expected}")
+            np.asarray(dataset[:1]), np.asarray(dataset[-1:])
+        episodes = file["episodes"][...]
+        if len(episodes) and int((episodes["start"] + episodes["length"]).max()) > num_steps:
+            raise DataError(f"{path}: an episode ends after step {num_steps}")
+
+
+def summary(path: str) -> dict[str, Any]:
+    """What is in a file, as JSON-able data."""
+    with open_file(path) as file:
+        config = json.loads(file.attrs["config"])
+        finished = file.attrs["finished"].decode().strip()
+        found = {
+            "file": path,
+            "nbytes": os.path.getsize(path),
+            "complete": bool(finished),
+            "env": config["env"] or config["env_factory"],
+            "config": config,
+            "num_ranks": int(file.attrs["num_ranks"]),
+            "hosts": json.loads(file.attrs["hosts"]),
+            "mpi_library": file.attrs["mpi_library"],
+            "versions": json.loads(file.attrs["versions"]),
+            "started": file.attrs["started"],
+            "finished": finished,
+            "throughput": _throughput(file["throughput"]),
+        }
+        if "trajectories" in file:
+            found |= _trajectories(file)
+        return found
+
+
+def _throughput(group: h5py.Group) -> dict[str, Any]:
+    env_steps, seconds = int(group.attrs["env_steps"]), float(group.attrs["seconds"])
+    limit = group["limit"][...]
+    ratios = limit["rollout_env_steps_per_s"] / limit["limit_env_steps_per_s"]
+    return {
+        "env_steps": env_steps,
+        "seconds": seconds,
+        "env_steps_per_s": env_steps / seconds if seconds else 0.0,
+        "ratio_to_limit": [float(ratio) for ratio in ratios],
+    }
+
+
+def _trajectories(file: h5py.File) -> dict[str, Any]:
+    num_steps = int(file["trajectories"].attrs["num_steps"])
+    episodes = file["episodes"][...]
+    over = episodes[episodes["terminated"] | episodes["truncated"]]
+    datasets = leaf_datasets(file["trajectories"])
+    return {
+        "num_steps": num_steps,
+        "datasets": {name: {"shape": list(ds.shape), "dtype": str(ds.dtype)} for name, ds in datasets.items()},
+        "num_transitions": int(episodes["length"].sum()),
+        "episodes": {
+            "ended": len(over),
+            "terminated": int(episodes["terminated"].sum()),
+            "truncated": int(episodes["truncated"].sum()),
+            "under_way": len(episodes) - len(over),
+            "return": _spread(over["return"]),
+            "length": _spread(over["length"]),
+        },
+    }
+
+
+def _spread(values: np.ndarray) -> dict[str, float] | None:
+    if not len(values):
+        return None
+    return {
+        "min": float(values.min()),
+        "median": float(np.median(values)),
+        "mean": float(values.mean()),
+        "max": float(values.max()),
+    }

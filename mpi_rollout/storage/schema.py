@@ -1,0 +1,106 @@
+"""What stands in a file: groups, datasets, attributes.  See the README for the same as a table.
+
+All of it is made before the first step, since a file in SWMR mode takes no new objects or attributes afterwards.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import h5py
+import numpy as np
+
+FORMAT = "mpi_rollout"
+FORMAT_VERSION = 1
+CHUNK_NBYTES = 2**20  # HDF5's readers keep 1 MiB of chunks per dataset before version 2.0.
+
+EPISODE = np.dtype(
+    [
+        ("env_index", "i8"),
+        ("start", "i8"),
+        ("length", "i8"),
+        ("return", "f8"),
+        ("seed", "i8"),
+        ("terminated", "?"),
+        ("truncated", "?"),
+        ("faulted", "?"),
+    ]
+)
+INTERVAL = np.dtype([("time", "f8"), ("env_steps", "i8"), ("env_steps_per_s", "f8")])
+LIMIT = np.dtype([("rollout_env_steps_per_s", "f8"), ("limit_env_steps_per_s", "f8")])
+PHASE_FIELDS = ("policy", "send", "step", "wait", "gather", "write", "other")
+RANK = np.dtype([("rank", "i4"), ("host", "S64"), ("num_envs", "i4"), *((name, "f8") for name in PHASE_FIELDS)])
+
+
+@dataclass(frozen=True)
+class Schema:
+    """What is known about a file before its first step.
+
+    Parameters
+    ----------
+    attributes
+        Of the root group.
+    named
+        The block's arrays by their path below /trajectories; empty if no trajectories are stored.
+    """
+
+    attributes: dict[str, Any]
+    named: dict[str, np.ndarray]
+    num_ranks: int
+
+    def create(self, path: str) -> h5py.File:
+        """Make the file with all its objects, empty, in SWMR mode.
+
+        Raises
+        ------
+        FileExistsError
+            There is one.  It is not touched: mode "w" would destroy it even while another process writes it.
+        """
+        file = h5py.File(path, "x", libver="latest")
+        file.attrs["format"] = FORMAT
+        file.attrs["format_version"] = FORMAT_VERSION
+        for name, value in self.attributes.items():
+            file.attrs[name] = value
+        file.attrs["finished"] = np.bytes_(b" " * 32)  # Room for the time, which is put in at the end.
+        if self.named:
+            self._create_trajectories(file)
+            file.create_dataset("episodes", (0,), EPISODE, maxshape=(None,), chunks=(1024,))
+        throughput = file.create_group("throughput")
+        throughput.attrs["env_steps"] = np.int64(0)
+        throughput.attrs["seconds"] = np.float64(0)
+        for name, dtype in (("intervals", INTERVAL), ("limit", LIMIT)):
+            throughput.create_dataset(name, (0,), dtype, maxshape=(None,), chunks=(256,))
+        throughput.create_dataset("ranks", (self.num_ranks,), RANK, chunks=(self.num_ranks,))
+        file.swmr_mode = True
+        return file
+
+    def _create_trajectories(self, file: h5py.File) -> None:
+        trajectories = file.create_group("trajectories")
+        trajectories.attrs["num_steps"] = np.int64(0)
+        for path, array in self.named.items():
+            trajectories.create_dataset(
+                path, (0, *array.shape[1:]), array.dtype, maxshape=(None, *array.shape[1:]), chunks=chunk_shape(array)
+            )
+
+
+def chunk_shape(array: np.ndarray) -> tuple[int, ...]:
+    """Chunks of 1 MiB or so that lie in one piece in a block's memory, and so can be written without a copy.
+
+    Many steps of all envs, or, where one step of all envs is larger than that, one step of some envs.
+    """
+    num_rows, num_envs, *shape = array.shape
+    row_nbytes = max(array[0].nbytes, 1)
+    if row_nbytes > CHUNK_NBYTES:
+        parts = min(-(-row_nbytes // CHUNK_NBYTES), num_envs)
+        return (1, -(-num_envs // parts), *(max(size, 1) for size in shape))
+    rows = 1
+    while 2 * rows <= num_rows and 2 * rows * row_nbytes <= CHUNK_NBYTES:
+        rows *= 2
+    return (rows, num_envs, *(max(size, 1) for size in shape))
+
+
+def rows_per_block(row_nbytes: int, num_steps: int, block_nbytes: int = 2**24) -> int:
+    """A power of two, so that blocks are whole numbers of chunks; bounded in bytes, for images, and in steps."""
+    rows = 1
+    while 2 * rows * row_nbytes <= block_nbytes and rows < min(num_steps, 4096):
+        rows *= 2
+    return rows
