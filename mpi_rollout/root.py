@@ -19,6 +19,7 @@ from mpi_rollout.layout import Block, describe
 from mpi_rollout.policy import Policy, RandomPolicy
 from mpi_rollout.progress import make_progress
 from mpi_rollout.report import Outcome
+from mpi_rollout.timing import PHASES
 from mpi_rollout.vector_env import MPIVectorEnv, RankError
 from mpi_rollout.worker import Worker
 
@@ -57,7 +58,7 @@ class Root:
         self.writer: Any = None
         self.collector: Collector | None = None
         self.limit: list[tuple[float, float]] = []
-        self.seconds = 0.0
+        self.seconds, self.phases = 0.0, dict.fromkeys(PHASES, 0.0)
         self._stop_asked = ""
         self._looked_at, self._seen_env_steps, self._tell_at = 0.0, 0, 0.0
 
@@ -134,7 +135,7 @@ class Root:
         """Take steps and have them committed; return env steps per second, all of that included."""
         clock, tally = self.envs.clock, self.collector.tally
         clock.restart()
-        start, env_steps = clock.now, tally.env_steps
+        start, env_steps, before = clock.now, tally.env_steps, dict(clock.seconds)
         try:
             self.collector.advance(num_steps)
             if self.config.trajectories:
@@ -143,6 +144,8 @@ class Root:
             clock.lap("write")
         finally:
             self.seconds += perf_counter() - start
+            for phase, seconds in clock.seconds.items():
+                self.phases[phase] += seconds - before[phase]
         return (tally.env_steps - env_steps) / (clock.now - start)
 
     def _measure_limit(self) -> float:
@@ -180,7 +183,7 @@ class Root:
             num_steps=self.collector.num_steps,
             env_steps=tally.env_steps,
             seconds=self.seconds,
-            phases=dict(self.envs.clock.seconds),
+            phases=self.phases,
             ranks=[{key: rank[key] for key in ("rank", "host", "num_envs", "seconds")} for rank in ranks],
             step_s=tally.step_s.tolist(),
             slowest_s=tally.slowest_s,

@@ -57,7 +57,7 @@ class EnvMaker:
         except RolloutError:
             raise
         except ModuleNotFoundError as error:
-            raise UsageError(f"{name} needs the package {error.name!r}; {_install(str(error.name))}") from error
+            raise UsageError(f"{name}: {str(error).splitlines()[0]}; {_install(str(error))}") from error
         except gymnasium.error.DependencyNotInstalled as error:
             raise UsageError(f"{name}: {error}; {_install(str(error).lower())}") from error
         except gymnasium.error.Error as error:

@@ -1,0 +1,151 @@
+"""Envs that say who they are in what they observe, so that a misplaced row shows, and envs that fail on demand."""
+
+import os
+import sys
+import time
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+
+class Counting(gymnasium.Env):
+    """Observes (first seed, episode, step in the episode, last action); ends after 3 + seed % 5 steps.
+
+    Every second episode is truncated instead of terminated.
+    """
+
+    observation_space = spaces.Box(-1, 2**62, (4,), np.int64)
+    action_space = spaces.Discrete(5, start=2)
+
+    def __init__(self):
+        self.name, self.episode, self.seed = -1, -1, 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.seed = self.seed if seed is None else seed
+        self.name = self.seed if self.name < 0 else self.name
+        self.episode, self.step_number, self.action = self.episode + 1, 0, -1
+        return self.observe(), {}
+
+    def step(self, action):
+        self.step_number, self.action = self.step_number + 1, int(action)
+        is_over = self.step_number >= 3 + self.seed % 5
+        reward = self.step_number + self.action / 10
+        is_odd = bool(self.episode % 2)
+        return self.observe(), reward, is_over and not is_odd, is_over and is_odd, {"step": self.step_number}
+
+    def observe(self):
+        return np.array([self.name, self.episode, self.step_number, self.action], np.int64)
+
+
+class Nested(Counting):
+    """The same identity in a Dict of Tuples and Dicts with leaves of every kind, as observation and as action."""
+
+    observation_space = spaces.Dict(
+        {
+            "id": Counting.observation_space,
+            "pair": spaces.Tuple((spaces.Discrete(1000), spaces.Box(-np.inf, np.inf, (2, 3), np.float32))),
+            "deep": spaces.Dict({"bits": spaces.MultiBinary(3), "many": spaces.MultiDiscrete([100, 50])}),
+            "half": spaces.Box(-1, 1, (), np.float16),
+            "flag": spaces.Box(False, True, (2,), np.bool_),
+        }
+    )
+    action_space = spaces.Dict(
+        {
+            "move": spaces.Tuple((spaces.Discrete(4), spaces.Box(-1, 1, (2,), np.float32))),
+            "bits": spaces.MultiBinary((2, 2)),
+            "free": spaces.Box(-np.inf, np.inf, (3,), np.float64),
+            "up": spaces.Box(1, np.inf, (1,), np.float64),
+            "many": spaces.MultiDiscrete([3, 5], start=[-1, 2]),
+        }
+    )
+
+    def step(self, action):
+        assert self.action_space.contains(action), action
+        self.last = action
+        return super().step(action["move"][0])
+
+    def observe(self):
+        number = self.step_number
+        return {
+            "id": super().observe(),
+            "pair": (number, np.full((2, 3), self.seed / (number + 1), np.float32)),
+            "deep": {
+                "bits": np.array([number & 1, number & 2, self.episode & 1], np.int8).astype(bool).astype(np.int8),
+                "many": np.array([number % 100, self.episode % 50]),
+            },
+            "half": np.float16(1 / (number + 1)),
+            "flag": np.array([number % 2 == 0, True]),
+        }
+
+
+class Image(Counting):
+    """Frames whose pixels are drawn from the identity."""
+
+    observation_space = spaces.Box(0, 255, (40, 48, 3), np.uint8)
+
+    def observe(self):
+        start = (7 * (self.name % 97) + 31 * self.episode + 3 * self.step_number + self.action) % 251
+        return ((np.arange(40 * 48 * 3) * 13 + start) % 256).astype(np.uint8).reshape(40, 48, 3)
+
+
+class Failing(Counting):
+    """Fails in the way `how` in every step after the first `after`, all episodes counted."""
+
+    def __init__(self, how="raise", after=5, sleep_s=0.0):
+        super().__init__()
+        self.how, self.after, self.sleep_s, self.total = how, after, sleep_s, 0
+
+    def step(self, action):
+        self.total += 1
+        time.sleep(self.sleep_s)
+        if self.total > self.after:
+            return FAILURES[self.how](self, action)
+        return super().step(action)
+
+
+def _raise(env, action):
+    raise RuntimeError("the simulator has diverged")
+
+
+def _with(index, value):
+    def outcome(env, action):
+        outputs = list(Counting.step(env, action))
+        outputs[index] = value
+        return tuple(outputs)
+
+    return outcome
+
+
+FAILURES = {
+    "raise": _raise,
+    "exit": lambda env, action: sys.exit(0),
+    "os_exit": lambda env, action: os._exit(7),
+    "shape": _with(0, np.zeros(3, np.int64)),
+    "dtype": _with(0, np.zeros(4, np.float64)),
+    "list": _with(0, [1, 2, 3, 4]),
+    "reward": _with(1, "much"),
+    "none": lambda env, action: None,
+}
+
+
+def on_rank(rank: int, how: str = "raise", after: int = 5, sleep_s: float = 0.0):
+    """An env that fails on one rank only."""
+    mine = int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK", "0")))
+    return Failing(how, after, sleep_s) if mine == rank else Failing("raise", 10**9, sleep_s)
+
+
+def different_space():
+    """An env whose observation space is another one on each rank."""
+    env = Counting()
+    mine = int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK", "0")))
+    env.observation_space = spaces.Box(-1, 2**62 - mine, (4,), np.int64)
+    return env
+
+
+class Text(gymnasium.Env):
+    """Observes what has no fixed shape."""
+
+    observation_space = spaces.Dict({"mission": spaces.Text(10), "x": spaces.Discrete(2)})
+    action_space = spaces.Discrete(2)
