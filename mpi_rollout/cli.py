@@ -11,7 +11,7 @@ from typing import Any
 from mpi_rollout import __version__
 from mpi_rollout.config import RolloutConfig, flag
 from mpi_rollout.errors import RolloutError, UsageError
-from mpi_rollout.mpi import claimed_rank
+from mpi_rollout.mpi import claimed_rank, share_refusal
 
 
 class Parser(argparse.ArgumentParser):
@@ -30,6 +30,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         options = make_parser().parse_args(arguments)
         return options.command(options)
     except RolloutError as error:
+        if isinstance(error, UsageError):
+            error = share_refusal(error)
         if claimed_rank() == 0:
             sys.stdout.flush()
             sys.stderr.write(f"mpi_rollout: {error}\n")

@@ -151,16 +151,21 @@ class Collector:
     def _turn_over(self, following: Block, destination: Destination) -> None:
         """Hand in the full block; what its last step led to is the first observation of the next one."""
         block = self._block
-        self.tally.add(block, self._counted, block.num_rows, self._is_stepping)
+        self._count(block.num_rows)
         self._block, self._destination, self._counted = following, destination, 0
         self.sink.submit(block, block.num_rows)
         self.clock.lap("write")
 
+    def _count(self, stop: int) -> None:
+        """Make columns of the rows since the last count, and count them."""
+        if stop > self._counted:
+            self._destination.unpack(self._counted, stop)
+            self.tally.add(self._block, self._counted, stop, self._is_stepping)
+            self._counted = stop
+
     def look(self) -> None:
         """Count what came since the last look; hand over a block that is slow to fill; tell who wants to know."""
-        if self._row > self._counted:
-            self.tally.add(self._block, self._counted, self._row, self._is_stepping)
-            self._counted = self._row
+        self._count(self._row)
         if self.clock.now >= self._commit_at:
             self.hand_over()
         self._on_look(self)
@@ -169,5 +174,6 @@ class Collector:
 
     def hand_over(self) -> None:
         """Give the sink all steps so far."""
+        self._count(self._row)
         self.sink.submit(self._block, self._row)
         self._commit_at = perf_counter() + self._commit_every_s

@@ -10,13 +10,12 @@ exchange at 3 MiB, and that is 1 % of a step of the image envs for which it happ
 """
 
 from enum import IntEnum
-from itertools import chain
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 
-from mpi_rollout.layout import Block, SlotLayout, leaves, split_by_rank, tree_of
+from mpi_rollout.layout import RESULTS, Block, SlotLayout, leaves, split_by_rank, tree_of
 from mpi_rollout.mpi import ROOT
 from mpi_rollout.partition import Partition
 
@@ -78,10 +77,8 @@ class Exchange:
         if self.is_root:
             self._slots = np.zeros((self.partition.num_ranks, self.layout.nbytes), np.uint8)
             self._slot = self._slots[ROOT]
-            self.step_s, self.faults = self.layout.header(self._slots)
-            parts = self.layout.parts(self._slots, self.partition.capacity)
-            by_run = [[part[run.ranks, : run.envs_per_rank] for run in self.partition.runs] for part in parts]
-            self._results, self._observations = list(chain(*by_run[:3])), list(chain(*by_run[3:]))
+            _, self.faults = self.layout.header(self._slots)
+            self._observation_parts = self.layout.parts(self._slots, self.partition.capacity)[len(RESULTS) :]
         else:
             self._slot = np.zeros(self.layout.nbytes, np.uint8)
         self.own_step_s, self.own_fault = self.layout.header(self._slot[None])
@@ -126,26 +123,40 @@ class Exchange:
 
 
 class Destination:
-    """A block seen as the slots are: one strided copy per column, however many ranks and envs.
+    """A block seen as the slots are: a few strided copies, however many ranks and envs.
 
-    Two copies where some ranks have one env more than others.
+    Observations are laid at once, since a policy waits for them.  Of a step's results only the heads of the slots
+    are kept, in one copy; `unpack` makes columns of them for many steps at a time.
     """
 
     def __init__(self, exchange: Exchange, block: Block):
-        def paired(sources, arrays):
-            targets = [view for array in arrays for view in split_by_rank(array, exchange.partition)]
-            return list(zip(targets, sources, strict=True))
-
+        layout, runs = exchange.layout, exchange.partition.runs
         self.block = block
-        self._observations = paired(exchange._observations, block.observation_arrays)
-        self._results = paired(exchange._results, block.results)
-        self._step_s = exchange.step_s
+        self._slot_heads = exchange._slots[:, : layout.head_nbytes]
+        self._heads = np.zeros((block.num_rows, *self._slot_heads.shape), np.uint8)
+        self._step_s, _ = layout.header(self._heads.reshape(-1, layout.head_nbytes))
+        self._step_s = self._step_s.reshape(block.step_s.shape)
+        self._observations = [
+            (target, part[run.ranks, : run.envs_per_rank])
+            for array, part in zip(block.observation_arrays, exchange._observation_parts, strict=True)
+            for run, target in zip(runs, split_by_rank(array, exchange.partition), strict=True)
+        ]
+        self._results = [
+            (target, part[:, run.ranks, : run.envs_per_rank])
+            for array, part in zip(block.results, layout.results(self._heads), strict=True)
+            for run, target in zip(runs, split_by_rank(array, exchange.partition), strict=True)
+        ]
 
     def lay_observations(self, row: int) -> None:
         for target, source in self._observations:
             target[row] = source
 
     def lay_results(self, row: int) -> None:
-        self.block.step_s[row] = self._step_s
+        self._heads[row] = self._slot_heads
+
+    def unpack(self, start: int, stop: int) -> None:
+        """Make columns of the results of rows start to stop."""
+        rows = slice(start, stop)
+        self.block.step_s[rows] = self._step_s[rows]
         for target, source in self._results:
-            target[row] = source
+            target[rows] = source[rows]

@@ -157,11 +157,13 @@ class SlotLayout:
     def __init__(self, observation_space: spaces.Space, capacity: int):
         self.observation_space = observation_space
         self.columns = RESULTS + leaves(observation_space)
+        self.capacity = capacity
         self._offsets, end = [], 0
         for leaf, rows in [(leaf, 1) for leaf in HEADER] + [(leaf, capacity) for leaf in self.columns]:
             self._offsets.append(end)
             end += -(-rows * leaf.nbytes // ALIGNMENT) * ALIGNMENT
         self.nbytes = end
+        self.head_nbytes = self._offsets[len(HEADER) + len(RESULTS)]  # Header and results: all but observations.
 
     def header(self, buffer: np.ndarray) -> tuple[np.ndarray, ...]:
         """Views of `step_s` and `fault`, one element per slot in the buffer."""
@@ -173,6 +175,13 @@ class SlotLayout:
         """Views of shape (num_slots, rows, ...) of every column, in the order of `self.columns`."""
         offsets = self._offsets[len(HEADER) :]
         return [self._view(buffer, leaf, offset, rows) for leaf, offset in zip(self.columns, offsets, strict=True)]
+
+    def results(self, heads: np.ndarray) -> list[np.ndarray]:
+        """Views of shape (*lead, capacity) of the results in heads of slots, an array (*lead, head_nbytes)."""
+        flat = heads.reshape(-1, self.head_nbytes)
+        offsets = self._offsets[len(HEADER) : len(HEADER) + len(RESULTS)]
+        views = [self._view(flat, leaf, offset, self.capacity) for leaf, offset in zip(RESULTS, offsets, strict=True)]
+        return [view.reshape(*heads.shape[:-1], self.capacity) for view in views]
 
     def one(self, buffer: np.ndarray, rows: int) -> Columns:
         """The columns of a single slot, as views of shape (rows, ...)."""

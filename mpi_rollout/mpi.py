@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from mpi_rollout.errors import LaunchError, RolloutError
+from mpi_rollout.errors import Interrupted, LaunchError, RolloutError
 
 ROOT = 0
 _RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
@@ -35,14 +35,13 @@ def claimed_size() -> tuple[int, str]:
     return 1, ""
 
 
-def world(expect_ranks: int | None = None) -> Any:
+def world() -> Any:
     """Start MPI and return COMM_WORLD.  **Collective.**
 
     Raises
     ------
     LaunchError
-        This process stands alone though a launcher started several (they run another MPI than the launcher is
-        of), or there are not `expect_ranks` ranks.
+        This process stands alone though a launcher started several: they run another MPI than the launcher is of.
     """
     from mpi4py import MPI
 
@@ -54,9 +53,13 @@ def world(expect_ranks: int | None = None) -> Any:
             f"mpi4py loaded {library()}; start with the mpirun of that library, or under srun with "
             f"--mpi={'pmix' if 'Open MPI' in library() else 'pmi2'}"
         )
+    return comm
+
+
+def check_size(comm: Any, expect_ranks: int | None) -> None:
+    """Raise LaunchError if there are not `expect_ranks` ranks."""
     if expect_ranks is not None and comm.size != expect_ranks:
         raise LaunchError(f"--expect-ranks {expect_ranks}, got {comm.size} ranks; mpi4py loaded {library()}")
-    return comm
 
 
 def library() -> str:
@@ -118,6 +121,24 @@ def _verdict(reports: list[tuple[RolloutError | None, dict[str, str], str]]) -> 
     return None
 
 
+def share_refusal(error: RolloutError) -> RolloutError:
+    """Tell all ranks of an error from before MPI was started; return the one that stands for all.  **Collective.**
+
+    A rank that left by itself would make the launcher end the others, rank 0 perhaps before it has told why.
+    """
+    if claimed_size()[0] == 1 or "mpi4py.MPI" in sys.modules:
+        return error
+
+    def refuse() -> None:
+        raise error
+
+    try:
+        agree(world(), refuse, lambda part: {})
+    except RolloutError as verdict:
+        return verdict
+    return error
+
+
 @contextmanager
 def all_or_none(comm: Any) -> Iterator[None]:
     """End all ranks when this one leaves by an exception that the others do not know of.
@@ -129,6 +150,9 @@ def all_or_none(comm: Any) -> Iterator[None]:
         yield
     except RolloutError:
         raise
+    except KeyboardInterrupt:
+        sys.stderr.write(f"mpi_rollout: rank {comm.rank} ({os.uname().nodename}): interrupted\n")
+        abort(comm, Interrupted.exit_code)
     except BaseException:
         sys.stdout.flush()
         sys.stderr.write(f"mpi_rollout: rank {comm.rank} ({os.uname().nodename}) failed:\n{traceback.format_exc()}")

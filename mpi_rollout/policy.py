@@ -45,6 +45,11 @@ class RandomPolicy:
     def _draw(self, index: int, leaf: Leaf, space: spaces.Space, block: int) -> np.ndarray:
         """Actions of shape (BLOCK_STEPS, num_envs, ...) for one leaf."""
         draws = draws_of_policy(self._seed, index, block)
+        if isinstance(space, spaces.Discrete) and space.n == 2:
+            # A random bit each: a tenth of the time, which counts beside a natively vectorized CartPole.
+            random = np.frombuffer(draws.bytes(self._num_envs * BLOCK_STEPS // 8), np.uint8)
+            bits = np.unpackbits(random.reshape(self._num_envs, -1), axis=1)
+            return bits.T.astype(np.int64) + space.start
         actions = sample(space, draws, (self._num_envs, BLOCK_STEPS)).swapaxes(0, 1)
         return np.ascontiguousarray(actions, dtype=leaf.dtype)
 

@@ -14,7 +14,7 @@ from gymnasium import spaces
 from mpi_rollout import mpi
 from mpi_rollout.collector import Collector, Discard
 from mpi_rollout.config import RolloutConfig
-from mpi_rollout.errors import Interrupted, RolloutError, StorageError
+from mpi_rollout.errors import DataError, Interrupted, RolloutError, StorageError
 from mpi_rollout.layout import Block, describe
 from mpi_rollout.policy import Policy, RandomPolicy
 from mpi_rollout.progress import make_progress
@@ -60,7 +60,8 @@ class Root:
         self.limit: list[tuple[float, float]] = []
         self.seconds, self.phases = 0.0, dict.fromkeys(PHASES, 0.0)
         self._stop_asked = ""
-        self._looked_at, self._seen_env_steps, self._tell_at = 0.0, 0, 0.0
+        self._looked_at, self._seen_env_steps = 0.0, 0
+        self._began_at = self._tell_at = 0.0
 
     def drive(self) -> int:
         """Run, and let all ranks out with the exit code that is returned."""
@@ -70,11 +71,13 @@ class Root:
                 signal.signal(number, self._ask_to_stop)
             self._collect()
             self._tell(self._finish(complete=True))
+        except DataError as error:  # The policy's actions; what envs give comes as RankError.
+            code = self._end_badly(DataError(f"{self._place(1)}: {error}"))
         except RolloutError as error:
             code = self._end_badly(error)
         except Exception as error:  # From the policy: it is the user's code that runs here.
             self._show(traceback.format_exc())
-            code = self._end_badly(RolloutError(f"{self._place()}: {type(error).__name__}: {error}"))
+            code = self._end_badly(RolloutError(f"{self._place(1)}: {type(error).__name__}: {error}"))
         self.envs.close(code=code)
         if code == StorageError.exit_code:
             mpi.leave(code)  # HDF5 crashes in the interpreter's end if it could not write.
@@ -85,8 +88,9 @@ class Root:
             raise KeyboardInterrupt  # Asked twice: at once, by MPI_Abort.
         self._stop_asked = signal.Signals(number).name
 
-    def _place(self) -> str:
-        return f"rank 0 ({os.uname().nodename}), step {self.collector.num_steps if self.collector else 0}"
+    def _place(self, ahead: int = 0) -> str:
+        num_steps = self.collector.num_steps if self.collector else 0
+        return f"rank 0 ({os.uname().nodename}), step {num_steps + ahead}"
 
     def _collect(self) -> None:
         self.collector = Collector(self.envs, self.policy, self._make_sink(), self._look)
@@ -165,8 +169,8 @@ class Root:
             if now_s >= self._tell_at:
                 self.progress.tell(collector.num_steps, env_steps, rate)
                 self._tell_at = now_s + self.progress.every_s
-        else:
-            self._began_at = now_s
+        elif not self._began_at:
+            self._began_at, self._tell_at = now_s, now_s + self.progress.every_s
         self._looked_at, self._seen_env_steps = now_s, env_steps
 
     def _finish(self, complete: bool) -> Outcome:

@@ -45,10 +45,10 @@ def run(config: RolloutConfig) -> int:
     RolloutError
         On all ranks alike, if the run cannot start; later errors are told by the root and returned as codes.
     """
-    comm = mpi.world(config.expect_ranks)
+    comm = mpi.world()
     with mpi.all_or_none(comm):
         part, hosts = mpi.agree(comm, lambda: prepare(config, comm), lambda part: fingerprint(config, part))
-        first_worker = int(config.dedicated_root)
+        first_worker = part.partition.runs[0].first_rank
         both = comm.bcast(part.spaces, first_worker) if part.partition.num_ranks > 1 else part.spaces
         exchange = Exchange(comm, part.partition, *both)
         limit = Limit(config, exchange, both[1])
@@ -56,15 +56,17 @@ def run(config: RolloutConfig) -> int:
         gc.collect()
         gc.freeze()  # Envs live as long as the run: the garbage collector need not look at them again.
         if comm.rank != mpi.ROOT:
-            signal.signal(signal.SIGINT, signal.SIG_IGN)  # The root ends the run, all ranks at the same step.
+            for number in (signal.SIGINT, signal.SIGTERM):  # Launchers send them to all ranks; the root ends the run.
+                signal.signal(number, signal.SIG_IGN)
             return worker.serve()
         return Root(config, part.policy, worker, both, hosts).drive()
 
 
 def prepare(config: RolloutConfig, comm: Any) -> Part:
     """Check and make on this rank all that can be before the first message of the run."""
+    mpi.check_size(comm, config.expect_ranks)
     try:
-        partition = Partition(config.num_envs, comm.size, config.dedicated_root)
+        partition = Partition(config.num_envs, comm.size, config.root_share)
     except ValueError as error:
         raise UsageError(str(error)) from error
     policy = None
@@ -88,6 +90,8 @@ def check_output(path: str) -> None:
     StorageError
         Its folder is missing or cannot be written to.
     """
+    if not os.path.basename(path):
+        raise UsageError(f"--out must name a file, got {path!r}")
     folder = os.path.dirname(os.path.abspath(path))
     for name in (path, path + ".part"):
         if os.path.lexists(name):

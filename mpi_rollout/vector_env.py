@@ -113,11 +113,12 @@ class MPIVectorEnv(VectorEnv):
         """
         destination, row = self._next_row()
         self.recv_into((destination, row), (destination, row))
+        destination.unpack(row, row + 1)
         results = (column[row] for column in destination.block.results)
         return destination.block.observations_of(row), *results, {}
 
     def recv_into(self, observations_to: Row, results_to: Row) -> None:
-        """`recv` into rows of the caller's blocks."""
+        """`recv` into rows of the caller's blocks; results become columns when the destination's `unpack` is called."""
         self._await(Command.STEP)
         destination, row = observations_to
         destination.lay_observations(row)

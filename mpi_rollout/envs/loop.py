@@ -6,6 +6,7 @@ puts around every env are stepped over, what they do being done here for all env
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from operator import call
 from typing import Any
 
 import gymnasium
@@ -59,6 +60,7 @@ class LoopVectorEnv(VectorEnv):
         self._next_deadline = 0
         self._ends = np.zeros(self.num_envs, np.bool_)
         self._steps = [env.step for env in inner]
+        self._resets = [self._reset_instead(index) for index in range(self.num_envs)]
         self._calls = list(self._steps)
         self._ended: list[int] = []
 
@@ -119,13 +121,11 @@ class LoopVectorEnv(VectorEnv):
         """Step every env, or reset it where its episode ended in the last step."""
         self._num_steps += 1
         for index in self._ended:
-            self._calls[index] = self._reset_instead(index)
+            self._calls[index] = self._resets[index]
             self._episode_starts[index] = self._num_steps
         outcomes: list[tuple[Any, ...]] = []
-        append = outcomes.append
         try:
-            for call, action in zip(self._calls, self._split_actions(actions), strict=True):
-                append(call(action))
+            outcomes.extend(map(call, self._calls, self._split_actions(actions)))  # If one raises, its place is known.
         except BaseException as error:
             raise self._error(len(outcomes), "step", error) from error
         for index in self._ended:

@@ -101,6 +101,6 @@ def chunk_shape(array: np.ndarray) -> tuple[int, ...]:
 def rows_per_block(row_nbytes: int, num_steps: int, block_nbytes: int = 2**24) -> int:
     """A power of two, so that blocks are whole numbers of chunks; bounded in bytes, for images, and in steps."""
     rows = 1
-    while 2 * rows * row_nbytes <= block_nbytes and rows < min(num_steps, 4096):
+    while 2 * rows * row_nbytes <= block_nbytes and rows < min(num_steps, 1024):
         rows *= 2
     return rows
