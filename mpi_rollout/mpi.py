@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from mpi_rollout.errors import Interrupted, LaunchError, RolloutError
+from mpi_rollout.errors import Interrupted, LaunchError, RolloutError, StorageError, UsageError
 
 ROOT = 0
 _RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
@@ -95,7 +95,8 @@ def agree(comm: Any, prepare: Callable[[], Any], fingerprint: Callable[[Any], di
     except RolloutError as error:
         problem = error
     except BaseException as error:
-        problem = RolloutError("".join(traceback.format_exception(error)).rstrip())
+        stack = "".join(traceback.format_exception(error)).rstrip()
+        problem = RolloutError(f"{type(error).__name__}: {error}\n{stack}")
     reports = comm.gather((problem, marks, os.uname().nodename), ROOT)
     verdict = comm.bcast(_verdict(reports) if comm.rank == ROOT else None, ROOT)
     if verdict is not None:
@@ -107,7 +108,8 @@ def _verdict(reports: list[tuple[RolloutError | None, dict[str, str], str]]) -> 
     failed = [rank for rank, (problem, *_) in enumerate(reports) if problem is not None]
     if failed:
         problem, _, host = reports[failed[0]]
-        where = "" if len(failed) == len(reports) or failed == [ROOT] else f"rank {failed[0]} ({host}): "
+        is_of_the_run = failed == [ROOT] and isinstance(problem, UsageError | StorageError)  # Output and policy.
+        where = "" if len(failed) == len(reports) or is_of_the_run else f"rank {failed[0]} ({host}): "
         return type(problem)(f"{where}{problem}")
     expected: dict[str, tuple[str, int]] = {}
     for rank, (_, marks, host) in enumerate(reports):

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from mpi_rollout.errors import UsageError
-from mpi_rollout.storage.reader import open_file
+from mpi_rollout.storage.reader import committed_episodes, open_file
 from mpi_rollout.storage.schema import PHASE_FIELDS
 
 
@@ -45,7 +45,7 @@ def _plot_returns(axes: Any, file: Any) -> None:
     if "episodes" not in file:
         axes.text(0.5, 0.5, "no trajectories stored", ha="center", transform=axes.transAxes)
         return
-    episodes = file["episodes"][...]
+    episodes = committed_episodes(file)
     over = episodes[episodes["terminated"] | episodes["truncated"]]
     if not len(over):
         axes.text(0.5, 0.5, "no episode has ended", ha="center", transform=axes.transAxes)

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from mpi_rollout.config import load_callable
 from mpi_rollout.layout import Leaf, bounds, leaf_spaces, leaves, tree_of
 from mpi_rollout.seeding import draws_of_policy
 
@@ -61,41 +60,39 @@ def sample(space: spaces.Space, draws: np.random.Generator, lead: tuple[int, ...
     where on one, normal where on none.  Draws are made in C order: more of them do not change the first ones.
     """
     low, high = bounds(space)
-    if isinstance(space, spaces.Discrete | spaces.MultiBinary) and np.ptp(high - low) == 0:
+    if isinstance(space, spaces.Discrete | spaces.MultiBinary):
         count = int((high - low).flat[0]) + 1
-        dtype = (
-            np.uint8 if count <= 256 else np.int64
-        )  # Four draws from one random word; the 64-bit ones take one each.
+        dtype = np.uint8 if count <= 256 else np.int64  # Four draws from one random word, where 64 bits take it all.
         return draws.integers(count, size=(*lead, *space.shape), dtype=dtype).astype(space.dtype) + low
-    if np.dtype(space.dtype).kind in "iub":
-        low, high = low.astype(np.float64), high.astype(np.float64)
-        uniform = draws.random((*lead, *space.shape))
-        return np.clip(np.floor(low + uniform * (high - low + 1)), low, high)
-    return _sample_box(low, high, draws, lead)
+    below, above = True, True
+    if isinstance(space, spaces.Box):  # An unbounded component of whole numbers has bounds, those of its dtype.
+        below, above = space.bounded_below, space.bounded_above
+    return _sample_components(space, draws, lead, np.asarray(below & above), np.asarray(below), np.asarray(above))
 
 
-def _sample_box(low: np.ndarray, high: np.ndarray, draws: np.random.Generator, lead: tuple[int, ...]) -> np.ndarray:
-    below, above = np.isfinite(low), np.isfinite(high)
-    if (below & above).all():
-        return np.clip(low + draws.random((*lead, *low.shape)) * (high - low), low, high)
-    # Two uniforms each, since a normal takes two (Box and Muller) and all components must take equally many.
-    first, second = np.moveaxis(draws.random((*lead, *low.shape, 2)), -1, 0)
-    exponential = -np.log1p(-first)
-    normal = np.sqrt(2.0 * exponential) * np.cos(2.0 * np.pi * second)
-    low, high = np.where(below, low, 0.0), np.where(above, high, 0.0)
-    one_sided = np.where(below, low + exponential, high - exponential)
-    two_sided = np.clip(low + first * (high - low), low, high)
-    return np.where(below & above, two_sided, np.where(below | above, one_sided, normal))
-
-
-def load_policy(spec: str, space: spaces.Space, num_envs: int, seed: int) -> Policy:
-    """Make the policy that `--policy` names.
-
-    Raises
-    ------
-    UsageError
-        It cannot be imported or is not callable.
-    """
-    if spec == "random":
-        return RandomPolicy(space, num_envs, seed)
-    return load_callable(spec, "--policy")
+def _sample_components(
+    space: spaces.Space,
+    draws: np.random.Generator,
+    lead: tuple[int, ...],
+    both: np.ndarray,
+    below: np.ndarray,
+    above: np.ndarray,
+) -> np.ndarray:
+    """Draw components that are bounded on `both` sides, `below`, `above`, or not at all."""
+    is_whole = np.dtype(space.dtype).kind in "iub"
+    low, high = (bound.astype(np.float64) for bound in bounds(space))
+    # Two uniforms each if one is needed for a normal (Box and Muller): all components must take equally many.
+    uniform = draws.random((*lead, *low.shape, 1 if both.all() else 2))
+    first, second = uniform[..., 0], uniform[..., -1]
+    end = high + is_whole
+    start, stop = np.where(both, low, 0.0), np.where(both, end, 0.0)
+    samples = start * (1.0 - first) + stop * first  # Not low + (high - low) * first: that can overflow.
+    if not both.all():
+        exponential = -np.log1p(-first)
+        normal = np.sqrt(2.0 * exponential) * np.cos(2.0 * np.pi * second)
+        one_sided = np.where(below, low + exponential, end - exponential)
+        samples = np.where(both, samples, np.where(below | above, one_sided, normal))
+    if is_whole:
+        samples = np.floor(samples)
+        high = np.where(high < 2.0**53, high, np.nextafter(high, 0.0))  # The float of 2**63 - 1 is 2**63.
+    return np.clip(samples, low, high)

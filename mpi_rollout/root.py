@@ -65,12 +65,12 @@ class Root:
 
     def drive(self) -> int:
         """Run, and let all ranks out with the exit code that is returned."""
-        code = 0
+        code, outcome = 0, None
         try:
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, self._ask_to_stop)
             self._collect()
-            self._tell(self._finish(complete=True))
+            outcome = self._finish(complete=True)
         except DataError as error:  # The policy's actions; what envs give comes as RankError.
             code = self._end_badly(DataError(f"{self._place(1)}: {error}"))
         except RolloutError as error:
@@ -78,6 +78,8 @@ class Root:
         except Exception as error:  # From the policy: it is the user's code that runs here.
             self._show(traceback.format_exc())
             code = self._end_badly(RolloutError(f"{self._place(1)}: {type(error).__name__}: {error}"))
+        if outcome is not None:
+            self._tell(outcome)
         self.envs.close(code=code)
         if code == StorageError.exit_code:
             mpi.leave(code)  # HDF5 crashes in the interpreter's end if it could not write.

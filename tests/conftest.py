@@ -9,7 +9,10 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import h5py
@@ -29,6 +32,16 @@ class Result:
     err: str
     seconds: float
 
+    @property
+    def messages(self) -> list[str]:
+        """What the program says on stderr besides how far it is: one message each, without tracebacks."""
+        lines = [line for line in self.err.splitlines() if line.startswith("mpi_rollout: ")]
+        return [line.removeprefix("mpi_rollout: ") for line in lines if " env steps/s, " not in line]
+
+    @property
+    def num_tracebacks(self) -> int:
+        return self.err.count("Traceback (most recent call last)")
+
 
 def mpiexec() -> str:
     """The launcher beside this interpreter, or the system's."""
@@ -37,6 +50,12 @@ def mpiexec() -> str:
     if found is None:
         pytest.skip("there is no mpiexec; make install, or load an MPI module")
     return found
+
+
+@cache
+def is_hydra() -> bool:
+    """The launcher is MPICH's."""
+    return "HYDRA" in subprocess.run([mpiexec(), "--version"], capture_output=True, text=True).stdout
 
 
 def job_environment(**extra: str) -> dict[str, str]:
@@ -48,20 +67,73 @@ def job_environment(**extra: str) -> dict[str, str]:
     return environment | extra
 
 
-def run_job(command: list[str], cwd: Path, timeout: float = TIMEOUT_S, **extra: str) -> Result:
-    """Run a command in a session of its own; fail the test if it takes longer than `timeout` seconds."""
-    start = time.monotonic()
-    job = subprocess.Popen(
-        command, cwd=cwd, env=job_environment(**extra), stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
-    )  # fmt: skip
+class Running:
+    """A job under way, in a session of its own."""
+
+    def __init__(self, command: list[str], cwd: Path, **extra: str):
+        self.command, self.folder, self._start = command, cwd, time.monotonic()
+        self._process = subprocess.Popen(
+            command, cwd=cwd, env=job_environment(**extra), stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        )  # fmt: skip
+        self.pid = self._process.pid
+
+    def finish(self, timeout: float = TIMEOUT_S) -> Result:
+        """Wait for the end; fail the test if it takes longer than `timeout` seconds."""
+        try:
+            out, err = self._process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            out, err = self._process.communicate()
+            pytest.fail(f"{' '.join(self.command)} did not end within {timeout} s\n{out}\n{err}")
+        return Result(self._process.returncode, out, err, time.monotonic() - self._start)
+
+    def wait_until(self, condition: Callable[[], object], timeout: float = TIMEOUT_S) -> None:
+        """Wait until `condition()` is true while the job runs; fail the test if it ends or takes longer before."""
+        while not condition():
+            if self._process.poll() is not None or time.monotonic() - self._start > timeout:
+                result = self.finish(0.0)
+                pytest.fail(f"{' '.join(self.command)} has not come so far\n{result.out}\n{result.err}")
+            time.sleep(0.02)
+
+    def pid_of(self, rank: int) -> int:
+        """The process of a rank."""
+        found = []
+        self.wait_until(lambda: found.extend(p for p in processes_in(self.folder) if rank_of(p) == rank) or found)
+        return found[0]
+
+    def kill(self) -> None:
+        """End what is left of it."""
+        if self._process.poll() is None:
+            os.killpg(self.pid, signal.SIGKILL)
+        for pid in processes_in(self.folder):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def processes_in(folder: Path) -> list[int]:
+    """The processes that run in a test's own folder, which are those of its jobs."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if (entry / "cwd").readlink() == folder and (entry / "cmdline").read_bytes():  # Zombies have none.
+                found.append(int(entry.name))
+    return found
+
+
+def rank_of(pid: int) -> int | None:
+    """Which rank the launcher made a process; None for the launcher itself."""
     try:
-        out, err = job.communicate(timeout=timeout)
-    except subprocess.TimeoutExpired:
-        os.killpg(job.pid, signal.SIGKILL)
-        out, err = job.communicate()
-        pytest.fail(f"{' '.join(command)} did not end within {timeout} s\n{out}\n{err}")
-    return Result(job.returncode, out, err, time.monotonic() - start)
+        variables = Path(f"/proc/{pid}/environ").read_text().split("\0")
+    except OSError:
+        return None
+    names = ("OMPI_COMM_WORLD_RANK=", "PMI_RANK=")
+    return next((int(v.partition("=")[2]) for v in variables if v.startswith(names)), None)
+
+
+def run_job(command: list[str], cwd: Path, timeout: float = TIMEOUT_S, **extra: str) -> Result:
+    """Run a command; fail the test if it takes longer than `timeout` seconds."""
+    return Running(command, cwd, **extra).finish(timeout)
 
 
 class Job:
@@ -78,6 +150,10 @@ class Job:
     def __call__(self, num_ranks: int | None, *arguments: str, timeout: float = TIMEOUT_S, **extra: str) -> Result:
         return run_job(self.command(num_ranks, *arguments), self.folder, timeout, **extra)
 
+    def start(self, num_ranks: int | None, *arguments: str, **extra: str) -> Running:
+        """Start without waiting for the end."""
+        return Running(self.command(num_ranks, *arguments), self.folder, **extra)
+
     def collect(self, num_ranks: int | None, *arguments: str, out: str = "run.h5", **extra: str) -> Path:
         """Run to a good end; return the path of the file."""
         result = self(num_ranks, *arguments, "--out", out, **extra)
@@ -92,14 +168,17 @@ class Job:
 
 
 @pytest.fixture
-def job(tmp_path: Path) -> Job:
-    return Job(tmp_path)
+def job(tmp_path: Path) -> Iterator[Job]:
+    yield Job(tmp_path)
+    for pid in processes_in(tmp_path):  # What a failed test has left behind.
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def datasets(path: Path) -> dict[str, np.ndarray]:
     """All data that must not depend on ranks: /trajectories and /episodes."""
     found: dict[str, np.ndarray] = {}
-    with h5py.File(path) as file:
+    with h5py.File(path, libver="latest", swmr=True) as file:  # Also what a killed run has left.
         file["trajectories"].visititems(
             lambda name, item: found.update({name: item[...]}) if isinstance(item, h5py.Dataset) else None
         )

@@ -48,7 +48,7 @@ class Nested(Counting):
             "pair": spaces.Tuple((spaces.Discrete(1000), spaces.Box(-np.inf, np.inf, (2, 3), np.float32))),
             "deep": spaces.Dict({"bits": spaces.MultiBinary(3), "many": spaces.MultiDiscrete([100, 50])}),
             "half": spaces.Box(-1, 1, (), np.float16),
-            "flag": spaces.Box(False, True, (2,), np.bool_),
+            "flag": spaces.Box(0, 1, (2,), np.bool_),
         }
     )
     action_space = spaces.Dict(
@@ -149,3 +149,67 @@ class Text(gymnasium.Env):
 
     observation_space = spaces.Dict({"mission": spaces.Text(10), "x": spaces.Discrete(2)})
     action_space = spaces.Discrete(2)
+
+
+class Keeping(gymnasium.Env):
+    """Keeps the action objects that it was given; observes what they say two steps later."""
+
+    action_space = spaces.Dict(
+        {"box": spaces.Box(-1, 1, (3,)), "pair": spaces.Tuple((spaces.MultiBinary(2), spaces.Discrete(3)))}
+    )
+    observation_space = spaces.Box(-1, 2, (6,), np.float64)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.kept = []
+        return np.zeros(6), {}
+
+    def step(self, action):
+        self.kept.append(action)
+        old = self.kept[max(len(self.kept) - 3, 0)]
+        observation = np.concatenate([old["box"], old["pair"][0], [old["pair"][1]]], dtype=np.float64)
+        return observation, float(old["box"].sum()), len(self.kept) >= 9, False, {}
+
+
+class KeepingArray(Keeping):
+    """The same with an array as action."""
+
+    action_space = spaces.Box(-1, 1, (6,), np.float64)
+
+    def step(self, action):
+        self.kept.append(action)
+        return self.kept[max(len(self.kept) - 3, 0)], 0.0, len(self.kept) >= 9, False, {}
+
+
+class Reusing(Counting):
+    """Returns the same array every time, and goes on writing to it."""
+
+    def __init__(self):
+        super().__init__()
+        self.buffer = np.zeros(4, np.int64)
+
+    def observe(self):
+        self.buffer[:] = super().observe()
+        return self.buffer
+
+
+class Mixed(gymnasium.Env):
+    """Returns what its spaces allow but few envs do: Python numbers, NumPy scalars, rewards of 32 bits."""
+
+    observation_space = spaces.Tuple((spaces.Discrete(9), spaces.Box(-9, 9, (), np.float32), spaces.MultiBinary(1)))
+    action_space = spaces.MultiDiscrete([2, 3], start=[1, -1])
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.number = 0
+        return self.observe(), {}
+
+    def step(self, action):
+        self.number += 1
+        reward = [self.number, np.float32(self.number / 3), True, np.int16(action.sum())][self.number % 4]
+        return self.observe(), reward, np.bool_(self.number == 5), self.number == 6, {}
+
+    def observe(self):
+        kinds = [self.number, np.int8(self.number), bool(self.number % 2)]
+        number = self.np_random.random()
+        return kinds[self.number % 3], [number, np.float32(number)][self.number % 2], np.ones(1, np.int8)

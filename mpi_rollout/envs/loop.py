@@ -130,7 +130,10 @@ class LoopVectorEnv(VectorEnv):
             raise self._error(len(outcomes), "step", error) from error
         for index in self._ended:
             self._calls[index] = self._steps[index]
-        observations, rewards, terminations, truncations, _ = zip(*outcomes, strict=True)
+        try:
+            observations, rewards, terminations, truncations, _ = zip(*outcomes, strict=True)
+        except (TypeError, ValueError) as error:
+            raise self._no_outcome(outcomes) from error
         self._write_observations(observations)
         return self.columns.observations, *self._write_results(rewards, terminations, truncations), {}
 
@@ -192,6 +195,16 @@ class LoopVectorEnv(VectorEnv):
                 "gymnasium.wrappers.DtypeObservation"
             )
         return DataError(f"envs {self._first_env_index} to {self._first_env_index + self.num_envs - 1}: {error}")
+
+    def _no_outcome(self, outcomes: Sequence[Any]) -> DataError:
+        """Name the first env whose step did not return what a step returns."""
+        is_good = [isinstance(outcome, tuple | list) and len(outcome) == 5 for outcome in outcomes]
+        index = is_good.index(False)
+        got = f"{len(outcomes[index])} values" if isinstance(outcomes[index], tuple) else type(outcomes[index]).__name__
+        return DataError(
+            f"env {self._first_env_index + index}: its step should return observation, reward, terminated, truncated "
+            f"and info, got {got}; envs of the old gym are made new by gymnasium's shimmy"
+        )
 
     def _error(self, position: int, verb: str, error: BaseException) -> EnvError:
         index = self._first_env_index + position

@@ -12,7 +12,7 @@ from mpi_rollout.storage.episodes import EpisodeTable
 from mpi_rollout.storage.schema import Schema, rows_per_block
 from mpi_rollout.storage.writer import Ending, Writer
 
-__all__ = ["Ending", "Writer", "open_writer", "rows_per_block"]
+__all__ = ["Ending", "EpisodeTable", "Schema", "Writer", "open_writer", "rows_per_block"]
 
 
 def open_writer(config: RolloutConfig, attributes: dict[str, Any], blocks: list[Block], num_ranks: int) -> Writer:

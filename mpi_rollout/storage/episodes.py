@@ -28,43 +28,49 @@ class EpisodeTable:
 
     def add(self, block: Block, start: int, stop: int) -> None:
         """Take in rows start to stop of a block."""
-        terminations, truncations = block.terminations[start:stop], block.truncations[start:stop]
-        ends = terminations | truncations
-        segment = np.cumsum(ends, axis=0) - ends  # How many episodes of the env have ended before, in these rows.
-        returns = self._sum_by_segment(segment, block.rewards[start:stop], ends)
-        step, env = np.nonzero(ends)  # In the order step, env.
-        rows = np.zeros(len(step), EPISODE)
-        rows["env_index"], rows["return"] = env, returns[segment[step, env], env]
-        rows["start"], rows["length"] = self._span(env, block.start + start + step, segment[step, env])
-        rows["seed"] = self._seed(env, self._count[env] + segment[step, env])
-        rows["terminated"], rows["truncated"] = terminations[step, env], truncations[step, env]
+        ends = block.terminations[start:stop] | block.truncations[start:stop]
+        returns, env, step, is_end = self._segments(ends, block.rewards[start:stop])
+        env, row, is_first = env[is_end], step[is_end], first_of_group(env[is_end])
+        end = block.start + start + row
+        rows = np.zeros(len(env), EPISODE)
+        rows["env_index"], rows["return"] = env, returns[is_end]
+        rows["start"] = np.where(is_first, self._start[env], np.append(0, end[:-1] + 2)[: len(end)])
+        rows["length"] = end - rows["start"] + 1
+        rows["seed"] = self._seed(env, self._count[env] + position_in_group(is_first))
+        rows["terminated"] = block.terminations[start:stop][row, env]
+        rows["truncated"] = block.truncations[start:stop][row, env]
+        self._start[env] = end + 2  # Of an env's several episodes the last one stays.
         self._count += ends.sum(axis=0)
-        self._held = np.concatenate([self._held, rows])
+        self._held = np.concatenate([self._held, rows[np.lexsort((env, end))]])
 
-    def _sum_by_segment(self, segment: np.ndarray, rewards: np.ndarray, ends: np.ndarray) -> np.ndarray:
-        """Returns of shape (segments, num_envs): float64 sums in step order, as one would add them up by hand.
+    def _segments(self, ends: np.ndarray, rewards: np.ndarray) -> tuple[np.ndarray, ...]:
+        """Cut the rows into what belongs to one episode, env after env.
 
-        `np.bincount` adds in order, where `sum` adds pairwise: so the result does not depend on how a run is cut
-        into blocks, nor differ from Gymnasium's RecordEpisodeStatistics in the last digit.
+        Returns
+        -------
+        Of each segment the sum of rewards, the env, the last row, and whether the episode ends there.
+
+        Notes
+        -----
+        Sums are float64 in step order, as one would add them up by hand: `np.bincount` adds in order, where `sum`
+        adds pairwise.  So a return does not depend on how a run is cut into blocks, nor differ from Gymnasium's
+        RecordEpisodeStatistics in the last digit.
         """
-        num_envs = rewards.shape[1]
-        bins = segment * num_envs + np.arange(num_envs)
-        bins = np.concatenate([np.arange(num_envs), bins.ravel()])
-        weights = np.concatenate([self._return, rewards.ravel()])
-        num_segments = int(ends.sum(axis=0).max(initial=0)) + 1
-        sums = np.bincount(bins, weights, num_segments * num_envs).reshape(num_segments, num_envs)
-        self._return = sums[ends.sum(axis=0), np.arange(num_envs)]
-        return sums
-
-    def _span(self, env: np.ndarray, end: np.ndarray, nth: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Start and length of the episodes that end at steps `end`, each the `nth` of its env in these rows."""
-        by_env = np.lexsort((end, env))
-        previous = np.empty_like(end)
-        previous[by_env[1:]] = end[by_env[:-1]]
-        start = np.where(nth == 0, self._start[env], previous + 2)
-        last = by_env[np.append(env[by_env][1:] != env[by_env][:-1], True)] if len(env) else by_env
-        self._start[env[last]] = end[last] + 2
-        return start, end - start + 1
+        num_rows, num_envs = rewards.shape
+        values = np.empty((num_envs, num_rows + 1))  # What the running episode has so far comes first.
+        values[:, 0], values[:, 1:] = self._return, rewards.T
+        is_last = np.zeros(values.shape, np.bool_)
+        is_last[:, 1:] = ends.T
+        is_end = is_last.copy()
+        is_last[:, -1] = True
+        last = np.flatnonzero(is_last)
+        segment = np.repeat(np.arange(len(last)), np.diff(last, prepend=-1))
+        returns = np.bincount(segment, values.ravel(), len(last))
+        env, step = np.divmod(last, num_rows + 1)
+        is_end = is_end.ravel()[last]
+        self._return[:] = 0.0
+        self._return[env[~is_end]] = returns[~is_end]
+        return returns, env, step - 1, is_end
 
     def _seed(self, env: np.ndarray, episode: np.ndarray) -> np.ndarray:
         return np.full(len(env), -1) if self._seeds is None else self._seeds(env, episode)
@@ -82,3 +88,14 @@ class EpisodeTable:
         rows["env_index"], rows["start"], rows["length"] = env, self._start[env], num_steps - self._start[env]
         rows["return"], rows["seed"] = self._return[env], self._seed(env, self._count[env])
         return rows
+
+
+def first_of_group(keys: np.ndarray) -> np.ndarray:
+    """Whether each element of a sorted array is the first of its value."""
+    return np.append(True, keys[1:] != keys[:-1])[: len(keys)]
+
+
+def position_in_group(is_first: np.ndarray) -> np.ndarray:
+    """For each element of a sorted array how many of its value stand before it."""
+    positions = np.arange(len(is_first))
+    return positions - np.maximum.accumulate(np.where(is_first, positions, 0))

@@ -22,9 +22,9 @@ def open_file(path: str) -> h5py.File:
     if not os.path.isfile(path):
         raise DataError(f"{path}: no such file")
     try:
-        file = h5py.File(path, "r", libver="latest", swmr=True)
-    except OSError as error:
-        raise DataError(f"{path} is not a readable HDF5 file: {error}") from error
+        file = h5py.File(path, "r", libver="latest", swmr=is_marked(path))
+    except (OSError, RuntimeError) as error:
+        raise DataError(f"{path} is not a readable HDF5 file: {str(error).splitlines()[0]}") from error
     if file.attrs.get("format") != FORMAT:
         raise DataError(f"{path} was not written by {FORMAT}")
     if file.attrs["format_version"] > FORMAT_VERSION:
@@ -34,11 +34,43 @@ def open_file(path: str) -> h5py.File:
     return file
 
 
+def is_marked(path: str) -> bool:
+    """Tell whether a file is being written in SWMR mode, or was when its writer was killed: only that mode reads it.
+
+    Other files must not be read so.  That mode waits for what is missing to be written yet: in a truncated file,
+    for hours.
+
+    Raises
+    ------
+    OSError
+        It is marked, but shorter than its superblock says.  The writer lets it grow first and says so later.
+    """
+    with open(path, "rb") as file:
+        superblock = file.read(48)
+        size = file.seek(0, os.SEEK_END)
+    if superblock[:9] != b"\x89HDF\r\n\x1a\n\x03" or superblock[11:12] in (b"", b"\x00"):
+        return False
+    end = int.from_bytes(superblock[28:36], "little")
+    if size < end:
+        raise OSError(f"truncated file: it has {size} bytes of {end}")
+    return True
+
+
 def leaf_datasets(group: h5py.Group) -> dict[str, h5py.Dataset]:
     """The datasets below a group by path, in alphabetical order."""
     found: dict[str, h5py.Dataset] = {}
     group.visititems(lambda name, item: found.update({name: item}) if isinstance(item, h5py.Dataset) else None)
     return dict(sorted(found.items()))
+
+
+def committed_episodes(file: h5py.File) -> np.ndarray:
+    """Read the rows of /episodes that lie in committed steps.
+
+    A commit writes episodes first: a writer killed amid one leaves rows of steps that do not count.
+    """
+    num_steps = int(file["trajectories"].attrs["num_steps"])
+    episodes = file["episodes"][...]
+    return episodes[episodes["start"] + episodes["length"] <= num_steps]
 
 
 def check_complete(path: str) -> None:
@@ -101,7 +133,7 @@ def _throughput(group: h5py.Group) -> dict[str, Any]:
 
 def _trajectories(file: h5py.File) -> dict[str, Any]:
     num_steps = int(file["trajectories"].attrs["num_steps"])
-    episodes = file["episodes"][...]
+    episodes = committed_episodes(file)
     over = episodes[episodes["terminated"] | episodes["truncated"]]
     datasets = leaf_datasets(file["trajectories"])
     return {

@@ -118,10 +118,8 @@ class Writer:
             raise StorageError(
                 f"{self._error}; another run writes there or has written; move the file or use another --out"
             )
-        folder = os.path.dirname(os.path.abspath(self.path))
-        free = shutil.disk_usage(folder).free
         raise StorageError(
-            f"cannot write {self.part}: {str(self._error).splitlines()[0]} ({free / 1e6:.1f} MB free in {folder}); "
+            f"cannot write {self.part}: {str(self._error).splitlines()[0]} ({free_space(self.path)}); "
             f"its first {self.num_committed} steps are committed"
         )
 
@@ -202,6 +200,15 @@ class Writer:
     def _discard(self) -> None:
         self._file.close()
         os.unlink(self.part)
+
+
+def free_space(path: str) -> str:
+    """Say how much the file system of a file has left: most often what is wrong when it cannot be written."""
+    folder = os.path.dirname(os.path.abspath(path))
+    try:
+        return f"{shutil.disk_usage(folder).free / 1e6:.1f} MB free in {folder}"
+    except OSError as error:
+        return f"{folder}: {error.strerror}"
 
 
 def append_rows(dataset: h5py.Dataset, array: np.ndarray, first_step: int, start: int, stop: int) -> None:

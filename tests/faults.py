@@ -1,0 +1,142 @@
+"""Envs, factories and policies that fail, each in a way of its own; `envs.Failing` has the ways of an env's step."""
+
+import ctypes
+import os
+import resource
+import signal
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+from envs import FAILURES, Counting, Failing, Image
+from gymnasium import spaces
+
+RANK = int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK", "0")))
+FAILED_AT = Path("failed_at")  # In the job's folder: when the first env failed, as seconds since 1970.
+
+
+def failing(how, rank=None, after=2, image=True):
+    """An env that fails in every step after `after`, on all ranks or on one, and writes down when."""
+    good, bad = (Image, TimedImage) if image else (Counting, Timed)
+    return bad(how, after) if rank in (None, RANK) else good()
+
+
+def by_rank(hows, after=2):
+    """An env that fails in another way on each rank; None is not at all."""
+    return Image() if hows[RANK] is None else TimedImage(hows[RANK], after)
+
+
+def paced(sleep_s):
+    """An env that takes some time for a step and never fails."""
+    return TimedImage("raise", 10**9, sleep_s)
+
+
+class Timed(Failing):
+    """Writes down when it fails, if it is the first."""
+
+    def step(self, action):
+        if self.total >= self.after and self.how != "sleep" and not FAILED_AT.exists():
+            FAILED_AT.write_text(str(time.time()))
+        return super().step(action)
+
+
+class TimedImage(Timed, Image):
+    """The same with observations so large that a block of the file is full after 256 steps of 6 envs."""
+
+
+class InReset(Image):
+    """Fails in the reset that starts its episode number `episode`."""
+
+    def __init__(self, episode=0):
+        super().__init__()
+        self.bad_episode = episode
+
+    def reset(self, *, seed=None, options=None):
+        if self.episode + 1 == self.bad_episode:
+            raise FileNotFoundError("there is no map of this level")
+        return super().reset(seed=seed, options=options)
+
+
+def unlicensed(rank=None):
+    """Cannot be made, on all ranks or on one."""
+    if rank is None or rank == RANK:
+        raise PermissionError("no licence")
+    return Image()
+
+
+def leaving():
+    """Ends the process that wants to make it."""
+    sys.exit(0)
+
+
+def limited(nbytes):
+    """An env of a process that may write so many bytes to one file."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, nbytes))
+    return Image()
+
+
+def _stepped(outputs_to, index):
+    def outcome(env, action):
+        outputs = list(Counting.step(env, action))
+        outputs[index] = outputs_to(outputs[index])
+        return tuple(outputs)
+
+    return outcome
+
+
+FAILURES |= {
+    "segfault": lambda env, action: ctypes.string_at(0),
+    "kill": lambda env, action: os.kill(os.getpid(), signal.SIGKILL),
+    "sleep": lambda env, action: time.sleep(3.0) or Counting.step(env, action),
+    "as_list": _stepped(np.ndarray.tolist, 0),
+    "float_list": _stepped(lambda observation: [float(x) for x in observation], 0),
+    "column": _stepped(lambda observation: observation[:, None], 0),
+    "array_reward": _stepped(lambda reward: np.array([reward, reward]), 1),
+    "four": lambda env, action: Counting.step(env, action)[:4],
+}
+
+
+class Continuous(Counting):
+    """Takes two numbers from -1 to 1."""
+
+    action_space = spaces.Box(-1, 1, (2,), np.float32)
+
+    def step(self, action):
+        return super().step(2 + np.abs(action).sum())
+
+
+class Policy:
+    """A good policy for `Continuous` up to the call number `after`, then what `then` makes of its actions."""
+
+    def __init__(self, then, after):
+        self.then, self.after, self.calls = then, after, 0
+
+    def __call__(self, observations):
+        actions = np.full((len(observations), 2), 0.5, np.float32)
+        self.calls += 1
+        return actions if self.calls <= self.after else self.then(actions)
+
+
+def diverge(actions):
+    raise ArithmeticError("the network has diverged")
+
+
+def with_nan(actions):
+    actions[3, 1] = np.nan
+    return actions
+
+
+def with_large(actions):
+    actions[2, 0] = 1.5
+    return actions
+
+
+raises, raises_later = Policy(diverge, 0), Policy(diverge, 7)
+short, short_later = (Policy(lambda actions: actions[:-1], after) for after in (0, 7))
+whole, whole_later = (Policy(lambda actions: actions.astype(complex), after) for after in (0, 7))
+nan, nan_later = Policy(with_nan, 0), Policy(with_nan, 7)
+large, large_later = Policy(with_large, 0), Policy(with_large, 7)
+nothing, nothing_later = (Policy(lambda actions: None, after) for after in (0, 7))
+number = 3

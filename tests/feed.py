@@ -1,0 +1,94 @@
+"""Drives a `Writer` as the collector does, with data that are known beforehand.
+
+The data of step t are drawn from (seed, t) alone, so that any process can tell what a file must hold.
+"""
+
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+import numpy as np
+from gymnasium import spaces
+
+from mpi_rollout.config import RolloutConfig
+from mpi_rollout.layout import Block
+from mpi_rollout.partition import Partition
+from mpi_rollout.storage import Ending, Writer, open_writer
+from mpi_rollout.timing import PHASES
+
+SMALL = spaces.Dict({"x": spaces.Box(-1, 1, (3,), np.float32), "n": spaces.Tuple((spaces.Discrete(2**40),))})
+PLAIN = spaces.Box(0, 255, (4,), np.uint8)
+LARGE_ROWS = spaces.Box(0, 255, (300, 400), np.uint8)  # 3 envs: several steps to a chunk, several chunks to a block.
+IMAGES = spaces.Box(0, 255, (400, 400, 3), np.uint8)  # 5 envs: 2.4 MB a step, which is split along the env axis.
+ACTIONS = spaces.MultiDiscrete([3, 5])
+RESULTS = ("rewards", "terminations", "truncations")
+
+
+class Feed:
+    """A run of `num_envs` envs with invented data, written to `path`."""
+
+    def __init__(self, space: spaces.Space = SMALL, num_envs: int = 3, seed: int = 0):
+        self.space, self.num_envs, self.seed = space, num_envs, seed
+
+    def writer(self, path: Path | str, num_rows: int, num_blocks: int = 3) -> Writer:
+        """Make a writer with small blocks."""
+        config = RolloutConfig(env="CartPole-v1", num_envs=self.num_envs, seed=self.seed, out=str(path))
+        blocks = [Block(self.space, ACTIONS, Partition(self.num_envs, 1), num_rows) for _ in range(num_blocks)]
+        attributes = {
+            "config": config.to_json(), "env_spec": "", "spaces": "{}", "seed": self.seed, "num_envs": self.num_envs,
+            "autoreset_mode": "NextStep", "hosts": '["here"]', "mpi_library": "none", "num_ranks": 1,
+            "started": "2000-01-01T00:00:00+00:00",
+        }  # fmt: skip
+        return open_writer(config, attributes, blocks, 1)
+
+    def ends(self, step: int) -> np.ndarray:
+        """Which envs terminate, and which are truncated, in a step; never in two steps running."""
+        draws = np.random.default_rng((self.seed, step, 2))
+        return (draws.random((2, self.num_envs)) < 0.2) & ((step + np.arange(self.num_envs)) % 3 == 0)
+
+    def lay(self, block: Block, row: int, step: int, kind: str) -> None:
+        """Put the observations of a step, or all else of it, into a row of a block."""
+        draws = np.random.default_rng((self.seed, step, kind == "observations"))
+        for name, array in block.named.items():
+            if name.startswith("observations") == (kind == "observations") and name not in RESULTS:
+                array[row] = np.frombuffer(draws.bytes(array[row].nbytes), array.dtype).reshape(array[row].shape)
+        if kind != "observations":
+            block.terminations[row], block.truncations[row] = self.ends(step)
+            is_reset = self.ends(step - 1).any(axis=0) if step else False
+            block.rewards[row] = np.where(is_reset, 0.0, draws.normal(size=self.num_envs))
+
+    def fill(self, writer: Writer, num_steps: int, handed_over: Collection[int] = ()) -> Iterator[int]:
+        """Write steps; yield after each the number of steps so far.  After those in `handed_over` all are submitted."""
+        block, row = writer.acquire(), 0
+        block.start = 0
+        self.lay(block, 0, 0, "observations")
+        for step in range(num_steps):
+            is_last = row + 1 == block.num_rows
+            following = writer.acquire() if is_last else block
+            next_row = 0 if is_last else row + 1
+            if is_last:
+                following.start = step + 1
+            self.lay(block, row, step, "results")
+            self.lay(following, next_row, step + 1, "observations")
+            if is_last:
+                writer.submit(block, block.num_rows)
+            block, row = following, next_row
+            if step + 1 in handed_over:
+                writer.submit(block, row)
+            yield step + 1
+
+    def expected(self, num_steps: int) -> dict[str, np.ndarray]:
+        """What /trajectories must hold after so many steps."""
+        block = Block(self.space, ACTIONS, Partition(self.num_envs, 1), num_steps + 1)
+        for step in range(num_steps):
+            self.lay(block, step, step, "observations")
+            self.lay(block, step, step, "results")
+        self.lay(block, num_steps, num_steps, "observations")
+        return {
+            name: array if name.startswith("observations") else array[:num_steps] for name, array in block.named.items()
+        }
+
+
+def ending(num_steps: int = 0, complete: bool = True) -> Ending:
+    """What is known at the end of such a run."""
+    rank = {"rank": 0, "host": "here", "num_envs": 1, "seconds": dict.fromkeys(PHASES, 0.0)}
+    return Ending("2000-01-01T00:00:01+00:00", num_steps, 1.0, [rank], [], complete)

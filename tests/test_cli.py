@@ -1,0 +1,212 @@
+"""The command line: derived from the configuration, and one clear line for whatever cannot work."""
+
+from dataclasses import MISSING, fields
+from pathlib import Path
+
+import pytest
+from conftest import TESTS, Job
+
+from mpi_rollout.cli import make_parser
+from mpi_rollout.config import RolloutConfig, flag
+from mpi_rollout.errors import UsageError
+
+GOOD = ("--env-factory", "envs:Counting", "--num-envs", "4", "--num-steps", "3", "--progress", "none")
+OTHER_VALUES = {
+    "env": "Acrobot-v1", "env_factory": "envs:Counting", "env_kwargs": '{"a": [1, null]}', "num_envs": "7",
+    "num_steps": "8", "seed": "9", "policy": "policies:leaning", "out": "other.h5", "root_envs": "2",
+    "vectorization_mode": "vector_entry_point", "expect_ranks": "3", "progress": "bar",
+}  # fmt: skip
+
+
+def options_of(*arguments: str) -> dict:
+    options = vars(make_parser().parse_args(["run", *arguments]))
+    options.pop("command")
+    return options
+
+
+def refused(job: Job, *arguments: str, code: int = 64, num_ranks: int | None = None, **extra: str) -> str:
+    """Start a run that must be refused in one line, once, with nothing left behind; return the line."""
+    before = sorted(job.folder.rglob("*"))
+    result = job(num_ranks, *arguments, **extra)
+    assert result.code == code, result.err
+    assert len(result.messages) == 1 and result.num_tracebacks == 0 and result.out == "", result.err
+    if num_ranks is None:  # Under mpiexec the launcher has something to say, too.
+        assert result.err == f"mpi_rollout: {result.messages[0]}\n"
+    assert sorted(job.folder.rglob("*")) == before
+    return result.messages[0]
+
+
+def stub(folder: Path, name: str, code: str) -> dict[str, str]:
+    """Put a module in the place of an installed one; return what the job's environment needs for it."""
+    (folder / "stubs").mkdir()
+    (folder / "stubs" / f"{name}.py").write_text(code)
+    return {"PYTHONPATH": f"{folder / 'stubs'}:{TESTS.parent}:{TESTS}"}
+
+
+def test_every_field_of_the_configuration_is_an_option_and_there_is_no_other():
+    assert set(options_of()) == {each.name for each in fields(RolloutConfig)}
+
+
+def test_defaults_of_the_command_line_are_those_of_the_configuration():
+    defaults = {each.name: each.default_factory() if each.default is MISSING else each.default for each in
+                fields(RolloutConfig)}  # fmt: skip
+    assert options_of() == defaults
+
+
+@pytest.mark.parametrize("field", fields(RolloutConfig), ids=lambda each: each.name)
+def test_an_option_changes_its_field_and_no_other(field):
+    if isinstance(field.default, bool):
+        arguments = [flag(f"no-{field.name}" if field.default else field.name)]
+    else:
+        arguments = [flag(field.name), OTHER_VALUES[field.name]]
+    before, after = options_of(), options_of(*arguments)
+    assert {name for name in after if after[name] != before[name]} == {field.name}
+    assert type(after[field.name]) in (type(before[field.name]), str, int)
+
+
+@pytest.mark.parametrize("field", fields(RolloutConfig), ids=lambda each: each.name)
+def test_the_help_has_every_option_with_its_meaning(field, capsys):
+    with pytest.raises(SystemExit):
+        make_parser().parse_args(["run", "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert flag(field.name).removeprefix("--") in text
+    assert field.metadata["help"].split(":")[0].split(",")[0] in text
+
+
+def test_the_configuration_checks_itself_without_a_command_line():
+    with pytest.raises(UsageError, match="--progress must be one of auto, bar, lines, none, got dots"):
+        RolloutConfig(env="CartPole-v1", progress="dots")
+
+
+@pytest.mark.parametrize("arguments", ["--help", "run --help", "--version", "inspect --help"])
+def test_help_and_version_need_no_mpi(job, arguments):
+    result = job(None, *arguments.split(), MPI4PY_LIBMPI="/nonexistent/libmpi.so")
+    assert (result.code, result.err) == (0, "")
+    assert "mpi_rollout" in result.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "give one of --env ID and --env-factory MODULE:CALLABLE, got none"),
+        (["--env", "CartPole-v1", "--env-factory", "envs:Counting"], "got both"),
+        ([*GOOD, "--nun-envs", "3"], "unrecognized arguments: --nun-envs 3"),
+        ([*GOOD, "--num-env", "3"], "unrecognized arguments: --num-env 3"),
+        (["colect"], "unrecognized arguments: colect"),
+        (["--env"], "argument --env: expected one argument"),
+        ([*GOOD, "--num-envs", "0"], "--num-envs must be at least 1, got 0"),
+        ([*GOOD, "--num-envs", "-4"], "--num-envs must be at least 1, got -4"),
+        ([*GOOD, "--num-envs", "many"], "argument --num-envs: invalid int value: 'many'"),
+        ([*GOOD, "--num-steps", "0"], "--num-steps must be at least 1, got 0"),
+        ([*GOOD, "--num-steps", "-1"], "--num-steps must be at least 1, got -1"),
+        ([*GOOD, "--num-steps", "1.5"], "argument --num-steps: invalid int value: '1.5'"),
+        ([*GOOD, "--seed", "-1"], "--seed must be at least 0, got -1"),
+        ([*GOOD, "--expect-ranks", "0"], "--expect-ranks must be at least 1, got 0"),
+        ([*GOOD, "--root-envs", "-1"], "--root-envs must be at least 0, got -1"),
+        ([*GOOD, "--dedicated-root", "--root-envs", "2"], "give one of --dedicated-root and --root-envs, got both"),
+        ([*GOOD, "--progress", "dots"], "argument --progress: invalid choice: 'dots'"),
+        ([*GOOD, "--vectorization-mode", "async"], "argument --vectorization-mode: invalid choice: 'async'"),
+        ([*GOOD, "--env-kwargs", "{level: 3}"], "--env-kwargs must be a JSON object such as '{\"level\": 3}', got"),
+        ([*GOOD, "--env-kwargs", ""], "--env-kwargs must be a JSON object"),
+        ([*GOOD, "--env-kwargs", "[3]"], "--env-kwargs must be a JSON object, got [3]"),
+        ([*GOOD, "--env-kwargs", "null"], "--env-kwargs must be a JSON object, got null"),
+        ([*GOOD, "--env-kwargs", '"level"'], '--env-kwargs must be a JSON object, got "level"'),
+        ([*GOOD, "--env-kwargs", '{"level": 3}'], "unexpected keyword argument 'level'"),
+        (["--env", "CartPole-v1", "--env-kwargs", '{"levle": 3}'], "unexpected keyword argument 'levle'"),
+        (["--env", "CartPoel-v1"], "Environment `CartPoel` doesn't exist. Did you mean: `CartPole`?"),
+        (["--env", "CartPole-v7"], "It provides versioned environments: [ `v0`, `v1` ]"),
+        (["--env", "Nothing alike"], "--env Nothing alike: "),
+        (["--env", ""], "Malformed environment ID"),
+        (["--env", "no_such_package:Env-v0"], "install it, or correct the name before the colon"),
+        (["--env-factory", "envs"], "--env-factory must be MODULE:CALLABLE, got 'envs'"),
+        (["--env-factory", "envs:"], "--env-factory must be MODULE:CALLABLE, got 'envs:'"),
+        (["--env-factory", "no_such_module:make"], "cannot import 'no_such_module': ModuleNotFoundError"),
+        (["--env-factory", "envs:Countin"], "--env-factory envs:Countin: module 'envs' has no attribute 'Countin'"),
+        (["--env-factory", "faults:number"], "--env-factory faults:number is int, not callable"),
+        (["--env-factory", "envs:Text"], "Text spaces have no fixed shape and cannot be gathered, got Text("),
+        ([*GOOD, "--policy", "greedy"], "--policy must be MODULE:CALLABLE, got 'greedy'"),
+        ([*GOOD, "--policy", ""], "--policy must be MODULE:CALLABLE, got ''"),
+        ([*GOOD, "--policy", "no_such_module:act"], "cannot import 'no_such_module': ModuleNotFoundError"),
+        ([*GOOD, "--policy", "policies:no_such"], "--policy policies:no_such: module 'policies' has no attribute"),
+        ([*GOOD, "--policy", "faults:number"], "--policy faults:number is int, not callable"),
+        ([*GOOD, "--out", ""], "--out must name a file, got ''"),
+        ([*GOOD, "--out", "folder/"], "--out must name a file, got 'folder/'"),
+        ([*GOOD, "--out", "."], "exists; move it away or use another --out"),
+    ],
+    ids=lambda value: " ".join(value[-3:]) if isinstance(value, list) else "",
+)  # fmt: skip
+def test_a_bad_value_is_refused_in_one_line_that_says_what_is_wrong(job, arguments, words):
+    out = [] if "--out" in arguments else ["--out", "run.h5"]
+    assert words in refused(job, *arguments, *out)
+
+
+def test_where_a_space_is_refused_the_message_has_its_place_in_the_tree(job):
+    assert "at 'mission'; make it a Box" in refused(job, "--env-factory", "envs:Text", "--out", "run.h5")
+
+
+@pytest.mark.parametrize(
+    ("module", "code", "env", "extra"),
+    [
+        ("ale_py", "raise ModuleNotFoundError(\"No module named 'ale_py'\")", "ale_py:ALE/Breakout-v5", "atari"),
+        ("mujoco", "raise ImportError('broken')", "Ant-v5", "mujoco"),
+    ],
+)
+def test_an_env_whose_package_is_missing_names_the_extra_to_install(job, module, code, env, extra):
+    message = refused(job, "--env", env, "--out", "run.h5", **stub(job.folder, module, code))
+    assert message.startswith(f"{env}: ")
+    assert message.endswith(f"pip install 'mpi_rollout[{extra}]'")
+
+
+def test_a_policy_whose_module_fails_to_import_gives_the_reason(job):
+    (job.folder / "half_written.py").write_text("def act(observations)\n")
+    line = refused(job, *GOOD, "--policy", "half_written:act", "--out", "run.h5", PYTHONDONTWRITEBYTECODE="1")
+    assert "cannot import 'half_written': SyntaxError: expected ':'" in line
+
+
+@pytest.mark.parametrize("name", ["run.h5", "run.h5.part"])
+def test_an_output_that_exists_is_refused_and_not_touched(job, name):
+    (job.folder / name).write_bytes(b"years of work")
+    assert f"--out run.h5: {name} exists; move it away" in refused(job, *GOOD, "--out", "run.h5")
+    assert (job.folder / name).read_bytes() == b"years of work"
+
+
+def test_an_output_that_is_a_dangling_link_is_refused(job):
+    (job.folder / "run.h5").symlink_to("elsewhere.h5")
+    assert "run.h5 exists" in refused(job, *GOOD, "--out", "run.h5")
+
+
+def test_a_missing_folder_is_refused_with_the_command_that_makes_it(job):
+    line = refused(job, *GOOD, "--out", "new/results/run.h5", code=74)
+    assert line.endswith("; mkdir -p new/results")
+
+
+def test_an_output_below_a_regular_file_is_refused(job):
+    (job.folder / "results").write_text("")
+    assert "there is no folder" in refused(job, *GOOD, "--out", "results/run.h5", code=74)
+
+
+@pytest.mark.skipif(not Path("/sys/kernel").is_dir(), reason="there is no sysfs, the folder in which nobody can write")
+def test_a_folder_that_cannot_be_written_to_is_refused(job):
+    assert "--out /sys/run.h5: cannot write to /sys: " in refused(job, *GOOD, "--out", "/sys/run.h5", code=74)
+
+
+def test_inspecting_what_is_no_file_of_this_program_is_refused(job):
+    (job.folder / "notes.h5").write_text("not HDF5")
+    assert "none.h5: no such file" in refused(job, "inspect", "none.h5", code=65)
+    assert "notes.h5 is not a readable HDF5 file" in refused(job, "inspect", "notes.h5", code=65)
+
+
+@pytest.mark.mpi(2, 3)
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--env", "CartPoel-v1"], "Did you mean: `CartPole`?"),  # Found by all ranks, at the same time.
+        (["--nun-envs", "3"], "unrecognized arguments"),  # Before MPI starts.
+        ([*GOOD, "--policy", "policies:no_such"], "module 'policies' has no attribute 'no_such'"),  # By the root alone.
+        ([*GOOD, "--num-envs", "1"], "--num-envs must be at least the number of ranks"),
+    ],
+    ids=["all", "before", "root", "few"],
+)
+def test_all_ranks_refuse_together_and_the_line_appears_once(job, num_ranks, arguments, words):
+    line = refused(job, *arguments, "--out", "run.h5", num_ranks=num_ranks)
+    assert words in line and not line.startswith("rank ")

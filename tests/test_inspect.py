@@ -1,0 +1,206 @@
+"""`inspect` tells what is in a file, complete or not, and refuses what is none."""
+
+import json
+import shutil
+from pathlib import Path
+
+import h5py
+import pytest
+from conftest import Job, Result
+from feed import Feed, ending
+
+RUN = ("--env-factory", "envs:Nested", "--num-envs", "3", "--num-steps", "40", "--seed", "4")
+
+
+@pytest.fixture(scope="module")
+def complete(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file of a run on two ranks."""
+    return Job(tmp_path_factory.mktemp("complete")).collect(2, *RUN)
+
+
+@pytest.fixture(scope="module")
+def part(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a run leaves whose env fails in its step 31."""
+    job = Job(tmp_path_factory.mktemp("part"))
+    result = job(2, "--env-factory", "envs:Failing", "--env-kwargs", '{"after": 22}', *RUN[2:], "--out", "run.h5")
+    assert result.code == 70
+    return job.folder / "run.h5.part"
+
+
+def inspected(job: Job, path: Path, *options: str) -> Result:
+    return job(None, "inspect", str(path), *options)
+
+
+def test_a_complete_file_is_told_in_a_table(job: Job, complete: Path):
+    result = inspected(job, complete)
+    lines = result.out.splitlines()
+    assert result.code == 0 and result.err == ""
+    assert lines[0].startswith(f"{complete}: envs:Nested, ") and ", complete, 2" in lines[0]
+    assert "run           3 envs, seed 4, policy random, sync" in lines
+    assert any(line.startswith("machine       2 ranks on ") for line in lines)
+    assert any(line.startswith("steps         40 of each env; ") for line in lines)
+
+
+def test_every_dataset_is_told_with_its_dtype_and_shape(job: Job, complete: Path):
+    told = [
+        line.split(maxsplit=2) for line in inspected(job, complete).out.partition("/trajectories\n")[2].splitlines()
+    ]
+    with h5py.File(complete) as file:
+        group = file["trajectories"]
+        expected = [[name, str(group[name].dtype), str(group[name].shape)] for name, *_ in told]
+        names = []
+        group.visititems(lambda name, item: names.append(name) if isinstance(item, h5py.Dataset) else None)
+    assert told == expected
+    assert sorted(name for name, *_ in told) == sorted(names)
+
+
+def test_json_says_the_same_in_one_line(job: Job, complete: Path):
+    result = inspected(job, complete, "--json")
+    assert result.code == 0 and result.out.count("\n") == 1
+    found = json.loads(result.out)
+    with h5py.File(complete) as file:
+        episodes = file["episodes"][...]
+        assert found["config"] == json.loads(file.attrs["config"])
+        assert found["datasets"]["rewards"] == {"shape": [40, 3], "dtype": "float64"}
+        assert found["throughput"]["env_steps"] == file["throughput"].attrs["env_steps"] == episodes["length"].sum()
+    over = episodes[episodes["terminated"] | episodes["truncated"]]
+    assert (found["complete"], found["num_ranks"], found["num_steps"]) == (True, 2, 40)
+    assert found["num_transitions"] == episodes["length"].sum()
+    assert found["episodes"]["ended"] == len(over)
+    assert found["episodes"]["under_way"] == len(episodes) - len(over)
+    assert found["episodes"]["length"]["max"] == over["length"].max()
+    assert found["episodes"]["return"]["min"] == over["return"].min()
+
+
+def test_a_run_that_failed_is_told_as_not_complete(job: Job, part: Path):
+    result = inspected(job, part)
+    assert result.code == 0, result.err
+    assert "not complete; what is committed can be read" in result.out.splitlines()[0]
+    found = json.loads(inspected(job, part, "--json").out)
+    with h5py.File(part) as file:
+        num_steps = int(file["trajectories"].attrs["num_steps"])
+    assert (found["complete"], found["finished"], found["num_steps"]) == (False, "", num_steps)
+    assert num_steps >= 22
+
+
+def test_a_file_is_told_while_it_is_written(job: Job):
+    feed = Feed()
+    writer = feed.writer(job.folder / "run.h5", 8)
+    steps = feed.fill(writer, 30, {3, 20})
+    while next(steps) < 20:
+        pass
+    writer.drain()
+    found = json.loads(inspected(job, job.folder / "run.h5.part", "--json").out)
+    assert (found["complete"], found["num_steps"]) == (False, 20)
+    writer.discard()
+
+
+def test_a_file_before_its_first_commit_is_told(job: Job):
+    writer = Feed().writer(job.folder / "run.h5", 8)
+    result = inspected(job, job.folder / "run.h5.part")
+    assert result.code == 0, result.err
+    assert "steps         0 of each env; 0 transitions in 0 episodes" in result.out
+    writer.discard()
+
+
+def test_a_file_without_trajectories_is_told(job: Job):
+    path = job.collect(None, "--env", "CartPole-v1", "--num-envs", "2", "--num-steps", "9", "--no-trajectories")
+    result = inspected(job, path)
+    assert result.code == 0, result.err
+    assert result.out.splitlines()[-1] == "trajectories  none stored (--no-trajectories)"
+    assert "datasets" not in json.loads(inspected(job, path, "--json").out)
+
+
+def test_a_file_without_an_ended_episode_is_told(job: Job):
+    path = job.collect(None, "--env", "CartPole-v1", "--num-envs", "2", "--num-steps", "3")
+    result = inspected(job, path)
+    assert result.code == 0, result.err
+    assert "episodes      0 ended (0 terminated, 0 truncated), 2 under way at the end" in result.out
+
+
+@pytest.mark.parametrize("kind", ["complete", "part"])
+def test_a_figure_is_drawn(job: Job, kind: str, request: pytest.FixtureRequest):
+    pytest.importorskip("matplotlib")
+    result = inspected(job, request.getfixturevalue(kind), "--plot", "run.png")
+    assert result.code == 0, result.err
+    assert result.out.splitlines()[-1] == "figure        run.png"
+    assert (job.folder / "run.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("name", ["no/folder/run.png", "run.doc"])
+def test_a_figure_that_cannot_be_written_is_refused(job: Job, complete: Path, name: str):
+    pytest.importorskip("matplotlib")
+    result = inspected(job, complete, "--plot", name)
+    assert result.code == 64
+    assert result.err.startswith(f"mpi_rollout: --plot {name}: ") and result.err.count("\n") == 1
+
+
+def refused(job: Job, path: Path) -> str:
+    """The one line that a file is refused with."""
+    result = inspected(job, path)
+    assert (result.code, result.out) == (65, "")
+    assert result.err.startswith("mpi_rollout: ") and result.err.count("\n") == 1, result.err
+    assert str(path) in result.err
+    return result.err
+
+
+def test_a_missing_file_is_refused(job: Job):
+    assert refused(job, job.folder / "none.h5").endswith("none.h5: no such file\n")
+
+
+def test_a_folder_is_refused(job: Job):
+    refused(job, job.folder)
+
+
+@pytest.mark.parametrize("content", [b"", b"step,reward\n1,2\n", b"\x89HDF\r\n\x1a\n", b"\x00" * 5000])
+def test_a_file_that_is_not_hdf5_is_refused(job: Job, content: bytes):
+    path = job.folder / "table.h5"
+    path.write_bytes(content)
+    assert "is not a readable HDF5 file" in refused(job, path)
+
+
+def test_an_hdf5_file_of_another_program_is_refused(job: Job):
+    with h5py.File(job.folder / "other.h5", "w") as file:
+        file["trajectories"] = [1, 2]
+    assert refused(job, job.folder / "other.h5").endswith("other.h5 was not written by mpi_rollout\n")
+
+
+def test_an_hdf5_file_that_claims_a_later_version_is_refused(job: Job, complete: Path):
+    path = job.folder / "later.h5"
+    shutil.copy(complete, path)
+    with h5py.File(path, "a") as file:
+        file.attrs["format_version"] = 99
+    assert "has format version 99, this program reads" in refused(job, path)
+
+
+@pytest.mark.parametrize("num_bytes", [3, 11, 47, 0.02, 0.5, 0.99])
+def test_a_truncated_file_is_refused(job: Job, complete: Path, num_bytes: float):
+    content = complete.read_bytes()
+    path = job.folder / "cut.h5"
+    path.write_bytes(content[: int(num_bytes if num_bytes > 1 else num_bytes * len(content))])
+    refused(job, path)
+
+
+@pytest.mark.parametrize("num_bytes", [3, 11, 47, 0.02, 0.5, 0.99])
+def test_a_truncated_part_is_refused(job: Job, num_bytes: float):
+    """HDF5 would wait in SWMR mode for the rest to be written."""
+    feed = Feed()
+    writer = feed.writer(job.folder / "run.h5", 4)
+    for _ in feed.fill(writer, 10, {10}):
+        pass
+    writer.drain()
+    content = (job.folder / "run.h5.part").read_bytes()
+    writer.discard()
+    path = job.folder / "cut.h5.part"
+    path.write_bytes(content[: int(num_bytes if num_bytes > 1 else num_bytes * len(content))])
+    refused(job, path)
+
+
+def test_a_finished_file_that_was_not_complete_can_be_told(job: Job):
+    feed = Feed()
+    writer = feed.writer(job.folder / "run.h5", 4)
+    for _ in feed.fill(writer, 10, {10}):
+        pass
+    writer.finish(ending(10, complete=False))
+    found = json.loads(inspected(job, job.folder / "run.h5.part", "--json").out)
+    assert (found["complete"], found["num_steps"]) == (False, 10)

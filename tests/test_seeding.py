@@ -1,0 +1,73 @@
+"""Every stream of random numbers comes from (seed, env_index, ...) and overlaps no other."""
+
+from itertools import islice
+
+import numpy as np
+import pytest
+
+from mpi_rollout import seeding
+from mpi_rollout.seeding import SeedTable, draws_of_policy, episode_seeds, seed_of_slice
+
+
+def first_seeds(seed: int, env_index: int, count: int) -> list[int]:
+    return list(islice(episode_seeds(seed, env_index), count))
+
+
+def test_episode_k_has_word_k_of_the_envs_own_sequence():
+    words = np.random.SeedSequence(7, spawn_key=(3,)).generate_state(500)
+    assert first_seeds(7, 3, 500) == words.tolist()
+
+
+@pytest.mark.parametrize("drawn_ahead", [1, 3, 1000])
+def test_how_many_seeds_are_drawn_ahead_does_not_change_them(monkeypatch: pytest.MonkeyPatch, drawn_ahead: int):
+    expected = first_seeds(0, 5, 300)
+    monkeypatch.setattr(seeding, "DRAWN_AHEAD", drawn_ahead)
+    assert first_seeds(0, 5, 300) == expected
+
+
+def test_seeds_are_python_integers_of_32_bits():
+    seeds = first_seeds(2**70, 2**20, 200)
+    assert all(type(seed) is int and 0 <= seed < 2**32 for seed in seeds)
+
+
+def test_the_table_has_the_same_seeds_as_the_envs_took():
+    table = SeedTable(9, 4)
+    env, episode = np.indices((4, 300))
+    expected = [first_seeds(9, index, 300) for index in range(4)]
+    assert table(env.ravel(), episode.ravel()).reshape(4, 300).tolist() == expected
+
+
+def test_the_table_has_the_same_seeds_in_whatever_order_it_is_asked():
+    env, episode = np.array([2, 0, 2, 1]), np.array([700, 0, 63, 64])
+    at_once = SeedTable(1, 3)(env, episode).tolist()
+    table = SeedTable(1, 3)
+    assert [table(env[[i]], episode[[i]])[0] for i in (1, 3, 2, 0)] == [at_once[i] for i in (1, 3, 2, 0)]
+
+
+def test_the_table_answers_no_question_with_no_seed():
+    assert SeedTable(0, 2)(np.array([], np.int64), np.array([], np.int64)).shape == (0,)
+
+
+def test_more_envs_do_not_change_the_seeds_of_the_first_ones():
+    env, episode = np.array([0, 1, 2]), np.array([4, 70, 0])
+    assert SeedTable(3, 3)(env, episode).tolist() == SeedTable(3, 50)(env, episode).tolist()
+
+
+def test_runs_with_seeds_0_and_1_share_no_stream():
+    streams = [tuple(first_seeds(seed, index, 8)) for seed in (0, 1) for index in range(200)]
+    assert len(set(streams)) == len(streams)
+    values = [seed for stream in streams for seed in stream]
+    assert len(set(values)) == len(values)
+
+
+def test_policies_draw_from_a_stream_of_their_own_for_each_seed_leaf_and_block():
+    keys = [(seed, leaf, block) for seed in (0, 1) for leaf in (0, 1) for block in (0, 1, 2)]
+    streams = {draws_of_policy(*key).bytes(16) for key in keys}
+    assert len(streams) == len(keys)
+    assert draws_of_policy(0, 1, 2).bytes(16) == draws_of_policy(0, 1, 2).bytes(16)
+
+
+def test_slices_have_seeds_of_their_own():
+    slices = [(seed, range(start, stop)) for seed in (0, 1) for start, stop in ((0, 4), (4, 8), (0, 8))]
+    assert len({seed_of_slice(*each) for each in slices}) == len(slices)
+    assert seed_of_slice(0, range(4)) not in first_seeds(0, 0, 100)

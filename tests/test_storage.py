@@ -1,0 +1,533 @@
+"""The file: episodes found in columns, blocks written as they were, commits that outlive their writer."""
+
+import hashlib
+import json
+import random
+import re
+import signal
+import subprocess
+import sys
+import threading
+from itertools import pairwise
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from conftest import assert_same_bytes, job_environment
+from feed import IMAGES, LARGE_ROWS, PLAIN, RESULTS, SMALL, Feed, ending
+from gymnasium import spaces
+
+from mpi_rollout.errors import StorageError
+from mpi_rollout.layout import Block
+from mpi_rollout.partition import Partition
+from mpi_rollout.seeding import SeedTable, episode_seeds
+from mpi_rollout.storage import rows_per_block
+from mpi_rollout.storage.episodes import EpisodeTable
+from mpi_rollout.storage.reader import committed_episodes
+from mpi_rollout.storage.schema import CHUNK_NBYTES, EPISODE, chunk_shape
+
+# Episodes.
+
+
+def random_results(num_steps: int, num_envs: int, share_of_ends: float, seed: int) -> dict[str, np.ndarray]:
+    """Rewards and ends such as envs in NEXT_STEP mode give: after an end comes a row with neither."""
+    draws = np.random.default_rng(seed)
+    shape = (num_steps, num_envs)
+    columns = {
+        "rewards": draws.normal(size=shape) * 10.0 ** draws.integers(-8, 8, shape),
+        "terminations": draws.random(shape) < share_of_ends,
+        "truncations": draws.random(shape) < share_of_ends / 3,
+    }
+    for step in range(1, num_steps):
+        is_reset = columns["terminations"][step - 1] | columns["truncations"][step - 1]
+        for column in columns.values():
+            column[step, is_reset] = 0
+    return columns
+
+
+def episodes_by_hand(columns: dict[str, np.ndarray], seed: int) -> list[tuple]:
+    """Rows of /episodes, found one env after the other, step by step."""
+    num_steps, num_envs = columns["rewards"].shape
+    rows = []
+    for env in range(num_envs):
+        seeds, start, total, is_reset = episode_seeds(seed, env), 0, 0.0, False
+        for step in range(num_steps):
+            if is_reset:
+                start, total, is_reset = step + 1, 0.0, False
+                continue
+            total += float(columns["rewards"][step, env])
+            ends = bool(columns["terminations"][step, env]), bool(columns["truncations"][step, env])
+            is_reset = any(ends)
+            if is_reset or step == num_steps - 1:
+                rows.append((env, start, step - start + 1, total, next(seeds), *ends, False))
+    return sorted(rows, key=lambda row: (not (row[5] or row[6]), row[1] + row[2], row[0]))
+
+
+def table_of(columns: dict[str, np.ndarray], cuts: list[tuple[int, int, int]], seed: int) -> np.ndarray:
+    """Rows of /episodes, from (start of the block, first row, last row) one after the other."""
+    num_steps, num_envs = columns["rewards"].shape
+    table = EpisodeTable(num_envs, SeedTable(seed, num_envs))
+    taken = []
+    for block_start, first, stop in cuts:
+        block = Block(spaces.Discrete(2), spaces.Discrete(2), Partition(num_envs, 1), stop)
+        block.start = block_start
+        for name, column in columns.items():
+            block.named[name][first:stop] = column[block_start + first : block_start + stop]
+        table.add(block, first, stop)
+        taken.append(table.take(block_start + stop))
+    return np.concatenate([*taken, table.unfinished(num_steps)])
+
+
+def random_cuts(num_steps: int, seed: int) -> list[tuple[int, int, int]]:
+    """Blocks of 16 rows, each handed over in one or several pieces."""
+    draws = random.Random(seed)
+    cuts = []
+    for block_start in range(0, num_steps, 16):
+        num_rows = min(16, num_steps - block_start)
+        edges = sorted({0, num_rows, *draws.sample(range(num_rows), draws.randrange(min(4, num_rows)))})
+        cuts += [(block_start, first, stop) for first, stop in pairwise(edges)]
+    return cuts
+
+
+EPISODE_RUNS = [
+    (num_steps, num_envs, share, seed)
+    for seed, (num_steps, num_envs, share) in enumerate(
+        [
+            (1, 1, 0.5),
+            (1, 7, 0.5),
+            (5, 3, 0.0),
+            (40, 1, 0.2),
+            (100, 5, 0.05),
+            (200, 3, 0.5),
+            (64, 40, 0.3),
+            (33, 4, 1.0),
+        ]
+    )
+]
+
+
+@pytest.mark.parametrize(("num_steps", "num_envs", "share_of_ends", "seed"), EPISODE_RUNS)
+def test_the_episode_table_is_what_one_finds_step_by_step(
+    num_steps: int, num_envs: int, share_of_ends: float, seed: int
+):
+    columns = random_results(num_steps, num_envs, share_of_ends, seed)
+    found = table_of(columns, [(0, 0, num_steps)], seed)
+    assert found.dtype == EPISODE
+    assert found.tolist() == episodes_by_hand(columns, seed)
+
+
+@pytest.mark.parametrize(("num_steps", "num_envs", "share_of_ends", "seed"), EPISODE_RUNS)
+def test_how_a_run_is_cut_into_blocks_does_not_change_the_episode_table(
+    num_steps: int, num_envs: int, share_of_ends: float, seed: int
+):
+    columns = random_results(num_steps, num_envs, share_of_ends, seed)
+    for cut in range(5):
+        found = table_of(columns, random_cuts(num_steps, cut), seed)
+        assert found.tolist() == episodes_by_hand(columns, seed)
+
+
+@pytest.mark.parametrize(("num_steps", "num_envs", "share_of_ends", "seed"), EPISODE_RUNS)
+def test_every_transition_is_in_exactly_one_episode(num_steps: int, num_envs: int, share_of_ends: float, seed: int):
+    columns = random_results(num_steps, num_envs, share_of_ends, seed)
+    episodes = table_of(columns, random_cuts(num_steps, 0), seed)
+    num_episodes = np.zeros((num_steps, num_envs), int)
+    for row in episodes:
+        num_episodes[row["start"] : row["start"] + row["length"], row["env_index"]] += 1
+    is_reset = np.zeros((num_steps, num_envs), bool)
+    is_reset[1:] = (columns["terminations"] | columns["truncations"])[:-1]
+    assert (num_episodes == ~is_reset).all()
+    assert episodes["length"].sum() + is_reset.sum() == num_steps * num_envs
+
+
+def test_an_episode_is_taken_only_when_all_its_steps_are_committed():
+    columns = random_results(30, 3, 0.2, 1)
+    block = Block(spaces.Discrete(2), spaces.Discrete(2), Partition(3, 1), 30)
+    for name, column in columns.items():
+        block.named[name][...] = column
+    table = EpisodeTable(3, SeedTable(1, 3))
+    table.add(block, 0, 30)
+    taken = []
+    for num_steps in range(31):
+        rows = table.take(num_steps).tolist()
+        assert all(start + length == num_steps for _, start, length, *_ in rows)
+        taken += rows
+    assert taken == [row for row in episodes_by_hand(columns, 1) if row[5] or row[6]]
+
+
+def test_without_seeds_per_episode_the_table_says_minus_one():
+    block = Block(spaces.Discrete(2), spaces.Discrete(2), Partition(2, 1), 4)
+    block.named["terminations"][1] = True
+    table = EpisodeTable(2, None)
+    table.add(block, 0, 4)
+    assert np.concatenate([table.take(4), table.unfinished(4)])["seed"].tolist() == [-1] * 4
+
+
+# Chunks and blocks.
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "chunk"),
+    [
+        ((1024, 64, 4), "f4", (1024, 64, 4)),
+        ((4096, 64, 4), "f8", (512, 64, 4)),
+        ((64, 8, 210, 160, 3), "u1", (1, 8, 210, 160, 3)),
+        ((16, 64, 210, 160, 3), "u1", (1, 10, 210, 160, 3)),
+        ((4, 2, 2000, 2000), "u1", (1, 1, 2000, 2000)),
+        ((8, 3), "?", (8, 3)),
+        ((8, 3, 0), "f4", (8, 3, 1)),
+        ((1, 5), "i8", (1, 5)),
+    ],
+)
+def test_chunks_are_whole_steps_of_a_mebibyte_or_parts_of_one_step(shape: tuple, dtype: str, chunk: tuple):
+    assert chunk_shape(np.empty(shape, dtype)) == chunk
+
+
+def test_chunks_stay_near_a_mebibyte_and_divide_blocks():
+    draws = random.Random(0)
+    for _ in range(200):
+        shape = (2 ** draws.randrange(12), draws.randint(1, 300), *draws.choices(range(1, 100), k=2))
+        rows, *rest = chunk_shape(np.broadcast_to(np.zeros((), "u1"), shape))
+        assert shape[0] % rows == 0 and rest[1:] == list(shape[2:])
+        assert rows * np.prod(rest) <= max(CHUNK_NBYTES * 2, np.prod(shape[2:]))
+
+
+@pytest.mark.parametrize(("row_nbytes", "num_steps"), [(1, 10), (100, 1), (10**4, 10**6), (3 * 10**6, 999), (10**9, 5)])
+def test_blocks_are_a_power_of_two_of_steps_and_bounded_in_bytes(row_nbytes: int, num_steps: int):
+    rows = rows_per_block(row_nbytes, num_steps)
+    assert rows & (rows - 1) == 0
+    assert rows == 1 or rows * row_nbytes <= 2**24
+    assert rows < 2 * num_steps
+
+
+# Writing.
+
+
+def contents(path: Path) -> dict[str, np.ndarray]:
+    """All datasets of /trajectories, with nothing but h5py."""
+    found: dict[str, np.ndarray] = {}
+    with h5py.File(path) as file:
+        file["trajectories"].visititems(
+            lambda name, item: found.update({name: item[...]}) if isinstance(item, h5py.Dataset) else None
+        )
+    return found
+
+
+def episodes_length(columns: dict[str, np.ndarray]) -> int:
+    """How many rows are transitions."""
+    ends = columns["terminations"] | columns["truncations"]
+    return ends.size - int(ends[:-1].sum())
+
+
+def write(feed: Feed, path: Path, num_rows: int, num_steps: int, handed_over: set[int] = frozenset()) -> None:
+    """A run from its start to a complete file."""
+    writer = feed.writer(path, num_rows)
+    for _ in feed.fill(writer, num_steps, {*handed_over, num_steps}):
+        pass
+    writer.drain()
+    assert writer.num_committed == num_steps
+    assert writer.finish(ending(num_steps)) == str(path)
+
+
+@pytest.mark.parametrize("num_steps", [1, 2, 7, 8, 9, 15, 16, 17, 24, 50])
+@pytest.mark.parametrize("num_rows", [1, 2, 8])
+def test_a_file_holds_what_went_in(tmp_path: Path, num_rows: int, num_steps: int):
+    write(Feed(), tmp_path / "run.h5", num_rows, num_steps)
+    assert_same_bytes(contents(tmp_path / "run.h5"), Feed().expected(num_steps))
+
+
+@pytest.mark.parametrize("num_steps", [1, 3, 4, 5, 15, 16, 17, 21])
+def test_a_file_holds_what_went_in_where_a_block_has_several_chunks(tmp_path: Path, num_steps: int):
+    feed = Feed(LARGE_ROWS, 3)
+    write(feed, tmp_path / "run.h5", 16, num_steps, {2, 6, 9})
+    with h5py.File(tmp_path / "run.h5") as file:
+        assert file["trajectories/observations"].chunks == (2, 3, 300, 400)
+    assert_same_bytes(contents(tmp_path / "run.h5"), feed.expected(num_steps))
+
+
+@pytest.mark.parametrize("num_steps", [1, 3, 4, 5])
+def test_a_file_holds_what_went_in_where_a_step_has_several_chunks(tmp_path: Path, num_steps: int):
+    feed = Feed(IMAGES, 5)
+    write(feed, tmp_path / "run.h5", 4, num_steps, {2})
+    with h5py.File(tmp_path / "run.h5") as file:
+        assert file["trajectories/observations"].chunks == (1, 2, 400, 400, 3)
+    assert_same_bytes(contents(tmp_path / "run.h5"), feed.expected(num_steps))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_when_steps_are_handed_over_does_not_change_the_file(tmp_path: Path, seed: int):
+    draws = random.Random(seed)
+    handed_over = set(draws.sample(range(60), 12))
+    write(Feed(seed=seed), tmp_path / "some.h5", 2 ** draws.randrange(1, 5), 60, handed_over)
+    write(Feed(seed=seed), tmp_path / "none.h5", 2 ** draws.randrange(1, 5), 60)
+    assert_same_bytes(contents(tmp_path / "some.h5"), contents(tmp_path / "none.h5"))
+    with h5py.File(tmp_path / "some.h5") as some, h5py.File(tmp_path / "none.h5") as none:
+        assert some["episodes"][...].tobytes() == none["episodes"][...].tobytes()
+
+
+def test_the_same_steps_may_be_handed_over_twice(tmp_path: Path):
+    feed = Feed()
+    writer = feed.writer(tmp_path / "run.h5", 8)
+    block = writer.acquire()
+    block.start = 0
+    for step in range(6):
+        feed.lay(block, step, step, "observations")
+        feed.lay(block, step, step, "results")
+    for num_rows in (0, 3, 3, 5, 5):
+        writer.submit(block, num_rows)
+    writer.drain()
+    writer.finish(ending(5))
+    assert_same_bytes(contents(tmp_path / "run.h5"), feed.expected(5))
+    with h5py.File(tmp_path / "run.h5") as file:
+        assert file["episodes"]["length"].sum() == episodes_length(contents(tmp_path / "run.h5"))
+
+
+def test_a_file_appears_under_its_name_only_when_it_is_complete(tmp_path: Path):
+    feed = Feed()
+    writer = feed.writer(tmp_path / "run.h5", 4)
+    for _ in feed.fill(writer, 10, {10}):
+        assert [path.name for path in tmp_path.iterdir()] == ["run.h5.part"]
+    assert writer.finish(ending(10)) == str(tmp_path / "run.h5")
+    assert [path.name for path in tmp_path.iterdir()] == ["run.h5"]
+
+
+def test_a_run_that_did_not_reach_its_end_stays_a_part(tmp_path: Path):
+    feed = Feed()
+    writer = feed.writer(tmp_path / "run.h5", 4)
+    for _ in feed.fill(writer, 10, {10}):
+        pass
+    assert writer.finish(ending(10, complete=False)) == str(tmp_path / "run.h5.part")
+    assert [path.name for path in tmp_path.iterdir()] == ["run.h5.part"]
+    assert_same_bytes(contents(tmp_path / "run.h5.part"), feed.expected(10))
+
+
+def test_a_discarded_file_leaves_nothing_behind(tmp_path: Path):
+    feed = Feed()
+    writer = feed.writer(tmp_path / "run.h5", 4)
+    for _ in feed.fill(writer, 6):
+        pass
+    writer.discard()
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_episode_table_of_a_file_is_that_of_its_columns(tmp_path: Path):
+    write(Feed(seed=3), tmp_path / "run.h5", 8, 100, {3, 20, 21})
+    columns = contents(tmp_path / "run.h5")
+    cut = {name: columns[name] for name in RESULTS}
+    with h5py.File(tmp_path / "run.h5") as file:
+        assert file["episodes"][...].tobytes() == table_of(cut, [(0, 0, 100)], 3).tobytes()
+
+
+def test_episodes_of_steps_that_were_not_committed_are_not_read(tmp_path: Path):
+    """A writer that is killed amid a commit leaves such rows."""
+    feed = Feed(num_envs=5)
+    write(feed, tmp_path / "run.h5", 8, 30)
+    with h5py.File(tmp_path / "run.h5", "a") as file:
+        assert committed_episodes(file).tobytes() == file["episodes"][...].tobytes()
+        file["trajectories"].attrs["num_steps"] = 13
+        read = [list(row) for row in committed_episodes(file).tolist()]
+    assert read == ended_episodes(feed, 13)
+    assert len(read) > 0
+
+
+# Two at the same file.
+
+
+def test_a_second_writer_is_refused_and_the_first_goes_on(tmp_path: Path):
+    feed = Feed()
+    first = feed.writer(tmp_path / "run.h5", 4)
+    steps = feed.fill(first, 20, {20})
+    while next(steps) < 10:
+        pass
+    second = subprocess.run(
+        [sys.executable, "-c", "from feed import Feed; Feed(seed=1).writer('run.h5', 4)"],
+        cwd=tmp_path, env=job_environment(), capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert re.search(r"StorageError: .*; another run writes there or has written; move the file", second.stderr)
+    for _ in steps:
+        pass
+    first.finish(ending(20))
+    assert_same_bytes(contents(tmp_path / "run.h5"), feed.expected(20))
+
+
+def test_a_part_that_another_run_has_left_is_not_touched(tmp_path: Path):
+    (tmp_path / "run.h5.part").write_bytes(b"precious")
+    with pytest.raises(StorageError, match=r"another run writes there or has written; move the file"):
+        Feed().writer(tmp_path / "run.h5", 4)
+    assert (tmp_path / "run.h5.part").read_bytes() == b"precious"
+
+
+def test_a_file_that_appears_during_a_run_is_not_overwritten(tmp_path: Path):
+    feed = Feed()
+    writer = feed.writer(tmp_path / "run.h5", 4)
+    for _ in feed.fill(writer, 6, {6}):
+        pass
+    (tmp_path / "run.h5").write_text("of somebody else")
+    with pytest.raises(StorageError, match=r"run\.h5 has appeared during the run"):
+        writer.finish(ending(6))
+    assert (tmp_path / "run.h5").read_text() == "of somebody else"
+    assert_same_bytes(contents(tmp_path / "run.h5.part"), feed.expected(6))
+
+
+def test_a_folder_that_is_not_there_is_a_storage_error(tmp_path: Path):
+    with pytest.raises(StorageError, match=r"cannot write .*gone/run\.h5\.part: "):
+        Feed().writer(tmp_path / "gone" / "run.h5", 4)
+
+
+# Back-pressure.
+
+
+def test_a_collector_that_is_faster_than_the_disk_waits_for_a_block_and_is_counted(tmp_path: Path):
+    feed = Feed()
+    writer = feed.writer(tmp_path / "run.h5", 4, num_blocks=2)
+    first, second = writer.acquire(), writer.acquire()
+    assert first is not second and writer.num_waits == 0
+    got: list[Block] = []
+    waiting = threading.Thread(target=lambda: got.append(writer.acquire()))
+    waiting.start()
+    first.start = 0
+    while writer.num_waits == 0:
+        pass
+    assert not got
+    writer.submit(first, first.num_rows)
+    waiting.join(30)
+    assert got == [first] and writer.num_waits == 1
+    writer.discard()
+
+
+def test_memory_is_bounded_by_the_blocks_that_go_round(tmp_path: Path):
+    feed = Feed(IMAGES, 2)
+    writer = feed.writer(tmp_path / "run.h5", 1, num_blocks=2)
+    seen = set()
+    acquire = writer.acquire
+    writer.acquire = lambda: seen.add(id(block := acquire())) or block
+    for _ in feed.fill(writer, 20, {20}):
+        pass
+    assert len(seen) == 2
+    writer.finish(ending(20))
+    assert_same_bytes(contents(tmp_path / "run.h5"), feed.expected(20))
+
+
+# Readers and killers.
+
+READER = """
+import hashlib, json, sys
+from mpi_rollout.storage.reader import committed_episodes, leaf_datasets, open_file
+
+for line in sys.stdin:
+    with open_file(line.strip()) as file:
+        num_steps = int(file["trajectories"].attrs["num_steps"])
+        datasets = leaf_datasets(file["trajectories"])
+        counted = {name: each[: num_steps + name.startswith("observations")] for name, each in datasets.items()}
+        print(json.dumps({
+            "num_steps": num_steps,
+            "lengths": {name: len(dataset) for name, dataset in datasets.items()},
+            "digests": {name: hashlib.sha256(rows.tobytes()).hexdigest() for name, rows in counted.items()},
+            "episodes": committed_episodes(file).tolist(),
+        }), flush=True)
+"""
+
+
+class Reader:
+    """Another process that reads a file each time it is asked."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", READER],
+            env=job_environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+
+    def read(self) -> dict:
+        self.process.stdin.write(f"{self.path}\n")
+        self.process.stdin.flush()
+        return json.loads(self.process.stdout.readline())
+
+    def close(self) -> None:
+        self.process.stdin.close()
+        self.process.wait(30)
+        self.process.stdout.close()
+
+
+def digests(columns: dict[str, np.ndarray]) -> dict[str, str]:
+    return {name: hashlib.sha256(column.tobytes()).hexdigest() for name, column in columns.items()}
+
+
+def ended_episodes(feed: Feed, num_steps: int) -> list[list]:
+    """Rows of /episodes without those under way, as JSON has them."""
+    columns = feed.expected(num_steps)
+    results = {name: columns[name] for name in RESULTS}
+    return [list(row) for row in episodes_by_hand(results, feed.seed) if row[5] or row[6]]
+
+
+@pytest.mark.parametrize(
+    ("space", "num_rows"), [(SMALL, 8), (PLAIN, 1), (LARGE_ROWS, 16)], ids=["small", "one", "large"]
+)
+def test_another_process_reads_what_is_committed_while_the_file_is_written(
+    tmp_path: Path, space: spaces.Space, num_rows: int
+):
+    feed, handed_over = Feed(space), {1, 5, 8, 11, 16, 23}
+    writer = feed.writer(tmp_path / "run.h5", num_rows)
+    reader = Reader(tmp_path / "run.h5.part")
+    try:
+        for step in feed.fill(writer, 25, handed_over):
+            if step not in handed_over:
+                continue
+            writer.drain()
+            found = reader.read()
+            assert writer.num_committed == found["num_steps"] == step
+            assert all(found["lengths"][name] == step + 1 for name in found["lengths"] if "observations" in name)
+            assert all(length >= step for length in found["lengths"].values())
+            assert found["digests"] == digests(feed.expected(step))
+            assert found["episodes"] == ended_episodes(feed, step)
+    finally:
+        reader.close()
+        writer.discard()
+
+
+def test_a_full_block_commits_its_steps_but_the_last_whose_outcome_is_in_the_next(tmp_path: Path):
+    feed = Feed()
+    writer = feed.writer(tmp_path / "run.h5", 8)
+    for step in feed.fill(writer, 40):
+        writer.drain()
+        assert writer.num_committed == max(step // 8 * 8 - 1, 0)
+    writer.discard()
+
+
+WRITING = """
+import sys
+from feed import Feed, {space}
+
+feed = Feed({space}, seed=5)
+writer = feed.writer("run.h5", {num_rows})
+told = 0
+for step in feed.fill(writer, 10**6, range(0, 10**6, 3)):
+    if writer.num_committed > told:
+        told = writer.num_committed
+        print(told, flush=True)
+"""
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_every_step_reported_committed_is_readable_after_sigkill(tmp_path: Path, seed: int):
+    """Killed at a moment that the seed chooses: after so many reports, and some of the writer's next work."""
+    draws = random.Random(seed)
+    space, num_rows = draws.choice([("SMALL", 8), ("PLAIN", 2), ("LARGE_ROWS", 16), ("IMAGES", 4)])
+    process = subprocess.Popen(
+        [sys.executable, "-c", WRITING.format(space=space, num_rows=num_rows)],
+        cwd=tmp_path, env=job_environment(), stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    reports = [process.stdout.readline() for _ in range(draws.randrange(1, 40))]
+    threading.Event().wait(draws.random() / 200)
+    process.send_signal(signal.SIGKILL)
+    reports += process.stdout.readlines()
+    process.wait(30)
+    process.stdout.close()
+    told = max(int(report) for report in reports if report.endswith("\n"))
+    reader = Reader(tmp_path / "run.h5.part")
+    found = reader.read()
+    reader.close()
+    assert found["num_steps"] >= told > 0
+    feed = Feed({"SMALL": SMALL, "PLAIN": PLAIN, "LARGE_ROWS": LARGE_ROWS, "IMAGES": IMAGES}[space], seed=5)
+    assert found["digests"] == digests(feed.expected(found["num_steps"]))
+    assert found["episodes"] == ended_episodes(feed, found["num_steps"])

@@ -1,0 +1,211 @@
+"""What a run says while it goes and when it is over, and what it writes about its own speed."""
+
+import errno
+import json
+import os
+import pty
+import re
+import struct
+import subprocess
+import termios
+from dataclasses import fields
+from fcntl import ioctl
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from conftest import Job, job_environment
+
+from mpi_rollout.report import Outcome
+from mpi_rollout.storage.schema import PHASE_FIELDS
+
+SHORT = ("--env-factory", "envs:Counting", "--num-envs", "6", "--num-steps", "200")
+LONG = ("--env-factory", "faults:paced", "--env-kwargs", '{"sleep_s": 0.001}', "--num-envs", "6", "--num-steps")
+OUT = ("--out", "run.h5")
+LINE = re.compile(
+    r"mpi_rollout: ([\d,]+) of ([\d,]+) steps \((\d+)%\), ([\d,]+) env steps, ([\d,]+) env steps/s, "
+    r"env \d+%, exchange \d+%, policy \d+%, write \d+%"
+)
+TERMINAL_COLUMNS = 110
+
+
+def number(text: str) -> int:
+    return int(text.replace(",", ""))
+
+
+def on_a_terminal(job: Job, num_ranks: int | None, *arguments: str) -> tuple[int, str, str]:
+    """Run with a terminal as stderr; return exit code, stdout and what the terminal got."""
+    ours, theirs = pty.openpty()
+    ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 30, TERMINAL_COLUMNS, 0, 0))
+    with subprocess.Popen(
+        job.command(num_ranks, *arguments), cwd=job.folder, env=job_environment(), text=True,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=theirs, start_new_session=True,
+    ) as process:  # fmt: skip
+        os.close(theirs)
+        seen = b""
+        while chunk := _read(ours):
+            seen += chunk
+        os.close(ours)
+        out = process.stdout.read()
+    return process.returncode, out, seen.decode()
+
+
+def _read(terminal: int) -> bytes:
+    try:
+        return os.read(terminal, 4096)
+    except OSError as error:  # Its last user has gone.
+        if error.errno != errno.EIO:
+            raise
+        return b""
+
+
+def summary_of(job: Job, num_ranks: int, *arguments: str) -> dict:
+    """The JSON that a run prints, which is all that it prints."""
+    result = job(num_ranks, *arguments, *OUT, "--json")
+    assert result.code == 0, result.err
+    assert result.out.count("\n") == 1 and result.out.endswith("\n")
+    return json.loads(result.out)
+
+
+@pytest.mark.mpi(2)
+@pytest.mark.parametrize("progress", ["auto", "lines"])
+def test_a_log_gets_plain_lines_with_counts_and_shares(job, num_ranks, progress):
+    result = job(num_ranks, *LONG, "500", *OUT, "--progress", progress)
+    assert result.code == 0
+    lines = [line for line in result.err.splitlines() if line]
+    assert len(lines) == 1  # The second would come after 10 s.
+    found = LINE.fullmatch(lines[0])
+    assert found, lines[0]
+    steps, total, percent, env_steps, rate = (number(text) for text in found.groups())
+    assert 0 < steps <= total == 500 and percent == round(100 * steps / 500)
+    assert 0 < env_steps <= 6 * steps and rate > 0
+    assert "\r" not in result.err
+
+
+def test_a_run_that_is_over_at_once_logs_no_progress(job):
+    result = job(None, *SHORT, *OUT)
+    assert (result.code, result.err) == (0, "")
+
+
+def test_without_progress_there_is_nothing_but_the_summary(job):
+    result = job(None, *LONG, "250", *OUT, "--progress", "none")
+    assert (result.code, result.err) == (0, "")
+    assert result.out.endswith("file: run.h5 (complete)\n")
+
+
+@pytest.mark.mpi(2)
+@pytest.mark.parametrize("launched", [True, False], ids=["mpiexec", "alone"])
+def test_a_terminal_gets_a_bar_also_through_the_launcher(job, num_ranks, launched):
+    code, out, seen = on_a_terminal(job, num_ranks if launched else None, *LONG, "300", *OUT)
+    assert code == 0 and out.endswith("file: run.h5 (complete)\n")
+    bars = [line for line in re.split(r"[\r\n]+", seen) if "%|" in line]
+    assert len(bars) >= 2 and not LINE.search(seen)
+    assert max(map(len, bars)) <= TERMINAL_COLUMNS
+    assert re.search(r" \d+/300 steps, .*env steps, .*/s", bars[-1])
+    assert seen.rstrip(" \r\n\x1b[A").count("\n") <= 1  # One line that is written again and again.
+
+
+def test_a_bar_that_is_asked_for_comes_without_a_terminal_too(job):
+    result = job(None, *LONG, "250", *OUT, "--progress", "bar")
+    assert result.code == 0 and "%|" in result.err and "/250 steps" in result.err
+
+
+def test_a_bar_is_gone_when_a_message_comes(job):
+    failing = ("--env-factory", "faults:failing", "--env-kwargs", '{"how": "raise", "after": 40}')
+    code, _, seen = on_a_terminal(job, None, *failing, "--num-envs", "6", "--num-steps", "100", *OUT)
+    assert code == 70
+    assert re.search(r"(^|[\r\n])mpi_rollout: rank 0", seen)
+
+
+@pytest.mark.mpi(2)
+def test_the_summary_has_the_rate_the_losses_and_the_file(job, num_ranks):
+    result = job(num_ranks, *SHORT, *OUT, "--progress", "none")
+    first, time, slowest, *_, last = result.out.splitlines()
+    with h5py.File(job.folder / "run.h5") as file:
+        env_steps = int(file["episodes"]["length"].sum())
+    assert re.fullmatch(
+        rf"{env_steps:,} env steps in \d+\.\d\d s: [\d,]+ env steps/s \(6 envs x 200 steps on 2 ranks\)", first
+    )
+    shares = dict(re.findall(r"(\w+) (-?[\d.]+)%", time))
+    assert list(shares) == ["envs", "imbalance", "exchange", "policy", "write"]
+    assert sum(map(float, shares.values())) == pytest.approx(100, abs=0.3)
+    assert re.match(rf"slowest rank: [01] \({os.uname().nodename}\), ", slowest)
+    assert last == "file: run.h5 (complete)"
+
+
+@pytest.mark.mpi(1, 2, 3)
+def test_the_json_summary_is_one_line_with_all_figures(job, num_ranks):
+    found = summary_of(job, num_ranks, *SHORT, "--progress", "none")
+    derived = {"env_steps_per_s", "losses", "ratio_to_limit"}
+    assert set(found) >= {each.name for each in fields(Outcome)} | derived
+    assert (found["num_ranks"], found["num_envs"], found["num_steps"]) == (num_ranks, 6, 200)
+    assert (found["file"], found["complete"], found["limit"], found["ratio_to_limit"]) == ("run.h5", True, [], None)
+    assert found["env_steps_per_s"] == pytest.approx(found["env_steps"] / found["seconds"])
+    assert [rank["rank"] for rank in found["ranks"]] == list(range(num_ranks)) and len(found["step_s"]) == num_ranks
+    assert sum(rank["num_envs"] for rank in found["ranks"]) == 6
+
+
+@pytest.mark.mpi(1, 3)
+@pytest.mark.parametrize("more", [[], ["--measure-limit"], ["--no-trajectories"]], ids=["plain", "limit", "untold"])
+def test_the_losses_are_shares_that_add_up_to_one(job, num_ranks, more):
+    found = summary_of(job, num_ranks, *SHORT, "--progress", "none", *more)
+    assert sum(found["losses"].values()) == pytest.approx(1)
+    assert all(-0.01 < share < 1 for share in found["losses"].values())
+    assert found["losses"]["envs"] > 0
+
+
+@pytest.mark.mpi(2)
+def test_the_limit_is_measured_between_the_parts_of_a_run(job, num_ranks):
+    found = summary_of(job, num_ranks, *SHORT, "--measure-limit", "--progress", "none")
+    assert len(found["limit"]) == 5 and all(rate > 0 and limit > 0 for rate, limit in found["limit"])
+    assert found["ratio_to_limit"] == np.median([rate / limit for rate, limit in found["limit"]])
+    assert found["seconds"] < 3  # Without the 6 s of measuring.
+    with h5py.File(job.folder / "run.h5") as file:
+        limit = file["throughput/limit"][...]
+        assert [tuple(row) for row in limit.tolist()] == [tuple(pair) for pair in found["limit"]]
+        times = file["throughput/intervals"]["time"]
+        assert (np.diff(times) > 0).all()
+
+
+def test_the_summary_tells_the_ratio_to_the_limit(job):
+    result = job(None, *SHORT, *OUT, "--measure-limit", "--progress", "none")
+    [line] = [line for line in result.out.splitlines() if line.startswith("limit: ")]
+    assert re.search(r"the run reached \d+\.\d{3} of it \(median of 5 parts, \d+\.\d{3} to \d+\.\d{3}\)", line)
+
+
+def check_throughput(path: Path, num_ranks: int, env_steps: int, seconds: float) -> None:
+    with h5py.File(path) as file:
+        group, intervals, ranks = file["throughput"], file["throughput/intervals"][...], file["throughput/ranks"][...]
+    with h5py.File(path) as file:
+        assert int(file["throughput"].attrs["env_steps"]) == env_steps
+        assert float(file["throughput"].attrs["seconds"]) == seconds
+    assert group is not None
+    assert (np.diff(intervals["time"]) > 0).all() and intervals["env_steps"][-1] == env_steps
+    assert (intervals["env_steps_per_s"] >= 0).all() and (np.diff(intervals["env_steps"]) >= 0).all()
+    assert ranks["rank"].tolist() == list(range(num_ranks)) and ranks["num_envs"].sum() == 6
+    assert set(ranks["host"]) == {os.uname().nodename.encode()}
+    assert (ranks["step"] > 0).all() and all((ranks[name] >= 0).all() for name in PHASE_FIELDS)
+    assert (ranks["wait"][1:] > 0).all() and ranks["policy"][0] > 0
+
+
+@pytest.mark.mpi(1, 3)
+@pytest.mark.parametrize("more", [[], ["--no-trajectories"]], ids=["all", "throughput alone"])
+def test_the_file_has_the_throughput_over_time_and_by_rank_and_phase(job, num_ranks, more):
+    found = summary_of(job, num_ranks, *SHORT, "--progress", "none", *more)
+    check_throughput(job.folder / "run.h5", num_ranks, found["env_steps"], found["seconds"])
+
+
+def test_a_run_for_throughput_alone_stores_no_trajectories(job):
+    path = job.collect(None, *SHORT, "--no-trajectories")
+    with h5py.File(path) as file:
+        assert "trajectories" not in file and "episodes" not in file
+
+
+@pytest.mark.mpi(2)
+def test_a_failed_run_says_so_in_json_too(job, num_ranks):
+    failing = ("--env-factory", "faults:failing", "--env-kwargs", '{"how": "raise", "rank": 1}')
+    result = job(num_ranks, *failing, "--num-envs", "6", "--num-steps", "20", *OUT, "--json")
+    assert result.code == 70
+    [line] = result.out.splitlines()
+    assert json.loads(line) == {"error": result.messages[0], "exit_code": 70}
