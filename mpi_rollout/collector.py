@@ -127,7 +127,7 @@ class Collector:
         stop = self.num_steps + num_steps
         while self.num_steps < stop:
             self._take_step()
-            if self.clock.now >= self._look_at:
+            if self.clock.now >= self._look_at or self.envs.stop_signal:
                 self.look()
         self.look()
 

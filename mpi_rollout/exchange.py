@@ -19,6 +19,8 @@ from mpi_rollout.layout import RESULTS, Block, SlotLayout, leaves, split_by_rank
 from mpi_rollout.mpi import ROOT
 from mpi_rollout.partition import Partition
 
+FAULT = 1  # A slot's mark; the negative number of a signal asks for the run's end; 0 is all is well.
+
 
 class Command(IntEnum):
     """What an order asks of a rank."""
@@ -77,11 +79,11 @@ class Exchange:
         if self.is_root:
             self._slots = np.zeros((self.partition.num_ranks, self.layout.nbytes), np.uint8)
             self._slot = self._slots[ROOT]
-            _, self.faults = self.layout.header(self._slots)
+            _, self.marks = self.layout.header(self._slots)
             self._observation_parts = self.layout.parts(self._slots, self.partition.capacity)[len(RESULTS) :]
         else:
             self._slot = np.zeros(self.layout.nbytes, np.uint8)
-        self.own_step_s, self.own_fault = self.layout.header(self._slot[None])
+        self.own_step_s, self.own_mark = self.layout.header(self._slot[None])
         self.slot = self.layout.one(self._slot, len(self.envs))
 
     def post_order(self, command: Command, code: int = 0) -> None:

@@ -147,7 +147,7 @@ RESULTS = (
 )
 HEADER = (
     Leaf(("step_s",), np.dtype(np.float64), ()),  # Seconds that the rank's envs took for this step.
-    Leaf(("fault",), np.dtype(np.int64), ()),  # Not 0: the rank failed, its columns mean nothing.
+    Leaf(("mark",), np.dtype(np.int64), ()),  # Not 0: there is something that the root must know.
 )
 
 
@@ -166,7 +166,7 @@ class SlotLayout:
         self.head_nbytes = self._offsets[len(HEADER) + len(RESULTS)]  # Header and results: all but observations.
 
     def header(self, buffer: np.ndarray) -> tuple[np.ndarray, ...]:
-        """Views of `step_s` and `fault`, one element per slot in the buffer."""
+        """Views of `step_s` and `mark`, one element per slot in the buffer."""
         return tuple(
             self._view(buffer, leaf, offset, None) for leaf, offset in zip(HEADER, self._offsets, strict=False)
         )

@@ -59,7 +59,6 @@ class Root:
         self.collector: Collector | None = None
         self.limit: list[tuple[float, float]] = []
         self.seconds, self.phases = 0.0, dict.fromkeys(PHASES, 0.0)
-        self._stop_asked = ""
         self._looked_at, self._seen_env_steps = 0.0, 0
         self._began_at = self._tell_at = 0.0
 
@@ -67,8 +66,6 @@ class Root:
         """Run, and let all ranks out with the exit code that is returned."""
         code, outcome = 0, None
         try:
-            for number in (signal.SIGINT, signal.SIGTERM):
-                signal.signal(number, self._ask_to_stop)
             self._collect()
             outcome = self._finish(complete=True)
         except DataError as error:  # The policy's actions; what envs give comes as RankError.
@@ -84,11 +81,6 @@ class Root:
         if code == StorageError.exit_code:
             mpi.leave(code)  # HDF5 crashes in the interpreter's end if it could not write.
         return code
-
-    def _ask_to_stop(self, number: int, _frame: Any) -> None:
-        if self._stop_asked:
-            raise KeyboardInterrupt  # Asked twice: at once, by MPI_Abort.
-        self._stop_asked = signal.Signals(number).name
 
     def _place(self, ahead: int = 0) -> str:
         num_steps = self.collector.num_steps if self.collector else 0
@@ -162,8 +154,8 @@ class Root:
 
     def _look(self, collector: Collector) -> None:
         """Between two steps: stop if asked to, note and tell how far it is."""
-        if self._stop_asked:
-            raise Interrupted(f"{self._place()}: stopped by {self._stop_asked}")
+        if self.envs.stop_signal:
+            raise Interrupted(f"{self._place()}: stopped by {signal.Signals(self.envs.stop_signal).name}")
         now_s, env_steps = self.envs.clock.now, collector.tally.env_steps
         if self._looked_at:
             rate = (env_steps - self._seen_env_steps) / (now_s - self._looked_at)

@@ -3,7 +3,8 @@
 import gc
 import json
 import os
-import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,7 @@ from mpi_rollout.config import RolloutConfig, load_callable, versions
 from mpi_rollout.envs import make_slice, reset_seed
 from mpi_rollout.errors import StorageError, UsageError
 from mpi_rollout.exchange import Exchange
-from mpi_rollout.layout import describe, leaves
+from mpi_rollout.layout import describe
 from mpi_rollout.limit import Limit
 from mpi_rollout.partition import Partition
 from mpi_rollout.policy import Policy
@@ -53,13 +54,22 @@ def run(config: RolloutConfig) -> int:
         exchange = Exchange(comm, part.partition, *both)
         limit = Limit(config, exchange, both[1])
         worker = Worker(exchange, part.envs, reset_seed(config, exchange.envs), {"limit": limit})
-        gc.collect()
-        gc.freeze()  # Envs live as long as the run: the garbage collector need not look at them again.
-        if comm.rank != mpi.ROOT:
-            for number in (signal.SIGINT, signal.SIGTERM):  # Launchers send them to all ranks; the root ends the run.
-                signal.signal(number, signal.SIG_IGN)
-            return worker.serve()
-        return Root(config, part.policy, worker, both, hosts).drive()
+        with unwatched_by_gc():
+            worker.stop_on_signals()
+            if comm.rank != mpi.ROOT:
+                return worker.serve()
+            return Root(config, part.policy, worker, both, hosts).drive()
+
+
+@contextmanager
+def unwatched_by_gc() -> Iterator[None]:
+    """Have the garbage collector look no more at what there is: envs live as long as the run."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()  # Else they would not be freed at the end, which extension modules complain of.
 
 
 def prepare(config: RolloutConfig, comm: Any) -> Part:
@@ -75,8 +85,6 @@ def prepare(config: RolloutConfig, comm: Any) -> Part:
         policy = None if config.policy == "random" else load_callable(config.policy, "--policy")
     indices = partition.envs_of(comm.rank)
     envs = make_slice(config, indices) if indices else None
-    if envs is not None:
-        leaves(envs.single_observation_space), leaves(envs.single_action_space)
     return Part(partition, envs, policy)
 
 

@@ -14,7 +14,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from mpi_rollout.errors import DataError, RolloutError
-from mpi_rollout.exchange import Command, Destination
+from mpi_rollout.exchange import FAULT, Command, Destination
 from mpi_rollout.layout import Block, Leaf, bounds, leaf_spaces, leaves
 from mpi_rollout.worker import Fault, Worker, first_fault
 
@@ -53,6 +53,7 @@ class MPIVectorEnv(VectorEnv):
         self._action_targets = list(zip(leaves(action_space), self.exchange.action_arrays, strict=True))
         self._own = self.destination(self.block(2))
         self._turn = 0
+        self.stop_signal = 0  # The signal by which somebody asked some rank to stop.
 
     def block(self, num_rows: int) -> Block:
         """Make a block for these envs."""
@@ -129,7 +130,13 @@ class MPIVectorEnv(VectorEnv):
     def _await(self, command: Command) -> None:
         self.worker.obey(command)
         self.exchange.await_slots()
-        if np.count_nonzero(self.exchange.faults):
+        if np.count_nonzero(self.exchange.marks):
+            self._heed(self.exchange.marks)
+
+    def _heed(self, marks: np.ndarray) -> None:
+        if not (marks == FAULT).any():
+            self.stop_signal = -int(marks.min())
+        else:
             faults = [report["fault"] for report in self.call_ranks("report")]
             raise RankError(first_fault(faults), len(faults) - faults.count(None))
 

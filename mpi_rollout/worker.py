@@ -6,17 +6,19 @@ come to that in `GRACE_S` (another rank may be in the midst of a long step), the
 """
 
 import os
+import signal
 import threading
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from time import monotonic
 from typing import Any
 
 from gymnasium.vector import VectorEnv
 
 from mpi_rollout.envs.loop import LoopVectorEnv
 from mpi_rollout.errors import DataError, EnvError, RolloutError
-from mpi_rollout.exchange import Command, Exchange
+from mpi_rollout.exchange import FAULT, Command, Exchange
 from mpi_rollout.mpi import abort
 from mpi_rollout.timing import Clock
 
@@ -62,6 +64,22 @@ class Worker:
         self._num_steps = 0
         self._fault: Fault | None = None
         self._watch: threading.Timer | None = None
+        self._stop_asked_at = 0.0
+
+    def stop_on_signals(self) -> None:
+        """Have SIGINT and SIGTERM, to whatever rank, end the run between two steps; asked again, end it at once.
+
+        A signal marks the slot, so the root learns of it with the step's data.  Launchers deliver one Ctrl-C to
+        several ranks, or twice to one: what comes within a second is the same one.
+        """
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._ask_to_stop)
+
+    def _ask_to_stop(self, number: int, _frame: Any) -> None:
+        if self._stop_asked_at and monotonic() - self._stop_asked_at > 1.0:
+            raise KeyboardInterrupt
+        self._stop_asked_at = self._stop_asked_at or monotonic()
+        self.exchange.own_mark[0] = self.exchange.own_mark[0] or -number
 
     def serve(self) -> int:
         """Obey orders until the root says stop; return the exit code that it gives.  For all ranks but the root."""
@@ -69,8 +87,7 @@ class Worker:
         while True:
             command, code = self.exchange.await_order()
             self.clock.lap("wait")
-            if self._watch is not None:
-                self._watch.cancel()
+            self._end_grace()
             if command == Command.STOP:
                 self.close()
                 return code
@@ -80,7 +97,6 @@ class Worker:
                 self.clock.lap("other")
             else:
                 self.obey(command)
-                self._watch_over_fault()
                 self.exchange.post_slot()
                 self.clock.lap("gather")
 
@@ -89,9 +105,12 @@ class Worker:
         if self._fault is None and self.envs is not None:
             try:
                 self._fill(self.envs.reset(seed=self._reset_seed)[:1] if command == Command.RESET else self._step())
+            except KeyboardInterrupt:
+                raise
             except BaseException as error:
                 self._fault = self._describe(error)
-                self.exchange.own_fault[0] = 1
+                self.exchange.own_mark[0] = FAULT
+                self._begin_grace()
         self.exchange.own_step_s[0] = self.clock.lap("step")
 
     def _step(self) -> tuple[Any, ...]:
@@ -122,7 +141,8 @@ class Worker:
             return self._describe(error)
 
     def report(self) -> dict[str, Any]:
-        """What this rank has to say at the end."""
+        """What this rank has to say at the end.  The root asks, so it is in charge."""
+        self._end_grace()
         return {
             "rank": self.exchange.comm.rank,
             "host": os.uname().nodename,
@@ -140,11 +160,14 @@ class Worker:
         stack = "" if cause is None or isinstance(error, DataError) else "".join(traceback.format_exception(cause))
         return Fault(f"{place}: {what}", stack, code)
 
-    def _watch_over_fault(self) -> None:
-        if self._fault is not None and self._watch is None:
-            self._watch = threading.Timer(GRACE_S, self._tell_and_abort)
-            self._watch.daemon = True
-            self._watch.start()
+    def _begin_grace(self) -> None:
+        self._watch = threading.Timer(GRACE_S, self._tell_and_abort)
+        self._watch.daemon = True
+        self._watch.start()
+
+    def _end_grace(self) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
 
     def _tell_and_abort(self) -> None:
         fault = self._fault

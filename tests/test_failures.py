@@ -314,12 +314,13 @@ def assert_stopped(result: Result, job: Job, whole: dict[str, np.ndarray], name:
     h5py.File(job.folder / "run.h5.part").close()  # As it opens without SWMR, it was closed in good order.
 
 
-@pytest.mark.mpi(2)
+@pytest.mark.mpi(2, 3)
+@pytest.mark.parametrize("place", ["root", "other"])
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
-def test_a_signal_to_the_root_ends_all_ranks_at_the_same_step(job, whole, num_ranks, name):
+def test_a_signal_to_a_rank_ends_all_ranks_at_the_same_step(job, whole, num_ranks, place, name):
     run = start_long(job, num_ranks)
     run.wait_until(lambda: committed(job.folder / "run.h5.part"))
-    os.kill(run.pid_of(0), getattr(signal, name))
+    os.kill(run.pid_of(0 if place == "root" else num_ranks - 1), getattr(signal, name))
     assert_stopped(run.finish(), job, whole, name)
 
 
@@ -346,27 +347,16 @@ def test_a_signal_to_the_launcher_ends_the_job_and_loses_nothing_committed(job, 
     assert processes_in(job.folder) == []
 
 
-@pytest.mark.mpi(2)
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
-def test_a_signal_to_another_rank_alone_changes_nothing(job, whole, num_ranks, name):
-    run = job.start(num_ranks, *PACED, "--num-steps", str(WHOLE), *ENVS, *OUT)
-    run.wait_until(lambda: committed(job.folder / "run.h5.part"))
-    os.kill(run.pid_of(1), getattr(signal, name))
-    result = run.finish()
-    assert (result.code, result.messages) == (0, [])
-    assert_same_bytes(datasets(job.folder / "run.h5"), whole)
-
-
-def test_who_asks_twice_is_not_made_to_wait_for_a_long_step(job):
+def test_who_asks_again_after_a_second_is_not_made_to_wait_for_a_long_step(job):
+    """Six envs that sleep 3 s each; what comes within the first second is the same Ctrl-C."""
     run = job.start(None, *fails("sleep"))
     run.wait_until((job.folder / "run.h5.part").exists)
-    time.sleep(0.3)
     start = time.monotonic()
     for _ in range(2):
+        time.sleep(1.2)
         os.kill(run.pid, signal.SIGINT)
-        time.sleep(0.2)
     assert run.finish().code != 0
-    assert time.monotonic() - start < 3.0
+    assert time.monotonic() - start < 8.0
 
 
 # --- The output cannot be written

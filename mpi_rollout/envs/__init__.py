@@ -11,6 +11,7 @@ from mpi_rollout.config import RolloutConfig, load_callable
 from mpi_rollout.envs.bare import bare_loop, bare_vector_loop, split_actions
 from mpi_rollout.envs.loop import LoopVectorEnv
 from mpi_rollout.errors import RolloutError, UsageError
+from mpi_rollout.layout import leaves
 from mpi_rollout.seeding import episode_seeds, seed_of_slice
 
 EXTRAS = {"ale_py": "atari", "mujoco": "mujoco"}
@@ -44,6 +45,7 @@ class EnvMaker:
             )
         mode = config.vectorization_mode
         envs = self._try(gymnasium.make_vec, config.env, num_envs, vectorization_mode=mode, **config.env_kwargs)
+        leaves(envs.single_observation_space), leaves(envs.single_action_space)  # Or they are refused.
         if envs.metadata.get("autoreset_mode") != AutoresetMode.NEXT_STEP:
             raise UsageError(
                 f"{config.env} resets in mode {envs.metadata.get('autoreset_mode')}, expected NEXT_STEP; use sync"

@@ -68,6 +68,7 @@ class LoopVectorEnv(VectorEnv):
         first = self.envs[0]
         self.spec, self.render_mode = first.spec, first.render_mode
         self.single_observation_space, self.single_action_space = first.observation_space, first.action_space
+        leaves(self.single_observation_space), leaves(self.single_action_space)  # Or they are refused.
         for index, env in enumerate(self.envs):
             for name in ("observation_space", "action_space"):
                 got, expected = describe(getattr(env, name)), describe(getattr(first, name))
@@ -85,7 +86,7 @@ class LoopVectorEnv(VectorEnv):
         """From now on write outputs into these arrays of `num_envs` rows, and return them."""
         self.columns = columns
         self._targets = [
-            (leaf, column.reshape(-1, *leaf.shape[1:]))
+            (leaf, column.reshape(int(np.prod(column.shape[: 1 + bool(leaf.shape)])), *leaf.shape[1:]))
             for leaf, column in zip(leaves(self.single_observation_space), columns.observation_arrays, strict=True)
         ]
 
@@ -106,6 +107,8 @@ class LoopVectorEnv(VectorEnv):
         try:
             for env, value in zip(self._inner, seed, strict=True):
                 observations.append(env.reset(seed=value, options=options)[0])
+        except KeyboardInterrupt:
+            raise
         except BaseException as error:
             raise self._error(len(observations), "reset", error) from error
         self._num_steps = 0
@@ -126,6 +129,8 @@ class LoopVectorEnv(VectorEnv):
         outcomes: list[tuple[Any, ...]] = []
         try:
             outcomes.extend(map(call, self._calls, self._split_actions(actions)))  # If one raises, its place is known.
+        except KeyboardInterrupt:
+            raise
         except BaseException as error:
             raise self._error(len(outcomes), "step", error) from error
         for index in self._ended:
