@@ -53,10 +53,7 @@ class RolloutConfig:
         "sync", "how a rank steps its envs: one after the other, or by the env's own vectorized version",
         choices=VECTORIZATION_MODES,
     )  # fmt: skip
-    root_envs: int | None = option(
-        None, "envs of rank 0, which has the policy and the file besides (default: as many as the others)", metavar="N"
-    )
-    dedicated_root: bool = option(False, "rank 0 steps no envs: --root-envs 0")
+    dedicated_root: bool = option(False, "rank 0 steps no envs")
     trajectories: bool = option(True, "store what the envs did, not the throughput alone")
     measure_limit: bool = option(False, "measure bare env.step loops between parts of the run and tell the ratio")
     expect_ranks: int | None = option(None, "refuse to run on any other number of ranks", metavar="N")
@@ -69,23 +66,16 @@ class RolloutConfig:
                 "give one of --env ID and --env-factory MODULE:CALLABLE, got "
                 + ("none" if self.env is None else "both")
             )
-        for name, least in (("num_envs", 1), ("num_steps", 1), ("seed", 0), ("expect_ranks", 1), ("root_envs", 0)):
+        for name, least in (("num_envs", 1), ("num_steps", 1), ("seed", 0), ("expect_ranks", 1)):
             value = getattr(self, name)
             if value is not None and value < least:
                 raise UsageError(f"{flag(name)} must be at least {least}, got {value}")
-        if self.dedicated_root and self.root_envs:
-            raise UsageError(f"give one of --dedicated-root and --root-envs, got both (--root-envs {self.root_envs})")
         if not isinstance(self.env_kwargs, dict):
             raise UsageError(f"--env-kwargs must be a JSON object, got {json.dumps(self.env_kwargs)}")
         for name in ("vectorization_mode", "progress"):
             allowed = {"vectorization_mode": VECTORIZATION_MODES, "progress": PROGRESS}[name]
             if getattr(self, name) not in allowed:
                 raise UsageError(f"{flag(name)} must be one of {', '.join(allowed)}, got {getattr(self, name)}")
-
-    @property
-    def root_share(self) -> int | None:
-        """Rank 0's number of envs, None for an equal share."""
-        return 0 if self.dedicated_root else self.root_envs
 
     def to_json(self) -> str:
         """All values, keys sorted."""

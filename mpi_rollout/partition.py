@@ -25,7 +25,7 @@ class Run(NamedTuple):
 class Partition:
     """`num_envs` envs over `num_ranks` ranks in rank order, slices differing by one env at most.
 
-    `root_envs` gives rank 0 that many instead, possibly none: it has other work too.
+    With `dedicated_root` rank 0 owns none.
 
     Raises
     ------
@@ -35,48 +35,37 @@ class Partition:
 
     num_envs: int
     num_ranks: int
-    root_envs: int | None = None
+    dedicated_root: bool = False
 
     def __post_init__(self):
-        if self.root_envs is not None and self.root_envs > self.num_envs:
+        if self.num_workers < 1:
             raise ValueError(
-                f"--root-envs must be at most --num-envs, got --root-envs {self.root_envs} of {self.num_envs} envs"
+                "--dedicated-root needs at least 2 ranks, got 1; start the program with mpirun -n 2 or more"
             )
-        if self.root_envs is not None and self.num_ranks == 1 and self.root_envs != self.num_envs:
+        if self.num_envs < self.num_workers:
             raise ValueError(
-                f"--root-envs {self.root_envs} (--dedicated-root is 0) leaves envs to other ranks, got 1 rank; "
-                "start the program with mpirun -n 2 or more"
-            )
-        others, left = self._others
-        if (left < others) or (others == 0 and left > 0):
-            raise ValueError(
-                f"--num-envs must be at least the number of ranks that step envs, got {left} envs on {others} ranks; "
-                "use more envs or fewer ranks"
+                f"--num-envs must be at least the number of ranks that step envs, got {self.num_envs} envs on "
+                f"{self.num_workers} ranks; use more envs or fewer ranks"
             )
 
     @property
-    def _others(self) -> tuple[int, int]:
-        """How many ranks share evenly, and how many envs."""
-        if self.root_envs is None:
-            return self.num_ranks, self.num_envs
-        return self.num_ranks - 1, self.num_envs - self.root_envs
+    def num_workers(self) -> int:
+        """Ranks that step envs."""
+        return self.num_ranks - self.dedicated_root
 
     @property
     def capacity(self) -> int:
         """Envs of the fullest rank."""
-        return max(run.envs_per_rank for run in self.runs)
+        return -(-self.num_envs // self.num_workers)
 
     @property
     def runs(self) -> tuple[Run, ...]:
-        """The ranks with envs, grouped by how many: three groups at most, however many ranks."""
-        others, left = self._others
-        root_envs = self.root_envs or 0
-        small, num_large = divmod(left, others) if others else (0, 0)
-        first = self.num_ranks - others
-        root = Run(0, 1, 0, root_envs)
-        large = Run(first, num_large, root_envs, small + 1)
-        rest = Run(first + num_large, others - num_large, large.envs.stop, small)
-        return tuple(run for run in (root, large, rest) if run.num_ranks and run.envs_per_rank)
+        """The ranks with envs, grouped by how many: two groups at most, however many ranks."""
+        small, num_large = divmod(self.num_envs, self.num_workers)
+        first = int(self.dedicated_root)
+        large = Run(first, num_large, 0, small + 1)
+        rest = Run(first + num_large, self.num_workers - num_large, large.envs.stop, small)
+        return tuple(run for run in (large, rest) if run.num_ranks)
 
     def envs_of(self, rank: int) -> range:
         """The env indices of one rank."""

@@ -63,21 +63,6 @@ class Outcome:
         }
 
     @property
-    def better_root_envs(self) -> int | None:
-        """How many envs rank 0 should have for all ranks to wait equally; None if as many as it has.
-
-        Per step the other ranks wait `wait` for the order, rank 0 waits `gather` for the slots.  An env moved away
-        makes rank 0's step shorter by its time, and the others' longer by their share of it.
-        """
-        root, *others = self.ranks
-        if not others or not root["num_envs"] or not self.step_s[0]:
-            return None
-        excess_s = np.mean([rank["seconds"]["wait"] for rank in others]) - root["seconds"]["gather"]
-        env_s = self.step_s[0] / root["num_envs"]
-        moved = round(excess_s / env_s * len(others) / (len(others) + 1))
-        return max(root["num_envs"] - moved, 0) if moved > 0 else None
-
-    @property
     def ratio_to_limit(self) -> float | None:
         """The median of the parts' ratios; None where the limit was not measured."""
         return float(np.median([rate / limit for rate, limit in self.limit])) if self.limit else None
@@ -111,10 +96,6 @@ class Outcome:
                 f"limit: {limit:,.0f} env steps/s (bare env.step loops on all ranks at once); the run reached "
                 f"{self.ratio_to_limit:.3f} of it (median of {len(ratios)} parts, "
                 f"{min(ratios):.3f} to {max(ratios):.3f})"
-            )
-        if self.better_root_envs is not None:
-            lines.append(
-                f"hint: rank 0 keeps the others waiting; --root-envs {self.better_root_envs} gives it less to step"
             )
         if self.num_waits:
             lines.append(f"waited {self.num_waits} times for the disk")

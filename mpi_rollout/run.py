@@ -76,7 +76,7 @@ def prepare(config: RolloutConfig, comm: Any) -> Part:
     """Check and make on this rank all that can be before the first message of the run."""
     mpi.check_size(comm, config.expect_ranks)
     try:
-        partition = Partition(config.num_envs, comm.size, config.root_share)
+        partition = Partition(config.num_envs, comm.size, config.dedicated_root)
     except ValueError as error:
         raise UsageError(str(error)) from error
     policy = None

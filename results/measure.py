@@ -28,8 +28,6 @@ LIMITS = [
     ("Acrobot-v1", 64, 8000, "--no-trajectories"),
     ("HumanoidStandup-v5", 64, 600, ""),
     ("HumanoidStandup-v5", 64, 600, "--no-trajectories"),
-    ("ale_py:ALE/Breakout-v5", 64, 600, ""),
-    ("ale_py:ALE/Breakout-v5", 64, 600, "--no-trajectories"),
     ("CartPole-v1", 8192, 20000, "--no-trajectories --vectorization-mode vector_entry_point"),
 ]
 
@@ -60,31 +58,20 @@ def spread(values: list[float], form: str = ".3f") -> str:
 
 def measure_limit(*only: str) -> None:
     """How close runs come to bare env.step loops; `only` are words that a row's command must have."""
-    print(
-        "| env | envs | options | env steps/s | of the limit: median (range) | envs | imbalance | exchange | policy | write |"
-    )
-    print("|---|---|---|---|---|---|---|---|---|---|")
+    shares = ("envs", "imbalance", "exchange", "policy", "write")
+    print(f"| env | envs | options | env steps/s | of the limit: median (range) | {' | '.join(shares)} |")
+    print("|---|---|---|---|---|" + "---|" * len(shares))
     for env, num_envs, num_steps, options in LIMITS:
-        if not all(word in f"{env} {num_envs} {options}" for word in only):
+        if not all(word in f"{env} {num_envs} {options or 'stored'}" for word in only):
             continue
         with tempfile.TemporaryDirectory(dir=".") as folder:
-            command = ["-m", "mpi_rollout", "--env", env, "--num-envs", str(num_envs), "--num-steps", str(num_steps)]
-            command += [
-                "--measure-limit",
-                "--json",
-                "--progress",
-                "none",
-                "--out",
-                f"{folder}/run.h5",
-                *options.split(),
-            ]
+            command = f"-m mpi_rollout --env {env} --num-envs {num_envs} --num-steps {num_steps} {options}".split()
+            command += ["--measure-limit", "--json", "--progress", "none", "--out", f"{folder}/run.h5"]
             found = json.loads(mpirun(2, *command))
-        ratios = [rate / limit for rate, limit in found["limit"]]
-        shares = " | ".join(
-            f"{100 * found['losses'][name]:.1f}%" for name in ("envs", "imbalance", "exchange", "policy", "write")
-        )
-        row = f"| {env} | {num_envs} | {options or 'stored'} | {found['env_steps_per_s']:,.0f} | {spread(ratios)} | {shares} |"
-        print(row, flush=True)
+        ratios = spread([rate / limit for rate, limit in found["limit"]])
+        cells = [env, num_envs, options or "stored", f"{found['env_steps_per_s']:,.0f}", ratios]
+        cells += [f"{100 * found['losses'][name]:.1f}%" for name in shares]
+        print("| " + " | ".join(map(str, cells)) + " |", flush=True)
 
 
 def measure_store() -> None:

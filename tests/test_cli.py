@@ -13,7 +13,7 @@ from mpi_rollout.errors import UsageError
 GOOD = ("--env-factory", "envs:Counting", "--num-envs", "4", "--num-steps", "3", "--progress", "none")
 OTHER_VALUES = {
     "env": "Acrobot-v1", "env_factory": "envs:Counting", "env_kwargs": '{"a": [1, null]}', "num_envs": "7",
-    "num_steps": "8", "seed": "9", "policy": "policies:leaning", "out": "other.h5", "root_envs": "2",
+    "num_steps": "8", "seed": "9", "policy": "policies:leaning", "out": "other.h5",
     "vectorization_mode": "vector_entry_point", "expect_ranks": "3", "progress": "bar",
 }  # fmt: skip
 
@@ -102,8 +102,6 @@ def test_help_and_version_need_no_mpi(job, arguments):
         ([*GOOD, "--num-steps", "1.5"], "argument --num-steps: invalid int value: '1.5'"),
         ([*GOOD, "--seed", "-1"], "--seed must be at least 0, got -1"),
         ([*GOOD, "--expect-ranks", "0"], "--expect-ranks must be at least 1, got 0"),
-        ([*GOOD, "--root-envs", "-1"], "--root-envs must be at least 0, got -1"),
-        ([*GOOD, "--dedicated-root", "--root-envs", "2"], "give one of --dedicated-root and --root-envs, got both"),
         ([*GOOD, "--progress", "dots"], "argument --progress: invalid choice: 'dots'"),
         ([*GOOD, "--vectorization-mode", "async"], "argument --vectorization-mode: invalid choice: 'async'"),
         ([*GOOD, "--env-kwargs", "{level: 3}"], "--env-kwargs must be a JSON object such as '{\"level\": 3}', got"),

@@ -113,9 +113,8 @@ def test_more_ranks_than_cores_give_the_same_data(job):
     assert_same_bytes(datasets(job.collect(5, *RUN)), alone)
 
 
-@pytest.mark.parametrize("option", [["--dedicated-root"], ["--root-envs", "0"]], ids=" ".join)
-def test_a_root_without_envs_needs_another_rank(job, option):
-    result = job(None, *RUN, *OUT, *option)
+def test_a_dedicated_root_needs_another_rank(job):
+    result = job(None, *RUN, *OUT, "--dedicated-root")
     assert result.code == 64 and len(result.messages) == 1 and result.num_tracebacks == 0
     assert "ranks" in result.messages[0]
     assert list(job.folder.iterdir()) == []

@@ -34,12 +34,6 @@ def test_rank_count_does_not_change_the_data(job: Job, reference: tuple[str, Pat
     assert_same_bytes(datasets(job.collect(num_ranks, *RUNS[name])), datasets(path))
 
 
-@pytest.mark.mpi(3)
-def test_the_share_of_the_root_does_not_change_the_data(job: Job, reference: tuple[str, Path], num_ranks: int):
-    name, path = reference
-    assert_same_bytes(datasets(job.collect(num_ranks, *RUNS[name], "--root-envs", "1")), datasets(path))
-
-
 @pytest.mark.mpi(2, 4)
 def test_a_dedicated_root_does_not_change_the_data(job: Job, reference: tuple[str, Path], num_ranks: int):
     name, path = reference
