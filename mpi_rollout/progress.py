@@ -61,7 +61,7 @@ class Shares:
         now = dict(self._clock.seconds)
         spent = {phase: now[phase] - self._before[phase] for phase in now}
         self._before = now
-        total = sum(spent.values()) or 1.0
+        total = sum(spent.values()) - spent["other"] or 1.0  # Other is measuring the limit, not the run.
         exchange = spent["send"] + spent["gather"] + spent["wait"]
         parts = {"env": spent["step"], "exchange": exchange, "policy": spent["policy"], "write": spent["write"]}
         return ", ".join(f"{name} {100 * value / total:.0f}%" for name, value in parts.items())

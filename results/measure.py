@@ -1,4 +1,4 @@
-"""Measure the figures of results/README.md again: python results/measure.py limit|store|start|root.
+"""Measure the figures of results/README.md again: python results/measure.py limit|lockstep|store|start|root.
 
 Each prints a Markdown table with machine and date.  Ratios are taken between things that ran side by side in one
 run, several times, and are given as median and range; absolute times of a shared machine drift.
@@ -72,6 +72,47 @@ def measure_limit(*only: str) -> None:
         cells = [env, num_envs, options or "stored", f"{found['env_steps_per_s']:,.0f}", ratios]
         cells += [f"{100 * found['losses'][name]:.1f}%" for name in shares]
         print("| " + " | ".join(map(str, cells)) + " |", flush=True)
+
+
+LOCKSTEP_PROGRAM = """
+import sys, time, gymnasium
+from mpi4py import MPI
+from mpi_rollout.seeding import episode_seeds
+comm, num_envs = MPI.COMM_WORLD, int(sys.argv[2])
+seeds = [episode_seeds(0, comm.rank * num_envs + i) for i in range(num_envs)]
+envs = [gymnasium.make(sys.argv[1]) for _ in seeds]
+for env, seed in zip(envs, seeds):
+    env.reset(seed=next(seed))
+    env.action_space.seed(0)
+actions = [[env.action_space.sample() for env in envs] for _ in range(64)]
+def rate(meet, seconds=1.5):
+    comm.Barrier()
+    start, sweeps = time.perf_counter(), 0
+    while True:
+        for env, seed, action in zip(envs, seeds, actions[sweeps % 64]):
+            _, _, terminated, truncated, _ = env.step(action)
+            if terminated or truncated:
+                env.reset(seed=next(seed))
+        sweeps += 1
+        stop = time.perf_counter() - start > seconds
+        if comm.allreduce(stop, MPI.LOR) if meet and sweeps % 64 == 0 else not meet and stop:
+            return sweeps * num_envs / (time.perf_counter() - start)
+        if meet:
+            comm.Barrier()
+rates = [(rate(True), rate(False)) for _ in range(6)][1:]
+totals = comm.gather(rates)
+if comm.rank == 0:
+    for pairs in zip(*totals):
+        print(sum(pair[0] for pair in pairs) / sum(pair[1] for pair in pairs))
+"""
+
+
+def measure_lockstep() -> None:
+    """What lockstep alone costs: bare loops that meet at an MPI barrier after each sweep, over ones that do not."""
+    print("| env | envs | bare loops in lockstep over free ones: median (range) |\n|---|---|---|")
+    for env, num_envs in (("CartPole-v1", 64), ("CartPole-v1", 512), ("Acrobot-v1", 64), ("HumanoidStandup-v5", 64)):
+        out = mpirun(2, "-c", LOCKSTEP_PROGRAM, env, str(num_envs // 2))
+        print(f"| {env} | {num_envs} | {spread([float(line) for line in out.split()])} |", flush=True)
 
 
 def measure_store() -> None:
@@ -206,7 +247,13 @@ def measure_root() -> None:
 
 if __name__ == "__main__":
     what, *words = sys.argv[1:] or ["--help"]
-    measures = {"limit": measure_limit, "store": measure_store, "start": measure_start, "root": measure_root}
+    measures = {
+        "limit": measure_limit,
+        "lockstep": measure_lockstep,
+        "store": measure_store,
+        "start": measure_start,
+        "root": measure_root,
+    }
     if what not in measures:
         sys.exit(__doc__)
     print(f"{machine()}: `python results/measure.py {' '.join(sys.argv[1:])}`\n")
