@@ -59,7 +59,12 @@ def is_hydra() -> bool:
 
 
 def job_environment(**extra: str) -> dict[str, str]:
-    environment = {**os.environ, "PYTHONPATH": f"{TESTS.parent}:{TESTS}", "PYTHONUNBUFFERED": "1"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": f"{TESTS.parent}:{TESTS}",
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
     if os.getuid() == 0:
         environment |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     environment["PRTE_MCA_rmaps_default_mapping_policy"] = ":oversubscribe"
