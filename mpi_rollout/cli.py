@@ -18,7 +18,8 @@ class Parser(argparse.ArgumentParser):
     """Refuses wrong options as everything else is refused: one line, once for all ranks, exit code 64."""
 
     def error(self, message: str) -> None:
-        raise UsageError(f"{message}; see python -m mpi_rollout {self.prog.split()[-1]} --help")
+        command = self.prog if self.prog.endswith(("run", "inspect")) else f"{self.prog} run"
+        raise UsageError(f"{message}; see {command} --help")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -45,7 +46,8 @@ def make_parser() -> Parser:
     parser = Parser(
         prog="python -m mpi_rollout",
         description="Collect reinforcement-learning experience over MPI ranks.",
-        epilog="Example: mpirun -n 4 python -m mpi_rollout --env CartPole-v1 --num-envs 64 --out results/cartpole.h5",
+        epilog="All options: python -m mpi_rollout run --help.  Example: "
+        "mpirun -n 4 python -m mpi_rollout --env CartPole-v1 --out cartpole.h5",
     )
     parser.add_argument("--version", action="version", version=f"mpi_rollout {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")

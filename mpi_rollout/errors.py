@@ -7,6 +7,11 @@ class RolloutError(Exception):
     exit_code = 70
 
 
+def first_line(error: BaseException) -> str:
+    """An error's message in one line; HDF5's have several, some have none."""
+    return (str(error) or type(error).__name__).splitlines()[0]
+
+
 class UsageError(RolloutError):
     """An option has a value that cannot work."""
 

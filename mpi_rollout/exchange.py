@@ -104,7 +104,7 @@ class Exchange:
         self.comm.Gather(self._slot_message, None, ROOT)
 
     def await_slots(self) -> None:
-        """Wait for every rank's slot.  Afterwards `lay` puts them into rows, in env order."""
+        """Wait for every rank's slot.  Afterwards a `Destination` lays them into rows, in env order."""
         self.comm.Gather(self._slot_message, self._slots_message, ROOT)
 
     def collect(self, value: Any) -> list[Any] | None:

@@ -1,6 +1,7 @@
 """`inspect`: what is in a file, as a table, as JSON, as a picture."""
 
 import json
+import statistics
 from typing import Any
 
 from mpi_rollout.storage.reader import summary
@@ -39,7 +40,7 @@ def _head(found: dict[str, Any]) -> list[str]:
         rate = f"{throughput['env_steps']:,} env steps in {throughput['seconds']:.2f} s"
         rate += f", {throughput['env_steps_per_s']:,.0f} per s"
         ratios = throughput["ratio_to_limit"]
-        of_limit = f", {sorted(ratios)[len(ratios) // 2]:.3f} of the limit" if ratios else ""
+        of_limit = f", {statistics.median(ratios):.3f} of the limit" if ratios else ""
         lines.append(f"throughput    {rate}{of_limit}")
     return lines
 

@@ -21,12 +21,17 @@ class Limit:
     def __call__(self, seconds: float) -> float:
         """Env steps per second of bare loops that run on all ranks at the same time.  **Collective.**"""
         envs = self._exchange.envs
-        if self._measure is None and envs:
-            draw = RandomPolicy(self._action_space, self._exchange.partition.num_envs, self._config.seed)
-            rows = [rows_of(draw(), envs) for _ in range(BLOCK_STEPS)]
-            self._measure = make_bare(self._config, envs, rows)
-        self._exchange.comm.Barrier()
+        try:
+            if self._measure is None and envs:
+                self._measure = self._make(envs)
+        finally:
+            self._exchange.comm.Barrier()  # Also when this rank has failed: the others wait here.
         return self._measure(seconds) if self._measure else 0.0
+
+    def _make(self, envs: range) -> Callable[[float], float]:
+        draw = RandomPolicy(self._action_space, self._exchange.partition.num_envs, self._config.seed)
+        rows = [rows_of(draw(), envs) for _ in range(BLOCK_STEPS)]
+        return make_bare(self._config, envs, rows)
 
 
 def rows_of(actions: Any, envs: range) -> Any:

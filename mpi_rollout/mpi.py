@@ -94,6 +94,8 @@ def agree(comm: Any, prepare: Callable[[], Any], fingerprint: Callable[[Any], di
         marks = fingerprint(part)
     except RolloutError as error:
         problem = error
+    except KeyboardInterrupt:
+        problem = Interrupted("interrupted before the first step")
     except BaseException as error:
         stack = "".join(traceback.format_exception(error)).rstrip()
         problem = RolloutError(f"{type(error).__name__}: {error}\n{stack}")
@@ -158,7 +160,7 @@ def all_or_none(comm: Any) -> Iterator[None]:
     except BaseException:
         sys.stdout.flush()
         sys.stderr.write(f"mpi_rollout: rank {comm.rank} ({os.uname().nodename}) failed:\n{traceback.format_exc()}")
-        abort(comm, 70)
+        abort(comm, RolloutError.exit_code)
 
 
 def abort(comm: Any, code: int) -> None:

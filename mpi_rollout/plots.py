@@ -7,7 +7,7 @@ import numpy as np
 
 from mpi_rollout.errors import UsageError
 from mpi_rollout.storage.reader import committed_episodes, open_file
-from mpi_rollout.storage.schema import PHASE_FIELDS
+from mpi_rollout.timing import PHASES
 
 
 def plot_run(path: str, figure_path: str) -> None:
@@ -76,7 +76,7 @@ def _plot_rates(axes: Any, throughput: Any) -> None:
 def _plot_phases(axes: Any, ranks: np.ndarray) -> None:
     axes.set(title="time by phase", xlabel="rank", ylabel="seconds")
     bottom = np.zeros(len(ranks))
-    phases = [phase for phase in PHASE_FIELDS if phase != "other"]  # That is measuring the limit, not the run.
+    phases = [phase for phase in PHASES if phase != "other"]  # That is measuring the limit, not the run.
     greys, hatches = np.linspace(0.25, 0.95, len(phases)), ("", "//", "", "..", "", "xx")
     for phase, grey, hatch in zip(phases, greys, hatches, strict=True):
         axes.bar(

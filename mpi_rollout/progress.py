@@ -12,6 +12,14 @@ BAR_EVERY_S = 0.5
 
 
 def launcher_terminal() -> str | None:
+    """`find_terminal`, where the system tells: it is for looks only."""
+    try:
+        return find_terminal()
+    except OSError:
+        return "/dev/stderr" if sys.stderr.isatty() else None
+
+
+def find_terminal() -> str | None:
     """The terminal behind this process's stderr, which under mpirun is a pipe to the launcher; None without one.
 
     Goes up the parents as long as they are an MPI launcher or its helpers.
@@ -61,9 +69,9 @@ class Shares:
         now = dict(self._clock.seconds)
         spent = {phase: now[phase] - self._before[phase] for phase in now}
         self._before = now
-        total = sum(spent.values()) - spent["other"] or 1.0  # Other is measuring the limit, not the run.
+        total = sum(spent.values()) - spent["other"] or 1.0  # Other is no part of a step.
         exchange = spent["send"] + spent["gather"] + spent["wait"]
-        parts = {"env": spent["step"], "exchange": exchange, "policy": spent["policy"], "write": spent["write"]}
+        parts = {"envs": spent["step"], "exchange": exchange, "policy": spent["policy"], "write": spent["write"]}
         return ", ".join(f"{name} {100 * value / total:.0f}%" for name, value in parts.items())
 
 

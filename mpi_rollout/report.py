@@ -13,7 +13,7 @@ class Outcome:
     Parameters
     ----------
     seconds
-        From the first order to the last commit, without what measuring the limit took.
+        From the first step to the last commit, without what measuring the limit took.
     env_steps
         Transitions: rows that only reset are not counted.
     phases
@@ -50,7 +50,7 @@ class Outcome:
         """Where the root's time went, as shares of the run that add up to 1.
 
         `envs` is what the ranks need on average, `imbalance` the wait for the slowest of each step; the rest is
-        this program: `exchange` (checking, sending, gathering), `policy`, `write` and `other`.
+        this program: `exchange` (checking, sending, gathering, bookkeeping), `policy` and `write`.
         """
         total = self.seconds or 1.0
         ours = {name: self.phases[name] for name in ("policy", "write")}

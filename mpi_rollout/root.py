@@ -72,14 +72,12 @@ class Root:
             code = self._end_badly(DataError(f"{self._place(1)}: {error}"))
         except RolloutError as error:
             code = self._end_badly(error)
-        except Exception as error:  # From the policy: it is the user's code that runs here.
+        except (Exception, SystemExit) as error:  # From the policy: it is the user's code that runs here.
             self._show(traceback.format_exc())
             code = self._end_badly(RolloutError(f"{self._place(1)}: {type(error).__name__}: {error}"))
         if outcome is not None:
             self._tell(outcome)
         self.envs.close(code=code)
-        if code == StorageError.exit_code:
-            mpi.leave(code)  # HDF5 crashes in the interpreter's end if it could not write.
         return code
 
     def _place(self, ahead: int = 0) -> str:
@@ -157,6 +155,8 @@ class Root:
         if self.envs.stop_signal:
             raise Interrupted(f"{self._place()}: stopped by {signal.Signals(self.envs.stop_signal).name}")
         now_s, env_steps = self.envs.clock.now, collector.tally.env_steps
+        if self._looked_at and env_steps == self._seen_env_steps:
+            return
         if self._looked_at:
             rate = (env_steps - self._seen_env_steps) / (now_s - self._looked_at)
             self.writer.add_interval(now_s - self._began_at, env_steps, rate)
@@ -192,7 +192,14 @@ class Root:
         )
 
     def _tell(self, outcome: Outcome) -> None:
-        print(json.dumps(outcome.as_dict()) if self.config.json else "\n".join(outcome.lines()), flush=True)
+        self._print(json.dumps(outcome.as_dict()) if self.config.json else "\n".join(outcome.lines()))
+
+    @staticmethod
+    def _print(text: str) -> None:
+        try:
+            print(text, flush=True)
+        except BrokenPipeError:  # Nobody reads any more, as after `head`; that is no failure of the run.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
     def _end_badly(self, error: RolloutError) -> int:
         """Keep what is whole, say what happened, return the exit code."""
@@ -203,11 +210,12 @@ class Root:
         if self.writer is not None and not isinstance(error, StorageError):
             try:
                 kept = self._keep()
-            except StorageError as second:
-                error = StorageError(f"{error}; then {second}")
+            except RolloutError as second:
+                error.args = (f"{error}; then {second}",)
+                error.exit_code = second.exit_code
         self._show(f"mpi_rollout: {error}{kept}\n")
         if self.config.json:
-            print(json.dumps({"error": str(error) + kept, "exit_code": error.exit_code}), flush=True)
+            self._print(json.dumps({"error": str(error) + kept, "exit_code": error.exit_code}))
         return error.exit_code
 
     def _keep(self) -> str:

@@ -56,9 +56,13 @@ def run(config: RolloutConfig) -> int:
         worker = Worker(exchange, part.envs, reset_seed(config, exchange.envs), {"limit": limit})
         with unwatched_by_gc():
             worker.stop_on_signals()
-            if comm.rank != mpi.ROOT:
-                return worker.serve()
-            return Root(config, part.policy, worker, both, hosts).drive()
+            root = Root(config, part.policy, worker, both, hosts) if comm.rank == mpi.ROOT else None
+            code = worker.serve() if root is None else root.drive()
+            if code == StorageError.exit_code:
+                # HDF5 crashes in the interpreter's end if it could not write.  All ranks leave so: else MPICH's
+                # launcher would kill those that take longer than the root, and tell that instead.
+                mpi.leave(code)
+            return code
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from gymnasium.vector.utils import batch_space
 from mpi_rollout.errors import DataError, RolloutError
 from mpi_rollout.exchange import FAULT, Command, Destination
 from mpi_rollout.layout import Block, Leaf, bounds, leaf_spaces, leaves
-from mpi_rollout.worker import Fault, Worker, first_fault
+from mpi_rollout.worker import Fault, Worker
 
 Row = tuple[Destination, int]
 
@@ -137,8 +137,8 @@ class MPIVectorEnv(VectorEnv):
         if not (marks == FAULT).any():
             self.stop_signal = -int(marks.min())
         else:
-            faults = [report["fault"] for report in self.call_ranks("report")]
-            raise RankError(first_fault(faults), len(faults) - faults.count(None))
+            faults = [report["fault"] for report in self.call_ranks("report") if report["fault"] is not None]
+            raise RankError(faults[0], len(faults))
 
     def step(self, actions: Any):
         """`send`, then `recv`."""
@@ -185,6 +185,8 @@ class ActionCheck:
                     f"the policy's {_name(leaf)} must be {leaf.dtype} of shape {shape}, "
                     f"got {array.dtype} of shape {array.shape}"
                 )
+            if leaf.dtype.kind == "f":  # As it will be sent: float64's 0.7 is above a float32 bound of 0.7.
+                array = array.astype(leaf.dtype, copy=False)
             if not is_inside(array):
                 raise self._outside(leaf, array, low, high)
 

@@ -19,6 +19,7 @@ from gymnasium.vector import VectorEnv
 from mpi_rollout.envs.loop import LoopVectorEnv
 from mpi_rollout.errors import DataError, EnvError, RolloutError
 from mpi_rollout.exchange import FAULT, Command, Exchange
+from mpi_rollout.layout import RESULTS
 from mpi_rollout.mpi import abort
 from mpi_rollout.timing import Clock
 
@@ -122,7 +123,7 @@ class Worker:
         slot = self.exchange.slot
         if outputs[0] is slot.observations:
             return
-        for leaf, column in zip(self.exchange.layout.columns[3:], slot.observation_arrays, strict=True):
+        for leaf, column in zip(self.exchange.layout.columns[len(RESULTS) :], slot.observation_arrays, strict=True):
             part = leaf.of(outputs[0])
             if part.shape != column.shape or part.dtype != column.dtype:
                 raise DataError(
@@ -137,6 +138,8 @@ class Worker:
         """Run one of `methods`; a failure is returned as a `Fault`."""
         try:
             return self._methods[name](*args)
+        except KeyboardInterrupt:
+            raise
         except BaseException as error:
             return self._describe(error)
 
@@ -175,10 +178,10 @@ class Worker:
         abort(self.exchange.comm, fault.exit_code)
 
     def close(self) -> None:
-        if self.envs is not None:
-            self.envs.close()
-
-
-def first_fault(values: list[Any]) -> Fault | None:
-    """The fault of the lowest rank that has one."""
-    return next((value for value in values if isinstance(value, Fault)), None)
+        """Close the envs.  The run is over and its data are safe: an env that cannot close is only told of."""
+        try:
+            if self.envs is not None:
+                self.envs.close()
+        except Exception as error:
+            place = f"rank {self.exchange.comm.rank} ({os.uname().nodename})"
+            os.write(2, f"mpi_rollout: {place}: closing its envs: {type(error).__name__}: {error}\n".encode())

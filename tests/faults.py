@@ -140,3 +140,26 @@ nan, nan_later = Policy(with_nan, 0), Policy(with_nan, 7)
 large, large_later = Policy(with_large, 0), Policy(with_large, 7)
 nothing, nothing_later = (Policy(lambda actions: None, after) for after in (0, 7))
 number = 3
+
+
+def once_on_rank_1(made=[]):  # noqa: B006  The list counts over calls.
+    """An env of which rank 1 can make its own, but no second set for measuring the limit."""
+    made.append(1)
+    if RANK == 1 and len(made) > 3:
+        raise RuntimeError("no second licence")
+    return Counting()
+
+
+class Unclosable(Counting):
+    """Runs well, but does not close."""
+
+    def close(self):
+        raise RuntimeError("the port is stuck")
+
+
+def exiting_late(observations, calls=[]):  # noqa: B006
+    """A policy that calls sys.exit in the fourth step."""
+    calls.append(1)
+    if len(calls) > 3:
+        sys.exit(0)
+    return np.zeros(len(observations), np.int64)

@@ -11,7 +11,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-from conftest import Job, Result, Running, assert_same_bytes, datasets, is_hydra, processes_in
+from conftest import Job, Result, Running, assert_same_bytes, datasets, is_hydra, processes_in, run_job
 
 HOST = os.uname().nodename
 ENVS = ("--num-envs", "6", "--progress", "none")
@@ -437,3 +437,32 @@ def test_an_output_that_appears_during_the_run_is_not_overwritten(job, whole):
     assert result.code == 74 and len(result.messages) == 1 and "run.h5 has appeared" in result.messages[0]
     assert (job.folder / "run.h5").read_text() == "somebody else's"
     assert_same_bytes(datasets(job.folder / "run.h5.part"), whole)
+
+
+@pytest.mark.mpi(2, 3)
+def test_an_env_that_fails_in_the_measuring_of_the_limit_ends_the_job(job, num_ranks):
+    """Made a second time, on one rank alone, while the others wait to start together."""
+    result = job(num_ranks, "--env-factory", "faults:once_on_rank_1", *ENVS, *OUT, "--measure-limit")
+    assert result.code == 70 and len(result.messages) == 1
+    assert "rank 1 (" in result.messages[0] and "no second licence" in result.messages[0]
+
+
+@pytest.mark.mpi(2)
+def test_an_env_that_cannot_close_is_told_of_and_the_run_is_complete(job, num_ranks):
+    result = job(num_ranks, "--env-factory", "faults:Unclosable", *ENVS, *OUT, "--num-steps", "5")
+    assert result.code == 0 and "RuntimeError: the port is stuck" in result.err
+    assert (job.folder / "run.h5").exists()
+
+
+@pytest.mark.mpi(2)
+def test_a_policy_that_calls_exit_loses_no_step(job, num_ranks):
+    result = job(num_ranks, "--env", "CartPole-v1", *ENVS, *OUT, "--policy", "faults:exiting_late", "--num-steps", "20")
+    assert result.code == 70 and len(result.messages) == 1 and "the 3 steps before are in" in result.messages[0]
+    assert committed(job.folder / "run.h5.part") == 3
+
+
+def test_a_reader_that_goes_away_does_not_fail_the_run(job):
+    command = " ".join(job.command(None, "--env", "CartPole-v1", *ENVS, *OUT, "--num-steps", "5"))
+    result = run_job(["bash", "-c", f"set -o pipefail; {command} | true"], job.folder)
+    assert result.code == 0 and "Traceback" not in result.err
+    assert (job.folder / "run.h5").exists()

@@ -298,7 +298,7 @@ def test_an_error_in_a_reset_names_the_env():
             raise FileNotFoundError("no model")
 
     loop = LoopVectorEnv([test_envs.Counting, Stuck], first_env_index=4)
-    with pytest.raises(EnvError, match=r"^env 5, reset 0 of its episode: FileNotFoundError: no model$"):
+    with pytest.raises(EnvError, match=r"^env 5, reset: FileNotFoundError: no model$"):
         loop.reset()
 
 

@@ -17,7 +17,7 @@ import pytest
 from conftest import Job, job_environment
 
 from mpi_rollout.report import Outcome
-from mpi_rollout.storage.schema import PHASE_FIELDS
+from mpi_rollout.timing import PHASES
 
 SHORT = ("--env-factory", "envs:Counting", "--num-envs", "6", "--num-steps", "200")
 LONG = ("--env-factory", "faults:paced", "--env-kwargs", '{"sleep_s": 0.001}', "--num-envs", "6", "--num-steps")
@@ -185,7 +185,7 @@ def test_the_file_has_the_throughput_over_time_and_by_rank_and_phase(job, num_ra
     assert intervals["env_steps"][-1] == found["env_steps"] and (intervals["env_steps_per_s"] >= 0).all()
     assert ranks["rank"].tolist() == list(range(num_ranks)) and ranks["num_envs"].sum() == 6
     assert set(ranks["host"]) == {os.uname().nodename.encode()}
-    assert (ranks["step"] > 0).all() and all((ranks[name] >= 0).all() for name in PHASE_FIELDS)
+    assert (ranks["step"] > 0).all() and all((ranks[name] >= 0).all() for name in PHASES)
     assert (ranks["wait"][1:] > 0).all() and ranks["policy"][0] > 0
 
 

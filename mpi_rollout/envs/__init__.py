@@ -103,4 +103,4 @@ def make_bare(config: RolloutConfig, indices: range, actions: list[Any]) -> Call
         return bare_vector_loop(envs, seed_of_slice(config.seed, indices), actions)
     slice_ = LoopVectorEnv([make] * len(indices))
     seeds = [episode_seeds(config.seed, index) for index in indices]
-    return bare_loop(slice_.envs, seeds, split_actions(slice_, actions))
+    return bare_loop(slice_, seeds, split_actions(slice_, actions))

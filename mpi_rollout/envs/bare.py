@@ -8,22 +8,26 @@ from collections.abc import Callable, Iterator, Sequence
 from time import perf_counter
 from typing import Any
 
-import gymnasium
 import numpy as np
 from gymnasium.vector import VectorEnv
 from gymnasium.vector.utils import iterate
 
+from mpi_rollout.envs.loop import LoopVectorEnv
+
 
 def bare_loop(
-    envs: Sequence[gymnasium.Env], seeds: Sequence[Iterator[int]], actions: Sequence[Sequence[Any]]
+    slice_: LoopVectorEnv, seeds: Sequence[Iterator[int]], actions: Sequence[Sequence[Any]]
 ) -> Callable[[float], float]:
     """Return a function that steps the envs for some seconds and returns env steps per second.
 
     Parameters
     ----------
+    slice_
+        Whose envs to step, as `gymnasium.make` gave them, not by its own loop; it lives as long as the function.
     actions
         For each of some steps one action per env, used in turn.
     """
+    envs = slice_.envs
     steps = [env.step for env in envs]
     for env, seed in zip(envs, seeds, strict=True):
         env.reset(seed=next(seed))
@@ -36,7 +40,7 @@ def bare_loop(
                     _, _, terminated, truncated, _ = step(action)
                     if terminated or truncated:
                         envs[index].reset(seed=next(seeds[index]))
-                num_steps += len(envs)
+                num_steps += slice_.num_envs
                 elapsed = perf_counter() - start
                 if elapsed >= seconds:
                     return num_steps / elapsed

@@ -103,6 +103,8 @@ class LoopVectorEnv(VectorEnv):
             seed = [None] * self.num_envs if self._seeds is None else [next(seeds) for seeds in self._seeds]
         elif isinstance(seed, int):
             seed = [seed + index for index in range(self.num_envs)]
+        self._num_steps = 0
+        self._episode_starts[:] = 0
         observations: list[Any] = []
         try:
             for env, value in zip(self._inner, seed, strict=True):
@@ -110,9 +112,7 @@ class LoopVectorEnv(VectorEnv):
         except KeyboardInterrupt:
             raise
         except BaseException as error:
-            raise self._error(len(observations), "reset", error) from error
-        self._num_steps = 0
-        self._episode_starts[:] = 0
+            raise self._error(len(observations), error) from error
         self._next_deadline = self._limits.min()
         self._ended = []
         for column in self.columns.results:
@@ -132,7 +132,7 @@ class LoopVectorEnv(VectorEnv):
         except KeyboardInterrupt:
             raise
         except BaseException as error:
-            raise self._error(len(outcomes), "step", error) from error
+            raise self._error(len(outcomes), error) from error
         for index in self._ended:
             self._calls[index] = self._steps[index]
         try:
@@ -211,12 +211,11 @@ class LoopVectorEnv(VectorEnv):
             f"and info, got {got}; envs of the old gym are made new by gymnasium's shimmy"
         )
 
-    def _error(self, position: int, verb: str, error: BaseException) -> EnvError:
-        index = self._first_env_index + position
+    def _error(self, position: int, error: BaseException) -> EnvError:
+        index, number = self._first_env_index + position, self._num_steps - self._episode_starts[position]
+        when = f"step {number} of its episode" if number else "reset"
         what = f"called sys.exit({error.code})" if isinstance(error, SystemExit) else f"{type(error).__name__}: {error}"
-        return EnvError(
-            f"env {index}, {verb} {self._num_steps - self._episode_starts[position]} of its episode: {what}"
-        )
+        return EnvError(f"env {index}, {when}: {what}")
 
     def close_extras(self, **kwargs: Any) -> None:
         for env in self.envs:

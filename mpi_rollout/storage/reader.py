@@ -7,7 +7,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from mpi_rollout.errors import DataError
+from mpi_rollout.errors import DataError, first_line
 from mpi_rollout.storage.schema import FORMAT, FORMAT_VERSION
 
 
@@ -24,7 +24,7 @@ def open_file(path: str) -> h5py.File:
     try:
         file = h5py.File(path, "r", libver="latest", swmr=is_marked(path))
     except (OSError, RuntimeError) as error:
-        raise DataError(f"{path} is not a readable HDF5 file: {str(error).splitlines()[0]}") from error
+        raise DataError(f"{path} is not a readable HDF5 file: {first_line(error)}") from error
     if file.attrs.get("format") != FORMAT:
         raise DataError(f"{path} was not written by {FORMAT}")
     if file.attrs["format_version"] > FORMAT_VERSION:
@@ -74,7 +74,7 @@ def committed_episodes(file: h5py.File) -> np.ndarray:
 
 
 def check_complete(path: str) -> None:
-    """Read a finished file again: lengths, the first and the last row of every dataset.
+    """Read a finished file again: lengths, the first and the last row of every dataset of /trajectories.
 
     Raises
     ------

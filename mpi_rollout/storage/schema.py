@@ -9,6 +9,8 @@ from typing import Any
 import h5py
 import numpy as np
 
+from mpi_rollout.timing import PHASES
+
 FORMAT = "mpi_rollout"
 FORMAT_VERSION = 1
 CHUNK_NBYTES = 2**20  # HDF5's readers keep 1 MiB of chunks per dataset before version 2.0.
@@ -27,8 +29,7 @@ EPISODE = np.dtype(
 )
 INTERVAL = np.dtype([("time", "f8"), ("env_steps", "i8"), ("env_steps_per_s", "f8")])
 LIMIT = np.dtype([("rollout_env_steps_per_s", "f8"), ("limit_env_steps_per_s", "f8")])
-PHASE_FIELDS = ("policy", "send", "step", "wait", "gather", "write", "other")
-RANK = np.dtype([("rank", "i4"), ("host", "S64"), ("num_envs", "i4"), *((name, "f8") for name in PHASE_FIELDS)])
+RANK = np.dtype([("rank", "i4"), ("host", "S64"), ("num_envs", "i4"), *((name, "f8") for name in PHASES)])
 
 
 @dataclass(frozen=True)

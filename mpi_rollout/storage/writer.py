@@ -13,17 +13,17 @@ import shutil
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from time import perf_counter
 from typing import Any
 
 import h5py
 import numpy as np
 
-from mpi_rollout.errors import StorageError
+from mpi_rollout.errors import StorageError, first_line
 from mpi_rollout.layout import Block
 from mpi_rollout.storage.episodes import EpisodeTable
 from mpi_rollout.storage.reader import check_complete
-from mpi_rollout.storage.schema import INTERVAL, LIMIT, PHASE_FIELDS, RANK, Schema
+from mpi_rollout.storage.schema import INTERVAL, LIMIT, RANK, Schema
+from mpi_rollout.timing import PHASES
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,6 @@ class Writer:
         self.path, self.part = path, path + ".part"
         self.num_committed = 0
         self.num_waits = 0
-        self.seconds = 0.0
-        self.is_broken = False
         self._error: Exception | None = None
         self._schema, self._episodes = schema, episodes
         self._intervals: list[tuple[float, int, float]] = []
@@ -85,9 +83,9 @@ class Writer:
         self._raise_error()
         self._work.put((self._append, (block, num_rows)))
 
-    def add_interval(self, time: float, env_steps: int, env_steps_per_s: float) -> None:
+    def add_interval(self, time_s: float, env_steps: int, env_steps_per_s: float) -> None:
         """Have a row of /throughput/intervals written at the next commit."""
-        self._intervals.append((time, env_steps, env_steps_per_s))
+        self._work.put((self._intervals.append, ((time_s, env_steps, env_steps_per_s),)))
 
     def drain(self) -> None:
         """Wait until all that was submitted is committed."""
@@ -119,7 +117,7 @@ class Writer:
                 f"{self._error}; another run writes there or has written; move the file or use another --out"
             )
         raise StorageError(
-            f"cannot write {self.part}: {str(self._error).splitlines()[0]} ({free_space(self.path)}); "
+            f"cannot write {self.part}: {first_line(self._error)} ({free_space(self.path)}); "
             f"its first {self.num_committed} steps are committed"
         )
 
@@ -128,14 +126,11 @@ class Writer:
     def _run(self) -> None:
         while True:
             task, arguments = self._work.get()
-            start = perf_counter()
             try:
                 task(*arguments)
             except Exception as error:  # HDF5 reports a full disk as RuntimeError.
                 self._error = error
-                self.is_broken = True
                 return
-            self.seconds += perf_counter() - start
 
     def _create(self) -> None:
         self._file = self._schema.create(self.part)
@@ -167,8 +162,8 @@ class Writer:
         self.num_committed = num_steps
 
     def _write_intervals(self) -> None:
-        rows, self._intervals = self._intervals, []
-        extend(self._file["throughput/intervals"], np.array(rows, INTERVAL))
+        extend(self._file["throughput/intervals"], np.array(self._intervals, INTERVAL))
+        self._intervals.clear()
 
     def _finish(self, ending: Ending) -> str:
         if self._columns:
@@ -246,6 +241,6 @@ def rank_rows(reports: list[dict[str, Any]]) -> np.ndarray:
     rows = np.zeros(len(reports), RANK)
     for row, report in zip(rows, reports, strict=True):
         row["rank"], row["host"], row["num_envs"] = report["rank"], report["host"].encode(), report["num_envs"]
-        for phase in PHASE_FIELDS:
+        for phase in PHASES:
             row[phase] = report["seconds"][phase]
     return rows
