@@ -200,8 +200,8 @@ class SlotLayout:
 class Block:
     """`num_rows` consecutive steps of all envs: observation t, action t, and what followed it, in row t.
 
-    `named` holds the C-contiguous arrays of shape (num_rows, num_envs, ...) by their path in a file; the trees
-    `observations` and `actions` share their memory.  `step_s` is (num_rows, num_ranks).
+    `named` holds the C-contiguous arrays of shape (num_rows, num_envs, ...) by their path in a file; the tree
+    `observations` shares their memory.  `step_s` is (num_rows, num_ranks).
     """
 
     def __init__(
@@ -215,7 +215,6 @@ class Block:
         self.action_arrays = self._allocate("actions", leaves(action_space), lead)
         self.rewards, self.terminations, self.truncations = self._allocate("", RESULTS, lead)
         self.observations = tree_of(observation_space, self.observation_arrays)
-        self.actions = tree_of(action_space, self.action_arrays)
         self.step_s = np.zeros((num_rows, partition.num_ranks))
         self._space = observation_space
         self._is_single = isinstance(self.observations, np.ndarray)

@@ -58,6 +58,7 @@ def run(config: RolloutConfig) -> int:
             worker.stop_on_signals()
             root = Root(config, part.policy, worker, both, hosts) if comm.rank == mpi.ROOT else None
             code = worker.serve() if root is None else root.drive()
+            exchange.free()
             if code == StorageError.exit_code:
                 # HDF5 crashes in the interpreter's end if it could not write.  All ranks leave so: else MPICH's
                 # launcher would kill those that take longer than the root, and tell that instead.
