@@ -24,7 +24,7 @@ LONG = ("--env-factory", "faults:paced", "--env-kwargs", '{"sleep_s": 0.001}', "
 OUT = ("--out", "run.h5")
 LINE = re.compile(
     r"mpi_rollout: ([\d,]+) of ([\d,]+) steps \((\d+)%\), ([\d,]+) env steps, ([\d,]+) env steps/s, "
-    r"env \d+%, exchange \d+%, policy \d+%, write \d+%"
+    r"envs \d+%, exchange \d+%, policy \d+%, write \d+%"
 )
 TERMINAL_COLUMNS = 110
 
