@@ -149,7 +149,7 @@ def test_a_missing_file_is_refused(job: Job):
 
 
 def test_a_folder_is_refused(job: Job):
-    refused(job, job.folder)
+    assert job.folder.name in refused(job, job.folder)
 
 
 @pytest.mark.parametrize("content", [b"", b"step,reward\n1,2\n", b"\x89HDF\r\n\x1a\n", b"\x00" * 5000])
@@ -178,7 +178,7 @@ def test_a_truncated_file_is_refused(job: Job, complete: Path, num_bytes: float)
     content = complete.read_bytes()
     path = job.folder / "cut.h5"
     path.write_bytes(content[: int(num_bytes if num_bytes > 1 else num_bytes * len(content))])
-    refused(job, path)
+    assert path.name in refused(job, path)
 
 
 @pytest.mark.parametrize("num_bytes", [3, 11, 47, 0.02, 0.5, 0.99])
@@ -193,7 +193,7 @@ def test_a_truncated_part_is_refused(job: Job, num_bytes: float):
     writer.discard()
     path = job.folder / "cut.h5.part"
     path.write_bytes(content[: int(num_bytes if num_bytes > 1 else num_bytes * len(content))])
-    refused(job, path)
+    assert path.name in refused(job, path)
 
 
 def test_a_finished_file_that_was_not_complete_can_be_told(job: Job):

@@ -46,12 +46,12 @@ def test_of_processes_that_are_alone_only_the_first_says_so(job):
 
 
 def test_a_batch_script_that_starts_one_process_itself_may_run(job):
-    job.collect(None, *RUN, SLURM_NTASKS="2", SLURM_PROCID="0")
+    assert job.collect(None, *RUN, SLURM_NTASKS="2", SLURM_PROCID="0").exists()
 
 
 @pytest.mark.mpi(2)
 def test_ranks_that_hydra_started_in_a_slurm_job_of_one_task_may_run(job, num_ranks):
-    job.collect(num_ranks, *RUN, SLURM_NTASKS="1", SLURM_STEP_ID="0")
+    assert job.collect(num_ranks, *RUN, SLURM_NTASKS="1", SLURM_STEP_ID="0").exists()
 
 
 def test_under_the_launcher_of_another_mpi_nothing_begins(job):
@@ -67,7 +67,7 @@ def test_under_the_launcher_of_another_mpi_nothing_begins(job):
 
 @pytest.mark.mpi(1, 2, 3)
 def test_the_expected_number_of_ranks_may_run(job, num_ranks):
-    job.collect(num_ranks, *RUN, "--expect-ranks", num_ranks)
+    assert job.collect(num_ranks, *RUN, "--expect-ranks", num_ranks).exists()
 
 
 @pytest.mark.mpi(1, 2)
