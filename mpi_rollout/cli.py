@@ -13,19 +13,21 @@ from mpi_rollout.config import RolloutConfig, flag
 from mpi_rollout.errors import RolloutError, UsageError
 from mpi_rollout.mpi import claimed_rank, share_refusal
 
+COMMANDS = ("run", "inspect", "verify", "recover", "doctor")
+
 
 class Parser(argparse.ArgumentParser):
     """Refuses wrong options as everything else is refused: one line, once for all ranks, exit code 64."""
 
     def error(self, message: str) -> None:
-        command = self.prog if self.prog.endswith(("run", "inspect")) else f"{self.prog} run"
+        command = self.prog if self.prog.endswith(COMMANDS) else f"{self.prog} run"
         raise UsageError(f"{message}; see {command} --help")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; return its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if not arguments or arguments[0] not in ("run", "inspect", "-h", "--help", "--version"):
+    if not arguments or arguments[0] not in (*COMMANDS, "-h", "--help", "--version"):
         arguments.insert(0, "run")
     try:
         options = make_parser().parse_args(arguments)
@@ -62,7 +64,42 @@ def make_parser() -> Parser:
         "--plot", metavar="PNG", help="draw returns, throughput and time by phase (needs the extra `plots`)"
     )
     inspect.set_defaults(command=inspect_command)
+    add_verify(commands)
+    add_recover(commands)
+    add_doctor(commands)
     return parser
+
+
+def add_doctor(commands: Any) -> None:
+    """Add the command `doctor`."""
+    doctor = commands.add_parser("doctor", help="tell what this machine will do to a run; start it as you start runs")
+    doctor.add_argument("--out", metavar="FOLDER", help="folder of the output (default: results, or this one)")
+    doctor.add_argument("--env", metavar="ID", help="make this env and time its steps")
+    doctor.add_argument("--json", action="store_true", help="print it as one line of JSON")
+    doctor.add_argument(
+        "--timeout-s", type=float, default=20.0, metavar="S", help="how long MPI or the folder may take (default: 20)"
+    )
+    doctor.set_defaults(command=doctor_command)
+
+
+def add_verify(commands: Any) -> None:
+    verify = commands.add_parser("verify", help="check all of a file, complete or not")
+    verify.add_argument("file", metavar="FILE")
+    verify.add_argument(
+        "--replay", type=int, default=0, metavar="N", help="step N episodes again, from seed and actions, and compare"
+    )
+    verify.add_argument("--replay-seed", type=int, default=0, metavar="SEED", help="which episodes (default: 0)")
+    verify.add_argument("--json", action="store_true", help="print what was found as one line of JSON")
+    verify.set_defaults(command=verify_command)
+
+
+def add_recover(commands: Any) -> None:
+    recover = commands.add_parser("recover", help="make a complete file of what a killed run has committed")
+    recover.add_argument("file", metavar="FILE.part")
+    recover.add_argument("dest", metavar="DEST", nargs="?", help="file to write; must not exist (default: FILE)")
+    recover.add_argument("--num-steps", type=int, metavar="N", help="only the first N steps of each env")
+    recover.add_argument("--json", action="store_true", help="print what was found as one line of JSON")
+    recover.set_defaults(command=recover_command)
 
 
 def add_option(parser: argparse.ArgumentParser, each: Field) -> None:
@@ -114,4 +151,24 @@ def inspect_command(options: argparse.Namespace) -> int:
     from mpi_rollout.inspection import inspect
 
     print("\n".join(inspect(options.file, options.json, options.plot)))
+    return 0
+
+
+def doctor_command(options: argparse.Namespace) -> int:
+    from mpi_rollout.doctor import doctor
+
+    return doctor(options.out, options.env, options.json, options.timeout_s)
+
+
+def verify_command(options: argparse.Namespace) -> int:
+    from mpi_rollout.durability import verify
+
+    print("\n".join(verify(options.file, options.replay, options.replay_seed, options.json)))
+    return 0
+
+
+def recover_command(options: argparse.Namespace) -> int:
+    from mpi_rollout.durability import recover
+
+    print("\n".join(recover(options.file, options.dest, options.num_steps, options.json)))
     return 0

@@ -5,21 +5,27 @@ next observation goes to row t + 1, which may be row 0 of the next block.  After
 that is no transition: its action is ignored, its reward is 0, it leads to the next episode's first observation.
 """
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
-from mpi_rollout.exchange import Destination
-from mpi_rollout.layout import Block
+from mpi_rollout.driver import Driver, Lane
+from mpi_rollout.exchange import Command, Destination, Exchanges
+from mpi_rollout.layout import Block, leaves, rows_of, tree_of
 from mpi_rollout.policy import Policy, RandomPolicy
-from mpi_rollout.vector_env import MPIVectorEnv
 
 
 class Sink(Protocol):
-    """Where full blocks go: `storage.Writer`, or `Discard`."""
+    """Where full blocks go: `storage.Writer`, or `Discard`.
+
+    `num_rows` is the length of its blocks.
+    """
+
+    num_rows: int
 
     def acquire(self) -> Block:
         """A block to fill; waits for one."""
@@ -35,7 +41,7 @@ class Discard:
     """Where blocks go when only the throughput counts."""
 
     def __init__(self, blocks: list[Block]):
-        self._blocks, self._turn = blocks, 0
+        self._blocks, self._turn, self.num_rows = blocks, 0, blocks[0].num_rows
 
     def acquire(self) -> Block:
         self._turn += 1
@@ -49,21 +55,22 @@ class Discard:
 class Tally:
     """Counts over the rows that were collected so far.
 
-    `slowest_s` adds up, step by step, the seconds of the slowest rank; `mean_s` those of the ranks on average.  All
-    of lockstep's waiting for imbalance is the difference.
+    `slowest_s` adds up, exchange by exchange, the seconds of the slowest rank; `mean_s` those of the ranks on
+    average.  All of lockstep's waiting for imbalance is the difference.  Where no rank waits for another, the
+    whole run is as one step.
     """
 
-    num_ranks: int
+    exchanges: Exchanges
     env_steps: int = 0
-    slowest_s: float = 0.0
-    mean_s: float = 0.0
-    step_s: np.ndarray = field(init=False)
+    step_s: np.ndarray = field(init=False)  # Of each rank.
+    _lockstep_s: np.ndarray = field(init=False)
     _ended: int = 0
 
     def __post_init__(self):
-        self.step_s = np.zeros(self.num_ranks)
+        self.step_s = np.zeros(self.exchanges.division.num_ranks)
+        self._lockstep_s = np.zeros(2)
 
-    def add(self, block: Block, start: int, stop: int, is_stepping: np.ndarray) -> None:
+    def add(self, block: Block, start: int, stop: int) -> None:
         """Count rows start to stop.  Rows after an episode's end are no env steps: see the module."""
         ends = np.count_nonzero(block.terminations[start:stop] | block.truncations[start:stop], axis=1)
         num_ends = int(ends.sum())
@@ -71,96 +78,230 @@ class Tally:
         self.env_steps += (stop - start) * block.rewards.shape[1] - (self._ended + num_ends - last)
         self._ended = last
         seconds = block.step_s[start:stop]
-        self.step_s += seconds.sum(axis=0)
-        self.slowest_s += float(seconds.max(axis=1).sum())
-        self.mean_s += float(seconds[:, is_stepping].mean(axis=1).sum())
+        np.add.at(self.step_s, self.exchanges.rank_of_slot, seconds.sum(axis=0))
+        num_stepping = len(self.exchanges.division.stepping_ranks)
+        for slots in self.exchanges.slots:
+            part = seconds[:, slots]
+            self._lockstep_s += part.max(axis=1).sum(), part.sum() / num_stepping
+
+    def go_on(self, num_ended: int) -> None:
+        """Count from a step on in whose predecessor some envs' episodes ended."""
+        self._ended = num_ended
+
+    @property
+    def slowest_s(self) -> float:
+        return float(self.step_s.max() if self.exchanges.division.first_ready else self._lockstep_s[0])
+
+    @property
+    def mean_s(self) -> float:
+        return float(self._lockstep_s[1])
+
+
+@dataclass(eq=False)
+class Track:
+    """How far one lane is: `step` steps taken, the next one goes to a row, what it leads to into the row after."""
+
+    lane: Lane
+    step: int = 0
+    row: int = 0
+    next_row: int = 0
+    block: Any = None
+    next_block: Any = None
+
+
+@dataclass(frozen=True, eq=False)
+class Open:
+    """A block that is being filled, and how each lane's slots are laid into it."""
+
+    block: Block
+    destinations: dict[Lane, Destination]
 
 
 class Collector:
     """Collect steps of all envs into blocks.
 
+    Lanes go on by themselves, as far as there are blocks; a step counts when all lanes have taken it.
+
     Parameters
     ----------
+    num_blocks
+        How many the sink has: as many can be filled at a time.
+    batch_size
+        With first ready, how many ranks' envs the policy is given at least.
+    reset_seed
+        For natively vectorized envs; others have their episodes' seeds.
     on_look
         Called with this collector about every `look_every_s` seconds between two steps, and at the end of `advance`.
     commit_every_s
         A block that fills slowly is handed to the sink now and then as far as it is.
+
+    Attributes
+    ----------
+    num_steps
+        Steps that all envs have taken.
     """
 
     def __init__(
         self,
-        envs: MPIVectorEnv,
+        driver: Driver,
         policy: Policy,
         sink: Sink,
+        num_blocks: int,
         on_look: Callable[["Collector"], None],
+        batch_size: int = 1,
+        reset_seed: int | None = None,
         look_every_s: float = 0.5,
         commit_every_s: float = 10.0,
     ):
-        self.envs, self.policy, self.sink, self.clock = envs, policy, sink, envs.clock
-        self.tally = Tally(envs.exchange.partition.num_ranks)
+        self.driver, self.policy, self.sink, self.clock = driver, policy, sink, driver.clock
+        self.tally = Tally(driver.exchanges)
         self.num_steps = 0
+        self._num_blocks, self._batch_size, self._reset_seed = num_blocks, batch_size, reset_seed
         self._on_look, self._look_every_s, self._commit_every_s = on_look, look_every_s, commit_every_s
-        self._trusted = isinstance(policy, RandomPolicy)
-        partition = envs.exchange.partition
-        self._is_stepping = np.array([len(partition.envs_of(rank)) > 0 for rank in range(partition.num_ranks)])
-        self._destinations: dict[int, Destination] = {}
-        self._row = self._counted = 0
+        self._is_random = isinstance(policy, RandomPolicy)
+        self._tracks = {lane: Track(lane) for lane in driver.lanes}
+        self._num_slowest = len(self._tracks)  # Lanes that have taken `num_steps` steps and no more.
+        self._made: dict[int, Open] = {}
+        self._open: deque[Open] = deque()  # In the order of their steps.
+        self._counted = 0
         self._look_at = self._commit_at = 0.0
 
     def start(self) -> None:
         """Reset all envs; the first observations go to row 0."""
-        self._block, self._destination = self._fresh_block(0)
-        self.envs.reset(to=(self._destination, 0))
+        first = self._fresh_block(0)
+        self.driver.do(Command.RESET, self._reset_seed)
+        for track in self._tracks.values():
+            track.block = first
+            first.destinations[track.lane].lay_observations(0)
         self._commit_at = perf_counter() + self._commit_every_s
         self.clock.restart()
 
-    def _fresh_block(self, start: int) -> tuple[Block, Destination]:
+    def go_on(self, num_steps: int, num_ended: int, load: Callable[[Block], None]) -> None:
+        """Go on with a run of which there are `num_steps` steps, its envs being where they were.
+
+        Parameters
+        ----------
+        num_ended
+            Envs whose episode ended in the last of them.
+        load
+            Fills a block with what there is of its rows.
+        """
+        num_rows = self.sink.num_rows
+        first = self._fresh_block(num_steps - num_steps % num_rows)
+        load(first.block)
+        self.num_steps, self._counted = num_steps, num_steps % num_rows
+        self.tally.go_on(num_ended)
+        for track in self._tracks.values():
+            track.block, track.row, track.step = first, self._counted, num_steps
+        self._commit_at = perf_counter() + self._commit_every_s
+        self.clock.restart()
+
+    def _fresh_block(self, start: int) -> Open:
         block = self.sink.acquire()
         block.start = start
-        if id(block) not in self._destinations:
-            self._destinations[id(block)] = self.envs.destination(block)
+        if id(block) not in self._made:
+            self._made[id(block)] = Open(block, self.driver.destinations(block))
+        self._open.append(self._made[id(block)])
         self.clock.lap("write")
-        return block, self._destinations[id(block)]
+        return self._open[-1]
 
     def advance(self, num_steps: int) -> None:
         """Take steps.  After an error, all steps before it are still there for `hand_over`."""
         stop = self.num_steps + num_steps
-        while self.num_steps < stop:
-            self._take_step()
-            if self.clock.now >= self._look_at or self.envs.stop_signal:
+        waiting = [track for track in self._tracks.values() if track.step < stop]
+        while waiting or self.driver.under_way:
+            going, parked = [], []
+            for track in waiting:
+                (going if self._has_room(track) else parked).append(track)
+            waiting = parked
+            for batch in [[track] for track in going] if self._is_random else [going]:
+                if batch:
+                    self._act(batch)
+            for lane in self.driver.await_some(self._batch_size):
+                track = self._tracks[lane]
+                self._lay(track)
+                if track.step < stop:
+                    waiting.append(track)
+            self.clock.lap("gather")
+            if self.clock.now >= self._look_at or self.driver.stop_signal:
                 self.look()
         self.look()
 
-    def _take_step(self) -> None:
-        block, row, clock = self._block, self._row, self.clock
-        actions = self.policy(block.observations_of(row))
-        clock.lap("policy")
-        is_last = row + 1 == block.num_rows
-        # Before the order is out: once it is, its slots must be awaited, whatever the writer says.
-        following = self._fresh_block(self.num_steps + 1) if is_last else (block, self._destination)
-        self.envs.send(actions, self._trusted)
-        for array, sent in zip(block.action_arrays, self.envs.exchange.action_arrays, strict=True):
-            array[row] = sent
-        next_row = 0 if is_last else row + 1
-        self.envs.recv_into((following[1], next_row), (self._destination, row))
-        self.num_steps += 1
-        self._row = next_row
-        if is_last:
-            self._turn_over(*following)
+    def _has_room(self, track: Track) -> bool:
+        """Find where the next step of a lane goes.
 
-    def _turn_over(self, following: Block, destination: Destination) -> None:
-        """Hand in the full block; what its last step led to is the first observation of the next one."""
-        block = self._block
-        self._count(block.num_rows)
-        self._block, self._destination, self._counted = following, destination, 0
-        self.sink.submit(block, block.num_rows)
-        self.clock.lap("write")
+        Before its order is out: once it is, its slots must be awaited, whatever the writer says.
+        """
+        if track.row + 1 < track.block.block.num_rows:
+            track.next_block, track.next_row = track.block, track.row + 1
+            return True
+        place = self._open.index(track.block) + 1
+        if place == len(self._open):
+            if place == self._num_blocks:
+                return False  # Slower lanes still fill the first of these.
+            self._fresh_block(self._open[-1].block.start + self._open[-1].block.num_rows)
+        track.next_block, track.next_row = self._open[place], 0
+        return True
+
+    def _act(self, tracks: list[Track]) -> None:
+        """Ask the policy what some lanes' envs do, and send it."""
+        if self._is_random:
+            actions = rows_of(self.policy.at(tracks[0].step), tracks[0].lane.envs)
+        else:
+            actions = self.policy(self._observations(tracks))
+        self.clock.lap("policy")
+        self.driver.send([track.lane for track in tracks], actions, self._is_random)
+        for track in tracks:
+            for array, sent in zip(track.block.block.action_arrays, track.lane.exchange.action_arrays, strict=True):
+                array[track.row, track.lane.envs] = sent
+
+    def _observations(self, tracks: list[Track]) -> Any:
+        """The last observations of some lanes' envs, C-contiguous; of one lane without a copy."""
+        views = [track.block.block.observations_of(track.row, track.lane.envs) for track in tracks]
+        if len(views) == 1:
+            return views[0]
+        space = self.driver.observation_space
+        return tree_of(space, (np.concatenate([leaf.of(view) for view in views]) for leaf in leaves(space)))
+
+    def _lay(self, track: Track) -> None:
+        """Take in what a lane's step gave."""
+        lane = track.lane
+        track.next_block.destinations[lane].lay_observations(track.next_row)
+        track.block.destinations[lane].lay_results(track.row)
+        track.block, track.row = track.next_block, track.next_row
+        track.step += 1
+        if track.step - 1 == self.num_steps:
+            self._num_slowest -= 1
+            if self._num_slowest == 0:
+                self._move_on()
+
+    def _move_on(self) -> None:
+        """All lanes have taken another step: count it; hand in the blocks that this completes."""
+        steps = [track.step for track in self._tracks.values()]
+        self.num_steps = min(steps)
+        self._num_slowest = steps.count(self.num_steps)
+        while self.num_steps >= self._open[0].block.start + self._open[0].block.num_rows:
+            block = self._open[0].block
+            self._count(block.num_rows)
+            self._open.popleft()
+            self._counted = 0
+            self.sink.submit(block, block.num_rows)
+            if self._is_random:
+                self.policy.forget(self.num_steps)
+            self.clock.lap("write")
+
+    @property
+    def _row(self) -> int:
+        """Rows of the oldest open block that are complete."""
+        return self.num_steps - self._open[0].block.start
 
     def _count(self, stop: int) -> None:
         """Make columns of the rows since the last count, and count them."""
         if stop > self._counted:
-            self._destination.unpack(self._counted, stop)
-            self.tally.add(self._block, self._counted, stop, self._is_stepping)
+            oldest = self._open[0]
+            for destination in oldest.destinations.values():
+                destination.unpack(self._counted, stop)
+            self.tally.add(oldest.block, self._counted, stop)
             self._counted = stop
 
     def look(self) -> None:
@@ -175,5 +316,5 @@ class Collector:
     def hand_over(self) -> None:
         """Give the sink all steps so far."""
         self._count(self._row)
-        self.sink.submit(self._block, self._row)
+        self.sink.submit(self._open[0].block, self._row)
         self._commit_at = perf_counter() + self._commit_every_s

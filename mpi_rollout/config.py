@@ -11,9 +11,11 @@ import gymnasium
 import numpy as np
 
 from mpi_rollout import __version__
+from mpi_rollout.deadline import seconds_of
 from mpi_rollout.errors import UsageError
 
 VECTORIZATION_MODES = ("sync", "vector_entry_point")
+MODES = ("sync", "async")
 PROGRESS = ("auto", "bar", "lines", "none")
 
 
@@ -25,6 +27,14 @@ def option(default: Any, help_text: str, **extra: Any) -> Any:
         if callable(default)
         else field(default=default, metadata=metadata)
     )
+
+
+# What decides on the data, and so must not change when a run is continued.
+DATA_OPTIONS = (
+    "env", "env_factory", "env_kwargs", "num_envs", "num_steps", "seed", "policy", "vectorization_mode", "trajectories"
+)  # fmt: skip
+LEAST = {"num_envs": 1, "num_steps": 1, "seed": 0, "num_groups": 1, "batch_size": 1, "expect_ranks": 1}
+CHOICES = {"vectorization_mode": VECTORIZATION_MODES, "mode": MODES, "progress": PROGRESS}
 
 
 @dataclass(frozen=True)
@@ -48,14 +58,25 @@ class RolloutConfig:
     num_steps: int = option(1000, "steps of each env")
     seed: int = option(0, "of everything random")
     policy: str = option("random", "random, or a callable that takes batched observations", metavar="MODULE:CALLABLE")
-    out: str = option("results/rollout.h5", "file to write; must not exist", metavar="FILE")
+    out: str = option(
+        "results/rollout.h5", "file to write; if the same run was interrupted there, it is continued", metavar="FILE"
+    )
     vectorization_mode: str = option(
         "sync", "how a rank steps its envs: one after the other, or by the env's own vectorized version",
         choices=VECTORIZATION_MODES,
     )  # fmt: skip
+    mode: str = option(
+        "sync", "all ranks in lockstep, or whichever rank is ready first", choices=MODES,
+    )  # fmt: skip
+    num_groups: int = option(1, "groups of envs that are stepped in turn: 2 let the ranks step while the policy works")
+    batch_size: int = option(1, "with --mode async, the ranks whose envs the policy is given together")
     dedicated_root: bool = option(False, "rank 0 steps no envs")
     trajectories: bool = option(True, "store what the envs did, not the throughput alone")
     measure_limit: bool = option(False, "measure bare env.step loops between parts of the run and tell the ratio")
+    max_walltime: str | None = option(
+        None, "stop in time, with all steps committed, before this much time has passed: 01:30:00, as SLURM writes it",
+        metavar="TIME",
+    )  # fmt: skip
     expect_ranks: int | None = option(None, "refuse to run on any other number of ranks", metavar="N")
     progress: str = option("auto", "how to tell how far it is: a bar on a terminal, else lines", choices=PROGRESS)
     json: bool = option(False, "print the summary as one line of JSON")
@@ -66,16 +87,21 @@ class RolloutConfig:
                 "give one of --env ID and --env-factory MODULE:CALLABLE, got "
                 + ("none" if self.env is None else "both")
             )
-        for name, least in (("num_envs", 1), ("num_steps", 1), ("seed", 0), ("expect_ranks", 1)):
+        for name, least in LEAST.items():
             value = getattr(self, name)
             if value is not None and value < least:
                 raise UsageError(f"{flag(name)} must be at least {least}, got {value}")
         if not isinstance(self.env_kwargs, dict):
             raise UsageError(f"--env-kwargs must be a JSON object, got {json.dumps(self.env_kwargs)}")
-        for name in ("vectorization_mode", "progress"):
-            allowed = {"vectorization_mode": VECTORIZATION_MODES, "progress": PROGRESS}[name]
+        for name, allowed in CHOICES.items():
             if getattr(self, name) not in allowed:
                 raise UsageError(f"{flag(name)} must be one of {', '.join(allowed)}, got {getattr(self, name)}")
+        if self.max_walltime is not None:
+            seconds_of(self.max_walltime)
+        if self.mode == "async" and self.num_groups > 1:
+            raise UsageError(
+                f"--mode async makes a group of each rank, got --num-groups {self.num_groups} too; use one"
+            )
 
     def to_json(self) -> str:
         """All values, keys sorted."""

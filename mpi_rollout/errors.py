@@ -36,6 +36,12 @@ class StorageError(RolloutError):
     exit_code = 74
 
 
+class Complete(RolloutError):
+    """There is nothing to do any more."""
+
+    exit_code = 0
+
+
 class Interrupted(RolloutError):
     """Somebody asked the run to stop; what it committed is kept."""
 

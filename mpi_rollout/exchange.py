@@ -1,23 +1,27 @@
 """An order goes out, slots come back: the only messages of a step.
 
-Order, broadcast from the root: command, exit code, then the actions of all envs, leaf by leaf.  Slot, gathered to
-the root: see `layout.SlotLayout`.  Both are single buffers laid out once, so a step is one Bcast and one Gather of
-bytes, nothing is pickled and no rank but the slowest is waited for.
+Order, from the root: command, exit code, then the actions of the exchange's envs, leaf by leaf.  Slot, to the root:
+see `layout.SlotLayout`.  Both are single buffers laid out once, so nothing is pickled in a step; how they travel is
+in `messages`.  One exchange over all ranks is lockstep; two over halves of the envs are double buffering; one per
+rank is first ready, first served.
 
 Measured on two cores under Open MPI 5 (2026-11-21): gathering a large observation column by a Gatherv of its own
 to its final place, instead of unpacking it from the slot, is slower below 64 KiB a rank, saves 20 % of an
 exchange at 3 MiB, and that is 1 % of a step of the image envs for which it happens.  So there is one way only.
 """
 
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 
-from mpi_rollout.layout import RESULTS, Block, SlotLayout, leaves, split_by_rank, tree_of
+from mpi_rollout.infos import pack_infos, unpack_infos
+from mpi_rollout.layout import Block, Leaf, SlotLayout, leaves, split_by_rank, tree_of
+from mpi_rollout.messages import INFOS_TAG, Alone, Direct, Lockstep, Overlapped
 from mpi_rollout.mpi import ROOT
-from mpi_rollout.partition import Partition
+from mpi_rollout.partition import Division, Partition
 
 FAULT = 1  # A slot's mark; the negative number of a signal asks for the run's end; 0 is all is well.
 
@@ -29,35 +33,47 @@ class Command(IntEnum):
     STEP = 2
     CALL = 3
     STOP = 4
+    RESTORE = 5
+    REPLAY = 6
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What orders and slots carry: spaces of a single env, and what slots have besides results and observations."""
+
+    observation_space: spaces.Space
+    action_space: spaces.Space
+    has_final_observations: bool = False
+    infos: tuple[Leaf, ...] = field(default=())
 
 
 class Exchange:
-    """The messages between the root and all ranks.  **Collective** to make, use and free.
+    """The messages between the root and the ranks of one partition.
 
     Parameters
     ----------
     comm
-        Duplicated: nobody else's messages can get between.
-    partition, observation_space, action_space
-        The same on all ranks; spaces of a single env.
+        On which only exchanges talk.
+    partition
+        Its rank 0 is the rank `first_rank` of the communicator.
+    kind
+        One of the classes of `messages`.
     """
 
-    def __init__(self, comm: Any, partition: Partition, observation_space: spaces.Space, action_space: spaces.Space):
-        from mpi4py import MPI
-
-        self.comm = comm.Dup()
-        self.partition = partition
+    def __init__(self, comm: Any, partition: Partition, first_rank: int, contents: Contents, kind: type):
+        self.comm, self.partition, self.first_rank = comm, partition, first_rank
         self.is_root = comm.rank == ROOT
-        self.envs = partition.envs_of(comm.rank)
-        self._lay_out_order(action_space)
-        self._lay_out_slots(observation_space)
-        self._order_message = [self._order, MPI.BYTE]
-        if self.is_root:  # The root's own slot is already in its place.
-            self._slot_message = MPI.IN_PLACE
-            self._slots_message = [self._slots, self.layout.nbytes, MPI.BYTE]
+        self.envs = partition.envs_of(comm.rank - first_rank)
+        self._lay_out_order(contents.action_space)
+        self._lay_out_slots(contents)
+        self.infos: list[tuple[slice, dict[str, Any]]] = []  # Of the last slots: rows of the partition, infos.
+        self._infos_to_send, self._infos_sent = b"", None
+        if kind is Alone:
+            self.messages: Any = Alone()
+        elif kind is Direct:
+            self.messages = Direct(comm, self._order, self._slots[0] if self.is_root else self._slot, first_rank)
         else:
-            self._slot_message = [self._slot, MPI.BYTE]
-            self._slots_message = None
+            self.messages = kind(comm, self._order, self._slot, self._slots if self.is_root else None)
 
     def _lay_out_order(self, action_space: spaces.Space) -> None:
         """Header of two int64, then the actions in columns of (num_envs, ...)."""
@@ -71,57 +87,174 @@ class Exchange:
             np.ndarray((self.partition.num_envs, *leaf.shape), leaf.dtype, self._order, int(offset))
             for leaf, offset in zip(group, offsets[:-1], strict=True)
         )
-        mine = slice(self.envs.start, self.envs.stop)
+        first = self.partition.first_env
+        mine = slice(self.envs.start - first, self.envs.stop - first)
         self.actions = tree_of(action_space, (array[mine] for array in self.action_arrays))
 
-    def _lay_out_slots(self, observation_space: spaces.Space) -> None:
-        self.layout = SlotLayout(observation_space, self.partition.capacity)
+    def _lay_out_slots(self, contents: Contents) -> None:
+        capacity = self.partition.capacity
+        self.layout = SlotLayout(contents.observation_space, capacity, contents.has_final_observations, contents.infos)
+        self.has_own_slot = self.comm.rank - self.first_rank in range(self.partition.num_ranks)
         if self.is_root:
             self._slots = np.zeros((self.partition.num_ranks, self.layout.nbytes), np.uint8)
-            self._slot = self._slots[ROOT]
-            _, self.marks = self.layout.header(self._slots)
-            self._observation_parts = self.layout.parts(self._slots, self.partition.capacity)[len(RESULTS) :]
+            self._slot = self._slots[ROOT] if self.has_own_slot else None
+            _, self.marks, self._infos_nbytes = self.layout.header(self._slots)
+            self.columns = self.layout.columns(self._slots, capacity)
         else:
             self._slot = np.zeros(self.layout.nbytes, np.uint8)
-        self.own_step_s, self.own_mark = self.layout.header(self._slot[None])
-        self.slot = self.layout.one(self._slot, len(self.envs))
+        if self.has_own_slot:
+            self.own_step_s, self.own_mark, self._own_infos_nbytes = self.layout.header(self._slot[None])
+            self.slot = self.layout.one(self._slot, len(self.envs))
 
     def post_order(self, command: Command, code: int = 0) -> None:
-        """Send the order out.  **Collective**: the root's side of `await_order`."""
+        """Send the order out: the root's side of `await_order`."""
         if command != self._command:  # In a run of steps the header stays as it is.
             self._command = command
             self._header[:] = command, code
-        self.comm.Bcast(self._order_message, ROOT)
+        self.messages.post_order()
 
-    def await_order(self) -> tuple[Command, int]:
-        """Wait for the root's next order; its actions are in `actions`, this rank's rows, until the next call."""
-        self.comm.Bcast(self._order_message, ROOT)
+    def await_order(self) -> None:
+        """Wait for the root's next order: afterwards `order` and `actions`, this rank's rows, are it."""
+        self.messages.await_order()
+        if self._infos_sent is not None:
+            self._infos_sent.Wait()
+            self._infos_sent = None
+
+    @property
+    def order(self) -> tuple[Command, int]:
+        """The command and the exit code of the last order."""
         command, code = self._header.tolist()
         return command, code
 
+    def put_infos(self, infos: dict[str, Any]) -> None:
+        """Have infos go with this rank's slot."""
+        if self.is_root:
+            first = self.partition.first_env
+            rows = slice(self.envs.start - first, self.envs.stop - first)
+            self.infos = [(rows, infos)] if infos else []
+            return
+        self._infos_to_send = pack_infos(infos) if infos else b""
+        self._own_infos_nbytes[0] = len(self._infos_to_send)
+
     def post_slot(self) -> None:
-        """Send this rank's slot.  **Collective**: a worker's side of `await_slots`."""
-        self.comm.Gather(self._slot_message, None, ROOT)
+        """Send this rank's slot: a worker's side of `await_slots`."""
+        self.messages.post_slot()
+        if self._infos_to_send:
+            self._infos_sent = self.comm.Isend(self._infos_to_send, ROOT, INFOS_TAG)
 
     def await_slots(self) -> None:
-        """Wait for every rank's slot.  Afterwards a `Destination` lays them into rows, in env order."""
-        self.comm.Gather(self._slot_message, self._slots_message, ROOT)
+        """Wait for all slots.  Afterwards a `Destination` lays them into rows, in env order."""
+        self.messages.await_slots()
+
+    def take_infos(self) -> list[tuple[slice, dict[str, Any]]]:
+        """Receive the infos that follow the slots; return rows and infos of the ranks whose envs had any."""
+        own, self.infos = self.infos, []
+        if not np.count_nonzero(self._infos_nbytes):
+            return own
+        from mpi4py import MPI
+
+        received = []
+        for slot in np.flatnonzero(self._infos_nbytes).tolist():
+            pickled = np.empty(self._infos_nbytes[slot], np.uint8)
+            self.comm.Recv([pickled, MPI.BYTE], self.first_rank + slot, INFOS_TAG)
+            envs, first = self.partition.envs_of(slot), self.partition.first_env
+            received.append((slice(envs.start - first, envs.stop - first), unpack_infos(pickled)))
+        return own + received
+
+    def take(self, column: np.ndarray, rows: Any = slice(None)) -> np.ndarray:
+        """Copy rows, counted in env order, of one of `columns`."""
+        slot, row = self.partition.places
+        return column[slot[rows], row[rows]]
+
+    def spread(self, value: Any = None) -> Any:
+        """Send a Python object of the root to these ranks, pickled, right after an order: for what happens rarely."""
+        return self.messages.spread(value)
+
+    def destination(self, block: Block, slots: slice) -> "Destination":
+        """Prepare a block for having slots laid into its rows; `slots` are their columns in its `step_s`."""
+        return Destination(self, block, slots)
+
+    def free(self) -> None:
+        """Give back what the messages hold."""
+        self.messages.finish()
+        if self._infos_sent is not None:
+            self._infos_sent.Wait()
+        self.messages.free()
+
+
+class Exchanges:
+    """All exchanges of this rank, and a communicator for what happens rarely.  **Collective** to make and to free.
+
+    Attributes
+    ----------
+    all
+        In env order; on the root all there are, elsewhere those that this rank takes part in.
+    slots
+        For each of `all` its columns in `Block.step_s`; `num_slots` in all, `rank_of_slot` has their ranks.
+    """
+
+    def __init__(self, comm: Any, division: Division, contents: Contents):
+        self.division, self.contents = division, contents
+        self.control = comm.Dup()
+        parts = division.parts
+        self._comms = [comm.Dup()] if division.first_ready else [comm.Dup() for _ in parts]
+        comms = self._comms * len(parts) if division.first_ready else self._comms
+        self.all, self.slots, start = [], [], 0
+        for part_comm, (first_rank, partition) in zip(comms, parts, strict=True):
+            if comm.rank == ROOT or comm.rank in range(first_rank, first_rank + partition.num_ranks):
+                self.all.append(Exchange(part_comm, partition, first_rank, contents, self._kind(first_rank)))
+                self.slots.append(slice(start, start + partition.num_ranks))
+            start += partition.num_ranks
+        self.num_slots = start
+        self.rank_of_slot = np.concatenate([first + np.arange(part.num_ranks) for first, part in parts])
+        # An order on each of these reaches every other rank once.
+        self.callers = [each for each in self.all if each.first_rank != ROOT] if division.first_ready else self.all[:1]
+
+    def _kind(self, first_rank: int) -> type:
+        if self.division.num_ranks == 1 or (self.division.first_ready and first_rank == ROOT):
+            return Alone
+        if self.division.first_ready:
+            return Direct
+        return Overlapped if len(self.division.parts) > 1 else Lockstep
+
+    def await_order(self) -> Exchange:
+        """Wait for the next order, whichever exchange it comes by."""
+        if len(self.all) == 1:
+            exchange = self.all[0]
+        else:
+            from mpi4py import MPI
+
+            exchange = self.all[MPI.Request.Waitany([each.messages.arrival for each in self.all])]
+        exchange.await_order()
+        return exchange
+
+    def arrived(self, wait: bool) -> list[Exchange]:
+        """With first ready: the other ranks' exchanges whose slots have come since they were asked; one at least if
+        `wait`.
+        """
+        from mpi4py import MPI
+
+        requests = [each.messages.arrival for each in self.callers]  # Those not under way are inactive, and left out.
+        indices = MPI.Request.Waitsome(requests) if wait else MPI.Request.Testsome(requests)
+        found = [self.callers[index] for index in sorted(indices or ())]
+        for exchange in found:
+            exchange.await_slots()  # At once: they are there.
+        return found
 
     def collect(self, value: Any) -> list[Any] | None:
         """Gather one Python object of each rank on the root, pickled: for what happens rarely.  **Collective.**"""
-        return self.comm.gather(value, ROOT)
+        return self.control.gather(value, ROOT)
 
     def spread(self, value: Any = None) -> Any:
         """Broadcast a Python object of the root, pickled: for what happens rarely.  **Collective.**"""
-        return self.comm.bcast(value, ROOT)
-
-    def destination(self, block: Block) -> "Destination":
-        """Prepare a block for having slots laid into its rows."""
-        return Destination(self, block)
+        return self.control.bcast(value, ROOT)
 
     def free(self) -> None:
-        """Give the communicator back.  **Collective.**"""
-        self.comm.Free()
+        """Give the communicators back.  **Collective.**"""
+        for exchange in self.all:
+            exchange.free()
+        for comm in (self.control, *self._comms):
+            comm.Free()
 
 
 class Destination:
@@ -131,16 +264,16 @@ class Destination:
     are kept, in one copy; `unpack` makes columns of them for many steps at a time.
     """
 
-    def __init__(self, exchange: Exchange, block: Block):
+    def __init__(self, exchange: Exchange, block: Block, slots: slice):
         layout, runs = exchange.layout, exchange.partition.runs
-        self.block = block
+        self.block, self._slots = block, slots
         self._slot_heads = exchange._slots[:, : layout.head_nbytes]
         self._heads = np.zeros((block.num_rows, *self._slot_heads.shape), np.uint8)
-        self._step_s, _ = layout.header(self._heads.reshape(-1, layout.head_nbytes))
-        self._step_s = self._step_s.reshape(block.step_s.shape)
+        step_s, *_ = layout.header(self._heads.reshape(-1, layout.head_nbytes))
+        self._step_s = step_s.reshape(block.num_rows, exchange.partition.num_ranks)
         self._observations = [
             (target, part[run.ranks, : run.envs_per_rank])
-            for array, part in zip(block.observation_arrays, exchange._observation_parts, strict=True)
+            for array, part in zip(block.observation_arrays, exchange.columns.observation_arrays, strict=True)
             for run, target in zip(runs, split_by_rank(array, exchange.partition), strict=True)
         ]
         self._results = [
@@ -159,6 +292,6 @@ class Destination:
     def unpack(self, start: int, stop: int) -> None:
         """Make columns of the results of rows start to stop."""
         rows = slice(start, stop)
-        self.block.step_s[rows] = self._step_s[rows]
+        self.block.step_s[rows, self._slots] = self._step_s[rows]
         for target, source in self._results:
             target[rows] = source[rows]

@@ -28,7 +28,11 @@ def inspect(path: str, as_json: bool = False, plot: str | None = None) -> list[s
 def _head(found: dict[str, Any]) -> list[str]:
     config, throughput = found["config"], found["throughput"]
     hosts = sorted(set(found["hosts"]))
-    state = f"complete, {found['finished']}" if found["complete"] else "not complete; what is committed can be read"
+    state = "not complete; what is committed can be read"
+    if found["complete"]:
+        state = f"complete, {found['finished']}"
+    elif found["recovered"]:
+        state = f"what a run that did not end had committed, recovered {found['recovered']}"
     lines = [
         f"{found['file']}: {found['env']}, {found['nbytes'] / 1e6:.1f} MB, {state}",
         f"run           {config['num_envs']} envs, seed {config['seed']}, policy {config['policy']}, "

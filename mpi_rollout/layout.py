@@ -88,6 +88,15 @@ def _hang(space: spaces.Space, arrays: Iterator[Any]) -> Any:
     return next(arrays)
 
 
+def rows_of(tree: Any, envs: slice) -> Any:
+    """Views of some envs' rows of batched arrays."""
+    if isinstance(tree, dict):
+        return {key: rows_of(value, envs) for key, value in tree.items()}
+    if isinstance(tree, tuple):
+        return tuple(rows_of(value, envs) for value in tree)
+    return tree[envs]
+
+
 def describe(space: spaces.Space) -> dict[str, Any]:
     """A space as JSON-able data; two spaces are the same for this program if these are equal."""
     if isinstance(space, spaces.Dict):
@@ -127,13 +136,19 @@ def _short(bound: np.ndarray) -> Any:
 
 @dataclass(frozen=True)
 class Columns:
-    """The outcome of one step of some envs: arrays that share their first axis."""
+    """The outcome of one step of some envs: arrays that share their first axis.
+
+    `final_observation_arrays` are there in SAME_STEP mode only, and have a meaning only where an episode has ended;
+    `info_arrays` are pairs of values and mask, one per info that a slot carries in a column of its own.
+    """
 
     observations: Any
     rewards: np.ndarray
     terminations: np.ndarray
     truncations: np.ndarray
     observation_arrays: tuple[np.ndarray, ...]
+    final_observation_arrays: tuple[np.ndarray, ...] = ()
+    info_arrays: tuple[tuple[np.ndarray, np.ndarray], ...] = ()
 
     @property
     def results(self) -> tuple[np.ndarray, ...]:
@@ -145,36 +160,69 @@ RESULTS = (
     Leaf(("terminations",), np.dtype(np.bool_), ()),
     Leaf(("truncations",), np.dtype(np.bool_), ()),
 )
-HEADER = (
+HEADER = (  # Of eight bytes each, in the first cache line.
     Leaf(("step_s",), np.dtype(np.float64), ()),  # Seconds that the rank's envs took for this step.
     Leaf(("mark",), np.dtype(np.int64), ()),  # Not 0: there is something that the root must know.
+    Leaf(("infos_nbytes",), np.dtype(np.int64), ()),  # Not 0: a message with as many bytes of infos follows.
 )
+MASK = Leaf((), np.dtype(np.bool_), ())
 
 
 class SlotLayout:
-    """Where the parts of a slot lie: header, results, observation leaves; `capacity` rows each, `nbytes` in all."""
+    """Where the parts of a slot lie, `capacity` rows each, `nbytes` in all.
 
-    def __init__(self, observation_space: spaces.Space, capacity: int):
+    Header and results come first, so that a run can keep them in one copy, then observations; final observations
+    and infos (of each its values and a mask of the envs that have it) only where a trainer wants them.
+    """
+
+    def __init__(
+        self,
+        observation_space: spaces.Space,
+        capacity: int,
+        has_final_observations: bool = False,
+        infos: tuple[Leaf, ...] = (),
+    ):
         self.observation_space = observation_space
-        self.columns = RESULTS + leaves(observation_space)
+        self.observations = leaves(observation_space)
+        self.final_observations = self.observations if has_final_observations else ()
+        self.infos = infos
+        masked = tuple(part for leaf in infos for part in (leaf, MASK))
+        self._columns = RESULTS + self.observations + self.final_observations + masked
         self.capacity = capacity
-        self._offsets, end = [], 0
-        for leaf, rows in [(leaf, 1) for leaf in HEADER] + [(leaf, capacity) for leaf in self.columns]:
+        self._offsets, end = [8 * index for index in range(len(HEADER))], ALIGNMENT
+        for leaf in self._columns:
             self._offsets.append(end)
-            end += -(-rows * leaf.nbytes // ALIGNMENT) * ALIGNMENT
+            end += -(-capacity * leaf.nbytes // ALIGNMENT) * ALIGNMENT
         self.nbytes = end
-        self.head_nbytes = self._offsets[len(HEADER) + len(RESULTS)]  # Header and results: all but observations.
+        self.head_nbytes = self._offsets[len(HEADER) + len(RESULTS)]
 
     def header(self, buffer: np.ndarray) -> tuple[np.ndarray, ...]:
-        """Views of `step_s` and `mark`, one element per slot in the buffer."""
+        """Views of `step_s`, `mark` and `infos_nbytes`, one element per slot in the buffer."""
         return tuple(
             self._view(buffer, leaf, offset, None) for leaf, offset in zip(HEADER, self._offsets, strict=False)
         )
 
-    def parts(self, buffer: np.ndarray, rows: int) -> list[np.ndarray]:
-        """Views of shape (num_slots, rows, ...) of every column, in the order of `self.columns`."""
+    def columns(self, buffer: np.ndarray, rows: int) -> Columns:
+        """Views of shape (num_slots, rows, ...) of every column."""
         offsets = self._offsets[len(HEADER) :]
-        return [self._view(buffer, leaf, offset, rows) for leaf, offset in zip(self.columns, offsets, strict=True)]
+        views = [self._view(buffer, leaf, offset, rows) for leaf, offset in zip(self._columns, offsets, strict=True)]
+        return self._sort(views)
+
+    def one(self, buffer: np.ndarray, rows: int) -> Columns:
+        """The columns of a single slot, as views of shape (rows, ...)."""
+        offsets = self._offsets[len(HEADER) :]
+        leaves_at = zip(self._columns, offsets, strict=True)
+        return self._sort([self._view(buffer[None], leaf, offset, rows)[0] for leaf, offset in leaves_at])
+
+    def _sort(self, views: list[np.ndarray]) -> Columns:
+        """Say which view is what."""
+        rest = iter(views)
+        results = [next(rest) for _ in RESULTS]
+        observations = tuple(next(rest) for _ in self.observations)
+        final_observations = tuple(next(rest) for _ in self.final_observations)
+        infos = tuple((next(rest), next(rest)) for _ in self.infos)
+        tree = tree_of(self.observation_space, observations)
+        return Columns(tree, *results, observations, final_observations, infos)
 
     def results(self, heads: np.ndarray) -> list[np.ndarray]:
         """Views of shape (*lead, capacity) of the results in heads of slots, an array (*lead, head_nbytes)."""
@@ -182,12 +230,6 @@ class SlotLayout:
         offsets = self._offsets[len(HEADER) : len(HEADER) + len(RESULTS)]
         views = [self._view(flat, leaf, offset, self.capacity) for leaf, offset in zip(RESULTS, offsets, strict=True)]
         return [view.reshape(*heads.shape[:-1], self.capacity) for view in views]
-
-    def one(self, buffer: np.ndarray, rows: int) -> Columns:
-        """The columns of a single slot, as views of shape (rows, ...)."""
-        rewards, terminations, truncations, *observations = (part[0] for part in self.parts(buffer[None], rows))
-        tree = tree_of(self.observation_space, observations)
-        return Columns(tree, rewards, terminations, truncations, tuple(observations))
 
     @staticmethod
     def _view(buffer: np.ndarray, leaf: Leaf, offset: int, rows: int | None) -> np.ndarray:
@@ -201,21 +243,21 @@ class Block:
     """`num_rows` consecutive steps of all envs: observation t, action t, and what followed it, in row t.
 
     `named` holds the C-contiguous arrays of shape (num_rows, num_envs, ...) by their path in a file; the tree
-    `observations` shares their memory.  `step_s` is (num_rows, num_ranks).
+    `observations` shares their memory.  `step_s` is (num_rows, num_slots): what the slots of a row say of their time.
     """
 
     def __init__(
-        self, observation_space: spaces.Space, action_space: spaces.Space, partition: Partition, num_rows: int
+        self, observation_space: spaces.Space, action_space: spaces.Space, num_envs: int, num_slots: int, num_rows: int
     ):
         self.num_rows = num_rows
         self.start = 0  # The step of row 0.
         self.named: dict[str, np.ndarray] = {}
-        lead = (num_rows, partition.num_envs)
+        lead = (num_rows, num_envs)
         self.observation_arrays = self._allocate("observations", leaves(observation_space), lead)
         self.action_arrays = self._allocate("actions", leaves(action_space), lead)
         self.rewards, self.terminations, self.truncations = self._allocate("", RESULTS, lead)
         self.observations = tree_of(observation_space, self.observation_arrays)
-        self.step_s = np.zeros((num_rows, partition.num_ranks))
+        self.step_s = np.zeros((num_rows, num_slots))
         self._space = observation_space
         self._is_single = isinstance(self.observations, np.ndarray)
 
@@ -224,11 +266,11 @@ class Block:
         self.named.update({f"{name}/{leaf.path}".strip("/"): array for leaf, array in zip(group, arrays, strict=True)})
         return arrays
 
-    def observations_of(self, row: int) -> Any:
-        """The batched observations of one row, C-contiguous views of shape (num_envs, ...)."""
+    def observations_of(self, row: int, envs: slice = slice(None)) -> Any:
+        """The batched observations of some envs in one row, C-contiguous views of shape (num_envs, ...)."""
         if self._is_single:
-            return self.observations[row]
-        return tree_of(self._space, (array[row] for array in self.observation_arrays))
+            return self.observations[row, envs]
+        return tree_of(self._space, (array[row, envs] for array in self.observation_arrays))
 
     @property
     def results(self) -> tuple[np.ndarray, ...]:

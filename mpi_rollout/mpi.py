@@ -3,16 +3,20 @@
 mpi4py is imported inside the functions: importing it starts MPI, which on many login nodes ends the process.
 """
 
+import faulthandler
 import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from time import monotonic, sleep
 from typing import Any
 
-from mpi_rollout.errors import Interrupted, LaunchError, RolloutError, StorageError, UsageError
+from mpi_rollout.errors import Complete, Interrupted, LaunchError, RolloutError, StorageError, UsageError
 
 ROOT = 0
+MEETING_TAG = 32123  # On a communicator that may be the user's; every MPI has tags up to 32767.
+GRACE_S = 2.0
 _RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
 _SIZE_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
 
@@ -33,6 +37,18 @@ def claimed_size() -> tuple[int, str]:
         if os.environ.get(name, "").isdigit() and int(os.environ[name]) > 1:
             return int(os.environ[name]), name
     return 1, ""
+
+
+def start_mpi_on_all_ranks(timeout_s: float) -> None:
+    """Start MPI, or after `timeout_s` seconds end this process with its stack.  **Collective.**
+
+    MPI_Init waits for all ranks, and Open MPI's for ever if one has left without it.  No Python code runs meanwhile,
+    so what can be said then is the name of this function, in the stack.
+    """
+    faulthandler.dump_traceback_later(timeout_s, exit=True)
+    from mpi4py import MPI  # noqa: F401
+
+    faulthandler.cancel_dump_traceback_later()
 
 
 def world() -> Any:
@@ -67,6 +83,36 @@ def library() -> str:
     from mpi4py import MPI
 
     return MPI.Get_library_version().split(",")[0].split("\n")[0].strip("\x00 ")
+
+
+def meet(comm: Any, timeout_s: float, what: str) -> None:
+    """Wait until all ranks have called this.  **Collective.**
+
+    A rank that never does would leave the others in their first collective for ever: after `timeout_s` seconds they
+    say who is missing, and end the job.
+    """
+    deadline = monotonic() + timeout_s
+    if comm.rank == ROOT:
+        awaited = {rank: comm.irecv(source=rank, tag=MEETING_TAG) for rank in range(1, comm.size)}
+    else:
+        comm.isend(None, ROOT, MEETING_TAG).Wait()
+        awaited = {ROOT: comm.irecv(source=ROOT, tag=MEETING_TAG)}
+        deadline += GRACE_S  # The root knows best who is missing.
+    pause_s = 0.0
+    while awaited:
+        awaited = {rank: request for rank, request in awaited.items() if not request.test()[0]}
+        if awaited and monotonic() > deadline:
+            ranks = ", ".join(map(str, list(awaited)[:8])) + (" ..." if len(awaited) > 8 else "")
+            sys.stderr.write(
+                f"mpi_rollout: rank {comm.rank} ({os.uname().nodename}): rank {ranks} has not called {what} within "
+                f"{timeout_s:g} s; call it on all ranks, or give it a longer timeout_s\n"
+            )
+            abort(comm, LaunchError.exit_code)
+        sleep(pause_s)
+        pause_s = min(pause_s + 1e-4, 0.02)
+    if comm.rank == ROOT:
+        for request in [comm.isend(None, rank, MEETING_TAG) for rank in range(1, comm.size)]:
+            request.Wait()
 
 
 def agree(comm: Any, prepare: Callable[[], Any], fingerprint: Callable[[Any], dict[str, str]]) -> tuple[Any, list[str]]:
@@ -110,7 +156,9 @@ def _verdict(reports: list[tuple[RolloutError | None, dict[str, str], str]]) -> 
     failed = [rank for rank, (problem, *_) in enumerate(reports) if problem is not None]
     if failed:
         problem, _, host = reports[failed[0]]
-        is_of_the_run = failed == [ROOT] and isinstance(problem, UsageError | StorageError)  # Output and policy.
+        is_of_the_run = failed == [ROOT] and isinstance(
+            problem, UsageError | StorageError | Complete
+        )  # Output and policy.
         where = "" if len(failed) == len(reports) or is_of_the_run else f"rank {failed[0]} ({host}): "
         return type(problem)(f"{where}{problem}")
     expected: dict[str, tuple[str, int]] = {}

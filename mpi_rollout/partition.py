@@ -1,7 +1,10 @@
-"""Which rank owns which envs.  A value: no communication, no spaces."""
+"""Which rank owns which envs, and which envs are exchanged together.  Values: no communication, no spaces."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
+
+import numpy as np
 
 
 class Run(NamedTuple):
@@ -25,7 +28,8 @@ class Run(NamedTuple):
 class Partition:
     """`num_envs` envs over `num_ranks` ranks in rank order, slices differing by one env at most.
 
-    With `dedicated_root` rank 0 owns none.
+    With `dedicated_root` rank 0 owns none.  `first_env` is the index of the first of these envs, where they are
+    a part of more.
 
     Raises
     ------
@@ -36,6 +40,7 @@ class Partition:
     num_envs: int
     num_ranks: int
     dedicated_root: bool = False
+    first_env: int = 0
 
     def __post_init__(self):
         if self.num_workers < 1:
@@ -47,6 +52,11 @@ class Partition:
                 f"--num-envs must be at least the number of ranks that step envs, got {self.num_envs} envs on "
                 f"{self.num_workers} ranks; use more envs or fewer ranks"
             )
+
+    @property
+    def envs(self) -> range:
+        """The indices of all these envs."""
+        return range(self.first_env, self.first_env + self.num_envs)
 
     @property
     def num_workers(self) -> int:
@@ -63,7 +73,7 @@ class Partition:
         """The ranks with envs, grouped by how many: two groups at most, however many ranks."""
         small, num_large = divmod(self.num_envs, self.num_workers)
         first = int(self.dedicated_root)
-        large = Run(first, num_large, 0, small + 1)
+        large = Run(first, num_large, self.first_env, small + 1)
         rest = Run(first + num_large, self.num_workers - num_large, large.envs.stop, small)
         return tuple(run for run in (large, rest) if run.num_ranks)
 
@@ -74,3 +84,64 @@ class Partition:
                 start = run.first_env + (rank - run.first_rank) * run.envs_per_rank
                 return range(start, start + run.envs_per_rank)
         return range(0)
+
+    @cached_property
+    def places(self) -> tuple[np.ndarray, np.ndarray]:
+        """Of each env, in order, its rank and its row there."""
+        sizes = [len(self.envs_of(rank)) for rank in range(self.num_ranks)]
+        return np.repeat(np.arange(self.num_ranks), sizes), np.concatenate([np.arange(size) for size in sizes])
+
+
+@dataclass(frozen=True)
+class Division:
+    """How all envs of a job are divided into what is exchanged together.
+
+    One part over all ranks is lockstep.  `num_groups` parts of neighbouring envs, each over all ranks, let the ranks
+    step one while the root is busy with another.  With `first_ready` each rank that steps envs is a part of its own.
+
+    Raises
+    ------
+    ValueError
+        A rank that should step envs would get none.
+    """
+
+    num_envs: int
+    num_ranks: int
+    dedicated_root: bool = False
+    num_groups: int = 1
+    first_ready: bool = False
+
+    def __post_init__(self):
+        whole = self.whole
+        if self.num_envs < self.num_groups * whole.num_workers:
+            raise ValueError(
+                f"--num-groups {self.num_groups} needs at least {self.num_groups} envs for each rank that steps envs, "
+                f"got {self.num_envs} envs on {whole.num_workers} ranks; use more envs or fewer groups"
+            )
+
+    @property
+    def whole(self) -> Partition:
+        """All envs over all ranks."""
+        return Partition(self.num_envs, self.num_ranks, self.dedicated_root)
+
+    @cached_property
+    def parts(self) -> tuple[tuple[int, Partition], ...]:
+        """In env order: the first rank, and the partition of some envs over it and those that follow."""
+        if self.first_ready:
+            return tuple(
+                (rank, Partition(len(envs), 1, first_env=envs.start))
+                for rank, envs in enumerate(map(self.whole.envs_of, range(self.num_ranks)))
+                if envs
+            )
+        groups = map(Partition(self.num_envs, self.num_groups).envs_of, range(self.num_groups))
+        return tuple((0, Partition(len(envs), self.num_ranks, self.dedicated_root, envs.start)) for envs in groups)
+
+    @cached_property
+    def stepping_ranks(self) -> tuple[int, ...]:
+        """The ranks that own envs."""
+        return tuple(range(int(self.dedicated_root), self.num_ranks))
+
+    def envs_of(self, rank: int) -> tuple[range, ...]:
+        """The env indices of one rank in each part that it belongs to."""
+        found = [partition.envs_of(rank - first_rank) for first_rank, partition in self.parts]
+        return tuple(envs for envs in found if envs)

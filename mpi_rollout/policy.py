@@ -4,7 +4,7 @@ Observations come as views of shape (num_envs, ...) that are valid until the end
 call; `torch.from_numpy` takes them without a copy.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import count
 from typing import Any
 
@@ -28,18 +28,31 @@ class RandomPolicy:
     def __init__(self, space: spaces.Space, num_envs: int, seed: int, first_step: int = 0):
         self._space, self._num_envs, self._seed = space, num_envs, seed
         self._leaves = list(zip(leaves(space), leaf_spaces(space), strict=True))
-        self._rows = self._draw_rows(first_step)
+        self._drawn: dict[int, list[Any]] = {}
+        self._steps = count(first_step)
 
     def __call__(self, _observations: Any = None) -> Any:
-        return next(self._rows)
+        """Return the actions of the next step."""
+        step = next(self._steps)
+        if step % BLOCK_STEPS == 0:
+            self.forget(step)
+        return self.at(step)
 
-    def _draw_rows(self, step: int) -> Iterator[Any]:
-        first_block, row = divmod(step, BLOCK_STEPS)
-        for block in count(first_block):
-            arrays = [self._draw(index, *leaf, block) for index, leaf in enumerate(self._leaves)]
-            trees = [tree_of(self._space, rows) for rows in zip(*arrays, strict=True)]
-            yield from trees[row:]
-            row = 0
+    def at(self, step: int) -> Any:
+        """Return the actions of all envs in a step; steps may be asked for in any order."""
+        block, row = divmod(step, BLOCK_STEPS)
+        if block not in self._drawn:
+            self._drawn[block] = self._draw_block(block)
+        return self._drawn[block][row]
+
+    def forget(self, step: int) -> None:
+        """Keep no more what only steps before this one need."""
+        for block in [block for block in self._drawn if block < step // BLOCK_STEPS]:
+            del self._drawn[block]
+
+    def _draw_block(self, block: int) -> list[Any]:
+        arrays = [self._draw(index, *leaf, block) for index, leaf in enumerate(self._leaves)]
+        return [tree_of(self._space, rows) for rows in zip(*arrays, strict=True)]
 
     def _draw(self, index: int, leaf: Leaf, space: spaces.Space, block: int) -> np.ndarray:
         """Actions of shape (BLOCK_STEPS, num_envs, ...) for one leaf."""

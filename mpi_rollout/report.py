@@ -37,6 +37,7 @@ class Outcome:
     step_s: list[float]
     slowest_s: float
     mean_s: float
+    in_lockstep: bool = True
     num_waits: int = 0
     limit: list[tuple[float, float]] = field(default_factory=list)
     complete: bool = True
@@ -50,9 +51,12 @@ class Outcome:
         """Where the root's time went, as shares of the run that add up to 1.
 
         `envs` is what the ranks need on average, `imbalance` the wait for the slowest of each step; the rest is
-        this program: `exchange` (checking, sending, gathering, bookkeeping), `policy` and `write`.
+        this program: `exchange` (checking, sending, gathering, bookkeeping), `policy` and `write`.  Where ranks step
+        while the root does other things, there is no such sum: then these are the root's phases, see `timing`.
         """
         total = self.seconds or 1.0
+        if not self.in_lockstep:
+            return {name: value / total for name, value in self.phases.items() if name != "wait"}
         ours = {name: self.phases[name] for name in ("policy", "write")}
         rest = self.seconds - self.slowest_s - sum(ours.values())
         return {
@@ -85,7 +89,7 @@ class Outcome:
         lines = [
             f"{self.env_steps:,} env steps in {self.seconds:.2f} s: {self.env_steps_per_s:,.0f} env steps/s "
             f"({self.num_envs} envs x {self.num_steps:,} steps on {self.num_ranks} ranks)",
-            f"time: {shares}",
+            f"{'time' if self.in_lockstep else 'time of the root'}: {shares}",
             f"slowest rank: {slowest} ({host}), {self.step_s[slowest]:.2f} s in its envs; ranks on average "
             f"{self.mean_s:.2f} s",
         ]

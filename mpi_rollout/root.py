@@ -5,22 +5,25 @@ import os
 import signal
 import sys
 import traceback
+from collections.abc import Collection
 from datetime import UTC, datetime
 from time import perf_counter
 from typing import Any
 
-from gymnasium import spaces
-
 from mpi_rollout import mpi
+from mpi_rollout.catchup import catch_up, load
 from mpi_rollout.collector import Collector, Discard
 from mpi_rollout.config import RolloutConfig
+from mpi_rollout.deadline import Deadline
+from mpi_rollout.driver import Driver, RankError
+from mpi_rollout.envs import EnvFacts
 from mpi_rollout.errors import DataError, Interrupted, RolloutError, StorageError
 from mpi_rollout.layout import Block, describe
 from mpi_rollout.policy import Policy, RandomPolicy
 from mpi_rollout.progress import make_progress
 from mpi_rollout.report import Outcome
+from mpi_rollout.status import Status
 from mpi_rollout.timing import PHASES
-from mpi_rollout.vector_env import MPIVectorEnv, RankError
 from mpi_rollout.worker import Worker
 
 LIMIT_PARTS = 5
@@ -35,8 +38,10 @@ class Root:
     ----------
     policy
         None for the random one.
-    both
-        Spaces of a single env: observations, actions.
+    output
+        `storage.Output`: what there is already.
+    facts
+        What the envs say of themselves.
     hosts
         Of all ranks, in rank order.
     """
@@ -45,22 +50,22 @@ class Root:
         self,
         config: RolloutConfig,
         policy: Policy | None,
+        output: Any,
         worker: Worker,
-        both: tuple[spaces.Space, spaces.Space],
+        facts: EnvFacts,
         hosts: list[str],
     ):
-        self.config, self.hosts = config, hosts
-        self.observation_space, self.action_space = both
-        self.partition = worker.exchange.partition
-        self.envs = MPIVectorEnv(worker, *both)
-        self.policy = policy or RandomPolicy(self.action_space, config.num_envs, config.seed)
-        self.progress = make_progress(config.progress, config.num_steps, self.envs.clock)
+        self.config, self.past, self.facts, self.hosts = config, output.past, facts, hosts
+        self.deadline, self.status = Deadline(config.max_walltime), Status(config.out, config.num_steps)
+        self.driver = Driver(worker.exchanges, worker)
+        self.policy = policy or RandomPolicy(facts.action_space, config.num_envs, config.seed)
+        self.progress = make_progress(config.progress, config.num_steps, self.driver.clock)
         self.writer: Any = None
         self.collector: Collector | None = None
         self.limit: list[tuple[float, float]] = []
         self.seconds, self.phases = 0.0, dict.fromkeys(PHASES, 0.0)
         self._looked_at, self._seen_env_steps = 0.0, 0
-        self._began_at = self._tell_at = 0.0
+        self._began_at = self._tell_at = self._checked_at = self._worst_pause_s = 0.0
 
     def drive(self) -> int:
         """Run, and let all ranks out with the exit code that is returned."""
@@ -77,17 +82,36 @@ class Root:
             code = self._end_badly(RolloutError(f"{self._place(1)}: {type(error).__name__}: {error}"))
         if outcome is not None:
             self._tell(outcome)
-        self.envs.close(code=code)
+            self._tell_status("complete", 0, outcome.file)
+        self.driver.stop(code)
         return code
 
     def _place(self, ahead: int = 0) -> str:
-        num_steps = self.collector.num_steps if self.collector else 0
+        num_steps = self.collector.num_steps if self.collector else self._num_safe
         return f"rank 0 ({os.uname().nodename}), step {num_steps + ahead}"
 
+    @property
+    def _num_safe(self) -> int:
+        """Steps that are committed, by this start of the run or an earlier one."""
+        num_past = 0 if self.past is None else self.past.num_steps
+        return max(num_past, 0 if self.writer is None else self.writer.num_committed)
+
     def _collect(self) -> None:
-        self.collector = Collector(self.envs, self.policy, self._make_sink(), self._look)
+        config, past = self.config, self.past
+        self.status.tell("running", num_steps=self._num_safe)
+        lost = self._catch_up() if past is not None else {}
+        sink = self._make_sink(lost)
+        reset_seed = config.seed if config.vectorization_mode == "vector_entry_point" else None
+        self.collector = Collector(
+            self.driver, self.policy, sink, NUM_BLOCKS, self._look, config.batch_size, reset_seed
+        )
+        if past is None:
+            self.collector.start()
+        else:
+            num_ended = int((past.starts > past.num_steps).sum()) + len(lost)
+            self.collector.go_on(past.num_steps, num_ended, lambda block: load(block, past, lost, self._source))
+            self._source.close()
         before = self._measure_limit() if self.config.measure_limit else 0.0
-        self.collector.start()
         for num_steps in self._parts():
             rate = self._advance(num_steps)
             if self.config.measure_limit:
@@ -95,41 +119,63 @@ class Root:
                 self.limit.append((rate, (before + after) / 2))
                 before = after
 
+    def _catch_up(self) -> dict[int, int]:
+        """Bring the envs to where an earlier start of the run left them; tell of those that do not come there."""
+        from mpi_rollout.storage import open_unmarked
+
+        start, past, config = perf_counter(), self.past, self.config
+        self._source = open_unmarked(config.out + ".part")  # Also when another file has taken its place.
+        lost = catch_up(self.driver, past, self._source, self._check_stop)
+        num_again = past.num_steps - past.first_step
+        self._show(
+            f"mpi_rollout: continuing {config.out}.part after {past.num_steps:,} of {config.num_steps:,} steps; took "
+            f"{num_again:,} steps again in {perf_counter() - start:.1f} s\n"
+        )
+        for index, step in list(lost.items())[:8]:
+            self._show(
+                f"mpi_rollout: env {index} did not reproduce step {step} of its running episode, which is ended as "
+                "truncated and faulted\n"
+            )
+        return lost
+
     def _parts(self) -> list[int]:
         """The run's steps, cut where the limit is measured in between."""
-        num_parts = min(LIMIT_PARTS, self.config.num_steps) if self.config.measure_limit else 1
-        small, large = divmod(self.config.num_steps, num_parts)
+        left = self.config.num_steps - (0 if self.past is None else self.past.num_steps)
+        if left == 0:  # The run was stopped when it had only to close its file.
+            return []
+        num_parts = min(LIMIT_PARTS, left) if self.config.measure_limit else 1
+        small, large = divmod(left, num_parts)
         return [small + 1] * large + [small] * (num_parts - large)
 
-    def _make_sink(self) -> Any:
+    def _make_sink(self, lost: Collection[int]) -> Any:
         from mpi_rollout import storage  # h5py is for the root alone: a worker's imports are the job's start-up time.
 
-        nbytes = Block.row_nbytes(self.observation_space, self.action_space, self.config.num_envs)
+        nbytes = Block.row_nbytes(self.facts.observation_space, self.facts.action_space, self.config.num_envs)
         num_rows = storage.rows_per_block(nbytes, self.config.num_steps)
-        blocks = [self.envs.block(num_rows) for _ in range(NUM_BLOCKS)]
-        self.writer = storage.open_writer(self.config, self._attributes(), blocks, self.partition.num_ranks)
+        blocks = [self.driver.block(num_rows) for _ in range(NUM_BLOCKS)]
+        self.writer = storage.open_writer(self.config, self._attributes(), blocks, len(self.hosts), self.past, lost)
         return self.writer if self.config.trajectories else Discard(blocks)
 
     def _attributes(self) -> dict[str, Any]:
-        slice_ = self.envs.worker.envs
-        spec = slice_.spec if slice_ is not None and self.config.env is not None else None
-        described = {"observation": describe(self.observation_space), "action": describe(self.action_space)}
+        facts = self.facts
+        spec = facts.spec if self.config.env is not None else None
+        described = {"observation": describe(facts.observation_space), "action": describe(facts.action_space)}
         return {
             "config": self.config.to_json(),
             "env_spec": spec.to_json() if spec is not None else "",
             "spaces": json.dumps(described),
             "seed": self.config.seed,
             "num_envs": self.config.num_envs,
-            "autoreset_mode": self.envs.metadata["autoreset_mode"].value,
+            "autoreset_mode": facts.metadata["autoreset_mode"].value,
             "hosts": json.dumps(self.hosts),
             "mpi_library": mpi.library(),
-            "num_ranks": self.partition.num_ranks,
+            "num_ranks": len(self.hosts),
             "started": now(),
         }
 
     def _advance(self, num_steps: int) -> float:
         """Take steps and have them committed; return env steps per second, all of that included."""
-        clock, tally = self.envs.clock, self.collector.tally
+        clock, tally = self.driver.clock, self.collector.tally
         clock.restart()
         start, env_steps, before = clock.now, tally.env_steps, dict(clock.seconds)
         try:
@@ -145,16 +191,27 @@ class Root:
         return (tally.env_steps - env_steps) / (clock.now - start)
 
     def _measure_limit(self) -> float:
-        rate = sum(self.envs.call_ranks("limit", LIMIT_S))
-        self.envs.clock.lap("other")
+        rate = sum(self.driver.call_ranks("limit", LIMIT_S))
+        self.driver.clock.lap("other")
         self._looked_at = 0.0  # Rates are of the run alone.
         return rate
 
+    def _check_stop(self) -> None:
+        if self.driver.stop_signal:
+            raise Interrupted(f"{self._place()}: stopped by {signal.Signals(self.driver.stop_signal).name}")
+        now_s = perf_counter()
+        if self._checked_at:
+            self._worst_pause_s = max(self._worst_pause_s, now_s - self._checked_at)
+        self._checked_at = now_s
+        worst_commit_s = 0.0 if self.writer is None else self.writer.worst_commit_s
+        if self.deadline.is_near(worst_commit_s, self._worst_pause_s):
+            raise Interrupted(f"{self._place()}: stopped for {self.deadline.reason}")
+
     def _look(self, collector: Collector) -> None:
         """Between two steps: stop if asked to, note and tell how far it is."""
-        if self.envs.stop_signal:
-            raise Interrupted(f"{self._place()}: stopped by {signal.Signals(self.envs.stop_signal).name}")
-        now_s, env_steps = self.envs.clock.now, collector.tally.env_steps
+        self._check_stop()
+        self.status.tell("running", num_steps=self.writer.num_committed)
+        now_s, env_steps = self.driver.clock.now, collector.tally.env_steps
         if self._looked_at and env_steps == self._seen_env_steps:
             return
         if self._looked_at:
@@ -172,7 +229,7 @@ class Root:
         from mpi_rollout.storage import Ending
 
         self.progress.close()
-        ranks, tally = self.envs.call_ranks("report"), self.collector.tally
+        ranks, tally = self.driver.call_ranks("report"), self.collector.tally
         ending = Ending(now(), tally.env_steps, self.seconds, ranks, self.limit, complete)
         return Outcome(
             file=self.writer.finish(ending),
@@ -184,6 +241,7 @@ class Root:
             phases=self.phases,
             ranks=[{key: rank[key] for key in ("rank", "host", "num_envs", "seconds")} for rank in ranks],
             step_s=tally.step_s.tolist(),
+            in_lockstep=self.config.mode == "sync" and self.config.num_groups == 1,
             slowest_s=tally.slowest_s,
             mean_s=tally.mean_s,
             num_waits=self.writer.num_waits,
@@ -214,13 +272,24 @@ class Root:
                 error.args = (f"{error}; then {second}",)
                 error.exit_code = second.exit_code
         self._show(f"mpi_rollout: {error}{kept}\n")
+        self._tell_status("interrupted" if isinstance(error, Interrupted) else "failed", error.exit_code, str(error))
         if self.config.json:
             self._print(json.dumps({"error": str(error) + kept, "exit_code": error.exit_code}))
         return error.exit_code
 
+    def _tell_status(self, state: str, code: int, message: str) -> None:
+        config, out, part = self.config, self.config.out, self.config.out + ".part"
+        is_resumable = os.path.exists(part) and config.vectorization_mode == "sync" and config.trajectories
+        self.status.tell(
+            state, exit_code=code, message=message, num_steps=self._num_safe, resumable=is_resumable,
+            file=out if state == "complete" else part if os.path.exists(part) else None,
+        )  # fmt: skip
+
     def _keep(self) -> str:
-        """Commit all steps that are whole; without any, leave nothing behind."""
+        """Commit all steps that are whole; without any, leave nothing behind but what there was."""
         num_steps = self.collector.num_steps if self.collector else 0
+        if num_steps == 0 and self.past is not None:
+            return f"; the {self._num_safe:,} steps before are in {self.writer.part}"
         if num_steps == 0 or not self.config.trajectories:
             self.writer.discard()
             return ""

@@ -1,227 +1,317 @@
 """The envs of all ranks as one `gymnasium.vector.VectorEnv`, held by the root.
 
-`send` and `recv` are the two halves of `step`; between them the other ranks are already stepping.  What `step`,
-`reset` and `recv` return are views of memory that the call after the next one overwrites: the observations that
-went into a policy and those that came out of the step are both alive.
+What `reset`, `step` and `recv` return belongs to the caller.  With `copy=False` observations are views of memory
+that the call after the next one for the same envs overwrites: those that went into a policy and those that came out
+of the step are both alive, and nothing is copied.  Everything else is the caller's either way.
+
+`step` is `send`, then `recv`.  Where envs are divided into groups, or ranks are served as they get ready, `recv`
+returns a part of the envs and says which; `send` takes actions for such a part.
 """
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from gymnasium import spaces
+from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError, ResetNeeded
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from mpi_rollout.errors import DataError, RolloutError
-from mpi_rollout.exchange import FAULT, Command, Destination
-from mpi_rollout.layout import Block, Leaf, bounds, leaf_spaces, leaves
-from mpi_rollout.worker import Fault, Worker
+from mpi_rollout.driver import Driver, Lane, RankError, indices_of
+from mpi_rollout.envs import EnvFacts
+from mpi_rollout.envs.inputs import seed_of_each, take_reset_mask
+from mpi_rollout.exchange import Command
+from mpi_rollout.interrupts import Interrupts
+from mpi_rollout.layout import leaves, tree_of
 
-Row = tuple[Destination, int]
-
-
-class RankError(RolloutError):
-    """One rank's env failed; `stack` is its traceback there."""
-
-    def __init__(self, fault: Fault, num_faults: int):
-        others = f" ({num_faults - 1} more ranks failed too)" if num_faults > 1 else ""
-        super().__init__(fault.message + others)
-        self.stack, self.exit_code = fault.stack, fault.exit_code
+NUM_ROWS = 2  # Of observations: those before a step and those after it.
 
 
 class MPIVectorEnv(VectorEnv):
-    """All ranks' envs, in env order whatever the number of ranks.  Only on the root; other ranks `Worker.serve`.
+    """All ranks' envs, in env order whatever the number of ranks.  `mpi_rollout.connect` makes it.
 
     Parameters
     ----------
-    worker
-        The root's own, which steps its slice between `send` and `recv`.
-    observation_space, action_space
-        Of a single env.
+    facts
+        What the envs say of themselves.
+    batch_size
+        With first ready, the number of ranks whose envs `recv` waits for.
+    copy
+        False: observations are views, see the module.
+
+    Attributes
+    ----------
+    num_envs, observation_space, action_space, single_observation_space, single_action_space, spec, render_mode
+        As Gymnasium has them.
+    metadata
+        That of the envs, and `autoreset_mode`.
     """
 
-    metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}
+    def __init__(self, driver: Driver, facts: EnvFacts, autoreset_mode: AutoresetMode, batch_size: int, copy: bool):
+        self._driver, self._batch_size, self._copy = driver, batch_size, copy
+        self.interrupts = Interrupts()
+        self.num_envs = driver.num_envs
+        self.single_observation_space, self.single_action_space = driver.observation_space, driver.action_space
+        self.observation_space = batch_space(self.single_observation_space, self.num_envs)
+        self.action_space = batch_space(self.single_action_space, self.num_envs)
+        self.spec, self.render_mode = facts.spec, facts.render_mode
+        self.metadata = facts.metadata | {"autoreset_mode": autoreset_mode}
+        self._mode, self._share_generator = autoreset_mode, facts.share_generator
+        self._leaves = leaves(self.single_observation_space)
+        self._block = driver.block(NUM_ROWS)
+        self._destinations = driver.destinations(self._block)
+        self._row = dict.fromkeys(driver.lanes, 0)  # Of each lane's last observations.
+        self._arrived: list[Lane] = []
+        self._is_reset = False
+        self._ended = np.zeros(self.num_envs, np.bool_)
+        self._lane_of_env = np.concatenate([np.full(each.num_envs, i) for i, each in enumerate(driver.lanes)])
 
-    def __init__(self, worker: Worker, observation_space: spaces.Space, action_space: spaces.Space):
-        self.exchange, self.worker, self.clock = worker.exchange, worker, worker.clock
-        self.num_envs = self.exchange.partition.num_envs
-        self.single_observation_space, self.single_action_space = observation_space, action_space
-        self.observation_space = batch_space(observation_space, self.num_envs)
-        self.action_space = batch_space(action_space, self.num_envs)
-        self._check = ActionCheck(action_space, self.num_envs)
-        self._action_targets = list(zip(leaves(action_space), self.exchange.action_arrays, strict=True))
-        self._own = self.destination(self.block(2))
-        self._turn = 0
-        self.stop_signal = 0  # The signal by which somebody asked some rank to stop.
+    def reset(self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None):
+        """Start a new episode in every env, or in DISABLED mode in those of `options["reset_mask"]`.
 
-    def block(self, num_rows: int) -> Block:
-        """Make a block for these envs."""
-        return Block(self.single_observation_space, self.single_action_space, self.exchange.partition, num_rows)
-
-    def destination(self, block: Block) -> Destination:
-        """Prepare a block for `recv` and `reset` to lay rows into."""
-        return self.exchange.destination(block)
-
-    def _next_row(self) -> Row:
-        self._turn = 1 - self._turn
-        return self._own, self._turn
-
-    def reset(self, *, seed: None = None, options: None = None, to: Row | None = None):
-        """Start the first episode of every env, with the seeds of the run's configuration.
+        Parameters
+        ----------
+        seed
+            An int s seeds env i with s + i, a list each env by itself; None leaves the envs' generators alone.
+        options
+            For the envs.  `reset_mask` is a bool array of shape (num_envs,) with at least one True.
 
         Returns
         -------
-        Observations of shape (num_envs, ...) and no infos.
+        Observations of shape (num_envs, ...), infos.
         """
-        if seed is not None or options is not None:
-            raise ValueError("reset takes its seeds from the run's configuration, got seed or options")
-        destination, row = to or self._next_row()
-        self.exchange.post_order(Command.RESET)
-        self._await(Command.RESET)
-        destination.lay_observations(row)
-        return destination.block.observations_of(row), {}
+        self._check_idle("reset")
+        seed = int(seed) if isinstance(seed, int | np.integer) else seed if seed is None else list(seed)
+        mask, options = take_reset_mask(options, self.num_envs, self._mode)
+        self._check_reset(seed, mask)
+        lanes = self._driver.lanes
+        with self.interrupts:
+            self._driver.do(Command.RESET, seed, mask, options)
+            self._is_reset = True
+            self._ended[slice(None) if mask is None else mask] = False
+            self._lay(lanes)
+        return self._observations(self._pieces(lanes)), self._infos(lanes)
 
-    def send(self, actions: Any, trusted: bool = False) -> None:
-        """Check the actions of all envs and send them to the ranks.
+    def _check_reset(self, seed: Any, mask: np.ndarray | None) -> None:
+        seed_of_each(seed, self.num_envs)
+        if isinstance(seed, list) and self._share_generator:
+            raise ValueError("natively vectorized envs share a random generator, got a list of seeds; give one int")
+        if mask is not None and not mask.any():
+            raise ValueError("options['reset_mask'] must have at least one True, got none; leave it out to reset all")
+        if mask is not None and not self._is_reset:
+            raise ResetNeeded("the first reset must be of all envs; reset without options['reset_mask'] first")
+
+    def step(self, actions: Any):
+        """Step all envs; see `send` and `recv`.
 
         Parameters
         ----------
         actions
             Of shape (num_envs, ...), or a tree of such arrays.
-        trusted
-            Their dtypes, shapes and values are known to be right: they are only copied.
+
+        Returns
+        -------
+        observations (num_envs, ...), rewards float64, terminations bool, truncations bool (num_envs,), infos.
+        """
+        lanes = self._driver.lanes
+        self._check_ready(lanes)
+        with self.interrupts:
+            self._driver.send(lanes, actions)
+            while self._driver.under_way:
+                self._take_in()
+            self._arrived.clear()
+            return self._outcome(lanes)
+
+    def send(self, actions: Any, envs_slice: np.ndarray | None = None) -> None:
+        """Check actions and send them to the ranks, which step while the caller goes on.
+
+        Parameters
+        ----------
+        actions
+            Of shape (len(envs_slice), ...), or a tree of such arrays.
+        envs_slice
+            For which envs, as `recv` returned it; None is all.
 
         Raises
         ------
         DataError
-            Their shape, dtype or values are not of the action space; nothing was sent.
+            Shape, dtype or values are not of the action space; nothing was sent.
+        ResetNeeded, AlreadyPendingCallError, ValueError
+            These envs do not wait for actions; nothing was sent.
         """
-        if not trusted:
-            self._check(actions)
-        for leaf, target in self._action_targets:
-            target[...] = leaf.of(actions)
-        self.exchange.post_order(Command.STEP)
-        self.clock.lap("send")
+        lanes = self._driver.lanes if envs_slice is None else self._lanes_of(envs_slice)
+        self._check_ready(lanes)
+        with self.interrupts:
+            self._driver.send(lanes, actions)
+
+    def _lanes_of(self, envs_slice: Any) -> list[Lane]:
+        """The lanes that are these envs, whole and in env order."""
+        indices = np.arange(self.num_envs)[envs_slice] if isinstance(envs_slice, slice) else np.asarray(envs_slice)
+        try:
+            lanes = [self._driver.lanes[i] for i in dict.fromkeys(self._lane_of_env[indices].tolist())]
+            if np.array_equal(indices_of(lanes), indices):
+                return lanes
+        except (IndexError, ValueError, TypeError):
+            pass
+        raise ValueError(f"envs_slice must be what recv returned, got {envs_slice!r}; or None for all envs")
+
+    def _check_ready(self, lanes: Sequence[Lane]) -> None:
+        self._check_open()
+        if not self._is_reset:
+            raise ResetNeeded("step before reset; call reset() first")
+        for lane in lanes:
+            if lane in self._driver.under_way or lane in self._arrived:
+                raise AlreadyPendingCallError(
+                    f"envs {lane.envs.start} to {lane.envs.stop - 1} have been sent actions and not been received; "
+                    "call recv() between two sends",
+                    "send",
+                )
+        if self._mode == AutoresetMode.DISABLED and self._ended.any():
+            ended = [int(index) for index in indices_of(lanes) if self._ended[index]]
+            if ended:
+                raise ValueError(
+                    f"env {ended[0]} and {len(ended) - 1} more have ended and autoreset is disabled; reset them with "
+                    'reset(options={"reset_mask": terminations | truncations})'
+                )
+
+    def _check_idle(self, what: str) -> None:
+        self._check_open()
+        if self._driver.under_way or self._arrived:
+            raise AlreadyPendingCallError(f"{what} while envs are stepping; call recv() until all have come", what)
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise ClosedEnvironmentError("these envs are closed: the ranks have left; connect again for more")
+        if self.interrupts.is_broken:
+            raise ClosedEnvironmentError("an exchange with the ranks was left half done; leave the with statement")
 
     def recv(self):
-        """Wait for all ranks to have stepped; return as Gymnasium's `step` does, without infos.
+        """Wait for envs to have stepped: the group sent first, or the `batch_size` ranks that are ready first.
+
+        Returns
+        -------
+        As `step`, for these envs, and `envs_slice`: their indices, int64, in increasing order; give it to `send`.
 
         Raises
         ------
+        NoAsyncCallError
+            Nothing was sent.
         RankError
             An env failed on some rank.
         """
-        destination, row = self._next_row()
-        self.recv_into((destination, row), (destination, row))
-        destination.unpack(row, row + 1)
-        results = (column[row] for column in destination.block.results)
-        return destination.block.observations_of(row), *results, {}
+        self._check_open()
+        if not self._driver.under_way and not self._arrived:
+            raise NoAsyncCallError("recv without send; call send(actions) first", "recv")
+        with self.interrupts:
+            while len(self._arrived) < self._batch_size and self._driver.under_way:
+                self._take_in(self._batch_size - len(self._arrived))
+            lanes = sorted(self._arrived[: self._batch_size], key=lambda lane: lane.envs.start)
+            del self._arrived[: self._batch_size]
+            return *self._outcome(lanes), indices_of(lanes)
 
-    def recv_into(self, observations_to: Row, results_to: Row) -> None:
-        """`recv` into rows of the caller's blocks; results become columns when the destination's `unpack` is called."""
-        self._await(Command.STEP)
-        destination, row = observations_to
-        destination.lay_observations(row)
-        destination, row = results_to
-        destination.lay_results(row)
-        self.clock.lap("gather")
+    def _take_in(self, least: int = 1) -> None:
+        self._arrived += (lanes := self._driver.await_some(least))
+        self._lay(lanes)
 
-    def _await(self, command: Command) -> None:
-        self.worker.obey(command)
-        self.exchange.await_slots()
-        if np.count_nonzero(self.exchange.marks):
-            self._heed(self.exchange.marks)
+    def _lay(self, lanes: Sequence[Lane]) -> None:
+        for lane in lanes:
+            self._row[lane] = row = 1 - self._row[lane]
+            self._destinations[lane].lay_observations(row)
+            self._destinations[lane].lay_results(row)
 
-    def _heed(self, marks: np.ndarray) -> None:
-        if not (marks == FAULT).any():
-            self.stop_signal = -int(marks.min())
-        else:
-            faults = [report["fault"] for report in self.call_ranks("report") if report["fault"] is not None]
-            raise RankError(faults[0], len(faults))
+    def _outcome(self, lanes: Sequence[Lane]) -> tuple[Any, ...]:
+        for lane in lanes:
+            row = self._row[lane]
+            self._destinations[lane].unpack(row, row + 1)
+        pieces = self._pieces(lanes)
+        rewards, terminations, truncations = (join(column, pieces, copy=True) for column in self._block.results)
+        ended = terminations | truncations
+        if self._mode == AutoresetMode.DISABLED:
+            self._ended[indices_of(lanes)] = ended
+        return self._observations(pieces), rewards, terminations, truncations, self._infos(lanes, ended)
 
-    def step(self, actions: Any):
-        """`send`, then `recv`."""
-        self.send(actions)
-        return self.recv()
+    def _pieces(self, lanes: Sequence[Lane]) -> list[tuple[int, slice]]:
+        """Rows and envs where the last outcomes of some lanes are; those of neighbours in the same row are one."""
+        pieces: list[tuple[int, slice]] = []
+        for lane in lanes:
+            row = self._row[lane]
+            if pieces and pieces[-1][0] == row and pieces[-1][1].stop == lane.envs.start:
+                pieces[-1] = row, slice(pieces[-1][1].start, lane.envs.stop)
+            else:
+                pieces.append((row, lane.envs))
+        return pieces
 
-    def call_ranks(self, name: str, *args: Any) -> list[Any]:
-        """Call a method of every rank's worker; return what they return, in rank order.
+    def _observations(self, pieces: list[tuple[int, slice]]) -> Any:
+        arrays = [join(array, pieces, self._copy) for array in self._block.observation_arrays]
+        return tree_of(self.single_observation_space, arrays)
 
-        Raises
-        ------
-        RankError
-            It failed on some rank.
-        """
-        self.exchange.post_order(Command.CALL)
-        self.exchange.spread((name, args))
-        values = self.exchange.collect(self.worker.call(name, *args))
-        faults = [value for value in values if isinstance(value, Fault)]
-        if faults:
-            raise RankError(faults[0], len(faults))
-        return values
+    def _infos(self, lanes: Sequence[Lane], ended: np.ndarray | None = None) -> dict[str, Any]:
+        infos = self._driver.take_infos(lanes)
+        if self._mode == AutoresetMode.SAME_STEP and ended is not None and ended.any():
+            infos["final_obs"], infos["_final_obs"] = self._driver.final_observations(lanes, ended), ended
+        return infos
+
+    def render(self) -> tuple[Any, ...]:
+        """What each env's `render` gives, in env order."""
+        frames = self._call_envs("render")
+        return tuple(frames[index] for index in range(self.num_envs))
+
+    def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """Call a method of each env, or get an attribute; pickled, so not for every step."""
+        return self.call_some(range(self.num_envs), name, *args, **kwargs)
+
+    def call_some(self, env_indices: Sequence[int], name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """`call` of these envs only."""
+        found = self._call_envs("call_some", list(env_indices), name, args, kwargs)
+        return tuple(found[index] for index in env_indices)
+
+    def get_attr(self, name: str) -> tuple[Any, ...]:
+        """Get an attribute of each env."""
+        return self.call(name)
+
+    def set_attr(self, name: str, values: Any) -> None:
+        """Set an attribute of each env: of all to one value, or of each to its own of a list or tuple."""
+        self.set_some(range(self.num_envs), name, values)
+
+    def set_some(self, env_indices: Sequence[int], name: str, values: Any) -> None:
+        """`set_attr` of these envs only."""
+        values = values if isinstance(values, list | tuple) else [values] * len(env_indices)
+        if len(values) != len(env_indices):
+            raise ValueError(f"set_attr: a list must have one value for each of {len(env_indices)}, got {len(values)}")
+        self._call_envs("set_some", list(env_indices), name, list(values))
+
+    def _call_envs(self, method: str, *args: Any) -> dict[int, Any]:
+        self._check_idle(method)
+        try:
+            with self.interrupts:
+                return self._driver.call_envs(method, *args)
+        except RankError as error:
+            if error.type_name == "AttributeError":  # Callers ask for attributes that may not be there.
+                raise AttributeError(str(error)) from None
+            raise
+
+    @property
+    def np_random(self) -> tuple[np.random.Generator, ...]:
+        """Copies of the envs' random generators."""
+        return self.get_attr("np_random")
+
+    @property
+    def np_random_seed(self) -> tuple[int, ...]:
+        """The seeds of the envs' random generators."""
+        return self.get_attr("np_random_seed")
+
+    def __enter__(self) -> "MPIVectorEnv":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
 
     def close_extras(self, code: int = 0, **_kwargs: Any) -> None:
-        """Let the other ranks out of `serve`, with the job's exit code."""
-        self.exchange.post_order(Command.STOP, code)
-        self.worker.close()
+        """Let the other ranks out of `connect`, with the job's exit code."""
+        self._driver.stop(code)
 
 
-class ActionCheck:
-    """Are these the actions of a space?  Checked once, where they enter; afterwards they are trusted."""
-
-    def __init__(self, single_space: spaces.Space, num_envs: int):
-        self._columns = [
-            (leaf, (num_envs, *leaf.shape), *bounds(space), inside(space))
-            for leaf, space in zip(leaves(single_space), leaf_spaces(single_space), strict=True)
-        ]
-
-    def __call__(self, actions: Any) -> None:
-        """Raise DataError where the actions are not right."""
-        for leaf, shape, low, high, is_inside in self._columns:
-            array = self._array(leaf, actions)
-            if array.shape != shape or not np.can_cast(array.dtype, leaf.dtype, "same_kind"):
-                raise DataError(
-                    f"the policy's {_name(leaf)} must be {leaf.dtype} of shape {shape}, "
-                    f"got {array.dtype} of shape {array.shape}"
-                )
-            if leaf.dtype.kind == "f":  # As it will be sent: float64's 0.7 is above a float32 bound of 0.7.
-                array = array.astype(leaf.dtype, copy=False)
-            if not is_inside(array):
-                raise self._outside(leaf, array, low, high)
-
-    @staticmethod
-    def _array(leaf: Leaf, actions: Any) -> np.ndarray:
-        try:
-            return np.asarray(leaf.of(actions))
-        except (TypeError, ValueError, LookupError) as error:
-            raise DataError(f"the policy's {_name(leaf)} cannot be read: {type(error).__name__}: {error}") from error
-
-    @staticmethod
-    def _outside(leaf: Leaf, array: np.ndarray, low: Any, high: Any) -> DataError:
-        place = tuple(int(i) for i in np.argwhere(~((array >= low) & (array <= high)))[0])
-        low, high = (np.broadcast_to(bound, array.shape)[place] for bound in (low, high))
-        component = f", component {list(place[1:])}" if place[1:] else ""
-        return DataError(
-            f"the policy's {_name(leaf)} for env {place[0]}{component} must be in {low} to {high}, "
-            f"got {array[place]}; clip it in the policy"
-        )
-
-
-def _name(leaf: Leaf) -> str:
-    return f"action {leaf.path!r}" if leaf.path else "action"
-
-
-def inside(space: spaces.Space) -> Callable[[np.ndarray], bool]:
-    """A function that tells whether low <= array <= high everywhere, in as few passes as the bounds allow.
-
-    It stands between the slots of one step and the order of the next, where every rank waits for it.
-    """
-    low, high = bounds(space)
-    if low.size == 0:
-        return lambda array: True
-    lowest, highest = low.flat[0].item(), high.flat[0].item()
-    if (low != lowest).any() or (high != highest).any():
-        return lambda array: bool(((array >= low) & (array <= high)).all())
-    # NaN is the smallest and the largest of all that it is among, and compares as false.
-    return lambda array: array.min().item() >= lowest and array.max().item() <= highest
+def join(array: np.ndarray, pieces: list[tuple[int, slice]], copy: bool) -> np.ndarray:
+    """Pieces of a (num_rows, num_envs, ...) array as one, C-contiguous; a single one without a copy if so wanted."""
+    if len(pieces) > 1:
+        return np.concatenate([array[piece] for piece in pieces])
+    return array[pieces[0]].copy() if copy else array[pieces[0]]

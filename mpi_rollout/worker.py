@@ -5,22 +5,22 @@ it at the step where it happened, commits all that is whole, and ends the job wi
 come to that in `GRACE_S` (another rank may be in the midst of a long step), the rank tells and aborts by itself.
 """
 
+import gc
 import os
+import pickle
 import signal
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
-from gymnasium.vector import VectorEnv
-
-from mpi_rollout.envs.loop import LoopVectorEnv
 from mpi_rollout.errors import DataError, EnvError, RolloutError
-from mpi_rollout.exchange import FAULT, Command, Exchange
-from mpi_rollout.layout import RESULTS
+from mpi_rollout.exchange import FAULT, Command, Exchange, Exchanges
 from mpi_rollout.mpi import abort
+from mpi_rollout.slices import Slice
 from mpi_rollout.timing import Clock
 
 GRACE_S = 1.5
@@ -33,6 +33,7 @@ class Fault:
     message: str
     stack: str
     exit_code: int
+    type_name: str
 
 
 class Worker:
@@ -40,128 +41,132 @@ class Worker:
 
     Parameters
     ----------
-    envs
-        None on a rank without envs.  A `LoopVectorEnv` writes straight into the slot, others are copied there.
-    reset_seed
-        What `envs.reset` is given at the run's start.
+    slices
+        This rank's envs for each exchange that it steps envs for, in env order; none on a dedicated root.
     methods
         What the root may call by name on all ranks.
     """
 
     def __init__(
         self,
-        exchange: Exchange,
-        envs: VectorEnv | None,
-        reset_seed: int | None = None,
+        exchanges: Exchanges,
+        slices: list[Slice],
         methods: dict[str, Callable[..., Any]] | None = None,
     ):
-        self.exchange = exchange
-        self.envs = envs
-        if isinstance(envs, LoopVectorEnv):
-            envs.write_to(exchange.slot)
+        self.exchanges, self.slices = exchanges, slices
         self.clock = Clock()
-        self._reset_seed = reset_seed
-        self._methods = {"report": self.report, **(methods or {})}
-        self._num_steps = 0
+        self.stop_signal = 0  # The signal by which somebody asked this rank to stop.
+        self._slice_of = {slice_.exchange: slice_ for slice_ in slices}
+        own = {"report": self.report, "call_envs": self.call_envs, "end_replay": self.end_replay}
+        self._methods = own | (methods or {})
         self._fault: Fault | None = None
         self._watch: threading.Timer | None = None
         self._stop_asked_at = 0.0
 
+    @property
+    def rank(self) -> int:
+        return self.exchanges.control.rank
+
     def stop_on_signals(self) -> None:
-        """Have SIGINT and SIGTERM, to whatever rank, end the run between two steps; asked again, end it at once.
+        """Have SIGINT, SIGTERM and SIGUSR1, to whatever rank, end the run between two steps; a second time at once.
 
         A signal marks the slot, so the root learns of it with the step's data.  Launchers deliver one Ctrl-C to
         several ranks, or twice to one: what comes within a second is the same one.
         """
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
             signal.signal(number, self._ask_to_stop)
 
     def _ask_to_stop(self, number: int, _frame: Any) -> None:
         if self._stop_asked_at and monotonic() - self._stop_asked_at > 1.0:
             raise KeyboardInterrupt
         self._stop_asked_at = self._stop_asked_at or monotonic()
-        self.exchange.own_mark[0] = self.exchange.own_mark[0] or -number
+        self.stop_signal = number
 
     def serve(self) -> int:
         """Obey orders until the root says stop; return the exit code that it gives.  For all ranks but the root."""
         self.clock.restart()
         while True:
-            command, code = self.exchange.await_order()
+            exchange = self.exchanges.await_order()
             self.clock.lap("wait")
-            self._end_grace()
+            command, code = exchange.order
             if command == Command.STOP:
+                self._end_grace()
+                for other in self.exchanges.all:
+                    if other is not exchange:
+                        other.await_order()
                 self.close()
                 return code
             if command == Command.CALL:
-                name, args = self.exchange.spread()
-                self.exchange.collect(self.call(name, *args))
+                name, args = pickle.loads(self.exchanges.spread())
+                self.exchanges.collect(self.call(name, *args))
+                exchange.messages.listen()
                 self.clock.lap("other")
             else:
-                self.obey(command)
-                self.exchange.post_slot()
+                arguments = pickle.loads(exchange.spread()) if command != Command.STEP else ()
+                self.obey(exchange, command, arguments)
+                exchange.post_slot()
                 self.clock.lap("gather")
 
-    def obey(self, command: int) -> None:
-        """Fill this rank's slot as the order says.  Never raises: a failure is marked in the slot."""
-        if self._fault is None and self.envs is not None:
+    def obey(self, exchange: Exchange, command: int, arguments: tuple[Any, ...] = ()) -> None:
+        """Fill this rank's slot as the order says.  Never raises: a failure is marked in the slot.
+
+        Parameters
+        ----------
+        arguments
+            Of the `Slice` method that the command is for.
+        """
+        slice_ = self._slice_of.get(exchange)
+        if slice_ is not None and self._fault is None:
             try:
-                self._fill(self.envs.reset(seed=self._reset_seed)[:1] if command == Command.RESET else self._step())
+                slice_.do(command, arguments)
             except KeyboardInterrupt:
                 raise
             except BaseException as error:
-                self._fault = self._describe(error)
-                self.exchange.own_mark[0] = FAULT
+                self._fault = self._describe(error, f", step {slice_.num_steps}")
                 self._begin_grace()
-        self.exchange.own_step_s[0] = self.clock.lap("step")
+        exchange.own_mark[0] = FAULT if self._fault is not None else -self.stop_signal
+        exchange.own_step_s[0] = self.clock.lap("step")
 
-    def _step(self) -> tuple[Any, ...]:
-        self._num_steps += 1
-        return self.envs.step(self.exchange.actions)[:4]
-
-    def _fill(self, outputs: tuple[Any, ...]) -> None:
-        """Copy what a slice has not written into the slot by itself."""
-        slot = self.exchange.slot
-        if outputs[0] is slot.observations:
-            return
-        for leaf, column in zip(self.exchange.layout.columns[len(RESULTS) :], slot.observation_arrays, strict=True):
-            part = leaf.of(outputs[0])
-            if part.shape != column.shape or part.dtype != column.dtype:
-                raise DataError(
-                    f"envs {self.exchange.envs}: observation {leaf.path!r} should be {column.dtype} of shape "
-                    f"{column.shape}, got {part.dtype} of shape {part.shape}"
-                )
-            column[...] = part
-        for column, values in zip(slot.results, outputs[1:], strict=False):
-            column[...] = values
-
-    def call(self, name: str, *args: Any) -> Any:
-        """Run one of `methods`; a failure is returned as a `Fault`."""
+    def call(self, name: str, *args: Any) -> bytes:
+        """Run one of `methods`; return what it returns, pickled, or a `Fault` if it fails or that cannot be."""
         try:
-            return self._methods[name](*args)
+            return pickle.dumps(self._methods[name](*args))
         except KeyboardInterrupt:
             raise
         except BaseException as error:
-            return self._describe(error)
+            return pickle.dumps(self._describe(error))
+
+    def call_envs(self, method: str, *args: Any) -> dict[int, Any]:
+        """Call `call_some`, `set_some` or `render` of all slices; return results by env index."""
+        found: dict[int, Any] = {}
+        for slice_ in self.slices:
+            found |= getattr(slice_, method)(*args) or {}
+        return found
+
+    def end_replay(self, lost: Sequence[int]) -> None:
+        """See `Slice.end_replay`."""
+        for slice_ in self.slices:
+            slice_.end_replay(lost)
 
     def report(self) -> dict[str, Any]:
         """What this rank has to say at the end.  The root asks, so it is in charge."""
         self._end_grace()
         return {
-            "rank": self.exchange.comm.rank,
+            "rank": self.rank,
             "host": os.uname().nodename,
-            "num_envs": len(self.exchange.envs),
+            "num_envs": sum(len(slice_.env_indices) for slice_ in self.slices),
             "seconds": self.clock.seconds,
             "fault": self._fault,
         }
 
-    def _describe(self, error: BaseException) -> Fault:
-        envs, host = self.exchange.envs, os.uname().nodename
-        place = f"rank {self.exchange.comm.rank} ({host}, envs {envs.start} to {envs.stop - 1}), step {self._num_steps}"
+    def _describe(self, error: BaseException, when: str = "") -> Fault:
+        envs = ", ".join(f"{each.env_indices.start} to {each.env_indices.stop - 1}" for each in self.slices) or "none"
+        place = f"rank {self.rank} ({os.uname().nodename}, envs {envs}){when}"
         what = str(error) if isinstance(error, RolloutError) else f"{type(error).__name__}: {error}"
         code = error.exit_code if isinstance(error, RolloutError) else EnvError.exit_code
         cause = error.__cause__ if isinstance(error, RolloutError) else error
         stack = "" if cause is None or isinstance(error, DataError) else "".join(traceback.format_exception(cause))
-        return Fault(f"{place}: {what}", stack, code)
+        return Fault(f"{place}: {what}", stack, code, type(error).__name__)
 
     def _begin_grace(self) -> None:
         self._watch = threading.Timer(GRACE_S, self._tell_and_abort)
@@ -175,13 +180,24 @@ class Worker:
     def _tell_and_abort(self) -> None:
         fault = self._fault
         os.write(2, f"{fault.stack}mpi_rollout: {fault.message}\n".encode())
-        abort(self.exchange.comm, fault.exit_code)
+        abort(self.exchanges.control, fault.exit_code)
 
     def close(self) -> None:
         """Close the envs.  The run is over and its data are safe: an env that cannot close is only told of."""
-        try:
-            if self.envs is not None:
-                self.envs.close()
-        except Exception as error:
-            place = f"rank {self.exchange.comm.rank} ({os.uname().nodename})"
-            os.write(2, f"mpi_rollout: {place}: closing its envs: {type(error).__name__}: {error}\n".encode())
+        for slice_ in self.slices:
+            try:
+                slice_.envs.close()
+            except Exception as error:
+                place = f"rank {self.rank} ({os.uname().nodename})"
+                os.write(2, f"mpi_rollout: {place}: closing its envs: {type(error).__name__}: {error}\n".encode())
+
+
+@contextmanager
+def unwatched_by_gc() -> Iterator[None]:
+    """Have the garbage collector look no more at what there is: envs live as long as the run."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()  # Else they would not be freed at the end, which extension modules complain of.

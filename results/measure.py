@@ -121,7 +121,6 @@ def measure_store() -> None:
     from gymnasium import spaces
 
     from mpi_rollout.layout import Block
-    from mpi_rollout.partition import Partition
     from mpi_rollout.seeding import SeedTable
     from mpi_rollout.storage import Ending, EpisodeTable, Schema, Writer, rows_per_block
 
@@ -135,7 +134,7 @@ def measure_store() -> None:
     for name, (observation, action, num_envs, num_steps) in kinds.items():
         nbytes = Block.row_nbytes(observation, action, num_envs)
         num_rows = rows_per_block(nbytes, num_steps)
-        blocks = [Block(observation, action, Partition(num_envs, 1), num_rows) for _ in range(3)]
+        blocks = [Block(observation, action, num_envs, 1, num_rows) for _ in range(3)]
         rng = np.random.default_rng(0)
         for block in blocks:
             for array in (*block.observation_arrays, *block.action_arrays):

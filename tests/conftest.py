@@ -4,6 +4,7 @@ This process never imports MPI.  A job that hangs is killed with all its process
 """
 
 import os
+import pickle
 import shutil
 import signal
 import subprocess
@@ -14,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -21,6 +23,7 @@ import pytest
 
 TESTS = Path(__file__).parent
 TIMEOUT_S = 60.0
+WHOLE = 1000  # Steps of the run with which those that are stopped are compared.
 
 
 @dataclass(frozen=True)
@@ -107,6 +110,10 @@ class Running:
         self.wait_until(lambda: found.extend(p for p in processes_in(self.folder) if rank_of(p) == rank) or found)
         return found[0]
 
+    def interrupt(self, rank: int) -> None:
+        """Send Ctrl-C's signal to one rank."""
+        os.kill(self.pid_of(rank), signal.SIGINT)
+
     def kill(self) -> None:
         """End what is left of it."""
         if self._process.poll() is None:
@@ -165,11 +172,23 @@ class Job:
         assert result.code == 0, result.err
         return self.folder / out
 
-    def script(self, num_ranks: int, code: str, timeout: float = TIMEOUT_S, **extra: str) -> Result:
-        """Run a Python program of the test's own on some ranks."""
+    def start_script(self, num_ranks: int | None, code: str, **extra: str) -> Running:
+        """Start a Python program of the test's own on some ranks; None is without mpiexec."""
         path = self.folder / "program.py"
         path.write_text(code)
-        return run_job([mpiexec(), "-n", str(num_ranks), sys.executable, str(path)], self.folder, timeout, **extra)
+        launcher = [] if num_ranks is None else [mpiexec(), "-n", str(num_ranks)]
+        return Running([*launcher, sys.executable, str(path)], self.folder, **extra)
+
+    def script(self, num_ranks: int | None, code: str, timeout: float = TIMEOUT_S, **extra: str) -> Result:
+        """Run such a program to its end."""
+        return self.start_script(num_ranks, code, **extra).finish(timeout)
+
+    def train(self, num_ranks: int | None, function: str, *arguments: Any, timeout: float = TIMEOUT_S) -> Any:
+        """Run a function of `trainers` on all ranks to a good end; return what it returned on the root."""
+        (self.folder / "arguments").write_bytes(pickle.dumps(arguments))
+        result = self.script(num_ranks, f"import trainers\ntrainers.main({function!r})\n", timeout)
+        assert result.code == 0, result.err
+        return pickle.loads((self.folder / "returned").read_bytes())
 
 
 @pytest.fixture
@@ -178,6 +197,24 @@ def job(tmp_path: Path) -> Iterator[Job]:
     for pid in processes_in(tmp_path):  # What a failed test has left behind.
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+
+
+def once(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Call a function once for the same arguments: as `functools.cache`, but what has failed fails again at once."""
+    outcomes: dict[tuple[Any, ...], tuple[Any, BaseException | None]] = {}
+
+    def of(*arguments: Any) -> Any:
+        if arguments not in outcomes:
+            try:
+                outcomes[arguments] = function(*arguments), None
+            except BaseException as error:
+                outcomes[arguments] = None, error
+        value, error = outcomes[arguments]
+        if error is not None:
+            raise error
+        return value
+
+    return of
 
 
 def datasets(path: Path) -> dict[str, np.ndarray]:
@@ -196,6 +233,14 @@ def assert_same_bytes(first: dict[str, np.ndarray], second: dict[str, np.ndarray
     for name in first:
         assert first[name].dtype == second[name].dtype and first[name].shape == second[name].shape, name
         assert first[name].tobytes() == second[name].tobytes(), f"{name} differs"
+
+
+@pytest.fixture(scope="session")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray]:
+    """What a run of six `envs.Image` gives that nothing stops."""
+    job = Job(tmp_path_factory.mktemp("whole"))
+    arguments = ("--env-factory", "envs:Image", "--num-envs", "6", "--num-steps", str(WHOLE), "--progress", "none")
+    return datasets(job.collect(None, *arguments))
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

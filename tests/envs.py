@@ -1,12 +1,16 @@
 """Envs that say who they are in what they observe, so that a misplaced row shows, and envs that fail on demand."""
 
 import os
+import random
 import sys
+import threading
 import time
 
 import gymnasium
 import numpy as np
 from gymnasium import spaces
+
+RANK = int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK", "0")))
 
 
 class Counting(gymnasium.Env):
@@ -213,3 +217,95 @@ class Mixed(gymnasium.Env):
         kinds = [self.number, np.int8(self.number), bool(self.number % 2)]
         number = self.np_random.random()
         return kinds[self.number % 3], [number, np.float32(number)][self.number % 2], np.ones(1, np.int8)
+
+
+class Telling(Counting):
+    """Says in its infos whatever envs may say, some of it only now and then, in a dict that it uses again.
+
+    Envs with an even name and those with an odd one give `mixed` and `either` in different types.
+    """
+
+    metadata = {"render_modes": ["ansi"], "render_fps": 4}
+
+    def __init__(self, render_mode=None):
+        super().__init__()
+        self.render_mode, self.mass, self.info = render_mode, 1.5, {}
+
+    def reset(self, *, seed=None, options=None):
+        observation, _ = super().reset(seed=seed, options=options)
+        return observation, self.tell({"options": dict(options or {}), "begun": True, "draw": self.np_random.random()})
+
+    def step(self, action):
+        *outputs, info = super().step(action)
+        return *outputs, self.tell(info)
+
+    def tell(self, more):
+        number, is_even = self.step_number, self.name % 2 == 0
+        self.info.clear()
+        self.info.update(more, mass=self.mass, small=np.int16(number), single=np.float32(1 / (number + 1)))
+        self.info.update(flag=number == 2, numpy_flag=np.bool_(number), text=f"step {number}", nothing=None)
+        self.info.update(many=[number] * number, none_of_many=np.zeros((0, 2)), complex=np.complex64(1j * number))
+        self.info.update(mixed=number if is_even else number + 0.5, either=number if is_even else np.float64(number))
+        self.info.update(position=np.full((2, 3), number, np.float32), names=np.array(["a", f"b{number}"], "<U9"))
+        self.info["deep"] = {"down": {"number": number, "row": np.arange(3) + number}, "empty": {}}
+        if number % 2:
+            self.info["deep"]["odd"] = self.info["odd"] = number
+        if (self.name + number) % 3 == 0:
+            self.info["third"] = {"words": ("one", number), "of": self.name}
+        return self.info
+
+    def render(self):
+        return f"env {self.name}, step {self.step_number}"
+
+    def weigh(self, factor, *, offset=0.0):
+        return self.mass * factor + offset + self.name
+
+
+class Defaulting(Counting):
+    """Observes with which arguments it was reset; its defaults are its own."""
+
+    def reset(self, *, seed=3, options=("own",)):
+        super().reset(seed=seed, options=options)
+        self.name = -1 if options is None else len(options)
+        return self.observe(), {"seed": seed, "options": options}
+
+
+class Agreeing(Telling):
+    """Says nothing that has another type in another env."""
+
+    def tell(self, more):
+        return {key: value for key, value in super().tell(more).items() if key not in ("mixed", "either")}
+
+
+class Dozing(Agreeing):
+    """Sleeps before a step now and then, for as long as it likes, so that ranks are ready in any order."""
+
+    def step(self, action):
+        if random.random() < 0.1:
+            time.sleep(random.random() * 0.003)
+        return super().step(action)
+
+
+class Gated(Counting):
+    """On one rank, steps of the envs take until there is a file `go`."""
+
+    def __init__(self, rank):
+        super().__init__()
+        self.is_gated = rank == RANK
+
+    def step(self, action):
+        while self.is_gated and not os.path.exists("go"):
+            time.sleep(0.001)
+        return super().step(action)
+
+
+class Holding(Counting):
+    """Has what no rank can send to another, and says it in its infos if it is to."""
+
+    def __init__(self, tells=False):
+        super().__init__()
+        self.lock, self.tells = threading.Lock(), tells
+
+    def step(self, action):
+        *outputs, info = super().step(action)
+        return *outputs, info | ({"lock": self.lock} if self.tells else {})

@@ -36,7 +36,7 @@ class Timed(Failing):
     """Writes down when it fails, if it is the first."""
 
     def step(self, action):
-        if self.total >= self.after and self.how != "sleep" and not FAILED_AT.exists():
+        if self.total >= self.after and self.how not in ("sleep", "long") and not FAILED_AT.exists():
             FAILED_AT.write_text(str(time.time()))
         return super().step(action)
 
@@ -90,6 +90,7 @@ FAILURES |= {
     "segfault": lambda env, action: ctypes.string_at(0),
     "kill": lambda env, action: os.kill(os.getpid(), signal.SIGKILL),
     "sleep": lambda env, action: time.sleep(3.0) or Counting.step(env, action),
+    "long": lambda env, action: time.sleep(9.0) or Counting.step(env, action),
     "as_list": _stepped(np.ndarray.tolist, 0),
     "float_list": _stepped(lambda observation: [float(x) for x in observation], 0),
     "column": _stepped(lambda observation: observation[:, None], 0),

@@ -3,6 +3,7 @@
 The data of step t are drawn from (seed, t) alone, so that any process can tell what a file must hold.
 """
 
+import json
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
@@ -10,8 +11,7 @@ import numpy as np
 from gymnasium import spaces
 
 from mpi_rollout.config import RolloutConfig
-from mpi_rollout.layout import Block
-from mpi_rollout.partition import Partition
+from mpi_rollout.layout import Block, describe
 from mpi_rollout.storage import Ending, Writer, open_writer
 from mpi_rollout.timing import PHASES
 
@@ -32,11 +32,12 @@ class Feed:
     def writer(self, path: Path | str, num_rows: int, num_blocks: int = 3) -> Writer:
         """Make a writer with small blocks."""
         config = RolloutConfig(env="CartPole-v1", num_envs=self.num_envs, seed=self.seed, out=str(path))
-        blocks = [Block(self.space, ACTIONS, Partition(self.num_envs, 1), num_rows) for _ in range(num_blocks)]
+        blocks = [Block(self.space, ACTIONS, self.num_envs, 1, num_rows) for _ in range(num_blocks)]
+        described = {"observation": describe(self.space), "action": describe(ACTIONS)}
         attributes = {
-            "config": config.to_json(), "env_spec": "", "spaces": "{}", "seed": self.seed, "num_envs": self.num_envs,
-            "autoreset_mode": "NextStep", "hosts": '["here"]', "mpi_library": "none", "num_ranks": 1,
-            "started": "2000-01-01T00:00:00+00:00",
+            "config": config.to_json(), "env_spec": "", "spaces": json.dumps(described),
+            "seed": self.seed, "num_envs": self.num_envs, "autoreset_mode": "NextStep",
+            "hosts": '["here"]', "mpi_library": "none", "num_ranks": 1, "started": "2000-01-01T00:00:00+00:00",
         }  # fmt: skip
         return open_writer(config, attributes, blocks, 1)
 
@@ -78,7 +79,7 @@ class Feed:
 
     def expected(self, num_steps: int) -> dict[str, np.ndarray]:
         """What /trajectories must hold after so many steps."""
-        block = Block(self.space, ACTIONS, Partition(self.num_envs, 1), num_steps + 1)
+        block = Block(self.space, ACTIONS, self.num_envs, 1, num_steps + 1)
         for step in range(num_steps):
             self.lay(block, step, step, "observations")
             self.lay(block, step, step, "results")

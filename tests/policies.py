@@ -8,6 +8,11 @@ def leaning(observations: np.ndarray) -> np.ndarray:
     return (observations[:, 2] + observations[:, 3] > 0).astype(np.int64)
 
 
+def by_look(observations: np.ndarray) -> np.ndarray:
+    """For `envs.Counting`: looks at each env's observation alone, so it may be given any of them together."""
+    return 2 + observations.sum(axis=1) % 5
+
+
 def too_large(observations: np.ndarray) -> np.ndarray:
     """Actions that CartPole does not have, for env 1."""
     actions = np.zeros(len(observations), np.int64)

@@ -14,7 +14,8 @@ GOOD = ("--env-factory", "envs:Counting", "--num-envs", "4", "--num-steps", "3",
 OTHER_VALUES = {
     "env": "Acrobot-v1", "env_factory": "envs:Counting", "env_kwargs": '{"a": [1, null]}', "num_envs": "7",
     "num_steps": "8", "seed": "9", "policy": "policies:leaning", "out": "other.h5",
-    "vectorization_mode": "vector_entry_point", "expect_ranks": "3", "progress": "bar",
+    "vectorization_mode": "vector_entry_point", "expect_ranks": "3", "progress": "bar", "mode": "async",
+    "num_groups": "2", "batch_size": "3", "max_walltime": "10:00",
 }  # fmt: skip
 
 
@@ -78,7 +79,9 @@ def test_the_configuration_checks_itself_without_a_command_line():
         RolloutConfig(env="CartPole-v1", progress="dots")
 
 
-@pytest.mark.parametrize("arguments", ["--help", "run --help", "--version", "inspect --help"])
+@pytest.mark.parametrize(
+    "arguments", ["--help", "run --help", "--version", "inspect --help", "verify --help", "recover --help"]
+)
 def test_help_and_version_need_no_mpi(job, arguments):
     result = job(None, *arguments.split(), MPI4PY_LIBMPI="/nonexistent/libmpi.so")
     assert (result.code, result.err) == (0, "")
@@ -102,6 +105,15 @@ def test_help_and_version_need_no_mpi(job, arguments):
         ([*GOOD, "--num-steps", "1.5"], "argument --num-steps: invalid int value: '1.5'"),
         ([*GOOD, "--seed", "-1"], "--seed must be at least 0, got -1"),
         ([*GOOD, "--expect-ranks", "0"], "--expect-ranks must be at least 1, got 0"),
+        ([*GOOD, "--num-groups", "0"], "--num-groups must be at least 1, got 0"),
+        ([*GOOD, "--num-groups", "5"], "--num-groups 5 needs at least 5 envs for each rank that steps envs, got"),
+        ([*GOOD, "--mode", "fast"], "argument --mode: invalid choice: 'fast'"),
+        ([*GOOD, "--mode", "async", "--num-groups", "2"], "makes a group of each rank, got --num-groups 2 too;"),
+        ([*GOOD, "--batch-size", "0"], "--batch-size must be at least 1, got 0"),
+        ([*GOOD, "--batch-size", "2"], "--batch-size must be 1 unless ranks are served as ready, got 2"),
+        ([*GOOD, "--mode", "async", "--batch-size", "2"], "--batch-size must be 1 to 1, the ranks that step envs, "),
+        ([*GOOD, "--max-walltime", "soon"], "--max-walltime must be like 01:30:00 or 1-12:00:00, got 'soon'"),
+        ([*GOOD, "--max-walltime", "0"], "--max-walltime must be more than nothing, got '0'"),
         ([*GOOD, "--progress", "dots"], "argument --progress: invalid choice: 'dots'"),
         ([*GOOD, "--vectorization-mode", "async"], "argument --vectorization-mode: invalid choice: 'async'"),
         ([*GOOD, "--env-kwargs", "{level: 3}"], "--env-kwargs must be a JSON object such as '{\"level\": 3}', got"),
@@ -161,11 +173,17 @@ def test_a_policy_whose_module_fails_to_import_gives_the_reason(job):
     assert "cannot import 'half_written': SyntaxError: expected ':'" in line
 
 
-@pytest.mark.parametrize("name", ["run.h5", "run.h5.part"])
-def test_an_output_that_exists_is_refused_and_not_touched(job, name):
-    (job.folder / name).write_bytes(b"years of work")
-    assert f"--out run.h5: {name} exists; move it away" in refused(job, *GOOD, "--out", "run.h5")
-    assert (job.folder / name).read_bytes() == b"years of work"
+def test_an_output_that_exists_is_refused_and_not_touched(job):
+    (job.folder / "run.h5").write_bytes(b"years of work")
+    assert "--out run.h5: run.h5 exists; move it away" in refused(job, *GOOD, "--out", "run.h5")
+    assert (job.folder / "run.h5").read_bytes() == b"years of work"
+
+
+def test_what_has_the_name_of_an_unfinished_output_is_refused_and_not_touched(job):
+    (job.folder / "run.h5.part").write_bytes(b"years of work")
+    line = refused(job, *GOOD, "--out", "run.h5", code=65)
+    assert "run.h5.part cannot be continued and was left as it is" in line and "move it away" in line
+    assert (job.folder / "run.h5.part").read_bytes() == b"years of work"
 
 
 def test_an_output_that_is_a_dangling_link_is_refused(job):
@@ -202,8 +220,13 @@ def test_inspecting_what_is_no_file_of_this_program_is_refused(job):
         (["--nun-envs", "3"], "unrecognized arguments"),  # Before MPI starts.
         ([*GOOD, "--policy", "policies:no_such"], "module 'policies' has no attribute 'no_such'"),  # By the root alone.
         ([*GOOD, "--num-envs", "1"], "--num-envs must be at least the number of ranks"),
+        (
+            [*GOOD, "--num-groups", "3"],
+            "--num-groups 3 needs at least 3 envs for each rank that steps envs",
+        ),
+        ([*GOOD, "--mode", "async", "--batch-size", "4"], "--batch-size must be 1 to "),
     ],
-    ids=["all", "before", "root", "few"],
+    ids=["all", "before", "root", "few", "groups", "batch"],
 )
 def test_all_ranks_refuse_together_and_the_line_appears_once(job, num_ranks, arguments, words):
     line = refused(job, *arguments, "--out", "run.h5", num_ranks=num_ranks)

@@ -1,85 +1,28 @@
 """Failing together: whatever fails, wherever, the job ends soon, says it once, and keeps what it had."""
 
-import json
 import os
 import re
 import signal
-import subprocess
 import time
-from pathlib import Path
 
 import h5py
-import numpy as np
 import pytest
-from conftest import Job, Result, Running, assert_same_bytes, datasets, is_hydra, processes_in, run_job
-
-HOST = os.uname().nodename
-ENVS = ("--num-envs", "6", "--progress", "none")
-OUT = ("--out", "run.h5")
-LATE = 800  # The fourth block of 256 steps can only be begun when the first one is committed.
-WHOLE = 1000  # Steps of the run with which others are compared.
-PACED = ("--env-factory", "faults:paced", "--env-kwargs", '{"sleep_s": 0.0002}')
-LAUNCHED_S = 15.0  # More than a job takes to start and fail, less than any wait for a time limit.
-
-
-def kwargs(**values) -> tuple[str, str]:
-    return "--env-kwargs", json.dumps(values)
-
-
-def fails(how: str, rank: int | None = None, after: int = 2, num_steps: int = 20, **more) -> tuple[str, ...]:
-    """The arguments of a run that fails."""
-    steps = ("--num-steps", str(num_steps))
-    return "--env-factory", "faults:failing", *kwargs(how=how, rank=rank, after=after, **more), *steps, *ENVS, *OUT
-
-
-def envs_of(rank: int, num_ranks: int) -> range:
-    return range(rank * 6 // num_ranks, (rank + 1) * 6 // num_ranks)
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory) -> dict[str, np.ndarray]:
-    """What a run gives that nothing stops."""
-    job = Job(tmp_path_factory.mktemp("whole"))
-    return datasets(job.collect(None, "--env-factory", "envs:Image", "--num-steps", str(WHOLE), *ENVS))
-
-
-def committed(path: Path) -> int:
-    """The number of steps that a file says it has; 0 where it cannot be read yet."""
-    try:
-        with h5py.File(path, libver="latest", swmr=True) as file:
-            return int(file["trajectories"].attrs["num_steps"])
-    except (OSError, KeyError):
-        return 0
-
-
-def assert_begins(path: Path, whole: dict[str, np.ndarray], num_steps: int | None = None) -> int:
-    """The committed steps of a file are those of the whole run, and `num_steps` in number; return the number."""
-    found, count = datasets(path), committed(path)
-    assert num_steps in (None, count)
-    common = min(count, WHOLE)
-    for name in found.keys() - {"/episodes"}:
-        rows = common + name.startswith("observations")
-        assert len(found[name]) >= count + name.startswith("observations")
-        assert np.array_equal(found[name][:rows], whole[name][:rows]), name
-    episodes, ended = found["/episodes"], found["/episodes"]["terminated"] | found["/episodes"]["truncated"]
-    ends = whole["/episodes"]["start"] + whole["/episodes"]["length"]
-    expected = whole["/episodes"][
-        (ends <= common) & (whole["/episodes"]["terminated"] | whole["/episodes"]["truncated"])
-    ]
-    assert np.array_equal(episodes[ended & (episodes["start"] + episodes["length"] <= common)], expected)
-    return count
-
-
-def assert_ended_soon(result: Result, folder: Path, within_s: float) -> None:
-    """The job was over, with all its processes, so many seconds after its first env had failed."""
-    assert time.time() - float((folder / "failed_at").read_text()) < within_s
-    assert result.seconds < LAUNCHED_S
-    assert processes_in(folder) == []
-
-
-def outputs(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.glob("run.h5*"))
-
+from conftest import WHOLE, assert_same_bytes, datasets, processes_in, run_job
+from kept import (
+    ENVS,
+    HOST,
+    LATE,
+    LAUNCHED_S,
+    OUT,
+    assert_begins,
+    assert_ended_soon,
+    committed,
+    envs_of,
+    fails,
+    kwargs,
+    outputs,
+    start_long,
+)
 
 # --- Python code of an env fails
 
@@ -294,149 +237,7 @@ def test_a_failing_policy_ends_the_job_with_its_step_its_cause_and_all_steps_bef
             assert file["trajectories/actions"].shape == (7, 6, 2) and (file["trajectories/actions"][...] == 0.5).all()
 
 
-# --- Somebody asks it to stop
-
-
-def start_long(job: Job, num_ranks: int | None, *more: str) -> Running:
-    """Start a run that does not end by itself."""
-    return job.start(num_ranks, *PACED, "--num-steps", "100000000", *ENVS, *OUT, *more)
-
-
-def assert_stopped(result: Result, job: Job, whole: dict[str, np.ndarray], name: str) -> None:
-    assert result.code == 75
-    assert result.num_tracebacks == 0
-    [message] = result.messages
-    found = re.fullmatch(
-        rf"rank 0 \({HOST}\), step (\d+): stopped by {name}; the ([\d,]+) steps before are in run.h5.part", message
-    )
-    assert found and found[1] == found[2].replace(",", "")
-    assert_begins(job.folder / "run.h5.part", whole, num_steps=int(found[1]))
-    h5py.File(job.folder / "run.h5.part").close()  # As it opens without SWMR, it was closed in good order.
-
-
-@pytest.mark.mpi(2, 3)
-@pytest.mark.parametrize("place", ["root", "other"])
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
-def test_a_signal_to_a_rank_ends_all_ranks_at_the_same_step(job, whole, num_ranks, place, name):
-    run = start_long(job, num_ranks)
-    run.wait_until(lambda: committed(job.folder / "run.h5.part"))
-    os.kill(run.pid_of(0 if place == "root" else num_ranks - 1), getattr(signal, name))
-    assert_stopped(run.finish(), job, whole, name)
-
-
-def test_a_signal_ends_a_run_without_launcher_in_the_same_way(job, whole):
-    run = start_long(job, None)
-    run.wait_until(lambda: committed(job.folder / "run.h5.part"))
-    os.kill(run.pid, signal.SIGINT)
-    assert_stopped(run.finish(), job, whole, "SIGINT")
-
-
-@pytest.mark.mpi(2)
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
-def test_a_signal_to_the_launcher_ends_the_job_and_loses_nothing_committed(job, whole, num_ranks, name):
-    """MPICH's mpiexec forwards it and waits; Open MPI's kills the ranks 0.25 s later and tells nothing of them."""
-    run = start_long(job, num_ranks)
-    run.wait_until(lambda: committed(job.folder / "run.h5.part"))
-    os.kill(run.pid, getattr(signal, name))
-    result = run.finish()
-    if result.messages:
-        assert_stopped(result, job, whole, name)
-        return
-    assert result.code != 0 and result.num_tracebacks == 0 and not is_hydra()
-    assert assert_begins(job.folder / "run.h5.part", whole) >= 255
-    assert processes_in(job.folder) == []
-
-
-def test_who_asks_again_after_a_second_is_not_made_to_wait_for_a_long_step(job):
-    """Six envs that sleep 3 s each; what comes within the first second is the same Ctrl-C."""
-    run = job.start(None, *fails("sleep"))
-    run.wait_until((job.folder / "run.h5.part").exists)
-    start = time.monotonic()
-    for _ in range(2):
-        time.sleep(1.2)
-        os.kill(run.pid, signal.SIGINT)
-    assert run.finish().code != 0
-    assert time.monotonic() - start < 8.0
-
-
-# --- The output cannot be written
-
-
-@pytest.fixture
-def small_disk(tmp_path):
-    """A file system of 24 MB."""
-    folder = tmp_path / "small"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(folder)]
-    if os.getuid() != 0 or subprocess.run(mount, capture_output=True).returncode != 0:
-        pytest.skip("only root can mount a small file system")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
-
-
-def assert_full(result: Result, path: Path, whole: dict[str, np.ndarray]) -> None:
-    assert result.code == 74 and result.num_tracebacks == 0, result.err
-    [message] = result.messages
-    found = re.search(r"\(([\d.]+) MB free in (.*)\); its first (\d+) steps are committed", message)
-    assert message.startswith("cannot write ") and found, message
-    assert found[2] == str(path.parent)
-    num_steps = assert_begins(path, whole)
-    assert num_steps > 0 and num_steps == int(found[3])
-
-
-@pytest.mark.mpi(1, 2)
-def test_a_full_disk_ends_the_job_and_leaves_what_was_committed(job, whole, num_ranks, small_disk):
-    arguments = ("--env-factory", "envs:Image", "--num-steps", "1000000", *ENVS)
-    result = job(num_ranks, *arguments, "--out", str(small_disk / "run.h5"))
-    assert_full(result, small_disk / "run.h5.part", whole)
-    assert float(re.search(r"\(([\d.]+) MB free", result.messages[0])[1]) < 24.0
-    assert os.listdir(small_disk) == ["run.h5.part"]
-
-
-@pytest.mark.mpi(1, 2)
-def test_a_limit_on_the_size_of_files_ends_the_job_in_the_same_way(job, whole, num_ranks):
-    arguments = ("--env-factory", "faults:limited", *kwargs(nbytes=20_000_000), "--num-steps", "1000000", *ENVS)
-    result = job(num_ranks, *arguments, *OUT)
-    assert_full(result, job.folder / "run.h5.part", whole)
-    assert processes_in(job.folder) == []
-
-
-def test_a_disk_that_is_full_at_the_start_is_told_too(job):
-    arguments = ("--env-factory", "faults:limited", *kwargs(nbytes=100), "--num-steps", "20", *ENVS)
-    result = job(None, *arguments, *OUT)
-    assert result.code == 74 and len(result.messages) == 1 and result.num_tracebacks == 0
-    assert "cannot write run.h5.part" in result.messages[0]
-
-
-@pytest.mark.mpi(2)
-def test_a_second_run_with_the_same_output_is_refused_and_the_first_is_unharmed(job, whole, num_ranks):
-    arguments = (*PACED, "--num-steps", str(WHOLE), *ENVS, *OUT)
-    first = job.start(num_ranks, *arguments)
-    first.wait_until((job.folder / "run.h5.part").exists)
-    second = job(None, *arguments)
-    assert second.code == 64 and len(second.messages) == 1 and "run.h5.part exists" in second.messages[0]
-    assert first.finish().code == 0
-    assert_same_bytes(datasets(job.folder / "run.h5"), whole)
-
-
-def test_of_runs_that_start_at_the_same_moment_one_gets_the_output(job, whole):
-    arguments = (*PACED, "--num-steps", str(WHOLE), *ENVS, *OUT)
-    results = [run.finish() for run in [job.start(None, *arguments) for _ in range(3)]]
-    assert sorted(result.code == 0 for result in results) == [False, False, True]
-    assert {result.code for result in results} <= {0, 64, 74}
-    assert all(len(result.messages) == 1 for result in results if result.code)
-    assert_same_bytes(datasets(job.folder / "run.h5"), whole)
-    assert outputs(job.folder) == ["run.h5"]
-
-
-def test_an_output_that_appears_during_the_run_is_not_overwritten(job, whole):
-    run = job.start(None, *PACED, "--num-steps", str(WHOLE), *ENVS, *OUT)
-    run.wait_until((job.folder / "run.h5.part").exists)
-    (job.folder / "run.h5").write_text("somebody else's")
-    result = run.finish()
-    assert result.code == 74 and len(result.messages) == 1 and "run.h5 has appeared" in result.messages[0]
-    assert (job.folder / "run.h5").read_text() == "somebody else's"
-    assert_same_bytes(datasets(job.folder / "run.h5.part"), whole)
+# --- What is beside the steps
 
 
 @pytest.mark.mpi(2, 3)

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from collections.abc import Callable
 
 import gymnasium
 import numpy as np
@@ -13,6 +14,8 @@ from mpi_rollout.errors import UsageError
 from mpi_rollout.layout import (
     ALIGNMENT,
     Block,
+    Columns,
+    Leaf,
     SlotLayout,
     bounds,
     describe,
@@ -20,11 +23,11 @@ from mpi_rollout.layout import (
     leaves,
     tree_of,
 )
-from mpi_rollout.partition import Partition
 
 DTYPES = ["?", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "f2", "f4", "f8"]
 EVERY_DTYPE = spaces.Dict({dtype: spaces.Box(0, 1, (3,), np.dtype(dtype)) for dtype in DTYPES})
 SPACES = [Counting.observation_space, Nested.observation_space, Image.observation_space, EVERY_DTYPE]
+INFOS = (Leaf(("lives",), np.dtype(np.int64), ()), Leaf(("deep", "position"), np.dtype(np.float32), (3,)))
 NO_SHAPE = {
     "Text": spaces.Text(10),
     "Sequence": spaces.Sequence(spaces.Discrete(2)),
@@ -113,32 +116,45 @@ def test_a_description_is_json_and_the_same_for_the_same_space(space: spaces.Spa
     assert json.loads(json.dumps(describe(space))) == describe(space)
 
 
+def all_of(columns: Columns) -> list[np.ndarray]:
+    """Every array of some columns."""
+    infos = [array for pair in columns.info_arrays for array in pair]
+    return [*columns.results, *columns.observation_arrays, *columns.final_observation_arrays, *infos]
+
+
+def full_layout(space: spaces.Space, capacity: int) -> SlotLayout:
+    """A slot with all that it can have."""
+    return SlotLayout(space, capacity, has_final_observations=True, infos=INFOS)
+
+
 @pytest.mark.parametrize("rows", [1, 2, 7])
+@pytest.mark.parametrize("make", [SlotLayout, full_layout], ids=["plain", "full"])
 @pytest.mark.parametrize("space", SPACES, ids=str)
-def test_the_parts_of_a_slot_do_not_overlap(space: spaces.Space, rows: int):
-    layout = SlotLayout(space, rows)
+def test_the_parts_of_a_slot_do_not_overlap(space: spaces.Space, make: Callable[..., SlotLayout], rows: int):
+    layout = make(space, rows)
     buffer = np.zeros((1, layout.nbytes), np.uint8)
-    views = [*layout.header(buffer), *layout.parts(buffer, rows)]
+    views = [*layout.header(buffer), *all_of(layout.columns(buffer, rows))]
     starts = [view.ctypes.data - buffer.ctypes.data for view in views]
     pieces = sorted((start, start + view.nbytes) for start, view in zip(starts, views, strict=True))
     edges = [edge for piece in pieces for edge in piece]
     assert edges == sorted(edges) and edges[0] >= 0 and edges[-1] <= layout.nbytes
 
 
+@pytest.mark.parametrize("make", [SlotLayout, full_layout], ids=["plain", "full"])
 @pytest.mark.parametrize("space", SPACES, ids=str)
-def test_what_is_written_into_a_slot_is_read_at_the_root(space: spaces.Space):
+def test_what_is_written_into_a_slot_is_read_at_the_root(space: spaces.Space, make: Callable[..., SlotLayout]):
     """Three ranks with up to 4 envs each; the root reads slots that it received one behind the other."""
-    layout = SlotLayout(space, 4)
+    layout = make(space, 4)
     slots = np.zeros((3, layout.nbytes), np.uint8)
     draws = np.random.default_rng(0)
     sent = []
     for slot, rows in zip(slots, (4, 4, 3), strict=True):
         columns = layout.one(slot, rows)
-        for column in (*columns.results, *columns.observation_arrays):
+        for column in all_of(columns):
             column[...] = draws.integers(0, 2 if column.dtype == bool else 100, column.shape)
-        sent.append([column.copy() for column in (*columns.results, *columns.observation_arrays)])
+        sent.append([column.copy() for column in all_of(columns)])
     for rank, rows in enumerate((4, 4, 3)):
-        for part, column in zip(layout.parts(slots, 4), sent[rank], strict=True):
+        for part, column in zip(all_of(layout.columns(slots, 4)), sent[rank], strict=True):
             assert part.dtype == column.dtype
             assert part[rank, :rows].tobytes() == column.tobytes()
 
@@ -147,18 +163,18 @@ def test_the_headers_of_all_slots_are_seen_in_one_array_each():
     layout = SlotLayout(EVERY_DTYPE, 2)
     slots = np.zeros((3, layout.nbytes), np.uint8)
     for rank in range(3):
-        step_s, fault = layout.header(slots[rank][None])
-        step_s[0], fault[0] = rank / 4, 10 + rank
-    step_s, faults = layout.header(slots)
-    assert step_s.tolist() == [0, 0.25, 0.5] and faults.tolist() == [10, 11, 12]
+        step_s, mark, infos_nbytes = layout.header(slots[rank][None])
+        step_s[0], mark[0], infos_nbytes[0] = rank / 4, 10 + rank, 2**40 + rank
+    step_s, marks, infos_nbytes = layout.header(slots)
+    assert step_s.tolist() == [0, 0.25, 0.5] and marks.tolist() == [10, 11, 12]
+    assert infos_nbytes.tolist() == [2**40, 2**40 + 1, 2**40 + 2]
 
 
 @pytest.mark.parametrize("space", SPACES, ids=str)
 def test_columns_of_a_slot_are_contiguous_and_begin_at_cache_lines(space: spaces.Space):
-    layout = SlotLayout(space, 5)
+    layout = full_layout(space, 5)
     buffer = np.zeros(layout.nbytes, np.uint8)
-    columns = layout.one(buffer, 5)
-    for column in (*columns.results, *columns.observation_arrays):
+    for column in all_of(layout.one(buffer, 5)):
         assert column.flags.c_contiguous
         assert (column.ctypes.data - buffer.ctypes.data) % ALIGNMENT == 0
 
@@ -172,8 +188,32 @@ def test_a_slot_hangs_its_observations_in_the_shape_of_the_space(space: spaces.S
         assert array.shape == (3, *leaf.shape) and array.dtype == leaf.dtype
 
 
+@pytest.mark.parametrize("space", SPACES, ids=str)
+def test_the_head_of_a_slot_has_its_header_and_results_and_nothing_else(space: spaces.Space):
+    """A run keeps the heads of many steps, and makes columns of their results later."""
+    layout = full_layout(space, 3)
+    slots = np.zeros((2, layout.nbytes), np.uint8)
+    columns = layout.columns(slots, 3)
+    for column in all_of(columns):
+        column[...] = 1
+    heads = slots[:, : layout.head_nbytes].copy()
+    for column, expected in zip(layout.results(heads[None]), columns.results, strict=True):
+        assert column.shape == (1, 2, 3) and column[0].tobytes() == expected.tobytes()
+    observations = columns.observation_arrays[0]
+    assert observations.ctypes.data - slots.ctypes.data == layout.head_nbytes
+
+
+def test_final_observations_and_infos_come_only_where_they_are_wanted():
+    space = Counting.observation_space
+    plain, full = (make(space, 2) for make in (SlotLayout, full_layout))
+    columns = full.one(np.zeros(full.nbytes, np.uint8), 2)
+    assert [array.shape for array in columns.final_observation_arrays] == [(2, 4)]
+    assert [(values.shape, mask.shape) for values, mask in columns.info_arrays] == [((2,), (2,)), ((2, 3), (2,))]
+    assert plain.one(np.zeros(plain.nbytes, np.uint8), 2).info_arrays == () and plain.nbytes < full.nbytes
+
+
 def make_block(num_rows: int = 4, num_envs: int = 5) -> Block:
-    return Block(Nested.observation_space, Nested.action_space, Partition(num_envs, 2), num_rows)
+    return Block(Nested.observation_space, Nested.action_space, num_envs, 2, num_rows)
 
 
 def test_a_block_names_its_arrays_as_the_file_does():
@@ -185,7 +225,7 @@ def test_a_block_names_its_arrays_as_the_file_does():
 
 def test_a_block_of_an_array_space_names_it_without_a_path():
     space = spaces.Discrete(2)
-    block = Block(space, space, Partition(3, 1), 2)
+    block = Block(space, space, 3, 1, 2)
     assert set(block.named) == {"observations", "actions", "rewards", "terminations", "truncations"}
 
 
@@ -201,6 +241,15 @@ def test_a_row_of_a_block_is_a_view_in_the_shape_of_the_space():
     row = block.observations_of(2)
     assert row["pair"][1][3].tolist() == [[7, 7, 7], [7, 7, 7]]
     assert all(leaf.of(row).flags.c_contiguous for leaf in leaves(Nested.observation_space))
+
+
+def test_a_part_of_the_envs_of_a_row_is_a_contiguous_view_too():
+    block = make_block()
+    block.named["observations/pair/_index_0"][2] = np.arange(5)
+    part = block.observations_of(2, slice(1, 4))
+    assert part["pair"][0].tolist() == [1, 2, 3]
+    for leaf, array in zip(leaves(Nested.observation_space), block.observation_arrays, strict=True):
+        assert leaf.of(part).flags.c_contiguous and np.shares_memory(leaf.of(part), array)
 
 
 def test_the_bytes_of_a_row_are_those_of_its_arrays():

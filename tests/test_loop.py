@@ -1,7 +1,9 @@
 """The loop gives, bit for bit, what Gymnasium's `SyncVectorEnv` gives."""
 
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import envs as test_envs
@@ -9,12 +11,16 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces, wrappers
-from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
-from oracle import arrays, seeded_sync
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from oracle import SeededEpisodes, arrays
 
 from mpi_rollout.envs.loop import LoopVectorEnv
 from mpi_rollout.errors import DataError, EnvError, UsageError
+from mpi_rollout.layout import SlotLayout, leaves
 from mpi_rollout.seeding import episode_seeds
+
+NEXT_STEP, SAME_STEP, DISABLED = AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP, AutoresetMode.DISABLED
+in_every_mode = pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP, DISABLED], ids=lambda mode: mode.name)
 
 
 def with_wrapper(wrap: Callable[[gymnasium.Env], gymnasium.Env], env_id: str, **kwargs: Any) -> gymnasium.Env:
@@ -34,6 +40,8 @@ MAKES = {
     "Mixed": test_envs.Mixed,
     "Keeping": test_envs.Keeping,
     "KeepingArray": test_envs.KeepingArray,
+    "Telling": test_envs.Telling,
+    "Defaulting": test_envs.Defaulting,
     "time limit": partial(gymnasium.make, "CartPole-v1", max_episode_steps=11),
     "time limit of one step": partial(gymnasium.make, "Pendulum-v1", max_episode_steps=1),
     "time limit as long as episodes": lambda: wrappers.TimeLimit(test_envs.Counting(), 5),
@@ -59,92 +67,366 @@ SLOW = {
 }
 
 
-def assert_same(loop: VectorEnv, first: tuple[Any, ...], second: tuple[Any, ...]) -> None:
-    """Compare what two `reset`s or two `step`s returned, but for infos."""
+class Copied(gymnasium.Wrapper):
+    """Returns copies."""
+
+    def reset(self, **kwargs):
+        return deepcopy(self.env.reset(**kwargs))
+
+    def step(self, action):
+        return deepcopy(self.env.step(action))
+
+
+# Of an env that reuses its array, `SyncVectorEnv` would give the reset's observation as the final one.
+ORACLES = MAKES | {"Reusing": lambda: Copied(test_envs.Reusing())}
+
+
+@pytest.fixture(autouse=True)
+def _no_clock(monkeypatch: pytest.MonkeyPatch):
+    """`RecordEpisodeStatistics` would say how long an episode took."""
+    monkeypatch.setattr("gymnasium.wrappers.common.time", SimpleNamespace(perf_counter=lambda: 0.0))
+
+
+def pair(
+    make: Callable[[], gymnasium.Env], mode: AutoresetMode = NEXT_STEP, num_envs: int = 3, **kwargs: Any
+) -> tuple[LoopVectorEnv, SyncVectorEnv]:
+    makes = [make] * num_envs
+    return LoopVectorEnv(makes, autoreset_mode=mode, **kwargs), SyncVectorEnv(makes, autoreset_mode=mode)
+
+
+def assert_same_values(ours: Any, theirs: Any, place: str = "infos") -> None:
+    """Compare infos and what is in them, types included."""
+    assert type(ours) is type(theirs), place
+    if isinstance(ours, dict):
+        assert list(ours) == list(theirs), place
+        for key, value in ours.items():
+            assert_same_values(value, theirs[key], f"{place}[{key!r}]")
+    elif isinstance(ours, np.ndarray) and ours.dtype != object:
+        assert (ours.dtype, ours.shape, ours.tobytes()) == (theirs.dtype, theirs.shape, theirs.tobytes()), place
+    elif isinstance(ours, list | tuple | np.ndarray):
+        assert np.shape(ours) == np.shape(theirs), place
+        for index, value in enumerate(ours):
+            assert_same_values(value, theirs[index], f"{place}[{index}]")
+    else:
+        assert ours == theirs, place
+
+
+def assert_same(loop: LoopVectorEnv, first: tuple[Any, ...], second: tuple[Any, ...]) -> None:
+    """Compare what two `reset`s or two `step`s returned; final observations are taken out of the second's infos."""
     space = loop.single_observation_space
     ours, theirs = arrays("observations", space, first[0]), arrays("observations", space, second[0])
     for name, column in ours.items():
         assert column.dtype == theirs[name].dtype and column.tobytes() == theirs[name].tobytes(), name
     for column, expected in zip(first[1:-1], second[1:-1], strict=True):
         assert column.dtype == expected.dtype and column.tobytes() == expected.tobytes()
+    finals, has_final = second[-1].pop("final_obs", None), second[-1].pop("_final_obs", np.zeros(0, bool))
+    for index in has_final.nonzero()[0]:
+        for leaf, column in zip(leaves(space), loop.columns.final_observation_arrays, strict=True):
+            assert column[index].tobytes() == np.asarray(leaf.of(finals[index]), leaf.dtype).tobytes(), leaf
+    assert_same_values(first[-1], second[-1])
 
 
-def assert_same_steps(loop: VectorEnv, oracle: VectorEnv, num_steps: int) -> int:
-    """Step both with the same random actions; return how many episodes ended."""
+def assert_same_steps(loop: LoopVectorEnv, oracle: SyncVectorEnv, num_steps: int) -> int:
+    """Step both with the same random actions, in DISABLED mode reset what ended; return how many episodes did."""
     oracle.action_space.seed(0)
     num_ends = 0
     for _ in range(num_steps):
         actions = oracle.action_space.sample()
         expected = oracle.step(actions)
+        ends = expected[2] | expected[3]
         assert_same(loop, loop.step(actions), expected)
-        num_ends += int(np.count_nonzero(expected[2] | expected[3]))
+        if loop.autoreset_mode is DISABLED and ends.any():
+            assert_same(loop, *(envs.reset(options={"reset_mask": ends.copy()}) for envs in (loop, oracle)))
+        num_ends += int(np.count_nonzero(ends))
     return num_ends
 
 
+def assert_same_generators(loop: LoopVectorEnv, oracle: SyncVectorEnv) -> None:
+    ours, theirs = ([random.bit_generator.state for random in envs.np_random] for envs in (loop, oracle))
+    assert ours == theirs and loop.np_random_seed == oracle.np_random_seed
+
+
+@in_every_mode
 @pytest.mark.parametrize("name", MAKES)
-def test_the_loop_gives_what_gymnasium_gives(name: str):
-    loop, oracle = LoopVectorEnv([MAKES[name]] * 3), SyncVectorEnv([MAKES[name]] * 3)
+def test_the_loop_gives_what_gymnasium_gives(name: str, mode: AutoresetMode):
+    loop = LoopVectorEnv([MAKES[name]] * 3, autoreset_mode=mode)
+    oracle = SyncVectorEnv([ORACLES[name]] * 3, autoreset_mode=mode)
     assert_same(loop, loop.reset(seed=5), oracle.reset(seed=5))
-    assert assert_same_steps(loop, oracle, 600) >= 3
+    assert assert_same_steps(loop, oracle, 600 if name == "Acrobot" else 250) >= 3
+    assert_same_generators(loop, oracle)
 
 
-@pytest.mark.parametrize("name", MAKES)
-def test_the_loop_takes_an_episodes_seed_at_each_reset(name: str):
-    loop = LoopVectorEnv([MAKES[name]] * 3, seeds=[episode_seeds(4, index) for index in range(3)])
-    oracle = seeded_sync(MAKES[name], 3, 4)
+def seeded_pair(
+    make: Callable[[], gymnasium.Env], mode: AutoresetMode, num_envs: int, seed: int
+) -> tuple[LoopVectorEnv, SyncVectorEnv]:
+    """Both with the episode seeds of a run."""
+    seeds = [episode_seeds(seed, index) for index in range(num_envs)]
+    makes = [lambda i=i: SeededEpisodes(make(), episode_seeds(seed, i)) for i in range(num_envs)]
+    return LoopVectorEnv([make] * num_envs, seeds=seeds, autoreset_mode=mode), SyncVectorEnv(makes, autoreset_mode=mode)
+
+
+@in_every_mode
+@pytest.mark.parametrize("name", ["CartPole", "Nested", "Telling", "time limit", "statistics", "Pendulum"])
+def test_the_loop_takes_an_episodes_seed_at_each_reset(name: str, mode: AutoresetMode):
+    loop, oracle = seeded_pair(MAKES[name], mode, 3, 4)
     assert_same(loop, loop.reset(), oracle.reset())
-    assert assert_same_steps(loop, oracle, 600) >= 3
+    assert assert_same_steps(loop, oracle, 300) >= 3
+    assert_same(loop, loop.reset(seed=[3, None, 8]), oracle.reset(seed=[3, None, 8]))
+    assert assert_same_steps(loop, oracle, 300) >= 3
+    assert_same_generators(loop, oracle)
 
 
+@in_every_mode
 @pytest.mark.parametrize("name", SLOW)
-def test_the_loop_gives_what_gymnasium_gives_for_simulators(name: str):
+def test_the_loop_gives_what_gymnasium_gives_for_simulators(name: str, mode: AutoresetMode):
     package, make = SLOW[name]
     pytest.importorskip(package)
-    loop, oracle = LoopVectorEnv([make] * 2), SyncVectorEnv([make] * 2)
+    loop, oracle = pair(make, mode, num_envs=2)
     assert_same(loop, loop.reset(seed=1), oracle.reset(seed=1))
     assert assert_same_steps(loop, oracle, 130) >= 4
+    assert_same_generators(loop, oracle)
 
 
 @pytest.mark.parametrize("name", SLOW)
 def test_the_loop_takes_an_episodes_seed_at_each_reset_of_a_simulator(name: str):
     package, make = SLOW[name]
     pytest.importorskip(package)
-    loop = LoopVectorEnv([make] * 2, seeds=[episode_seeds(2, index) for index in range(2)])
-    oracle = seeded_sync(make, 2, 2)
+    loop, oracle = seeded_pair(make, NEXT_STEP, 2, 2)
     assert_same(loop, loop.reset(), oracle.reset())
     assert assert_same_steps(loop, oracle, 130) >= 4
 
 
-def test_envs_may_have_time_limits_of_their_own():
+@in_every_mode
+def test_envs_may_have_time_limits_of_their_own(mode: AutoresetMode):
     makes = [partial(gymnasium.make, "Pendulum-v1", max_episode_steps=steps) for steps in (3, 17, 5, 200)]
     makes.append(lambda: gymnasium.make("Pendulum-v1").unwrapped)
-    loop, oracle = LoopVectorEnv(makes), SyncVectorEnv(makes)
+    loop, oracle = LoopVectorEnv(makes, autoreset_mode=mode), SyncVectorEnv(makes, autoreset_mode=mode)
     assert_same(loop, loop.reset(seed=0), oracle.reset(seed=0))
     assert assert_same_steps(loop, oracle, 450) > 150
 
 
-def test_a_reset_in_mid_episode_starts_all_episodes_and_time_limits_anew():
-    make = partial(gymnasium.make, "CartPole-v1", max_episode_steps=12)
-    loop, oracle = LoopVectorEnv([make] * 3), SyncVectorEnv([make] * 3)
+@in_every_mode
+def test_a_reset_in_mid_episode_starts_all_episodes_and_time_limits_anew(mode: AutoresetMode):
+    loop, oracle = pair(partial(gymnasium.make, "CartPole-v1", max_episode_steps=12), mode)
     for num_steps in (5, 13, 40):
         assert_same(loop, loop.reset(seed=num_steps), oracle.reset(seed=num_steps))
         assert_same_steps(loop, oracle, num_steps)
 
 
-def test_a_reset_right_after_an_end_is_one_reset():
-    loop, oracle = LoopVectorEnv([test_envs.Counting] * 3), SyncVectorEnv([test_envs.Counting] * 3)
+@in_every_mode
+def test_a_reset_right_after_an_end_is_one_reset(mode: AutoresetMode):
+    loop, oracle = pair(test_envs.Counting, mode)
     assert_same(loop, loop.reset(seed=0), oracle.reset(seed=0))
     assert_same_steps(loop, oracle, 3)
     assert_same(loop, loop.reset(), oracle.reset())
     assert_same_steps(loop, oracle, 20)
 
 
-def test_reset_takes_a_seed_for_each_env_and_options():
-    make = partial(gymnasium.make, "CartPole-v1")
-    loop, oracle = LoopVectorEnv([make] * 3), SyncVectorEnv([make] * 3)
-    given = {"seed": [7, 7, 1], "options": {"low": -0.01, "high": 0.01}}
-    assert_same(loop, loop.reset(**given), oracle.reset(**given))
-    assert_same_steps(loop, oracle, 100)
+@in_every_mode
+def test_reset_takes_a_seed_for_each_env_and_options(mode: AutoresetMode):
+    loop, oracle = pair(test_envs.Telling, mode)
+    for seed in ([7, 7, 1], [None, 4, None], 3, None):
+        given = {"seed": seed, "options": {"wind": 0.5, "start": "left"}}
+        outcome, expected = loop.reset(**given), oracle.reset(**given)
+        assert expected[1]["options"]["wind"].tolist() == [0.5] * 3
+        assert_same(loop, outcome, expected)
+        assert_same_steps(loop, oracle, 20)
+    assert_same_generators(loop, oracle)
+
+
+def test_reset_without_a_seed_goes_on_with_the_envs_own_generators():
+    loop, oracle = pair(partial(gymnasium.make, "CartPole-v1"))
+    for given in ({"seed": 3}, {}, {"seed": [None, 5, None]}, {"options": {"low": -0.01, "high": 0.01}}):
+        assert_same(loop, loop.reset(**given), oracle.reset(**given))
+        assert_same_steps(loop, oracle, 60)
+    assert_same_generators(loop, oracle)
+
+
+def test_reset_refuses_a_list_of_seeds_of_another_length():
+    loop = LoopVectorEnv([test_envs.Counting] * 3)
+    with pytest.raises(ValueError, match=r"^seed must be an integer or a list with one for each of 3 envs, got 2$"):
+        loop.reset(seed=[1, 2])
+
+
+def masked(mask: list[bool], **options: Any) -> dict[str, Any]:
+    return {"reset_mask": np.array(mask), **options}
+
+
+@pytest.mark.parametrize("name", ["CartPole", "Nested", "Telling", "Reusing", "time limit in a time limit"])
+def test_a_mask_resets_its_envs_in_mid_episode_too(name: str):
+    loop, oracle = pair(MAKES[name], DISABLED)
+    assert_same(loop, loop.reset(seed=2), oracle.reset(seed=2))
+    masks = [[True, False, False], [False, True, True], [True] * 3, [False, False, True]]
+    for number, mask in enumerate(masks * 5):
+        assert_same_steps(loop, oracle, 2 + number % 4)
+        given = {"seed": [None, number, [7, number, None], None][number % 4]}
+        outcomes = [envs.reset(**given, options=masked(mask)) for envs in (loop, oracle)]
+        assert_same(loop, *outcomes)
+    assert_same_generators(loop, oracle)
+
+
+def test_a_mask_clears_the_ends_of_its_envs_alone():
+    loop = LoopVectorEnv([test_envs.Counting] * 3, autoreset_mode=DISABLED)
+    loop.reset(seed=[0, 0, 5])
+    for _ in range(3):
+        _, _, terminations, truncations, _ = loop.step(np.full(3, 2))
+    assert terminations.tolist() == [True] * 3
+    observations, _ = loop.reset(options=masked([False, True, False]))
+    assert loop.columns.terminations.tolist() == [True, False, True] and not truncations.any()
+    assert observations[:, 2].tolist() == [3, 0, 3]
+
+
+def test_a_mask_of_no_env_resets_none_and_returns_the_observations_of_now():
+    loop = LoopVectorEnv([test_envs.Telling] * 3, autoreset_mode=DISABLED)
+    loop.reset(seed=0)
+    expected = loop.step(np.full(3, 2))[0].copy()
+    observations, infos = loop.reset(options=masked([False] * 3))
+    assert np.array_equal(observations, expected) and infos == {}
+
+
+def test_observations_that_a_mask_leaves_out_stay_whatever_happens_to_the_arrays():
+    loop, oracle = pair(test_envs.Reusing, DISABLED)
+    outcome = loop.reset(seed=0)
+    oracle.reset(seed=0)
+    outcome[0][...] = -1
+    layout = SlotLayout(loop.single_observation_space, 3)
+    loop.write_to(layout.one(np.full(layout.nbytes, 255, np.uint8), 3))
+    mask = [False, True, False]
+    assert_same(loop, loop.reset(options=masked(mask)), oracle.reset(options=masked(mask)))
+
+
+def test_seeds_of_episodes_are_taken_for_the_envs_of_a_mask_alone():
+    loop, oracle = seeded_pair(test_envs.Counting, DISABLED, 3, 6)
+    assert_same(loop, loop.reset(), oracle.reset())
+    for mask in ([True, False, False], [False, True, True], [True, False, True]):
+        assert_same(loop, loop.reset(options=masked(mask)), oracle.reset(options=masked(mask)))
+
+
+def test_the_mask_is_taken_out_of_the_options_and_the_callers_dict_stays_as_it_is():
+    seen = []
+
+    class Looking(test_envs.Counting):
+        def reset(self, *, seed=None, options=None):
+            seen.append(options)
+            return super().reset(seed=seed)
+
+    loop = LoopVectorEnv([Looking] * 2, autoreset_mode=DISABLED)
+    options = masked([True, True], wind=3)
+    loop.reset(options=options)
+    loop.reset(options=masked([False, True]))
+    assert seen == [{"wind": 3}, {"wind": 3}, {}] and list(options) == ["reset_mask", "wind"]
+
+
+@pytest.mark.parametrize(
+    ("mask", "error", "message"),
+    [
+        ([True, False, True], TypeError, "must be a numpy array, got list; use np.array"),
+        (np.ones(2, bool), ValueError, r"must have shape \(3,\), one for each env, got \(2,\)"),
+        (np.ones((3, 1), bool), ValueError, r"must have shape \(3,\), one for each env, got \(3, 1\)"),
+        (np.ones(3, np.int64), TypeError, r"must have dtype bool, got int64; use mask.astype\(np.bool_\)"),
+    ],
+)
+def test_what_is_no_mask_is_refused(mask: Any, error: type[Exception], message: str):
+    loop, oracle = pair(test_envs.Counting, DISABLED)
+    loop.reset(seed=0)
+    with pytest.raises(error, match=rf"^options\['reset_mask'\] {message}"):
+        loop.reset(options={"reset_mask": mask})
+    with pytest.raises(error):
+        oracle.reset(options={"reset_mask": mask})
+
+
+@pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP])
+def test_a_mask_is_refused_where_envs_are_reset_by_themselves(mode: AutoresetMode):
+    loop = LoopVectorEnv([test_envs.Counting] * 2, autoreset_mode=mode)
+    with pytest.raises(ValueError, match=rf"needs autoreset_mode DISABLED, got {mode.name}, .*; leave it out"):
+        loop.reset(options=masked([True, False]))
+
+
+def test_the_first_reset_must_be_one_of_all_envs():
+    loop = LoopVectorEnv([test_envs.Counting] * 2, autoreset_mode=DISABLED)
+    with pytest.raises(DataError, match=r"^the first reset must be one of all envs; call reset\(\) without options"):
+        loop.reset(options=masked([True, False]))
+    assert loop.reset(seed=0, options=masked([True, True]))[0].tolist() == [[0, 0, 0, -1], [1, 0, 0, -1]]
+
+
+def test_an_env_that_has_ended_is_not_stepped_before_its_reset():
+    loop = LoopVectorEnv([test_envs.Counting] * 4, first_env_index=10, autoreset_mode=DISABLED)
+    loop.reset(seed=[1, 0, 0, 0])
+    for _ in range(3):
+        loop.step(np.full(4, 2))
+    message = (
+        r"^env 11 and 2 others: its episode has ended, .* call reset\(options=\{\"reset_mask\": terminations \| trunc"
+    )
+    with pytest.raises(DataError, match=message):
+        loop.step(np.full(4, 2))
+    loop.reset(options=masked([False, True, True, False]))
+    with pytest.raises(DataError, match=r"^env 13: its episode has ended"):
+        loop.step(np.full(4, 2))
+    loop.reset(options=masked([False, False, False, True]))
+    assert loop.step(np.full(4, 2))[0][:, 2].tolist() == [4, 1, 1, 1]  # No env had been stepped before it raised.
+
+
+@in_every_mode
+def test_an_env_that_was_never_reset_is_not_stepped(mode: AutoresetMode):
+    loop = LoopVectorEnv([partial(gymnasium.make, "CartPole-v1")] * 2, autoreset_mode=mode)
+    with pytest.raises(EnvError, match=r"^env 0, .*ResetNeeded: Cannot call env.step\(\) before calling env.reset\(\)"):
+        loop.step(np.zeros(2, np.int64))
+
+
+@in_every_mode
+def test_infos_are_not_looked_at_where_nobody_wants_them(mode: AutoresetMode):
+    class Odd(test_envs.Counting):
+        def step(self, action):
+            return *super().step(action)[:4], {"an array": np.zeros(self.step_number)}
+
+    loop = LoopVectorEnv([Odd] * 2, autoreset_mode=mode, infos=False)
+    assert loop.reset(seed=[0, 1])[1] == {}
+    assert [loop.step(np.full(2, 2))[-1] for _ in range(3)] == [{}] * 3
+
+
+@in_every_mode
+def test_infos_may_be_asked_for_by_name(mode: AutoresetMode):
+    names = ("odd", "deep", "options", "nowhere")
+    loop, oracle = pair(test_envs.Telling, mode, infos=names)
+    all_names = {f"{mask}{name}" for name in names for mask in ("", "_")}
+
+    def only(infos: dict[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in infos.items() if name in all_names}
+
+    given = {"seed": 0, "options": {"wind": 2}}
+    expected = oracle.reset(**given)
+    assert_same_values(sorted_keys(loop.reset(**given)[1]), sorted_keys(only(expected[1])))
+    for _ in range(3):
+        infos, expected = loop.step(np.full(3, 2))[-1], oracle.step(np.full(3, 2))[-1]
+        finals = {"final_info": only(expected.pop("final_info"))} if "final_info" in expected else {}
+        finals |= {"_final_info": expected["_final_info"]} if finals else {}
+        assert_same_values(sorted_keys(infos), sorted_keys(only(expected) | finals))
+    assert bool(finals) == (mode is SAME_STEP)
+
+
+def sorted_keys(infos: Any) -> Any:
+    return {key: sorted_keys(infos[key]) for key in sorted(infos)} if isinstance(infos, dict) else infos
+
+
+def test_final_observations_are_in_the_columns_of_the_caller():
+    loop = LoopVectorEnv([test_envs.Reusing] * 2, autoreset_mode=SAME_STEP)
+    layout = SlotLayout(loop.single_observation_space, 2, has_final_observations=True)
+    columns = layout.one(np.zeros(layout.nbytes, np.uint8), 2)
+    loop.write_to(columns)
+    loop.reset(seed=[5, 1])
+    for _ in range(3):
+        observations, _, terminations, _, infos = loop.step(np.full(2, 2))
+    assert terminations.tolist() == [True, False] and "final_obs" not in infos
+    assert columns.final_observation_arrays[0].tolist() == [[5, 0, 3, 2], [0] * 4]
+    assert observations is columns.observations and observations.tolist() == [[5, 1, 0, -1], [1, 0, 3, 2]]
+
+
+@in_every_mode
+def test_an_episode_that_begins_by_itself_begins_with_the_arguments_that_gymnasium_gives(mode: AutoresetMode):
+    for make in (test_envs.Defaulting, lambda: wrappers.TimeLimit(test_envs.Defaulting(), 2)):
+        loop, oracle = pair(make, mode)
+        assert_same(loop, loop.reset(seed=0), oracle.reset(seed=0))
+        assert assert_same_steps(loop, oracle, 30) >= 9
 
 
 @pytest.mark.parametrize("make", [test_envs.Keeping, test_envs.KeepingArray])
@@ -173,13 +455,154 @@ def test_what_is_written_over_the_returned_arrays_does_not_come_back():
         assert_same(loop, outcome, oracle.step(actions))
 
 
-def test_spaces_and_mode_are_those_of_gymnasium():
-    make = partial(gymnasium.make, "CartPole-v1")
-    loop, oracle = LoopVectorEnv([make] * 3), SyncVectorEnv([make] * 3)
+@in_every_mode
+def test_spaces_metadata_and_mode_are_those_of_gymnasium(mode: AutoresetMode):
+    loop, oracle = pair(partial(gymnasium.make, "CartPole-v1"), mode)
     for name in ("single_observation_space", "single_action_space", "observation_space", "action_space", "num_envs"):
         assert getattr(loop, name) == getattr(oracle, name)
-    assert loop.metadata["autoreset_mode"] is AutoresetMode.NEXT_STEP
+    assert loop.metadata == oracle.metadata and loop.autoreset_mode is mode
+    assert "autoreset_mode" not in loop.envs[0].metadata
     assert loop.spec.id == "CartPole-v1"
+
+
+def test_the_mode_may_be_its_name_as_in_gymnasium():
+    assert LoopVectorEnv([test_envs.Counting], autoreset_mode="SameStep").autoreset_mode is SAME_STEP
+    with pytest.raises(ValueError, match="'Never' is not a valid AutoresetMode"):
+        LoopVectorEnv([test_envs.Counting], autoreset_mode="Never")
+
+
+def test_call_get_attr_and_set_attr_reach_the_envs_as_in_gymnasium():
+    loop, oracle = pair(lambda: wrappers.TransformReward(test_envs.Telling(), lambda reward: reward))
+    assert_same(loop, loop.reset(seed=0), oracle.reset(seed=0))
+    for envs in (loop, oracle):
+        envs.set_attr("mass", (2.0, 3.0, 4.5))
+        envs.set_attr("invented", "there")
+    for envs in (loop, oracle):
+        assert envs.call("weigh", 2, offset=0.5) == (4.5, 7.5, 11.5)
+        assert envs.get_attr("mass") == envs.call("mass") == (2.0, 3.0, 4.5)
+        assert envs.get_attr("invented") == ("there",) * 3 and envs.envs[0].invented == "there"
+    assert assert_same_steps(loop, oracle, 30) > 3
+
+
+def test_set_attr_refuses_a_list_of_another_length():
+    loop = LoopVectorEnv([test_envs.Telling] * 3)
+    with pytest.raises(ValueError, match=r"^values for 'mass' must be one or one for each of 3 envs, got \[1, 2\]$"):
+        loop.set_attr("mass", [1, 2])
+
+
+def test_what_an_env_raises_when_called_is_raised_as_it_is():
+    loop = LoopVectorEnv([test_envs.Telling] * 2)
+    with pytest.raises(TypeError, match="weigh"):
+        loop.call("weigh")
+    with pytest.raises(AttributeError, match="nowhere"):
+        loop.get_attr("nowhere")
+
+
+@pytest.mark.parametrize("render_mode", ["ansi", "ansi_list"])
+def test_envs_render_as_in_gymnasium(render_mode: str):
+    loop, oracle = pair(partial(gymnasium.make, "FrozenLake-v1", render_mode=render_mode, max_episode_steps=4))
+    assert_same(loop, loop.reset(seed=0), oracle.reset(seed=0))
+    for _ in range(10):
+        assert loop.render() == oracle.render()
+        assert_same_steps(loop, oracle, 1)
+
+
+def test_envs_that_were_never_reset_do_not_render():
+    loop = LoopVectorEnv([partial(gymnasium.make, "FrozenLake-v1", render_mode="ansi")] * 2)
+    with pytest.raises(gymnasium.error.ResetNeeded, match=r"^Cannot call `env.render\(\)` before"):
+        loop.render()
+
+
+def test_the_wrappers_of_gymnasium_know_of_a_reset():
+    loop, oracle = pair(partial(gymnasium.make, "CartPole-v1"))
+    for num_resets in range(2):
+        for name in ("checked_reset", "has_reset"):
+            assert loop.get_attr(name) == oracle.get_attr(name) == (num_resets == 1,) * 3
+        loop.reset(seed=0), oracle.reset(seed=0)
+
+
+def test_the_generators_may_be_looked_at_before_the_first_reset():
+    loop = LoopVectorEnv([partial(gymnasium.make, "CartPole-v1")] * 2)
+    assert loop.np_random == tuple(env.unwrapped.np_random for env in loop.envs)
+    assert loop.np_random_seed == tuple(env.unwrapped.np_random_seed for env in loop.envs)
+
+
+def limited(*limits: int) -> gymnasium.Env:
+    """An env with time limits in time limits."""
+    env = test_envs.Counting()
+    for limit in limits:
+        env = wrappers.TimeLimit(env, limit)
+    return env
+
+
+ELAPSED, LIMIT = "_elapsed_steps", "_max_episode_steps"
+
+
+@in_every_mode
+@pytest.mark.parametrize("limits", [(7,), (5, 9), (9, 5)])
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(lambda envs: None, id="nothing"),
+        pytest.param(lambda envs: envs.set_attr(LIMIT, 3), id="limit"),
+        pytest.param(lambda envs: envs.set_attr(LIMIT, [1, 0, 10]), id="limits"),
+        pytest.param(lambda envs: envs.set_attr(LIMIT, 4.5), id="limit between two steps"),
+        pytest.param(lambda envs: envs.set_attr(ELAPSED, [0, 3, 4]), id="elapsed"),
+        pytest.param(lambda envs: envs.set_attr(ELAPSED, 100), id="elapsed beyond the limit"),
+        pytest.param(lambda envs: envs.call("reset"), id="reset"),
+        pytest.param(lambda envs: envs.call("reset", seed=4), id="seeded reset"),
+        pytest.param(lambda envs: envs.call("step", 3), id="step"),
+    ],
+)
+def test_time_limits_can_be_seen_and_set_as_in_gymnasium(
+    limits: tuple[int, ...], change: Callable, mode: AutoresetMode
+):
+    loop, oracle = pair(partial(limited, *limits), mode)
+    assert loop.get_attr(ELAPSED) == oracle.get_attr(ELAPSED) == (None,) * 3
+    assert_same(loop, loop.reset(seed=[2, 6, 9]), oracle.reset(seed=[2, 6, 9]))
+    for num_steps in (1, 3, 2, 6, 13):
+        assert_same_steps(loop, oracle, num_steps)
+        assert [loop.get_attr(name) for name in (ELAPSED, LIMIT)] == [
+            oracle.get_attr(name) for name in (ELAPSED, LIMIT)
+        ]
+        change(loop), change(oracle)
+        inner = [[getattr(env.env, ELAPSED, None) for env in envs.envs] for envs in (loop, oracle)]
+        assert inner[0] == inner[1]
+    assert_same_steps(loop, oracle, 40)
+
+
+def test_what_was_done_before_a_called_method_raised_holds():
+    class Stuck(test_envs.Counting):
+        def reset(self, *, seed=None, options=None):
+            if options and self.name == 11:
+                raise FileNotFoundError("no model")
+            return super().reset(seed=seed)
+
+    loop, oracle = pair(lambda: wrappers.TimeLimit(Stuck(), 6))
+    assert_same(loop, loop.reset(seed=9), oracle.reset(seed=9))
+    for _ in range(5):
+        assert_same_steps(loop, oracle, 4)
+        for envs in (loop, oracle):
+            with pytest.raises(FileNotFoundError, match="no model"):
+                envs.call("reset", options={"model": "heavy"})
+    assert loop.get_attr(ELAPSED) == oracle.get_attr(ELAPSED)
+
+
+def test_an_env_that_knows_its_time_limit_sees_the_steps_in_it_when_it_renders():
+    class Knowing(test_envs.Counting):
+        def render(self):
+            return self.limit._elapsed_steps
+
+    def make() -> gymnasium.Env:
+        env = wrappers.TimeLimit(Knowing(), 4)
+        env.unwrapped.limit = env
+        return env
+
+    loop, oracle = pair(make)
+    assert_same(loop, loop.reset(seed=0), oracle.reset(seed=0))
+    for _ in range(12):
+        assert_same_steps(loop, oracle, 1)
+        assert loop.render() == oracle.render()
 
 
 def test_closing_the_loop_closes_its_envs():
@@ -306,6 +729,90 @@ def test_envs_with_different_spaces_are_refused():
     makes = [partial(gymnasium.make, "CartPole-v1"), partial(gymnasium.make, "Acrobot-v1")]
     with pytest.raises(UsageError, match=r"^all envs must have the same observation_space, env 6 has .* env 7 has "):
         LoopVectorEnv(makes, first_env_index=6)
+
+
+def test_an_error_in_a_reset_after_an_end_names_the_env():
+    class Stuck(test_envs.Counting):
+        def reset(self, **kwargs):
+            if self.episode == 0:
+                raise FileNotFoundError("no model")
+            return super().reset(**kwargs)
+
+    for mode, num_steps in ((NEXT_STEP, 4), (SAME_STEP, 3)):
+        loop = LoopVectorEnv([test_envs.Counting, Stuck], first_env_index=4, autoreset_mode=mode)
+        loop.reset(seed=[1, 0])
+        for _ in range(num_steps - 1):
+            loop.step(np.full(2, 2))
+        with pytest.raises(EnvError, match=r"^env 5, reset: FileNotFoundError: no model$"):
+            loop.step(np.full(2, 2))
+
+
+def test_a_reset_that_does_not_return_a_pair_is_refused_with_the_name_of_its_env():
+    class Old(test_envs.Counting):
+        def reset(self, **kwargs):
+            return super().reset(**kwargs)[0]
+
+    with pytest.raises(EnvError, match=r"^env 1, reset: ValueError: too many values to unpack"):
+        LoopVectorEnv([test_envs.Counting, Old]).reset()
+
+
+def test_an_env_that_raises_stop_iteration_does_not_end_the_sweep_unseen():
+    def exhaust(step: int, outputs: tuple) -> tuple:
+        return next(iter(())) if step == 2 else outputs
+
+    with pytest.raises(EnvError, match=r"^env 11, step 2 of its episode: StopIteration"):
+        stepped(exhaust)
+
+
+def test_episode_seeds_that_run_out_are_an_error_that_names_the_env():
+    for mode in (NEXT_STEP, SAME_STEP):
+        loop = LoopVectorEnv([test_envs.Counting] * 2, seeds=[iter([1, 1]), iter([0])], autoreset_mode=mode)
+        loop.reset()
+        with pytest.raises(EnvError, match=r"^env 1, reset: StopIteration"):
+            for _ in range(4):
+                loop.step(np.full(2, 2))
+        with pytest.raises(EnvError, match=r"^env 1, reset: StopIteration"):
+            loop.reset()
+
+
+def test_a_final_observation_that_does_not_fit_is_refused_with_the_name_of_its_env():
+    class Bent(test_envs.Counting):
+        def observe(self):
+            return super().observe().astype(np.float64 if self.step_number == 3 else np.int64)
+
+    loop = LoopVectorEnv([test_envs.Counting, Bent], first_env_index=7, autoreset_mode=SAME_STEP)
+    loop.reset(seed=[1, 0])
+    with pytest.raises(
+        DataError, match=r"^env 8: its observation should be int64 of shape \(4,\), got float64 of shape"
+    ):
+        for _ in range(3):
+            loop.step(np.full(2, 2))
+
+
+def test_a_leaf_of_a_final_observation_that_does_not_fit_is_refused_with_its_name():
+    class Bent(test_envs.Nested):
+        def observe(self):
+            return super().observe() | ({"half": "much"} if self.step_number == 3 else {})
+
+    loop = LoopVectorEnv([test_envs.Nested, Bent], autoreset_mode=SAME_STEP)
+    loop.reset(seed=[1, 0])
+    with pytest.raises(DataError, match=r"^env 1: its observation 'half' should be float16 of shape \(\), got <U4"):
+        for _ in range(3):
+            loop.step(loop.action_space.sample())
+
+
+@pytest.mark.parametrize(
+    ("info", "message"),
+    [
+        ({"step": [1, 2]}, r"got \{'step': \[1, 2\]\} \(TypeError: "),
+        ({"step": 2**70}, r"got \{'step': 1180591620717411303424\} \(OverflowError: "),
+        ({"step": {"deep": 1}}, r"got \{'step': \{'deep': 1\}\} \("),
+        (["step"], r"got \['step'\] \(AttributeError: "),
+    ],
+)
+def test_an_info_that_does_not_fit_is_refused_with_the_name_of_its_env(info: Any, message: str):
+    with pytest.raises(DataError, match=rf"^env 11: its info should be a dict, its values of the types .*, {message}"):
+        stepped(replaced(4, info))
 
 
 def test_episode_seeds_are_taken_only_where_an_episode_begins():

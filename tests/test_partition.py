@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from mpi_rollout.layout import split_by_rank
-from mpi_rollout.partition import Partition
+from mpi_rollout.partition import Division, Partition
 
 WORLDS = [(1, 1), (5, 1), (5, 5), (7, 2), (7, 3), (64, 3), (64, 4), (1000, 7), (1001, 1000)]
 both = pytest.mark.parametrize("dedicated_root", [False, True])
@@ -66,3 +66,70 @@ def test_splitting_columns_by_rank_gives_each_rank_its_envs_without_a_copy(
     owned = [rank_envs[:, 0].tolist() for view in views for rank_envs in view[1]]
     assert [[]] * dedicated_root + owned == [list(partition.envs_of(rank)) for rank in range(partition.num_ranks)]
     assert all(np.shares_memory(view, column) for view in views)
+
+
+DIVISIONS = [
+    (num_envs, num_ranks, dedicated_root, num_groups)
+    for num_envs, num_ranks in [(12, 1), (12, 2), (13, 3), (29, 5), (1000, 7)]
+    for dedicated_root in (False, True)
+    for num_groups in (1, 2, 3)
+    if num_ranks > dedicated_root and num_envs >= num_groups * (num_ranks - dedicated_root)
+]
+divided = pytest.mark.parametrize(("num_envs", "num_ranks", "dedicated_root", "num_groups"), DIVISIONS)
+
+
+@divided
+def test_groups_are_neighbouring_envs_that_differ_by_one_at_most_over_all_ranks(
+    num_envs: int, num_ranks: int, dedicated_root: bool, num_groups: int
+):
+    division = Division(num_envs, num_ranks, dedicated_root, num_groups)
+    even = [part.tolist() for part in np.array_split(np.arange(num_envs), num_groups)]
+    assert [list(partition.envs) for _, partition in division.parts] == even
+    assert all(
+        (first_rank, partition.num_ranks, partition.dedicated_root) == (0, num_ranks, dedicated_root)
+        for first_rank, partition in division.parts
+    )
+
+
+@divided
+def test_with_first_ready_each_rank_that_steps_envs_is_a_part_of_its_own(
+    num_envs: int, num_ranks: int, dedicated_root: bool, num_groups: int
+):
+    division = Division(num_envs, num_ranks, dedicated_root, first_ready=True)
+    whole = Partition(num_envs, num_ranks, dedicated_root)
+    assert [(rank, partition.num_ranks, partition.envs) for rank, partition in division.parts] == [
+        (rank, 1, whole.envs_of(rank)) for rank in division.stepping_ranks
+    ]
+    assert division.stepping_ranks == tuple(range(int(dedicated_root), num_ranks))
+
+
+@divided
+@pytest.mark.parametrize("first_ready", [False, True])
+def test_every_env_is_in_one_slice_of_one_rank(
+    num_envs: int, num_ranks: int, dedicated_root: bool, num_groups: int, first_ready: bool
+):
+    division = Division(num_envs, num_ranks, dedicated_root, 1 if first_ready else num_groups, first_ready)
+    slices = [envs for rank in range(num_ranks) for envs in division.envs_of(rank)]
+    assert sorted(index for envs in slices for index in envs) == list(range(num_envs))
+    assert all(slices) and (not dedicated_root or division.envs_of(0) == ())
+    assert {len(division.envs_of(rank)) for rank in division.stepping_ranks} == {1 if first_ready else num_groups}
+
+
+@pytest.mark.parametrize("first_env", [0, 7])
+@both
+@pytest.mark.parametrize(("num_envs", "num_workers"), WORLDS)
+def test_places_say_in_which_row_of_which_rank_each_env_is(
+    num_envs: int, num_workers: int, dedicated_root: bool, first_env: int
+):
+    partition = Partition(num_envs, num_workers + dedicated_root, dedicated_root, first_env)
+    slots, rows = partition.places
+    found = [partition.envs_of(slot)[row] for slot, row in zip(slots.tolist(), rows.tolist(), strict=True)]
+    assert found == list(partition.envs) == list(range(first_env, first_env + num_envs))
+
+
+@pytest.mark.parametrize(("num_ranks", "dedicated_root"), [(2, False), (3, True)])
+def test_more_groups_than_each_rank_has_envs_are_refused(num_ranks: int, dedicated_root: bool):
+    with pytest.raises(
+        ValueError, match=r"--num-groups 3 needs at least 3 envs for each .* got 5 envs on 2 ranks; use"
+    ):
+        Division(5, num_ranks, dedicated_root, num_groups=3)

@@ -8,11 +8,11 @@ from conftest import Job
 from envs import Nested
 from gymnasium import spaces
 
+from mpi_rollout.actions import ActionCheck
 from mpi_rollout.config import load_callable
 from mpi_rollout.errors import DataError, UsageError
 from mpi_rollout.layout import leaves
 from mpi_rollout.policy import RandomPolicy
-from mpi_rollout.vector_env import ActionCheck
 
 INF, FLOAT32_MAX = np.inf, float(np.finfo(np.float32).max)
 LEAVES = {
@@ -68,6 +68,31 @@ def test_random_actions_from_mid_run_are_those_of_the_whole_run(first_step: int)
     assert all(part.tobytes() == array[first_step:].tobytes() for part, array in zip(rest, whole, strict=True))
 
 
+@pytest.mark.parametrize("order", [[130, 0, 64, 63, 0, 200, 129], list(range(199, -1, -1))], ids=["some", "backwards"])
+def test_random_actions_are_the_same_in_whatever_order_steps_are_asked_for(order: list[int]):
+    expected = drawn(Nested.action_space, 3, 201)
+    policy = RandomPolicy(Nested.action_space, 3, 0)
+    for step in order:
+        actions = policy.at(step)
+        for leaf, column in zip(leaves(Nested.action_space), expected, strict=True):
+            assert leaf.of(actions).tobytes() == column[step].tobytes()
+
+
+def test_random_actions_that_were_forgotten_are_drawn_again_and_the_others_kept():
+    policy = RandomPolicy(spaces.Box(0, 1, (), np.float64), 4, 0)
+    first, kept = policy.at(5), policy.at(70)
+    policy.forget(64 + 63)
+    assert policy.at(70) is kept
+    assert policy.at(5) is not first and policy.at(5).tobytes() == first.tobytes()
+
+
+def test_random_actions_step_by_step_keep_no_more_than_a_block_of_steps():
+    policy = RandomPolicy(spaces.Discrete(3), 2, 0)
+    for _ in range(300):
+        policy()
+    assert len(policy._drawn) == 1
+
+
 def test_random_actions_do_not_depend_on_observations():
     policy, other = RandomPolicy(spaces.Discrete(9), 4, 0), RandomPolicy(spaces.Discrete(9), 4, 0)
     assert [policy(np.zeros(4)).tolist() for _ in range(70)] == [other(None).tolist() for _ in range(70)]
@@ -110,7 +135,7 @@ def batch(space: spaces.Space, num_envs: int = 4) -> Any:
 
 @pytest.mark.parametrize("kind", LEAVES)
 def test_the_check_accepts_what_is_in_the_space(kind: str):
-    ActionCheck(LEAVES[kind], 4)(batch(LEAVES[kind]))
+    assert ActionCheck(LEAVES[kind])(batch(LEAVES[kind]), range(4)) is None
 
 
 @pytest.mark.parametrize(
@@ -128,7 +153,7 @@ def test_the_check_accepts_what_is_in_the_space(kind: str):
     ids=str,
 )
 def test_the_check_accepts_what_can_be_cast_without_loss_of_meaning(space: spaces.Space, actions: Any):
-    ActionCheck(space, 4)(actions)
+    assert ActionCheck(space)(actions, range(4)) is None
 
 
 @pytest.mark.parametrize(
@@ -147,7 +172,7 @@ def test_the_check_accepts_what_can_be_cast_without_loss_of_meaning(space: space
 )  # fmt: skip
 def test_the_check_refuses_a_wrong_shape_or_dtype(space: spaces.Space, actions: Any, message: str):
     with pytest.raises(DataError, match=message):
-        ActionCheck(space, 4)(actions)
+        ActionCheck(space)(actions, range(4))
 
 
 @pytest.mark.parametrize(
@@ -172,7 +197,15 @@ def test_the_check_names_the_env_and_the_component_out_of_the_space(kind: str, p
     actions = batch(LEAVES[kind])
     actions[place] = value
     with pytest.raises(DataError, match=message):
-        ActionCheck(LEAVES[kind], 4)(actions)
+        ActionCheck(LEAVES[kind])(actions, range(4))
+
+
+def test_the_check_names_envs_by_the_indices_that_it_is_given():
+    """As for a part of the envs, which a group or a ready rank is."""
+    actions = np.zeros(4, np.int64)
+    actions[2] = 3
+    with pytest.raises(DataError, match=r"action for env 12 must be in 0 to 2, got 3"):
+        ActionCheck(spaces.Discrete(3))(actions, np.array([3, 4, 12, 13]))
 
 
 @pytest.mark.parametrize("value", [256 + 5, -256 + 5])
@@ -180,14 +213,14 @@ def test_the_check_refuses_what_would_wrap_around_in_the_cast(value: int):
     actions = np.zeros((4, 2), np.int64)
     actions[1, 0] = value
     with pytest.raises(DataError, match=rf"env 1, component \[0\] must be in 0 to 100, got {value}"):
-        ActionCheck(spaces.Box(0, 100, (2,), np.int8), 4)(actions)
+        ActionCheck(spaces.Box(0, 100, (2,), np.int8))(actions, range(4))
 
 
 def test_the_check_names_the_leaf_of_a_nested_action():
     actions = batch(Nested.action_space)
     actions["move"][1][3, 0] = 2
     with pytest.raises(DataError, match=r"action 'move/_index_1' for env 3, component \[0\] must be in -1.0 to 1.0"):
-        ActionCheck(Nested.action_space, 4)(actions)
+        ActionCheck(Nested.action_space)(actions, range(4))
 
 
 @pytest.mark.parametrize(

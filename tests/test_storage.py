@@ -20,7 +20,6 @@ from gymnasium import spaces
 
 from mpi_rollout.errors import StorageError
 from mpi_rollout.layout import Block
-from mpi_rollout.partition import Partition
 from mpi_rollout.seeding import SeedTable, episode_seeds
 from mpi_rollout.storage import rows_per_block
 from mpi_rollout.storage.episodes import EpisodeTable
@@ -70,7 +69,7 @@ def table_of(columns: dict[str, np.ndarray], cuts: list[tuple[int, int, int]], s
     table = EpisodeTable(num_envs, SeedTable(seed, num_envs))
     taken = []
     for block_start, first, stop in cuts:
-        block = Block(spaces.Discrete(2), spaces.Discrete(2), Partition(num_envs, 1), stop)
+        block = Block(spaces.Discrete(2), spaces.Discrete(2), num_envs, 1, stop)
         block.start = block_start
         for name, column in columns.items():
             block.named[name][first:stop] = column[block_start + first : block_start + stop]
@@ -142,7 +141,7 @@ def test_every_transition_is_in_exactly_one_episode(num_steps: int, num_envs: in
 
 def test_an_episode_is_taken_only_when_all_its_steps_are_committed():
     columns = random_results(30, 3, 0.2, 1)
-    block = Block(spaces.Discrete(2), spaces.Discrete(2), Partition(3, 1), 30)
+    block = Block(spaces.Discrete(2), spaces.Discrete(2), 3, 1, 30)
     for name, column in columns.items():
         block.named[name][...] = column
     table = EpisodeTable(3, SeedTable(1, 3))
@@ -156,7 +155,7 @@ def test_an_episode_is_taken_only_when_all_its_steps_are_committed():
 
 
 def test_without_seeds_per_episode_the_table_says_minus_one():
-    block = Block(spaces.Discrete(2), spaces.Discrete(2), Partition(2, 1), 4)
+    block = Block(spaces.Discrete(2), spaces.Discrete(2), 2, 1, 4)
     block.named["terminations"][1] = True
     table = EpisodeTable(2, None)
     table.add(block, 0, 4)
@@ -363,7 +362,7 @@ def test_a_file_that_appears_during_a_run_is_not_overwritten(tmp_path: Path):
     for _ in feed.fill(writer, 6, {6}):
         pass
     (tmp_path / "run.h5").write_text("of somebody else")
-    with pytest.raises(StorageError, match=r"run\.h5 has appeared during the run"):
+    with pytest.raises(StorageError, match=r"run\.h5 has appeared meanwhile"):
         writer.finish(ending(6))
     assert (tmp_path / "run.h5").read_text() == "of somebody else"
     assert_same_bytes(contents(tmp_path / "run.h5.part"), feed.expected(6))

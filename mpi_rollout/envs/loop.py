@@ -1,28 +1,30 @@
 """A slice of unmodified envs, stepped one after the other: the loop that everything else must keep up with.
 
-Semantics are those of `gymnasium.vector.SyncVectorEnv` in NEXT_STEP mode, bit for bit; what differs is the price:
-outputs are written once, into arrays that the caller gives (a rank's slot), and the wrappers that `gymnasium.make`
-puts around every env are stepped over, what they do being done here for all envs at once.
+Semantics are those of `gymnasium.vector.SyncVectorEnv`, bit for bit, in its three autoreset modes; what differs is
+the price: outputs are written once, into arrays that the caller gives (a rank's slot), and the wrappers that
+`gymnasium.make` puts around every env are stepped over, what they do being done here for all envs at once.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from operator import call
 from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium import wrappers
 from gymnasium.vector import AutoresetMode, VectorEnv
-from gymnasium.vector.utils import batch_space, iterate
+from gymnasium.vector.utils import batch_space
 
+from mpi_rollout.envs.inputs import action_splitter, seed_of_each, take_reset_mask
+from mpi_rollout.envs.outputs import ObservationRows, info_misfit, misfit, no_outcome, row_by_row
+from mpi_rollout.envs.time_limits import TimeLimits, step_over_wrappers
 from mpi_rollout.errors import DataError, EnvError, UsageError
-from mpi_rollout.layout import RESULTS, Columns, Leaf, SlotLayout, describe, leaves
-
-NO_LIMIT = 2**62  # Steps; twice it would not fit an int64.
+from mpi_rollout.layout import RESULTS, Columns, SlotLayout, describe, leaves
 
 
 class LoopVectorEnv(VectorEnv):
-    """Step `env_fns`' envs in a sequential loop, with automatic reset in the step after an episode's end.
+    """Step `env_fns`' envs in a sequential loop.
 
     Parameters
     ----------
@@ -33,11 +35,15 @@ class LoopVectorEnv(VectorEnv):
         go on with the env's own generator, as in Gymnasium.
     first_env_index
         Of the first env, for messages.
+    autoreset_mode
+        NEXT_STEP: an env is reset in the step after its episode's end, its action is ignored.  SAME_STEP: in the
+        same step; the last observation is then in `columns.final_observation_arrays` (not in the infos).  DISABLED:
+        only by `reset`, with a mask `options["reset_mask"]` of the envs to reset; the others stay as they are.
+    infos
+        True: those that `SyncVectorEnv` returns.  False: always {}, for no time.  Names: what envs say under these.
 
     `step` and `reset` return the same arrays each time, valid until the next call.
     """
-
-    metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}
 
     def __init__(
         self,
@@ -45,24 +51,29 @@ class LoopVectorEnv(VectorEnv):
         *,
         seeds: Sequence[Iterator[int]] | None = None,
         first_env_index: int = 0,
+        autoreset_mode: AutoresetMode = AutoresetMode.NEXT_STEP,
+        infos: bool | tuple[str, ...] = True,
     ):
         self.envs = [make() for make in env_fns]
         self.num_envs = len(self.envs)
-        self._first_env_index = first_env_index
+        self.autoreset_mode = AutoresetMode(autoreset_mode)
+        self.metadata = dict(self.envs[0].metadata) | {"autoreset_mode": self.autoreset_mode}
+        self._first_env_index, self._seeds, self._infos = first_env_index, seeds, infos
         self._take_spaces()
-        self._seeds = seeds
-        layout = SlotLayout(self.single_observation_space, self.num_envs)
+        is_same_step = self.autoreset_mode is AutoresetMode.SAME_STEP
+        layout = SlotLayout(self.single_observation_space, self.num_envs, has_final_observations=is_same_step)
         self.write_to(layout.one(np.zeros(layout.nbytes, np.uint8), self.num_envs))
-        inner, limits = zip(*map(step_over_wrappers, self.envs), strict=True)
-        self._inner, self._limits = inner, np.array(limits)
-        self._num_steps = 0
-        self._episode_starts = np.zeros(self.num_envs, np.int64)
-        self._next_deadline = 0
-        self._ends = np.zeros(self.num_envs, np.bool_)
-        self._steps = [env.step for env in inner]
+        self._inner, limits = zip(*map(step_over_wrappers, self.envs), strict=True)
+        self._time = TimeLimits(limits)
+        self._steps = [env.step for env in self._inner]
+        self._own_resets = [self._own_reset(index) for index in range(self.num_envs)]
         self._resets = [self._reset_instead(index) for index in range(self.num_envs)]
-        self._calls = list(self._steps)
-        self._ended: list[int] = []
+        self._calls = [env.step for env in self.envs]  # OrderEnforcing is in charge until an env is reset.
+        self.add_info = self._add_info  # As in Gymnasium; a rank gathers them to be sent.
+        self._ends = np.zeros(self.num_envs, np.bool_)
+        self._ended: list[int] = []  # And not reset since.
+        self._keeps_observations = self.autoreset_mode is AutoresetMode.DISABLED
+        self._observations: list[Any] = []  # Those of now, for the envs that a mask leaves out.
 
     def _take_spaces(self) -> None:
         first = self.envs[0]
@@ -79,56 +90,97 @@ class LoopVectorEnv(VectorEnv):
                     )
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
-        scalar_actions = isinstance(self.single_action_space, gymnasium.spaces.Discrete)
-        self._split_actions = list if scalar_actions else self._split_copied_actions
+        self._split_actions = action_splitter(self.single_action_space, self.action_space)
 
     def write_to(self, columns: Columns) -> None:
         """From now on write outputs into these arrays of `num_envs` rows, and return them."""
         self.columns = columns
-        self._targets = [
-            (leaf, column.reshape(int(np.prod(column.shape[: 1 + bool(leaf.shape)])), *leaf.shape[1:]))
-            for leaf, column in zip(leaves(self.single_observation_space), columns.observation_arrays, strict=True)
-        ]
-
-    def _split_copied_actions(self, actions: Any) -> list[Any]:
-        """One action per env; copied, since an env may keep its action and the caller's array is written again."""
-        single = self.single_action_space
-        if not isinstance(single, gymnasium.spaces.Dict | gymnasium.spaces.Tuple):
-            return list(actions.copy())
-        return [_copied(action) for action in iterate(self.action_space, actions)]
+        parts, first = leaves(self.single_observation_space), self._first_env_index
+        self._rows = ObservationRows(parts, columns.observation_arrays, first)
+        if self.autoreset_mode is AutoresetMode.SAME_STEP:
+            self._final_rows = row_by_row(parts, columns.final_observation_arrays, first, self.num_envs)
 
     def reset(self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None):
-        """Start a new episode in every env."""
-        if seed is None:
-            seed = [None] * self.num_envs if self._seeds is None else [next(seeds) for seeds in self._seeds]
-        elif isinstance(seed, int):
-            seed = [seed + index for index in range(self.num_envs)]
-        self._num_steps = 0
-        self._episode_starts[:] = 0
-        observations: list[Any] = []
-        try:
-            for env, value in zip(self._inner, seed, strict=True):
-                observations.append(env.reset(seed=value, options=options)[0])
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:
-            raise self._error(len(observations), error) from error
-        self._next_deadline = self._limits.min()
-        self._ended = []
+        """Start a new episode in every env, or in those of `options["reset_mask"]`, a bool array of `num_envs`.
+
+        The outermost wrappers are called: OrderEnforcing allows rendering only after that.
+        """
+        seeds = seed_of_each(seed, self.num_envs)
+        mask, options = take_reset_mask(options, self.num_envs, self.autoreset_mode)
+        indices = list(range(self.num_envs)) if mask is None else mask.nonzero()[0].tolist()
+        observations, infos = self._observations_around(indices), {}
+        for index in indices:
+            self._time.begin(index)
+            with self._naming(index):
+                value = next(self._seeds[index]) if self._seeds and seeds[index] is None else seeds[index]
+                observations[index], info = self.envs[index].reset(seed=value, options=options)
+            self._calls[index] = self._steps[index]
+            self._add_infos(infos, self._wanted([info]), index)
         for column in self.columns.results:
-            column[:] = 0
+            column[indices] = 0
+        self._ended = sorted(set(self._ended).difference(indices))
         self._write_observations(observations)
-        return self.columns.observations, {}
+        return self.columns.observations, infos
+
+    def seed_episodes(self, index: int, seeds: Iterator[int]) -> None:
+        """Give one env other seeds for its episodes from the next reset on."""
+        self._seeds[index] = seeds
+        self._own_resets[index] = self._own_reset(index)
+        self._resets[index] = self._reset_instead(index)
+
+    def hold(self, index: int, observation: Any) -> None:
+        """Leave one env out of steps until `release`: it is said to observe this, without reward or end."""
+        self._calls[index] = lambda _action: (observation, 0.0, False, False, {})
+
+    def release(self, index: int) -> None:
+        """Have one env take part in steps again, its episode as new as when it was held."""
+        self._calls[index] = self._steps[index]
+        self._time.begin(index)
+
+    def end_episode(self, index: int) -> None:
+        """Have one env begin a new episode in the next step."""
+        self._ended = sorted({*self._ended, index})
+
+    def _observations_around(self, indices: list[int]) -> list[Any]:
+        """The observations of now, those of `indices` to be replaced."""
+        if len(indices) == self.num_envs:
+            return [None] * self.num_envs
+        if not self._observations:
+            raise DataError("the first reset must be one of all envs; call reset() without options['reset_mask']")
+        return list(self._observations)
 
     def step(self, actions: Any):
-        """Step every env, or reset it where its episode ended in the last step."""
-        self._num_steps += 1
+        """Step every env; where its episode ended, do what the autoreset mode says.
+
+        Raises
+        ------
+        EnvError
+            An env raised.
+        DataError
+            An env returned what its space does not promise, or has ended and is not reset (in DISABLED mode).
+        """
+        observations, rewards, terminations, truncations, infos = self._sweep(actions)
+        self._write_results(rewards, terminations, truncations)
+        infos = self._wanted(infos)
+        if self._ended and self.autoreset_mode is AutoresetMode.SAME_STEP:
+            observations, gathered = self._begin_again(observations, infos)
+        else:
+            gathered = self._add_infos({}, infos)
+        self._write_observations(observations)
+        return self.columns.observations, *self.columns.results, gathered
+
+    def _sweep(self, actions: Any) -> tuple[tuple[Any, ...], ...]:
+        """Step the envs, or reset those that have ended; return observations, rewards and so on, env by env."""
+        if self._ended and self.autoreset_mode is AutoresetMode.DISABLED:
+            raise self._not_reset()
+        self._time.num_steps += 1
         for index in self._ended:
             self._calls[index] = self._resets[index]
-            self._episode_starts[index] = self._num_steps
         outcomes: list[tuple[Any, ...]] = []
         try:
             outcomes.extend(map(call, self._calls, self._split_actions(actions)))  # If one raises, its place is known.
+            if len(outcomes) < self.num_envs:
+                raise StopIteration  # An env has raised it, and `extend` taken it for the end.
         except KeyboardInterrupt:
             raise
         except BaseException as error:
@@ -136,141 +188,163 @@ class LoopVectorEnv(VectorEnv):
         for index in self._ended:
             self._calls[index] = self._steps[index]
         try:
-            observations, rewards, terminations, truncations, _ = zip(*outcomes, strict=True)
+            observations, rewards, terminations, truncations, infos = zip(*outcomes, strict=True)
+            return observations, rewards, terminations, truncations, infos
         except (TypeError, ValueError) as error:
-            raise self._no_outcome(outcomes) from error
-        self._write_observations(observations)
-        return self.columns.observations, *self._write_results(rewards, terminations, truncations), {}
+            raise no_outcome(outcomes, self._first_env_index) from error
+
+    def _own_reset(self, index: int) -> Callable[[], tuple[Any, dict[str, Any]]]:
+        """What begins an env's episode that nobody asked for, with the arguments that reach it in Gymnasium."""
+        env = self._inner[index]
+        given = {} if env is self.envs[index] else {"seed": None, "options": None}  # Wrappers pass on their defaults.
+        if self._seeds is None:
+            return partial(env.reset, **given)
+        seeds = self._seeds[index]
+        return lambda: env.reset(**given | {"seed": next(seeds)})
 
     def _reset_instead(self, index: int) -> Callable[[Any], tuple[Any, ...]]:
-        def reset(_action):
-            seed = None if self._seeds is None else next(self._seeds[index])
-            observation, info = self._inner[index].reset(seed=seed)
+        reset, begin = self._own_resets[index], self._time.begin
+
+        def step(_action):
+            begin(index)
+            observation, info = reset()
             return observation, 0.0, False, False, info
 
-        return reset
+        return step
 
-    def _write_results(self, *results: tuple[Any, ...]) -> tuple[np.ndarray, ...]:
+    def _begin_again(self, observations: Sequence[Any], infos: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
+        """Reset the envs that have just ended, keeping their last observations and infos apart.
+
+        Envs may write again to what they returned: each one's outputs are kept before it is reset.
+        """
+        observations, gathered, start = list(observations), {}, 0
+        for index in self._ended:
+            self._add_infos(gathered, infos[start:index], start)
+            self._final_rows[index].write([observations[index]])
+            self._add_infos(gathered, [{"final_info": info} for info in infos[index : index + 1]], index)
+            self._time.begin(index)
+            with self._naming(index):
+                observations[index], info = self._own_resets[index]()
+            self._add_infos(gathered, self._wanted([info]), index)
+            start = index + 1
+        self._ended = []
+        return observations, self._add_infos(gathered, infos[start:], start)
+
+    def _write_results(self, *results: tuple[Any, ...]) -> None:
         columns = self.columns.results
         for leaf, column, values in zip(RESULTS, columns, results, strict=True):
             try:
                 column[:] = values
             except (TypeError, ValueError) as error:
-                raise self._misfit(leaf, values, error) from error
+                raise misfit(leaf, values, self._first_env_index, error) from error
         _, terminations, truncations = columns
-        if self._num_steps >= self._next_deadline:
-            self._apply_time_limit(truncations)
+        if self._time.num_steps >= self._time.next_deadline:
+            self._time.apply(truncations)
         np.logical_or(terminations, truncations, out=self._ends)
         self._ended = self._ends.nonzero()[0].tolist()
-        return columns
-
-    def _apply_time_limit(self, truncations: np.ndarray) -> None:
-        """End the episodes that are as long as their limit.
-
-        Starts only move on, so until the earliest deadline of now, no episode can reach its limit.
-        """
-        elapsed = self._num_steps - self._episode_starts
-        over = elapsed >= self._limits
-        truncations |= over
-        left = np.where(over, self._limits, self._limits - elapsed)
-        self._next_deadline = self._num_steps + int(left.min())
 
     def _write_observations(self, observations: Sequence[Any]) -> None:
-        for leaf, target in self._targets:
-            try:
-                parts = [leaf.of(observation) for observation in observations] if leaf.keys else observations
-                write_leaf(leaf, parts, target)
-            except (TypeError, ValueError, AttributeError, LookupError) as error:
-                raise self._misfit(leaf, observations, error) from error
+        self._rows.write(observations)
+        if self._keeps_observations:
+            self._observations = list(observations)
 
-    def _misfit(self, leaf: Leaf, outputs: Sequence[Any], error: Exception) -> DataError:
-        """Name the first env whose output is not what the leaf says."""
-        for index, output in enumerate(outputs):
-            try:
-                array = np.asarray(output if leaf in RESULTS else leaf.of(output))
-                if array.shape == leaf.shape and _fits(array.dtype, leaf):
-                    continue
-                got = f"{array.dtype} of shape {array.shape}"
-            except (TypeError, ValueError, LookupError) as problem:
-                got = f"{type(output).__name__} without it ({type(problem).__name__}: {problem})"
-            name = leaf.path if leaf in RESULTS else f"observation {leaf.path!r}" if leaf.path else "observation"
-            return DataError(
-                f"env {self._first_env_index + index}: its {name} should be {leaf.dtype} of shape {leaf.shape}, got "
-                f"{got}; correct the env or its space, or wrap it in --env-factory, e.g. with "
-                "gymnasium.wrappers.DtypeObservation"
-            )
-        return DataError(f"envs {self._first_env_index} to {self._first_env_index + self.num_envs - 1}: {error}")
+    def _wanted(self, infos: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
+        """One dict per env, or nothing where nobody wants to know."""
+        if isinstance(self._infos, bool):
+            return infos if self._infos else ()
+        return [{name: info[name] for name in self._infos if name in info} if info else {} for info in infos]
 
-    def _no_outcome(self, outcomes: Sequence[Any]) -> DataError:
-        """Name the first env whose step did not return what a step returns."""
-        is_good = [isinstance(outcome, tuple | list) and len(outcome) == 5 for outcome in outcomes]
-        index = is_good.index(False)
-        got = f"{len(outcomes[index])} values" if isinstance(outcomes[index], tuple) else type(outcomes[index]).__name__
-        return DataError(
-            f"env {self._first_env_index + index}: its step should return observation, reward, terminated, truncated "
-            f"and info, got {got}; envs of the old gym are made new by gymnasium's shimmy"
-        )
+    def _add_infos(self, gathered: dict[str, Any], infos: Sequence[dict[str, Any]], start: int = 0) -> dict[str, Any]:
+        """Add the infos of the envs from `start` on to those of the envs before, as Gymnasium does."""
+        if not any(infos):
+            return gathered
+        for index, info in enumerate(infos, start):
+            try:
+                self.add_info(gathered, info, index)
+            except DataError as error:
+                raise DataError(f"env {self._first_env_index + index}: {error}") from error
+            except (AttributeError, LookupError, OverflowError, TypeError, ValueError) as error:
+                raise info_misfit(info, self._first_env_index + index, error) from error
+        return gathered
+
+    def render(self) -> tuple[Any, ...]:
+        """The envs' frames."""
+        with self._time.in_wrappers():
+            return tuple(env.render() for env in self.envs)
+
+    def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """Call each env's method `name`, or get its attribute, wherever in its wrappers it is."""
+        return self.call_some(range(self.num_envs), name, args, kwargs)
+
+    def call_some(
+        self, places: Sequence[int], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, ...]:
+        """`call` of the envs at some places only."""
+        with self._time.in_wrappers():
+            found = []
+            for place in places:
+                attribute = self.envs[place].get_wrapper_attr(name)
+                found.append(attribute(*args, **kwargs) if callable(attribute) else attribute)
+            return tuple(found)
+
+    def get_attr(self, name: str) -> tuple[Any, ...]:
+        """Get each env's attribute `name`, or what it returns if it is a method."""
+        return self.call(name)
+
+    def set_attr(self, name: str, values: Any) -> None:
+        """Set each env's attribute `name`: to the values of a list or tuple, or all to the same.
+
+        Raises
+        ------
+        ValueError
+            The list is not as long as there are envs.
+        """
+        if not isinstance(values, list | tuple):
+            values = [values] * self.num_envs
+        if len(values) != self.num_envs:
+            raise ValueError(f"values for {name!r} must be one or one for each of {self.num_envs} envs, got {values!r}")
+        self.set_some(range(self.num_envs), name, values)
+
+    def set_some(self, places: Sequence[int], name: str, values: Sequence[Any]) -> None:
+        """`set_attr` of the envs at some places only, a value each."""
+        with self._time.in_wrappers():
+            for place, value in zip(places, values, strict=True):
+                self.envs[place].set_wrapper_attr(name, value)
+
+    @property
+    def np_random(self) -> tuple[np.random.Generator, ...]:
+        """The envs' generators."""
+        return self.get_attr("np_random")
+
+    @property
+    def np_random_seed(self) -> tuple[int, ...]:
+        """The seeds of the envs' generators."""
+        return self.get_attr("np_random_seed")
+
+    @contextmanager
+    def _naming(self, index: int) -> Iterator[None]:
+        """Say which env it was that raised."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            raise self._error(index, error) from error
 
     def _error(self, position: int, error: BaseException) -> EnvError:
-        index, number = self._first_env_index + position, self._num_steps - self._episode_starts[position]
+        index, number = self._first_env_index + position, self._time.elapsed(position)
         when = f"step {number} of its episode" if number else "reset"
         what = f"called sys.exit({error.code})" if isinstance(error, SystemExit) else f"{type(error).__name__}: {error}"
         return EnvError(f"env {index}, {when}: {what}")
 
+    def _not_reset(self) -> DataError:
+        first, *others = (self._first_env_index + index for index in self._ended)
+        return DataError(
+            f"env {first}{f' and {len(others)} others' if others else ''}: its episode has ended, and with "
+            "autoreset_mode DISABLED nothing resets it; before the next step, call "
+            'reset(options={"reset_mask": terminations | truncations})'
+        )
+
     def close_extras(self, **kwargs: Any) -> None:
         for env in self.envs:
             env.close()
-
-
-def step_over_wrappers(env: gymnasium.Env) -> tuple[gymnasium.Env, int]:
-    """Find what to step below the outermost wrappers that `gymnasium.make` adds, and the time limit they set.
-
-    PassiveEnvChecker and OrderEnforcing guard against mistakes that the loop does not make; TimeLimit is counted by
-    the loop.  Any other wrapper changes what the env does: from there on nothing is stepped over.
-    """
-    limit = NO_LIMIT
-    while type(env) in (wrappers.TimeLimit, wrappers.OrderEnforcing, wrappers.PassiveEnvChecker):
-        if type(env) is wrappers.TimeLimit:
-            limit = min(limit, env._max_episode_steps)
-        env = env.env
-    return env, limit
-
-
-def write_leaf(leaf: Leaf, parts: Sequence[Any], target: np.ndarray) -> None:
-    """Write one part per env into a column, converting nothing that the space does not promise.
-
-    Parameters
-    ----------
-    target
-        The column with env axis and the leaf's first axis merged: what `np.concatenate` writes to.
-
-    Raises
-    ------
-    TypeError, ValueError, AttributeError
-        A part is not of the leaf's shape or dtype.
-    """
-    if leaf.shape:
-        if set(map(len, parts)) != {leaf.shape[0]}:
-            raise ValueError("not of the space's shape")
-        np.concatenate(parts, out=target, casting="no")  # Checks the dtype and all axes but the first.
-        return
-    values = np.array(parts)
-    if values.shape != target.shape or not _fits(values.dtype, leaf):
-        raise ValueError("not scalars of the space's dtype")
-    target[:] = values
-
-
-def _fits(got: np.dtype, leaf: Leaf) -> bool:
-    """Arrays must have the dtype itself; a scalar may be any Python or NumPy number of its kind."""
-    if leaf.shape:
-        return got == leaf.dtype
-    kinds = {"i": "iub", "u": "iub", "b": "b", "f": "fiu"}
-    return got.kind in kinds[leaf.dtype.kind]
-
-
-def _copied(action: Any) -> Any:
-    if isinstance(action, dict):
-        return {key: _copied(value) for key, value in action.items()}
-    if isinstance(action, tuple):
-        return tuple(_copied(value) for value in action)
-    return action.copy() if isinstance(action, np.ndarray) else action

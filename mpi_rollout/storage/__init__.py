@@ -1,22 +1,52 @@
 """The HDF5 file: how it is made, filled, committed, closed and read.  Only the root imports this."""
 
 import json
+from collections.abc import Collection
+from dataclasses import asdict
 from typing import Any
 
 import h5py
 
 from mpi_rollout.config import RolloutConfig, versions
+from mpi_rollout.envs.restoring import Past
 from mpi_rollout.layout import Block
-from mpi_rollout.seeding import SeedTable
-from mpi_rollout.storage.episodes import EpisodeTable
+from mpi_rollout.storage.episodes import EpisodeTable, make_table
+from mpi_rollout.storage.output import Output, open_output
+from mpi_rollout.storage.reader import open_file
 from mpi_rollout.storage.schema import Schema, rows_per_block
-from mpi_rollout.storage.writer import Ending, Writer
+from mpi_rollout.storage.unmarked import open_unmarked
+from mpi_rollout.storage.writer import Ending, Prefix, Writer
 
-__all__ = ["Ending", "EpisodeTable", "Schema", "Writer", "open_writer", "rows_per_block"]
+__all__ = [
+    "Ending",
+    "EpisodeTable",
+    "Output",
+    "Schema",
+    "Writer",
+    "open_file",
+    "open_output",
+    "open_unmarked",
+    "open_writer",
+    "rows_per_block",
+]
 
 
-def open_writer(config: RolloutConfig, attributes: dict[str, Any], blocks: list[Block], num_ranks: int) -> Writer:
+def open_writer(
+    config: RolloutConfig,
+    attributes: dict[str, Any],
+    blocks: list[Block],
+    num_ranks: int,
+    past: Past | None = None,
+    lost: Collection[int] = (),
+) -> Writer:
     """Make the file of a run and the thread that writes it.
+
+    Parameters
+    ----------
+    past
+        Where an earlier start of the run came to, whose file is continued.
+    lost
+        Env indices whose running episode cannot be continued.
 
     Raises
     ------
@@ -28,5 +58,6 @@ def open_writer(config: RolloutConfig, attributes: dict[str, Any], blocks: list[
     schema = Schema(attributes, blocks[0].named if config.trajectories else {}, num_ranks)
     if not config.trajectories:
         return Writer(config.out, schema, [], None)
-    seeds = SeedTable(config.seed, config.num_envs) if config.vectorization_mode == "sync" else None
-    return Writer(config.out, schema, blocks, EpisodeTable(config.num_envs, seeds))
+    episodes = make_table(asdict(config))
+    prefix = None if past is None else Prefix(past.num_steps, sorted(lost))
+    return Writer(config.out, schema, blocks, episodes, prefix)

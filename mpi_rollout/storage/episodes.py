@@ -1,10 +1,22 @@
 """Episodes, found in the columns of a run: array operations over whole blocks, whatever the number of envs."""
 
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
 import numpy as np
 
-from mpi_rollout.layout import Block
 from mpi_rollout.seeding import SeedTable
 from mpi_rollout.storage.schema import EPISODE
+
+
+class Results(Protocol):
+    """Consecutive steps of all envs, arrays of shape (num_rows, num_envs); row 0 is step `start`."""
+
+    start: int
+    rewards: np.ndarray
+    terminations: np.ndarray
+    truncations: np.ndarray
 
 
 class EpisodeTable:
@@ -26,7 +38,23 @@ class EpisodeTable:
         self._count = np.zeros(num_envs, np.int64)
         self._held = np.zeros(0, EPISODE)
 
-    def add(self, block: Block, start: int, stop: int) -> None:
+    def lose(self, lost: Collection[int], num_steps: int) -> np.ndarray:
+        """End the running episodes of some envs here, after so many steps, as truncated and faulted.
+
+        Returns
+        -------
+        Their rows.  An episode that had only begun has length 0, and the truncation is in the row that reset it.
+        """
+        env = np.array(sorted(lost), np.int64)
+        rows = np.zeros(len(env), EPISODE)
+        rows["env_index"], rows["start"], rows["length"] = env, self._start[env], num_steps - self._start[env]
+        rows["return"], rows["seed"] = self._return[env], self._seed(env, self._count[env])
+        rows["truncated"] = rows["faulted"] = True
+        self._start[env], self._return[env] = num_steps + 1, 0.0
+        self._count[env] += 1
+        return rows
+
+    def add(self, block: Results, start: int, stop: int) -> None:
         """Take in rows start to stop of a block."""
         ends = block.terminations[start:stop] | block.truncations[start:stop]
         returns, env, step, is_end = self._segments(ends, block.rewards[start:stop])
@@ -88,6 +116,33 @@ class EpisodeTable:
         rows["env_index"], rows["start"], rows["length"] = env, self._start[env], num_steps - self._start[env]
         rows["return"], rows["seed"] = self._return[env], self._seed(env, self._count[env])
         return rows
+
+
+@dataclass(frozen=True)
+class StoredResults:
+    """`Results` from a file."""
+
+    start: int
+    rewards: np.ndarray
+    terminations: np.ndarray
+    truncations: np.ndarray
+
+
+def make_table(config: Mapping[str, Any]) -> EpisodeTable:
+    """The table of a run with this configuration, empty."""
+    num_envs = config["num_envs"]
+    has_seeds = config["vectorization_mode"] == "sync"
+    return EpisodeTable(num_envs, SeedTable(config["seed"], num_envs) if has_seeds else None)
+
+
+def stored_results(trajectories: Mapping[str, Any], num_steps: int, nbytes: int = 2**24) -> Iterator[StoredResults]:
+    """Read rewards and ends of the first steps, block by block, from /trajectories of a file."""
+    names = ("rewards", "terminations", "truncations")
+    rows_per_chunk, num_envs = trajectories["rewards"].chunks
+    num_rows = -(-nbytes // (8 * num_envs * rows_per_chunk)) * rows_per_chunk
+    for start in range(0, num_steps, num_rows):
+        stop = min(start + num_rows, num_steps)
+        yield StoredResults(start, *(trajectories[name][start:stop] for name in names))
 
 
 def first_of_group(keys: np.ndarray) -> np.ndarray:

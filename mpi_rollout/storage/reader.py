@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Callable
 from typing import Any
 
 import h5py
@@ -9,6 +10,8 @@ import numpy as np
 
 from mpi_rollout.errors import DataError, first_line
 from mpi_rollout.storage.schema import FORMAT, FORMAT_VERSION
+
+Tell = Callable[[str], None]  # Is told what is being read, in a process that somebody watches.
 
 
 def open_file(path: str) -> h5py.File:
@@ -25,13 +28,18 @@ def open_file(path: str) -> h5py.File:
         file = h5py.File(path, "r", libver="latest", swmr=is_marked(path))
     except (OSError, RuntimeError) as error:
         raise DataError(f"{path} is not a readable HDF5 file: {first_line(error)}") from error
+    check_format(file, path)
+    return file
+
+
+def check_format(file: h5py.File, path: str) -> None:
+    """Refuse files of other programs, and of later versions of this one."""
     if file.attrs.get("format") != FORMAT:
         raise DataError(f"{path} was not written by {FORMAT}")
     if file.attrs["format_version"] > FORMAT_VERSION:
         raise DataError(
             f"{path} has format version {file.attrs['format_version']}, this program reads {FORMAT_VERSION}"
         )
-    return file
 
 
 def is_marked(path: str) -> bool:
@@ -63,36 +71,14 @@ def leaf_datasets(group: h5py.Group) -> dict[str, h5py.Dataset]:
     return dict(sorted(found.items()))
 
 
-def committed_episodes(file: h5py.File) -> np.ndarray:
-    """Read the rows of /episodes that lie in committed steps.
+def committed_episodes(file: h5py.File, num_steps: int | None = None) -> np.ndarray:
+    """Read the rows of /episodes that lie in committed steps, or in the first `num_steps`.
 
     A commit writes episodes first: a writer killed amid one leaves rows of steps that do not count.
     """
-    num_steps = int(file["trajectories"].attrs["num_steps"])
+    num_steps = int(file["trajectories"].attrs["num_steps"]) if num_steps is None else num_steps
     episodes = file["episodes"][...]
     return episodes[episodes["start"] + episodes["length"] <= num_steps]
-
-
-def check_complete(path: str) -> None:
-    """Read a finished file again: lengths, the first and the last row of every dataset of /trajectories.
-
-    Raises
-    ------
-    DataError
-        It is not what was written.
-    """
-    with open_file(path) as file:
-        if "trajectories" not in file:
-            return
-        num_steps = int(file["trajectories"].attrs["num_steps"])
-        for name, dataset in leaf_datasets(file["trajectories"]).items():
-            expected = num_steps + name.startswith("observations")
-            if len(dataset) != expected:
-                raise DataError(f"{path}: {name} has {len(dataset)} rows, expected {expected}")
-            np.asarray(dataset[:1]), np.asarray(dataset[-1:])
-        episodes = file["episodes"][...]
-        if len(episodes) and int((episodes["start"] + episodes["length"]).max()) > num_steps:
-            raise DataError(f"{path}: an episode ends after step {num_steps}")
 
 
 def summary(path: str) -> dict[str, Any]:
@@ -104,6 +90,7 @@ def summary(path: str) -> dict[str, Any]:
             "file": path,
             "nbytes": os.path.getsize(path),
             "complete": bool(finished),
+            "recovered": str(file.attrs.get("recovered", "")),
             "env": config["env"] or config["env_factory"],
             "config": config,
             "num_ranks": int(file.attrs["num_ranks"]),

@@ -3,6 +3,9 @@
 All of it is made before the first step, since a file in SWMR mode takes no new objects or attributes afterwards.
 """
 
+import hashlib
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +30,7 @@ EPISODE = np.dtype(
         ("faulted", "?"),
     ]
 )
+LATER_ATTRIBUTES = ("digest", "finished", "recovered")  # Of the root group; all others are there from the begin.
 INTERVAL = np.dtype([("time", "f8"), ("env_steps", "i8"), ("env_steps_per_s", "f8")])
 LIMIT = np.dtype([("rollout_env_steps_per_s", "f8"), ("limit_env_steps_per_s", "f8")])
 RANK = np.dtype([("rank", "i4"), ("host", "S64"), ("num_envs", "i4"), *((name, "f8") for name in PHASES)])
@@ -48,8 +52,8 @@ class Schema:
     named: dict[str, np.ndarray]
     num_ranks: int
 
-    def create(self, path: str) -> h5py.File:
-        """Make the file with all its objects, empty, in SWMR mode.
+    def create(self, path: str, swmr_mode: bool = True) -> h5py.File:
+        """Make the file with all its objects, empty.
 
         Raises
         ------
@@ -61,17 +65,19 @@ class Schema:
         file.attrs["format_version"] = FORMAT_VERSION
         for name, value in self.attributes.items():
             file.attrs[name] = value
+        file.attrs["digest"] = digest_of(file.attrs)
         file.attrs["finished"] = np.bytes_(b" " * 32)  # Room for the time, which is put in at the end.
         if self.named:
             self._create_trajectories(file)
-            file.create_dataset("episodes", (0,), EPISODE, maxshape=(None,), chunks=(1024,))
+            create_table(file, "episodes", EPISODE, 1024)
         throughput = file.create_group("throughput")
         throughput.attrs["env_steps"] = np.int64(0)
         throughput.attrs["seconds"] = np.float64(0)
-        for name, dtype in (("intervals", INTERVAL), ("limit", LIMIT)):
-            throughput.create_dataset(name, (0,), dtype, maxshape=(None,), chunks=(256,))
-        throughput.create_dataset("ranks", (self.num_ranks,), RANK, chunks=(self.num_ranks,))
-        file.swmr_mode = True
+        create_table(throughput, "intervals", INTERVAL, 256)
+        create_table(throughput, "limit", LIMIT, 256)
+        throughput.create_dataset("ranks", (self.num_ranks,), RANK, chunks=(self.num_ranks,), fletcher32=True)
+        if swmr_mode:
+            file.swmr_mode = True
         return file
 
     def _create_trajectories(self, file: h5py.File) -> None:
@@ -79,8 +85,20 @@ class Schema:
         trajectories.attrs["num_steps"] = np.int64(0)
         for path, array in self.named.items():
             trajectories.create_dataset(
-                path, (0, *array.shape[1:]), array.dtype, maxshape=(None, *array.shape[1:]), chunks=chunk_shape(array)
-            )
+                path, (0, *array.shape[1:]), array.dtype, maxshape=(None, *array.shape[1:]),
+                chunks=chunk_shape(array), fletcher32=True,
+            )  # fmt: skip
+
+
+def digest_of(attributes: Mapping[str, Any]) -> str:
+    """SHA-256 of what is said of a run before its first step: HDF5 has no checksum for texts in attributes."""
+    texts = {name: str(value) for name, value in attributes.items() if name not in LATER_ATTRIBUTES}
+    return hashlib.sha256(json.dumps(texts, sort_keys=True).encode()).hexdigest()
+
+
+def create_table(group: h5py.Group, name: str, dtype: np.dtype, rows_per_chunk: int) -> None:
+    """Make an empty dataset of one axis, to be appended to."""
+    group.create_dataset(name, (0,), dtype, maxshape=(None,), chunks=(rows_per_chunk,), fletcher32=True)
 
 
 def chunk_shape(array: np.ndarray) -> tuple[int, ...]:

@@ -4,25 +4,30 @@ Blocks go round between the two: the collector fills one while others are writte
 waits, and that is counted; memory stays bounded and no step is dropped.
 
 A commit is: data, flush, then `num_steps`, flush, in SWMR mode.  HDF5 then keeps the file readable at every moment,
-so what `num_steps` counts is there even after a SIGKILL.
+so what `num_steps` counts is there even after a SIGKILL; see `chunks` for what that takes of the data.
 """
 
 import os
 import queue
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Any
 
-import h5py
 import numpy as np
 
 from mpi_rollout.errors import StorageError, first_line
 from mpi_rollout.layout import Block
+from mpi_rollout.storage.chunks import ChunkWriter, TableWriter
 from mpi_rollout.storage.episodes import EpisodeTable
-from mpi_rollout.storage.reader import check_complete
+from mpi_rollout.storage.lock import lock
+from mpi_rollout.storage.past import copy_prefix
 from mpi_rollout.storage.schema import INTERVAL, LIMIT, RANK, Schema
+from mpi_rollout.storage.unmarked import open_unmarked
+from mpi_rollout.storage.verification import check_chunks
 from mpi_rollout.timing import PHASES
 
 
@@ -38,6 +43,20 @@ class Ending:
     complete: bool
 
 
+@dataclass(frozen=True)
+class Prefix:
+    """What an unfinished file has already of a run that is continued.
+
+    Parameters
+    ----------
+    lost
+        Env indices whose running episodes cannot be continued: they end here, truncated and faulted.
+    """
+
+    num_steps: int
+    lost: Collection[int] = ()
+
+
 class Writer:
     """Writes blocks to `<path>.part`; the name `path` appears when the file is complete and checked.
 
@@ -45,6 +64,15 @@ class Writer:
     ----------
     blocks
         To go round; the first row of each is a multiple of its length.
+    past
+        What the unfinished file at `<path>.part` has already, if the run is continued.
+
+    Attributes
+    ----------
+    num_committed
+        Steps that a reader will find whatever happens.
+    worst_commit_s
+        The longest that a commit has taken.
 
     Raises
     ------
@@ -52,9 +80,18 @@ class Writer:
         From any method, when the thread could not write.
     """
 
-    def __init__(self, path: str, schema: Schema, blocks: list[Block], episodes: EpisodeTable | None):
+    def __init__(
+        self,
+        path: str,
+        schema: Schema,
+        blocks: list[Block],
+        episodes: EpisodeTable | None,
+        past: Prefix | None = None,
+    ):
         self.path, self.part = path, path + ".part"
+        self.num_rows = blocks[0].num_rows if blocks else 0
         self.num_committed = 0
+        self.worst_commit_s = 0.0
         self.num_waits = 0
         self._error: Exception | None = None
         self._schema, self._episodes = schema, episodes
@@ -65,7 +102,7 @@ class Writer:
             self._free.put(block)
         self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
         self._thread.start()
-        self._ask(self._create)
+        self._ask(self._create if past is None else lambda: self._continue(past))
 
     def acquire(self) -> Block:
         """Wait for a free block."""
@@ -133,18 +170,45 @@ class Writer:
                 return
 
     def _create(self) -> None:
-        self._file = self._schema.create(self.part)
+        """Begin a new file, which gets its name when it has all its objects and is locked."""
+        self._make(self.part + ".new")
+        put_in_free_place(self.part + ".new", self.part)
+        self._open_columns()
+
+    def _make(self, path: str) -> None:
+        try:
+            self._file = self._schema.create(path)
+        except FileExistsError:
+            raise
+        except Exception:
+            with suppress(OSError):
+                os.unlink(path)
+            raise
+        self._lock = lock(path, self._file.id.get_vfd_handle())
         self._num_rows_seen = 0
-        self._columns = []
-        if self._schema.named:
-            self._columns = [(name, self._file["trajectories"][name]) for name in self._schema.named]
+
+    def _open_columns(self) -> None:
+        self._columns = {name: ChunkWriter(self._file["trajectories"][name]) for name in self._schema.named}
+        names = ["episodes"] * bool(self._columns) + ["throughput/intervals", "throughput/limit"]
+        self._tables = {name: TableWriter(self._file[name]) for name in names}
+
+    def _continue(self, past: Prefix) -> None:
+        """Begin with what the unfinished file has: a new file is made of it and takes its place when it has all."""
+        self._make(self.part + ".new")
+        with open_unmarked(self.part) as source:
+            self._episodes = copy_prefix(source, self._file, past.num_steps, lost=past.lost)
+        self._num_rows_seen = past.num_steps
+        self._open_columns()
+        self._commit(past.num_steps)
+        os.fsync(self._lock)
+        os.replace(self.part + ".new", self.part)
 
     def _append(self, block: Block, num_rows: int) -> None:
         start = max(self._num_rows_seen - block.start, 0)
         is_full = num_rows == block.num_rows
-        for name, dataset in self._columns:
+        for name, column in self._columns.items():
             stop = num_rows + (name.startswith("observations") and not is_full)
-            append_rows(dataset, block.named[name], block.start, start, stop)
+            column.append(block.named[name], block.start, stop)
         if num_rows > start:
             self._episodes.add(block, start, num_rows)
         self._num_rows_seen = block.start + num_rows
@@ -154,47 +218,81 @@ class Writer:
 
     def _commit(self, num_steps: int) -> None:
         """Make the first `num_steps` steps and the observations after them count."""
-        extend(self._file["episodes"], self._episodes.take(num_steps))
+        start = perf_counter()
+        self._tables["episodes"].append(self._episodes.take(num_steps))
         self._write_intervals()
         self._file.flush()
         self._file["trajectories"].attrs.modify("num_steps", np.int64(num_steps))
         self._file.flush()
         self.num_committed = num_steps
+        self.worst_commit_s = max(self.worst_commit_s, perf_counter() - start)
 
     def _write_intervals(self) -> None:
-        extend(self._file["throughput/intervals"], np.array(self._intervals, INTERVAL))
+        self._tables["throughput/intervals"].append(np.array(self._intervals, INTERVAL))
         self._intervals.clear()
 
     def _finish(self, ending: Ending) -> str:
         if self._columns:
-            extend(self._file["episodes"], self._episodes.unfinished(self.num_committed))
+            self._tables["episodes"].append(self._episodes.unfinished(self.num_committed))
         throughput = self._file["throughput"]
         self._write_intervals()
-        extend(throughput["limit"], np.array(ending.limit, LIMIT))
+        self._tables["throughput/limit"].append(np.array(ending.limit, LIMIT))
         throughput["ranks"][...] = rank_rows(ending.ranks)
         throughput.attrs.modify("env_steps", np.int64(ending.env_steps))
         throughput.attrs.modify("seconds", np.float64(ending.seconds))
+        for each in (*self._columns.values(), *self._tables.values()):
+            each.seal()
+        self._file.flush()
         if ending.complete:
             self._file.attrs.modify("finished", np.bytes_(ending.finished.ljust(32).encode()))
-        self._file.flush()
         self._file.close()
-        return self._give_name() if ending.complete else self.part
-
-    def _give_name(self) -> str:
-        with open(self.part, "rb") as file:
-            os.fsync(file.fileno())
-        check_complete(self.part)
-        if os.path.exists(self.path):
-            raise FileExistsError(f"{self.path} has appeared during the run")
-        os.replace(self.part, self.path)
-        folder = os.open(os.path.dirname(os.path.abspath(self.path)), os.O_RDONLY)
-        os.fsync(folder)
-        os.close(folder)
+        if not ending.complete:
+            return self.part
+        check_chunks(self.part)
+        give_name(self.part, self.path)
         return self.path
 
     def _discard(self) -> None:
         self._file.close()
         os.unlink(self.part)
+
+
+def put_in_free_place(temporary: str, path: str) -> None:
+    """Rename a file if there is none with the new name.
+
+    Raises
+    ------
+    FileExistsError
+        There is one.
+    """
+    try:
+        os.link(temporary, path)
+        os.unlink(temporary)
+    except FileExistsError:
+        os.unlink(temporary)
+        raise FileExistsError(f"{path} has appeared meanwhile") from None
+    except OSError:  # A file system without hard links.
+        if os.path.lexists(path):
+            raise FileExistsError(f"{path} has appeared meanwhile") from None
+        os.rename(temporary, path)
+
+
+def give_name(temporary: str, path: str) -> None:
+    """Put a file that is whole on the disk under its name.
+
+    Raises
+    ------
+    FileExistsError
+        There is one with that name.
+    """
+    with open(temporary, "rb") as file:
+        os.fsync(file.fileno())
+    if os.path.lexists(path):
+        raise FileExistsError(f"{path} has appeared meanwhile")
+    os.replace(temporary, path)
+    folder = os.open(os.path.dirname(os.path.abspath(path)), os.O_RDONLY)
+    os.fsync(folder)
+    os.close(folder)
 
 
 def free_space(path: str) -> str:
@@ -204,36 +302,6 @@ def free_space(path: str) -> str:
         return f"{shutil.disk_usage(folder).free / 1e6:.1f} MB free in {folder}"
     except OSError as error:
         return f"{folder}: {error.strerror}"
-
-
-def append_rows(dataset: h5py.Dataset, array: np.ndarray, first_step: int, start: int, stop: int) -> None:
-    """Write rows start to stop of a block's array behind `dataset`, in whole chunks straight from memory.
-
-    HDF5's own path copies into its chunk cache first and stood at 0.2 to 0.4 of the rate of plain writes where
-    this one stood at 0.6 to 0.8.  Rows of the last chunk beyond `stop` are written too, but not part of the
-    dataset; they are written again when they are.
-    """
-    if stop <= start:
-        return
-    dataset.resize(max(first_step + stop, dataset.shape[0]), axis=0)
-    rows, envs, *_ = dataset.chunks
-    for row in range(start - start % rows, stop, rows):
-        for env in range(0, array.shape[1], envs):
-            chunk = array[row : row + rows, env : env + envs]
-            if chunk.shape != dataset.chunks:
-                padded = np.zeros(dataset.chunks, array.dtype)
-                padded[tuple(slice(size) for size in chunk.shape)] = chunk
-                chunk = padded
-            place = (first_step + row, env, *(0 for _ in array.shape[2:]))
-            dataset.id.write_direct_chunk(place, chunk)
-
-
-def extend(dataset: h5py.Dataset, rows: np.ndarray) -> None:
-    """Append rows to a table."""
-    if len(rows):
-        start = len(dataset)
-        dataset.resize(start + len(rows), axis=0)
-        dataset[start:] = rows
 
 
 def rank_rows(reports: list[dict[str, Any]]) -> np.ndarray:

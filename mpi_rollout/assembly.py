@@ -1,0 +1,116 @@
+"""Bringing the ranks together: each makes its envs, all agree, then they have exchanges and a worker each."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from gymnasium.vector import AutoresetMode, VectorEnv
+
+from mpi_rollout.envs import EnvFacts, EnvMaker, make_slice
+from mpi_rollout.errors import UsageError
+from mpi_rollout.exchange import Contents, Exchanges
+from mpi_rollout.infos import Infos, info_leaves, names_of
+from mpi_rollout.layout import describe
+from mpi_rollout.partition import Division
+from mpi_rollout.slices import Slice
+from mpi_rollout.worker import Worker
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What all ranks must mean alike before they exchange anything.
+
+    Parameters
+    ----------
+    seed
+        Of a run, whose episodes have seeds of their own; None leaves them to the envs' generators.
+    infos
+        See `infos`.
+    """
+
+    make: EnvMaker
+    division: Division
+    seed: int | None = None
+    autoreset_mode: AutoresetMode = AutoresetMode.NEXT_STEP
+    infos: Infos = "none"
+
+    @property
+    def has_final_observations(self) -> bool:
+        return self.autoreset_mode == AutoresetMode.SAME_STEP
+
+
+@dataclass(frozen=True)
+class Part:
+    """One rank's envs, for each exchange that it steps envs for."""
+
+    plan: Plan
+    envs: tuple[VectorEnv, ...]
+    facts: EnvFacts | None  # None on a rank without envs.
+
+    def fingerprint(self) -> dict[str, str]:
+        """What must be the same on all ranks that have it."""
+        if self.facts is None:
+            return {}
+        return {
+            "the observation space": json.dumps(describe(self.facts.observation_space)),
+            "the action space": json.dumps(describe(self.facts.action_space)),
+        }
+
+
+def divide(num_envs: int, num_ranks: int, dedicated_root: bool, num_groups: int, first_ready: bool) -> Division:
+    """Make a `Division`.
+
+    Raises
+    ------
+    UsageError
+        Some rank would have nothing to do.
+    """
+    try:
+        return Division(num_envs, num_ranks, dedicated_root, num_groups, first_ready)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+
+
+def check_batch_size(division: Division, batch_size: int, name: str) -> None:
+    """Raise UsageError if `recv` would wait for more ranks than there are, or fewer than one."""
+    most = len(division.parts) if division.first_ready else 1
+    if not isinstance(batch_size, int) or not 1 <= batch_size <= most:
+        what = (
+            f"1 to {most}, the ranks that step envs" if division.first_ready else "1 unless ranks are served as ready"
+        )
+        raise UsageError(f"{name} must be {what}, got {batch_size!r}")
+
+
+def make_part(plan: Plan, rank: int) -> Part:
+    """Make the envs of one rank."""
+    info_leaves(plan.infos)  # Or they are refused.
+    names = names_of(plan.infos)
+    every = plan.division.envs_of(rank)
+    envs = tuple(make_slice(plan.make, indices, plan.seed, plan.autoreset_mode, names) for indices in every)
+    facts = EnvFacts.of(envs[0]) if envs else None
+    is_sent = facts is not None and plan.division.num_ranks > 1
+    return Part(plan, envs, facts.portable() if is_sent else facts)
+
+
+def assemble(
+    comm: Any, part: Part, methods: Callable[[Exchanges], dict[str, Callable[..., Any]]] = lambda exchanges: {}
+) -> tuple[Worker, EnvFacts]:
+    """Make the exchanges and this rank's worker, when the ranks have agreed.  **Collective.**
+
+    Parameters
+    ----------
+    methods
+        Gives what the root may call by name on all ranks.
+    """
+    plan = part.plan
+    facts = part.facts
+    if comm.size > 1:
+        first = plan.division.stepping_ranks[0]
+        facts = comm.bcast(facts if comm.rank == first else None, first)
+    infos = info_leaves(plan.infos, plan.has_final_observations)
+    contents = Contents(facts.observation_space, facts.action_space, plan.has_final_observations, infos)
+    exchanges = Exchanges(comm, plan.division, contents)
+    own = [exchange for exchange in exchanges.all if exchange.envs]
+    slices = [Slice(exchange, envs, plan.infos) for exchange, envs in zip(own, part.envs, strict=True)]
+    return Worker(exchanges, slices, methods(exchanges)), facts

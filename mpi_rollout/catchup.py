@@ -1,0 +1,118 @@
+"""Bringing the envs of an interrupted run back to where they were, and finding those that do not come back.
+
+The running episodes are taken again on all ranks, with the recorded actions, and what comes is compared with what
+was recorded, byte by byte.  It takes as many steps as the longest running episode has.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import numpy as np
+
+from mpi_rollout.driver import Driver
+from mpi_rollout.envs.restoring import Past
+from mpi_rollout.exchange import Command
+from mpi_rollout.layout import Block, tree_of
+
+REPLAY_NBYTES = 2**24  # Of recorded data to be read at a time.
+
+
+def catch_up(driver: Driver, past: Past, file: Mapping[str, Any], on_step: Callable[[], None]) -> dict[int, int]:
+    """Take the running episodes again; return the envs that did not reproduce theirs, and from which step on.
+
+    Parameters
+    ----------
+    on_step
+        Called before each step; may raise to end the run.
+    """
+    recorded = Recorded(driver, file)
+    lost: dict[int, int] = {}
+    block = driver.block(1)
+    destinations = driver.destinations(block)
+    driver.do(Command.RESTORE, past)
+    lay(destinations)
+    differs = recorded.observations_differ(block, past.starts.clip(max=past.num_steps))
+    note(lost, differs & (past.starts <= past.num_steps), past.starts)
+    for step in range(past.first_step, past.num_steps):
+        on_step()
+        driver.do(Command.REPLAY, step, actions=recorded.actions(step))
+        lay(destinations)
+        note(lost, recorded.step_differs(block, step) & (past.starts <= step), np.full(len(past.starts), step))
+    driver.call_ranks("end_replay", sorted(lost))
+    return lost
+
+
+def load(block: Block, past: Past, lost: Collection[int], file: Mapping[str, Any]) -> None:
+    """Fill a block with what there is of its rows; of the lost envs with the end of their episodes."""
+    for name, array in block.named.items():
+        stop = past.num_steps + name.startswith("observations")
+        rows = file["trajectories"][name][block.start : stop]
+        array[: len(rows)] = rows
+    if past.num_steps > block.start:
+        block.truncations[past.num_steps - 1 - block.start, sorted(lost)] = True
+
+
+def lay(destinations: dict[Any, Any]) -> None:
+    """Lay the slots of all lanes into row 0."""
+    for destination in destinations.values():
+        destination.lay_observations(0)
+        destination.lay_results(0)
+        destination.unpack(0, 1)
+
+
+def note(lost: dict[int, int], differs: np.ndarray, steps: np.ndarray) -> None:
+    """Note the envs that differ for the first time."""
+    for index in np.flatnonzero(differs).tolist():
+        lost.setdefault(index, int(steps[index]))
+
+
+class Recorded:
+    """The recorded rows of a file, read many at a time."""
+
+    def __init__(self, driver: Driver, file: Mapping[str, Any]):
+        self._driver, self._datasets = driver, {}
+        block = driver.block(1)
+        self._datasets = {name: file["trajectories"][name] for name in block.named}
+        nbytes = Block.row_nbytes(driver.observation_space, driver.action_space, driver.num_envs)
+        self._num_rows = max(1, REPLAY_NBYTES // nbytes)
+        self._first, self._rows = 0, {}
+
+    def _row(self, name: str, step: int) -> np.ndarray:
+        if name not in self._rows or not self._first <= step < self._first + self._num_rows:
+            if not self._first <= step < self._first + self._num_rows:
+                self._first, self._rows = step, {}
+            stop = self._first + self._num_rows
+            self._rows[name] = self._datasets[name][self._first : stop]
+        return self._rows[name][step - self._first]
+
+    def actions(self, step: int) -> Any:
+        """The actions of all envs."""
+        names = [name for name in self._datasets if name.split("/")[0] == "actions"]
+        return tree_of(self._driver.action_space, (self._row(name, step) for name in names))
+
+    def step_differs(self, block: Block, step: int) -> np.ndarray:
+        """Whether each env's outcome in row 0 of a block is another than that of a step."""
+        differs = np.zeros(self._driver.num_envs, np.bool_)
+        for name in ("rewards", "terminations", "truncations"):
+            differs |= rows_differ(block.named[name][0], self._row(name, step))
+        for name in self._observations():
+            differs |= rows_differ(block.named[name][0], self._row(name, step + 1))
+        return differs
+
+    def observations_differ(self, block: Block, steps: np.ndarray) -> np.ndarray:
+        """Whether each env's observation in row 0 of a block is another than that of its step of `steps`."""
+        differs = np.zeros(self._driver.num_envs, np.bool_)
+        for name in self._observations():
+            for step in np.unique(steps):
+                envs = steps == step
+                differs[envs] |= rows_differ(block.named[name][0], self._row(name, int(step)))[envs]
+        return differs
+
+    def _observations(self) -> list[str]:
+        return [name for name in self._datasets if name.split("/")[0] == "observations"]
+
+
+def rows_differ(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Whether rows have other bytes: NaN is equal to itself, 0.0 is not -0.0."""
+    flat = [np.ascontiguousarray(array).reshape(len(array), -1).view(np.uint8) for array in (first, second)]
+    return (flat[0] != flat[1]).any(axis=1)

@@ -1,0 +1,69 @@
+"""`doctor`: what this machine's MPI, cores, HDF5 and file system will do to a run.
+
+All ranks run it.  Each forks a process that examines MPI together with those of the other ranks; the root's rank
+forks another for its host, and prints what they find as they find it.  It comes to an end and says what it knows
+also when MPI_Init ends the process or never returns.
+"""
+
+import json
+from collections.abc import Iterator
+from time import sleep
+
+from mpi_rollout.doctor.findings import Finding, exit_code, summary
+from mpi_rollout.doctor.folder import default_folder
+from mpi_rollout.doctor.local import examine_host
+from mpi_rollout.doctor.probe import Probe
+from mpi_rollout.doctor.world import examine_world
+from mpi_rollout.errors import LaunchError
+from mpi_rollout.mpi import GRACE_S, claimed_rank
+
+
+def doctor(out: str | None, env_id: str | None, as_json: bool, timeout_s: float) -> int:
+    """Examine this machine; the root prints.  Return the exit code.  **Collective**, if there is a world.
+
+    Parameters
+    ----------
+    out
+        The folder of the output; None for where `run` writes.
+    timeout_s
+        How long each part may take.
+    """
+    world = Probe(lambda report: examine_world(report, timeout_s))
+    try:
+        if claimed_rank() != 0:
+            return _stand_by(world, timeout_s)
+        findings: list[Finding] = []
+        for finding in _examine(world, out or default_folder(), env_id, timeout_s):
+            findings.append(finding)
+            if not as_json:
+                print("\n".join(finding.lines), flush=True)  # At once: a launcher may end this process any time.
+        code = exit_code(findings)
+        told = {"findings": [each.to_dict() for each in findings], "exit_code": code}
+        print(json.dumps(told) if as_json else summary(findings), flush=True)
+        return code
+    finally:
+        world.end()
+
+
+def _examine(world: Probe, folder: str, env_id: str | None, timeout_s: float) -> Iterator[Finding]:
+    yield from world.findings(timeout_s)
+    host = Probe(lambda report: examine_host(report, folder, env_id))
+    try:
+        yield from host.findings(timeout_s)
+    finally:
+        host.end()
+
+
+def _stand_by(world: Probe, timeout_s: float) -> int:
+    """Any rank but the root's: take part and say nothing; the root's has the exit code.
+
+    It leaves with the root's or after a time: a launcher ends the whole job when a rank leaves early.
+    """
+    for _ in world.findings(timeout_s + GRACE_S):
+        pass
+    if world.done is None:
+        sleep(timeout_s)  # Until the root has told; its exit ends the job.
+        return LaunchError.exit_code
+    if not world.done.is_alone:
+        world.await_end(2 * timeout_s)
+    return 0

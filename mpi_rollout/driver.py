@@ -1,0 +1,270 @@
+"""The root's side of all exchanges: it posts orders, and takes in slots when they have come.
+
+A *lane* is one exchange as the root sees it.  The loops of a trainer and of a run are the same for one lane over all
+ranks, for groups of envs in turn, and for one lane a rank, where whichever is ready first is served first.
+"""
+
+import pickle
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from mpi_rollout.actions import ActionCheck
+from mpi_rollout.errors import RolloutError
+from mpi_rollout.exchange import FAULT, Command, Destination, Exchange, Exchanges
+from mpi_rollout.infos import add_columns, merge_infos
+from mpi_rollout.layout import Block, leaves, tree_of
+from mpi_rollout.mpi import ROOT
+from mpi_rollout.worker import Fault, Worker
+
+
+class RankError(RolloutError):
+    """One rank's env failed; `stack` is its traceback there."""
+
+    def __init__(self, fault: Fault, num_faults: int):
+        others = f" ({num_faults - 1} more ranks failed too)" if num_faults > 1 else ""
+        super().__init__(fault.message + others)
+        self.stack, self.exit_code, self.type_name = fault.stack, fault.exit_code, fault.type_name
+        self.add_note(f"There:\n{self.stack}")
+
+
+class Lane:
+    """The envs of one exchange: neighbours, `envs` of all."""
+
+    def __init__(self, exchange: Exchange, slots: slice, action_leaves: tuple):
+        self.exchange, self.slots = exchange, slots
+        self.env_indices = np.arange(exchange.partition.envs.start, exchange.partition.envs.stop)
+        self.envs = slice(exchange.partition.envs.start, exchange.partition.envs.stop)
+        self.num_envs = len(self.env_indices)
+        self.order: tuple[Any, ...] = ()  # What the root's own slice has to obey before its slots are complete.
+        self._targets = list(zip(action_leaves, exchange.action_arrays, strict=True))
+
+    def put(self, actions: Any, start: int) -> None:
+        """Fill the order with the rows of actions from `start` on."""
+        for leaf, target in self._targets:
+            target[...] = leaf.of(actions)[start : start + self.num_envs]
+
+
+class Driver:
+    """Drives all ranks.  Only on the root; other ranks `Worker.serve`.
+
+    Attributes
+    ----------
+    lanes
+        In env order.
+    under_way
+        The lanes whose slots have not been taken in, in the order in which orders were posted to them.
+    """
+
+    def __init__(self, exchanges: Exchanges, worker: Worker):
+        self.exchanges, self.worker, self.clock = exchanges, worker, worker.clock
+        contents = exchanges.contents
+        self.observation_space, self.action_space = contents.observation_space, contents.action_space
+        pairs = zip(exchanges.all, exchanges.slots, strict=True)
+        self.lanes = [Lane(exchange, slots, leaves(self.action_space)) for exchange, slots in pairs]
+        self.under_way: dict[Lane, None] = {}
+        self.num_envs = exchanges.division.num_envs
+        self._lane_of = {lane.exchange: lane for lane in self.lanes}
+        self._check = ActionCheck(self.action_space)
+        self._serves_first_ready = exchanges.division.first_ready
+        own = [lane for lane in self.lanes if lane.exchange.first_rank == ROOT]
+        self._own_lane = own[0] if own and self._serves_first_ready else None
+        self._told_signal = 0
+
+    @property
+    def stop_signal(self) -> int:
+        """The signal by which somebody asked some rank to stop, or 0."""
+        return self.worker.stop_signal or self._told_signal
+
+    def block(self, num_rows: int) -> Block:
+        """Make a block for all envs."""
+        return Block(self.observation_space, self.action_space, self.num_envs, self.exchanges.num_slots, num_rows)
+
+    def destinations(self, block: Block) -> dict[Lane, Destination]:
+        """Prepare a block for having the slots of all lanes laid into its rows."""
+        return {lane: lane.exchange.destination(block, lane.slots) for lane in self.lanes}
+
+    def do(self, command: Command, *arguments: Any, actions: Any = None) -> None:
+        """Have all envs do something else than a step, and wait for it.
+
+        Parameters
+        ----------
+        arguments
+            Of the `slices.Slice` method that the command is for.
+        actions
+            Of all envs, where they matter.
+        """
+        pickled = packed(arguments)
+        for lane in self.lanes:
+            if actions is not None:
+                lane.put(actions, lane.envs.start)
+            self._post(lane, command, arguments)
+            lane.exchange.spread(pickled)
+        while self.under_way:
+            self.await_some()
+
+    def send(self, lanes: Sequence[Lane], actions: Any, trusted: bool = False) -> None:
+        """Check the actions of some lanes' envs, and send them to the ranks.
+
+        Parameters
+        ----------
+        actions
+            Of shape (num_envs of these lanes, ...), or a tree of such arrays.
+        trusted
+            Their dtypes, shapes and values are known to be right: they are only copied.
+
+        Raises
+        ------
+        DataError
+            Their shape, dtype or values are not of the action space; nothing was sent.
+        """
+        if not trusted:
+            self._check(actions, indices_of(lanes))
+        start = 0
+        for lane in lanes:
+            lane.put(actions, start)
+            self._post(lane, Command.STEP)
+            start += lane.num_envs
+        self.clock.lap("send")
+
+    def _post(self, lane: Lane, command: Command, arguments: tuple[Any, ...] = ()) -> None:
+        lane.exchange.post_order(command)
+        lane.order = command, arguments
+        self.under_way[lane] = None
+
+    def await_some(self, least: int = 1) -> list[Lane]:
+        """Wait for the slots of some lanes: the oldest, or with first ready `least` at least; return these lanes.
+
+        Raises
+        ------
+        RankError
+            An env failed on some rank.
+        """
+        lanes = self._arrivals(least) if self._serves_first_ready else [self._complete(next(iter(self.under_way)))]
+        is_marked = False
+        for lane in lanes:
+            del self.under_way[lane]
+            is_marked |= bool(np.count_nonzero(lane.exchange.marks))
+        if is_marked:
+            self._heed(np.concatenate([lane.exchange.marks for lane in lanes]))
+        return lanes
+
+    def _complete(self, lane: Lane) -> Lane:
+        """Do the root's own share of a lane's order, then wait for the others'."""
+        if lane.exchange.has_own_slot:
+            self.worker.obey(lane.exchange, *lane.order)
+        lane.exchange.await_slots()
+        return lane
+
+    def _arrivals(self, least: int) -> list[Lane]:
+        """Lanes whose slots have come.
+
+        The root's own slice is stepped while too few have come, or when its order is the oldest: else fast ranks
+        would keep it from ever being stepped.
+        """
+        least = min(least, len(self.under_way))
+        own_waits = self._own_lane in self.under_way
+        own_is_due = own_waits and next(iter(self.under_way)) is self._own_lane
+        found: list[Lane] = []
+        while len(found) < least:
+            arrived = self.exchanges.arrived(wait=not own_waits)
+            found += [self._lane_of[exchange] for exchange in arrived]
+            if own_waits and (own_is_due or len(found) < least):
+                found.append(self._complete(self._own_lane))
+                own_waits = False
+        return found
+
+    def take_infos(self, lanes: Sequence[Lane]) -> dict[str, Any]:
+        """The infos that came with the last slots of some lanes, as one dict; to be taken once."""
+        parts, start = [], 0
+        for lane in lanes:
+            for rows, infos in lane.exchange.take_infos():
+                parts.append((slice(start + rows.start, start + rows.stop), infos))
+            start += lane.num_envs
+        merged = merge_infos(start, parts) if parts else {}
+        for index, leaf in enumerate(lanes[0].exchange.layout.infos):
+            pairs = [(lane.exchange, lane.exchange.columns.info_arrays[index]) for lane in lanes]
+            values, mask = (np.concatenate([exchange.take(pair[i]) for exchange, pair in pairs]) for i in (0, 1))
+            add_columns(merged, leaf, values, mask)
+        return merged
+
+    def final_observations(self, lanes: Sequence[Lane], ended: np.ndarray) -> np.ndarray:
+        """An array of objects, as Gymnasium has it: of each env that ended its last observation, else None."""
+        found, start = np.full(len(ended), None, object), 0
+        for lane in lanes:
+            rows = np.flatnonzero(ended[start : start + lane.num_envs])
+            arrays = [lane.exchange.take(column, rows) for column in lane.exchange.columns.final_observation_arrays]
+            for place, row in enumerate(rows + start):
+                found[row] = tree_of(self.observation_space, [array[place] for array in arrays])
+            start += lane.num_envs
+        return found
+
+    def _heed(self, marks: np.ndarray) -> None:
+        if not (marks == FAULT).any():
+            self._told_signal = -int(marks.min())
+        else:
+            faults = [report["fault"] for report in self.call_ranks("report") if report["fault"] is not None]
+            raise RankError(faults[0], len(faults))
+
+    def drain(self) -> None:
+        """Wait for what is under way, and leave it where it is."""
+        while self.under_way:
+            lane = next(iter(self.under_way))
+            self._complete(lane)
+            lane.exchange.take_infos()
+            del self.under_way[lane]
+
+    def call_ranks(self, name: str, *args: Any) -> list[Any]:
+        """Call a method of every rank's worker; return what they return, in rank order.
+
+        Raises
+        ------
+        RankError
+            It failed on some rank.
+        """
+        pickled = packed((name, args))
+        self.drain()
+        for exchange in self.exchanges.callers:
+            exchange.post_order(Command.CALL)
+        self.exchanges.spread(pickled)
+        values = [pickle.loads(value) for value in self.exchanges.collect(self.worker.call(name, *args))]
+        faults = [value for value in values if isinstance(value, Fault)]
+        if faults:
+            raise RankError(faults[0], len(faults))
+        return values
+
+    def call_envs(self, method: str, *args: Any) -> dict[int, Any]:
+        """Call a method of every rank's slices; return what it returned of each env, by env index."""
+        found: dict[int, Any] = {}
+        for part in self.call_ranks("call_envs", method, *args):
+            found |= part
+        return found
+
+    def stop(self, code: int = 0) -> None:
+        """Let the other ranks out of `serve`, with the job's exit code."""
+        self.drain()
+        for exchange in self.exchanges.all:
+            exchange.post_order(Command.STOP, code)
+        self.worker.close()
+
+
+def indices_of(lanes: Sequence[Lane]) -> np.ndarray:
+    """The env indices of some lanes."""
+    if len(lanes) == 1:
+        return lanes[0].env_indices
+    return np.concatenate([lane.env_indices for lane in lanes])
+
+
+def packed(value: Any) -> bytes:
+    """Pickle what is for all ranks, before any order is out: they would wait for it.
+
+    Raises
+    ------
+    TypeError
+        It cannot be pickled.
+    """
+    try:
+        return pickle.dumps(value)
+    except Exception as error:
+        raise TypeError(f"what is sent to the ranks must be picklable, got {type(error).__name__}: {error}") from error

@@ -1,0 +1,87 @@
+"""Bringing envs back to where they were in a run: their running episodes are taken again, action by action."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from mpi_rollout.envs.loop import LoopVectorEnv
+from mpi_rollout.layout import leaves, tree_of
+from mpi_rollout.seeding import episode_seeds
+
+
+@dataclass(frozen=True)
+class Past:
+    """Where the envs of a run stood after `num_steps` steps; arrays of one element per env.
+
+    Parameters
+    ----------
+    episodes
+        How many episodes the env had finished.
+    starts
+        The step in which its running episode began; `num_steps` + 1 if the last one ended in the last step.
+    """
+
+    seed: int
+    num_steps: int
+    episodes: np.ndarray
+    starts: np.ndarray
+
+    @property
+    def first_step(self) -> int:
+        """The first step that has to be taken again."""
+        return int(min(self.starts.min(), self.num_steps))
+
+    def seeds(self, env_index: int, extra: int = 0) -> Iterator[int]:
+        """The seeds of an env's next episodes, the running one's first, or `extra` later."""
+        return islice(episode_seeds(self.seed, env_index), int(self.episodes[env_index]) + extra, None)
+
+
+class Restoring:
+    """Takes the running episodes of a slice again.  Envs wait until the step in which their episode began.
+
+    The caller compares what comes with what was recorded: what an env observed is in its row from the step on in
+    which it began.
+    """
+
+    def __init__(self, envs: LoopVectorEnv, env_indices: range, past: Past):
+        self._envs, self._env_indices, self._past = envs, env_indices, past
+
+    def begin(self) -> tuple[Any, dict[str, Any]]:
+        """Reset the envs with their running episodes' seeds; return what `reset` returns."""
+        envs, space = self._envs, self._envs.single_observation_space
+        for place, env_index in enumerate(self._env_indices):
+            envs.seed_episodes(place, self._past.seeds(env_index))
+        outputs = envs.reset()
+        for place, observation in enumerate(each_of(space, envs.columns.observations, envs.num_envs)):
+            envs.hold(place, observation)
+        return outputs
+
+    def step(self, step: int, actions: Any) -> tuple[Any, ...]:
+        """Take a step of the run again."""
+        self._release(step)
+        return self._envs.step(actions)
+
+    def finish(self, lost: Sequence[int]) -> None:
+        """Be ready for the next step of the run; envs that did not reproduce themselves begin a new episode in it."""
+        past = self._past
+        for step in range(past.num_steps, past.num_steps + 2):
+            self._release(step)
+        for place, env_index in enumerate(self._env_indices):
+            is_lost = env_index in lost
+            if is_lost or past.starts[env_index] > past.num_steps:
+                self._envs.seed_episodes(place, past.seeds(env_index, extra=int(is_lost)))
+                self._envs.end_episode(place)
+
+    def _release(self, step: int) -> None:
+        for place, env_index in enumerate(self._env_indices):
+            if self._past.starts[env_index] == step:
+                self._envs.release(place)
+
+
+def each_of(space: Any, observations: Any, num_envs: int) -> list[Any]:
+    """Copies of the single observations in batched ones."""
+    arrays = [np.array(leaf.of(observations)) for leaf in leaves(space)]
+    return [tree_of(space, [array[row] for array in arrays]) for row in range(num_envs)]

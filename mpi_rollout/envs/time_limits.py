@@ -1,0 +1,83 @@
+"""The wrappers that `gymnasium.make` puts around every env: what to step below them, and counting for TimeLimit."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import gymnasium
+import numpy as np
+from gymnasium import wrappers
+
+
+def step_over_wrappers(env: gymnasium.Env) -> tuple[gymnasium.Env, list[wrappers.TimeLimit]]:
+    """Find what to step below the outermost wrappers that `gymnasium.make` adds, and the time limits among them.
+
+    PassiveEnvChecker and OrderEnforcing guard against mistakes that the loop does not make; TimeLimit is counted by
+    the loop.  Any other wrapper changes what the env does: from there on nothing is stepped over.
+    """
+    limits = []
+    while type(env) in (wrappers.TimeLimit, wrappers.OrderEnforcing, wrappers.PassiveEnvChecker):
+        if type(env) is wrappers.TimeLimit:
+            limits.append(env)
+        env = env.env
+    return env, limits
+
+
+class TimeLimits:
+    """The TimeLimit wrappers that a loop steps over, counted for all envs at once.
+
+    Parameters
+    ----------
+    limits
+        Those of each env, the outermost first: most have one, some none.
+
+    `num_steps` is the loop's own count, to be moved on by the loop; once it has come to `next_deadline`, `apply` is
+    due in every step.
+    """
+
+    def __init__(self, limits: Sequence[Sequence[wrappers.TimeLimit]]):
+        self._wrappers = [
+            (place, index, wrapper) for index, found in enumerate(limits) for place, wrapper in enumerate(found)
+        ]
+        shape = max(1, *map(len, limits)), len(limits)
+        self._limits = np.full(shape, np.inf)
+        self._starts = np.zeros(shape, np.int64)  # What `num_steps` was when an episode began.
+        self._rows_of_starts = list(self._starts)  # Views: episodes may begin in every step.
+        self.num_steps = 0
+        self._take_back()
+
+    def begin(self, index: int) -> None:
+        """One env begins an episode."""
+        for starts in self._rows_of_starts:
+            starts[index] = self.num_steps
+
+    def elapsed(self, index: int) -> int:
+        """Steps of one env's episode."""
+        return int(self.num_steps - self._starts[0, index])
+
+    def apply(self, truncations: np.ndarray) -> None:
+        """End the episodes that are as long as their limit.
+
+        Starts only move on, so until the earliest deadline of now, no episode can reach its limit.
+        """
+        elapsed = self.num_steps - self._starts
+        over = elapsed >= self._limits
+        truncations |= over.any(axis=0)
+        left = np.where(over, self._limits, self._limits - elapsed)
+        self.next_deadline = self.num_steps + float(left.min())
+
+    @contextmanager
+    def in_wrappers(self) -> Iterator[None]:
+        """While others use the envs, their wrappers know how long episodes are; what they then say is what holds."""
+        for place, index, wrapper in self._wrappers:
+            if wrapper._elapsed_steps is not None:  # It has been reset.
+                wrapper._elapsed_steps = int(self.num_steps - self._starts[place, index])
+        try:
+            yield
+        finally:
+            self._take_back()
+
+    def _take_back(self) -> None:
+        for place, index, wrapper in self._wrappers:
+            self._starts[place, index] = self.num_steps - (wrapper._elapsed_steps or 0)
+            self._limits[place, index] = max(wrapper._max_episode_steps, 1)  # No episode has no step.
+        self.next_deadline = float((self._starts + self._limits).min())

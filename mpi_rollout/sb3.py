@@ -1,0 +1,208 @@
+"""A `MPIVectorEnv` as Stable-Baselines3 wants its envs: what its DummyVecEnv does, on all ranks.
+
+    with mpi_rollout.connect("CartPole-v1", num_envs=64, autoreset_mode="same_step") as envs:
+        if envs is not None:
+            from mpi_rollout.sb3 import MPIVecEnv
+            PPO("MlpPolicy", VecMonitor(MPIVecEnv(envs))).learn(100_000)
+
+Import it on the root only, as above: Stable-Baselines3 brings PyTorch, which ranks that step envs have no use for.
+
+Where it differs from DummyVecEnv: actions outside of their space are refused; numbers in infos have the dtype that
+Gymnasium's vector infos give all envs alike; options for a reset must be the same for all envs; `set_attr` sets an
+attribute where it is among the wrappers, not on the outermost one.
+"""
+
+import warnings
+from collections.abc import Sequence
+from copy import deepcopy
+from typing import Any
+
+import numpy as np
+from gymnasium.vector import AutoresetMode
+
+from mpi_rollout.layout import leaves, tree_of
+from mpi_rollout.vector_env import MPIVectorEnv
+
+try:
+    from stable_baselines3.common.preprocessing import check_for_nested_spaces
+    from stable_baselines3.common.vec_env import VecEnv
+except ImportError as error:
+    raise ImportError(f"mpi_rollout.sb3 needs Stable-Baselines3 ({error}); pip install 'mpi_rollout[sb3]'") from error
+
+Infos = list[dict[str, Any]]
+Part = tuple[Any, np.ndarray, np.ndarray, Infos, np.ndarray]
+FINAL = ("final_obs", "_final_obs", "final_info", "_final_info")  # Of the episode that ended, beside the new one's.
+PYTHON_NUMBERS = (np.dtype(np.bool_), np.dtype(np.int64), np.dtype(np.float64))  # What bool, int and float become.
+
+
+class MPIVecEnv(VecEnv):
+    """All ranks' envs for Stable-Baselines3's algorithms and wrappers.
+
+    Parameters
+    ----------
+    envs
+        What `mpi_rollout.connect(..., autoreset_mode="same_step")` gives on the root.
+
+    Raises
+    ------
+    TypeError, ValueError
+        It is something else, or its envs reset in another way.
+    NotImplementedError
+        Stable-Baselines3 has no use for nested observation spaces.
+    """
+
+    def __init__(self, envs: MPIVectorEnv):
+        if not isinstance(envs, MPIVectorEnv):
+            raise TypeError(
+                f"MPIVecEnv needs the envs that mpi_rollout.connect gives on the root, got {type(envs).__name__}; "
+                "other ranks are given None: use it below `if envs is not None:`"
+            )
+        mode = envs.metadata["autoreset_mode"]
+        if mode != AutoresetMode.SAME_STEP:
+            raise ValueError(
+                "Stable-Baselines3 needs envs that reset in the step in which they end, got autoreset mode "
+                f'{mode.value}; connect(..., autoreset_mode="same_step")'
+            )
+        check_for_nested_spaces(envs.single_observation_space)
+        self._envs = envs
+        super().__init__(envs.num_envs, envs.single_observation_space, envs.single_action_space)
+        self.metadata = {name: value for name, value in envs.metadata.items() if name != "autoreset_mode"}
+
+    def reset(self) -> Any:
+        """Start a new episode in every env, with the seeds and options set since the last time."""
+        options = self._options[0] or None
+        if any((other or None) != options for other in self._options):
+            raise NotImplementedError(f"options must be the same for all envs, got {self._options}; give one dict")
+        seeds = None if self._seeds == [None] * self.num_envs else list(self._seeds)
+        observations, infos = self._envs.reset(seed=seeds, options=options)
+        self.reset_infos = [{} for _ in range(self.num_envs)]
+        give(self.reset_infos, infos)
+        self._reset_seeds()
+        self._reset_options()
+        return observations
+
+    def step_async(self, actions: Any) -> None:
+        """Send actions of shape (num_envs, ...), or a tree of such arrays, to the ranks."""
+        self._envs.send(actions)
+
+    def step_wait(self) -> tuple[Any, np.ndarray, np.ndarray, Infos]:
+        """Wait until all envs have stepped."""
+        part = self._receive()
+        if len(part[-1]) < self.num_envs:
+            part = self._join(part)
+        return part[:-1]
+
+    def _receive(self) -> Part:
+        """Observations, rewards, dones and infos of the envs that come next, and which these are."""
+        observations, rewards, terminations, truncations, infos, indices = self._envs.recv()
+        dones, is_cut = terminations | truncations, truncations & ~terminations
+        each = [{"TimeLimit.truncated": value} for value in is_cut.tolist()]
+        if infos:
+            self._take_infos(infos, each, np.flatnonzero(dones).tolist(), indices)
+        return observations, rewards.astype(np.float32), dones, each, indices
+
+    def _take_infos(self, infos: dict[str, Any], each: Infos, ends: Sequence[int], indices: np.ndarray) -> None:
+        """Give each env what it said of its step; where it ended, `reset_infos` what it said of its reset."""
+        said = each.copy()
+        for row in ends:
+            self.reset_infos[indices[row]] = said[row] = {}
+            each[row]["terminal_observation"] = infos["final_obs"][row]
+        give(said, {name: value for name, value in infos.items() if name not in FINAL})
+        give(each, infos.get("final_info", {}))
+
+    def _join(self, part: Part) -> Part:
+        """Receive the others too: `connect` was told to give envs in groups, or as they get ready."""
+        parts, missing = [part], self.num_envs - len(part[-1])
+        while missing:
+            parts.append(self._receive())
+            missing -= len(parts[-1][-1])
+        trees, rewards, dones, infos, indices = zip(*parts, strict=True)
+        order = np.argsort(np.concatenate(indices))
+        arrays = [np.concatenate([leaf.of(tree) for tree in trees])[order] for leaf in leaves(self.observation_space)]
+        every = [info for part_infos in infos for info in part_infos]
+        return (
+            tree_of(self.observation_space, arrays),
+            np.concatenate(rewards)[order],
+            np.concatenate(dones)[order],
+            [every[row] for row in order],
+            np.arange(self.num_envs),
+        )
+
+    def has_attr(self, attr_name: str) -> bool:
+        """All envs have the attribute."""
+        return all(self._envs.call("has_wrapper_attr", attr_name))
+
+    def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
+        """Get an attribute of some envs, wherever in their wrappers it is; pickled."""
+        return self._call(indices, "get_wrapper_attr", attr_name)
+
+    def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
+        """Set an attribute of some envs to the same value."""
+        chosen = self._chosen(indices)
+        self._envs.set_some(chosen, attr_name, [value] * len(chosen))
+
+    def env_method(self, method_name: str, *method_args: Any, indices: Any = None, **method_kwargs: Any) -> list[Any]:
+        """Call a method of some envs, once of each; what it returns is pickled."""
+        return self._call(indices, method_name, *method_args, **method_kwargs)
+
+    def env_is_wrapped(self, wrapper_class: type, indices: Any = None) -> list[bool]:
+        """Tell of some envs whether a wrapper of this class, or of one derived from it, is around them; by its name."""
+        names = names_of(wrapper_class)
+        return [any(f"<{name}<" in text for name in names) for text in self._call(indices, "__str__")]
+
+    def _chosen(self, indices: Any) -> Sequence[int]:
+        """Which envs are meant by None, an index or indices, which may be negative."""
+        return [range(self.num_envs)[index] for index in self._get_indices(indices)]
+
+    def _call(self, indices: Any, name: str, *args: Any, **kwargs: Any) -> list[Any]:
+        """Call a method of some envs in env order; return what they return in the order of the indices."""
+        chosen = self._chosen(indices)
+        called = sorted(set(chosen))
+        found = dict(zip(called, self._envs.call_some(called, name, *args, **kwargs), strict=True))
+        return [found[index] for index in chosen]
+
+    def get_images(self) -> Sequence[np.ndarray | None]:
+        """The envs' frames; None for each where they do not draw any."""
+        if self.render_mode != "rgb_array":
+            warnings.warn(
+                f'images need render_mode "rgb_array", got {self.render_mode}; give it to connect in env_kwargs',
+                stacklevel=2,
+            )
+            return [None] * self.num_envs
+        return list(self._envs.render())
+
+    def close(self) -> None:
+        """Let the other ranks out of `connect`."""
+        self._envs.close()
+
+
+def give(each: Infos, infos: dict[str, Any]) -> None:
+    """Give each env its own of Gymnasium's arrays of all envs' infos, with masks of who has what.
+
+    What its dict has already stays.
+    """
+    for name, values in infos.items():
+        mask = infos.get(f"_{name}")
+        if mask is None:  # It is a mask itself.
+            continue
+        rows = np.flatnonzero(mask).tolist()
+        if isinstance(values, dict):
+            inner: Infos = [{} for _ in each]
+            give(inner, values)
+            values = inner
+        else:
+            values = elements(values)
+        for row in rows:
+            each[row].setdefault(name, values[row])
+
+
+def elements(values: np.ndarray) -> Sequence[Any]:
+    """One info of each env; as numbers of Python those that these have most likely been."""
+    if values.dtype == object:
+        return deepcopy(values)  # Those of the root's own envs are the envs' own.
+    return values.tolist() if values.ndim == 1 and values.dtype in PYTHON_NUMBERS else list(values)
+
+
+def names_of(kind: type) -> set[str]:
+    """A class's name, and those of the classes derived from it."""
+    return {kind.__name__}.union(*map(names_of, kind.__subclasses__()))

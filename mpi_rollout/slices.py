@@ -1,0 +1,125 @@
+"""One rank's envs for one exchange: what its orders act on, and its slots are filled by."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium.vector import VectorEnv
+
+from mpi_rollout.envs.loop import LoopVectorEnv
+from mpi_rollout.envs.restoring import Past, Restoring
+from mpi_rollout.errors import DataError
+from mpi_rollout.exchange import Command, Exchange
+from mpi_rollout.infos import Infos, tell, write_columns
+from mpi_rollout.seeding import seed_of_slice
+
+
+class Slice:
+    """The envs of one rank that one exchange is for: what its orders act on and its slots are filled by.
+
+    Parameters
+    ----------
+    envs
+        A `LoopVectorEnv` writes straight into the slot, what others return is copied there.
+    infos
+        "none", "all" or a mapping, see `infos`.
+    """
+
+    def __init__(self, exchange: Exchange, envs: VectorEnv, infos: Infos = "none"):
+        self.exchange, self.envs, self.env_indices = exchange, envs, exchange.envs
+        self.num_steps = 0
+        self._is_loop = isinstance(envs, LoopVectorEnv)
+        self._pickles_infos = infos == "all"
+        self._info_columns = list(zip(exchange.layout.infos, exchange.slot.info_arrays, strict=True))
+        if self._is_loop:
+            envs.write_to(exchange.slot)
+            envs.add_info = tell
+
+    def reset(self, seed: Any = None, mask: np.ndarray | None = None, options: dict[str, Any] | None = None) -> None:
+        """Reset the envs, or those of a mask over all envs of the job; `seed` is for all of them too.
+
+        An int seeds env i with seed + i, as Gymnasium does, and a natively vectorized slice by `seed_of_slice`.
+        """
+        mine = slice(self.env_indices.start, self.env_indices.stop)
+        if isinstance(seed, int):
+            each = [seed + index for index in self.env_indices]
+            seed = each if self._is_loop else seed_of_slice(seed, self.env_indices)
+        elif seed is not None:
+            seed = seed[mine]
+        if mask is not None:
+            options = (options or {}) | {"reset_mask": mask[mine]}
+        self._fill(self.envs.reset(seed=seed, options=options))
+
+    def do(self, command: int, arguments: tuple[Any, ...]) -> None:
+        """Do what an order says, and fill the slot."""
+        if command == Command.STEP:
+            self.step()
+        elif command == Command.RESET:
+            self.reset(*arguments)
+        elif command == Command.RESTORE:
+            self.restore(*arguments)
+        else:
+            self.replay(*arguments)
+
+    def step(self) -> None:
+        self.num_steps += 1
+        self._fill(self.envs.step(self.exchange.actions))
+
+    def restore(self, past: Past) -> None:
+        """Begin to take the running episodes of a run again."""
+        self._restoring = Restoring(self.envs, self.env_indices, past)
+        self._fill(self._restoring.begin())
+
+    def replay(self, step: int) -> None:
+        """Take a step of the run again."""
+        self.num_steps = step + 1
+        self._fill(self._restoring.step(step, self.exchange.actions))
+
+    def end_replay(self, lost: Sequence[int]) -> None:
+        """Go on from where the run was; the envs with these indices with a new episode."""
+        self._restoring.finish(lost)
+
+    def call_some(self, env_indices: Sequence[int], name: str, args: tuple, kwargs: dict[str, Any]) -> dict[int, Any]:
+        """Call a method, or get an attribute, of those envs of the job that are here; return results by env index."""
+        here = [index for index in env_indices if index in self.env_indices]
+        places = [index - self.env_indices.start for index in here]
+        if len(places) == self.envs.num_envs:  # Other vector envs than a loop cannot do less.
+            return dict(zip(here, self.envs.call(name, *args, **kwargs), strict=True))
+        return dict(zip(here, self.envs.call_some(places, name, args, kwargs), strict=True)) if here else {}
+
+    def set_some(self, env_indices: Sequence[int], name: str, values: Sequence[Any]) -> None:
+        """Set an attribute of those envs of the job that are here, a value each."""
+        pairs = zip(env_indices, values, strict=True)
+        here = {index - self.env_indices.start: value for index, value in pairs if index in self.env_indices}
+        if len(here) == self.envs.num_envs:
+            self.envs.set_attr(name, [here[place] for place in range(self.envs.num_envs)])
+        elif here:
+            self.envs.set_some(list(here), name, list(here.values()))
+
+    def render(self) -> dict[int, Any]:
+        """The frames of the envs, by env index."""
+        return dict(zip(self.env_indices, self.envs.render(), strict=True))
+
+    def _fill(self, outputs: tuple[Any, ...]) -> None:
+        """Copy what the envs have not written into the slot by themselves."""
+        observations, *results, infos = outputs
+        slot = self.exchange.slot
+        if observations is not slot.observations:
+            self._copy(observations, results)
+        if self._pickles_infos:
+            self.exchange.put_infos(infos)
+        for leaf, (values, mask) in self._info_columns:
+            write_columns(infos, leaf, values, mask)
+
+    def _copy(self, observations: Any, results: list[np.ndarray]) -> None:
+        slot = self.exchange.slot
+        for leaf, column in zip(self.exchange.layout.observations, slot.observation_arrays, strict=True):
+            part = leaf.of(observations)
+            if part.shape != column.shape or part.dtype != column.dtype:
+                raise DataError(
+                    f"envs {self.env_indices}: observation {leaf.path!r} should be {column.dtype} of shape "
+                    f"{column.shape}, got {part.dtype} of shape {part.shape}"
+                )
+            column[...] = part
+        for column, values in zip(slot.results, results, strict=False):  # A reset has no results.
+            column[...] = values

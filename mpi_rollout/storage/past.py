@@ -1,0 +1,119 @@
+"""What an unfinished file says of the run that it is of: whether it is this one, and where it stood."""
+
+import json
+from collections.abc import Collection
+
+import h5py
+import numpy as np
+
+from mpi_rollout.config import DATA_OPTIONS, RolloutConfig, flag
+from mpi_rollout.envs.restoring import Past
+from mpi_rollout.errors import UsageError
+from mpi_rollout.storage.chunks import ChunkWriter, TableWriter, places, read_chunk
+from mpi_rollout.storage.episodes import EpisodeTable, make_table, stored_results
+from mpi_rollout.storage.reader import Tell, committed_episodes, leaf_datasets
+
+
+def check_same_run(config: RolloutConfig, file: h5py.File, path: str) -> None:
+    """Refuse to go on with the file of another run.
+
+    Raises
+    ------
+    UsageError
+        Options that decide on the data differ; the message has them.
+    """
+    stored = json.loads(file.attrs["config"])
+    now = json.loads(config.to_json())
+    differing = [
+        f"{flag(name)} was {json.dumps(stored.get(name))}, is {json.dumps(now[name])}"
+        for name in DATA_OPTIONS
+        if stored.get(name) != now[name]
+    ]
+    if differing:
+        raise UsageError(
+            f"--out {config.out}: {path} is of another run: {'; '.join(differing)}; "
+            "give the same options to continue it, or move it away"
+        )
+
+
+def read_past(file: h5py.File, seed: int) -> Past:
+    """Find where the envs of an unfinished file stood after its last commit."""
+    num_steps = int(file["trajectories"].attrs["num_steps"])
+    num_envs = int(file.attrs["num_envs"])
+    rows = committed_episodes(file)
+    rows = rows[rows["terminated"] | rows["truncated"]]
+    starts = np.zeros(num_envs, np.int64)
+    np.maximum.at(starts, rows["env_index"], rows["start"] + rows["length"] + 1)
+    return Past(seed, num_steps, np.bincount(rows["env_index"], minlength=num_envs), starts)
+
+
+def copy_prefix(
+    source: h5py.File,
+    destination: h5py.File,
+    num_steps: int,
+    tell: Tell = lambda doing: None,
+    lost: Collection[int] = (),
+) -> EpisodeTable:
+    """Copy and commit the first steps of a run, the episodes that ended in them, and its intervals.
+
+    HDF5 checks every checksum on the way.  Chunks that are partly filled are left so that writing can go on.
+
+    Parameters
+    ----------
+    source
+        Opened for reading; at least `num_steps` steps are committed.
+    destination
+        Just made by `Schema.create`, with the same chunks.
+    lost
+        Env indices whose running episodes end here, as truncated and faulted.
+
+    Returns
+    -------
+    The table of episodes as it is after these steps: with those under way, to be gone on with.
+    """
+    for name, dataset in leaf_datasets(source["trajectories"]).items():
+        num_rows = num_steps + name.startswith("observations")
+        _copy_rows(dataset, ChunkWriter(destination["trajectories"][name]), num_rows, tell)
+    table = make_table(json.loads(source.attrs["config"]))
+    for results in stored_results(source["trajectories"], num_steps):
+        tell(f"rewards and ends from step {results.start:,} on")
+        table.add(results, 0, len(results.rewards))
+    table.take(num_steps)
+    rows = committed_episodes(source, num_steps)
+    rows = np.concatenate([rows[rows["terminated"] | rows["truncated"]], table.lose(lost, num_steps)])
+    if lost:
+        truncate(destination, lost, num_steps)
+        rows = rows[np.lexsort((rows["env_index"], rows["start"] + rows["length"]))]
+    TableWriter(destination["episodes"]).append(rows)
+    TableWriter(destination["throughput/intervals"]).append(source["throughput/intervals"][...])
+    destination.flush()
+    destination["trajectories"].attrs.modify("num_steps", np.int64(num_steps))
+    destination.flush()
+    return table
+
+
+def _copy_rows(dataset: h5py.Dataset, writer: ChunkWriter, num_rows: int, tell: Tell) -> None:
+    rows = dataset.chunks[0]
+    buffer = np.zeros((rows, *dataset.shape[1:]), dataset.dtype)
+    for row in range(0, num_rows, rows):
+        stop = min(rows, num_rows - row)
+        tell(f"{dataset.name[1:]}, rows {row:,} to {row + stop - 1:,}")
+        buffer[stop:] = np.zeros((), dataset.dtype)
+        dataset.read_direct(buffer, np.s_[row : row + stop], np.s_[:stop])
+        writer.append(buffer, row, stop)
+
+
+def truncate(file: h5py.File, envs: Collection[int], num_steps: int) -> None:
+    """Say of some envs that they were truncated in the last of `num_steps` steps."""
+    writer = ChunkWriter(file["trajectories/truncations"])
+    rows = writer.dataset.chunks[0]
+    first = (num_steps - 1) // rows * rows
+    chunk = np.zeros((rows, writer.dataset.shape[1]), np.bool_)
+    # Not by HDF5's own reading, which takes a chunk without checksum for one with it as long as the file is open.
+    for place in places(writer.dataset, first):
+        data, _ = read_chunk(writer.dataset, place)
+        part = data.view(np.bool_).reshape(writer.dataset.chunks)
+        chunk[:, place[1] : place[1] + part.shape[1]] = part[:, : chunk.shape[1] - place[1]]
+    chunk[num_steps - 1 - first, sorted(envs)] = True
+    writer.num_rows = first
+    writer.append(chunk, first, num_steps - first)

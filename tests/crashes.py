@@ -1,0 +1,105 @@
+"""Started by test_crashes with killer.c preloaded: one small run per write that it does, killed there.
+
+Each run and each look at what it left is a child, forked when all is imported.  Prints a line of JSON for each.
+"""
+
+import ctypes
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import h5py
+import numpy as np
+from feed import SMALL, Feed, ending
+from gymnasium import spaces
+
+from mpi_rollout.errors import RolloutError
+from mpi_rollout.storage.reader import leaf_datasets
+from mpi_rollout.storage.recovery import recover
+
+PICTURES = spaces.Box(0, 255, (160, 160, 3), np.uint8)  # 15 envs: 1.1 MB a step, in two chunks.
+RUNS = {  # space, envs, rows of a block, steps, after which all are handed over
+    "nested": (SMALL, 4, 4, 6, (1, 2, 3)),
+    "pictures": (PICTURES, 15, 2, 3, (1,)),
+}
+PATIENCE_S = 30
+KILLER = ctypes.CDLL(os.environ["LD_PRELOAD"])
+
+
+def run(kind: str, report: int) -> None:
+    """A run; says what is committed as soon as it knows, and when the file is complete."""
+    space, num_envs, num_rows, num_steps, handed_over = RUNS[kind]
+    feed = Feed(space, num_envs)
+    writer = feed.writer("run.h5", num_rows)
+    for _ in feed.fill(writer, num_steps, {*handed_over, num_steps}):
+        writer.drain()
+        os.write(report, f"committed {writer.num_committed}\n".encode())
+    writer.finish(ending(num_steps))
+    os.write(report, b"complete\n")
+
+
+def look(kind: str, report: int) -> None:
+    """What can be recovered of a killed run: its steps, and whether they are what they must be."""
+    space, num_envs, *_ = RUNS[kind]
+    try:
+        num_steps = recover(lambda doing: None, "run.h5.part", "recovered.h5", "temporary")["num_steps"]
+    except RolloutError as error:
+        os.write(report, f"refused {error}\n".encode())
+        return
+    expected = Feed(space, num_envs).expected(num_steps)
+    with h5py.File("recovered.h5") as file, h5py.File("run.h5.part", libver="latest", swmr=has_mark()) as part:
+        for name, dataset in leaf_datasets(file["trajectories"]).items():
+            assert dataset[...].tobytes() == expected[name].tobytes(), name
+            rows = part["trajectories"][name][: len(dataset)]
+            assert rows.tobytes() == expected[name].tobytes(), f"{name} in the part"
+    os.write(report, f"recovered {num_steps}\n".encode())
+
+
+def has_mark() -> bool:
+    return Path("run.h5.part").read_bytes()[11] != 0
+
+
+def in_fork(task: Callable[[int], None]) -> tuple[list[str], int]:
+    """Call a task in a child; return what it reported, and how it ended."""
+    source, report = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(source)
+        signal.alarm(PATIENCE_S)
+        try:
+            task(report)
+        except BaseException as error:
+            os.write(report, f"failed {type(error).__name__}: {error}\n".encode())
+            os._exit(1)
+        os._exit(0)
+    os.close(report)
+    with os.fdopen(source) as file:
+        lines = file.read().splitlines()
+    return lines, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def main(kind: str, is_torn: bool) -> None:
+    for number in range(1, 10000):
+        for path in Path().iterdir():
+            path.unlink()
+
+        def killed(report: int, number: int = number) -> None:
+            KILLER.killer_arm(ctypes.c_long(number), ctypes.c_long(is_torn), report)
+            run(kind, report)
+
+        said, code = in_fork(killed)
+        committed = [int(line.split()[1]) for line in said if line.startswith("committed")]
+        write = [line for line in said if line.startswith("write")]
+        outcome = {"number": number, "committed": max(committed, default=0), "write": write, "code": code}
+        if code == 0:
+            print(json.dumps(outcome | {"said": said[-1:]}), flush=True)
+            return
+        outcome["said"], outcome["look"] = in_fork(lambda report: look(kind, report))
+        print(json.dumps(outcome), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2] == "torn")

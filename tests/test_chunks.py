@@ -1,0 +1,120 @@
+"""Chunks: full ones have a checksum, partly filled ones are written in place without, all are sealed at the end."""
+
+import os
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from feed import IMAGES, LARGE_ROWS, SMALL, Feed, ending
+from gymnasium import spaces
+
+from mpi_rollout.storage.chunks import ChunkWriter, TableWriter, places, read_chunk
+from mpi_rollout.storage.reader import leaf_datasets
+
+
+def masks(dataset: h5py.Dataset) -> list[int]:
+    """The filter masks of all chunks, in order: 0 is with checksum."""
+    rows = range(0, len(dataset), dataset.chunks[0])
+    info = dataset.id.get_chunk_info_by_coord
+    return [info(place).filter_mask for row in rows for place in places(dataset, row)]
+
+
+def rows_of(dataset: h5py.Dataset) -> np.ndarray:
+    """All rows, from the chunks' bytes: see `read_chunk` for why."""
+    rows, envs = dataset.chunks
+    found = np.zeros((-(-len(dataset) // rows) * rows, 2 * envs), dataset.dtype)
+    for row in range(0, len(dataset), rows):
+        for place in places(dataset, row):
+            chunk = read_chunk(dataset, place)[0].view(dataset.dtype).reshape(dataset.chunks)
+            found[place[0] : place[0] + rows, place[1] : place[1] + envs] = chunk
+    return found[: len(dataset), : dataset.shape[1]]
+
+
+def offset(dataset: h5py.Dataset, *place: int) -> int:
+    return dataset.id.get_chunk_info_by_coord(place).byte_offset
+
+
+@pytest.fixture
+def dataset(tmp_path: Path):
+    with h5py.File(tmp_path / "one.h5", "x", libver="latest") as file:
+        yield file.create_dataset("data", (0, 3), "i4", maxshape=(None, 3), chunks=(4, 2), fletcher32=True)
+
+
+ROWS = np.arange(1, 25, dtype="i4").reshape(8, 3)
+
+
+def test_a_partly_filled_chunk_is_written_in_place_and_a_full_one_elsewhere(dataset: h5py.Dataset):
+    dataset.file.swmr_mode = True
+    writer = ChunkWriter(dataset)
+    seen = []
+    for stop in (1, 2, 3, 4, 5):
+        writer.append(ROWS, 0, stop)
+        dataset.file.flush()
+        seen.append((masks(dataset), offset(dataset, 0, 0)))
+        assert (rows_of(dataset) == ROWS[:stop]).all()
+    offsets = [place for _, place in seen]
+    assert [mask for mask, _ in seen] == [[1, 1]] * 3 + [[0, 0], [0, 0, 1, 1]]
+    assert offsets[0] == offsets[1] == offsets[2] != offsets[3] == offsets[4]
+
+
+def test_the_old_chunk_stays_as_it_was_when_the_full_one_is_written(dataset: h5py.Dataset):
+    dataset.file.swmr_mode = True
+    writer = ChunkWriter(dataset)
+    writer.append(ROWS, 0, 3)
+    dataset.file.flush()
+    place = offset(dataset, 0, 0)
+    for more in (4, 8):
+        writer.append(ROWS, 0, more)
+        dataset.file.flush()
+    writer.seal()
+    dataset.file.flush()
+    with open(dataset.file.filename, "rb") as file:
+        old = np.frombuffer(os.pread(file.fileno(), 24, place), "i4").reshape(3, 2)
+    assert (old == ROWS[:3, :2]).all()
+
+
+def test_rows_that_are_written_are_not_written_again(dataset: h5py.Dataset):
+    writer = ChunkWriter(dataset)
+    writer.append(ROWS, 0, 5)
+    writer.append(-ROWS, 0, 4)
+    writer.append(-ROWS, 0, 5)
+    assert (rows_of(dataset) == ROWS[:5]).all()
+
+
+@pytest.mark.parametrize("stop", [1, 4, 6])
+def test_sealing_gives_the_last_chunks_their_checksums_and_zeros_beyond_the_last_row(dataset: h5py.Dataset, stop: int):
+    writer = ChunkWriter(dataset)
+    writer.append(ROWS, 0, stop)
+    for _ in range(2):  # The second time there is nothing to do.
+        writer.seal()
+        assert set(masks(dataset)) == {0}
+        assert (rows_of(dataset) == ROWS[:stop]).all()
+    dataset.resize(-(-stop // 4) * 4, axis=0)
+    assert (rows_of(dataset)[stop:] == 0).all()
+
+
+@pytest.mark.parametrize("cuts", [[0, 5], [1, 1, 1, 1, 1], [3, 0, 9], [4], [17]])
+def test_a_table_holds_what_was_appended_whoever_wrote_the_rows_before(tmp_path: Path, cuts: list[int]):
+    rows = np.arange(40.0)
+    with h5py.File(tmp_path / "one.h5", "x", libver="latest") as file:
+        dataset = file.create_dataset("data", (0,), "f8", maxshape=(None,), chunks=(4,), fletcher32=True)
+        start = 0
+        for count in cuts:
+            TableWriter(dataset).append(rows[start : start + count])
+            start += count
+        TableWriter(dataset).seal()
+        assert dataset[...].tolist() == rows[:start].tolist() and set(masks(dataset)) == {0}
+
+
+@pytest.mark.parametrize("complete", [True, False])
+@pytest.mark.parametrize("space", [SMALL, LARGE_ROWS, IMAGES], ids=["small", "large", "images"])
+def test_at_the_end_of_a_run_every_chunk_has_its_checksum(tmp_path: Path, space: spaces.Space, complete: bool):
+    feed = Feed(space)
+    writer = feed.writer(tmp_path / "run.h5", 8)
+    for _ in feed.fill(writer, 21, {3, 5, 11, 21}):
+        pass
+    with h5py.File(writer.finish(ending(21, complete))) as file:
+        found = {name: masks(each) for name, each in leaf_datasets(file).items()}
+    assert {mask for each in found.values() for mask in each} == {0}
+    assert found.keys() >= {"episodes", "throughput/ranks", "trajectories/rewards"}

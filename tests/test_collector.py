@@ -1,0 +1,203 @@
+"""What a run writes: the same bytes in lockstep, in groups, and by whoever is ready first, however many blocks."""
+
+import re
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import envs as test_envs
+import gymnasium
+import numpy as np
+import pytest
+from conftest import WHOLE, Job, assert_same_bytes, datasets, once
+from kept import ENVS, HOST, OUT, assert_begins, assert_ended_soon, assert_stopped, committed, fails, kwargs, start_long
+from oracle import rollout, seeded_sync
+
+from mpi_rollout.policy import RandomPolicy
+
+# Lockstep.
+
+RUNS = {
+    "CartPole-v1": ("--env", partial(gymnasium.make, "CartPole-v1"), 7, 300),
+    "Pendulum-v1": ("--env", partial(gymnasium.make, "Pendulum-v1"), 3, 450),
+    "Blackjack-v1": ("--env", partial(gymnasium.make, "Blackjack-v1"), 5, 100),
+    "envs:Counting": ("--env-factory", test_envs.Counting, 7, 100),
+    "envs:Nested": ("--env-factory", test_envs.Nested, 5, 100),
+    "envs:Image": ("--env-factory", test_envs.Image, 3, 40),
+}
+
+
+def expected(make: Callable[[], gymnasium.Env], num_envs: int, num_steps: int, seed: int) -> dict[str, np.ndarray]:
+    envs = seeded_sync(make, num_envs, seed)
+    return rollout(envs, RandomPolicy(envs.single_action_space, num_envs, seed), num_steps)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_file_holds_what_gymnasium_gives(job: Job, name: str):
+    option, make, num_envs, num_steps = RUNS[name]
+    path = job.collect(2, option, name, "--num-envs", str(num_envs), "--num-steps", str(num_steps), "--seed", "11")
+    found = datasets(path)
+    del found["/episodes"]
+    assert_same_bytes(found, expected(make, num_envs, num_steps, 11))
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_the_episode_table_holds_the_episodes_that_gymnasium_gives(job: Job, name: str):
+    """Found here one env after the other and step by step; the returns are added up in the same order."""
+    option, make, num_envs, num_steps = RUNS[name]
+    path = job.collect(None, option, name, "--num-envs", str(num_envs), "--num-steps", str(num_steps))
+    columns = expected(make, num_envs, num_steps, 0)
+    episodes = []
+    for env in range(num_envs):
+        seeds, start, total, is_reset = seeded_sync(make, num_envs, 0).envs[env].seeds, 0, 0.0, False
+        for step in range(num_steps):
+            if is_reset:
+                start, total, is_reset = step + 1, 0.0, False
+                continue
+            total += columns["rewards"][step, env]
+            ends = bool(columns["terminations"][step, env]), bool(columns["truncations"][step, env])
+            is_reset = any(ends)
+            if is_reset or step == num_steps - 1:
+                episodes.append((env, start, step - start + 1, total, next(seeds), *ends, False))
+    assert sorted(datasets(path)["/episodes"].tolist()) == episodes
+
+
+# Groups, and whoever is ready first.
+
+NUM_ROWS = 8  # Steps in a block: many blocks, and the run ends amid one.
+DOZING = ("--env-factory", "envs:Dozing", "--num-envs", "16", "--num-steps", "100", "--seed", "4")
+WHAT = {
+    "random": DOZING,
+    "by look": (*DOZING, "--policy", "policies:by_look"),
+    "nested": ("--env-factory", "envs:Nested", "--num-envs", "16", "--num-steps", "40"),
+}
+WAYS = {
+    "two groups": ("--num-groups", "2"),
+    "three groups": ("--num-groups", "3"),
+    "two groups, dedicated root": ("--num-groups", "2", "--dedicated-root"),
+    "two groups, limit": ("--num-groups", "2", "--measure-limit"),
+    "first ready": ("--mode", "async"),
+    "first two ready": ("--mode", "async", "--batch-size", "2"),
+    "first ready, dedicated root": ("--mode", "async", "--dedicated-root"),
+    "first two ready, dedicated root": ("--mode", "async", "--batch-size", "2", "--dedicated-root"),
+    "first ready, limit": ("--mode", "async", "--measure-limit"),
+}
+
+
+def can_be(num_ranks: int, what: str, way: str) -> bool:
+    """Each way with a policy that looks; with the others, ways whose difference they could make."""
+    if num_ranks - ("dedicated root" in way) < 1 + ("two ready" in way):
+        return False
+    return what == "by look" or (num_ranks in (2, 3) and way in ("three groups", "first ready"))
+
+
+CASES = [
+    (num_ranks, what, way)
+    for num_ranks in (1, 2, 3, 5)
+    for what in WHAT
+    for way in WAYS
+    if can_be(num_ranks, what, way)
+]
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, np.ndarray]]:
+    """What a run gives in lockstep, without mpiexec, in blocks of the usual size."""
+    return once(lambda what: datasets(Job(tmp_path_factory.mktemp("plain")).collect(None, *WHAT[what])))
+
+
+@pytest.fixture(scope="module")
+def collected(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], dict[tuple[str, str], Path]]:
+    """The files that all runs on some ranks have made; one job for all of them."""
+
+    @once
+    def of(num_ranks: int) -> dict[tuple[str, str], Path]:
+        job, keys = Job(tmp_path_factory.mktemp("ways")), [case[1:] for case in CASES if case[0] == num_ranks]
+        files = {key: job.folder / f"{index}.h5" for index, key in enumerate(keys)}
+        commands = [(*WHAT[what], *WAYS[way], "--out", files[what, way].name) for what, way in keys]
+        assert job.train(num_ranks, "runs", commands, NUM_ROWS) == [0] * len(keys)
+        return files
+
+    return of
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(("num_ranks", "what", "way"), CASES)
+def test_groups_and_first_ready_write_the_bytes_of_the_plain_run(collected, plain, num_ranks: int, what: str, way: str):
+    found = datasets(collected(num_ranks)[what, way])
+    assert_same_bytes(found, plain(what))
+    assert len(found["rewards"]) in (100, 40)
+
+
+@pytest.mark.mpi(3)
+@pytest.mark.parametrize("way", [("--num-groups", "2"), ("--mode", "async")], ids=["two groups", "first ready"])
+def test_throughput_can_be_measured_alone(job: Job, num_ranks: int, way: tuple[str, ...]):
+    result = job(num_ranks, *DOZING, *way, *OUT, "--no-trajectories", "--progress", "none")
+    assert result.code == 0 and result.err == ""
+    assert "(16 envs x 100 steps on 3 ranks)" in result.out
+
+
+# They fail.
+
+FAILING_WAYS = {
+    "two groups": ("--num-groups", "2"),
+    "first ready": ("--mode", "async"),
+    "first ready, dedicated root": ("--mode", "async", "--dedicated-root"),
+}
+
+
+@pytest.mark.mpi(3)
+@pytest.mark.parametrize("rank", [0, 2])
+@pytest.mark.parametrize("way", ["two groups", "first ready"])
+def test_an_env_that_fails_is_named_and_all_whole_steps_are_kept(job: Job, whole, num_ranks: int, way: str, rank: int):
+    """After more steps than one block has: no rank can be further behind than the blocks that there are."""
+    result = job(num_ranks, *fails("raise", rank, after=700, num_steps=WHOLE), *FAILING_WAYS[way])
+    assert result.code == 70 and result.num_tracebacks == 1
+    [message] = result.messages
+    told = re.match(rf"rank {rank} \({HOST}, envs .*\), step (\d+): env \d, .* the simulator has diverged", message)
+    assert told, message
+    num_steps = assert_begins(job.folder / "run.h5.part", whole)
+    assert 0 < num_steps < int(told[1]) and f"; the {num_steps:,} steps before are in run.h5.part" in message
+
+
+@pytest.mark.mpi(3)
+@pytest.mark.parametrize("way", FAILING_WAYS)
+def test_ctrl_c_loses_no_whole_step(job: Job, whole, num_ranks: int, way: str):
+    run = start_long(job, num_ranks, *FAILING_WAYS[way])
+    run.wait_until(lambda: committed(job.folder / "run.h5.part"))
+    run.interrupt(rank=2)
+    assert_stopped(run.finish(), job, whole, "SIGINT")
+
+
+@pytest.mark.mpi(3)
+@pytest.mark.parametrize(
+    ("way", "hows"),
+    [
+        ("two groups", [None, "long", "raise"]),
+        ("two groups", ["raise", None, "long"]),
+        ("first ready", [None, "long", "raise"]),
+    ],
+    ids=["two groups-other", "two groups-root", "first ready-other"],
+)
+def test_nobody_waits_for_the_long_step_of_another_rank(job: Job, num_ranks: int, way: str, hows: list[str | None]):
+    """The step that nobody waits for takes 9 s for each of two envs."""
+    arguments = ("--env-factory", "faults:by_rank", *kwargs(hows=hows), "--num-steps", "20")
+    result = job(num_ranks, *arguments, *ENVS, *OUT, *FAILING_WAYS[way])
+    assert_ended_soon(result, job.folder, 8.0)
+    assert result.code == 70
+    assert len(result.messages) == 1 and "RuntimeError: the simulator has diverged" in result.messages[0]
+
+
+@pytest.mark.mpi(2)
+@pytest.mark.parametrize("way", ["two groups", "first ready"])
+@pytest.mark.parametrize(("policy", "code"), [("nan_later", 65), ("raises_later", 70)])
+def test_a_policy_that_fails_loses_no_whole_step(job: Job, num_ranks: int, way: str, policy: str, code: int):
+    """In its eighth call, for a part of the envs; it may have been asked for the same part each time."""
+    arguments = ("--env-factory", "faults:Continuous", "--num-steps", "20", *ENVS, "--num-envs", "8")
+    result = job(num_ranks, *arguments, "--policy", f"faults:{policy}", *OUT, *FAILING_WAYS[way])
+    assert result.code == code and len(result.messages) == 1
+    num_steps = committed(job.folder / "run.h5.part")
+    assert num_steps == 3 if way == "two groups" else num_steps < 8
+    if num_steps:
+        found = datasets(job.folder / "run.h5.part")["actions"]
+        assert found.shape == (num_steps, 8, 2) and (found == 0.5).all()

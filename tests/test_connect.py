@@ -1,0 +1,282 @@
+"""`connect` on all ranks: however a trainer ends, all ranks end with it."""
+
+import json
+import os
+import signal
+import time
+
+import pytest
+from conftest import Job, Result, processes_in
+
+HOST = os.uname().nodename
+POLE = "CartPole-v1"
+SOON_S = 10.0  # More than starting and failing takes, less than any other limit in time.
+
+# How a trainer ends.
+
+BEGIN = f"""
+import sys, time
+import numpy as np
+import mpi_rollout
+from mpi_rollout.mpi import claimed_rank
+POLE, rank, actions = {POLE!r}, claimed_rank(), np.zeros(4, int)
+"""
+USE = """
+with mpi_rollout.connect(POLE, 4) as envs:
+    if envs is not None:
+        envs.reset()
+"""
+
+
+def run(job: Job, num_ranks: int, code: str) -> Result:
+    """Run a program that has `mpi_rollout`, `rank`, and actions for four CartPoles; all its processes are to go."""
+    result = job.script(num_ranks, BEGIN + code, timeout=15)
+    give_up = time.monotonic() + 5.0
+    while processes_in(job.folder) and time.monotonic() < give_up:  # MPICH's launcher leaves before them.
+        time.sleep(0.02)
+    assert result.seconds < SOON_S and processes_in(job.folder) == []
+    return result
+
+
+@pytest.mark.mpi(3)
+@pytest.mark.parametrize(
+    ("last", "code", "said"),
+    [
+        ("raise ValueError('the network has diverged')", 1, "ValueError: the network has diverged"),
+        ("envs.send(actions); raise ValueError('the network has diverged')", 1, "ValueError: the network has diverged"),
+        ("envs.send(actions); envs.step(actions)", 1, "AlreadyPendingCallError: envs 0 to "),
+        ("envs.close(); raise ValueError('too late')", 1, "ValueError: too late"),
+        ("envs.send(actions); sys.exit(3)", 3, ""),
+        ("sys.exit('enough')", 1, "enough"),
+    ],
+)
+def test_when_a_trainer_fails_all_ranks_end_with_its_code_and_its_words(
+    job: Job, num_ranks: int, last: str, code: int, said: str
+):
+    result = run(job, num_ranks, USE + f"        {last}\nprint('on')")
+    assert result.code == code
+    assert result.err.count(said) == 1 or not said
+    assert result.num_tracebacks == ("Error" in said)
+    assert result.out.count("on") == (num_ranks - 1 if "close" in last else 0)  # Those that had left before.
+
+
+@pytest.mark.mpi(3)
+@pytest.mark.parametrize("last", ["envs.send(actions)", "envs.close()", "envs.send(actions); envs.close()"])
+def test_when_a_trainer_is_done_all_ranks_go_on(job: Job, num_ranks: int, last: str):
+    result = run(job, num_ranks, USE + f"        {last}\nassert rank == 0 or envs is None\nprint('on')")
+    assert (result.code, result.out.replace("\n", ""), result.err) == (0, "on" * num_ranks, "")
+
+
+@pytest.mark.mpi(2)
+def test_exit_without_a_code_ends_all_ranks_well(job: Job, num_ranks: int):
+    result = run(job, num_ranks, USE + "        envs.send(actions); sys.exit()")
+    assert (result.code, result.err) == (0, "")
+
+
+@pytest.mark.mpi(1, 3)
+def test_envs_that_are_closed_by_hand_need_no_with_statement(job: Job, num_ranks: int):
+    code = """
+envs = mpi_rollout.connect(POLE, 4).__enter__()
+if envs is not None:
+    envs.reset()
+    envs.close()
+print('on')
+"""
+    result = run(job, num_ranks, code)
+    assert (result.code, result.out.replace("\n", ""), result.err) == (0, "on" * num_ranks, "")
+
+
+@pytest.mark.mpi(2)
+def test_a_trainer_that_forgets_to_close_is_told_and_no_rank_waits_for_ever(job: Job, num_ranks: int):
+    result = run(job, num_ranks, "envs = mpi_rollout.connect(POLE, 4).__enter__()\nif envs is not None: envs.reset()")
+    assert result.code == 70 and result.num_tracebacks == 0
+    [message] = result.messages
+    assert message.startswith(f"rank 0 ({HOST}): the trainer ended without closing its envs; use `with mpi_rollout.")
+
+
+@pytest.mark.mpi(2)
+def test_without_a_with_statement_there_are_no_envs_but_a_hint(job: Job, num_ranks: int):
+    result = run(job, num_ranks, "envs = mpi_rollout.connect(POLE, 4)\nif rank == 0: envs.reset()")
+    assert result.code == 1 and result.num_tracebacks == 1
+    assert "got .reset without one; write `with mpi_rollout.connect(...) as envs:`" in result.err
+
+
+@pytest.mark.mpi(2)
+@pytest.mark.parametrize(("last", "code"), [("raise ValueError('too late')", 1), ("sys.exit(3)", 3)])
+def test_a_trainer_that_fails_waits_for_no_long_step(job: Job, num_ranks: int, last: str, code: int):
+    """A step of rank 1 does not end here at all."""
+    program = f"""
+import envs as test_envs, mpi_rollout.connection
+mpi_rollout.connection.GRACE_S = 0.5
+with mpi_rollout.connect(test_envs.Gated, 4, env_kwargs=dict(rank=1)) as envs:
+    if envs is not None:
+        envs.reset()
+        envs.send(actions + 2)
+        {last}
+"""
+    result = run(job, num_ranks, program)
+    assert result.code == code and result.num_tracebacks == 1
+    assert result.messages == ["the trainer left while ranks were stepping; ended them after 0.5 s"]
+
+
+@pytest.mark.mpi(3)
+@pytest.mark.parametrize("ranks", [[0], [0, 1, 2]], ids=["the root", "all ranks"])
+def test_ctrl_c_interrupts_the_trainer_and_ends_all_ranks(job: Job, num_ranks: int, ranks: list[int]):
+    """A terminal sends it to all ranks; what it means is the trainer's to say."""
+    program = USE + "        open('begun', 'w').close()\n        while True: envs.step(actions)"
+    running = job.start_script(num_ranks, BEGIN + program)
+    running.wait_until((job.folder / "begun").exists)
+    pids = [running.pid_of(rank) for rank in ranks]
+    for pid in reversed(pids):
+        os.kill(pid, signal.SIGINT)
+    result = running.finish(15)
+    assert result.code != 0 and processes_in(job.folder) == []
+    assert result.err.splitlines().count("KeyboardInterrupt") == result.num_tracebacks == 1
+
+
+@pytest.mark.mpi(2)
+@pytest.mark.parametrize("way", ["", "num_groups=2", "batch_size=1"], ids=["lockstep", "groups", "ready"])
+def test_a_trainer_that_catches_ctrl_c_and_leaves_keeps_no_rank_waiting(job: Job, num_ranks: int, way: str):
+    """Interrupted twenty times, wherever it then is."""
+    program = f"""
+import signal
+signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
+for attempt in range(20):
+    with mpi_rollout.connect(POLE, 4, {way}) as envs:
+        if envs is not None:
+            envs.reset()
+            signal.setitimer(signal.ITIMER_REAL, 0.01 + 0.0007 * attempt)
+            try:
+                while True: envs.step(actions)
+            except KeyboardInterrupt:
+                print("saved")
+print("on")
+"""
+    result = run(job, num_ranks, program)
+    assert "saved" in result.out
+    assert result.code == 0 or result.messages, result.err
+    assert result.out.replace("saved", "").count("on") == (num_ranks if result.code == 0 else 0)
+
+
+# Ranks that do not do the same.
+
+
+@pytest.mark.mpi(3)
+@pytest.mark.parametrize("missing", [0, 1], ids=["the root", "another rank"])
+@pytest.mark.parametrize("instead", ["time.sleep(20)", "pass"], ids=["busy", "leaving"])
+def test_a_rank_that_does_not_come_is_named_in_time(job: Job, num_ranks: int, missing: int, instead: str):
+    come = "mpi_rollout.connect(POLE, 4, timeout_s=1).__enter__()"
+    result = run(job, num_ranks, f"from mpi4py import MPI\nif rank == {missing}:\n    {instead}\nelse:\n    {come}")
+    assert result.code != 0 and result.num_tracebacks == 0
+    assert f"rank {missing} has not called mpi_rollout.connect within 1 s" in result.err
+    assert len(result.messages) <= (1 if missing else 2)  # Without the root, whoever sees it first.
+
+
+@pytest.mark.mpi(2)
+def test_a_rank_that_does_not_even_start_mpi_ends_the_job_in_time_with_the_place_where_others_wait(
+    job: Job, num_ranks: int
+):
+    result = run(job, num_ranks, "if rank: time.sleep(20)\nmpi_rollout.connect(POLE, 4, timeout_s=1).__enter__()")
+    assert result.code != 0
+    assert "in start_mpi_on_all_ranks" in result.err
+
+
+@pytest.mark.mpi(2)
+def test_two_connections_at_once_are_refused_in_time(job: Job, num_ranks: int):
+    """The other ranks serve the first one, and are not free for a second."""
+    result = run(job, num_ranks, USE + "        mpi_rollout.connect(POLE, 4, timeout_s=1).__enter__()")
+    assert result.code != 0
+    assert "rank 1 has not called mpi_rollout.connect within 1 s" in result.err
+
+
+@pytest.mark.mpi(2)
+def test_a_connection_that_is_refused_ends_the_job(job: Job, num_ranks: int):
+    result = run(job, num_ranks, "with mpi_rollout.connect(POLE, 4 + rank): print('in')")
+    assert result.code in (1, 78, 1 | 78) and result.out == ""  # The root's, or another rank's; Hydra mixes them.
+    assert result.num_tracebacks == 1 and "LaunchError: the ranks do not agree on the argument num_envs" in result.err
+
+
+# Envs that fail.
+
+
+@pytest.mark.mpi(3)
+@pytest.mark.parametrize("place", [0, 2], ids=["root", "other"])
+@pytest.mark.parametrize(
+    ("how", "cause"),
+    [("raise", "RuntimeError: the simulator has diverged"), ("exit", "called sys.exit(0)"), ("os_exit", None)],
+    ids=["raise", "exit", "os_exit"],
+)
+def test_an_env_that_fails_ends_the_trainer_with_its_place_and_cause(
+    job: Job, num_ranks: int, place: int, how: str, cause: str | None
+):
+    kwargs = json.dumps({"how": how, "rank": place, "after": 2}).replace("null", "None")
+    code = f"""
+import faults
+with mpi_rollout.connect(faults.failing, 6, env_kwargs={kwargs} | dict(image=False)) as envs:
+    if envs is not None:
+        envs.reset(seed=0)
+        for _ in range(20):
+            envs.step(np.full(6, 3))
+"""
+    result = run(job, num_ranks, code)
+    assert result.code == 1 if cause else result.code not in (0, 70)
+    envs = f"{2 * place} to {2 * place + 1}"
+    told = f"RankError: rank {place} ({HOST}, envs {envs}), step 3: env {2 * place}, step 3 of its episode: {cause}"
+    assert result.err.count(told) == (1 if cause else 0)
+
+
+@pytest.mark.mpi(2)
+@pytest.mark.parametrize(
+    "said",
+    ["metadata = {'hook': lambda: 3}", "observation_space = Mine(-1, 2**62, (4,), np.int64)"],
+    ids=["metadata", "a space"],
+)
+def test_what_envs_say_of_themselves_and_ranks_cannot_send_does_not_hang_them(job: Job, num_ranks: int, said: str):
+    code = f"""
+import envs as test_envs
+from gymnasium import spaces
+class Mine(spaces.Box): pass
+Mine.__module__ = "nowhere"
+class Own(test_envs.Counting):
+    {said}
+with mpi_rollout.connect(Own, 4) as envs:
+    if envs is not None: print(envs.reset()[0].shape)
+"""
+    result = run(job, num_ranks, code)
+    assert result.out == "(4, 4)\n" if result.code == 0 else result.num_tracebacks == 1
+
+
+@pytest.mark.mpi(2)
+def test_an_env_may_be_made_by_any_callable_and_actions_come_as_any_sequence(job: Job, num_ranks: int):
+    code = """
+import functools, gymnasium
+class Factory:
+    def __call__(self, **kwargs): return gymnasium.make(POLE, **kwargs)
+makes = [lambda: gymnasium.make(POLE), functools.partial(gymnasium.make, POLE), Factory(), gymnasium.spec(POLE).make]
+for make in makes:
+    with mpi_rollout.connect(make, 4) as envs:
+        if envs is not None:
+            envs.reset(seed=1)
+            steps = [envs.step(each) for each in ([0, 1, 0, 1], (0, 1, 0, 1), np.array([0, 1, 0, 1], np.uint8))]
+            print(steps[-1][0].sum())
+"""
+    result = run(job, num_ranks, code)
+    assert result.code == 0, result.err
+    assert len(result.out.split()) == 4 and len(set(result.out.split())) == 1
+
+
+@pytest.mark.mpi(4)
+def test_ranks_of_different_communicators_connect_by_themselves_and_in_any_rank_order(job: Job, num_ranks: int):
+    """Each half has a trainer; in the second one the last rank is its root."""
+    code = """
+from mpi4py import MPI
+half = MPI.COMM_WORLD.Split(rank // 2, key=rank if rank < 2 else -rank)
+with mpi_rollout.connect(POLE, 3 + rank // 2, comm=half) as envs:
+    if envs is not None:
+        envs.reset(seed=0)
+        rewards = envs.step(np.zeros(envs.num_envs, int))[1]
+        open(f"told by {rank}", "w").write(str(rewards.tolist()))
+"""
+    assert run(job, num_ranks, code).code == 0
+    told = {path.name: path.read_text() for path in job.folder.glob("told by *")}
+    assert told == {"told by 0": str([1.0] * 3), "told by 3": str([1.0] * 4)}

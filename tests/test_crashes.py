@@ -1,0 +1,102 @@
+"""What a run has acknowledged as committed survives a SIGKILL at every single one of its writes.
+
+killer.c kills before the n-th write, or in its middle; crashes.py runs and looks, for every n.  A write of data may be
+torn anywhere.  One of metadata may not: HDF5 then refuses what it describes, at once and without handing out anything
+wrong.  Linux looks for a SIGKILL between the pages of a write, not within one: of the writes of metadata, some hundred
+bytes each, only those that cross the end of a page can be torn so.  A loss of power can tear any.
+"""
+
+import json
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import h5py
+import pytest
+from conftest import TESTS, job_environment
+
+from mpi_rollout.storage.reader import leaf_datasets
+
+CASES = [(kind, how) for kind in ("nested", "pictures") for how in ("whole", "torn")]
+TIMEOUT_S = 300
+
+
+def crash(folder: Path, killer: Path, kind: str, how: str) -> list[dict]:
+    """What became of a run killed at each of its writes; the last one is not killed."""
+    folder.mkdir()
+    done = subprocess.run(
+        [sys.executable, str(TESTS / "crashes.py"), kind, how],
+        cwd=folder, env=job_environment(LD_PRELOAD=str(killer)), capture_output=True, text=True, timeout=TIMEOUT_S,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], list[dict]]:
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("there is no C compiler; apt-get install gcc, or load a compiler module")
+    folder = tmp_path_factory.mktemp("crashes")
+    killer = folder / "killer.so"
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", killer, TESTS / "killer.c", "-ldl"], check=True)
+    with ThreadPoolExecutor(2) as pool:
+        found = {case: pool.submit(crash, folder / "-".join(case), killer, *case) for case in CASES}
+        outcomes = {case: each.result() for case, each in found.items()}
+    for kind, how in CASES:
+        outcomes[kind, how][-1]["data_sizes"] = data_sizes(folder / f"{kind}-{how}" / "run.h5")
+    return outcomes
+
+
+def data_sizes(path: Path) -> set[int]:
+    """How many bytes the writes of chunks have, with and without checksum."""
+    with h5py.File(path) as file:
+        infos = [each.id.get_chunk_info(0) for each in leaf_datasets(file).values() if each.id.get_num_chunks()]
+    return {size for info in infos for size in (info.size, info.size - 4)}
+
+
+@pytest.mark.parametrize(("kind", "how"), CASES)
+def test_the_run_that_is_not_killed_is_complete(outcomes: dict, kind: str, how: str):
+    *killed, last = outcomes[kind, how]
+    assert (last["code"], last["said"]) == (0, ["complete"])
+    assert all(each["code"] == -9 for each in killed) and len(killed) > 50
+
+
+@pytest.mark.parametrize("kind", ["nested", "pictures"])
+def test_every_acknowledged_step_survives_a_kill_at_any_write(outcomes: dict, kind: str):
+    committed = {each["committed"] for each in outcomes[kind, "whole"]}
+    assert len(committed) > 2
+    for each in outcomes[kind, "whole"][:-1]:
+        assert num_recovered(each) >= each["committed"], each
+
+
+@pytest.mark.parametrize("kind", ["nested", "pictures"])
+def test_every_acknowledged_step_survives_a_kill_amid_any_write_of_data(outcomes: dict, kind: str):
+    *killed, last = outcomes[kind, "torn"]
+    torn = [each for each in killed if int(each["write"][0].split()[1]) in last["data_sizes"]]
+    assert len(torn) > 20
+    for each in torn:
+        assert num_recovered(each) >= each["committed"], each
+
+
+@pytest.mark.parametrize("kind", ["nested", "pictures"])
+def test_torn_metadata_are_refused_at_once_or_harmless(outcomes: dict, kind: str):
+    """Where something is recovered, crashes.py has compared it."""
+    *killed, last = outcomes[kind, "torn"]
+    torn = [each for each in killed if int(each["write"][0].split()[1]) not in last["data_sizes"]]
+    assert len(torn) > 20
+    for each in torn:
+        assert each["look"] == 0, each
+        assert each["said"][-1].startswith(("recovered ", "refused run.h5.part")), each
+
+
+def num_recovered(outcome: dict) -> int:
+    """How many steps were recovered; 0 if there was none to be."""
+    assert outcome["look"] == 0, outcome
+    said = outcome["said"][-1].split()
+    if said[0] == "recovered":
+        return int(said[1])
+    assert said[0] == "refused" and outcome["committed"] == 0, outcome
+    return 0

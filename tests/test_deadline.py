@@ -1,0 +1,116 @@
+"""When a run must stop: how durations are written, what the margin is, and that a job ends before its time."""
+
+import os
+import time
+
+import pytest
+from conftest import Job, assert_same_bytes, datasets
+
+from mpi_rollout import deadline
+from mpi_rollout.deadline import LEAST_MARGIN_S, Deadline, process_start, seconds_of
+from mpi_rollout.errors import UsageError
+
+RUN = ("--env-factory", "stopping:Slow", "--num-envs", "4", "--progress", "none", "--policy", "stopping:counting")
+NOW = 1_000_000.0
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("90", 90 * 60),
+        ("0:06", 6),
+        ("5:30", 5 * 60 + 30),
+        ("0:90", 90),
+        ("01:30:00", 90 * 60),
+        ("100:00:00", 360_000),
+        ("1-12", 36 * 3600),
+        ("1-12:30", 36 * 3600 + 30 * 60),
+        ("1-12:30:15", 36 * 3600 + 30 * 60 + 15),
+        ("0-00:00:01", 1),
+        (" 10:00 ", 600),
+    ],
+)
+def test_a_duration_is_read_as_slurm_writes_it(text, seconds):
+    assert seconds_of(text) == seconds
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "soon", "1h", "-5", "1.5", "1:2:3:4", "1-", "-1:00", "1-2-3", "1::2", "UNLIMITED", "\u0665", "0", "0:00"],
+)
+def test_what_is_no_duration_is_refused(text):
+    with pytest.raises(UsageError, match=r"^--max-walltime must be "):
+        seconds_of(text)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch):
+    """A clock that stands at NOW, at which the process was started, until the test moves it."""
+
+    def move(by_s: float) -> None:
+        monkeypatch.setattr(deadline.time, "time", lambda: NOW + by_s)
+
+    monkeypatch.delenv("SLURM_JOB_END_TIME", raising=False)
+    monkeypatch.setattr(deadline, "process_start", lambda: NOW)
+    move(0.0)
+    return move
+
+
+def test_without_a_limit_it_is_never_time_to_stop(clock):
+    clock(1e9)
+    assert not Deadline(None).is_near(100.0, 100.0)
+
+
+def test_the_margin_grows_with_the_worst_commit_and_the_worst_pause(clock):
+    end = Deadline("1:40")
+    for worst_commit_s, worst_pause_s in ((0.0, 0.0), (5.0, 0.0), (0.0, 7.0), (5.0, 7.0)):
+        left_s = LEAST_MARGIN_S + 2 * worst_commit_s + 2 * worst_pause_s
+        clock(100.0 - left_s - 0.1)
+        assert not end.is_near(worst_commit_s, worst_pause_s)
+        clock(100.0 - left_s + 0.1)
+        assert end.is_near(worst_commit_s, worst_pause_s)
+    assert end.reason == "--max-walltime"
+
+
+@pytest.mark.parametrize(("slurm_s", "reason"), [(50, "the SLURM job's time limit"), (500, "--max-walltime")])
+def test_the_earlier_of_two_limits_counts(clock, monkeypatch, slurm_s, reason):
+    monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(NOW) + slurm_s))
+    end = Deadline("1:40")
+    assert end.reason == reason
+    clock(min(slurm_s, 100) - LEAST_MARGIN_S - 1)
+    assert not end.is_near(0.0, 0.0)
+    clock(min(slurm_s, 100) - LEAST_MARGIN_S + 1)
+    assert end.is_near(0.0, 0.0)
+
+
+@pytest.mark.parametrize("value", ["", "never", "-1", "1e9"])
+def test_a_slurm_limit_that_is_no_time_is_none(clock, monkeypatch, value):
+    monkeypatch.setenv("SLURM_JOB_END_TIME", value)
+    clock(1e9)
+    assert not Deadline(None).is_near(0.0, 0.0)
+
+
+def test_the_start_of_this_process_is_known():
+    assert time.time() - 24 * 3600 < process_start() <= time.time()
+    assert abs(process_start() - os.stat("/proc/self").st_ctime) < 60
+
+
+@pytest.mark.mpi(2)
+def test_a_job_ends_before_its_time_and_is_continued(job: Job, num_ranks):
+    """6 s, of which the start takes some; 400 steps need 40 s at least."""
+    arguments = (*RUN, "--num-steps", "400", "--out", "run.h5", "--max-walltime", "0:06")
+    result = job(num_ranks, *arguments)
+    assert result.code == 75 and result.messages[-1].partition(": stopped for ")[2].startswith("--max-walltime; the ")
+    again = job(num_ranks, *arguments)
+    assert again.code == 75 and "continuing run.h5.part after" in again.err
+
+
+@pytest.mark.mpi(2)
+def test_the_end_of_the_slurm_job_is_heeded(job: Job, num_ranks):
+    """Over already: every start takes as many steps as it takes to look."""
+    arguments = (*RUN, "--num-steps", "6", "--out", "run.h5")
+    result = job(num_ranks, *arguments, SLURM_JOB_END_TIME="1000000000")
+    assert result.code == 75 and "stopped for the SLURM job's time limit; the 1 steps before" in result.messages[-1]
+    assert job(num_ranks, *arguments).code == 0
+    quick = ("--env-factory", "stopping:Counting", *arguments[2:-2])
+    assert_same_bytes(datasets(job.folder / "run.h5"), datasets(job.collect(None, *quick, out="quick.h5")))

@@ -1,0 +1,244 @@
+"""Infos of many envs are one dict, whoever's they are; or named ones only, in columns; or none."""
+
+import random
+from collections.abc import Callable
+from functools import cache
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import Job, once
+from envs import Agreeing
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+from oracle import differences, record
+
+from mpi_rollout.errors import UsageError
+from mpi_rollout.infos import info_leaves, merge_infos, names_of, tell
+
+# Dicts of neighbouring envs made into one.
+
+KINDS: dict[str, Callable[[random.Random], Any]] = {
+    "int": lambda draw: draw.randrange(1, 99),
+    "float": lambda draw: draw.random(),
+    "bool": lambda draw: True,
+    "float32": lambda draw: np.float32(draw.random()),
+    "int8": lambda draw: np.int8(draw.randrange(1, 99)),
+    "text": lambda draw: f"word {draw.random()}",
+    "nothing": lambda draw: None,
+    "list": lambda draw: [draw.random()] * draw.randrange(3),
+    "vector": lambda draw: np.full(3, draw.random()),
+    "matrix": lambda draw: np.full((2, 2), draw.randrange(9), np.int16),
+    "no size": lambda draw: np.zeros((0, 4)),
+    "strings": lambda draw: np.array(["a", f"{draw.randrange(99)}"], "<U4"),
+}
+
+
+def random_info(draw: random.Random, depth: int = 2) -> dict[str, Any]:
+    """What one env says: some of all kinds, and dicts of the same."""
+    info = {name: make(draw) for name, make in KINDS.items() if draw.random() < 0.4}
+    if depth and draw.random() < 0.7:
+        info |= {name: random_info(draw, depth - 1) for name in ("deep", "low") if draw.random() < 0.6}
+    return info
+
+
+def added(infos: list[dict[str, Any]]) -> dict[str, Any]:
+    """What Gymnasium makes of the infos of some envs, one after the other."""
+    envs, gathered = VectorEnv(), {}
+    envs.num_envs = len(infos)
+    for index, info in enumerate(infos):
+        gathered = envs._add_info(gathered, info, index)
+    return gathered
+
+
+def merged(infos: list[dict[str, Any]], edges: list[int]) -> dict[str, Any]:
+    """The same by way of what neighbouring envs tell; those that are silent are left out, as ranks do."""
+    parts = [(slice(start, stop), told(infos[start:stop])) for start, stop in pairwise([0, *edges, len(infos)])]
+    return merge_infos(len(infos), [(rows, part) for rows, part in parts if part])
+
+
+def told(infos: list[dict[str, Any]]) -> dict[str, Any]:
+    """What a rank makes of the infos of its envs."""
+    gathered: dict[str, Any] = {}
+    for index, info in enumerate(infos):
+        tell(gathered, info, index)
+    return gathered
+
+
+EDGES = [[], [1], [6], [2, 4], [1, 2, 3, 4, 5, 6]]
+
+
+@pytest.mark.parametrize("edges", EDGES, ids=str)
+@pytest.mark.parametrize("seed", range(12))
+def test_merged_infos_are_those_of_one_vector_env(seed: int, edges: list[int]):
+    draw = random.Random(seed)
+    infos = [random_info(draw) if draw.random() < 0.8 else {} for _ in range(7)]
+    assert differences(merged(infos, edges), added(infos)) == []
+
+
+@pytest.mark.parametrize("edges", EDGES, ids=str)
+@pytest.mark.parametrize(
+    "values",
+    [[1, 0.5, 0.25, 1, 0.5, 1, 0.5], [0.5, 1, 0.25, 1, 0.5, 1, 0.125], [0.5, True, 3, 0.5, np.int8(4), 0.25, 1]],
+    ids=str,
+)
+def test_of_numbers_of_several_types_the_first_envs_decides_for_all(values: list[Any], edges: list[int]):
+    """As in FrozenLake-v1: its `prob` is the int 1 after a reset, and the float 1/3 after a step."""
+    infos = [{"prob": value, "deep": {"prob": value}} for value in values]
+    assert differences(merged(infos, edges), added(infos)) == []
+
+
+def test_of_no_infos_comes_an_empty_dict():
+    assert merge_infos(3, []) == {}
+
+
+# Which infos are wanted.
+
+
+def test_named_infos_become_columns_also_below_the_final_info_where_there_is_one():
+    wanted = {"lives": int, "deep/position": (np.float32, (2, 3))}
+    found = [(leaf.keys, leaf.dtype.name, leaf.shape) for leaf in info_leaves(wanted, has_final_infos=True)]
+    plain = [(("lives",), "int64", ()), (("deep", "position"), "float32", (2, 3))]
+    assert found == plain + [(("final_info", *keys), *rest) for keys, *rest in plain]
+    assert len(info_leaves(wanted)) == 2 and info_leaves("all") == info_leaves("none") == ()
+
+
+def test_envs_are_asked_for_the_outermost_names():
+    assert names_of({"lives": int, "deep/position": float, "deep/odd": int}) == ("lives", "deep")
+    assert names_of("all") is True and names_of("none") is False
+
+
+@pytest.mark.parametrize(
+    ("infos", "message"),
+    [
+        ("some", r'infos must be "none", "all" or names with dtypes such as {"lives": int}, got \'some\''),
+        ({"lives": "many"}, r"infos: 'lives' must have a dtype or \(dtype, shape\), got 'many'"),
+        ({"lives": str}, r"infos: 'lives' must have a dtype of numbers, got <U0; use infos='all' for others"),
+        ({"lives": object}, r"must have a dtype of numbers, got object"),
+        ({"lives": (int, 3, 4)}, r"infos: 'lives' must have a dtype or \(dtype, shape\), got"),
+        ({"lives": (int, "3x")}, r"infos: 'lives' must have a dtype or \(dtype, shape\), got"),
+        ({3: int}, r"infos: 3 must have a dtype"),
+    ],
+    ids=str,
+)
+def test_infos_that_cannot_be_wanted_are_refused(infos: Any, message: str):
+    with pytest.raises(UsageError, match=message):
+        info_leaves(infos)
+
+
+# What a trainer gets.
+
+NUM_ENVS, NUM_STEPS = 7, 20
+MODES = ("next_step", "same_step")
+WANTED: dict[str, Any] = {
+    "mass": float,
+    "odd": int,  # In odd steps only.
+    "flag": bool,
+    "single": np.float64,  # Of float32.
+    "position": (np.float32, (2, 3)),
+    "deep/odd": np.int16,
+    "deep/down/row": (int, (3,)),
+    "third/of": int,  # In some envs only.
+    "absent": float,
+}
+WAYS: dict[str, dict[str, Any]] = {"lockstep": {}, "two groups": {"num_groups": 2}, "first ready": {"batch_size": 1}}
+
+
+def leaf_of(infos: dict[str, Any], path: str) -> tuple[Any, np.ndarray] | None:
+    """Values and mask of one info in what Gymnasium gives; None where no env has it."""
+    has = np.ones(NUM_ENVS, bool)
+    for key in path.split("/"):
+        if key not in infos:
+            return None
+        has, infos = has & infos[f"_{key}"], infos[key]
+    return (infos, has) if has.any() else None
+
+
+def paths_of(infos: dict[str, Any], above: str = "") -> set[str]:
+    """The places of all arrays but masks."""
+    found = set()
+    for key, value in infos.items():
+        if not key.startswith("_"):
+            found |= paths_of(value, f"{above}{key}/") if isinstance(value, dict) else {above + key}
+    return found
+
+
+@cache
+def everything(mode: str) -> list[Any]:
+    return record(SyncVectorEnv([Agreeing] * NUM_ENVS, autoreset_mode=AutoresetMode[mode.upper()]), NUM_STEPS)
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], dict[tuple[str, str, str], Any]]:
+    """What a job on some ranks gives with named infos and with none, for each mode and way."""
+
+    @once
+    def of(num_ranks: int) -> dict[tuple[str, str, str], Any]:
+        choices = {"named": WANTED, "none": "none"}
+        keys = [(choice, mode, way) for choice in choices for mode in MODES for way in WAYS]
+        cases = [
+            ("envs:Agreeing", NUM_ENVS, NUM_STEPS, {"infos": choices[choice], "autoreset_mode": mode, **WAYS[way]})
+            for choice, mode, way in keys
+        ]
+        found = Job(tmp_path_factory.mktemp("infos")).train(num_ranks, "recordings", cases)
+        return dict(zip(keys, found, strict=True))
+
+    return of
+
+
+@pytest.mark.mpi(1, 3)
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("mode", MODES)
+def test_named_infos_are_those_that_gymnasium_gives(recorded, num_ranks: int, mode: str, way: str):
+    """With the dtype that was asked for, and where an env does not have them, 0."""
+    wanted = WANTED | {f"final_info/{path}": kind for path, kind in WANTED.items() if mode == "same_step"}
+    num_compared = 0
+    for outputs, expected in zip(recorded(num_ranks)["named", mode, way], everything(mode), strict=True):
+        assert differences(outputs[:-1], expected[:-1]) == []
+        leaves = {path: leaf_of(expected[-1], path) for path in wanted}
+        assert paths_of(outputs[-1]) - {"final_obs"} == {path for path in wanted if leaves[path]}
+        for path in paths_of(outputs[-1]) - {"final_obs"}:
+            (values, has), (theirs, has_theirs) = leaf_of(outputs[-1], path), leaves[path]
+            assert has.tolist() == has_theirs.tolist(), path
+            assert values.dtype == np.dtype(wanted[path][0] if isinstance(wanted[path], tuple) else wanted[path])
+            assert (values[has] == theirs[has]).all() and not values[~has].any(), path
+            num_compared += 1
+    assert num_compared > 6 * NUM_STEPS
+
+
+@pytest.mark.mpi(1, 3)
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("mode", MODES)
+def test_without_infos_all_else_is_the_same(recorded, num_ranks: int, mode: str, way: str):
+    """Final observations stay: who bootstraps from an episode's end cannot do without."""
+    for outputs, expected in zip(recorded(num_ranks)["none", mode, way], everything(mode), strict=True):
+        finals = {name: value for name, value in expected[-1].items() if name in ("final_obs", "_final_obs")}
+        assert differences(outputs, (*expected[:-1], finals)) == []
+
+
+HOLDING = ("envs:Holding", {"tells": True})
+TELLING = ("envs:Telling", {})
+WRONG = {
+    "what no rank can send": (*HOLDING, "all", "lock"),
+    "an object for a number": (*HOLDING, {"lock": "f8"}, "lock"),
+    "a word for a number": (*TELLING, {"text": "f8"}, "text"),
+    "another shape": (*TELLING, {"position": ("f8", (2,))}, "position"),
+    "a number for an array": (*TELLING, {"mass": ("f8", (2,))}, "mass"),
+    "a number for a dict": (*TELLING, {"mass/lost": "f8"}, "mass"),
+    "a dict for a number": (*TELLING, {"deep": "f8"}, "deep"),
+}
+
+
+@pytest.fixture(scope="module")
+def wrong(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, str]]:
+    """What the root is told of infos that are not as they were wanted."""
+    cases = [(env, 4, 3, {"env_kwargs": kwargs, "infos": infos}) for env, kwargs, infos, _ in WRONG.values()]
+    return dict(zip(WRONG, Job(tmp_path_factory.mktemp("wrong")).train(2, "failures", cases), strict=True))
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("name", WRONG)
+def test_infos_that_are_not_as_they_were_wanted_are_an_error_that_names_them(wrong, name: str):
+    raised, text = wrong[name]
+    assert raised == "RankError" and text.startswith("rank ")
+    assert repr(WRONG[name][-1]) in text

@@ -1,0 +1,88 @@
+"""The output cannot be written: nothing of somebody else's is lost, and what was committed is kept."""
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import WHOLE, Result, assert_same_bytes, datasets, processes_in
+from kept import ENVS, OUT, PACED, assert_begins, kwargs, outputs
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 24 MB."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(folder)]
+    if os.getuid() != 0 or subprocess.run(mount, capture_output=True).returncode != 0:
+        pytest.skip("only root can mount a small file system")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def assert_full(result: Result, path: Path, whole: dict[str, np.ndarray]) -> None:
+    assert result.code == 74 and result.num_tracebacks == 0, result.err
+    [message] = result.messages
+    found = re.search(r"\(([\d.]+) MB free in (.*)\); its first (\d+) steps are committed", message)
+    assert message.startswith("cannot write ") and found, message
+    assert found[2] == str(path.parent)
+    num_steps = assert_begins(path, whole)
+    assert num_steps > 0 and num_steps == int(found[3])
+
+
+@pytest.mark.mpi(1, 2)
+def test_a_full_disk_ends_the_job_and_leaves_what_was_committed(job, whole, num_ranks, small_disk):
+    arguments = ("--env-factory", "envs:Image", "--num-steps", "1000000", *ENVS)
+    result = job(num_ranks, *arguments, "--out", str(small_disk / "run.h5"))
+    assert_full(result, small_disk / "run.h5.part", whole)
+    assert float(re.search(r"\(([\d.]+) MB free", result.messages[0])[1]) < 24.0
+    assert sorted(os.listdir(small_disk)) == ["run.h5.part", "run.status.json"]
+
+
+@pytest.mark.mpi(1, 2)
+def test_a_limit_on_the_size_of_files_ends_the_job_in_the_same_way(job, whole, num_ranks):
+    arguments = ("--env-factory", "faults:limited", *kwargs(nbytes=20_000_000), "--num-steps", "1000000", *ENVS)
+    result = job(num_ranks, *arguments, *OUT)
+    assert_full(result, job.folder / "run.h5.part", whole)
+    assert processes_in(job.folder) == []
+
+
+def test_a_disk_that_is_full_at_the_start_is_told_too(job):
+    arguments = ("--env-factory", "faults:limited", *kwargs(nbytes=100), "--num-steps", "20", *ENVS)
+    result = job(None, *arguments, *OUT)
+    assert result.code == 74 and len(result.messages) == 1 and result.num_tracebacks == 0
+    assert "cannot write run.h5.part" in result.messages[0]
+
+
+@pytest.mark.mpi(2)
+def test_a_second_run_with_the_same_output_is_refused_and_the_first_is_unharmed(job, whole, num_ranks):
+    arguments = (*PACED, "--num-steps", str(WHOLE), *ENVS, *OUT)
+    first = job.start(num_ranks, *arguments)
+    first.wait_until((job.folder / "run.h5.part").exists)
+    second = job(None, *arguments)
+    assert second.code == 64 and len(second.messages) == 1 and "another run is writing it" in second.messages[0]
+    assert first.finish().code == 0
+    assert_same_bytes(datasets(job.folder / "run.h5"), whole)
+
+
+def test_of_runs_that_start_at_the_same_moment_one_gets_the_output(job, whole):
+    arguments = (*PACED, "--num-steps", str(WHOLE), *ENVS, *OUT)
+    results = [run.finish() for run in [job.start(None, *arguments) for _ in range(3)]]
+    assert sorted(result.code == 0 for result in results) == [False, False, True]
+    assert {result.code for result in results} <= {0, 64, 74}
+    assert all(len(result.messages) == 1 for result in results if result.code)
+    assert_same_bytes(datasets(job.folder / "run.h5"), whole)
+    assert outputs(job.folder) == ["run.h5"]
+
+
+def test_an_output_that_appears_during_the_run_is_not_overwritten(job, whole):
+    run = job.start(None, *PACED, "--num-steps", str(WHOLE), *ENVS, *OUT)
+    run.wait_until((job.folder / "run.h5.part").exists)
+    (job.folder / "run.h5").write_text("somebody else's")
+    result = run.finish()
+    assert result.code == 74 and len(result.messages) == 1 and "run.h5 has appeared" in result.messages[0]
+    assert (job.folder / "run.h5").read_text() == "somebody else's"
+    assert_same_bytes(datasets(job.folder / "run.h5.part"), whole)

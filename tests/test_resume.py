@@ -1,0 +1,456 @@
+"""A run that is stopped or killed, and continued by the same command, gives what a run gives that nothing stops."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from conftest import Job, Result, assert_same_bytes, datasets, job_environment, processes_in
+from gymnasium import spaces
+
+from mpi_rollout.layout import Block
+from mpi_rollout.storage import rows_per_block
+
+OUT = ("--out", "run.h5", "--progress", "none")
+SHORT = '{"max_episode_steps": 17}'
+
+
+def run_of(*env: str, num_envs: int, num_steps: int, policy: str | None = None) -> tuple[str, ...]:
+    sizes = ("--num-envs", str(num_envs), "--num-steps", str(num_steps), "--seed", "5")
+    return (*env, *sizes, *(("--policy", f"stopping:{policy}") if policy else ()))
+
+
+RUNS = {
+    "CartPole": run_of(
+        "--env", "CartPole-v1", "--env-kwargs", SHORT, num_envs=5, num_steps=90, policy="binary"
+    ),
+    "Counting": run_of("--env-factory", "stopping:Counting", num_envs=5, num_steps=60, policy="counting"),
+    "Nested": run_of("--env-factory", "stopping:Nested", num_envs=6, num_steps=60, policy="nested"),
+    "Image": run_of("--env-factory", "stopping:Image", num_envs=12, num_steps=700, policy="counting"),
+    "Pendulum": run_of(
+        "--env", "Pendulum-v1", "--env-kwargs", '{"max_episode_steps": 40}', num_envs=4, num_steps=130, policy="torque"
+    ),
+    "HumanoidStandup": run_of("--env", "HumanoidStandup-v5", num_envs=3, num_steps=40, policy="humanoid"),
+    "Breakout": run_of("--env", "ale_py:ALE/Breakout-v5", num_envs=3, num_steps=40, policy="breakout"),
+}  # fmt: skip
+NEEDS = {"HumanoidStandup": "mujoco", "Breakout": "ale_py"}
+
+
+class References:
+    """Files of runs that nothing stops, made when they are asked for."""
+
+    def __init__(self, folder: Path):
+        self._folder, self._found = folder, {}
+
+    def __call__(self, arguments: tuple[str, ...]) -> dict[str, np.ndarray]:
+        if arguments not in self._found:
+            job = Job(self._folder)
+            self._found[arguments] = datasets(job.collect(None, *arguments, out=f"{len(self._found)}.h5"))
+        return self._found[arguments]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> References:
+    return References(tmp_path_factory.mktemp("whole"))
+
+
+def arguments_of(name: str) -> tuple[str, ...]:
+    if name in NEEDS:
+        pytest.importorskip(NEEDS[name])
+    return RUNS[name]
+
+
+def committed(path: Path) -> int:
+    """The steps that an unfinished file has; 0 where it cannot be read yet."""
+    try:
+        with h5py.File(path, libver="latest", swmr=True) as file:
+            return int(file["trajectories"].attrs["num_steps"])
+    except (OSError, KeyError):
+        return 0
+
+
+def stop(job: Job, arguments: tuple[str, ...], at: str, num_ranks: int | None = None, *more: str) -> Result:
+    """Start or continue a run that stops where `at` says; it must not come to its end."""
+    result = job(num_ranks, *arguments, *OUT, *more, STOP_AT=at)
+    assert result.code != 0 and not (job.folder / "run.h5").exists(), result.err
+    return result
+
+
+def finish(job: Job, arguments: tuple[str, ...], num_ranks: int | None = None, *more: str) -> dict[str, np.ndarray]:
+    """Continue a run to its end; return its data."""
+    result = job(num_ranks, *arguments, *OUT, *more)
+    assert result.code == 0, result.err
+    assert not list(job.folder.glob("run.h5.*"))
+    return datasets(job.folder / "run.h5")
+
+
+def verify(job: Job, name: str) -> Result:
+    command = [sys.executable, "-m", "mpi_rollout", "verify", name]
+    done = subprocess.run(command, cwd=job.folder, env=job_environment(), capture_output=True, text=True, timeout=60)
+    return Result(done.returncode, done.stdout, done.stderr, 0.0)
+
+
+def block_rows(num_steps: int, num_envs: int) -> int:
+    """The rows of a block of stopping:Image."""
+    space, actions = spaces.Box(0, 255, (40, 48, 3), np.uint8), spaces.Discrete(5, start=2)
+    return rows_per_block(Block.row_nbytes(space, actions, num_envs), num_steps)
+
+
+# --- The same bytes
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_run_that_failed_twice_and_is_continued_gives_the_same_bytes(job: Job, whole: References, name):
+    """On other rank counts each time; 22 steps are more than an episode of some of the envs, less than of others."""
+    arguments = arguments_of(name)
+    assert stop(job, arguments, "raise:23", 2).code == 70
+    assert committed(job.folder / "run.h5.part") == 22
+    stop(job, arguments, "raise:8")
+    assert committed(job.folder / "run.h5.part") == 29
+    assert_same_bytes(finish(job, arguments, 3), whole(arguments))
+
+
+@pytest.mark.mpi(1, 2)
+def test_what_several_ranks_left_few_continue(job: Job, whole: References, num_ranks):
+    stop(job, RUNS["CartPole"], "raise:50", 3)
+    assert_same_bytes(finish(job, RUNS["CartPole"], num_ranks), whole(RUNS["CartPole"]))
+
+
+@pytest.mark.parametrize("name", ["CartPole", "Nested", "Image"])
+def test_a_run_whose_root_was_killed_is_continued_from_its_last_commit(job: Job, whole: References, name):
+    """Image has several blocks, so that some steps are committed; of the others nothing is."""
+    arguments = arguments_of(name)
+    stop(job, arguments, "kill:690" if name == "Image" else "kill:40", 2)
+    assert (committed(job.folder / "run.h5.part") > 0) == (name == "Image")
+    assert_same_bytes(finish(job, arguments, 3), whole(arguments))
+
+
+def test_a_run_may_be_interrupted_at_every_step(job: Job, whole: References):
+    """In that after an episode's end too: they have 3 to 7 steps.  Every start takes one step."""
+    arguments = run_of("--env-factory", "stopping:Counting", num_envs=6, num_steps=9, policy="counting")
+    for num_steps in range(1, 9):
+        stop(job, arguments, "raise:2")
+        assert committed(job.folder / "run.h5.part") == num_steps
+    assert_same_bytes(finish(job, arguments, 2), whole(arguments))
+    assert status(job)["starts"] == 9
+
+
+@pytest.mark.parametrize("place", ["-1", "0", "+1"])
+def test_a_run_may_be_interrupted_about_the_end_of_a_block(job: Job, whole: References, place):
+    arguments = RUNS["Image"]
+    rows = block_rows(700, 12)
+    assert 0 < rows < 350
+    stop(job, arguments, f"raise:{rows + int(place) + 1}")
+    assert committed(job.folder / "run.h5.part") == rows + int(place)
+    stop(job, arguments, f"raise:{rows + 1}", 2)  # And a block later.
+    assert committed(job.folder / "run.h5.part") == 2 * rows + int(place)
+    assert_same_bytes(finish(job, arguments), whole(arguments))
+
+
+@pytest.mark.parametrize("place", ["-1", "0", "+1"])
+def test_a_run_may_be_interrupted_about_the_end_of_a_chunk(job: Job, whole: References, place):
+    arguments = RUNS["Image"]
+    stop(job, arguments, "raise:3")
+    with h5py.File(job.folder / "run.h5.part") as file:
+        rows = file["trajectories/observations"].chunks[0]
+    assert 2 < rows < block_rows(700, 12)
+    stop(job, arguments, f"raise:{rows + int(place) + 1 - 2}")
+    assert committed(job.folder / "run.h5.part") == rows + int(place)
+    assert_same_bytes(finish(job, arguments), whole(arguments))
+
+
+def test_chunks_that_hold_some_of_the_envs_are_continued_too(job: Job, whole: References):
+    """One step of all envs is more than a chunk."""
+    arguments = run_of("--env-factory", "stopping:Image", num_envs=200, num_steps=12, policy="counting")
+    stop(job, arguments, "raise:4")
+    stop(job, arguments, "raise:4", 2)
+    assert_same_bytes(finish(job, arguments), whole(arguments))
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (("--mode", "async"), ()),
+        ((), ("--mode", "async")),
+        (("--num-groups", "2"), ("--dedicated-root",)),
+        (("--dedicated-root",), ("--num-groups", "2")),
+    ],
+    ids=lambda options: " ".join(options) or "sync",
+)
+def test_how_ranks_work_together_may_change(job: Job, whole: References, before, after):
+    arguments = RUNS["Nested"]
+    stop(job, arguments, "raise:31", 3, *before)
+    assert committed(job.folder / "run.h5.part") > 0
+    assert_same_bytes(finish(job, arguments, 2, *after), whole(arguments))
+
+
+def test_the_random_policy_goes_on_where_it_was(job: Job, whole: References):
+    arguments = run_of("--env-factory", "stopping:Stopping", num_envs=4, num_steps=600)
+    episodes = whole(arguments)["/episodes"]
+    for row in (episodes[30], episodes[300]):
+        stop(job, arguments, f"raise:{row['seed']}-2", 2)
+        assert 0 < committed(job.folder / "run.h5.part") < 600
+    assert_same_bytes(finish(job, arguments), whole(arguments))
+
+
+@pytest.mark.parametrize("how", ["raise", "kill"])
+def test_an_env_that_fails_on_another_rank_is_continued(job: Job, whole: References, how):
+    arguments = run_of("--env-factory", "stopping:Stopping", num_envs=4, num_steps=60, policy="counting")
+    episodes = whole(arguments)["/episodes"]
+    row = next(row for row in episodes[8:] if row["env_index"] == 3)
+    stop(job, arguments, f"{how}:{row['seed']}-3", 2)
+    assert_same_bytes(finish(job, arguments, 3), whole(arguments))
+
+
+def test_a_run_that_was_killed_when_it_had_only_to_close_its_file_is_complete_at_once(job: Job, whole: References):
+    """What is killed there has all steps committed, and is not complete."""
+    arguments = RUNS["Counting"]
+    program = (
+        "import os, signal, sys\n"
+        "from mpi_rollout.storage.writer import Writer\n"
+        "Writer._finish = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "from mpi_rollout.cli import main\n"
+        f"main({[*arguments, *OUT]!r})\n"
+    )
+    assert job.script(1, program).code != 0
+    assert committed(job.folder / "run.h5.part") == 60
+    assert_same_bytes(finish(job, arguments, 2), whole(arguments))
+
+
+def test_measuring_the_limit_does_not_hinder(job: Job, whole: References):
+    arguments = RUNS["Counting"]
+    stop(job, arguments, "raise:20")
+    assert_same_bytes(finish(job, arguments, 2, "--measure-limit"), whole(arguments))
+
+
+# --- Asked to stop
+
+
+@pytest.mark.mpi(2)
+@pytest.mark.parametrize("how", ["usr1", "term"])
+def test_a_signal_stops_the_run_with_all_steps_and_it_is_continued(job: Job, whole: References, num_ranks, how):
+    arguments = RUNS["Image"]
+    result = stop(job, arguments, f"{how}:100", num_ranks)
+    assert result.code == 75 and result.num_tracebacks == 0
+    assert committed(job.folder / "run.h5.part") >= 100
+    assert_same_bytes(finish(job, arguments, 3), whole(arguments))
+
+
+def test_sigusr1_to_the_launcher_stops_the_run_in_good_order(job: Job):
+    arguments = run_of("--env-factory", "stopping:Slow", num_envs=2, num_steps=100000)
+    run = job.start(2, *arguments, *OUT)
+    run.wait_until((job.folder / "run.h5.part").exists)
+    run.pid_of(1)
+    os.kill(run.pid, signal.SIGUSR1)
+    result = run.finish()
+    assert result.code == 75 and "stopped by SIGUSR1" in result.messages[-1]
+    assert status(job)["state"] == "interrupted"
+
+
+# --- What may change, and what not
+
+
+def status(job: Job) -> dict:
+    return json.loads((job.folder / "run.status.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def left(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """What a run left that failed after 9 steps."""
+    job = Job(tmp_path_factory.mktemp("left"))
+    stop(job, RUNS["Counting"], "raise:10")
+    return (job.folder / "run.h5.part").read_bytes()
+
+
+@pytest.fixture
+def stopped(job: Job, left: bytes) -> Path:
+    """The same in the test's own folder."""
+    path = job.folder / "run.h5.part"
+    path.write_bytes(left)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("--seed", "6", "--seed was 5, is 6"),
+        ("--num-envs", "6", "--num-envs was 5, is 6"),
+        ("--num-steps", "70", "--num-steps was 60, is 70"),
+        ("--policy", "stopping:binary", '--policy was "stopping:counting", is "stopping:binary"'),
+        ("--env-factory", "stopping:Nested", '--env-factory was "stopping:Counting", is "stopping:Nested"'),
+        ("--vectorization-mode", "vector_entry_point", '--vectorization-mode was "sync", is "vector_entry_point"'),
+    ],
+)
+@pytest.mark.parametrize("is_complete", [False, True], ids=["part", "complete"])
+def test_another_run_is_refused_with_what_differs(job: Job, stopped: Path, option, value, said, is_complete):
+    path = stopped
+    if is_complete:
+        path = stopped.with_suffix("")
+        stopped.rename(path)
+    before = path.read_bytes()
+    result = job(None, *RUNS["Counting"], *OUT, option, value)
+    assert result.code == 64 and len(result.messages) == 1
+    assert said in result.messages[0] and "move it away" in result.messages[0]
+    assert path.read_bytes() == before
+
+
+def test_options_that_do_not_decide_on_the_data_may_change(job: Job, whole: References, stopped: Path):
+    more = ("--progress", "lines", "--mode", "async", "--max-walltime", "10:00", "--json", "--batch-size", "2")
+    assert_same_bytes(finish(job, RUNS["Counting"], 3, *more), whole(RUNS["Counting"]))
+
+
+def test_natively_vectorized_envs_are_refused_with_the_way_out(job: Job):
+    arguments = ("--env", "CartPole-v1", "--vectorization-mode", "vector_entry_point", "--num-envs", "4")
+    arguments += ("--num-steps", "50", "--policy", "stopping:binary")
+    stop(job, arguments, "raise:20")
+    assert status(job)["resumable"] is False
+    before = (job.folder / "run.h5.part").read_bytes()
+    result = job(2, *arguments, *OUT)
+    assert result.code == 64 and len(result.messages) == 1
+    assert "cannot be continued" in result.messages[0] and "mpi_rollout recover" in result.messages[0]
+    assert (job.folder / "run.h5.part").read_bytes() == before
+
+
+@pytest.mark.mpi(1, 2)
+def test_of_a_complete_run_nothing_is_left_to_do(job: Job, num_ranks):
+    finish(job, RUNS["Counting"])
+    before = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in job.folder.iterdir()}
+    result = job(num_ranks, *RUNS["Counting"], *OUT)
+    assert result.code == 0 and len(result.messages) == 1 and "nothing is left to do" in result.messages[0]
+    assert result.messages[0].startswith("--out run.h5")
+    assert {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in job.folder.iterdir()} == before
+
+
+def test_a_recovered_file_is_not_taken_for_a_complete_one(job: Job, stopped: Path):
+    command = [sys.executable, "-m", "mpi_rollout", "recover", "run.h5.part"]
+    subprocess.run(command, cwd=job.folder, env=job_environment(), check=True, capture_output=True, timeout=60)
+    result = job(None, *RUNS["Counting"], *OUT)
+    assert result.code == 64 and "was recovered" in result.messages[0]
+
+
+# --- What else can be there
+
+
+@pytest.mark.mpi(2)
+def test_of_two_runs_at_once_the_second_is_refused_also_when_the_first_was_continued(job: Job, num_ranks):
+    arguments = run_of("--env-factory", "stopping:Slow", num_envs=2, num_steps=30, policy="counting")
+    stop(job, arguments, "raise:3")
+    old = (job.folder / "run.h5.part").stat().st_ino
+    first = job.start(num_ranks, *arguments, *OUT)
+    first.wait_until(lambda: (job.folder / "run.h5.part").stat().st_ino != old)
+    second = job(None, *arguments, *OUT)
+    assert second.code == 64 and "another run is writing" in second.messages[0]
+    assert first.finish().code == 0
+    quick = ("--env-factory", "stopping:Counting", *arguments[2:])
+    assert_same_bytes(datasets(job.folder / "run.h5"), datasets(job.collect(None, *quick, out="quick.h5")))
+
+
+def test_a_part_without_a_committed_step_is_begun_anew(job: Job, whole: References):
+    stop(job, RUNS["CartPole"], "kill:30")
+    assert (job.folder / "run.h5.part").exists() and committed(job.folder / "run.h5.part") == 0
+    result = job(2, *RUNS["CartPole"], *OUT)
+    assert result.code == 0 and result.messages == []
+    assert_same_bytes(datasets(job.folder / "run.h5"), whole(RUNS["CartPole"]))
+
+
+@pytest.mark.parametrize("has_part", [False, True])
+def test_what_a_start_left_that_was_killed_early_is_removed(job: Job, whole: References, has_part):
+    if has_part:
+        stop(job, RUNS["Counting"], "raise:10")
+    (job.folder / "run.h5.part.new").write_bytes(b"half a file")
+    assert_same_bytes(finish(job, RUNS["Counting"], 2), whole(RUNS["Counting"]))
+
+
+def damage(path: Path, how: str) -> None:
+    data = bytearray(path.read_bytes())
+    if how == "cut":
+        data = data[: len(data) * 2 // 3]
+    elif how == "head":
+        data[20] ^= 1
+    elif how == "empty":
+        data = bytearray()
+    elif how == "marked and cut":
+        data[11] = 5
+        data = data[:3000]
+    else:
+        with h5py.File(path) as file:
+            dataset = file["trajectories/observations"]
+            place = dataset.id.get_chunk_info(0).byte_offset
+        data[place + 5] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("how", ["cut", "head", "empty", "marked and cut", "data"])
+def test_a_damaged_part_is_refused_and_left_as_it_is(job: Job, stopped: Path, how):
+    damage(stopped, how)
+    before = stopped.read_bytes()
+    result = job(2, *RUNS["Counting"], *OUT)
+    assert result.code == 65 and len(result.messages) == 1 and result.num_tracebacks == 0
+    assert "cannot be continued" in result.messages[0] and "recover" in result.messages[0]
+    assert stopped.read_bytes() == before
+    assert processes_in(job.folder) == []
+
+
+def test_a_folder_that_is_missing_is_told_before_anything(job: Job):
+    result = job(2, *RUNS["Counting"], "--out", "missing/run.h5")
+    assert result.code == 74 and "there is no folder" in result.messages[0]
+
+
+# --- Envs that do not come back
+
+
+def faulted(path: Path) -> np.ndarray:
+    with h5py.File(path, libver="latest", swmr=True) as file:
+        rows = file["episodes"][...]
+    return rows[rows["faulted"]]
+
+
+@pytest.mark.parametrize("where", ["step", "reset"])
+def test_an_env_that_does_not_reproduce_itself_ends_its_episode_as_faulted(job: Job, where):
+    kwargs = ("--env-kwargs", json.dumps({"where": where}))
+    arguments = run_of("--env-factory", "stopping:Forgetful", *kwargs, num_envs=5, num_steps=40, policy="binary")
+    stop(job, arguments, "raise:12")
+    stop(job, arguments, "raise:6", 2)
+    first = faulted(job.folder / "run.h5.part")
+    assert len(first) and first["truncated"].all() and not first["terminated"].any()
+    assert set(first["start"] + first["length"]) == {11}
+    result = stop(job, arguments, "raise:8")
+    told = [message for message in result.messages if "did not reproduce" in message]
+    second = faulted(job.folder / "run.h5.part")
+    assert len(second) > len(first) and second[: len(first)].tobytes() == first.tobytes()
+    assert [int(message.split()[1]) for message in told] == second["env_index"][len(first) :].tolist()
+    assert all("ended as truncated and faulted" in message for message in told)
+    assert verify(job, "run.h5.part").code == 0
+    found = finish(job, arguments, 3)
+    assert faulted(job.folder / "run.h5")[: len(second)].tobytes() == second.tobytes()
+    assert verify(job, "run.h5").code == 0
+    assert_seeds_go_on(found["/episodes"])
+
+
+def assert_seeds_go_on(episodes: np.ndarray) -> None:
+    """Every env has its episodes' seeds in order, none of them twice."""
+    from mpi_rollout.seeding import SeedTable
+
+    for env in np.unique(episodes["env_index"]):
+        seeds = episodes["seed"][episodes["env_index"] == env]
+        number = np.arange(len(seeds))
+        assert seeds.tolist() == SeedTable(5, env + 1)(np.full(len(seeds), env), number).tolist()
+
+
+def test_the_envs_that_do_reproduce_themselves_are_as_if_nothing_had_been(job: Job):
+    """Envs 3 to 5 do not; ranks and policy see them alike."""
+    arguments = run_of("--env-factory", "stopping:some_forget", num_envs=6, num_steps=40, policy="blind")
+    whole = datasets(job.collect(None, *arguments, out="whole.h5"))
+    stop(job, arguments, "raise:15", 2)
+    found = finish(job, arguments, 3)
+    rows = faulted(job.folder / "run.h5")
+    assert len(rows) and set(rows["env_index"]) <= {3, 4, 5}
+    for name in found.keys() - {"/episodes"}:
+        assert found[name][:, :3].tobytes() == whole[name][:, :3].tobytes(), name
+    of_tame = [each["/episodes"][each["/episodes"]["env_index"] < 3].tobytes() for each in (found, whole)]
+    assert of_tame[0] == of_tame[1]

@@ -1,0 +1,98 @@
+"""`<name>.status.json`: what a batch script can ask."""
+
+import json
+import os
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+from conftest import Job
+
+from mpi_rollout.status import Status, read_status, status_path
+
+RUN = ("--env-factory", "stopping:Counting", "--num-envs", "4", "--num-steps", "30", "--progress", "none")
+RUN += ("--policy", "stopping:counting", "--out", "run.h5")
+
+
+def status(job: Job) -> dict:
+    return json.loads((job.folder / "run.status.json").read_text())
+
+
+def test_it_stands_beside_the_output():
+    assert status_path("results/run.h5") == "results/run.status.json"
+    assert status_path("run") == "run.status.json"
+
+
+@pytest.mark.mpi(2)
+def test_it_says_how_each_start_ended(job: Job, num_ranks):
+    result = job(num_ranks, *RUN, STOP_AT="raise:12")
+    failed = status(job)
+    assert (failed["state"], failed["exit_code"], failed["resumable"]) == ("failed", 70, True)
+    assert (failed["num_steps"], failed["of_num_steps"], failed["file"]) == (11, 30, "run.h5.part")
+    assert failed["starts"] == 1 and failed["message"] in result.messages[0]
+    job(num_ranks, *RUN, STOP_AT="usr1:5")
+    interrupted = status(job)
+    assert (interrupted["state"], interrupted["exit_code"], interrupted["resumable"]) == ("interrupted", 75, True)
+    assert interrupted["starts"] == 2 and 11 < interrupted["num_steps"] < 30
+    assert "stopped by SIGUSR1" in interrupted["message"]
+    assert job(num_ranks, *RUN).code == 0
+    complete = status(job)
+    assert (complete["state"], complete["exit_code"], complete["resumable"]) == ("complete", 0, False)
+    assert (complete["num_steps"], complete["file"], complete["starts"]) == (30, "run.h5", 3)
+    assert complete["host"] == os.uname().nodename and datetime.fromisoformat(complete["updated"]).tzinfo
+
+
+def test_while_a_run_goes_on_it_says_so_and_by_which_process(job: Job):
+    arguments = ("--env-factory", "stopping:Slow", *RUN[2:4], "--num-steps", "100000", *RUN[6:])
+    run = job.start(None, *arguments)
+    run.wait_until(lambda: read_status(str(job.folder / "run.h5")).get("state") == "running")
+    assert status(job)["pid"] == run.pid and "exit_code" not in status(job)
+    run.kill()
+    run.finish()
+    assert status(job)["state"] == "running"  # Nobody was there to say anything else.
+
+
+def test_a_run_that_is_refused_leaves_the_status_of_the_other(job: Job):
+    job(None, *RUN, STOP_AT="raise:12")
+    before = status(job)
+    assert job(None, *RUN, "--seed", "8").code == 64
+    assert status(job) == before
+
+
+def test_a_run_that_fails_before_its_first_step_has_nothing_to_resume(job: Job):
+    assert job(None, *RUN, STOP_AT="raise:1").code == 70
+    found = status(job)
+    assert (found["state"], found["resumable"], found["num_steps"], found["file"]) == ("failed", False, 0, None)
+
+
+def test_a_status_that_cannot_be_written_does_not_harm_the_run(job: Job):
+    (job.folder / "run.status.json").mkdir()
+    assert job(2, *RUN).code == 0
+    assert sorted(path.name for path in job.folder.iterdir()) == ["run.h5", "run.status.json"]
+
+
+def test_it_is_replaced_in_one_piece(tmp_path: Path):
+    """Who has opened the old one reads all of it."""
+    out = str(tmp_path / "run.h5")
+    each = Status(out, 10)
+    each.tell("running", num_steps=1)
+    with open(status_path(out)) as file:
+        each.tell("complete", num_steps=10)
+        assert json.load(file)["num_steps"] == 1
+    assert read_status(out)["num_steps"] == 10
+    assert os.listdir(tmp_path) == ["run.status.json"]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", '{"starts": "many"}', "\0\1"])
+def test_what_cannot_be_read_is_as_good_as_none(tmp_path: Path, text):
+    out = str(tmp_path / "run.h5")
+    Path(status_path(out)).write_text(text)
+    Status(out, 10).tell("running")
+    assert read_status(out)["starts"] == 1
+
+
+def test_starts_are_counted_anew_when_another_run_was_complete(tmp_path: Path):
+    out = str(tmp_path / "run.h5")
+    for state, starts in (("running", 1), ("failed", 2), ("complete", 3), ("running", 1)):
+        Status(out, 10).tell(state)
+        assert read_status(out)["starts"] == starts

@@ -1,0 +1,372 @@
+"""`verify` and `recover`: whatever is wrong with a file is found, named, and no reason to hang."""
+
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from conftest import Job, assert_same_bytes, datasets
+from feed import IMAGES, LARGE_ROWS, SMALL, Feed, ending
+from gymnasium import spaces
+
+from mpi_rollout.errors import DataError
+from mpi_rollout.storage import child
+from mpi_rollout.storage.chunks import places
+from mpi_rollout.storage.reader import leaf_datasets
+from mpi_rollout.storage.recovery import copy_prefix, schema_of
+from mpi_rollout.storage.unmarked import lookup3, open_unmarked
+from mpi_rollout.storage.verification import verify
+
+NUM_STEPS = 21
+
+
+def quiet(doing: str) -> None:
+    pass
+
+
+def written(folder: Path, kind: str, space: spaces.Space = SMALL) -> Path:
+    """A complete file, one of a run that ended badly, or one of a run that still goes on."""
+    writer = Feed(space).writer(folder / "run.h5", 8)
+    for _ in Feed(space).fill(writer, NUM_STEPS, {3, 11, 19, NUM_STEPS}):
+        pass
+    writer.drain()
+    if kind == "running":
+        shutil.copy(folder / "run.h5.part", folder / "killed.h5.part")
+        writer.discard()
+        return folder / "killed.h5.part"
+    return Path(writer.finish(ending(NUM_STEPS, complete=kind == "complete")))
+
+
+@pytest.fixture(params=["complete", "ended", "running"])
+def path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    return written(tmp_path, request.param)
+
+
+def refused(path: Path) -> str:
+    with pytest.raises(DataError) as caught:
+        verify(quiet, str(path))
+    message = str(caught.value)
+    assert str(path) in message and "\n" not in message
+    return message
+
+
+def flip(path: Path, place: int, bits: int = 1) -> None:
+    with open(path, "r+b") as file:
+        byte = os.pread(file.fileno(), 1, place)[0]
+        os.pwrite(file.fileno(), bytes([byte ^ bits]), place)
+
+
+def chunk_of(path: Path, name: str, *place: int) -> tuple[int, int]:
+    """Where a chunk lies in the file, and how long it is."""
+    with open_unmarked(str(path)) as file:
+        found = file[name].id.get_chunk_info_by_coord(place)
+    return found.byte_offset, found.size
+
+
+@pytest.mark.parametrize("space", [SMALL, LARGE_ROWS, IMAGES], ids=["small", "large", "images"])
+@pytest.mark.parametrize("kind", ["complete", "ended", "running"])
+def test_a_whole_file_is_found_whole(tmp_path: Path, kind: str, space: spaces.Space):
+    found = verify(quiet, str(written(tmp_path, kind, space)))
+    assert (found["num_steps"], found["complete"]) == (NUM_STEPS, kind == "complete")
+
+
+@pytest.mark.parametrize("bits", [1, 128, 255])
+@pytest.mark.parametrize("name", ["trajectories/observations/x", "trajectories/rewards", "trajectories/terminations"])
+def test_a_changed_bit_in_data_is_found_with_dataset_and_rows(path: Path, name: str, bits: int):
+    place, size = chunk_of(path, name, 8, *[0] * (2 if name.endswith("x") else 1))
+    for at in (0, size // 2, size - 1):
+        flip(path, place + at, bits)
+        assert f"{name}, rows 8 to 15: the checksum does not fit" in refused(path)
+        flip(path, place + at, bits)
+    verify(quiet, str(path))
+
+
+def test_damaged_chunks_are_counted(path: Path):
+    for step in (0, 8):
+        for name in ("rewards", "terminations"):
+            flip(path, chunk_of(path, f"trajectories/{name}", step, 0)[0])
+    message = refused(path)
+    assert message.count("the checksum does not fit") == 3 and message.endswith("; and 1 more")
+
+
+def test_no_changed_byte_anywhere_goes_unseen(path: Path):
+    """What is not seen is in bytes that nobody reads: then all data and attributes are as they were.
+
+    Or in the last chunks of a file under way, partly filled, which have no checksum yet.
+    """
+    original, draws = path.read_bytes(), random.Random(0)
+    whole, bare = everything_in(path), bytes_without_checksum(path)
+    flipped = {*range(48), *draws.sample(range(len(original)), 400)} - bare
+    num_seen = 0
+    for place in sorted(flipped):
+        flip(path, place, 1 << draws.randrange(8))
+        try:
+            verify(quiet, str(path))
+        except DataError:
+            num_seen += 1
+        else:
+            assert everything_in(path) == whole, f"byte {place} of {len(original)}"
+        path.write_bytes(original)
+    assert num_seen > 100
+
+
+def bytes_without_checksum(path: Path) -> set[int]:
+    found: set[int] = set()
+    with open_unmarked(str(path)) as file:
+        for dataset in leaf_datasets(file).values():
+            for row in range(0, len(dataset), dataset.chunks[0]):
+                for at in places(dataset, row):
+                    info = dataset.id.get_chunk_info_by_coord(at)
+                    if info.filter_mask and info.byte_offset is not None:
+                        found |= set(range(info.byte_offset, info.byte_offset + info.size))
+    return found
+
+
+def everything_in(path: Path) -> dict[str, object]:
+    """All that a reader is told: committed rows, episodes, attributes."""
+    found: dict[str, object] = {}
+    with open_unmarked(str(path)) as file:
+        num_steps = int(file["trajectories"].attrs["num_steps"])
+        found["/"] = {name: str(value) for name, value in file.attrs.items()}
+
+        def add(name: str, item: h5py.HLObject) -> None:
+            found[name] = {key: str(value) for key, value in item.attrs.items()}
+            if isinstance(item, h5py.Dataset) and name != "throughput/ranks":
+                counted = num_steps + name.startswith("trajectories/observations")
+                found[name + ":"] = item[:counted].tobytes() if name.startswith("trajectories") else item[...].tobytes()
+
+        file.visititems(add)
+    return found
+
+
+@pytest.mark.parametrize("share", [0.0, 0.001, 0.01, 0.3, 0.6, 0.9, 0.999])
+def test_a_truncated_file_is_found(path: Path, share: float):
+    os.truncate(path, int(share * path.stat().st_size))
+    refused(path)
+
+
+def test_a_page_of_zeros_is_found(path: Path):
+    original, num_seen = path.read_bytes(), 0
+    whole, bare = everything_in(path), bytes_without_checksum(path)
+    for page in range(0, len(original), 4096):
+        if bare.intersection(range(page, page + 4096)):
+            continue
+        path.write_bytes(original[:page] + bytes(len(original[page : page + 4096])) + original[page + 4096 :])
+        try:
+            verify(quiet, str(path))
+        except DataError:
+            num_seen += 1
+        else:
+            assert everything_in(path) == whole, f"page {page} of {len(original)}"
+    assert num_seen > 1
+
+
+def change(path: Path, function: Callable[[h5py.File], None]) -> None:
+    with h5py.File(path, "r+") as file:
+        function(file)
+
+
+def set_row(name: str, value: object) -> Callable[[h5py.File], None]:
+    def function(file: h5py.File) -> None:
+        rows = file["episodes"][...]
+        rows[name][1] = value
+        file["episodes"][...] = rows
+
+    return function
+
+
+def replace(name: str, **options: object) -> Callable[[h5py.File], None]:
+    def function(file: h5py.File) -> None:
+        data = file[name][...]
+        del file[name]
+        file.create_dataset(name, data=data, **{"chunks": True, "maxshape": (None, *data.shape[1:])} | options)
+
+    return function
+
+
+def set_reward(file: h5py.File) -> None:
+    file["trajectories/rewards"][4, 1] += 1
+
+
+WRONG = [
+    (set_row("start", 1), r"episodes, row 1: start is 1, from rewards, ends and seeds follows \d"),
+    (set_row("length", 1000), "episodes, row 1: length is 1000"),
+    (set_row("return", 7.5), r"episodes, row 1: return is 7\.5"),
+    (set_row("seed", 3), "episodes, row 1: seed is 3"),
+    (set_row("faulted", True), "episodes, row 1: faulted is True"),
+    (set_reward, r"episodes, row \d: return is "),
+    (lambda file: file["episodes"].resize(2, axis=0), "episodes has 2 rows, from rewards and ends follow "),
+    (lambda file: file["trajectories/rewards"].resize(20, axis=0), "trajectories/rewards has 20 rows, expected 21"),
+    (lambda file: file["trajectories/rewards"].resize(22, axis=0), "trajectories/rewards has 22 rows, expected 21"),
+    (lambda file: file["trajectories"].attrs.modify("num_steps", np.int64(20)), "rows, expected 2[01]: one for each"),
+    (lambda file: file.__delitem__("episodes"), "there is no episodes"),
+    (lambda file: file.__delitem__("trajectories/observations/x"), "there is no trajectories/observations/x"),
+    (lambda file: file.__delitem__("trajectories"), "there is no trajectories/"),
+    (lambda file: file.create_dataset("more", data=[1]), "there is a dataset more that does not belong to it"),
+    (replace("trajectories/rewards"), "trajectories/rewards has no checksums"),
+    (replace("trajectories/rewards", dtype="f4", fletcher32=True), "rewards should be float64 .* got float32"),
+    (lambda file: file.attrs.modify("seed", 1), "the attributes of its root group are not what was written"),
+    (lambda file: file.attrs.__setitem__("config", "{}"), "the attributes of its root group are not what was"),
+    (lambda file: file.attrs.__delitem__("digest"), "there is no digest of its attributes"),
+    (lambda file: file.attrs.__delitem__("hosts"), "the attributes of its root group are not what was written"),
+]
+
+
+@pytest.mark.parametrize(("function", "words"), WRONG, ids=[words[:30] for _, words in WRONG])
+def test_what_does_not_follow_from_the_rest_is_found(tmp_path: Path, function: Callable, words: str):
+    path = written(tmp_path, "complete")
+    change(path, function)
+    assert re.search(words, refused(path))
+
+
+def test_files_of_others_are_refused(tmp_path: Path):
+    (tmp_path / "notes.h5").write_text("not HDF5" * 100)
+    with h5py.File(tmp_path / "other.h5", "w", libver="latest") as file:
+        file["data"] = [1]
+    assert "no such file" in refused(tmp_path / "none.h5")
+    assert "file signature not found" in refused(tmp_path / "notes.h5")
+    assert "was not written by mpi_rollout" in refused(tmp_path / "other.h5")
+
+
+def test_a_file_is_verified_while_it_is_written(tmp_path: Path):
+    feed = Feed()
+    writer = feed.writer(tmp_path / "run.h5", 8)
+    for step in feed.fill(writer, 60, range(1, 60, 7)):
+        assert verify(quiet, str(tmp_path / "run.h5.part"))["num_steps"] <= step
+    writer.discard()
+
+
+def test_the_checksum_of_a_superblock_is_that_of_hdf5(path: Path):
+    head = path.read_bytes()[:48]
+    assert lookup3(head[:44]) == head[44:]
+
+
+# The child.
+
+
+def hang(tell: Callable[[str], None], path: str) -> None:
+    tell("reading its middle")
+    time.sleep(600)
+
+
+def crash(tell: Callable[[str], None], path: str) -> None:
+    tell("reading its end")
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def test_a_child_that_hangs_is_ended_and_what_it_was_doing_told():
+    with pytest.raises(DataError, match=r"run\.h5: no answer for 0\.5 s while (starting|reading its middle); the file"):
+        child.in_child("test_verify:hang", "run.h5", patience_s=0.5)
+
+
+def test_a_child_that_crashes_is_told_with_what_it_was_doing():
+    with pytest.raises(
+        DataError, match=r"run\.h5: HDF5 crashed while reading its end \(SIGSEGV\); the file is damaged"
+    ):
+        child.in_child("test_verify:crash", "run.h5")
+
+
+# The commands.
+
+
+def test_verify_tells_what_it_has_read(job: Job):
+    path = job.collect(2, "--env", "CartPole-v1", "--num-envs", "4", "--num-steps", "300")
+    result = job(None, "verify", str(path))
+    assert (result.code, result.err) == (0, "")
+    assert result.out.startswith(f"{path}: complete and whole\nchecksums ")
+    found = json.loads(job(None, "verify", str(path), "--json").out)
+    assert found["complete"] and found["num_steps"] == 300
+
+
+def test_verify_ends_with_65_and_one_line(job: Job):
+    path = written(job.folder, "complete")
+    flip(path, chunk_of(path, "trajectories/rewards", 0, 0)[0])
+    result = job(None, "verify", str(path))
+    assert (result.code, result.out) == (65, "")
+    assert result.err == f"mpi_rollout: {path}: trajectories/rewards, rows 0 to 7: the checksum does not fit\n"
+
+
+def test_a_file_without_trajectories_is_verified(job: Job):
+    path = job.collect(1, "--env", "CartPole-v1", "--num-envs", "2", "--num-steps", "30", "--no-trajectories")
+    assert job(None, "verify", str(path)).code == 0
+
+
+@pytest.mark.parametrize("space", [SMALL, LARGE_ROWS, IMAGES], ids=["small", "large", "images"])
+@pytest.mark.parametrize("kind", ["ended", "running"])
+def test_what_a_run_has_committed_becomes_a_complete_file(job: Job, kind: str, space: spaces.Space):
+    path = written(job.folder, kind, space)
+    before = path.read_bytes()
+    result = job(None, "recover", str(path))
+    assert (result.code, result.err) == (0, "")
+    recovered = path.with_suffix("")
+    assert result.out.startswith(f"{recovered}: recovered and whole\n")
+    assert path.read_bytes() == before and sorted(job.folder.iterdir()) == [recovered, path]
+    (job.folder / "same").mkdir()
+    assert_same_bytes(datasets(recovered), datasets(written(job.folder / "same", "complete", space)))
+    assert not json.loads(job(None, "inspect", str(recovered), "--json").out)["complete"]
+    assert "recovered" in job(None, "inspect", str(recovered)).out.splitlines()[0]
+
+
+@pytest.mark.parametrize("num_steps", [1, 7, 8, 9, 15, 16, 20])
+def test_the_first_steps_of_a_file_become_a_file(job: Job, num_steps: int):
+    path = written(job.folder, "complete")
+    result = job(None, "recover", str(path), "first.h5", "--num-steps", str(num_steps))
+    assert result.code == 0, result.err
+    found = datasets(job.folder / "first.h5")
+    found.pop("/episodes")
+    assert_same_bytes(found, Feed().expected(num_steps))
+
+
+def test_what_lies_before_the_damage_can_be_recovered(job: Job):
+    path = written(job.folder, "running")
+    flip(path, chunk_of(path, "trajectories/rewards", 8, 0)[0])
+    result = job(None, "recover", str(path))
+    assert result.code == 65
+    assert "rows 8 to 15: the checksum does not fit; with --num-steps N only the first N steps" in result.err
+    assert job(None, "recover", str(path), "--num-steps", "8").code == 0
+    assert sorted(each.name for each in job.folder.iterdir()) == ["killed.h5", "killed.h5.part"]
+
+
+def test_recover_does_not_write_over_a_file(job: Job):
+    path = written(job.folder, "running")
+    path.with_suffix("").write_text("precious")
+    result = job(None, "recover", str(path))
+    assert result.code == 74 and "exists; move it away" in result.err
+    assert path.with_suffix("").read_text() == "precious"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["killed.h5.part", "gone/new.h5"], 74, "there is no folder"),
+        (["killed.h5.part", "--num-steps", "22"], 65, "must be 1 to 21, the steps that are committed, got 22"),
+        (["none.h5.part"], 65, "no such file"),
+        (["killed.h5"], 64, "does not end with .part; give the new file's name, too"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_recovered_is_refused_in_one_line(job: Job, arguments: list[str], code: int, words: str):
+    written(job.folder, "running")
+    result = job(None, "recover", *arguments)
+    assert result.code == code and words in result.err and result.err.count("\n") == 1
+    assert [each.name for each in job.folder.iterdir()] == ["killed.h5.part"]
+
+
+@pytest.mark.parametrize("num_steps", range(1, NUM_STEPS + 1))
+def test_writing_can_go_on_behind_a_copied_prefix(tmp_path: Path, num_steps: int):
+    """As a run that is resumed does it."""
+    path = written(tmp_path, "running")
+    with open_unmarked(str(path)) as source:
+        destination = schema_of(source).create(str(tmp_path / "new.h5"))
+        table = copy_prefix(source, destination, num_steps)
+    destination.close()
+    found = verify(quiet, str(tmp_path / "new.h5"))
+    assert found["num_steps"] == num_steps
+    assert len(table.unfinished(num_steps)) > 0

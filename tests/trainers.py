@@ -1,0 +1,216 @@
+"""What tests have trainers do, on all ranks of a job: `Job.train` runs one of these functions there."""
+
+import pickle
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import mistakes
+import numpy as np
+from oracle import Rows, facts_of, record, resets_of
+from policies import by_look
+from wraps import WRAPPERS
+
+import mpi_rollout
+from mpi_rollout.config import load_callable
+from mpi_rollout.mpi import claimed_rank
+from mpi_rollout.vector_env import MPIVectorEnv
+
+
+def main(function: str) -> None:
+    """Call a function of this module with the arguments that wait in a file; leave there what the root returns."""
+    returned = globals()[function](*pickle.loads(Path("arguments").read_bytes()))
+    if claimed_rank() == 0:
+        Path("returned").write_bytes(pickle.dumps(returned))
+
+
+def connect(env: str, num_envs: int, **options: Any) -> Any:
+    """`mpi_rollout.connect`, with `module:callable` for what is not registered."""
+    is_registered = not env.startswith(("envs:", "faults:"))
+    return mpi_rollout.connect(env if is_registered else load_callable(env, "env"), num_envs, **options)
+
+
+def runs(commands: Sequence[Sequence[str]], num_rows: int) -> list[int]:
+    """Run the program with these arguments, one after the other, in blocks of `num_rows` steps; exit codes."""
+    from mpi_rollout import root, storage
+    from mpi_rollout.cli import main
+
+    storage.rows_per_block = lambda nbytes, num_steps: num_rows
+    root.LIMIT_S = 0.01
+    return [main([*command, "--progress", "none"]) for command in commands]
+
+
+def recordings(cases: Sequence[tuple[str, int, int, dict[str, Any]]]) -> list[Any]:
+    """What `oracle.record` gives for one connection after the other: env, num_envs, num_steps, options."""
+    found = []
+    for env, num_envs, num_steps, options in cases:
+        with connect(env, num_envs, **options) as envs:
+            if envs is not None:
+                found.append(record(envs, num_steps))
+    return found
+
+
+def walk_in_parts(envs: MPIVectorEnv, num_steps: int) -> tuple[list[Any], list[np.ndarray], list[bool]]:
+    """`oracle.walk`, each part of the envs sent on when it comes.
+
+    Returns
+    -------
+    What each env gave, what `recv` gave for `envs_slice`, and of each part whether its observations were contiguous.
+    """
+    rows, left, slices, is_contiguous = Rows(envs.num_envs), np.full(envs.num_envs, num_steps), [], []
+    observations, _ = envs.reset(seed=5)
+    envs.send(by_look(observations))
+    while left.any():
+        *outputs, where = envs.recv()
+        rows.take(outputs, where)
+        slices.append(where)
+        is_contiguous.append(outputs[0].flags.c_contiguous)
+        left[where] -= 1
+        if (more := left[where] > 0).any():  # Of a part, some may be through.
+            envs.send(by_look(outputs[0][more]), where[more])
+    return rows.of_env, slices, is_contiguous
+
+
+def walks(cases: Sequence[tuple[str, int, int, dict[str, Any]]]) -> list[Any]:
+    """`walk_in_parts` for one connection after the other: env, num_envs, num_steps, options."""
+    found = []
+    for env, num_envs, num_steps, options in cases:
+        with connect(env, num_envs, **options) as envs:
+            if envs is not None:
+                found.append(walk_in_parts(envs, num_steps))
+    return found
+
+
+def views_that_live(num_envs: int, num_recvs: int, ways: Sequence[dict[str, Any]]) -> list[tuple[list[bool], ...]]:
+    """With views: is each env's observation the same when the next one comes, and does the one after overwrite it?"""
+    found = []
+    for options in ways:
+        with connect("envs:Counting", num_envs, copy=False, **options) as envs:
+            if envs is not None:
+                found.append(_watch_views(envs, num_recvs))
+    return found
+
+
+def _watch_views(envs: MPIVectorEnv, num_recvs: int) -> tuple[list[bool], list[bool]]:
+    is_alive, is_reused = [], []
+    observations, _ = envs.reset(seed=5)
+    kept: list[list[tuple[np.ndarray, bytes]]] = [[(row, row.tobytes())] for row in observations]
+    envs.send(by_look(observations))
+    for _ in range(num_recvs):
+        observations, *_, where = envs.recv()
+        for index, row in zip(where, observations, strict=True):
+            view, content = kept[index][-1]
+            is_alive.append(view.tobytes() == content and not np.shares_memory(view, row))
+            is_reused += [np.shares_memory(before, row) for before, _ in kept[index][-2:-1]]
+            kept[index].append((row, row.tobytes()))
+        envs.send(by_look(observations), where)
+    return is_alive, is_reused
+
+
+def past_a_slow_rank(slow: int, num_recvs: int, ways: Sequence[dict[str, Any]]) -> list[tuple[list[int], int]]:
+    """The envs that come while one rank is in a long step, and in how many more `recv`s its own do.
+
+    The long step ends only when these have come: should they wait for it, the job never ends.
+    """
+    found = []
+    for options in ways:
+        with connect("envs:Gated", 8, env_kwargs={"rank": slow}, **options) as envs:
+            if envs is not None:
+                found.append(_pass(envs, num_recvs))
+        if envs is not None:
+            Path("go").unlink()
+    return found
+
+
+def _pass(envs: MPIVectorEnv, num_recvs: int) -> tuple[list[int], int]:
+    came: list[int] = []
+    num_more = 0
+    observations, _ = envs.reset(seed=5)
+    envs.send(by_look(observations))
+    for _ in range(num_recvs):
+        time.sleep(0.001)  # A policy is at work: quick ranks are always ready.
+        observations, *_, where = envs.recv()
+        came += where.tolist()
+        envs.send(by_look(observations), where)
+    Path("go").touch()
+    while set(where) <= set(came):
+        observations, *_, where = envs.recv()
+        envs.send(by_look(observations), where)
+        num_more += 1
+    return came, num_more
+
+
+def facts(ways: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """`oracle.facts_of` for some ways to connect."""
+    found = []
+    for options in ways:
+        with connect("envs:Agreeing", 7, env_kwargs={"render_mode": "ansi"}, **options) as envs:
+            if envs is not None:
+                found.append(facts_of(envs))
+    return found
+
+
+def resets(ways: Sequence[dict[str, Any]]) -> list[list[Any]]:
+    """`oracle.resets_of` for some ways to connect."""
+    found = []
+    for options in ways:
+        with connect("envs:Agreeing", 7, **options) as envs:
+            if envs is not None:
+                found.append(resets_of(envs))
+    return found
+
+
+def wrapped(cases: Sequence[tuple[str, dict[str, Any]]], num_envs: int, num_steps: int) -> list[list[Any]]:
+    """`oracle.record` of envs in a wrapper of `wraps`: its name, and how to connect."""
+    found = []
+    for name, options in cases:
+        env, wrap = WRAPPERS[name]
+        with connect(env, num_envs, env_kwargs={"max_episode_steps": 7}, **options) as envs:
+            if envs is not None:
+                found.append(record(wrap(envs), num_steps))
+    return found
+
+
+def errors(cases: Sequence[tuple[str, str, dict[str, Any]]]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """What mistakes raise, before the first reset and after it: kind of `mistakes`, env, and how to connect."""
+    found = []
+    for kind, env, options in cases:
+        with connect(env, 12, **options) as envs:
+            if envs is not None:
+                found.append((mistakes.before_reset(envs), dict(mistakes.made(envs, kind))))
+    return found
+
+
+def refusals(cases: Sequence[tuple[str, Any, dict[str, Any]]]) -> list[tuple[str, str]]:
+    """Type and text of what `connect` raises on the root; other ranks must leave, and are kept from it here."""
+    found = []
+    for env, num_envs, options in cases:
+        try:
+            with connect(env, num_envs, **options) as envs:
+                found.append(("nothing", repr(envs)))
+        except SystemExit as error:
+            assert claimed_rank() > 0 and error.code, error.code
+        except Exception as error:
+            found.append((type(error).__name__, str(error)))
+    return found
+
+
+def disagreements(cases: Sequence[Sequence[tuple[str, int, dict[str, Any]]]]) -> list[tuple[str, str]]:
+    """The same for arguments that each rank has of its own."""
+    return refusals([case[claimed_rank()] for case in cases])
+
+
+def failures(cases: Sequence[tuple[str, int, int, dict[str, Any]]]) -> list[tuple[str, str]]:
+    """Type and text of what `oracle.record` raises, for one connection after the other."""
+    found = []
+    for env, num_envs, num_steps, options in cases:
+        with connect(env, num_envs, **options) as envs:
+            if envs is None:
+                continue
+            try:
+                record(envs, num_steps)
+                found.append(("nothing", ""))
+            except Exception as error:
+                found.append((type(error).__name__, str(error)))
+    return found
