@@ -4,17 +4,20 @@ mpi4py is imported inside the functions: importing it starts MPI, which on many 
 """
 
 import faulthandler
+import fcntl
 import os
+import stat
 import sys
+import termios
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from time import monotonic, sleep
 from typing import Any
 
 from mpi_rollout.errors import Complete, Interrupted, LaunchError, RolloutError, StorageError, UsageError
 
-ROOT = 0
+ROOT, STDERR = 0, 2
 MEETING_TAG = 32123  # On a communicator that may be the user's; every MPI has tags up to 32767.
 GRACE_S = 2.0
 _RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
@@ -212,9 +215,26 @@ def all_or_none(comm: Any) -> Iterator[None]:
 
 
 def abort(comm: Any, code: int) -> None:
-    """End all ranks at once with an exit code.  Does not return."""
+    """End all ranks at once with an exit code, when the launcher has what they said.  Does not return."""
     sys.stderr.flush()
+    _await_reader(STDERR)
     comm.Abort(code)
+
+
+def _await_reader(descriptor: int, timeout_s: float = 1.0) -> None:
+    """Wait until what was written to a pipe has been read from it.
+
+    MPICH's launcher reads the pipes of its ranks no more once it is told of an abort, so a rank's last message, the
+    one that says why, would be lost where the launcher is slow to get to it.
+    """
+    deadline = monotonic() + timeout_s
+    unread = bytearray(4)
+    with suppress(OSError):  # No pipe: nothing is to be waited for.
+        while stat.S_ISFIFO(os.fstat(descriptor).st_mode) and monotonic() < deadline:
+            fcntl.ioctl(descriptor, termios.FIONREAD, unread)
+            if not any(unread):
+                return
+            sleep(0.001)
 
 
 def leave(code: int) -> None:

@@ -133,7 +133,7 @@ def test_views_live_until_the_call_after_the_next(lives, num_ranks: int, way: st
     assert all(is_reused) and is_reused  # Else they would be copies.
 
 
-SLOW_RANK, NUM_RECVS = 2, 60
+SLOW_RANK, LEAST = 2, 6
 PATIENT = {
     "first": {"batch_size": 1},
     "first two": {"batch_size": 2},
@@ -143,24 +143,20 @@ PATIENT = {
 
 @pytest.fixture(scope="module")
 def passed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What comes while rank 2 of 4 is in a long step: its step ends when `NUM_RECVS` have come, else never."""
-    arguments = SLOW_RANK, NUM_RECVS, [*PATIENT.values()]
-    found = Job(tmp_path_factory.mktemp("slow")).train(4, "past_a_slow_rank", *arguments, timeout=20)
+    """What comes while rank 2 of 4 is in a long step: it ends when all other envs have come `LEAST` times, else never.
+
+    So a rank that is kept from its turn, or the root's own envs, which are stepped in `recv`, would let the job hang.
+    """
+    arguments = SLOW_RANK, LEAST, [*PATIENT.values()]
+    found = Job(tmp_path_factory.mktemp("slow")).train(4, "past_a_slow_rank", *arguments, timeout=30)
     return dict(zip(PATIENT, found, strict=True))
 
 
 @pytest.mark.mpi
 @pytest.mark.parametrize("way", PATIENT)
-def test_a_rank_in_a_long_step_delays_no_other(passed, way: str):
+def test_a_rank_in_a_long_step_keeps_no_other_from_its_turn(passed, way: str):
     came, num_more = passed[way]
     whole = Division(8, 4, PATIENT[way].get("dedicated_root", False), first_ready=True).whole
     assert set(came) == set(range(8)) - set(whole.envs_of(SLOW_RANK))
+    assert min(came.count(index) for index in set(came)) >= LEAST
     assert num_more >= 1
-
-
-@pytest.mark.mpi
-@pytest.mark.parametrize("way", PATIENT)
-def test_none_is_kept_from_its_turn_while_one_rank_is_in_a_long_step(passed, way: str):
-    """Not the root's own envs either, which are stepped in `recv`."""
-    came, _ = passed[way]
-    assert min(came.count(index) for index in set(came)) >= NUM_RECVS // 10

@@ -2,6 +2,7 @@
 
 import pickle
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from wraps import WRAPPERS
 import mpi_rollout
 from mpi_rollout.config import load_callable
 from mpi_rollout.mpi import claimed_rank
+from mpi_rollout.partition import Division
 from mpi_rollout.vector_env import MPIVectorEnv
 
 
@@ -108,30 +110,33 @@ def _watch_views(envs: MPIVectorEnv, num_recvs: int) -> tuple[list[bool], list[b
     return is_alive, is_reused
 
 
-def past_a_slow_rank(slow: int, num_recvs: int, ways: Sequence[dict[str, Any]]) -> list[tuple[list[int], int]]:
+def past_a_slow_rank(slow: int, least: int, ways: Sequence[dict[str, Any]]) -> list[tuple[list[int], int]]:
     """The envs that come while one rank is in a long step, and in how many more `recv`s its own do.
 
-    The long step ends only when these have come: should they wait for it, the job never ends.
+    The long step ends only when all others have come `least` times: should they wait for it, the job never ends.
     """
     found = []
     for options in ways:
         with connect("envs:Gated", 8, env_kwargs={"rank": slow}, **options) as envs:
             if envs is not None:
-                found.append(_pass(envs, num_recvs))
+                whole = Division(8, 4, options.get("dedicated_root", False), first_ready=True).whole
+                found.append(_pass(envs, 8 - len(whole.envs_of(slow)), least))
         if envs is not None:
             Path("go").unlink()
     return found
 
 
-def _pass(envs: MPIVectorEnv, num_recvs: int) -> tuple[list[int], int]:
+def _pass(envs: MPIVectorEnv, num_others: int, least: int) -> tuple[list[int], int]:
     came: list[int] = []
+    counts: Counter[int] = Counter()
     num_more = 0
     observations, _ = envs.reset(seed=5)
     envs.send(by_look(observations))
-    for _ in range(num_recvs):
+    while len(counts) < num_others or min(counts.values()) < least:
         time.sleep(0.001)  # A policy is at work: quick ranks are always ready.
         observations, *_, where = envs.recv()
         came += where.tolist()
+        counts.update(where.tolist())
         envs.send(by_look(observations), where)
     Path("go").touch()
     while set(where) <= set(came):
