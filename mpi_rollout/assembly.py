@@ -8,6 +8,7 @@ from typing import Any
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from mpi_rollout.envs import EnvFacts, EnvMaker, make_slice
+from mpi_rollout.envs.faults import ABORT, OnFault
 from mpi_rollout.errors import UsageError
 from mpi_rollout.exchange import Contents, Exchanges
 from mpi_rollout.infos import Infos, info_leaves, names_of
@@ -27,6 +28,8 @@ class Plan:
         Of a run, whose episodes have seeds of their own; None leaves them to the envs' generators.
     infos
         See `infos`.
+    on_fault
+        What to do about envs that fail.
     """
 
     make: EnvMaker
@@ -34,6 +37,7 @@ class Plan:
     seed: int | None = None
     autoreset_mode: AutoresetMode = AutoresetMode.NEXT_STEP
     infos: Infos = "none"
+    on_fault: OnFault = ABORT
 
     @property
     def has_final_observations(self) -> bool:
@@ -85,9 +89,8 @@ def check_batch_size(division: Division, batch_size: int, name: str) -> None:
 def make_part(plan: Plan, rank: int) -> Part:
     """Make the envs of one rank."""
     info_leaves(plan.infos)  # Or they are refused.
-    names = names_of(plan.infos)
-    every = plan.division.envs_of(rank)
-    envs = tuple(make_slice(plan.make, indices, plan.seed, plan.autoreset_mode, names) for indices in every)
+    options = plan.seed, plan.autoreset_mode, names_of(plan.infos), plan.on_fault
+    envs = tuple(make_slice(plan.make, indices, *options) for indices in plan.division.envs_of(rank))
     facts = EnvFacts.of(envs[0]) if envs else None
     is_sent = facts is not None and plan.division.num_ranks > 1
     return Part(plan, envs, facts.portable() if is_sent else facts)
@@ -112,5 +115,7 @@ def assemble(
     contents = Contents(facts.observation_space, facts.action_space, plan.has_final_observations, infos)
     exchanges = Exchanges(comm, plan.division, contents)
     own = [exchange for exchange in exchanges.all if exchange.envs]
-    slices = [Slice(exchange, envs, plan.infos) for exchange, envs in zip(own, part.envs, strict=True)]
-    return Worker(exchanges, slices, methods(exchanges)), facts
+    slices = [Slice(exchange, envs, plan.infos, plan.on_fault) for exchange, envs in zip(own, part.envs, strict=True)]
+    worker = Worker(exchanges, slices, methods(exchanges))
+    worker.watch(plan.on_fault.timeout_s)
+    return worker, facts

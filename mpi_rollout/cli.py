@@ -122,7 +122,7 @@ def add_option(parser: argparse.ArgumentParser, each: Field) -> None:
 def _reader(each: Field) -> Any:
     if each.name == "env_kwargs":
         return json_object
-    return int if "int" in str(each.type) else str
+    return next((kind for kind in (int, float) if kind.__name__ in str(each.type)), str)
 
 
 def json_object(text: str) -> dict[str, Any]:

@@ -132,6 +132,9 @@ class Collector:
         For natively vectorized envs; others have their episodes' seeds.
     on_look
         Called with this collector about every `look_every_s` seconds between two steps, and at the end of `advance`.
+    on_fault
+        Called with env index, step and failure of each env that was made anew, before the sink has that step; -1 is
+        the first reset.
     commit_every_s
         A block that fills slowly is handed to the sink now and then as far as it is.
 
@@ -148,6 +151,7 @@ class Collector:
         sink: Sink,
         num_blocks: int,
         on_look: Callable[["Collector"], None],
+        on_fault: Callable[[int, int, str], None],
         batch_size: int = 1,
         reset_seed: int | None = None,
         look_every_s: float = 0.5,
@@ -157,6 +161,7 @@ class Collector:
         self.tally = Tally(driver.exchanges)
         self.num_steps = 0
         self._num_blocks, self._batch_size, self._reset_seed = num_blocks, batch_size, reset_seed
+        self._on_fault = on_fault
         self._on_look, self._look_every_s, self._commit_every_s = on_look, look_every_s, commit_every_s
         self._is_random = isinstance(policy, RandomPolicy)
         self._tracks = {lane: Track(lane) for lane in driver.lanes}
@@ -170,6 +175,9 @@ class Collector:
         """Reset all envs; the first observations go to row 0."""
         first = self._fresh_block(0)
         self.driver.do(Command.RESET, self._reset_seed)
+        for _, env_index, message in self.driver.made_anew:
+            self._on_fault(env_index, -1, message)
+        self.driver.made_anew.clear()
         for track in self._tracks.values():
             track.block = first
             first.destinations[track.lane].lay_observations(0)
@@ -217,7 +225,10 @@ class Collector:
             for batch in [[track] for track in going] if self._is_random else [going]:
                 if batch:
                     self._act(batch)
-            for lane in self.driver.await_some(self._batch_size):
+            lanes = self.driver.await_some(self._batch_size)
+            if self.driver.made_anew:
+                self._tell_faults()
+            for lane in lanes:
                 track = self._tracks[lane]
                 self._lay(track)
                 if track.step < stop:
@@ -226,6 +237,11 @@ class Collector:
             if self.clock.now >= self._look_at or self.driver.stop_signal:
                 self.look()
         self.look()
+
+    def _tell_faults(self) -> None:
+        for lane, env_index, message in self.driver.made_anew:
+            self._on_fault(env_index, self._tracks[lane].step, message)
+        self.driver.made_anew.clear()
 
     def _has_room(self, track: Track) -> bool:
         """Find where the next step of a lane goes.

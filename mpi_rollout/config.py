@@ -16,6 +16,7 @@ from mpi_rollout.errors import UsageError
 
 VECTORIZATION_MODES = ("sync", "vector_entry_point")
 MODES = ("sync", "async")
+ON_ENV_ERROR = ("abort", "restart")
 PROGRESS = ("auto", "bar", "lines", "none")
 
 
@@ -29,12 +30,18 @@ def option(default: Any, help_text: str, **extra: Any) -> Any:
     )
 
 
+MAX_TIMEOUT_S = 1e6  # faulthandler counts microseconds in 64 bits; this is eleven days.
+
 # What decides on the data, and so must not change when a run is continued.
 DATA_OPTIONS = (
     "env", "env_factory", "env_kwargs", "num_envs", "num_steps", "seed", "policy", "vectorization_mode", "trajectories"
 )  # fmt: skip
-LEAST = {"num_envs": 1, "num_steps": 1, "seed": 0, "num_groups": 1, "batch_size": 1, "expect_ranks": 1}
-CHOICES = {"vectorization_mode": VECTORIZATION_MODES, "mode": MODES, "progress": PROGRESS}
+LEAST = {
+    "num_envs": 1, "num_steps": 1, "seed": 0, "num_groups": 1, "batch_size": 1, "expect_ranks": 1, "max_env_restarts": 1
+}  # fmt: skip
+CHOICES = {
+    "vectorization_mode": VECTORIZATION_MODES, "mode": MODES, "progress": PROGRESS, "on_env_error": ON_ENV_ERROR
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -73,6 +80,15 @@ class RolloutConfig:
     dedicated_root: bool = option(False, "rank 0 steps no envs")
     trajectories: bool = option(True, "store what the envs did, not the throughput alone")
     measure_limit: bool = option(False, "measure bare env.step loops between parts of the run and tell the ratio")
+    on_env_error: str = option(
+        "abort", "an env that fails ends the run, or is made anew: its episode is then truncated and faulted",
+        choices=ON_ENV_ERROR,
+    )  # fmt: skip
+    max_env_restarts: int = option(10, "with --on-env-error restart, how often each env may be made anew", metavar="N")
+    env_timeout: float | None = option(
+        None, "seconds that a step or reset may take; one that takes longer is an error of that env", metavar="S"
+    )
+    check_finite: bool = option(False, "NaN and infinity in observations and rewards are errors of the env")
     max_walltime: str | None = option(
         None, "stop in time, with all steps committed, before this much time has passed: 01:30:00, as SLURM writes it",
         metavar="TIME",
@@ -96,6 +112,10 @@ class RolloutConfig:
         for name, allowed in CHOICES.items():
             if getattr(self, name) not in allowed:
                 raise UsageError(f"{flag(name)} must be one of {', '.join(allowed)}, got {getattr(self, name)}")
+        if self.env_timeout is not None and not 0 < self.env_timeout <= MAX_TIMEOUT_S:
+            raise UsageError(
+                f"--env-timeout must be more than 0 s and at most {MAX_TIMEOUT_S:g}, got {self.env_timeout:g}"
+            )
         if self.max_walltime is not None:
             seconds_of(self.max_walltime)
         if self.mode == "async" and self.num_groups > 1:

@@ -21,9 +21,10 @@ from gymnasium.vector import AutoresetMode
 
 from mpi_rollout import mpi
 from mpi_rollout.assembly import Part, Plan, assemble, check_batch_size, divide, make_part
-from mpi_rollout.config import VECTORIZATION_MODES, versions
+from mpi_rollout.config import MAX_TIMEOUT_S, VECTORIZATION_MODES, versions
 from mpi_rollout.driver import Driver
 from mpi_rollout.envs import EnvMaker
+from mpi_rollout.envs.faults import OnFault
 from mpi_rollout.errors import RolloutError, UsageError
 from mpi_rollout.infos import Infos
 from mpi_rollout.vector_env import MPIVectorEnv
@@ -44,6 +45,9 @@ def connect(
     num_groups: int = 1,
     batch_size: int | None = None,
     dedicated_root: bool = False,
+    max_env_restarts: int = 0,
+    env_timeout_s: float | None = None,
+    check_finite: bool = False,
     comm: Any = None,
     timeout_s: float = 300.0,
 ) -> "Connection":
@@ -72,6 +76,13 @@ def connect(
         First ready, first served: `recv` waits for this many ranks only.
     dedicated_root
         The root steps no envs: where it is busy with a policy, or beside a GPU.
+    max_env_restarts
+        How often each env may be made anew when it fails; 0: the first failure ends the job.  Its episode is then
+        truncated, with its last observation, reward 0 and the failure as its info "env_error".
+    env_timeout_s
+        How long a step or reset may take; more is a failure.
+    check_finite
+        NaN and infinity in observations and rewards are failures.
     comm
         The ranks to connect, COMM_WORLD by default; the root is its rank 0.
     timeout_s
@@ -88,9 +99,9 @@ def connect(
         code.
     """
     make = EnvMaker(env, dict(env_kwargs or {}), vectorization_mode)
-    return Connection(
-        Request(make, num_envs, autoreset_mode, infos, copy, num_groups, batch_size, dedicated_root), comm, timeout_s
-    )
+    on_fault = OnFault(max_env_restarts, check_finite, env_timeout_s)
+    request = Request(make, num_envs, autoreset_mode, infos, copy, num_groups, batch_size, dedicated_root, on_fault)
+    return Connection(request, comm, timeout_s)
 
 
 @dataclass(frozen=True)
@@ -105,6 +116,7 @@ class Request:
     num_groups: int
     batch_size: int | None
     dedicated_root: bool
+    on_fault: OnFault
 
     def plan(self, num_ranks: int) -> Plan:
         """Make a plan for some ranks.
@@ -125,7 +137,15 @@ class Request:
         is_first_ready = self.batch_size is not None
         division = divide(self.num_envs, num_ranks, self.dedicated_root, self.num_groups, is_first_ready)
         check_batch_size(division, self.batch_size if is_first_ready else 1, "batch_size")
-        return Plan(self.make, division, None, self.mode, self.infos)
+        return Plan(self.make, division, None, self.mode, self.infos, self._checked_on_fault())
+
+    def _checked_on_fault(self) -> OnFault:
+        most, timeout_s = self.on_fault.max_restarts, self.on_fault.timeout_s
+        if not isinstance(most, int) or most < 0:
+            raise UsageError(f"max_env_restarts must be a whole number of at least 0, got {most!r}")
+        if timeout_s is not None and not (isinstance(timeout_s, int | float) and 0 < timeout_s <= MAX_TIMEOUT_S):
+            raise UsageError(f"env_timeout_s must be more than 0 and at most {MAX_TIMEOUT_S:g}, got {timeout_s!r}")
+        return self.on_fault
 
     @property
     def mode(self) -> AutoresetMode:
@@ -143,6 +163,9 @@ class Request:
         values = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "make"}
         make = self.make
         values |= {"env": make.name, "env_kwargs": make.kwargs, "vectorization_mode": make.vectorization_mode}
+        del values["on_fault"]
+        values |= {"max_env_restarts": self.on_fault.max_restarts, "check_finite": self.on_fault.check_finite}
+        values |= {"env_timeout_s": self.on_fault.timeout_s}
         return {f"the argument {name} of connect": repr(value) for name, value in values.items()}
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from mpi_rollout.actions import ActionCheck
 from mpi_rollout.errors import RolloutError
-from mpi_rollout.exchange import FAULT, Command, Destination, Exchange, Exchanges
+from mpi_rollout.exchange import FAULT, MADE_ANEW, Command, Destination, Exchange, Exchanges
 from mpi_rollout.infos import add_columns, merge_infos
 from mpi_rollout.layout import Block, leaves, tree_of
 from mpi_rollout.mpi import ROOT
@@ -53,6 +53,8 @@ class Driver:
     ----------
     lanes
         In env order.
+    made_anew
+        Lane, env index and failure of each env that was made anew, where nobody asked for infos; for the run to take.
     under_way
         The lanes whose slots have not been taken in, in the order in which orders were posted to them.
     """
@@ -64,6 +66,7 @@ class Driver:
         pairs = zip(exchanges.all, exchanges.slots, strict=True)
         self.lanes = [Lane(exchange, slots, leaves(self.action_space)) for exchange, slots in pairs]
         self.under_way: dict[Lane, None] = {}
+        self.made_anew: list[tuple[Lane, int, str]] = []
         self.num_envs = exchanges.division.num_envs
         self._lane_of = {lane.exchange: lane for lane in self.lanes}
         self._check = ActionCheck(self.action_space)
@@ -147,7 +150,7 @@ class Driver:
             del self.under_way[lane]
             is_marked |= bool(np.count_nonzero(lane.exchange.marks))
         if is_marked:
-            self._heed(np.concatenate([lane.exchange.marks for lane in lanes]))
+            self._heed(lanes)
         return lanes
 
     def _complete(self, lane: Lane) -> Lane:
@@ -200,10 +203,14 @@ class Driver:
             start += lane.num_envs
         return found
 
-    def _heed(self, marks: np.ndarray) -> None:
-        if not (marks == FAULT).any():
-            self._told_signal = -int(marks.min())
-        else:
+    def _heed(self, lanes: Sequence[Lane]) -> None:
+        marks = np.concatenate([lane.exchange.marks for lane in lanes])
+        self._told_signal = self._told_signal or -int(min(marks.min(), 0))
+        for lane in lanes:
+            if (lane.exchange.marks == MADE_ANEW).any():
+                told = [infos["faults"] for _, infos in lane.exchange.take_infos()]
+                self.made_anew += [(lane, index, message) for faults in told for index, message in faults]
+        if (marks == FAULT).any():
             faults = [report["fault"] for report in self.call_ranks("report") if report["fault"] is not None]
             raise RankError(faults[0], len(faults))
 

@@ -23,7 +23,9 @@ from mpi_rollout.messages import INFOS_TAG, Alone, Direct, Lockstep, Overlapped
 from mpi_rollout.mpi import ROOT
 from mpi_rollout.partition import Division, Partition
 
-FAULT = 1  # A slot's mark; the negative number of a signal asks for the run's end; 0 is all is well.
+# A slot's mark: 0 is all is well, the negative number of a signal asks for the run's end.
+FAULT = 1
+MADE_ANEW = 2  # Envs have failed and been replaced; which ones is told by the infos.
 
 
 class Command(IntEnum):

@@ -63,6 +63,9 @@ def _trajectories(found: dict[str, Any]) -> list[str]:
         if episodes[name] is not None:
             spread = ", ".join(f"{key} {value:,.6g}" for key, value in episodes[name].items())
             lines.append(f"  {name:<12}{spread}")
+    if faults := found["faults"]:
+        last = faults[-1]
+        lines.append(f"faults        {len(faults):,}, the last in step {last['step']:,}: {last['message']}")
     width = max(map(len, found["datasets"]))
     lines.append("/trajectories")
     for name, each in found["datasets"].items():

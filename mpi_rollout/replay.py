@@ -15,7 +15,7 @@ import numpy as np
 from mpi_rollout.config import RolloutConfig, versions
 from mpi_rollout.envs import maker_of
 from mpi_rollout.envs.loop import LoopVectorEnv
-from mpi_rollout.errors import DataError, UsageError
+from mpi_rollout.errors import DataError, EnvError, UsageError
 from mpi_rollout.layout import RESULTS, Leaf, leaves, tree_of
 from mpi_rollout.storage.reader import committed_episodes
 from mpi_rollout.storage.unmarked import open_unmarked
@@ -43,7 +43,7 @@ def replay(path: str, num_episodes: int, seed: int = 0) -> dict[str, Any]:
         envs = LoopVectorEnv([maker_of(config)], infos=False)
         replayed = Replay(file, envs)
         chosen = choose(committed_episodes(file), num_episodes, seed)
-        differences = [found for row in chosen if (found := replayed.difference(row))]
+        differences = [found for row in chosen if (found := replayed.failure_or_difference(row))]
         envs.close()
         if differences:
             raise DataError(
@@ -87,6 +87,13 @@ class Replay:
         dataset = self._trajectories[f"{group}/{leaf.path}".strip("/")]
         return dataset[row["start"] : row["start"] + row["length"] + more, row["env_index"]]
 
+    def failure_or_difference(self, row: np.void) -> str:
+        """Replay an episode; return what is wrong, if something is."""
+        try:
+            return self.difference(row)
+        except (EnvError, DataError) as error:
+            return f"{called(row)} fails in the replay: {error}"
+
     def difference(self, row: np.void) -> str:
         """Replay an episode; return the first difference, if there is one."""
         actions = [self._read("actions", leaf, row) for leaf in self._actions]
@@ -113,10 +120,12 @@ def describe(row: np.void, step: int, name: str, stored: Any, got: Any) -> str:
     differs = (stored != got) & ~((stored != stored) & (got != got))
     place = tuple(int(index) for index in np.argwhere(differs)[0]) if differs.any() else (0,) * stored.ndim
     which = f"{name}{list(place)}" if stored.size > 1 else name
-    return (
-        f"the episode of env {row['env_index']} from step {row['start']:,} on, seed {row['seed']}, differs "
-        f"in its step {step:,}: {which} is {stored[place].item()!r} in the file, {got[place].item()!r} in the replay"
-    )
+    return f"{called(row)} differs in its step {step:,}: {which} is {stored[place].item()!r} in the file, {got[place].item()!r} in the replay"
+
+
+def called(row: np.void) -> str:
+    """How an episode is called."""
+    return f"the episode of env {row['env_index']} from step {row['start']:,} on, seed {row['seed']},"
 
 
 def changed_versions(then: dict[str, str]) -> str:

@@ -24,6 +24,8 @@ class Outcome:
         Sums over steps of the slowest rank's seconds and of the ranks' mean.
     limit
         Pairs of env steps per second, of a part of the run and of the bare loops before and after it.
+    restarts
+        How often envs were made anew, by their index.
     """
 
     file: str
@@ -40,6 +42,7 @@ class Outcome:
     in_lockstep: bool = True
     num_waits: int = 0
     limit: list[tuple[float, float]] = field(default_factory=list)
+    restarts: dict[int, int] = field(default_factory=dict)
     complete: bool = True
 
     @property
@@ -101,6 +104,9 @@ class Outcome:
                 f"{self.ratio_to_limit:.3f} of it (median of {len(ratios)} parts, "
                 f"{min(ratios):.3f} to {max(ratios):.3f})"
             )
+        if self.restarts:
+            first = ", ".join(map(str, list(self.restarts)[:8])) + (", ..." if len(self.restarts) > 8 else "")
+            lines.append(f"made anew after failures: {sum(self.restarts.values())} times, envs {first}; see /faults")
         if self.num_waits:
             lines.append(f"waited {self.num_waits} times for the disk")
         return [*lines, f"file: {self.file} ({state})"]

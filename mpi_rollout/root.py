@@ -5,7 +5,8 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from time import perf_counter
 from typing import Any
@@ -63,6 +64,7 @@ class Root:
         self.writer: Any = None
         self.collector: Collector | None = None
         self.limit: list[tuple[float, float]] = []
+        self.restarts: Counter[int] = Counter()  # Of envs, by their index.
         self.seconds, self.phases = 0.0, dict.fromkeys(PHASES, 0.0)
         self._looked_at, self._seen_env_steps = 0.0, 0
         self._began_at = self._tell_at = self._checked_at = self._worst_pause_s = 0.0
@@ -86,6 +88,10 @@ class Root:
         self.driver.stop(code)
         return code
 
+    def _note_fault(self, env_index: int, step: int, message: str) -> None:
+        self.restarts[env_index] += 1
+        self.writer.add_fault(env_index, step, message)
+
     def _place(self, ahead: int = 0) -> str:
         num_steps = self.collector.num_steps if self.collector else self._num_safe
         return f"rank 0 ({os.uname().nodename}), step {num_steps + ahead}"
@@ -103,7 +109,7 @@ class Root:
         sink = self._make_sink(lost)
         reset_seed = config.seed if config.vectorization_mode == "vector_entry_point" else None
         self.collector = Collector(
-            self.driver, self.policy, sink, NUM_BLOCKS, self._look, config.batch_size, reset_seed
+            self.driver, self.policy, sink, NUM_BLOCKS, self._look, self._note_fault, config.batch_size, reset_seed
         )
         if past is None:
             self.collector.start()
@@ -147,7 +153,7 @@ class Root:
         small, large = divmod(left, num_parts)
         return [small + 1] * large + [small] * (num_parts - large)
 
-    def _make_sink(self, lost: Collection[int]) -> Any:
+    def _make_sink(self, lost: Mapping[int, int]) -> Any:
         from mpi_rollout import storage  # h5py is for the root alone: a worker's imports are the job's start-up time.
 
         nbytes = Block.row_nbytes(self.facts.observation_space, self.facts.action_space, self.config.num_envs)
@@ -246,6 +252,7 @@ class Root:
             mean_s=tally.mean_s,
             num_waits=self.writer.num_waits,
             limit=self.limit,
+            restarts=dict(sorted(self.restarts.items())),
             complete=complete,
         )
 

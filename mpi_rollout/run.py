@@ -7,6 +7,7 @@ from mpi_rollout import mpi
 from mpi_rollout.assembly import Part, Plan, assemble, check_batch_size, divide, make_part
 from mpi_rollout.config import RolloutConfig, load_callable, versions
 from mpi_rollout.envs import maker_of
+from mpi_rollout.envs.faults import OnFault
 from mpi_rollout.errors import StorageError
 from mpi_rollout.limit import Limit
 from mpi_rollout.policy import Policy
@@ -56,7 +57,14 @@ def prepare(config: RolloutConfig, comm: Any) -> tuple[Part, Policy | None, Any]
 
         output = open_output(config)
         policy = None if config.policy == "random" else load_callable(config.policy, "--policy")
-    return make_part(Plan(maker_of(config), division, config.seed), comm.rank), policy, output
+    plan = Plan(maker_of(config), division, config.seed, on_fault=on_fault_of(config))
+    return make_part(plan, comm.rank), policy, output
+
+
+def on_fault_of(config: RolloutConfig) -> OnFault:
+    """What a run does about envs that fail."""
+    max_restarts = config.max_env_restarts if config.on_env_error == "restart" else 0
+    return OnFault(max_restarts, config.check_finite, config.env_timeout)
 
 
 def fingerprint(config: RolloutConfig, part: Part) -> dict[str, str]:

@@ -6,12 +6,14 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import VectorEnv
 
+from mpi_rollout.envs.faults import ABORT, OnFault, not_finite
 from mpi_rollout.envs.loop import LoopVectorEnv
 from mpi_rollout.envs.restoring import Past, Restoring
 from mpi_rollout.errors import DataError
 from mpi_rollout.exchange import Command, Exchange
 from mpi_rollout.infos import Infos, tell, write_columns
 from mpi_rollout.seeding import seed_of_slice
+from mpi_rollout.watchdog import Work
 
 
 class Slice:
@@ -25,11 +27,13 @@ class Slice:
         "none", "all" or a mapping, see `infos`.
     """
 
-    def __init__(self, exchange: Exchange, envs: VectorEnv, infos: Infos = "none"):
+    def __init__(self, exchange: Exchange, envs: VectorEnv, infos: Infos = "none", on_fault: OnFault = ABORT):
         self.exchange, self.envs, self.env_indices = exchange, envs, exchange.envs
         self.num_steps = 0
         self._is_loop = isinstance(envs, LoopVectorEnv)
-        self._pickles_infos = infos == "all"
+        self._pickles_infos, self._has_none = infos == "all", infos == "none"
+        self.has_told = False
+        self._is_checked = on_fault.check_finite and not self._is_loop  # Which checks by itself.
         self._info_columns = list(zip(exchange.layout.infos, exchange.slot.info_arrays, strict=True))
         if self._is_loop:
             envs.write_to(exchange.slot)
@@ -49,6 +53,34 @@ class Slice:
         if mask is not None:
             options = (options or {}) | {"reset_mask": mask[mine]}
         self._fill(self.envs.reset(seed=seed, options=options))
+
+    def take_faults(self) -> list[tuple[int, str]]:
+        """Index and failure of each env that was made anew since the last slot.
+
+        Where nobody has asked for infos, they go with the slot.
+        """
+        faults = list(self.envs.faults) if self._is_loop and self.envs.faults else []
+        if self._has_none and (faults or self.has_told):
+            self.exchange.put_infos({"faults": faults} if faults else {})
+            self.has_told = bool(faults)
+        if faults:
+            self.envs.faults.clear()
+        return faults
+
+    def at_work(self) -> Work | None:
+        """The call of an env that is under way, or of all of them; for another thread to ask."""
+        if not self._is_loop:
+            first, last = self.env_indices[0], self.env_indices[-1]
+            return Work((id(self), self.num_steps), lambda: f"step {self.num_steps}: envs {first} to {last}")
+        found = self.envs.at_work()
+        if found is None:
+            return None
+        place, call = found
+        return Work((id(self), call), lambda: self._describe(place))
+
+    def _describe(self, place: int) -> str:
+        episode = self.envs.episode(place)
+        return f"step {self.num_steps}: {self.envs.describe(place)}{f' ({episode})' if episode else ''}"
 
     def do(self, command: int, arguments: tuple[Any, ...]) -> None:
         """Do what an order says, and fill the slot."""
@@ -108,8 +140,19 @@ class Slice:
             self._copy(observations, results)
         if self._pickles_infos:
             self.exchange.put_infos(infos)
+        if self._is_checked:
+            self._check_finite()
         for leaf, (values, mask) in self._info_columns:
             write_columns(infos, leaf, values, mask)
+
+    def _check_finite(self) -> None:
+        """Refuse NaN and infinity in what natively vectorized envs gave."""
+        slot, leaves = self.exchange.slot, self.exchange.layout.observations
+        columns = [(leaf.path, array) for leaf, array in zip(leaves, slot.observation_arrays, strict=True)]
+        floats = [(f"observation {name}".strip(), array) for name, array in columns if array.dtype.kind == "f"]
+        found = not_finite([*floats, ("reward", slot.results[0])])
+        for place, what in found.items():
+            raise DataError(f"env {self.env_indices[place]}: {what}, which --check-finite takes for a failure")
 
     def _copy(self, observations: Any, results: list[np.ndarray]) -> None:
         slot = self.exchange.slot

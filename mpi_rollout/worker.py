@@ -18,10 +18,11 @@ from time import monotonic
 from typing import Any
 
 from mpi_rollout.errors import DataError, EnvError, RolloutError
-from mpi_rollout.exchange import FAULT, Command, Exchange, Exchanges
+from mpi_rollout.exchange import FAULT, MADE_ANEW, Command, Exchange, Exchanges
 from mpi_rollout.mpi import abort
 from mpi_rollout.slices import Slice
 from mpi_rollout.timing import Clock
+from mpi_rollout.watchdog import Watchdog, Work
 
 GRACE_S = 1.5
 
@@ -61,7 +62,14 @@ class Worker:
         self._methods = own | (methods or {})
         self._fault: Fault | None = None
         self._watch: threading.Timer | None = None
+        self._active: Slice | None = None  # Whose envs are at work.
+        self._watchdog: Watchdog | None = None
         self._stop_asked_at = 0.0
+
+    @property
+    def _place(self) -> str:
+        envs = ", ".join(f"{each.env_indices.start} to {each.env_indices.stop - 1}" for each in self.slices) or "none"
+        return f"rank {self.rank} ({os.uname().nodename}, envs {envs})"
 
     @property
     def rank(self) -> int:
@@ -81,6 +89,22 @@ class Worker:
             raise KeyboardInterrupt
         self._stop_asked_at = self._stop_asked_at or monotonic()
         self.stop_signal = number
+
+    def watch(self, timeout_s: float | None) -> None:
+        """Have a call of an env that takes longer interrupted, or else the job ended; None is no limit."""
+        if timeout_s is not None:
+            self._watchdog = Watchdog(self._at_work, timeout_s, self._say, self._give_up)
+
+    def _at_work(self) -> Work | None:
+        active = self._active
+        return None if active is None else active.at_work()
+
+    def _say(self, what: str) -> None:
+        os.write(2, f"mpi_rollout: {self._place}, {what}\n".encode())
+
+    def _give_up(self, why: str) -> None:
+        self._say(why)
+        abort(self.exchanges.control, EnvError.exit_code)
 
     def serve(self) -> int:
         """Obey orders until the root says stop; return the exit code that it gives.  For all ranks but the root."""
@@ -116,15 +140,22 @@ class Worker:
             Of the `Slice` method that the command is for.
         """
         slice_ = self._slice_of.get(exchange)
+        faults: list[tuple[int, str]] = []
         if slice_ is not None and self._fault is None:
+            self._active = slice_
             try:
                 slice_.do(command, arguments)
+                faults = slice_.take_faults()
             except KeyboardInterrupt:
                 raise
             except BaseException as error:
                 self._fault = self._describe(error, f", step {slice_.num_steps}")
                 self._begin_grace()
-        exchange.own_mark[0] = FAULT if self._fault is not None else -self.stop_signal
+            self._active = None
+            for _, message in faults:
+                self._say(f"step {slice_.num_steps}: {message}")
+        mark = MADE_ANEW if faults and slice_.has_told else -self.stop_signal
+        exchange.own_mark[0] = mark if self._fault is None else FAULT
         exchange.own_step_s[0] = self.clock.lap("step")
 
     def call(self, name: str, *args: Any) -> bytes:
@@ -160,8 +191,7 @@ class Worker:
         }
 
     def _describe(self, error: BaseException, when: str = "") -> Fault:
-        envs = ", ".join(f"{each.env_indices.start} to {each.env_indices.stop - 1}" for each in self.slices) or "none"
-        place = f"rank {self.rank} ({os.uname().nodename}, envs {envs}){when}"
+        place = f"{self._place}{when}"
         what = str(error) if isinstance(error, RolloutError) else f"{type(error).__name__}: {error}"
         code = error.exit_code if isinstance(error, RolloutError) else EnvError.exit_code
         cause = error.__cause__ if isinstance(error, RolloutError) else error
@@ -184,6 +214,8 @@ class Worker:
 
     def close(self) -> None:
         """Close the envs.  The run is over and its data are safe: an env that cannot close is only told of."""
+        if self._watchdog is not None:
+            self._watchdog.close()
         for slice_ in self.slices:
             try:
                 slice_.envs.close()

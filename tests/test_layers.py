@@ -14,8 +14,8 @@ errors
 deadline partition layout seeding timing infos actions config status interrupts
 policy
 mpi messages exchange
-envs.outputs envs.inputs envs.time_limits envs.loop envs.restoring envs.bare envs
-slices worker driver vector_env assembly connection sb3 examples.train_ppo
+envs.outputs envs.inputs envs.time_limits envs.faults envs.members envs.loop envs.restoring envs.bare envs
+watchdog slices worker driver vector_env assembly connection sb3 examples.train_ppo
 limit collector catchup
 storage.child storage.unmarked storage.schema storage.reader storage.episodes
 storage.checksum storage.chunks storage.lock storage.past storage.verification storage.output storage.writer storage

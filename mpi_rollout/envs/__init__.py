@@ -12,6 +12,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from mpi_rollout.config import RolloutConfig, load_callable
 from mpi_rollout.envs.bare import bare_loop, bare_vector_loop, split_actions
+from mpi_rollout.envs.faults import ABORT, OnFault
 from mpi_rollout.envs.loop import LoopVectorEnv
 from mpi_rollout.errors import RolloutError, UsageError
 from mpi_rollout.layout import leaves
@@ -106,6 +107,7 @@ def make_slice(
     seed: int | None = None,
     autoreset_mode: AutoresetMode = AutoresetMode.NEXT_STEP,
     infos: bool | tuple[str, ...] = False,
+    on_fault: OnFault = ABORT,
 ) -> VectorEnv:
     """Make the envs with these indices.
 
@@ -119,12 +121,15 @@ def make_slice(
             raise UsageError(
                 f"vector_entry_point envs reset in the next step, got autoreset mode {autoreset_mode.value}"
             )
+        if on_fault.max_restarts:
+            raise UsageError("vector_entry_point envs are one and cannot be restarted singly; leave out --on-env-error")
         return make.native(len(indices))
     seeds = None if seed is None else [episode_seeds(seed, index) for index in indices]
     first = indices.start
     return LoopVectorEnv(
-        [make] * len(indices), seeds=seeds, first_env_index=first, autoreset_mode=autoreset_mode, infos=infos
-    )
+        [make] * len(indices), seeds=seeds, first_env_index=first, autoreset_mode=autoreset_mode, infos=infos,
+        on_fault=on_fault,
+    )  # fmt: skip
 
 
 def make_bare(make: EnvMaker, indices: range, seed: int, actions: list[Any]) -> Callable[[float], float]:

@@ -6,24 +6,23 @@ the price: outputs are written once, into arrays that the caller gives (a rank's
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from functools import partial
 from operator import call
 from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium.vector import AutoresetMode, VectorEnv
-from gymnasium.vector.utils import batch_space
+from gymnasium.vector import AutoresetMode
 
-from mpi_rollout.envs.inputs import action_splitter, seed_of_each, take_reset_mask
+from mpi_rollout.envs.faults import ABORT, NotFinite, OnFault, floats_of, not_finite
+from mpi_rollout.envs.inputs import seed_of_each, take_reset_mask
+from mpi_rollout.envs.members import Members
 from mpi_rollout.envs.outputs import ObservationRows, info_misfit, misfit, no_outcome, row_by_row
-from mpi_rollout.envs.time_limits import TimeLimits, step_over_wrappers
-from mpi_rollout.errors import DataError, EnvError, UsageError
-from mpi_rollout.layout import RESULTS, Columns, SlotLayout, describe, leaves
+from mpi_rollout.errors import DataError
+from mpi_rollout.layout import RESULTS, Columns, SlotLayout, leaves, tree_of
 
 
-class LoopVectorEnv(VectorEnv):
+class LoopVectorEnv(Members):
     """Step `env_fns`' envs in a sequential loop.
 
     Parameters
@@ -41,6 +40,9 @@ class LoopVectorEnv(VectorEnv):
         only by `reset`, with a mask `options["reset_mask"]` of the envs to reset; the others stay as they are.
     infos
         True: those that `SyncVectorEnv` returns.  False: always {}, for no time.  Names: what envs say under these.
+    on_fault
+        An env that may be made anew has then been truncated, with its last observation, reward 0 and
+        {"env_error": what it was} as its info.  If it was to begin an episode, it is to begin another in the next step.
 
     `step` and `reset` return the same arrays each time, valid until the next call.
     """
@@ -53,20 +55,17 @@ class LoopVectorEnv(VectorEnv):
         first_env_index: int = 0,
         autoreset_mode: AutoresetMode = AutoresetMode.NEXT_STEP,
         infos: bool | tuple[str, ...] = True,
+        on_fault: OnFault = ABORT,
     ):
-        self.envs = [make() for make in env_fns]
-        self.num_envs = len(self.envs)
+        super().__init__(env_fns, seeds, first_env_index, on_fault)
         self.autoreset_mode = AutoresetMode(autoreset_mode)
         self.metadata = dict(self.envs[0].metadata) | {"autoreset_mode": self.autoreset_mode}
-        self._first_env_index, self._seeds, self._infos = first_env_index, seeds, infos
-        self._take_spaces()
+        self._infos = infos
         is_same_step = self.autoreset_mode is AutoresetMode.SAME_STEP
         layout = SlotLayout(self.single_observation_space, self.num_envs, has_final_observations=is_same_step)
         self.write_to(layout.one(np.zeros(layout.nbytes, np.uint8), self.num_envs))
-        self._inner, limits = zip(*map(step_over_wrappers, self.envs), strict=True)
-        self._time = TimeLimits(limits)
-        self._steps = [env.step for env in self._inner]
-        self._own_resets = [self._own_reset(index) for index in range(self.num_envs)]
+        self._steps = [self._named(index, env.step) for index, env in enumerate(self._inner)]
+        self._own_resets = [self._own_reset(index, env) for index, env in enumerate(self._inner)]
         self._resets = [self._reset_instead(index) for index in range(self.num_envs)]
         self._calls = [env.step for env in self.envs]  # OrderEnforcing is in charge until an env is reset.
         self.add_info = self._add_info  # As in Gymnasium; a rank gathers them to be sent.
@@ -74,23 +73,8 @@ class LoopVectorEnv(VectorEnv):
         self._ended: list[int] = []  # And not reset since.
         self._keeps_observations = self.autoreset_mode is AutoresetMode.DISABLED
         self._observations: list[Any] = []  # Those of now, for the envs that a mask leaves out.
-
-    def _take_spaces(self) -> None:
-        first = self.envs[0]
-        self.spec, self.render_mode = first.spec, first.render_mode
-        self.single_observation_space, self.single_action_space = first.observation_space, first.action_space
-        leaves(self.single_observation_space), leaves(self.single_action_space)  # Or they are refused.
-        for index, env in enumerate(self.envs):
-            for name in ("observation_space", "action_space"):
-                got, expected = describe(getattr(env, name)), describe(getattr(first, name))
-                if got != expected:
-                    raise UsageError(
-                        f"all envs must have the same {name}, env {self._first_env_index} has {expected}, "
-                        f"env {self._first_env_index + index} has {got}; make them equal in --env-factory"
-                    )
-        self.observation_space = batch_space(self.single_observation_space, self.num_envs)
-        self.action_space = batch_space(self.single_action_space, self.num_envs)
-        self._split_actions = action_splitter(self.single_action_space, self.action_space)
+        self._checked = leaves(self.single_observation_space) if on_fault.check_finite else ()
+        self._outcomes: list[Any] = [None] * self.num_envs  # Of the sweep under way as many as have come.
 
     def write_to(self, columns: Columns) -> None:
         """From now on write outputs into these arrays of `num_envs` rows, and return them."""
@@ -110,10 +94,7 @@ class LoopVectorEnv(VectorEnv):
         indices = list(range(self.num_envs)) if mask is None else mask.nonzero()[0].tolist()
         observations, infos = self._observations_around(indices), {}
         for index in indices:
-            self._time.begin(index)
-            with self._naming(index):
-                value = next(self._seeds[index]) if self._seeds and seeds[index] is None else seeds[index]
-                observations[index], info = self.envs[index].reset(seed=value, options=options)
+            observations[index], info = self._begin(index, self._given_reset(index, seeds[index], options))
             self._calls[index] = self._steps[index]
             self._add_infos(infos, self._wanted([info]), index)
         for column in self.columns.results:
@@ -121,12 +102,6 @@ class LoopVectorEnv(VectorEnv):
         self._ended = sorted(set(self._ended).difference(indices))
         self._write_observations(observations)
         return self.columns.observations, infos
-
-    def seed_episodes(self, index: int, seeds: Iterator[int]) -> None:
-        """Give one env other seeds for its episodes from the next reset on."""
-        self._seeds[index] = seeds
-        self._own_resets[index] = self._own_reset(index)
-        self._resets[index] = self._reset_instead(index)
 
     def hold(self, index: int, observation: Any) -> None:
         """Leave one env out of steps until `release`: it is said to observe this, without reward or end."""
@@ -176,31 +151,77 @@ class LoopVectorEnv(VectorEnv):
         self._time.num_steps += 1
         for index in self._ended:
             self._calls[index] = self._resets[index]
-        outcomes: list[tuple[Any, ...]] = []
-        try:
-            outcomes.extend(map(call, self._calls, self._split_actions(actions)))  # If one raises, its place is known.
-            if len(outcomes) < self.num_envs:
-                raise StopIteration  # An env has raised it, and `extend` taken it for the end.
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:
-            raise self._error(len(outcomes), error) from error
+        outcomes = self._step_each(actions)
         for index in self._ended:
             self._calls[index] = self._steps[index]
+        columns = self._transposed(outcomes)
+        if self._on_fault.check_finite:
+            found = not_finite([*floats_of(self._checked, columns[0]), ("reward", columns[1])])
+            for index, what in found.items():
+                outcomes[index] = self._forgive(index, NotFinite(what))
+            columns = self._transposed(outcomes) if found else columns
+        return columns
+
+    def _step_each(self, actions: Any) -> list[tuple[Any, ...]]:
+        outcomes = self._outcomes = []
+        pending = map(call, self._calls, self._split_actions(actions))
+        while len(outcomes) < self.num_envs:
+            try:
+                outcomes.extend(pending)  # If one raises, its place is known, and the others can go on.
+                if len(outcomes) < self.num_envs:
+                    raise StopIteration  # An env has raised it, and `extend` taken it for the end.
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:
+                outcomes.append(self._forgive(len(outcomes), error))
+        return outcomes
+
+    def _transposed(self, outcomes: list[tuple[Any, ...]]) -> tuple[tuple[Any, ...], ...]:
         try:
             observations, rewards, terminations, truncations, infos = zip(*outcomes, strict=True)
             return observations, rewards, terminations, truncations, infos
         except (TypeError, ValueError) as error:
             raise no_outcome(outcomes, self._first_env_index) from error
 
-    def _own_reset(self, index: int) -> Callable[[], tuple[Any, dict[str, Any]]]:
+    def _forgive(self, index: int, error: BaseException) -> tuple[Any, ...]:
+        """Make an env anew that has failed in a step; return what is said of it instead.
+
+        Raises
+        ------
+        EnvError, DataError
+            It has failed too often.
+        """
+        self._restart(index, error)
+        parts = [np.array(array[index]) for array in self.columns.observation_arrays]
+        last = tree_of(self.single_observation_space, parts)
+        return last, 0.0, False, True, {"env_error": self.faults[-1][1]}
+
+    def _make_anew(self, index: int) -> None:
+        super()._make_anew(index)
+        self._steps[index] = self._calls[index] = self._named(index, self._inner[index].step)
+        # From outside: its wrappers do not know of a reset yet.
+        self._own_resets[index] = self._own_reset(index, self.envs[index])
+        self._resets[index] = self._reset_instead(index)
+
+    def _own_reset(self, index: int, env: gymnasium.Env) -> Callable[[], tuple[Any, dict[str, Any]]]:
         """What begins an env's episode that nobody asked for, with the arguments that reach it in Gymnasium."""
-        env = self._inner[index]
         given = {} if env is self.envs[index] else {"seed": None, "options": None}  # Wrappers pass on their defaults.
+        reset = self._named(index, env.reset)
         if self._seeds is None:
-            return partial(env.reset, **given)
-        seeds = self._seeds[index]
-        return lambda: env.reset(**given | {"seed": next(seeds)})
+            return partial(reset, **given)
+        return lambda: reset(**given | {"seed": self._draw(index)})
+
+    def _given_reset(self, index: int, seed: int | None, options: Any) -> Callable[[], tuple[Any, dict[str, Any]]]:
+        """What begins an episode from outside the wrappers; called again, the same one."""
+        is_to_draw = self._seeds is not None and seed is None
+
+        def reset():
+            nonlocal seed, is_to_draw
+            if is_to_draw:
+                seed, is_to_draw = self._draw(index), False
+            return self._named(index, self.envs[index].reset)(seed=seed, options=options)
+
+        return reset
 
     def _reset_instead(self, index: int) -> Callable[[Any], tuple[Any, ...]]:
         reset, begin = self._own_resets[index], self._time.begin
@@ -212,6 +233,27 @@ class LoopVectorEnv(VectorEnv):
 
         return step
 
+    def _begin(self, index: int, reset: Callable[[], Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Begin an episode of one env outside the sweep, if need be with a new env; `reset` is another than its own."""
+        while True:
+            self._time.begin(index)
+            try:
+                with self._calling(index):
+                    observation, info = self._own_resets[index]() if reset is None else reset()
+                for what in not_finite(floats_of(self._checked, [observation])).values():
+                    raise NotFinite(what)
+                return observation, info
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:
+                self._restart(index, error)
+
+    def at_work(self) -> tuple[int, Any] | None:
+        """The place of the env that is being called, and what is another for each call; for another thread to ask."""
+        place, position = self._called, len(self._outcomes)
+        place = position if place < 0 and position < self.num_envs else place
+        return None if place < 0 else (place, (self._time.num_steps, self._num_calls, position))
+
     def _begin_again(self, observations: Sequence[Any], infos: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
         """Reset the envs that have just ended, keeping their last observations and infos apart.
 
@@ -222,9 +264,7 @@ class LoopVectorEnv(VectorEnv):
             self._add_infos(gathered, infos[start:index], start)
             self._final_rows[index].write([observations[index]])
             self._add_infos(gathered, [{"final_info": info} for info in infos[index : index + 1]], index)
-            self._time.begin(index)
-            with self._naming(index):
-                observations[index], info = self._own_resets[index]()
+            observations[index], info = self._begin(index)
             self._add_infos(gathered, self._wanted([info]), index)
             start = index + 1
         self._ended = []
@@ -267,76 +307,6 @@ class LoopVectorEnv(VectorEnv):
                 raise info_misfit(info, self._first_env_index + index, error) from error
         return gathered
 
-    def render(self) -> tuple[Any, ...]:
-        """The envs' frames."""
-        with self._time.in_wrappers():
-            return tuple(env.render() for env in self.envs)
-
-    def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        """Call each env's method `name`, or get its attribute, wherever in its wrappers it is."""
-        return self.call_some(range(self.num_envs), name, args, kwargs)
-
-    def call_some(
-        self, places: Sequence[int], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Any, ...]:
-        """`call` of the envs at some places only."""
-        with self._time.in_wrappers():
-            found = []
-            for place in places:
-                attribute = self.envs[place].get_wrapper_attr(name)
-                found.append(attribute(*args, **kwargs) if callable(attribute) else attribute)
-            return tuple(found)
-
-    def get_attr(self, name: str) -> tuple[Any, ...]:
-        """Get each env's attribute `name`, or what it returns if it is a method."""
-        return self.call(name)
-
-    def set_attr(self, name: str, values: Any) -> None:
-        """Set each env's attribute `name`: to the values of a list or tuple, or all to the same.
-
-        Raises
-        ------
-        ValueError
-            The list is not as long as there are envs.
-        """
-        if not isinstance(values, list | tuple):
-            values = [values] * self.num_envs
-        if len(values) != self.num_envs:
-            raise ValueError(f"values for {name!r} must be one or one for each of {self.num_envs} envs, got {values!r}")
-        self.set_some(range(self.num_envs), name, values)
-
-    def set_some(self, places: Sequence[int], name: str, values: Sequence[Any]) -> None:
-        """`set_attr` of the envs at some places only, a value each."""
-        with self._time.in_wrappers():
-            for place, value in zip(places, values, strict=True):
-                self.envs[place].set_wrapper_attr(name, value)
-
-    @property
-    def np_random(self) -> tuple[np.random.Generator, ...]:
-        """The envs' generators."""
-        return self.get_attr("np_random")
-
-    @property
-    def np_random_seed(self) -> tuple[int, ...]:
-        """The seeds of the envs' generators."""
-        return self.get_attr("np_random_seed")
-
-    @contextmanager
-    def _naming(self, index: int) -> Iterator[None]:
-        """Say which env it was that raised."""
-        try:
-            yield
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:
-            raise self._error(index, error) from error
-
-    def _error(self, position: int, error: BaseException) -> EnvError:
-        index, number = self._first_env_index + position, self._time.elapsed(position)
-        when = f"step {number} of its episode" if number else "reset"
-        what = f"called sys.exit({error.code})" if isinstance(error, SystemExit) else f"{type(error).__name__}: {error}"
-        return EnvError(f"env {index}, {when}: {what}")
-
     def _not_reset(self) -> DataError:
         first, *others = (self._first_env_index + index for index in self._ended)
         return DataError(
@@ -344,7 +314,3 @@ class LoopVectorEnv(VectorEnv):
             "autoreset_mode DISABLED nothing resets it; before the next step, call "
             'reset(options={"reset_mask": terminations | truncations})'
         )
-
-    def close_extras(self, **kwargs: Any) -> None:
-        for env in self.envs:
-            env.close()

@@ -53,7 +53,7 @@ class Restoring:
         """Reset the envs with their running episodes' seeds; return what `reset` returns."""
         envs, space = self._envs, self._envs.single_observation_space
         for place, env_index in enumerate(self._env_indices):
-            envs.seed_episodes(place, self._past.seeds(env_index))
+            envs.seed_episodes(place, self._past.seeds(env_index), int(self._past.episodes[env_index]))
         outputs = envs.reset()
         for place, observation in enumerate(each_of(space, envs.columns.observations, envs.num_envs)):
             envs.hold(place, observation)
@@ -72,7 +72,8 @@ class Restoring:
         for place, env_index in enumerate(self._env_indices):
             is_lost = env_index in lost
             if is_lost or past.starts[env_index] > past.num_steps:
-                self._envs.seed_episodes(place, past.seeds(env_index, extra=int(is_lost)))
+                num_before = int(past.episodes[env_index]) + is_lost
+                self._envs.seed_episodes(place, past.seeds(env_index, extra=int(is_lost)), num_before)
                 self._envs.end_episode(place)
 
     def _release(self, step: int) -> None:

@@ -50,6 +50,15 @@ class TimeLimits:
         for starts in self._rows_of_starts:
             starts[index] = self.num_steps
 
+    def replace(self, index: int, limits: Sequence[wrappers.TimeLimit]) -> None:
+        """Count for a new env in the place of one."""
+        self._wrappers = [each for each in self._wrappers if each[1] != index]
+        self._wrappers += [(place, index, wrapper) for place, wrapper in enumerate(limits)]
+        for place, wrapper in enumerate(limits):
+            self._limits[place, index] = max(wrapper._max_episode_steps, 1)
+        self.begin(index)
+        self.next_deadline = self.num_steps  # To be found again.
+
     def elapsed(self, index: int) -> int:
         """Steps of one env's episode."""
         return int(self.num_steps - self._starts[0, index])

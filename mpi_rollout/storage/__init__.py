@@ -1,7 +1,7 @@
 """The HDF5 file: how it is made, filled, committed, closed and read.  Only the root imports this."""
 
 import json
-from collections.abc import Collection
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -37,7 +37,7 @@ def open_writer(
     blocks: list[Block],
     num_ranks: int,
     past: Past | None = None,
-    lost: Collection[int] = (),
+    lost: Mapping[int, int] | None = None,
 ) -> Writer:
     """Make the file of a run and the thread that writes it.
 
@@ -46,7 +46,7 @@ def open_writer(
     past
         Where an earlier start of the run came to, whose file is continued.
     lost
-        Env indices whose running episode cannot be continued.
+        Envs whose running episode cannot be continued, and the first step that is not what it was.
 
     Raises
     ------
@@ -59,5 +59,5 @@ def open_writer(
     if not config.trajectories:
         return Writer(config.out, schema, [], None)
     episodes = make_table(asdict(config))
-    prefix = None if past is None else Prefix(past.num_steps, sorted(lost))
+    prefix = None if past is None else Prefix(past.num_steps, lost or {})
     return Writer(config.out, schema, blocks, episodes, prefix)

@@ -1,6 +1,6 @@
 """Episodes, found in the columns of a run: array operations over whole blocks, whatever the number of envs."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -23,7 +23,9 @@ class EpisodeTable:
     """Finds the rows of /episodes while blocks come in.
 
     An episode is the steps `start` to `start + length - 1` of one env: its transitions, all of them and no others.
-    After its last step comes one row that only resets, and belongs to no episode.
+    After its last step comes one row that only resets, and belongs to no episode.  Where that row is itself an end,
+    the episode that it should have begun has length 0 if a fault is known there; else there is no env any more, until
+    a row comes that is none.
 
     Parameters
     ----------
@@ -37,6 +39,11 @@ class EpisodeTable:
         self._return = np.zeros(num_envs)
         self._count = np.zeros(num_envs, np.int64)
         self._held = np.zeros(0, EPISODE)
+        self._faults: list[tuple[int, int]] = []
+
+    def note_fault(self, env_index: int, step: int) -> None:
+        """Know of a fault before the row of its step is added."""
+        self._faults.append((env_index, step))
 
     def lose(self, lost: Collection[int], num_steps: int) -> np.ndarray:
         """End the running episodes of some envs here, after so many steps, as truncated and faulted.
@@ -64,12 +71,23 @@ class EpisodeTable:
         rows["env_index"], rows["return"] = env, returns[is_end]
         rows["start"] = np.where(is_first, self._start[env], np.append(0, end[:-1] + 2)[: len(end)])
         rows["length"] = end - rows["start"] + 1
-        rows["seed"] = self._seed(env, self._count[env] + position_in_group(is_first))
         rows["terminated"] = block.terminations[start:stop][row, env]
         rows["truncated"] = block.truncations[start:stop][row, env]
+        rows["faulted"] = self._take_faults(env, end, block.start + stop)
         self._start[env] = end + 2  # Of an env's several episodes the last one stays.
-        self._count += ends.sum(axis=0)
+        is_episode = (rows["length"] > 0) | rows["faulted"]
+        rows, env, end = rows[is_episode], env[is_episode], end[is_episode]
+        rows["seed"] = self._seed(env, self._count[env] + position_in_group(first_of_group(env)))
+        self._count += np.bincount(env, minlength=len(self._count))
         self._held = np.concatenate([self._held, rows[np.lexsort((env, end))]])
+
+    def _take_faults(self, env: np.ndarray, end: np.ndarray, stop: int) -> np.ndarray:
+        """Whether the episodes of some envs that end in some steps end by a fault; all of the steps before `stop`."""
+        faulted = np.zeros(len(env), np.bool_)
+        for env_index, step in self._faults:
+            faulted |= (env == env_index) & (end == step)
+        self._faults = [fault for fault in self._faults if fault[1] >= stop]
+        return faulted
 
     def _segments(self, ends: np.ndarray, rewards: np.ndarray) -> tuple[np.ndarray, ...]:
         """Cut the rows into what belongs to one episode, env after env.
@@ -128,11 +146,14 @@ class StoredResults:
     truncations: np.ndarray
 
 
-def make_table(config: Mapping[str, Any]) -> EpisodeTable:
-    """The table of a run with this configuration, empty."""
+def make_table(config: Mapping[str, Any], faults: Iterable[np.void] = ()) -> EpisodeTable:
+    """The table of a run with this configuration, empty; it knows of some rows of /faults."""
     num_envs = config["num_envs"]
     has_seeds = config["vectorization_mode"] == "sync"
-    return EpisodeTable(num_envs, SeedTable(config["seed"], num_envs) if has_seeds else None)
+    table = EpisodeTable(num_envs, SeedTable(config["seed"], num_envs) if has_seeds else None)
+    for fault in faults:
+        table.note_fault(int(fault["env_index"]), int(fault["step"]))
+    return table
 
 
 def stored_results(trajectories: Mapping[str, Any], num_steps: int, nbytes: int = 2**24) -> Iterator[StoredResults]:

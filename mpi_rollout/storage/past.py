@@ -1,7 +1,8 @@
 """What an unfinished file says of the run that it is of: whether it is this one, and where it stood."""
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
 
 import h5py
 import numpy as np
@@ -11,7 +12,10 @@ from mpi_rollout.envs.restoring import Past
 from mpi_rollout.errors import UsageError
 from mpi_rollout.storage.chunks import ChunkWriter, TableWriter, places, read_chunk
 from mpi_rollout.storage.episodes import EpisodeTable, make_table, stored_results
-from mpi_rollout.storage.reader import Tell, committed_episodes, leaf_datasets
+from mpi_rollout.storage.reader import Tell, committed_episodes, committed_faults, leaf_datasets
+from mpi_rollout.storage.schema import FAULT, fault_row
+
+NONE_LOST: Mapping[int, int] = MappingProxyType({})
 
 
 def check_same_run(config: RolloutConfig, file: h5py.File, path: str) -> None:
@@ -44,6 +48,9 @@ def read_past(file: h5py.File, seed: int) -> Past:
     rows = rows[rows["terminated"] | rows["truncated"]]
     starts = np.zeros(num_envs, np.int64)
     np.maximum.at(starts, rows["env_index"], rows["start"] + rows["length"] + 1)
+    if num_steps:  # Also envs that were lost with their rank, and are to begin again: their rows are ends since.
+        ends = file["trajectories/terminations"][num_steps - 1] | file["trajectories/truncations"][num_steps - 1]
+        starts[ends] = num_steps + 1
     return Past(seed, num_steps, np.bincount(rows["env_index"], minlength=num_envs), starts)
 
 
@@ -52,9 +59,9 @@ def copy_prefix(
     destination: h5py.File,
     num_steps: int,
     tell: Tell = lambda doing: None,
-    lost: Collection[int] = (),
+    lost: Mapping[int, int] = NONE_LOST,
 ) -> EpisodeTable:
-    """Copy and commit the first steps of a run, the episodes that ended in them, and its intervals.
+    """Copy and commit the first steps of a run, the episodes that ended in them, its faults and intervals.
 
     HDF5 checks every checksum on the way.  Chunks that are partly filled are left so that writing can go on.
 
@@ -65,7 +72,7 @@ def copy_prefix(
     destination
         Just made by `Schema.create`, with the same chunks.
     lost
-        Env indices whose running episodes end here, as truncated and faulted.
+        Envs whose running episodes end here, as truncated and faulted, and the step that they did not reproduce.
 
     Returns
     -------
@@ -74,7 +81,8 @@ def copy_prefix(
     for name, dataset in leaf_datasets(source["trajectories"]).items():
         num_rows = num_steps + name.startswith("observations")
         _copy_rows(dataset, ChunkWriter(destination["trajectories"][name]), num_rows, tell)
-    table = make_table(json.loads(source.attrs["config"]))
+    faults = committed_faults(source, num_steps)
+    table = make_table(json.loads(source.attrs["config"]), faults)
     for results in stored_results(source["trajectories"], num_steps):
         tell(f"rewards and ends from step {results.start:,} on")
         table.add(results, 0, len(results.rewards))
@@ -85,6 +93,8 @@ def copy_prefix(
         truncate(destination, lost, num_steps)
         rows = rows[np.lexsort((rows["env_index"], rows["start"] + rows["length"]))]
     TableWriter(destination["episodes"]).append(rows)
+    again = [fault_row(index, num_steps - 1, f"did not reproduce step {step}") for index, step in lost.items()]
+    TableWriter(destination["faults"]).append(np.concatenate([faults, np.array(again, FAULT)]))
     TableWriter(destination["throughput/intervals"]).append(source["throughput/intervals"][...])
     destination.flush()
     destination["trajectories"].attrs.modify("num_steps", np.int64(num_steps))

@@ -81,6 +81,14 @@ def committed_episodes(file: h5py.File, num_steps: int | None = None) -> np.ndar
     return episodes[episodes["start"] + episodes["length"] <= num_steps]
 
 
+def committed_faults(file: h5py.File, num_steps: int | None = None) -> np.ndarray:
+    """Read the rows of /faults of committed steps, or of the first `num_steps`."""
+    if num_steps is None and "trajectories" in file:
+        num_steps = int(file["trajectories"].attrs["num_steps"])
+    faults = file["faults"][...]
+    return faults if num_steps is None else faults[faults["step"] < num_steps]
+
+
 def summary(path: str) -> dict[str, Any]:
     """What is in a file, as JSON-able data."""
     with open_file(path) as file:
@@ -100,10 +108,15 @@ def summary(path: str) -> dict[str, Any]:
             "started": file.attrs["started"],
             "finished": finished,
             "throughput": _throughput(file["throughput"]),
+            "faults": [_fault(row) for row in committed_faults(file)],
         }
         if "trajectories" in file:
             found |= _trajectories(file)
         return found
+
+
+def _fault(row: np.void) -> dict[str, Any]:
+    return {"env_index": int(row["env_index"]), "step": int(row["step"]), "message": row["message"].decode()}
 
 
 def _throughput(group: h5py.Group) -> dict[str, Any]:

@@ -30,6 +30,9 @@ EPISODE = np.dtype(
         ("faulted", "?"),
     ]
 )
+# An env that failed, did not reproduce its episode or was lost: the step whose row says truncated for it; -1 is the
+# first reset, which was then taken again.
+FAULT = np.dtype([("env_index", "i8"), ("step", "i8"), ("message", "S256")])
 LATER_ATTRIBUTES = ("digest", "finished", "recovered")  # Of the root group; all others are there from the begin.
 INTERVAL = np.dtype([("time", "f8"), ("env_steps", "i8"), ("env_steps_per_s", "f8")])
 LIMIT = np.dtype([("rollout_env_steps_per_s", "f8"), ("limit_env_steps_per_s", "f8")])
@@ -70,6 +73,7 @@ class Schema:
         if self.named:
             self._create_trajectories(file)
             create_table(file, "episodes", EPISODE, 1024)
+        create_table(file, "faults", FAULT, 64)
         throughput = file.create_group("throughput")
         throughput.attrs["env_steps"] = np.int64(0)
         throughput.attrs["seconds"] = np.float64(0)
@@ -88,6 +92,12 @@ class Schema:
                 path, (0, *array.shape[1:]), array.dtype, maxshape=(None, *array.shape[1:]),
                 chunks=chunk_shape(array), fletcher32=True,
             )  # fmt: skip
+
+
+def fault_row(env_index: int, step: int, message: str) -> tuple[int, int, bytes]:
+    """A row of /faults; a message that is too long loses its end."""
+    room = FAULT["message"].itemsize
+    return env_index, step, message.encode()[:room].decode(errors="ignore").encode()
 
 
 def digest_of(attributes: Mapping[str, Any]) -> str:

@@ -18,8 +18,8 @@ from mpi_rollout.layout import RESULTS, Leaf
 from mpi_rollout.storage.checksum import CHECKSUM_NBYTES, fletcher32
 from mpi_rollout.storage.chunks import WITHOUT_CHECKSUM, places
 from mpi_rollout.storage.episodes import make_table, stored_results
-from mpi_rollout.storage.reader import Tell, check_format, leaf_datasets
-from mpi_rollout.storage.schema import EPISODE, INTERVAL, LIMIT, RANK, digest_of
+from mpi_rollout.storage.reader import Tell, check_format, committed_faults, leaf_datasets
+from mpi_rollout.storage.schema import EPISODE, FAULT, INTERVAL, LIMIT, RANK, digest_of
 from mpi_rollout.storage.unmarked import open_unmarked
 
 ATTEMPTS = 3
@@ -153,7 +153,7 @@ class Verification:
 
     def _expected(self) -> dict[str, tuple[np.dtype, tuple[int, ...]]]:
         """Of every dataset the dtype and the shape without its first axis."""
-        expected = {"throughput/intervals": (INTERVAL, ()), "throughput/limit": (LIMIT, ())}
+        expected = {"throughput/intervals": (INTERVAL, ()), "throughput/limit": (LIMIT, ()), "faults": (FAULT, ())}
         expected["throughput/ranks"] = RANK, ()
         if not self.config["trajectories"]:
             return expected
@@ -236,11 +236,11 @@ class Verification:
         return ""
 
     def episodes(self) -> int:
-        """Compare /episodes with what follows from rewards, ends and seeds; return how many there are.
+        """Compare /episodes with what follows from rewards, ends, faults and seeds; return how many there are.
 
         Those under way at the end are written when a run ends: a killed run has none of them, or some.
         """
-        table = make_table(self.config)
+        table = make_table(self.config, committed_faults(self.file, self.num_steps))
         for results in stored_results(self.file["trajectories"], self.num_steps):
             self.tell(f"rewards and ends from step {results.start:,} on")
             table.add(results, 0, len(results.rewards))
@@ -252,9 +252,6 @@ class Verification:
             rows = rows[rows["start"] + rows["length"] <= self.num_steps]
         if not (len(rows) == len(expected) or (len(ended) <= len(rows) <= len(expected) and not self.is_sealed)):
             self.refuse(f"episodes has {len(rows):,} rows, from rewards and ends follow {len(expected):,}")
-        # That an env did not reproduce itself follows from nothing else in the file; its episode is truncated.
-        may_be = expected["truncated"] & ~expected["terminated"]
-        expected["faulted"][: len(rows)] = rows["faulted"] & may_be[: len(rows)]
         for name in EPISODE.names:
             got, follows = rows[name], expected[name][: len(rows)]
             differ = np.flatnonzero((got != follows) & ((got == got) | (follows == follows)))  # A return may be NaN.

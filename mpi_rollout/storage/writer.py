@@ -11,9 +11,9 @@ import os
 import queue
 import shutil
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
@@ -25,7 +25,7 @@ from mpi_rollout.storage.chunks import ChunkWriter, TableWriter
 from mpi_rollout.storage.episodes import EpisodeTable
 from mpi_rollout.storage.lock import lock
 from mpi_rollout.storage.past import copy_prefix
-from mpi_rollout.storage.schema import INTERVAL, LIMIT, RANK, Schema
+from mpi_rollout.storage.schema import FAULT, INTERVAL, LIMIT, RANK, Schema, fault_row
 from mpi_rollout.storage.unmarked import open_unmarked
 from mpi_rollout.storage.verification import check_chunks
 from mpi_rollout.timing import PHASES
@@ -50,11 +50,12 @@ class Prefix:
     Parameters
     ----------
     lost
-        Env indices whose running episodes cannot be continued: they end here, truncated and faulted.
+        Envs whose running episodes cannot be continued, and the first step that is not what it was: they end here,
+        truncated and faulted.
     """
 
     num_steps: int
-    lost: Collection[int] = ()
+    lost: Mapping[int, int] = field(default_factory=dict)
 
 
 class Writer:
@@ -96,6 +97,7 @@ class Writer:
         self._error: Exception | None = None
         self._schema, self._episodes = schema, episodes
         self._intervals: list[tuple[float, int, float]] = []
+        self._faults: list[tuple[int, int, bytes]] = []
         self._work: queue.SimpleQueue = queue.SimpleQueue()
         self._free: queue.SimpleQueue = queue.SimpleQueue()
         for block in blocks:
@@ -123,6 +125,10 @@ class Writer:
     def add_interval(self, time_s: float, env_steps: int, env_steps_per_s: float) -> None:
         """Have a row of /throughput/intervals written at the next commit."""
         self._work.put((self._intervals.append, ((time_s, env_steps, env_steps_per_s),)))
+
+    def add_fault(self, env_index: int, step: int, message: str) -> None:
+        """Have a row of /faults written at the next commit; before the step is submitted."""
+        self._work.put((self._take_fault, (env_index, step, message)))
 
     def drain(self) -> None:
         """Wait until all that was submitted is committed."""
@@ -189,7 +195,7 @@ class Writer:
 
     def _open_columns(self) -> None:
         self._columns = {name: ChunkWriter(self._file["trajectories"][name]) for name in self._schema.named}
-        names = ["episodes"] * bool(self._columns) + ["throughput/intervals", "throughput/limit"]
+        names = ["episodes"] * bool(self._columns) + ["faults", "throughput/intervals", "throughput/limit"]
         self._tables = {name: TableWriter(self._file[name]) for name in names}
 
     def _continue(self, past: Prefix) -> None:
@@ -216,26 +222,33 @@ class Writer:
         if is_full:
             self._free.put(block)
 
+    def _take_fault(self, env_index: int, step: int, message: str) -> None:
+        self._faults.append(fault_row(env_index, step, message))
+        if self._episodes is not None:
+            self._episodes.note_fault(env_index, step)
+
     def _commit(self, num_steps: int) -> None:
         """Make the first `num_steps` steps and the observations after them count."""
         start = perf_counter()
         self._tables["episodes"].append(self._episodes.take(num_steps))
-        self._write_intervals()
+        self._write_notes()
         self._file.flush()
         self._file["trajectories"].attrs.modify("num_steps", np.int64(num_steps))
         self._file.flush()
         self.num_committed = num_steps
         self.worst_commit_s = max(self.worst_commit_s, perf_counter() - start)
 
-    def _write_intervals(self) -> None:
+    def _write_notes(self) -> None:
         self._tables["throughput/intervals"].append(np.array(self._intervals, INTERVAL))
+        self._tables["faults"].append(np.array(self._faults, FAULT))
         self._intervals.clear()
+        self._faults.clear()
 
     def _finish(self, ending: Ending) -> str:
         if self._columns:
             self._tables["episodes"].append(self._episodes.unfinished(self.num_committed))
         throughput = self._file["throughput"]
-        self._write_intervals()
+        self._write_notes()
         self._tables["throughput/limit"].append(np.array(ending.limit, LIMIT))
         throughput["ranks"][...] = rank_rows(ending.ranks)
         throughput.attrs.modify("env_steps", np.int64(ending.env_steps))

@@ -1,0 +1,108 @@
+"""A thread that finds envs that hang: it names the env and shows its stack, interrupts it, or ends the job.
+
+Python code, and C code that waits in the system, is interrupted by a signal whose handler raises `EnvTimeout` in the
+midst of the env.  C code that goes on by itself cannot be: then the job ends.  While C code holds the interpreter's
+lock no thread of Python runs; for this the thread winds up `faulthandler`, whose own thread needs no lock, again and
+again.  All that can do is to write the stack and leave, so the functions by which envs are called then have the
+rank and the env for names, see `named`.
+"""
+
+import faulthandler
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any
+
+from mpi_rollout.envs.faults import EnvTimeout, is_ours
+
+GRACE_S = 2.0  # For an interrupted env to come out of its call.
+SLACK_S = 1.0  # More than the thread ever waits for its turn.
+STDERR = 2
+
+
+@dataclass(frozen=True)
+class Work:
+    """A call of an env that is under way: `key` is another one for each call."""
+
+    key: Hashable
+    describe: Callable[[], str]
+
+
+class Watchdog:
+    """Looks again and again whether the same call is still under way.  To be made by the main thread, which steps.
+
+    Parameters
+    ----------
+    look
+        Gives what is under way in the main thread; called by any thread.
+    say, give_up
+        Tell people something; tell them, and end the job.
+    """
+
+    def __init__(
+        self,
+        look: Callable[[], Work | None],
+        timeout_s: float,
+        say: Callable[[str], None],
+        give_up: Callable[[str], None],
+    ):
+        self._look, self._timeout_s, self._say, self._give_up = look, timeout_s, say, give_up
+        self._period_s = min(max(timeout_s / 8, 0.02), 0.5)
+        self._main = threading.get_ident()
+        self._too_long: Hashable = None
+        self._end = threading.Event()
+        self._handler: Any = None
+        self._can_interrupt = threading.current_thread() is threading.main_thread()
+        if self._can_interrupt:
+            self._handler = signal.signal(signal.SIGALRM, self._interrupt)
+        self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Look no more."""
+        self._end.set()
+        self._thread.join()
+        faulthandler.cancel_dump_traceback_later()
+        if self._can_interrupt:
+            signal.signal(signal.SIGALRM, self._handler)
+
+    def _run(self) -> None:
+        key, age_s, limit_s, seen = None, 0.0, self._timeout_s, monotonic()
+        while not self._end.wait(self._period_s):
+            faulthandler.dump_traceback_later(self._timeout_s + SLACK_S, exit=True, file=STDERR)
+            work, now = self._look(), monotonic()
+            if work is None or work.key != key:
+                key, age_s, limit_s = None if work is None else work.key, 0.0, self._timeout_s
+            else:
+                age_s += min(now - seen, 2 * self._period_s)  # A job that is suspended does not work meanwhile.
+            seen = now
+            if age_s > limit_s:
+                self._act(work, is_first=limit_s == self._timeout_s)
+                age_s, limit_s = 0.0, GRACE_S
+
+    def _act(self, work: Work, is_first: bool) -> None:
+        if not is_first or not self._can_interrupt:
+            self._give_up(f"{work.describe()}: cannot be interrupted; ending the job\n{self._stack()}")
+            return
+        self._say(f"{work.describe()}: takes longer than {self._timeout_s:g} s, in\n{self._stack()}")
+        self._too_long = work.key
+        signal.pthread_kill(self._main, signal.SIGALRM)
+
+    def _interrupt(self, number: int, frame: Any) -> None:
+        """In the main thread, wherever it is: raise, if it is still where it should not be."""
+        work = self._look()
+        if self._too_long is not None and work is not None and work.key == self._too_long:
+            self._too_long = None
+            raise EnvTimeout(f"took longer than {self._timeout_s:g} s")
+        if callable(self._handler):
+            self._handler(number, frame)
+
+    def _stack(self) -> str:
+        """What the main thread is in, from where it left this program."""
+        frames = traceback.extract_stack(sys._current_frames().get(self._main))
+        ours = [place for place, frame in enumerate(frames) if is_ours(frame.filename)]
+        return "".join(traceback.format_list(frames[ours[-1] + 1 if ours else 0 :])).rstrip()
