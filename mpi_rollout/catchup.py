@@ -39,6 +39,7 @@ def catch_up(driver: Driver, past: Past, file: Mapping[str, Any], on_step: Calla
         lay(destinations)
         note(lost, recorded.step_differs(block, step) & (past.starts <= step), np.full(len(past.starts), step))
     driver.call_ranks("end_replay", sorted(lost))
+    driver.made_anew = []  # Envs that failed meanwhile are among the lost.
     return lost
 
 

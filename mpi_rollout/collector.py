@@ -6,7 +6,7 @@ that is no transition: its action is ignored, its reward is 0, it leads to the n
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, Protocol
@@ -177,7 +177,7 @@ class Collector:
         self.driver.do(Command.RESET, self._reset_seed)
         for _, env_index, message in self.driver.made_anew:
             self._on_fault(env_index, -1, message)
-        self.driver.made_anew.clear()
+        self.driver.made_anew = []
         for track in self._tracks.values():
             track.block = first
             first.destinations[track.lane].lay_observations(0)
@@ -226,11 +226,10 @@ class Collector:
                 if batch:
                     self._act(batch)
             lanes = self.driver.await_some(self._batch_size)
-            if self.driver.made_anew:
-                self._tell_faults()
+            failed = self._take_faults() if self.driver.made_anew else ()
             for lane in lanes:
                 track = self._tracks[lane]
-                self._lay(track)
+                self._lay(track, failed)
                 if track.step < stop:
                     waiting.append(track)
             self.clock.lap("gather")
@@ -238,10 +237,13 @@ class Collector:
                 self.look()
         self.look()
 
-    def _tell_faults(self) -> None:
-        for lane, env_index, message in self.driver.made_anew:
+    def _take_faults(self) -> list[int]:
+        """Tell of the envs that were made anew in the steps that have just come; return which."""
+        faults = self.driver.made_anew
+        for lane, env_index, message in faults:
             self._on_fault(env_index, self._tracks[lane].step, message)
-        self.driver.made_anew.clear()
+        self.driver.made_anew = []
+        return [env_index for _, env_index, _ in faults]
 
     def _has_room(self, track: Track) -> bool:
         """Find where the next step of a lane goes.
@@ -279,10 +281,15 @@ class Collector:
         space = self.driver.observation_space
         return tree_of(space, (np.concatenate([leaf.of(view) for view in views]) for leaf in leaves(space)))
 
-    def _lay(self, track: Track) -> None:
-        """Take in what a lane's step gave."""
+    def _lay(self, track: Track, failed: Sequence[int]) -> None:
+        """Take in what a lane's step gave; of envs that have failed, the observation before stays."""
         lane = track.lane
         track.next_block.destinations[lane].lay_observations(track.next_row)
+        for index in failed:  # After a resumption their new ranks do not know it.
+            if lane.envs.start <= index < lane.envs.stop:
+                before, after = (each.block.observation_arrays for each in (track.block, track.next_block))
+                for source, target in zip(before, after, strict=True):
+                    target[track.next_row, index] = source[track.row, index]
         track.block.destinations[lane].lay_results(track.row)
         track.block, track.row = track.next_block, track.next_row
         track.step += 1

@@ -161,6 +161,7 @@ class Exchange:
             self.comm.Recv([pickled, MPI.BYTE], self.first_rank + slot, INFOS_TAG)
             envs, first = self.partition.envs_of(slot), self.partition.first_env
             received.append((slice(envs.start - first, envs.stop - first), unpack_infos(pickled)))
+        self._infos_nbytes[:] = 0  # They are taken.
         return own + received
 
     def take(self, column: np.ndarray, rows: Any = slice(None)) -> np.ndarray:

@@ -120,7 +120,8 @@ def describe(row: np.void, step: int, name: str, stored: Any, got: Any) -> str:
     differs = (stored != got) & ~((stored != stored) & (got != got))
     place = tuple(int(index) for index in np.argwhere(differs)[0]) if differs.any() else (0,) * stored.ndim
     which = f"{name}{list(place)}" if stored.size > 1 else name
-    return f"{called(row)} differs in its step {step:,}: {which} is {stored[place].item()!r} in the file, {got[place].item()!r} in the replay"
+    values = f"{stored[place].item()!r} in the file, {got[place].item()!r} in the replay"
+    return f"{called(row)} differs in its step {step:,}: {which} is {values}"
 
 
 def called(row: np.void) -> str:

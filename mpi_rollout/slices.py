@@ -54,14 +54,14 @@ class Slice:
             options = (options or {}) | {"reset_mask": mask[mine]}
         self._fill(self.envs.reset(seed=seed, options=options))
 
-    def take_faults(self) -> list[tuple[int, str]]:
-        """Index and failure of each env that was made anew since the last slot.
+    def take_faults(self) -> list[tuple[int, str, str]]:
+        """Of each env that was made anew since the last slot index, failure and how often it was.
 
         Where nobody has asked for infos, they go with the slot.
         """
         faults = list(self.envs.faults) if self._is_loop and self.envs.faults else []
         if self._has_none and (faults or self.has_told):
-            self.exchange.put_infos({"faults": faults} if faults else {})
+            self.exchange.put_infos({"faults": [fault[:2] for fault in faults]} if faults else {})
             self.has_told = bool(faults)
         if faults:
             self.envs.faults.clear()

@@ -140,7 +140,7 @@ class Worker:
             Of the `Slice` method that the command is for.
         """
         slice_ = self._slice_of.get(exchange)
-        faults: list[tuple[int, str]] = []
+        faults: list[tuple[int, str, str]] = []
         if slice_ is not None and self._fault is None:
             self._active = slice_
             try:
@@ -152,8 +152,8 @@ class Worker:
                 self._fault = self._describe(error, f", step {slice_.num_steps}")
                 self._begin_grace()
             self._active = None
-            for _, message in faults:
-                self._say(f"step {slice_.num_steps}: {message}")
+            for _, message, times in faults:
+                self._say(f"step {slice_.num_steps}: {message}; {times}")
         mark = MADE_ANEW if faults and slice_.has_told else -self.stop_signal
         exchange.own_mark[0] = mark if self._fault is None else FAULT
         exchange.own_step_s[0] = self.clock.lap("step")

@@ -29,7 +29,7 @@ def main(function: str) -> None:
 
 def connect(env: str, num_envs: int, **options: Any) -> Any:
     """`mpi_rollout.connect`, with `module:callable` for what is not registered."""
-    is_registered = not env.startswith(("envs:", "faults:"))
+    is_registered = not env.startswith(("envs:", "faults:", "moody:"))
     return mpi_rollout.connect(env if is_registered else load_callable(env, "env"), num_envs, **options)
 
 
@@ -218,4 +218,18 @@ def failures(cases: Sequence[tuple[str, int, int, dict[str, Any]]]) -> list[tupl
                 found.append(("nothing", ""))
             except Exception as error:
                 found.append((type(error).__name__, str(error)))
+    return found
+
+
+def past_failing_envs(infos: Any) -> list[tuple[list[int], list[int]]]:
+    """Which envs were truncated in each step, and of which the infos told why."""
+    found = []
+    with connect("moody:Moody", 5, max_env_restarts=1000, infos=infos) as envs:
+        if envs is not None:
+            envs.reset(seed=3)
+            for _ in range(30):
+                *_, truncations, told = envs.step(np.zeros(5, np.int64))
+                why = told.get("env_error", np.full(5, None, object))
+                found.append((np.flatnonzero(truncations).tolist(), [i for i in range(5) if why[i] is not None]))
+                assert not told or np.array_equal(told.get("_env_error", truncations), truncations)
     return found

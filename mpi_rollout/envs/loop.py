@@ -92,7 +92,17 @@ class LoopVectorEnv(Members):
         seeds = seed_of_each(seed, self.num_envs)
         mask, options = take_reset_mask(options, self.num_envs, self.autoreset_mode)
         indices = list(range(self.num_envs)) if mask is None else mask.nonzero()[0].tolist()
-        observations, infos = self._observations_around(indices), {}
+        return self._reset_these(indices, seeds, options, self._observations_around(indices))
+
+    def reset_some(self, indices: Sequence[int]) -> tuple[Any, dict[str, Any]]:
+        """Begin an episode in some envs only; others, which have not begun any, are to be held till they do."""
+        for index in set(range(self.num_envs)).difference(indices):
+            self._reset_from_outside(index)
+        last = [self._last_observation(index) for index in range(self.num_envs)]
+        return self._reset_these(indices, [None] * self.num_envs, None, last)
+
+    def _reset_these(self, indices: Sequence[int], seeds: Sequence[Any], options: Any, observations: list[Any]):
+        infos: dict[str, Any] = {}
         for index in indices:
             observations[index], info = self._begin(index, self._given_reset(index, seeds[index], options))
             self._calls[index] = self._steps[index]
@@ -192,14 +202,19 @@ class LoopVectorEnv(Members):
             It has failed too often.
         """
         self._restart(index, error)
+        return self._last_observation(index), 0.0, False, True, {"env_error": self.faults[-1][1]}
+
+    def _last_observation(self, index: int) -> Any:
         parts = [np.array(array[index]) for array in self.columns.observation_arrays]
-        last = tree_of(self.single_observation_space, parts)
-        return last, 0.0, False, True, {"env_error": self.faults[-1][1]}
+        return tree_of(self.single_observation_space, parts)
 
     def _make_anew(self, index: int) -> None:
         super()._make_anew(index)
         self._steps[index] = self._calls[index] = self._named(index, self._inner[index].step)
-        # From outside: its wrappers do not know of a reset yet.
+        self._reset_from_outside(index)
+
+    def _reset_from_outside(self, index: int) -> None:
+        """From now on call the outermost wrappers of an env, which do not know of a reset yet."""
         self._own_resets[index] = self._own_reset(index, self.envs[index])
         self._resets[index] = self._reset_instead(index)
 

@@ -31,7 +31,7 @@ class Members(VectorEnv):
     Attributes
     ----------
     faults
-        Index and failure of each env that was made anew; whoever takes them in clears the list.
+        Of each env that was made anew index, failure and how often it was; whoever takes them in clears the list.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Members(VectorEnv):
         self._seeds = None if seeds is None else list(seeds)
         self._episodes = [0] * self.num_envs  # Begun by each env, and the seed of the last one.
         self._episode_seeds: list[int | None] = [None] * self.num_envs
-        self.faults: list[tuple[int, str]] = []
+        self.faults: list[tuple[int, str, str]] = []
         self._num_restarts = [0] * self.num_envs
         self._called, self._num_calls = -1, 0  # The env that is being reset or made, and how often one was.
 
@@ -94,9 +94,8 @@ class Members(VectorEnv):
         with self._calling(index):
             self._make_anew(index)
         self._num_restarts[index] += 1
-        times = f"{self._num_restarts[index]} of {most} times"
-        what = f"{fault}{raised_at(error)}; made anew, {times}"
-        self.faults.append((self._first_env_index + index, what))
+        times = f"made anew, {self._num_restarts[index]} of {most} times"
+        self.faults.append((self._first_env_index + index, f"{fault}{raised_at(error)}", times))
 
     def _make_anew(self, index: int) -> None:
         """Put a new env in the place of one that has failed.

@@ -50,11 +50,13 @@ class Restoring:
         self._envs, self._env_indices, self._past = envs, env_indices, past
 
     def begin(self) -> tuple[Any, dict[str, Any]]:
-        """Reset the envs with their running episodes' seeds; return what `reset` returns."""
+        """Reset the envs with their running episodes' seeds, if one is running; return what `reset` returns."""
+        past = self._past
         envs, space = self._envs, self._envs.single_observation_space
         for place, env_index in enumerate(self._env_indices):
-            envs.seed_episodes(place, self._past.seeds(env_index), int(self._past.episodes[env_index]))
-        outputs = envs.reset()
+            envs.seed_episodes(place, past.seeds(env_index), int(past.episodes[env_index]))
+        is_running = [past.starts[env_index] <= past.num_steps for env_index in self._env_indices]
+        outputs = envs.reset_some(np.flatnonzero(is_running).tolist())
         for place, observation in enumerate(each_of(space, envs.columns.observations, envs.num_envs)):
             envs.hold(place, observation)
         return outputs
