@@ -26,6 +26,10 @@ class Outcome:
         Pairs of env steps per second, of a part of the run and of the bare loops before and after it.
     restarts
         How often envs were made anew, by their index.
+    num_steps_before
+        Steps that earlier starts of the run have taken.
+    catch_up_s
+        Seconds in which the envs were brought back to where they were then.
     """
 
     file: str
@@ -43,6 +47,8 @@ class Outcome:
     num_waits: int = 0
     limit: list[tuple[float, float]] = field(default_factory=list)
     restarts: dict[int, int] = field(default_factory=dict)
+    num_steps_before: int = 0
+    catch_up_s: float = 0.0
     complete: bool = True
 
     @property

@@ -67,6 +67,7 @@ class Root:
         self.restarts: Counter[int] = Counter()  # Of envs, by their index.
         self.seconds, self.phases = 0.0, dict.fromkeys(PHASES, 0.0)
         self._looked_at, self._seen_env_steps = 0.0, 0
+        self._catch_up_s = 0.0
         self._began_at = self._tell_at = self._checked_at = self._worst_pause_s = 0.0
 
     def drive(self) -> int:
@@ -133,9 +134,10 @@ class Root:
         self._source = open_unmarked(config.out + ".part")  # Also when another file has taken its place.
         lost = catch_up(self.driver, past, self._source, self._check_stop)
         num_again = past.num_steps - past.first_step
+        self._catch_up_s = perf_counter() - start
         self._show(
             f"mpi_rollout: continuing {config.out}.part after {past.num_steps:,} of {config.num_steps:,} steps; took "
-            f"{num_again:,} steps again in {perf_counter() - start:.1f} s\n"
+            f"{num_again:,} steps again in {self._catch_up_s:.1f} s\n"
         )
         for index, step in list(lost.items())[:8]:
             self._show(
@@ -253,6 +255,8 @@ class Root:
             num_waits=self.writer.num_waits,
             limit=self.limit,
             restarts=dict(sorted(self.restarts.items())),
+            num_steps_before=0 if self.past is None else self.past.num_steps,
+            catch_up_s=self._catch_up_s,
             complete=complete,
         )
 
