@@ -68,9 +68,8 @@ def measure_cost(rounds: int) -> None:
             for values in found.values():
                 values[-1] *= 2 * base / (base + after)
             print(number, *(f"{values[-1]:.3f}" for values in found.values()), file=sys.stderr)
-    print(
-        f"{machine()}, 2 ranks: {CARTPOLE}\n\n| of a run whose writer takes no care | median (range) of {rounds} |\n|---|---|"
-    )
+    print(f"{machine()}, 2 ranks: {CARTPOLE}\n")
+    print(f"| of a run whose writer takes no care | median (range) of {rounds} |\n|---|---|")
     for name, values in found.items():
         print(f"| {name} | {spread(values)} |")
 
