@@ -5,10 +5,11 @@ mpi4py is imported inside the functions: importing it starts MPI, which on many 
 
 import faulthandler
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from time import monotonic, sleep
 from typing import Any
 
@@ -49,6 +50,17 @@ def start_mpi_on_all_ranks(timeout_s: float) -> None:
     from mpi4py import MPI  # noqa: F401
 
     faulthandler.cancel_dump_traceback_later()
+
+
+def with_stacks(call: Callable[[], Any]) -> Any:
+    """Call it so that a crash in C code (SIGSEGV, SIGABRT, ...) prints Python's stack on stderr, with the rank.
+
+    No Python code runs any more in such a process, and what prints the stack knows nothing of ranks.  So the rank
+    stands in the outermost frame, as the name of its file.
+    """
+    faulthandler.enable(2)
+    name = f"rank {claimed_rank()} ({os.uname().nodename})"
+    return eval(compile("call()", name, "eval"), {"call": call})
 
 
 def world() -> Any:
@@ -171,6 +183,27 @@ def _verdict(reports: list[tuple[RolloutError | None, dict[str, str], str]]) -> 
                     "start all ranks with the same command in the same environment"
                 )
     return None
+
+
+def take_names_off_shared_memory(comm: Any) -> None:
+    """Have the system free MPICH's shared memory with its last process, even after SIGKILL.  **Collective.**
+
+    MPICH removes the name at MPI_Finalize only, so that each killed job would leave 1 MB a rank in /dev/shm.  Nobody
+    needs the name when all ranks of the host have mapped it.  (Open MPI's launcher removes its ranks' segments.)
+    """
+    from mpi4py import MPI
+
+    if "MPICH" not in library() or not os.path.exists("/proc/self/maps"):
+        return
+    with open("/proc/self/maps") as file:
+        mapped = set(re.findall(r"/dev/shm/mpich_shm_\S+$", file.read(), re.MULTILINE))
+    host = comm.Split_type(MPI.COMM_TYPE_SHARED)
+    by_all = set.intersection(*host.allgather(mapped))
+    if host.rank == 0:
+        for path in by_all:
+            with suppress(OSError):
+                os.unlink(path)
+    host.Free()
 
 
 def share_refusal(error: RolloutError) -> RolloutError:

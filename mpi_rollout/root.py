@@ -63,6 +63,7 @@ class Root:
         self.writer: Any = None
         self.collector: Collector | None = None
         self.limit: list[tuple[float, float]] = []
+        self._warning = output.warning
         self.seconds, self.phases = 0.0, dict.fromkeys(PHASES, 0.0)
         self._looked_at, self._seen_env_steps = 0.0, 0
         self._began_at = self._tell_at = self._checked_at = self._worst_pause_s = 0.0
@@ -98,6 +99,8 @@ class Root:
 
     def _collect(self) -> None:
         config, past = self.config, self.past
+        if self._warning:
+            self._show(f"mpi_rollout: {self._warning}\n")
         self.status.tell("running", num_steps=self._num_safe)
         lost = self._catch_up() if past is not None else {}
         sink = self._make_sink(lost)

@@ -14,6 +14,7 @@ from time import perf_counter
 import numpy as np
 
 from mpi_rollout.doctor.findings import BAD, FILES, OK, WARN, Finding
+from mpi_rollout.storage.lock import acquire
 
 PROBE_NBYTES, PIECE_NBYTES, WRITE_S = 64 * 2**20, 4 * 2**20, 1.5
 SLOW_MB_PER_S, SLOW_FSYNC_MS = 20.0, 100.0
@@ -137,11 +138,15 @@ def judge_locks(folder: str) -> Finding:
     told = f", HDF5_USE_FILE_LOCKING={setting}" if setting else ""
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # As HDF5 does.
+            acquire(file.fileno())  # As runs do.
     except OSError as error:
         off = setting.upper() in ("FALSE", "BEST_EFFORT", "0")
-        advice = "" if off else "export HDF5_USE_FILE_LOCKING=FALSE, or have it mounted with locks (Lustre: flock)"
-        return Finding("locks", f"none: {error.strerror}{told}", OK if off else WARN, advice, FILES)
+        advice = (
+            "start one run at a time on an --out, and export HDF5_USE_FILE_LOCKING=FALSE for other programs of HDF5; "
+            "or have it mounted with locks (Lustre: flock)"
+        )
+        return Finding("locks", f"none: {error.strerror}{told}", OK if off else WARN, "" if off else advice, FILES)
     return Finding("locks", f"work{told}", area=FILES)
 
 
