@@ -13,7 +13,15 @@ from contextlib import contextmanager, suppress
 from time import monotonic, sleep
 from typing import Any
 
-from mpi_rollout.errors import Complete, Interrupted, LaunchError, RolloutError, StorageError, UsageError
+from mpi_rollout.errors import (
+    Complete,
+    Interrupted,
+    LaunchError,
+    RolloutError,
+    StorageError,
+    UsageError,
+    first_line,
+)
 
 ROOT = 0
 MEETING_TAG = 32123  # On a communicator that may be the user's; every MPI has tags up to 32767.
@@ -238,10 +246,21 @@ def all_or_none(comm: Any) -> Iterator[None]:
     except KeyboardInterrupt:
         sys.stderr.write(f"mpi_rollout: rank {comm.rank} ({os.uname().nodename}): interrupted\n")
         abort(comm, Interrupted.exit_code)
-    except BaseException:
+    except BaseException as error:
         sys.stdout.flush()
-        sys.stderr.write(f"mpi_rollout: rank {comm.rank} ({os.uname().nodename}) failed:\n{traceback.format_exc()}")
+        place = f"rank {comm.rank} ({os.uname().nodename})"
+        if is_loss(error):
+            sys.stderr.write(f"mpi_rollout: {place}: another rank is gone ({first_line(error)})\n")
+        else:
+            sys.stderr.write(f"mpi_rollout: {place} failed:\n{traceback.format_exc()}")
         abort(comm, RolloutError.exit_code)
+
+
+def is_loss(error: BaseException) -> bool:
+    """Whether an error is how MPICH tells of a rank that is gone, right before its launcher ends the others."""
+    from mpi4py import MPI
+
+    return isinstance(error, MPI.Exception) and error.Get_error_class() == MPI.ERR_OTHER
 
 
 def abort(comm: Any, code: int) -> None:

@@ -79,6 +79,8 @@ class Root:
         except RolloutError as error:
             code = self._end_badly(error)
         except (Exception, SystemExit) as error:  # From the policy: it is the user's code that runs here.
+            if mpi.is_loss(error):
+                raise
             self._show(traceback.format_exc())
             code = self._end_badly(RolloutError(f"{self._place(1)}: {type(error).__name__}: {error}"))
         if outcome is not None:

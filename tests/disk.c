@@ -3,6 +3,7 @@
    no_locks    flock and fcntl's locks fail with ENOLCK, as on network file systems without a lock service
    full:N      writes beyond the first N bytes of a file fail with ENOSPC
    quota:N     the same with EDQUOT
+   stuck       writes wait as long as there is a file `stuck` in the folder of the process
    slow:N      each write takes N microseconds more per MiB */
 
 #define _GNU_SOURCE
@@ -63,9 +64,12 @@ ssize_t pwrite(int descriptor, const void *bytes, size_t count, off_t offset)
 {
     long long pause_us = fault("slow", descriptor), end = offset + (long long)count;
     long long full = fault("full", descriptor), quota = fault("quota", descriptor);
+    while (fault("stuck", descriptor) >= 0 && access("stuck", F_OK) == 0)
+        usleep(10000);
     if (pause_us > 0)
         usleep(pause_us * count >> 20);
     if ((full >= 0 && end > full) || (quota >= 0 && end > quota)) {
+        close(open("failed_at", O_CREAT, 0600)); /* So that one sees when it was; cf. faults.py. */
         errno = full >= 0 ? ENOSPC : EDQUOT;
         return -1;
     }

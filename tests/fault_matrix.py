@@ -22,11 +22,13 @@ from pathlib import Path
 
 import pytest
 from conftest import Job, Result, Running, are_gone, preloadable
-from kept import ENVS, LATE, OUT, PACED, committed, fails, kwargs
+from kept import OUT, PACED, committed, fails, kwargs
 from test_launch import worlds
 
 HANGS_S = 60.0
 SHOWN = 150  # Characters of what the user sees.
+ENVS = ("--num-envs", "24", "--progress", "none")  # A block of `envs.Image` is full, and committed, after 64 steps.
+LATE = 200  # The fourth block can only be begun when the first one is committed.
 LONG = ("--num-steps", "100000000")
 PART = "run.h5.part"
 
@@ -108,10 +110,10 @@ def another_run(job: Job) -> Running:
 
 def late(how: str, **more: object) -> tuple[str, ...]:
     """An env of rank 1 that fails when some steps are committed."""
-    return fails(how, 1, after=LATE, num_steps=10**6, **more)
+    return (*fails(how, 1, after=LATE, num_steps=10**6, **more), *ENVS)
 
 
-SHORT = ("--env-factory", "envs:Image", "--num-steps", "3000", *ENVS, *OUT)
+SHORT = ("--env-factory", "envs:Image", "--num-steps", "450", *ENVS, *OUT)
 ENDLESS = ("--env-factory", "envs:Image", *LONG, *ENVS, *OUT)
 DIFFERENT = (["--num-steps", "20", *ENVS, *OUT, "--env", "CartPole-v1"], ["--seed", "7"])
 FAULTS = [
@@ -120,7 +122,7 @@ FAULTS = [
     Fault("`sys.exit(0)` in an env", late("exit")),
     Fault("observation of a wrong shape", late("shape", image=False)),
     Fault(
-        "exception in a reset", ("--env-factory", "faults:InReset", *kwargs(episode=90), *LONG, *ENVS, *OUT)
+        "exception in a reset", ("--env-factory", "faults:InReset", *kwargs(episode=30), *LONG, *ENVS, *OUT)
     ),
     Fault(
         "exception in the policy",
@@ -131,7 +133,7 @@ FAULTS = [
     Fault("`kill -9` of a worker", strike=lambda run: os.kill(last_rank(run), signal.SIGKILL)),
     Fault("`kill -9` of the root", strike=lambda run: os.kill(run.pid_of(0), signal.SIGKILL)),
     Fault("`kill -9` of mpirun", strike=lambda run: os.kill(run.pid, signal.SIGKILL)),
-    Fault("a worker stopped for 2 s (`kill -STOP`, `-CONT`)", (*PACED, "--num-steps", "1500", *ENVS, *OUT),
+    Fault("a worker stopped for 2 s (`kill -STOP`, `-CONT`)", (*PACED, "--num-steps", "450", *ENVS, *OUT),
           strike=pause, goes_on=True),
     Fault("Ctrl-C on mpirun", strike=lambda run: os.killpg(run.pid, signal.SIGINT)),
     Fault("SIGTERM to mpirun", strike=lambda run: os.kill(run.pid, signal.SIGTERM)),
@@ -161,9 +163,10 @@ FAULTS = [
 
 
 def seen(result: Result, folder: Path) -> str:
-    """The first line on stderr that says something: the program's own, else whoever else's."""
-    lines = [line.strip(" =-*") for line in result.err.splitlines()]
-    [line, *_] = [*result.messages, *filter(None, lines), *filter(None, result.out.splitlines()[:1]), "nothing"]
+    """The first thing said: the program's own, else the launcher's."""
+    stripped = "\n".join(line.strip(" =-*") for line in [*result.err.splitlines(), "", *result.out.splitlines()])
+    others = (" ".join(paragraph.split()) for paragraph in re.split(r"\n\s*\n", stripped))
+    [line, *_] = [*result.messages, *filter(None, others), "nothing"]
     line = line.replace(f"{folder}/", "").replace("|", "\\|")
     return line if len(line) <= SHOWN else f"{line[:SHOWN].rsplit(' ', 1)[0]} ..."
 
@@ -194,7 +197,7 @@ def play(fault: Fault, num_ranks: int, folder: Path, disk: str) -> Outcome:
             other.finish()
     failed_at = folder / "failed_at"
     if failed_at.exists() and not fault.is_refused:
-        began = float(failed_at.read_text())
+        began = failed_at.stat().st_mtime
     after = committed(folder / ("run.h5" if fault.goes_on else PART))
     wrong = "left processes" if not is_gone else "lost steps" if after < before else ""
     if (result.code == 0) != fault.goes_on:
@@ -213,7 +216,7 @@ def row(fault: Fault, outcomes: dict[int, list[Outcome]]) -> str:
     elif fault.is_refused:
         times = [f"{each} from the start" for each in times]
     wrong = sorted({outcome.wrong for outcome in every} - {""})
-    told = re.sub(r"\s+", " ", every[0].seen) + "".join(f" **{each}**" for each in wrong)
+    told = every[0].seen + "".join(f" **{each}**" for each in wrong)
     return f"| {fault.name} | {told} | {codes} | {' | '.join(times)} |"
 
 
