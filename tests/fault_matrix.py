@@ -3,8 +3,8 @@
     .venv/bin/python tests/fault_matrix.py --ranks 2,3 --repeats 3
     .venv/bin/python tests/fault_matrix.py --only kill
 
-With the MPI of the interpreter that runs it.  Seconds are from the fault, or where the job is refused from its start,
-to the end of its last process.  Exit code 1: a job hung, left processes behind, lost committed steps, or ended
+With the MPI of the interpreter that runs it.  Seconds are from the fault, or from the job's start if it is there by
+then, to the end of the last process.  Exit code 1: a job hung, left processes behind, lost committed steps, or ended
 without failing.  A fault more is an entry more in FAULTS.
 """
 
@@ -51,8 +51,8 @@ class Fault:
         Variables of the job; DISK_FAULT is for disk.c.
     goes_on
         The run comes to its end.
-    is_refused
-        The job never begins: seconds are from its start.
+    from_start
+        Seconds are from the start of the job.
     """
 
     name: str
@@ -62,7 +62,7 @@ class Fault:
     command: Callable[[Job, int], list[str]] | None = None
     environment: dict[str, str] = field(default_factory=dict)
     goes_on: bool = False
-    is_refused: bool = False
+    from_start: bool = False
 
 
 @dataclass(frozen=True)
@@ -139,26 +139,29 @@ FAULTS = [
     Fault("SIGTERM to mpirun", strike=lambda run: os.kill(run.pid, signal.SIGTERM)),
     Fault("SIGUSR1 to mpirun", strike=lambda run: os.kill(run.pid, signal.SIGUSR1)),
     Fault("SIGTERM to a worker", strike=lambda run: os.kill(last_rank(run), signal.SIGTERM)),
+    Fault(
+        "`--max-walltime 00:10` is near", (*PACED, *LONG, *ENVS, *OUT, "--max-walltime", "00:10"), from_start=True
+    ),
     Fault("disk full", ENDLESS, environment={"DISK_FAULT": "full:20000000"}),
     Fault("quota used up", ENDLESS, environment={"DISK_FAULT": "quota:20000000"}),
     Fault("disk slower than the envs", SHORT, environment={"DISK_FAULT": "slow:20000"}, goes_on=True),
     Fault("file system without locks", SHORT, environment={"DISK_FAULT": "no_locks"}, goes_on=True),
-    Fault("folder that cannot be written to", (*PACED, *LONG, *ENVS, "--out", "/sys/run.h5"), is_refused=True),
-    Fault("folder that is missing", (*PACED, *LONG, *ENVS, "--out", "missing/run.h5"), is_refused=True),
-    Fault("another run writes the same output", before=another_run, is_refused=True),
-    Fault("continued with another `--seed`", fails("raise"), before=of_another_seed, is_refused=True),
-    Fault("the `.part` is damaged", fails("raise"), before=damaged, is_refused=True),
+    Fault("folder that cannot be written to", (*PACED, *LONG, *ENVS, "--out", "/sys/run.h5"), from_start=True),
+    Fault("folder that is missing", (*PACED, *LONG, *ENVS, "--out", "missing/run.h5"), from_start=True),
+    Fault("another run writes the same output", before=another_run, from_start=True),
+    Fault("continued with another `--seed`", fails("raise"), before=of_another_seed, from_start=True),
+    Fault("the `.part` is damaged", fails("raise"), before=damaged, from_start=True),
     Fault("an env that cannot be made on one rank",
-          ("--env-factory", "faults:unlicensed", *kwargs(rank=1), *LONG, *ENVS, *OUT), is_refused=True),
-    Fault("more ranks than envs", (*PACED, *LONG, *OUT, "--num-envs", "1"), is_refused=True),
+          ("--env-factory", "faults:unlicensed", *kwargs(rank=1), *LONG, *ENVS, *OUT), from_start=True),
+    Fault("more ranks than envs", (*PACED, *LONG, *OUT, "--num-envs", "1"), from_start=True),
     Fault("ranks with different options",
           command=lambda job, num_ranks: worlds(
               job.folder, (num_ranks - 1, DIFFERENT[0]), (1, [*DIFFERENT[0], *DIFFERENT[1]])
-          ), is_refused=True),
-    Fault("a wrong option", (*PACED, *OUT, "--num-stepz", "5"), is_refused=True),
+          ), from_start=True),
+    Fault("a wrong option", (*PACED, *OUT, "--num-stepz", "5"), from_start=True),
     Fault("launcher of another MPI (each process alone)",
           command=lambda job, num_ranks: job.command(None, *PACED, *LONG, *ENVS, *OUT),
-          environment={"SLURM_NTASKS": "2", "SLURM_STEP_ID": "0"}, is_refused=True),
+          environment={"SLURM_NTASKS": "2", "SLURM_STEP_ID": "0"}, from_start=True),
 ]  # fmt: skip
 
 
@@ -196,7 +199,7 @@ def play(fault: Fault, num_ranks: int, folder: Path, disk: str) -> Outcome:
             other.kill()
             other.finish()
     failed_at = folder / "failed_at"
-    if failed_at.exists() and not fault.is_refused:
+    if failed_at.exists() and not fault.from_start:
         began = failed_at.stat().st_mtime
     after = committed(folder / ("run.h5" if fault.goes_on else PART))
     wrong = "left processes" if not is_gone else "lost steps" if after < before else ""
@@ -213,7 +216,7 @@ def row(fault: Fault, outcomes: dict[int, list[Outcome]]) -> str:
     times = [f"{statistics.median(each.seconds for each in found):.1f}" for found in outcomes.values()]
     if fault.goes_on:
         times = ["goes on"] * len(times)
-    elif fault.is_refused:
+    elif fault.from_start:
         times = [f"{each} from the start" for each in times]
     wrong = sorted({outcome.wrong for outcome in every} - {""})
     told = every[0].seen + "".join(f" **{each}**" for each in wrong)
