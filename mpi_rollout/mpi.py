@@ -250,7 +250,8 @@ def all_or_none(comm: Any) -> Iterator[None]:
         sys.stdout.flush()
         place = f"rank {comm.rank} ({os.uname().nodename})"
         if is_loss(error):
-            sys.stderr.write(f"mpi_rollout: {place}: another rank is gone ({first_line(error)})\n")
+            what = first_line(error).removesuffix(", error stack:")
+            sys.stderr.write(f"mpi_rollout: {place}: another rank is gone; MPI says: {what}\n")
         else:
             sys.stderr.write(f"mpi_rollout: {place} failed:\n{traceback.format_exc()}")
         abort(comm, RolloutError.exit_code)

@@ -167,6 +167,8 @@ FAULTS = [
 
 def seen(result: Result, folder: Path) -> str:
     """The first thing said: the program's own, else the launcher's."""
+    if result.code == 0 and not result.messages:
+        return "nothing but the summary of a complete run"
     stripped = "\n".join(line.strip(" =-*") for line in [*result.err.splitlines(), "", *result.out.splitlines()])
     others = (" ".join(paragraph.split()) for paragraph in re.split(r"\n\s*\n", stripped))
     [line, *_] = [*result.messages, *filter(None, others), "nothing"]
