@@ -11,7 +11,7 @@ from typing import Any
 from mpi_rollout import __version__
 from mpi_rollout.config import RolloutConfig, flag
 from mpi_rollout.errors import RolloutError, UsageError
-from mpi_rollout.mpi import claimed_rank, share_refusal
+from mpi_rollout.mpi import claimed_rank, share_refusal, with_stacks
 
 COMMANDS = ("run", "inspect", "verify", "recover", "doctor")
 
@@ -144,7 +144,8 @@ def json_object(text: str) -> dict[str, Any]:
 def run_command(options: argparse.Namespace) -> int:
     from mpi_rollout.run import run  # Reads files no more than it must: workers import no h5py.
 
-    return run(RolloutConfig(**{each.name: getattr(options, each.name) for each in fields(RolloutConfig)}))
+    config = RolloutConfig(**{each.name: getattr(options, each.name) for each in fields(RolloutConfig)})
+    return with_stacks(lambda: run(config))
 
 
 def inspect_command(options: argparse.Namespace) -> int:

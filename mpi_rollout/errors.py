@@ -1,5 +1,8 @@
 """The errors that end a run, each with the exit code that it ends with (sysexits.h)."""
 
+import os
+import re
+
 
 class RolloutError(Exception):
     """A run cannot go on.  The message is one that its user can act on."""
@@ -10,6 +13,12 @@ class RolloutError(Exception):
 def first_line(error: BaseException) -> str:
     """An error's message in one line; HDF5's have several, some have none."""
     return (str(error) or type(error).__name__).splitlines()[0]
+
+
+def system_words(error: BaseException) -> str:
+    """What the system said of a file; HDF5 has that amid much else, and without its number at times."""
+    found = re.search(r"errno = (\d+)", str(error))
+    return os.strerror(int(found[1])) if found else first_line(error)
 
 
 class UsageError(RolloutError):

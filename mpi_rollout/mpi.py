@@ -6,6 +6,7 @@ mpi4py is imported inside the functions: importing it starts MPI, which on many 
 import faulthandler
 import fcntl
 import os
+import re
 import stat
 import sys
 import termios
@@ -15,7 +16,15 @@ from contextlib import contextmanager, suppress
 from time import monotonic, sleep
 from typing import Any
 
-from mpi_rollout.errors import Complete, Interrupted, LaunchError, RolloutError, StorageError, UsageError
+from mpi_rollout.errors import (
+    Complete,
+    Interrupted,
+    LaunchError,
+    RolloutError,
+    StorageError,
+    UsageError,
+    first_line,
+)
 
 ROOT, STDERR = 0, 2
 MEETING_TAG = 32123  # On a communicator that may be the user's; every MPI has tags up to 32767.
@@ -52,6 +61,17 @@ def start_mpi_on_all_ranks(timeout_s: float) -> None:
     from mpi4py import MPI  # noqa: F401
 
     faulthandler.cancel_dump_traceback_later()
+
+
+def with_stacks(call: Callable[[], Any]) -> Any:
+    """Call it so that a crash in C code (SIGSEGV, SIGABRT, ...) prints Python's stack on stderr, with the rank.
+
+    No Python code runs any more in such a process, and what prints the stack knows nothing of ranks.  So the rank
+    stands in the outermost frame, as the name of its file.
+    """
+    faulthandler.enable(2)
+    name = f"rank {claimed_rank()} ({os.uname().nodename})"
+    return eval(compile("call()", name, "eval"), {"call": call})
 
 
 def world() -> Any:
@@ -176,6 +196,27 @@ def _verdict(reports: list[tuple[RolloutError | None, dict[str, str], str]]) -> 
     return None
 
 
+def take_names_off_shared_memory(comm: Any) -> None:
+    """Have the system free MPICH's shared memory with its last process, even after SIGKILL.  **Collective.**
+
+    MPICH removes the name at MPI_Finalize only, so that each killed job would leave 1 MB a rank in /dev/shm.  Nobody
+    needs the name when all ranks of the host have mapped it.  (Open MPI's launcher removes its ranks' segments.)
+    """
+    from mpi4py import MPI
+
+    if "MPICH" not in library() or not os.path.exists("/proc/self/maps"):
+        return
+    with open("/proc/self/maps") as file:
+        mapped = set(re.findall(r"/dev/shm/mpich_shm_\S+$", file.read(), re.MULTILINE))
+    host = comm.Split_type(MPI.COMM_TYPE_SHARED)
+    by_all = set.intersection(*host.allgather(mapped))
+    if host.rank == 0:
+        for path in by_all:
+            with suppress(OSError):
+                os.unlink(path)
+    host.Free()
+
+
 def share_refusal(error: RolloutError) -> RolloutError:
     """Tell all ranks of an error from before MPI was started; return the one that stands for all.  **Collective.**
 
@@ -208,10 +249,22 @@ def all_or_none(comm: Any) -> Iterator[None]:
     except KeyboardInterrupt:
         sys.stderr.write(f"mpi_rollout: rank {comm.rank} ({os.uname().nodename}): interrupted\n")
         abort(comm, Interrupted.exit_code)
-    except BaseException:
+    except BaseException as error:
         sys.stdout.flush()
-        sys.stderr.write(f"mpi_rollout: rank {comm.rank} ({os.uname().nodename}) failed:\n{traceback.format_exc()}")
+        place = f"rank {comm.rank} ({os.uname().nodename})"
+        if is_loss(error):
+            what = first_line(error).removesuffix(", error stack:")
+            sys.stderr.write(f"mpi_rollout: {place}: another rank is gone; MPI says: {what}\n")
+        else:
+            sys.stderr.write(f"mpi_rollout: {place} failed:\n{traceback.format_exc()}")
         abort(comm, RolloutError.exit_code)
+
+
+def is_loss(error: BaseException) -> bool:
+    """Whether an error is how MPICH tells of a rank that is gone, right before its launcher ends the others."""
+    from mpi4py import MPI
+
+    return isinstance(error, MPI.Exception) and error.Get_error_class() == MPI.ERR_OTHER
 
 
 def abort(comm: Any, code: int) -> None:

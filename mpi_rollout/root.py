@@ -65,6 +65,7 @@ class Root:
         self.collector: Collector | None = None
         self.limit: list[tuple[float, float]] = []
         self.restarts: Counter[int] = Counter()  # Of envs, by their index.
+        self._warning = output.warning
         self.seconds, self.phases = 0.0, dict.fromkeys(PHASES, 0.0)
         self._looked_at, self._seen_env_steps = 0.0, 0
         self._catch_up_s = 0.0
@@ -81,6 +82,8 @@ class Root:
         except RolloutError as error:
             code = self._end_badly(error)
         except (Exception, SystemExit) as error:  # From the policy: it is the user's code that runs here.
+            if mpi.is_loss(error):
+                raise
             self._show(traceback.format_exc())
             code = self._end_badly(RolloutError(f"{self._place(1)}: {type(error).__name__}: {error}"))
         if outcome is not None:
@@ -105,6 +108,8 @@ class Root:
 
     def _collect(self) -> None:
         config, past = self.config, self.past
+        if self._warning:
+            self._show(f"mpi_rollout: {self._warning}\n")
         self.status.tell("running", num_steps=self._num_safe)
         lost = self._catch_up() if past is not None else {}
         sink = self._make_sink(lost)

@@ -28,6 +28,7 @@ def run(config: RolloutConfig) -> int:
         (part, policy, output), hosts = mpi.agree(
             comm, lambda: prepare(config, comm), lambda prepared: fingerprint(config, prepared[0])
         )
+        mpi.take_names_off_shared_memory(comm)
         envs = part.plan.division.whole.envs_of(comm.rank)
         worker, facts = assemble(
             comm, part, lambda each: {"limit": Limit(config, each.control, envs, each.contents.action_space)}

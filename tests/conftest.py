@@ -133,6 +133,14 @@ def processes_in(folder: Path) -> list[int]:
     return found
 
 
+def are_gone(folder: Path, within_s: float) -> bool:
+    """Wait until no process of a test's jobs is left; tell whether that took no longer than `within_s` seconds."""
+    give_up = time.monotonic() + within_s
+    while processes_in(folder) and time.monotonic() < give_up:
+        time.sleep(0.02)
+    return not processes_in(folder)
+
+
 def rank_of(pid: int) -> int | None:
     """Which rank the launcher made a process; None for the launcher itself."""
     try:
@@ -146,6 +154,16 @@ def rank_of(pid: int) -> int | None:
 def run_job(command: list[str], cwd: Path, timeout: float = TIMEOUT_S, **extra: str) -> Result:
     """Run a command; fail the test if it takes longer than `timeout` seconds."""
     return Running(command, cwd, **extra).finish(timeout)
+
+
+def preloadable(source: str, folder: Path) -> str:
+    """Compile a C file of the tests into a library for LD_PRELOAD; return its path."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("there is no C compiler; apt-get install gcc, or load a compiler module")
+    library = folder / f"{Path(source).stem}.so"
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", library, TESTS / source, "-ldl"], check=True)
+    return str(library)
 
 
 class Job:

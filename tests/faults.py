@@ -54,6 +54,7 @@ class InReset(Image):
 
     def reset(self, *, seed=None, options=None):
         if self.episode + 1 == self.bad_episode:
+            FAILED_AT.write_text(str(time.time()))
             raise FileNotFoundError("there is no map of this level")
         return super().reset(seed=seed, options=options)
 
@@ -121,6 +122,7 @@ class Policy:
 
 
 def diverge(actions):
+    FAILED_AT.write_text(str(time.time()))
     raise ArithmeticError("the network has diverged")
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import h5py
-from conftest import Job, Result, Running, assert_same_bytes, datasets, processes_in, rank_of
+from conftest import Job, Result, Running, are_gone, assert_same_bytes, datasets, processes_in, rank_of
 
 HANGS_AFTER_S = 120.0
 LEFT_AFTER_S = 30.0  # What is left of a killed job must be gone by then.
@@ -75,13 +75,11 @@ def kill_one(run: Running, draws: random.Random) -> str:
 
 def is_gone(folder: Path) -> bool:
     """Whether what is left of a killed job has ended by itself, in time."""
-    give_up = time.monotonic() + LEFT_AFTER_S
-    while processes_in(folder) and time.monotonic() < give_up:
-        time.sleep(0.02)
-    left = processes_in(folder)
-    for pid in left:
+    if are_gone(folder, LEFT_AFTER_S):
+        return True
+    for pid in processes_in(folder):
         os.kill(pid, signal.SIGKILL)
-    return not left
+    return False
 
 
 def start(job: Job, arguments: list[str], draws: random.Random) -> tuple[Running, int, tuple[str, ...]]:

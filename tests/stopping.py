@@ -95,6 +95,14 @@ class Image(Fresh, envs.Image):
     """The same as frames."""
 
 
+class Paced(Image):
+    """Takes the time that PACE_S says, in seconds, so that the command of a run stays the same."""
+
+    def step(self, action):
+        time.sleep(float(os.environ.get("PACE_S", "0")))
+        return super().step(action)
+
+
 class Stopping(Counting):
     """Stops at a step of an episode."""
 

@@ -7,7 +7,6 @@ bytes each, only those that cross the end of a page can be torn so.  A loss of p
 """
 
 import json
-import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +14,7 @@ from pathlib import Path
 
 import h5py
 import pytest
-from conftest import TESTS, job_environment
+from conftest import TESTS, job_environment, preloadable
 
 from mpi_rollout.storage.reader import leaf_datasets
 
@@ -23,12 +22,12 @@ CASES = [(kind, how) for kind in ("nested", "pictures") for how in ("whole", "to
 TIMEOUT_S = 300
 
 
-def crash(folder: Path, killer: Path, kind: str, how: str) -> list[dict]:
+def crash(folder: Path, killer: str, kind: str, how: str) -> list[dict]:
     """What became of a run killed at each of its writes; the last one is not killed."""
     folder.mkdir()
     done = subprocess.run(
         [sys.executable, str(TESTS / "crashes.py"), kind, how],
-        cwd=folder, env=job_environment(LD_PRELOAD=str(killer)), capture_output=True, text=True, timeout=TIMEOUT_S,
+        cwd=folder, env=job_environment(LD_PRELOAD=killer), capture_output=True, text=True, timeout=TIMEOUT_S,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
@@ -36,12 +35,8 @@ def crash(folder: Path, killer: Path, kind: str, how: str) -> list[dict]:
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], list[dict]]:
-    compiler = shutil.which("cc")
-    if compiler is None:
-        pytest.skip("there is no C compiler; apt-get install gcc, or load a compiler module")
     folder = tmp_path_factory.mktemp("crashes")
-    killer = folder / "killer.so"
-    subprocess.run([compiler, "-shared", "-fPIC", "-o", killer, TESTS / "killer.c", "-ldl"], check=True)
+    killer = preloadable("killer.c", folder)
     with ThreadPoolExecutor(2) as pool:
         found = {case: pool.submit(crash, folder / "-".join(case), killer, *case) for case in CASES}
         outcomes = {case: each.result() for case, each in found.items()}

@@ -3,11 +3,10 @@
 import os
 import re
 import signal
-import time
 
 import h5py
 import pytest
-from conftest import WHOLE, assert_same_bytes, datasets, processes_in, run_job
+from conftest import WHOLE, are_gone, assert_same_bytes, datasets, run_job
 from kept import (
     ENVS,
     HOST,
@@ -155,10 +154,7 @@ def test_when_the_launcher_is_gone_so_are_the_ranks(job, whole, num_ranks):
     run.wait_until(lambda: committed(job.folder / "run.h5.part"))
     os.kill(run.pid, signal.SIGKILL)
     run.finish()
-    give_up = time.monotonic() + 5.0
-    while processes_in(job.folder) and time.monotonic() < give_up:
-        time.sleep(0.05)
-    assert processes_in(job.folder) == []
+    assert are_gone(job.folder, 5.0)
     assert assert_begins(job.folder / "run.h5.part", whole) > 0
 
 

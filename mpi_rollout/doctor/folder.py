@@ -14,6 +14,7 @@ from time import perf_counter
 import numpy as np
 
 from mpi_rollout.doctor.findings import BAD, FILES, OK, WARN, Finding
+from mpi_rollout.storage.lock import acquire
 
 PROBE_NBYTES, PIECE_NBYTES, WRITE_S = 64 * 2**20, 4 * 2**20, 1.5
 SLOW_MB_PER_S, SLOW_FSYNC_MS = 20.0, 100.0
@@ -23,7 +24,7 @@ MEMORY = ("tmpfs", "ramfs")
 PARALLEL = ("lustre", "gpfs", "beegfs", "ceph", "wekafs")
 READER = """
 import sys, h5py
-with h5py.File(sys.argv[1], libver="latest", swmr=True) as file:
+with h5py.File(sys.argv[1], libver="latest", swmr=True, locking=False) as file:
     print(int(file["data"][:].sum()))
 """
 
@@ -137,11 +138,15 @@ def judge_locks(folder: str) -> Finding:
     told = f", HDF5_USE_FILE_LOCKING={setting}" if setting else ""
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # As HDF5 does.
+            acquire(file.fileno())  # As runs do.
     except OSError as error:
         off = setting.upper() in ("FALSE", "BEST_EFFORT", "0")
-        advice = "" if off else "export HDF5_USE_FILE_LOCKING=FALSE, or have it mounted with locks (Lustre: flock)"
-        return Finding("locks", f"none: {error.strerror}{told}", OK if off else WARN, advice, FILES)
+        advice = (
+            "start one run at a time on an --out, and export HDF5_USE_FILE_LOCKING=FALSE for other programs of HDF5; "
+            "or have it mounted with locks (Lustre: flock)"
+        )
+        return Finding("locks", f"none: {error.strerror}{told}", OK if off else WARN, "" if off else advice, FILES)
     return Finding("locks", f"work{told}", area=FILES)
 
 
@@ -149,11 +154,11 @@ def judge_reading(folder: str) -> Finding:
     """Whether another process can read a file of HDF5 while it is written, as `inspect` does and as after a crash."""
     import h5py
 
-    advice = "export HDF5_USE_FILE_LOCKING=FALSE if it says lock; else choose a local or parallel file system"
+    advice = "choose a local or parallel file system"
     with tempfile.TemporaryDirectory(prefix=".mpi_rollout-doctor-", dir=folder) as probe:
         path = os.path.join(probe, "probe.h5")
         try:
-            with h5py.File(path, "x", libver="latest") as file:
+            with h5py.File(path, "x", libver="latest", locking=False) as file:  # As runs do; see `judge_locks`.
                 data = file.create_dataset("data", (0,), np.int64, maxshape=(None,), chunks=(512,))
                 file.swmr_mode = True
                 data.resize((1000,))

@@ -3,15 +3,19 @@
 import os
 from contextlib import suppress
 from dataclasses import dataclass
+from time import time
 
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.envs.restoring import Past
 from mpi_rollout.errors import Complete, DataError, StorageError, UsageError
+from mpi_rollout.status import read_status, status_path
 from mpi_rollout.storage.child import in_child
-from mpi_rollout.storage.lock import lock
+from mpi_rollout.storage.lock import lock, why_no_locks
 from mpi_rollout.storage.past import check_same_run, read_past
 from mpi_rollout.storage.reader import open_file
 from mpi_rollout.storage.unmarked import open_unmarked
+
+FRESH_S = 60.0  # A status that is older is not of a run that is under way on another host.
 
 
 @dataclass(frozen=True)
@@ -22,10 +26,13 @@ class Output:
     ----------
     past
         Where an earlier start of the run came to; None if there was none, or none that committed a step.
+    warning
+        What the user must see to, as nothing else does; "" for nothing.
     """
 
     path: str
     past: Past | None = None
+    warning: str = ""
 
 
 def open_output(config: RolloutConfig) -> Output:
@@ -43,23 +50,58 @@ def open_output(config: RolloutConfig) -> Output:
         The folder is missing or cannot be written to.
     """
     path, part = config.out, config.out + ".part"
-    check_folder(path)
+    warning = warning_of(path, check_folder(path))
     if os.path.lexists(path):
         refuse_complete(config, path)
+    if warning:
+        refuse_running(path)
     remove_unfinished(part + ".new")
     if not os.path.lexists(part):
-        return Output(path)
+        return Output(path, warning=warning)
     lock(part)
     past = look_into(config, part)
     if past is None or past.num_steps == 0:
         os.unlink(part)
-        return Output(path)
+        return Output(path, warning=warning)
     if config.vectorization_mode == "vector_entry_point":
         raise UsageError(
             f"--out {path}: {part} cannot be continued: natively vectorized envs share a random generator and cannot "
             "be brought back; keep what there is with `python -m mpi_rollout recover`, or move it away"
         )
-    return Output(path, past)
+    return Output(path, past, warning)
+
+
+def warning_of(path: str, why_not: str) -> str:
+    """What is to be said where files cannot be locked, and why they cannot; "" where they can."""
+    if not why_not:
+        return ""
+    return (
+        f"--out {path}: files cannot be locked there ({why_not}), so a second run with the same --out is found only "
+        f"by what {os.path.basename(status_path(path))} says; start one at a time, or have it mounted with locks"
+    )
+
+
+def refuse_running(path: str) -> None:
+    """Where there are no locks, believe what the status of an output says.
+
+    Raises
+    ------
+    UsageError
+        A run is under way: on this host its process lives, or on another one it has said so within a minute.
+    """
+    status = read_status(path)
+    if status.get("state") != "running":
+        return
+    host, pid = status.get("host"), status.get("pid")
+    if host == os.uname().nodename:
+        is_alive = os.path.exists(f"/proc/{pid}")
+    else:
+        is_alive = time() - os.path.getmtime(status_path(path)) < FRESH_S
+    if is_alive:
+        raise UsageError(
+            f"{path}.part: another run is writing it, process {pid} on {host}; wait for its end or use another --out "
+            f"(if there is none, delete {status_path(path)})"
+        )
 
 
 def refuse_complete(config: RolloutConfig, path: str) -> None:
@@ -115,8 +157,8 @@ def look_into(config: RolloutConfig, part: str) -> Past | None:
         return read_past(file, config.seed) if config.trajectories else None
 
 
-def check_folder(path: str) -> None:
-    """Refuse a folder that could not be written to in the end.
+def check_folder(path: str) -> str:
+    """Refuse a folder that could not be written to in the end; say why files in it cannot be locked, if so.
 
     Raises
     ------
@@ -132,7 +174,10 @@ def check_folder(path: str) -> None:
         raise StorageError(f"--out {path}: there is no folder {folder}; mkdir -p {os.path.dirname(path)}")
     probe = f"{path}.probe-{os.getpid()}"  # Access rights do not tell: a file system can be read-only.
     try:
-        os.close(os.open(probe, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+        descriptor = os.open(probe, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
+        why_not = why_no_locks(descriptor)
+        os.close(descriptor)
         os.unlink(probe)
+        return why_not
     except OSError as error:
         raise StorageError(f"--out {path}: cannot write to {folder}: {error.strerror}") from error

@@ -25,7 +25,8 @@ def open_file(path: str) -> h5py.File:
     if not os.path.isfile(path):
         raise DataError(f"{path}: no such file")
     try:
-        file = h5py.File(path, "r", libver="latest", swmr=is_marked(path))
+        # Without HDF5's locks, which some file systems refuse: the superblock says whether somebody writes.
+        file = h5py.File(path, "r", libver="latest", swmr=is_marked(path), locking=False)
     except (OSError, RuntimeError) as error:
         raise DataError(f"{path} is not a readable HDF5 file: {first_line(error)}") from error
     check_format(file, path)

@@ -8,7 +8,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from mpi_rollout.errors import DataError, StorageError, first_line
+from mpi_rollout.errors import DataError, StorageError, system_words
 from mpi_rollout.storage.chunks import ChunkWriter, TableWriter
 from mpi_rollout.storage.past import copy_prefix
 from mpi_rollout.storage.reader import Tell, leaf_datasets
@@ -108,4 +108,4 @@ def _writing(path: str) -> Iterator[None]:
     try:
         yield
     except (OSError, RuntimeError) as error:
-        raise StorageError(f"cannot write {path}: {first_line(error)} ({free_space(path)})") from error
+        raise StorageError(f"cannot write {path}: {system_words(error)} ({free_space(path)})") from error

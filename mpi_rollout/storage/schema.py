@@ -63,7 +63,7 @@ class Schema:
         FileExistsError
             There is one.  It is not touched: mode "w" would destroy it even while another process writes it.
         """
-        file = h5py.File(path, "x", libver="latest")
+        file = h5py.File(path, "x", libver="latest", locking=False)  # `storage.lock` keeps runs apart.
         file.attrs["format"] = FORMAT
         file.attrs["format_version"] = FORMAT_VERSION
         for name, value in self.attributes.items():

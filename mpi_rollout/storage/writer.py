@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from mpi_rollout.errors import StorageError, first_line
+from mpi_rollout.errors import StorageError, system_words
 from mpi_rollout.layout import Block
 from mpi_rollout.storage.chunks import ChunkWriter, TableWriter
 from mpi_rollout.storage.episodes import EpisodeTable
@@ -91,7 +91,7 @@ class Writer:
     ):
         self.path, self.part = path, path + ".part"
         self.num_rows = blocks[0].num_rows if blocks else 0
-        self.num_committed = 0
+        self.num_committed = 0 if past is None else past.num_steps
         self.worst_commit_s = 0.0
         self.num_waits = 0
         self._error: Exception | None = None
@@ -159,9 +159,10 @@ class Writer:
             raise StorageError(
                 f"{self._error}; another run writes there or has written; move the file or use another --out"
             )
+        has_steps = self.num_committed > 0
         raise StorageError(
-            f"cannot write {self.part}: {first_line(self._error)} ({free_space(self.path)}); "
-            f"its first {self.num_committed} steps are committed"
+            f"cannot write {self.part}: {system_words(self._error)} ({free_space(self.path)}); its first "
+            f"{self.num_committed} steps are committed{'; make room, then the same command continues' * has_steps}"
         )
 
     # What follows runs in the writer's thread only.
