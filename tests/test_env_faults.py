@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,16 @@ import h5py
 import numpy as np
 import pytest
 from conftest import Job, assert_same_bytes, datasets, once, processes_in
+from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 from moody import Moody, Once
 
 from mpi_rollout.envs.faults import OnFault
 from mpi_rollout.envs.loop import LoopVectorEnv
 from mpi_rollout.errors import DataError, EnvError, UsageError
+from mpi_rollout.layout import Block
 from mpi_rollout.seeding import SeedTable, episode_seeds
+from mpi_rollout.storage import EpisodeTable
 
 FORGIVING = OnFault(max_restarts=100)
 CHECKED = OnFault(max_restarts=100, check_finite=True)
@@ -151,6 +155,31 @@ def test_natively_vectorized_envs_cannot_be_made_anew_one_by_one(job: Job):
     options = ("--vectorization-mode", "vector_entry_point", "--on-env-error", "restart")
     result = job(None, "--env", "CartPole-v1", *options, "--out", "run.h5")
     assert result.code == 64 and "cannot be restarted singly" in result.messages[0]
+
+
+# --- The table of episodes
+
+NUM_ROWS = 20
+LIFE = {"ends": [2, 3, 6, *range(7, 13)], "faults": [3, 6]}  # Of an env that is lost in step 6 and back in step 13.
+EPISODES = [  # start, length, seed's number, truncated, faulted
+    (0, 3, 0, True, False), (4, 0, 1, True, True), (5, 2, 2, True, True), (14, 6, 3, False, False)
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("cuts", [(), (3,), (4, 7), (5, 9, 13), tuple(range(1, NUM_ROWS))])
+def test_a_failed_reset_is_an_episode_and_a_lost_env_has_none_until_it_is_back(cuts: tuple[int, ...]):
+    block = Block(spaces.Discrete(2), spaces.Discrete(2), 2, 1, NUM_ROWS)
+    block.truncations[LIFE["ends"], 1] = True
+    block.rewards[...] = 1.0
+    table = EpisodeTable(2, SeedTable(4, 2))
+    for step in LIFE["faults"]:
+        table.note_fault(1, step)
+    for start, stop in pairwise((0, *cuts, NUM_ROWS)):
+        table.add(block, start, stop)
+    rows = np.concatenate([table.take(NUM_ROWS), table.unfinished(NUM_ROWS)])
+    found = rows[rows["env_index"] == 1][["start", "length", "seed", "truncated", "faulted"]].tolist()
+    seeds = list(islice(episode_seeds(4, 1), 4))
+    assert found == [(start, length, seeds[number], *ends) for start, length, number, *ends in EPISODES]
 
 
 # --- Runs
