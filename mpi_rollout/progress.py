@@ -5,9 +5,12 @@ import shutil
 import sys
 from typing import Any
 
+import numpy as np
+
 from mpi_rollout.timing import Clock
 
 LINE_EVERY_S = 10.0
+SLOW = 1.5  # Times the median of the ranks, from which on a rank is worth a word.
 BAR_EVERY_S = 0.5
 
 
@@ -75,6 +78,29 @@ class Shares:
         return ", ".join(f"{name} {100 * value / total:.0f}%" for name, value in parts.items())
 
 
+class Slowest:
+    """The rank that keeps the others waiting, if one does, since the last asking."""
+
+    def __init__(self):
+        self._before: np.ndarray | float = 0.0
+
+    def take(self, step_s: np.ndarray) -> str:
+        """Say which one it is.
+
+        Parameters
+        ----------
+        step_s
+            Each rank's seconds in its envs so far; 0 where it has none.
+        """
+        spent = step_s - self._before
+        self._before = step_s.copy()
+        median = float(np.median(spent[spent > 0])) if (spent > 0).any() else 0.0
+        slowest = int(spent.argmax())
+        if median == 0 or spent[slowest] < SLOW * median:
+            return ""
+        return f", slowest rank {slowest} ({spent[slowest] / median:.1f}x median)"
+
+
 class Bar:
     """One line that is written again and again."""
 
@@ -83,16 +109,15 @@ class Bar:
     def __init__(self, num_steps: int, clock: Clock, terminal: str):
         from tqdm import tqdm
 
-        self._shares, self._rate = Shares(clock), 0.0
+        self._shares, self._slowest = Shares(clock), Slowest()
         self._bar = tqdm(
             total=num_steps, unit="step", ncols=_columns_of(terminal), file=sys.stderr, leave=False, mininterval=0,
             bar_format="{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} steps, {elapsed}<{remaining}{postfix}",
         )  # fmt: skip
 
-    def tell(self, num_steps: int, env_steps: int, env_steps_per_s: float) -> None:
-        self._bar.set_postfix_str(
-            f"{env_steps:,} env steps, {env_steps_per_s:,.0f}/s, {self._shares.take()}", refresh=False
-        )
+    def tell(self, num_steps: int, env_steps: int, env_steps_per_s: float, step_s: np.ndarray) -> None:
+        shares = self._shares.take() + self._slowest.take(step_s)
+        self._bar.set_postfix_str(f"{env_steps:,} env steps, {env_steps_per_s:,.0f}/s, {shares}", refresh=False)
         self._bar.update(num_steps - self._bar.n)
 
     def close(self) -> None:
@@ -103,14 +128,15 @@ class Lines:
     """A plain line now and then, for logs; the first after a second, so that one sees that it runs."""
 
     def __init__(self, num_steps: int, clock: Clock):
-        self._total, self._shares = num_steps, Shares(clock)
+        self._total, self._shares, self._slowest = num_steps, Shares(clock), Slowest()
         self.every_s = 1.0
 
-    def tell(self, num_steps: int, env_steps: int, env_steps_per_s: float) -> None:
+    def tell(self, num_steps: int, env_steps: int, env_steps_per_s: float, step_s: np.ndarray) -> None:
         self.every_s = LINE_EVERY_S
         sys.stderr.write(
             f"mpi_rollout: {num_steps:,} of {self._total:,} steps ({100 * num_steps / self._total:.0f}%), "
-            f"{env_steps:,} env steps, {env_steps_per_s:,.0f} env steps/s, {self._shares.take()}\n"
+            f"{env_steps:,} env steps, {env_steps_per_s:,.0f} env steps/s, {self._shares.take()}"
+            f"{self._slowest.take(step_s)}\n"
         )
         sys.stderr.flush()
 

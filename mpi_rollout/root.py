@@ -231,7 +231,7 @@ class Root:
             rate = (env_steps - self._seen_env_steps) / (now_s - self._looked_at)
             self.writer.add_interval(now_s - self._began_at, env_steps, rate)
             if now_s >= self._tell_at:
-                self.progress.tell(collector.num_steps, env_steps, rate)
+                self.progress.tell(collector.num_steps, env_steps, rate, collector.tally.step_s)
                 self._tell_at = now_s + self.progress.every_s
         elif not self._began_at:
             self._began_at, self._tell_at = now_s, now_s + self.progress.every_s

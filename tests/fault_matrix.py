@@ -113,6 +113,13 @@ def late(how: str, **more: object) -> tuple[str, ...]:
     return (*fails(how, 1, after=LATE, num_steps=10**6, **more), *ENVS)
 
 
+def restarted(how: str, num_steps: int = 450) -> tuple[str, ...]:
+    """An env of rank 1 that fails now and then in a run that goes on."""
+    env = "--env-factory", "faults:failing", *kwargs(how=how, rank=1, after=LATE)
+    return *env, "--num-steps", str(num_steps), *ENVS, *OUT, "--on-env-error", "restart"
+
+
+LIMITED, CHECKED = ("--env-timeout", "1"), ("--check-finite",)
 SHORT = ("--env-factory", "envs:Image", "--num-steps", "450", *ENVS, *OUT)
 ENDLESS = ("--env-factory", "envs:Image", *LONG, *ENVS, *OUT)
 DIFFERENT = (["--num-steps", "20", *ENVS, *OUT, "--env", "CartPole-v1"], ["--seed", "7"])
@@ -128,6 +135,13 @@ FAULTS = [
         "exception in the policy",
         ("--env-factory", "faults:Continuous", *LONG, *ENVS, *OUT, "--policy", "faults:raises_later"),
     ),
+    Fault("exception in an env, `--on-env-error restart`", restarted("raise"), goes_on=True),
+    Fault("the same, more often than `--max-env-restarts`", (*restarted("raise", 10**6), "--max-env-restarts", "1")),
+    Fault("an env hangs, `--env-timeout 1`", (*late("hang"), *LIMITED)),
+    Fault("an env hangs, `--env-timeout 1 --on-env-error restart`", (*restarted("hang", 250), *LIMITED), goes_on=True),
+    Fault("an env works in C for ever, `--env-timeout 1`", (*late("work in C"), *LIMITED)),
+    Fault("an env hangs in C and holds Python's lock, `--env-timeout 1`", (*late("hold the lock"), *LIMITED)),
+    Fault("NaN, `--check-finite`", ("--env-factory", "moody:Moody", *kwargs(how="nan"), *LONG, *ENVS, *OUT, *CHECKED)),
     Fault("`os._exit(7)` in an env", late("os_exit")),
     Fault("segmentation fault in an env", late("segfault")),
     Fault("`kill -9` of a worker", strike=lambda run: os.kill(last_rank(run), signal.SIGKILL)),

@@ -1,6 +1,7 @@
 """Envs, factories and policies that fail, each in a way of its own; `envs.Failing` has the ways of an env's step."""
 
 import ctypes
+import hashlib
 import os
 import resource
 import signal
@@ -91,6 +92,9 @@ FAILURES |= {
     "segfault": lambda env, action: ctypes.string_at(0),
     "kill": lambda env, action: os.kill(os.getpid(), signal.SIGKILL),
     "sleep": lambda env, action: time.sleep(3.0) or Counting.step(env, action),
+    "hang": lambda env, action: time.sleep(1000),
+    "hold the lock": lambda env, action: ctypes.PyDLL(None).sleep(1000),
+    "work in C": lambda env, action: hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1),
     "long": lambda env, action: time.sleep(9.0) or Counting.step(env, action),
     "as_list": _stepped(np.ndarray.tolist, 0),
     "float_list": _stepped(lambda observation: [float(x) for x in observation], 0),

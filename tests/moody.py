@@ -96,9 +96,9 @@ class Once(Moody):
             self.action_space = spaces.Discrete(4)
 
 
-def slow(sleep_s=0.1):
-    """Takes its time for a step, and never fails."""
+def slow(sleep_s=0.1, others_s=0.1, only=None):
+    """Takes its time for a step, another on other ranks, and never fails."""
     env = Moody(share=0.0)
-    step = env.step
+    step, sleep_s = env.step, sleep_s if only in (None, RANK) else others_s
     env.step = lambda action: (time.sleep(sleep_s), step(action))[1]
     return env

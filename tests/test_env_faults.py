@@ -376,3 +376,15 @@ def test_arguments_that_cannot_work_are_refused():
     ):
         with pytest.raises(UsageError, match=next(iter(arguments))), mpi_rollout.connect("CartPole-v1", 2, **arguments):
             pass
+
+
+# --- Envs that are slow
+
+
+@pytest.mark.mpi(3)
+def test_the_rank_that_keeps_the_others_waiting_is_told_of(job: Job, num_ranks: int):
+    options = ("--num-envs", "3", "--num-steps", "60", "--progress", "lines", "--out", "run.h5")
+    kwargs = ("--env-kwargs", json.dumps({"sleep_s": 0.02, "others_s": 0.005, "only": 2}))
+    result = job(num_ranks, "--env-factory", "moody:slow", *kwargs, *options)
+    assert result.code == 0
+    assert re.search(r"slowest rank 2 \([2-9]\.\dx median\)", result.err), result.err
