@@ -186,7 +186,7 @@ def seen(result: Result, folder: Path) -> str:
     stripped = "\n".join(line.strip(" =-*") for line in [*result.err.splitlines(), "", *result.out.splitlines()])
     others = (" ".join(paragraph.split()) for paragraph in re.split(r"\n\s*\n", stripped))
     [line, *_] = [*result.messages, *filter(None, others), "nothing"]
-    line = line.replace(f"{folder}/", "").replace("|", "\\|")
+    line = line.replace(f"{folder}/", "").replace(str(folder), "FOLDER").replace("|", "\\|")
     return line if len(line) <= SHOWN else f"{line[:SHOWN].rsplit(' ', 1)[0]} ..."
 
 

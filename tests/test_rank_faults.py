@@ -209,6 +209,6 @@ def test_a_disk_that_stands_still_makes_the_run_wait_and_not_the_memory_grow(job
     run.wait_until(lambda: is_idle(root))
     assert peak_bytes(root) - before < 32e6 and committed(job.folder / "run.h5.part") < STEPS / 2
     stuck.unlink()
-    result = run.finish()
+    result = run.finish(120.0)
     assert result.code == 0 and json.loads(result.out)["num_waits"] > 0
     assert_same_bytes(datasets(job.folder / "run.h5"), expected)
