@@ -24,6 +24,7 @@ progress report root run
 plots inspection replay durability
 doctor.findings doctor.probe doctor.launch doctor.rank doctor.ranks doctor.world
 doctor.folder doctor.leftovers doctor.local doctor
+scaling.statistics scaling
 cli __main__
 """
 ORDER = LAYERS.split()

@@ -1,0 +1,1 @@
+"""Scaling studies: how much faster more ranks are, how sure that is, and what holds them back."""
