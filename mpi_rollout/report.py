@@ -24,6 +24,8 @@ class Outcome:
         Sums over steps of the slowest rank's seconds and of the ranks' mean.
     limit
         Pairs of env steps per second, of a part of the run and of the bare loops before and after it.
+    order_bytes, slot_bytes
+        Of one exchange: what goes to every rank, and what comes back from each.
     """
 
     file: str
@@ -41,6 +43,9 @@ class Outcome:
     num_waits: int = 0
     limit: list[tuple[float, float]] = field(default_factory=list)
     complete: bool = True
+    mpi_library: str = ""
+    order_bytes: int = 0
+    slot_bytes: int = 0
 
     @property
     def env_steps_per_s(self) -> float:

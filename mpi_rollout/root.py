@@ -230,6 +230,7 @@ class Root:
 
         self.progress.close()
         ranks, tally = self.driver.call_ranks("report"), self.collector.tally
+        exchange = self.driver.lanes[0].exchange
         ending = Ending(now(), tally.env_steps, self.seconds, ranks, self.limit, complete)
         return Outcome(
             file=self.writer.finish(ending),
@@ -239,7 +240,7 @@ class Root:
             env_steps=tally.env_steps,
             seconds=self.seconds,
             phases=self.phases,
-            ranks=[{key: rank[key] for key in ("rank", "host", "num_envs", "seconds")} for rank in ranks],
+            ranks=[{key: rank[key] for key in ("rank", "host", "cores", "num_envs", "seconds")} for rank in ranks],
             step_s=tally.step_s.tolist(),
             in_lockstep=self.config.mode == "sync" and self.config.num_groups == 1,
             slowest_s=tally.slowest_s,
@@ -247,6 +248,9 @@ class Root:
             num_waits=self.writer.num_waits,
             limit=self.limit,
             complete=complete,
+            mpi_library=mpi.library(),
+            order_bytes=exchange.order_nbytes,
+            slot_bytes=exchange.layout.nbytes,
         )
 
     def _tell(self, outcome: Outcome) -> None:

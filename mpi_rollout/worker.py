@@ -154,6 +154,7 @@ class Worker:
         return {
             "rank": self.rank,
             "host": os.uname().nodename,
+            "cores": sorted(os.sched_getaffinity(0)),
             "num_envs": sum(len(slice_.env_indices) for slice_ in self.slices),
             "seconds": self.clock.seconds,
             "fault": self._fault,

@@ -24,7 +24,8 @@ progress report root run
 plots inspection replay durability
 doctor.findings doctor.probe doctor.launch doctor.rank doctor.ranks doctor.world
 doctor.folder doctor.leftovers doctor.local doctor
-scaling.statistics scaling
+scaling.study scaling.machine scaling.jobs scaling.samples scaling.file
+scaling.statistics scaling.analysis scaling.report scaling.runner scaling
 cli __main__
 """
 ORDER = LAYERS.split()

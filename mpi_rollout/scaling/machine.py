@@ -1,0 +1,48 @@
+"""What a measurement depends on besides its options: the machine and the program."""
+
+import os
+import platform
+import re
+import subprocess
+from pathlib import Path
+
+from mpi_rollout.config import versions
+from mpi_rollout.doctor.rank import processor_quota
+
+PACKAGE = Path(__file__).parent.parent
+
+
+def machine_facts() -> dict[str, str | int]:
+    """What must stay the same for samples to belong to one study, by name."""
+    return {
+        "cpu_model": cpu_model(),
+        "num_cores": num_cores(),
+        "versions": ", ".join(f"{name} {version}" for name, version in versions().items()),
+        "commit": commit(),
+    }
+
+
+def cpu_model() -> str:
+    """As the kernel names it."""
+    found = re.search(r"model name\s*:\s*(.*)", Path("/proc/cpuinfo").read_text())
+    return found.group(1).strip() if found else platform.machine()
+
+
+def num_cores() -> int:
+    """Cores that this process may use, by its affinity and by its container's quota."""
+    allowed, quota = len(os.sched_getaffinity(0)), processor_quota()
+    return max(1, min(allowed, int(quota))) if quota else allowed
+
+
+def commit() -> str:
+    """The last commit that changed this package, with `-dirty` if it was changed since; empty outside of git."""
+    found = _git("log", "-1", "--format=%h", "--", ".")
+    return found + "-dirty" if found and _git("status", "--porcelain", "--", ".") else found
+
+
+def _git(*arguments: str) -> str:
+    try:
+        done = subprocess.run(["git", *arguments], cwd=PACKAGE, capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
