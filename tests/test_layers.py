@@ -25,7 +25,7 @@ plots inspection replay durability
 doctor.findings doctor.probe doctor.launch doctor.rank doctor.ranks doctor.world
 doctor.folder doctor.leftovers doctor.local doctor
 scaling.study scaling.machine scaling.jobs scaling.samples scaling.file
-scaling.statistics scaling.analysis scaling.report scaling.runner scaling
+scaling.statistics scaling.analysis scaling.report scaling.figures scaling.runner scaling
 cli __main__
 """
 ORDER = LAYERS.split()

@@ -1,5 +1,6 @@
 """What a measurement depends on besides its options: the machine and the program."""
 
+import importlib.metadata
 import os
 import platform
 import re
@@ -17,9 +18,17 @@ def machine_facts() -> dict[str, str | int]:
     return {
         "cpu_model": cpu_model(),
         "num_cores": num_cores(),
-        "versions": ", ".join(f"{name} {version}" for name, version in versions().items()),
+        "versions": ", ".join(f"{name} {version}" for name, version in (versions() | mpi4py_version()).items()),
         "commit": commit(),
     }
+
+
+def mpi4py_version() -> dict[str, str]:
+    """Without importing it, which would start MPI."""
+    try:
+        return {"mpi4py": importlib.metadata.version("mpi4py")}
+    except importlib.metadata.PackageNotFoundError:
+        return {}
 
 
 def cpu_model() -> str:

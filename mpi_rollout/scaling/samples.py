@@ -110,9 +110,10 @@ class Samples:
         """These and another job, whose run printed `outcome`; a host has `num_cores`, if nothing narrows them."""
         place, ranks = len(self.jobs), outcome["ranks"]
         same = {each.name: outcome[each.name] for each in fields(Job) if each.name in outcome}
+        hosts = ", ".join(dict.fromkeys(rank["host"] for rank in ranks))
         job = Job(
-            **same, **_phases(outcome), repeat=repeat, started=started, binding=_binding(ranks),
-            oversubscribed=_is_oversubscribed(ranks, num_cores), hosts=", ".join(dict.fromkeys(rank["host"] for rank in ranks)),
+            **same, **_phases(outcome), repeat=repeat, started=started, hosts=hosts, binding=_binding(ranks),
+            oversubscribed=_is_oversubscribed(ranks, num_cores),
         )  # fmt: skip
         rows = [_rank_row(place, rank, env_s) for rank, env_s in zip(ranks, outcome["step_s"], strict=True)]
         parts = [Part(place, *rates) for rates in outcome["limit"]]
