@@ -21,8 +21,7 @@ class Parser(argparse.ArgumentParser):
     """Refuses wrong options as everything else is refused: one line, once for all ranks, exit code 64."""
 
     def error(self, message: str) -> None:
-        command = self.prog if self.prog.endswith((*COMMANDS, "strong", "weak")) else f"{self.prog} run"
-        raise UsageError(f"{message}; see {command} --help")
+        raise UsageError(f"{message}; see {self.prog} --help")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -31,7 +30,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not arguments or arguments[0] not in (*COMMANDS, "-h", "--help", "--version"):
         arguments.insert(0, "run")
     try:
-        options = make_parser().parse_args(arguments)
+        options, unknown = make_parser().parse_known_args(arguments)
+        if unknown:
+            raise UsageError(
+                f"unrecognized arguments: {' '.join(unknown)}; see python -m mpi_rollout {arguments[0]} --help"
+            )
         return options.command(options)
     except RolloutError as error:
         if isinstance(error, UsageError):

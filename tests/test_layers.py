@@ -11,7 +11,7 @@ from conftest import TESTS, Job, job_environment
 PACKAGE = TESTS.parent / "mpi_rollout"
 LAYERS = """
 errors
-deadline partition layout seeding timing infos actions config status interrupts
+deadline cores partition layout seeding timing infos actions config status interrupts
 policy
 mpi messages exchange
 envs.outputs envs.inputs envs.time_limits envs.loop envs.restoring envs.bare envs

@@ -60,13 +60,15 @@ def _plot_speed_ups(axes: Any, analysis: Analysis) -> None:
     points, base = analysis.points, analysis.base.median
     ranks = [point.num_ranks for point in points]
     axes.plot(ranks, ranks, "--", color="0.5", linewidth=1, label="ideal")
-    axes.plot(ranks, [point.limit.median / base for point in points], "_", color="0.4", markersize=14,
-              label="bare loops on all ranks")  # fmt: skip
+    axes.plot(ranks, [point.limit.median / base for point in points], "x", color="0.5", markersize=7,
+              label="bare loops on all ranks at once")  # fmt: skip
     _plot_law(axes, analysis, ranks)
     _plot_measured(axes, points, "speed_up")
     axes.set_yscale("log", base=2)
     axes.yaxis.set_major_formatter("{x:g}")
     _number_ranks(axes, ranks)
+    low, high = axes.get_ylim()
+    axes.set_ylim(low, high * (high / low) ** 0.25)  # Room for the legend, whatever the points.
     axes.legend(fontsize="small", loc="upper left")
 
 
@@ -90,7 +92,7 @@ def _plot_efficiencies(axes: Any, analysis: Analysis) -> None:
         return
     axes.axhline(1.0, linestyle="--", color="0.5", linewidth=1)
     limits = [point.limit.median / analysis.base.median / point.num_ranks for point in points]
-    axes.plot([point.num_ranks for point in points], limits, "_", color="0.4", markersize=14)
+    axes.plot([point.num_ranks for point in points], limits, "x", color="0.5", markersize=7)
     _plot_measured(axes, points, "efficiency")
     axes.set_ylim(0, max(1.1, axes.get_ylim()[1]))
     _number_ranks(axes, [point.num_ranks for point in points])
@@ -105,7 +107,8 @@ def _plot_measured(axes: Any, points: list[PointFigures], name: str) -> None:
         found = [getattr(point, name) for point in some]
         medians = np.array([each.median for each in found])
         lengths = np.array([[each.median - each.low for each in found], [each.high - each.median for each in found]])
-        label = "more ranks than cores" if is_open else "median and interval"
+        coverage = min(each.coverage for each in found)
+        label = "more ranks than cores" if is_open else f"median, {100 * coverage:.0f} % interval"
         axes.errorbar([point.num_ranks for point in some], medians, lengths, fmt="o", color="k", capsize=4,
                       markerfacecolor="w" if is_open else "k", label=label)  # fmt: skip
 
@@ -118,12 +121,15 @@ def _number_ranks(axes: Any, ranks: list[int]) -> None:
 
 
 def _plot_phases(axes: Any, points: list[PointFigures]) -> None:
-    axes.set(title="where the time goes", xlabel="ranks", ylabel="% of the run time")
+    is_crowded = any(point.oversubscribed for point in points)
+    xlabel = "ranks (* more than cores)" if is_crowded else "ranks"
+    axes.set(title="where the time goes", xlabel=xlabel, ylabel="% of the run time")
     places, bottom = np.arange(len(points)), np.zeros(len(points))
     for phase, grey, hatch in zip(PHASES, _GREYS, _HATCHES, strict=True):
         values = np.array([100 * point.shares[phase] for point in points])
         axes.bar(places, values, 0.6, bottom, color=grey, edgecolor="k", linewidth=0.6, hatch=hatch,
                  label=LABELS[phase])  # fmt: skip
         bottom += values
+    axes.set_ylim(0, 100)
     axes.set_xticks(places, labels=[f"{point.num_ranks}{'*' * point.oversubscribed}" for point in points])
     axes.legend(fontsize="small", loc="upper left", bbox_to_anchor=(1, 1), reverse=True)

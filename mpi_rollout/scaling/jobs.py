@@ -143,11 +143,10 @@ def _wait(process: subprocess.Popen, timeout_s: float, stop: Stop) -> bool:
 
 def _end(process: subprocess.Popen) -> None:
     """End what is left of a job.  Launchers pass a SIGTERM on to ranks on other hosts; a SIGKILL they cannot."""
-    if process.poll() is not None:
-        return
-    process.terminate()
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(ENDING_S)
+    if process.poll() is None:
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(ENDING_S)
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

@@ -1,14 +1,13 @@
 """What a measurement depends on besides its options: the machine and the program."""
 
 import importlib.metadata
-import os
 import platform
 import re
 import subprocess
 from pathlib import Path
 
 from mpi_rollout.config import versions
-from mpi_rollout.doctor.rank import processor_quota
+from mpi_rollout.cores import num_usable_cores
 
 PACKAGE = Path(__file__).parent.parent
 
@@ -17,7 +16,7 @@ def machine_facts() -> dict[str, str | int]:
     """What must stay the same for samples to belong to one study, by name."""
     return {
         "cpu_model": cpu_model(),
-        "num_cores": num_cores(),
+        "num_cores": num_usable_cores(),
         "versions": ", ".join(f"{name} {version}" for name, version in (versions() | mpi4py_version()).items()),
         "commit": commit(),
     }
@@ -35,12 +34,6 @@ def cpu_model() -> str:
     """As the kernel names it."""
     found = re.search(r"model name\s*:\s*(.*)", Path("/proc/cpuinfo").read_text())
     return found.group(1).strip() if found else platform.machine()
-
-
-def num_cores() -> int:
-    """Cores that this process may use, by its affinity and by its container's quota."""
-    allowed, quota = len(os.sched_getaffinity(0)), processor_quota()
-    return max(1, min(allowed, int(quota))) if quota else allowed
 
 
 def commit() -> str:

@@ -32,7 +32,7 @@ def lines(file: StudyFile) -> list[str]:
         ]
         told.append(cause(analysis.fit_points))
     failed = [job for job in file.samples.jobs if job.error]
-    told += [f"failed: {job.num_ranks} ranks, repeat {job.repeat}: {job.error.splitlines()[0]}" for job in failed]
+    told += [f"failed: {job.point}: {job.error.splitlines()[0]}" for job in failed]
     return told
 
 
@@ -118,11 +118,7 @@ def cause(points: list[PointFigures]) -> str:
     if not points or points[-1].efficiency is None:
         return "what holds it back: not known, as no point has both a base case and a core for each rank"
     point = points[-1]
-    first, second = sorted(point.losses.items(), key=lambda item: -item[1])[:2]
-    ranks = f"{point.num_ranks} rank{'s' * (point.num_ranks > 1)}"
-    if first[1] <= 0:
-        return f"nothing holds it back at {ranks}: efficiency {point.efficiency.median:.3f}"
-    return (
-        f"what holds it back at {ranks} (efficiency {point.efficiency.median:.3f}): {CAUSES[first[0]]}, "
-        f"{100 * first[1]:.1f} % of the time; then {CAUSES[second[0]]}, {100 * second[1]:.1f} %"
-    )
+    worst = sorted(((share, name) for name, share in point.losses.items() if share >= 0.001), reverse=True)[:2]
+    causes = [f"{CAUSES[name]}, {100 * share:.1f} % of the time" for share, name in worst]
+    ranks = f"{point.num_ranks} rank{'s' * (point.num_ranks > 1)} (efficiency {point.efficiency.median:.3f})"
+    return f"what holds it back at {ranks}: {'; then '.join(causes) or 'nothing'}"

@@ -172,8 +172,7 @@ class Runner:
         self.file = StudyFile(file.study, file.facts, file.origin, found)
         self.file.write(self._out, now())
         total = len(self.study.num_ranks) * self.study.repeats
-        ranks = f"{point.num_ranks} rank{'s' * (point.num_ranks > 1)}"
-        _tell(f"job {len(found.jobs)} of {total}: {ranks}, repeat {point.repeat}: {told}")
+        _tell(f"job {len(found.jobs)} of {total}: {point}: {told}")
 
     def _job(self, point: Point) -> dict:
         self._stop.check("the study was")

@@ -24,6 +24,9 @@ class Point(NamedTuple):
     num_ranks: int
     repeat: int
 
+    def __str__(self) -> str:
+        return f"{self.num_ranks} rank{'s' * (self.num_ranks > 1)}, repeat {self.repeat}"
+
 
 @dataclass(frozen=True)
 class Study:
