@@ -220,7 +220,7 @@ def scaling_command(options: argparse.Namespace) -> int:
 
     run = {name: getattr(options, name) for name in RUN_OPTIONS}
     names = ("kind", "ranks", "size", "repeats", "order_seed")
-    study = Study(*(getattr(options, name) for name in names), run, options.launcher)
+    study = Study(*(getattr(options, name) for name in names), run, options.launcher.strip())
     return measure(study, options.out, options.timeout_s, options.dry_run)
 
 

@@ -1,7 +1,7 @@
 """A launcher for tests of studies: starts nothing, prints what a run of known figures would print.
 
 Started as `python launcher.py -n R PYTHON -m mpi_rollout run --num-envs=N ...`.  The environment says what goes wrong:
-FAIL, HANG, ZOMBIE, GARBLE and REFUSE are numbers of ranks; LOG is a file that gets a line for each start.
+FAIL, HANG, ZOMBIE, GARBLE and REFUSE are numbers of ranks; LOG is a file that gets a line for each start; LIBRARY an MPI library.
 """
 
 import json
@@ -68,6 +68,7 @@ def main() -> None:
         sys.stderr.flush()
         time.sleep(1000)
     found = outcome(int(num_ranks), int(options.get("num-envs", 64)), int(options.get("num-steps", 1000)))
+    found["mpi_library"] = os.environ.get("LIBRARY", found["mpi_library"])
     print("no JSON" if "GARBLE" in trouble else json.dumps(found))
 
 

@@ -139,6 +139,17 @@ def test_the_file_of_another_study_is_refused_with_what_differs_and_not_touched(
     assert (job.folder / "study.h5").read_bytes() == before
 
 
+def test_a_study_is_not_continued_with_another_mpi_library(job: Job):
+    running = start(job, HANG="2")
+    running.wait_until(lambda: (job.folder / "log").exists() and "2" in started(job))
+    os.kill(running.pid, signal.SIGTERM)
+    assert running.finish().code == 75
+    before = (job.folder / "study.h5").read_bytes()
+    result = study(job, LIBRARY="Another MPI v2")
+    assert (result.code, (job.folder / "study.h5").read_bytes()) == (64, before)
+    assert "the MPI library was Some MPI v1, is Another MPI v2" in result.messages[-1]
+
+
 def test_two_processes_do_not_do_the_same_study(job: Job):
     first = start(job, HANG="4")  # In the warm-up.
     first.wait_until(lambda: (job.folder / "log").exists())
@@ -231,3 +242,15 @@ def test_the_study_and_its_pictures_load_no_mpi(job: Job):
     result = job.script(None, code)
     assert result.code == 0, result.err
     assert sorted(Path(each).name for each in result.out.splitlines()[-2:]) == ["study.png", "study.svg"]
+
+
+@pytest.mark.mpi
+def test_real_ranks_that_hang_or_fail_leave_nothing_behind(job: Job):
+    """Rank 1 takes 9 s for a step, so that of 1 and 2 ranks the latter take too long."""
+    env = ("--env-factory", "faults:failing", "--env-kwargs", '{"how": "long", "rank": 1, "after": 0, "image": false}')
+    options = ("--num-envs", "2", "--num-steps", "4", "--ranks", "1,2", "--repeats", "1", "--timeout-s", "15")
+    result = job(None, "scaling", "strong", *env, *options, "--out", "study.h5", timeout=120)
+    assert result.code == 70, result.err
+    errors = {each.num_ranks: each.error for each in stored(job).samples.jobs}
+    assert errors[1] == "" and errors[2].startswith("did not end within 15 s")
+    assert processes_in(job.folder) == []

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
-from mpi_rollout.errors import Interrupted, RolloutError, UsageError
+from mpi_rollout.errors import Interrupted, RolloutError, StorageError, UsageError
 from mpi_rollout.scaling import report
 from mpi_rollout.scaling.file import StudyFile, check_same_study, read_study
 from mpi_rollout.scaling.jobs import JobFailed, Stop, check_launcher, default_launcher, run_job, stopping_on_signals
@@ -109,10 +109,15 @@ def claimed(out: str) -> Iterator[Path]:
     ------
     UsageError
         Another process does this study.
+    StorageError
+        It cannot be made.
     """
     folder = _job_folder(out)
-    folder.mkdir(exist_ok=True)
-    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        folder.mkdir(exist_ok=True)
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError as error:
+        raise StorageError(f"--out {out}: cannot make the folder {folder}: {error.strerror}") from error
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
@@ -153,8 +158,15 @@ class Runner:
         return self.file
 
     def _warm_up(self) -> None:
+        """Also finds out whether jobs would be of another MPI library than those there are."""
+        known = {job.mpi_library for job in self.file.samples.jobs if not job.error}
         try:
-            self._job(_warm_up(self.study))
+            found = self._job(_warm_up(self.study))["mpi_library"]
+            if known and found not in known:
+                raise UsageError(
+                    f"--out {self._out}: it is of another study: the MPI library was {', '.join(known)}, is {found}; "
+                    "use the same to continue it, or another --out"
+                )
         except JobFailed as error:
             if error.code == UsageError.exit_code:  # What no job can do, such as an env that does not exist.
                 raise UsageError(str(error).partition(": ")[2] or str(error)) from error
