@@ -240,7 +240,7 @@ class Root:
             env_steps=tally.env_steps,
             seconds=self.seconds,
             phases=self.phases,
-            ranks=[{key: rank[key] for key in ("rank", "host", "cores", "num_envs", "seconds")} for rank in ranks],
+            ranks=[{key: value for key, value in rank.items() if key != "fault"} for rank in ranks],
             step_s=tally.step_s.tolist(),
             in_lockstep=self.config.mode == "sync" and self.config.num_groups == 1,
             slowest_s=tally.slowest_s,

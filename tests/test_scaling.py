@@ -223,7 +223,8 @@ def test_a_real_study_measures_what_its_jobs_print(job: Job):
         assert parts == pytest.approx(each.seconds) and each.env_s > 0
         assert each.slot_bytes >= 4 * 16 and each.order_bytes >= 4 * 8 * each.num_ranks
         ranks = [rank for rank in file.samples.ranks if rank.job == row]
-        assert [rank.num_envs for rank in ranks] == [4] * each.num_ranks and all(rank.cores for rank in ranks)
+        assert [rank.num_envs for rank in ranks] == [4] * each.num_ranks
+        assert all(rank.cores and 0 < rank.cpu_share < 2 for rank in ranks)  # Threads count too.
     bare = [part.bare_env_steps_per_s for part in file.samples.parts if file.samples.jobs[part.job].num_ranks == 1]
     assert f"one rank: {median_interval(bare).median:,.0f} (" in result.out
     assert file.facts["cpu_model"] and file.facts["num_cores"] == len(os.sched_getaffinity(0))

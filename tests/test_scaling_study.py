@@ -202,6 +202,15 @@ def test_the_report_has_a_line_for_each_number_of_ranks_and_says_why_there_is_no
     assert "what holds it back at 2 ranks (efficiency 0.9" in text
 
 
+def test_a_machine_on_which_other_work_ran_is_told_of():
+    study = make_study(num_ranks=(1, 2), repeats=1)
+    found = outcome(2, 512, 1000)
+    found["ranks"][1]["cpu_share"] = 0.55
+    quiet = Samples().with_outcome(0, "", 64, outcome(1, 512, 1000))
+    notes = [report.notes(Analysis(study, each)) for each in (quiet, quiet.with_outcome(0, "", 64, found))]
+    assert notes[1][:-1] == notes[0] and "a rank had no more than 0.55 of a core" in notes[1][-1]
+
+
 def test_the_report_names_the_base_case_of_natively_vectorized_envs():
     study = make_study(vectorization_mode="vector_entry_point")
     assert study.base_case == "bare step loop over the env's own vectorized version of 512 envs, one rank"

@@ -4,14 +4,14 @@ The base case is absolute: what a bare loop does on one rank, measured by the st
 sample a job.  A job of more ranks is compared with that, not with this program on one rank.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
 from mpi_rollout.scaling import statistics
-from mpi_rollout.scaling.samples import Job, Samples
+from mpi_rollout.scaling.samples import Job, Rank, Samples
 from mpi_rollout.scaling.statistics import Fit, Interval, NoFit, median_interval
 from mpi_rollout.scaling.study import Study
 
@@ -26,6 +26,8 @@ class PointFigures:
     ----------
     limit
         Env steps per second of bare loops on all of these ranks at once.
+    cpu_share
+        Of the rank that had the least of a core.
     speed_up, efficiency
         None without a base case.
     shares
@@ -47,6 +49,7 @@ class PointFigures:
     load_balance: float
     communication_efficiency: float
     karp_flatt: float
+    cpu_share: float
     shares: dict[str, float]
     losses: dict[str, float]
     exchange_s: float
@@ -73,18 +76,21 @@ class Analysis:
         self.points = [self._point(jobs) for jobs in found if jobs]
 
     def _bare(self, row: int) -> float:
-        return float(np.median([part.bare_env_steps_per_s for part in self._samples.parts if part.job == row]))
+        return _median(part.bare_env_steps_per_s for part in self._samples.parts if part.job == row)
+
+    def _ranks(self, row: int) -> list[Rank]:
+        return [rank for rank in self._samples.ranks if rank.job == row]
 
     def _useful(self, row: int) -> list[float]:
-        return [rank.env_s for rank in self._samples.ranks if rank.job == row]
+        return [rank.env_s for rank in self._ranks(row)]
 
     def _point(self, jobs: list[tuple[int, Job]]) -> PointFigures:
         num_ranks = jobs[0][1].num_ranks
         rate = median_interval([job.env_steps_per_s for _, job in jobs])
         bare = [self._bare(row) for row, _ in jobs]
         speed_up = statistics.ratio(rate, self.base) if self.base else None
-        median = _medians(jobs)
-        shares = {name: median(lambda job, name=name: getattr(job, f"{name}_s") / job.seconds) for name in PHASES}
+        shares = {name: _median(getattr(job, f"{name}_s") / job.seconds for _, job in jobs) for name in PHASES}
+        env_step_s = _median(job.env_s * num_ranks / job.env_steps for _, job in jobs)
         return PointFigures(
             num_ranks=num_ranks,
             num_envs=jobs[0][1].num_envs,
@@ -92,18 +98,19 @@ class Analysis:
             oversubscribed=any(job.oversubscribed for _, job in jobs),
             rate=rate,
             limit=median_interval(bare),
-            of_limit=float(np.median([job.env_steps_per_s / each for each, (_, job) in zip(bare, jobs, strict=True)])),
+            of_limit=_median(job.env_steps_per_s / each for each, (_, job) in zip(bare, jobs, strict=True)),
             speed_up=speed_up,
             efficiency=speed_up.scaled(1 / num_ranks) if speed_up else None,
-            load_balance=float(np.median([statistics.load_balance(self._useful(row)) for row, _ in jobs])),
-            communication_efficiency=float(
-                np.median([statistics.communication_efficiency(self._useful(row), job.seconds) for row, job in jobs])
+            load_balance=_median(statistics.load_balance(self._useful(row)) for row, _ in jobs),
+            communication_efficiency=_median(
+                statistics.communication_efficiency(self._useful(row), job.seconds) for row, job in jobs
             ),
             karp_flatt=statistics.karp_flatt(speed_up.median, num_ranks) if speed_up else np.nan,
+            cpu_share=_median(min(rank.cpu_share for rank in self._ranks(row)) for row, _ in jobs),
             shares=shares,
-            losses=self._losses(shares, median(lambda job: job.env_s * num_ranks / job.env_steps)),
-            exchange_s=median(lambda job: job.exchange_s / job.num_steps),
-            exchange_bytes=median(_exchange_bytes),
+            losses=self._losses(shares, env_step_s),
+            exchange_s=_median(job.exchange_s / job.num_steps for _, job in jobs),
+            exchange_bytes=_exchange_bytes(jobs[0][1]),
         )
 
     def _losses(self, shares: dict[str, float], env_step_s: float) -> dict[str, float]:
@@ -136,8 +143,8 @@ class Analysis:
         return statistics.alpha_beta(seconds, {point.num_ranks: point.exchange_bytes for point in self.fit_points})
 
 
-def _medians(jobs: list[tuple[int, Job]]) -> Callable[[Callable[[Job], float]], float]:
-    return lambda value: float(np.median([value(job) for _, job in jobs]))
+def _median(values: Iterable[float]) -> float:
+    return float(np.median(list(values)))
 
 
 def _exchange_bytes(job: Job) -> float:

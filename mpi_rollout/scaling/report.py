@@ -6,6 +6,7 @@ from mpi_rollout.scaling.analysis import Analysis, PointFigures
 from mpi_rollout.scaling.file import StudyFile
 from mpi_rollout.scaling.statistics import Fit, Interval, NoFit, serial_fraction
 
+QUIET = 0.9  # Of a core: ranks spin while they wait, so on a quiet machine they have all of it.
 CAUSES = {
     "env": "env steps that take longer than in the base case",
     "idle": "waiting for the slowest rank of each step",
@@ -97,6 +98,12 @@ def notes(analysis: Analysis) -> list[str]:
     ]
     if any(each.oversubscribed for each in analysis.points):
         found.append("* more ranks than cores: such points are in no fit and show no scaling")
+    shares = [each.cpu_share for each in analysis.fit_points]
+    if shares and min(shares) < QUIET:
+        found.append(
+            f"a rank had no more than {min(shares):.2f} of a core: its envs sleep, or other work ran on this machine "
+            "and these figures are not this program's"
+        )
     return found
 
 

@@ -62,6 +62,9 @@ class Rank:
         Row of the job.
     cores
         Those that it might run on, as `0-3,8`.
+    cpu_share
+        Processor time over time, from its start to its end.  What spins while it waits has 1, if nobody else runs on
+        its core and its envs do not sleep.
     env_s
         Its seconds in its envs' steps.
     policy_s, send_s, wait_s, gather_s, write_s
@@ -73,6 +76,7 @@ class Rank:
     host: str
     cores: str
     num_envs: int
+    cpu_share: float
     env_s: float
     policy_s: float
     send_s: float
@@ -136,7 +140,8 @@ def _phases(outcome: dict[str, Any]) -> dict[str, float]:
 
 def _rank_row(job: int, rank: dict[str, Any], env_s: float) -> Rank:
     seconds = {f"{name}_s": rank["seconds"][name] for name in ("policy", "send", "wait", "gather", "write")}
-    return Rank(job, rank["rank"], rank["host"], ranges(rank["cores"]), rank["num_envs"], env_s, **seconds)
+    same = {name: rank[name] for name in ("rank", "host", "num_envs", "cpu_share")}
+    return Rank(job=job, cores=ranges(rank["cores"]), env_s=env_s, **same, **seconds)
 
 
 def _by_host(ranks: Sequence[dict[str, Any]]) -> list[list[set[int]]]:
