@@ -84,6 +84,24 @@ def test_other_files_are_refused_with_what_they_are(tmp_path: Path, attributes, 
     assert words in str(refusal.value)
 
 
+@pytest.mark.parametrize("damage", ["attribute", "table", "column", "JSON"])
+def test_a_damaged_file_is_refused(tmp_path: Path, file: StudyFile, damage):
+    path = str(tmp_path / "study.h5")
+    file.write(path, UPDATED)
+    with h5py.File(path, "a") as study:
+        if damage == "attribute":
+            del study.attrs["study"]
+        elif damage == "JSON":
+            study.attrs["study"] = "{"
+        else:
+            rows = study["parts"][...]
+            del study["parts"]
+            if damage == "column":
+                study["parts"] = rows[["job", "env_steps_per_s"]]
+    with pytest.raises(DataError, match=r"study\.h5 is not a readable file of a study: "):
+        read_study(path)
+
+
 def test_what_is_no_hdf5_file_or_not_there_is_refused(tmp_path: Path):
     (tmp_path / "study.h5").write_text("not HDF5")
     for name, words in (("study.h5", "is not a readable file of a study"), ("none.h5", "none.h5: no such file")):

@@ -95,17 +95,23 @@ def read_study(path: str) -> StudyFile:
     try:
         with h5py.File(path, "r") as file:
             check_format(path, file.attrs)
-            attributes = dict(file.attrs)
-            tables = {name: _rows(row, file[name][...]) for name, row in TABLES.items()}
+            return _read(file)
     except FileNotFoundError as error:
         raise DataError(f"{path}: no such file") from error
-    except (OSError, RuntimeError, KeyError) as error:
+    except (OSError, RuntimeError, KeyError, ValueError, TypeError, UsageError) as error:
         raise DataError(f"{path} is not a readable file of a study: {first_line(error)}") from error
+
+
+def _read(file: h5py.File) -> StudyFile:
+    attributes = dict(file.attrs)
     stored = json.loads(attributes["study"])
-    study = Study(**stored | {"num_ranks": tuple(stored["num_ranks"])})
     facts = {name: attributes[name] for name in ("cpu_model", "num_cores", "versions", "commit")}
-    origin = {name: attributes[name] for name in ("command", "host", "started")}
-    return StudyFile(study, facts | {"num_cores": int(facts["num_cores"])}, origin, Samples(**tables))
+    return StudyFile(
+        study=Study(**stored | {"num_ranks": tuple(stored["num_ranks"])}),
+        facts=facts | {"num_cores": int(facts["num_cores"])},
+        origin={name: attributes[name] for name in ("command", "host", "started")},
+        samples=Samples(**{name: _rows(row, file[name][...]) for name, row in TABLES.items()}),
+    )
 
 
 def check_format(path: str, attributes: Any) -> None:
