@@ -134,6 +134,9 @@ def check_format(path: str, attributes: Any) -> None:
 
 def _rows(row: type, table: np.ndarray) -> tuple[Any, ...]:
     """Rows of a table as what they were before they were written."""
+    expected = dtype_of(row).names
+    if table.dtype.names != expected:
+        raise ValueError(f"a table has the columns {table.dtype.names}, expected {expected}")
     kinds: Sequence[type] = [each.type for each in fields(row)]
     return tuple(
         row(*(value.decode() if kind is str else kind(value) for kind, value in zip(kinds, each, strict=True)))
