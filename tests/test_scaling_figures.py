@@ -3,16 +3,19 @@
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from conftest import Job, job_environment
+from launcher import outcome
 from studies import made_up, make_study
 
 from mpi_rollout.cli import main
 from mpi_rollout.scaling import figures
 from mpi_rollout.scaling.analysis import Analysis
 from mpi_rollout.scaling.file import StudyFile
+from mpi_rollout.scaling.samples import Samples
 
 RANKS = (1, 2, 4, 8, 16, 32)
 
@@ -39,6 +42,18 @@ def test_a_study_is_drawn_with_machine_date_base_case_and_law(tmp_path: Path, ki
 def test_points_with_more_ranks_than_cores_are_drawn_apart(tmp_path: Path, capsys):
     texts = drawn(tmp_path, made_up(make_study(num_ranks=(1, 2, 4)), num_cores=2), capsys)
     assert "more ranks than cores" in texts and "4*" in texts and "Amdahl" not in texts
+
+
+def test_a_range_of_two_samples_is_not_called_an_interval(tmp_path: Path, capsys):
+    texts = drawn(tmp_path, made_up(make_study(repeats=2)), capsys)
+    assert "median, range" in texts and "interval" not in texts
+
+
+def test_other_work_on_the_machine_is_told_in_the_picture(tmp_path: Path, capsys):
+    study = make_study(repeats=1)
+    ranks = [rank | {"cpu_share": 0.5} for rank in outcome(1, 8, 8)["ranks"]]
+    samples = Samples().with_outcome(0, "", 64, outcome(1, 512, 1000, ranks=ranks))
+    assert "no more than 0.50 of a core" in drawn(tmp_path, replace(made_up(study), samples=samples), capsys)
 
 
 def test_the_points_are_where_the_samples_are():

@@ -49,7 +49,7 @@ def _title(file: StudyFile, analysis: Analysis) -> list[str]:
     lines = report.title(file).split(": ", 1)
     if analysis.base is not None:
         lines.append(f"1 = {file.study.base_case}: {analysis.base.median:,.0f} env steps/s")
-    return lines
+    return lines + report.disturbance(analysis)
 
 
 def _plot_speed_ups(axes: Any, analysis: Analysis) -> None:
@@ -108,7 +108,8 @@ def _plot_measured(axes: Any, points: list[PointFigures], name: str) -> None:
         medians = np.array([each.median for each in found])
         lengths = np.array([[each.median - each.low for each in found], [each.high - each.median for each in found]])
         coverage = min(each.coverage for each in found)
-        label = "more ranks than cores" if is_open else f"median, {100 * coverage:.0f} % interval"
+        spread = f"{100 * coverage:.0f} % interval" if coverage else "range"  # Of two samples it is worth nothing.
+        label = "more ranks than cores" if is_open else f"median, {spread}"
         axes.errorbar([point.num_ranks for point in some], medians, lengths, fmt="o", color="k", capsize=4,
                       markerfacecolor="w" if is_open else "k", label=label)  # fmt: skip
 

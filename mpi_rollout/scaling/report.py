@@ -98,13 +98,18 @@ def notes(analysis: Analysis) -> list[str]:
     ]
     if any(each.oversubscribed for each in analysis.points):
         found.append("* more ranks than cores: such points are in no fit and show no scaling")
-    shares = [each.cpu_share for each in analysis.fit_points]
-    if shares and min(shares) < QUIET:
-        found.append(
-            f"a rank had no more than {min(shares):.2f} of a core: its envs sleep, or other work ran on this machine "
-            "and these figures are not this program's"
-        )
-    return found
+    return found + disturbance(analysis)
+
+
+def disturbance(analysis: Analysis) -> list[str]:
+    """A line if ranks that should have had cores of their own had less."""
+    share = min((each.cpu_share for each in analysis.fit_points), default=1.0)
+    if share >= QUIET:
+        return []
+    return [
+        f"a rank had no more than {share:.2f} of a core: its envs sleep, or other work ran on this machine and these "
+        "figures are not this program's"
+    ]
 
 
 def _fit_line(name: str, found: Fit | NoFit) -> str:
