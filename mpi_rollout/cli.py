@@ -12,16 +12,16 @@ from mpi_rollout import __version__
 from mpi_rollout.config import RolloutConfig, flag
 from mpi_rollout.errors import RolloutError, UsageError
 from mpi_rollout.mpi import claimed_rank, share_refusal, with_stacks
+from mpi_rollout.scaling.study import RUN_OPTIONS, Study
 
-COMMANDS = ("run", "inspect", "verify", "recover", "doctor")
+COMMANDS = ("run", "inspect", "verify", "recover", "scaling", "plot", "doctor")
 
 
 class Parser(argparse.ArgumentParser):
     """Refuses wrong options as everything else is refused: one line, once for all ranks, exit code 64."""
 
     def error(self, message: str) -> None:
-        command = self.prog if self.prog.endswith(COMMANDS) else f"{self.prog} run"
-        raise UsageError(f"{message}; see {command} --help")
+        raise UsageError(f"{message}; see {self.prog} --help")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -30,7 +30,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not arguments or arguments[0] not in (*COMMANDS, "-h", "--help", "--version"):
         arguments.insert(0, "run")
     try:
-        options = make_parser().parse_args(arguments)
+        options, unknown = make_parser().parse_known_args(arguments)
+        if unknown:
+            raise UsageError(
+                f"unrecognized arguments: {' '.join(unknown)}; see python -m mpi_rollout {arguments[0]} --help"
+            )
         return options.command(options)
     except RolloutError as error:
         if isinstance(error, UsageError):
@@ -66,8 +70,65 @@ def make_parser() -> Parser:
     inspect.set_defaults(command=inspect_command)
     add_verify(commands)
     add_recover(commands)
+    add_scaling(commands)
+    add_plot(commands)
     add_doctor(commands)
     return parser
+
+
+def add_scaling(commands: Any) -> None:
+    """Add `scaling strong` and `scaling weak`: a study's own options, and those of a run that it is made of."""
+    scaling = commands.add_parser("scaling", help="measure how much faster more ranks are; starts mpirun by itself")
+    kinds = scaling.add_subparsers(required=True, metavar="strong|weak")
+    own = (
+        (
+            "--ranks",
+            ranks_list,
+            "1,2,4,8",
+            "numbers of ranks; the base case is measured on 1, which is always among them",
+        ),
+        ("--repeats", int, 5, "jobs of each number of ranks"),
+        ("--order-seed", int, 0, "of the random order of the jobs"),
+        ("--timeout-s", float, 600.0, "end a job that takes longer; it is kept as failed"),
+        ("--launcher", str, "", "what starts the ranks, up to -n, such as 'srun --mpi=pmix' (default: mpirun)"),
+    )
+    for kind, size in (("strong", "--num-envs"), ("weak", "--envs-per-rank")):
+        of = "over all ranks, the same on any number of ranks" if kind == "strong" else "on each rank"
+        parser = kinds.add_parser(kind, help=f"{size}: envs {of}", allow_abbrev=False)
+        for name, reader, default, help_text in own:
+            told = help_text + f" (default: {default})" * (default != "")
+            parser.add_argument(name, type=reader, default=default, help=told)
+        parser.add_argument(size, dest="size", type=int, default=64, metavar="N", help=f"envs {of} (default: 64)")
+        parser.add_argument("--out", default=f"results/{kind}.h5", metavar="FILE", help="file of the study; if it was "
+                            f"interrupted there, it is continued (default: results/{kind}.h5)")  # fmt: skip
+        parser.add_argument("--dry-run", action="store_true", help="print the commands, start none")
+        for each in fields(RolloutConfig):
+            if each.name in RUN_OPTIONS:
+                add_option(parser, each)
+        parser.set_defaults(command=scaling_command, kind=kind)
+
+
+def ranks_list(text: str) -> tuple[int, ...]:
+    """Read the value of --ranks; 1 is added.
+
+    Raises
+    ------
+    UsageError
+        It is no list of numbers of ranks.
+    """
+    try:
+        found = {int(part) for part in text.split(",")}
+    except ValueError:
+        found = {0}
+    if min(found) < 1:
+        raise UsageError(f"--ranks must be numbers of ranks such as 1,2,4,8, got {text!r}")
+    return tuple(sorted(found | {1}))
+
+
+def add_plot(commands: Any) -> None:
+    plot = commands.add_parser("plot", help="draw studies: a PNG and an SVG beside each file (needs the extra `plots`)")
+    plot.add_argument("files", metavar="FILE", nargs="+")
+    plot.set_defaults(command=plot_command)
 
 
 def add_doctor(commands: Any) -> None:
@@ -152,6 +213,23 @@ def inspect_command(options: argparse.Namespace) -> int:
     from mpi_rollout.inspection import inspect
 
     print("\n".join(inspect(options.file, options.json, options.plot)))
+    return 0
+
+
+def scaling_command(options: argparse.Namespace) -> int:
+    from mpi_rollout.scaling.runner import measure
+
+    run = {name: getattr(options, name) for name in RUN_OPTIONS}
+    names = ("kind", "ranks", "size", "repeats", "order_seed")
+    study = Study(*(getattr(options, name) for name in names), run, options.launcher.strip())
+    return measure(study, options.out, options.timeout_s, options.dry_run)
+
+
+def plot_command(options: argparse.Namespace) -> int:
+    from mpi_rollout.scaling.figures import plot_study
+
+    for path in options.files:
+        print("\n".join(plot_study(path)))
     return 0
 
 

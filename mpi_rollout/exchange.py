@@ -82,7 +82,8 @@ class Exchange:
         group = leaves(action_space)
         sizes = [-(-self.partition.num_envs * leaf.nbytes // 8) * 8 for leaf in group]
         offsets = np.cumsum([16, *sizes])
-        self._order = np.zeros(offsets[-1], np.uint8)
+        self.order_nbytes = int(offsets[-1])
+        self._order = np.zeros(self.order_nbytes, np.uint8)
         self._header = self._order[:16].view(np.int64)
         self._command: Command | None = None
         self.action_arrays = tuple(

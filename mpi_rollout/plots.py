@@ -18,12 +18,8 @@ def plot_run(path: str, figure_path: str) -> None:
     UsageError
         matplotlib is missing, or cannot write such a file.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise UsageError("--plot needs matplotlib; pip install 'mpi_rollout[plots]'") from error
+    figure = new_figure("--plot", 11, 3.6)
     with open_file(path) as file:
-        figure = Figure(figsize=(11, 3.6), layout="constrained")
         returns, rates, phases = figure.subplots(1, 3)
         _plot_returns(returns, file)
         _plot_rates(rates, file["throughput"])
@@ -34,10 +30,36 @@ def plot_run(path: str, figure_path: str) -> None:
         figure.suptitle(
             f"{name}, {config['num_envs']} envs, {file.attrs['num_ranks']} ranks on {hosts}, {file.attrs['started']}"
         )
+    save(figure, "--plot", figure_path)
+
+
+def new_figure(what: str, width: float, height: float) -> Any:
+    """An empty figure, in inches; `what` is the option or command that needs it.
+
+    Raises
+    ------
+    UsageError
+        matplotlib is missing.
+    """
     try:
-        figure.savefig(figure_path, dpi=150)
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise UsageError(f"{what} needs matplotlib; pip install 'mpi_rollout[plots]'") from error
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def save(figure: Any, what: str, path: str) -> None:
+    """Draw it into a file, of the kind that the name says.
+
+    Raises
+    ------
+    UsageError
+        matplotlib cannot write such a file.
+    """
+    try:
+        figure.savefig(path, dpi=150)
     except (OSError, ValueError) as error:
-        raise UsageError(f"--plot {figure_path}: {error}") from error
+        raise UsageError(f"{what} {path}: {error}") from error
 
 
 def _plot_returns(axes: Any, file: Any) -> None:

@@ -30,6 +30,8 @@ class Outcome:
         Steps that earlier starts of the run have taken.
     catch_up_s
         Seconds in which the envs were brought back to where they were then.
+    order_bytes, slot_bytes
+        Of one exchange: what goes to every rank, and what comes back from each.
     """
 
     file: str
@@ -50,6 +52,9 @@ class Outcome:
     num_steps_before: int = 0
     catch_up_s: float = 0.0
     complete: bool = True
+    mpi_library: str = ""
+    order_bytes: int = 0
+    slot_bytes: int = 0
 
     @property
     def env_steps_per_s(self) -> float:

@@ -243,6 +243,7 @@ class Root:
 
         self.progress.close()
         ranks, tally = self.driver.call_ranks("report"), self.collector.tally
+        exchange = self.driver.lanes[0].exchange
         ending = Ending(now(), tally.env_steps, self.seconds, ranks, self.limit, complete)
         return Outcome(
             file=self.writer.finish(ending),
@@ -252,7 +253,7 @@ class Root:
             env_steps=tally.env_steps,
             seconds=self.seconds,
             phases=self.phases,
-            ranks=[{key: rank[key] for key in ("rank", "host", "num_envs", "seconds")} for rank in ranks],
+            ranks=[{key: value for key, value in rank.items() if key != "fault"} for rank in ranks],
             step_s=tally.step_s.tolist(),
             in_lockstep=self.config.mode == "sync" and self.config.num_groups == 1,
             slowest_s=tally.slowest_s,
@@ -263,6 +264,9 @@ class Root:
             num_steps_before=0 if self.past is None else self.past.num_steps,
             catch_up_s=self._catch_up_s,
             complete=complete,
+            mpi_library=mpi.library(),
+            order_bytes=exchange.order_nbytes,
+            slot_bytes=exchange.layout.nbytes,
         )
 
     def _tell(self, outcome: Outcome) -> None:

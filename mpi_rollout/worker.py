@@ -10,6 +10,7 @@ import os
 import pickle
 import signal
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
+from mpi_rollout.deadline import process_start
 from mpi_rollout.errors import DataError, EnvError, RolloutError
 from mpi_rollout.exchange import FAULT, MADE_ANEW, Command, Exchange, Exchanges
 from mpi_rollout.mpi import abort
@@ -185,6 +187,8 @@ class Worker:
         return {
             "rank": self.rank,
             "host": os.uname().nodename,
+            "cores": sorted(os.sched_getaffinity(0)),
+            "cpu_share": time.process_time() / (time.time() - process_start()),
             "num_envs": sum(len(slice_.env_indices) for slice_ in self.slices),
             "seconds": self.clock.seconds,
             "fault": self._fault,

@@ -11,7 +11,7 @@ from conftest import TESTS, Job, job_environment
 PACKAGE = TESTS.parent / "mpi_rollout"
 LAYERS = """
 errors
-deadline partition layout seeding timing infos actions config status interrupts
+deadline cores partition layout seeding timing infos actions config status interrupts
 policy
 mpi messages exchange
 envs.outputs envs.inputs envs.time_limits envs.faults envs.members envs.loop envs.restoring envs.bare envs
@@ -24,6 +24,8 @@ progress report root run
 plots inspection replay durability
 doctor.findings doctor.probe doctor.launch doctor.rank doctor.ranks doctor.world
 doctor.folder doctor.leftovers doctor.local doctor
+scaling.study scaling.machine scaling.jobs scaling.samples scaling.file
+scaling.statistics scaling.analysis scaling.report scaling.figures scaling.runner scaling
 cli __main__
 """
 ORDER = LAYERS.split()

@@ -3,9 +3,9 @@
 import os
 import platform
 from dataclasses import dataclass
-from pathlib import Path
 
 from mpi_rollout.config import versions
+from mpi_rollout.cores import processor_quota
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
@@ -42,18 +42,3 @@ class RankFacts:
             {name: os.environ[name] for name in THREAD_VARIABLES if name in os.environ},
             versions() | {"mpi4py": mpi4py_version}, library, thread_level,
         )  # fmt: skip
-
-
-def processor_quota(root: Path = Path("/sys/fs/cgroup")) -> float | None:
-    """Cores' worth of processor time that this container may use; None without a limit."""
-    try:
-        quota, period = (root / "cpu.max").read_text().split()
-    except (OSError, ValueError):
-        try:
-            quota, period = ((root / "cpu" / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
-        except OSError:
-            return None
-    try:
-        return float(quota) / float(period) if float(quota) > 0 else None
-    except ValueError:
-        return None  # cgroup v2 says "max".

@@ -1,0 +1,9 @@
+"""Scaling studies: how much faster more ranks are, how sure that is, and what holds them back.
+
+study       what it is: points, order, commands            statistics  of numbers alone
+machine     where it is done                               analysis    from samples to figures
+jobs        one job, whatever becomes of it                report      as text
+samples     what jobs gave                                 figures     as pictures
+file        all of that in HDF5
+runner      does the study
+"""

@@ -1,0 +1,159 @@
+"""From the samples of a study to its figures: medians with intervals, speed-ups against the base case, fits.
+
+The base case is absolute: what a bare loop does on one rank, measured by the study's own jobs of one rank, one
+sample a job.  A job of more ranks is compared with that, not with this program on one rank.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from mpi_rollout.scaling import statistics
+from mpi_rollout.scaling.samples import Job, Rank, Samples
+from mpi_rollout.scaling.statistics import Fit, Interval, NoFit, median_interval
+from mpi_rollout.scaling.study import Study
+
+PHASES = ("env", "idle", "exchange", "policy", "write")
+
+
+@dataclass(frozen=True)
+class PointFigures:
+    """What the jobs of one number of ranks show.
+
+    Parameters
+    ----------
+    limit
+        Env steps per second of bare loops on all of these ranks at once.
+    cpu_share
+        Of the rank that had the least of a core.
+    speed_up, efficiency
+        None without a base case.
+    shares
+        Of the run time, by `PHASES`: medians over jobs.
+    losses
+        What takes the efficiency from 1 to what it is, as shares of the run time: all phases but `env`, and `env` as
+        far as an env step takes longer than in the base case.  Empty without a base case.
+    """
+
+    num_ranks: int
+    num_envs: int
+    num_jobs: int
+    oversubscribed: bool
+    rate: Interval
+    limit: Interval
+    of_limit: float
+    speed_up: Interval | None
+    efficiency: Interval | None
+    load_balance: float
+    communication_efficiency: float
+    karp_flatt: float
+    cpu_share: float
+    shares: dict[str, float]
+    losses: dict[str, float]
+    exchange_s: float
+    exchange_bytes: float
+
+
+class Analysis:
+    """The figures of a study, complete or not.
+
+    Attributes
+    ----------
+    base
+        Env steps per second of the base case; None if no job of one rank gave a result.
+    points
+        Of the numbers of ranks with results, ascending.
+    """
+
+    def __init__(self, study: Study, samples: Samples):
+        self.study, self._samples = study, samples
+        done = [(row, job) for row, job in enumerate(samples.jobs) if not job.error]
+        bare = [self._bare(row) for row, job in done if job.num_ranks == 1]
+        self.base = median_interval(bare) if bare else None
+        found = [[(row, job) for row, job in done if job.num_ranks == ranks] for ranks in study.num_ranks]
+        self.points = [self._point(jobs) for jobs in found if jobs]
+
+    def _bare(self, row: int) -> float:
+        return _median(part.bare_env_steps_per_s for part in self._samples.parts if part.job == row)
+
+    def _ranks(self, row: int) -> list[Rank]:
+        return [rank for rank in self._samples.ranks if rank.job == row]
+
+    def _useful(self, row: int) -> list[float]:
+        return [rank.env_s for rank in self._ranks(row)]
+
+    def _point(self, jobs: list[tuple[int, Job]]) -> PointFigures:
+        num_ranks = jobs[0][1].num_ranks
+        rate = median_interval([job.env_steps_per_s for _, job in jobs])
+        bare = [self._bare(row) for row, _ in jobs]
+        speed_up = statistics.ratio(rate, self.base) if self.base else None
+        shares = {name: _median(getattr(job, f"{name}_s") / job.seconds for _, job in jobs) for name in PHASES}
+        env_step_s = _median(job.env_s * num_ranks / job.env_steps for _, job in jobs)
+        return PointFigures(
+            num_ranks=num_ranks,
+            num_envs=jobs[0][1].num_envs,
+            num_jobs=len(jobs),
+            oversubscribed=any(job.oversubscribed for _, job in jobs),
+            rate=rate,
+            limit=median_interval(bare),
+            of_limit=_median(job.env_steps_per_s / each for each, (_, job) in zip(bare, jobs, strict=True)),
+            speed_up=speed_up,
+            efficiency=speed_up.scaled(1 / num_ranks) if speed_up else None,
+            load_balance=_median(statistics.load_balance(self._useful(row)) for row, _ in jobs),
+            communication_efficiency=_median(
+                statistics.communication_efficiency(self._useful(row), job.seconds) for row, job in jobs
+            ),
+            karp_flatt=statistics.karp_flatt(speed_up.median, num_ranks) if speed_up else np.nan,
+            cpu_share=_median(min(rank.cpu_share for rank in self._ranks(row)) for row, _ in jobs),
+            shares=shares,
+            losses=self._losses(shares, env_step_s),
+            exchange_s=_median(job.exchange_s / job.num_steps for _, job in jobs),
+            exchange_bytes=_exchange_bytes(jobs[0][1]),
+        )
+
+    def _losses(self, shares: dict[str, float], env_step_s: float) -> dict[str, float]:
+        if self.base is None:
+            return {}
+        return shares | {"env": shares["env"] * (1 - 1 / self.base.median / env_step_s)}
+
+    @property
+    def fit_points(self) -> list[PointFigures]:
+        """Without those that had more ranks than cores: they tell of the scheduler."""
+        return [point for point in self.points if not point.oversubscribed]
+
+    @cached_property
+    def fits(self) -> dict[str, Fit | NoFit]:
+        """By name: the law of this kind of study, and `exchange`."""
+        name, law = (
+            ("Amdahl", statistics.amdahl) if self.study.kind == "strong" else ("Gustafson", statistics.gustafson)
+        )
+        return {name: _attempt(lambda: law(self._speed_ups())), "exchange": _attempt(self._fit_exchange)}
+
+    def _speed_ups(self) -> dict[int, float]:
+        if self.base is None:
+            raise NoFit("no base case: no job of one rank gave a result")
+        return {point.num_ranks: point.speed_up.median for point in self.fit_points}
+
+    def _fit_exchange(self) -> Fit:
+        if self.study.run["mode"] != "sync" or self.study.run["num_groups"] != 1:
+            raise NoFit("only lockstep shows what one exchange takes")
+        seconds = {point.num_ranks: point.exchange_s for point in self.fit_points}
+        return statistics.alpha_beta(seconds, {point.num_ranks: point.exchange_bytes for point in self.fit_points})
+
+
+def _median(values: Iterable[float]) -> float:
+    return float(np.median(list(values)))
+
+
+def _exchange_bytes(job: Job) -> float:
+    """What the root sends and receives in one exchange: the order as the tree's first message, a slot of each rank."""
+    return job.order_bytes + (job.num_ranks - 1) * job.slot_bytes if job.num_ranks > 1 else 0.0
+
+
+def _attempt(make: Callable[[], Fit]) -> Fit | NoFit:
+    try:
+        return make()
+    except NoFit as error:
+        return error

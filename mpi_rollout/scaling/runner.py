@@ -1,0 +1,207 @@
+"""Doing a study: job after job, in its order, from where it was stopped; then telling what it shows.
+
+A study is one job after the other, each started as a person would start it, by mpirun, with the command that
+`--dry-run` prints.  This process only waits meanwhile.  It starts no MPI, so it runs where mpirun runs.
+"""
+
+import fcntl
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+from mpi_rollout.errors import Interrupted, RolloutError, StorageError, UsageError
+from mpi_rollout.scaling import report
+from mpi_rollout.scaling.file import StudyFile, check_same_study, read_study
+from mpi_rollout.scaling.jobs import JobFailed, Stop, check_launcher, default_launcher, run_job, stopping_on_signals
+from mpi_rollout.scaling.machine import machine_facts
+from mpi_rollout.scaling.samples import Samples
+from mpi_rollout.scaling.study import Point, Study
+from mpi_rollout.storage.output import check_folder
+
+WARM_UP = -1
+
+
+def commands(study: Study, out: str, launcher: str) -> list[str]:
+    """The commands of a study as a shell would take them: the warm-up, then all jobs in their order."""
+    points = [_warm_up(study), *study.order()]
+    return [
+        shlex.join(study.command(launcher, sys.executable, point.num_ranks, str(_job_out(_job_folder(out), point))))
+        for point in points
+    ]
+
+
+def _job_folder(out: str) -> Path:
+    return Path(f"{out}.job")
+
+
+def _job_out(folder: Path, point: Point) -> Path:
+    """A job's own output: what one that was killed may still be writing is in nobody's way."""
+    return folder / f"{point.num_ranks}-{'warm-up' if point.repeat == WARM_UP else point.repeat}.h5"
+
+
+def measure(study: Study, out: str, timeout_s: float, dry_run: bool = False) -> int:
+    """Do a study, or what is left of it; print what it shows; return the exit code.
+
+    Parameters
+    ----------
+    timeout_s
+        Of one job.
+
+    Raises
+    ------
+    RolloutError
+        Some jobs failed, which was no reason to stop; the message says how many.
+    Interrupted
+        Somebody asked us to stop; the same command continues.
+    UsageError, DataError, StorageError, LaunchError
+        There is something else in the file's place, or no launcher, or no way to write.
+    """
+    if timeout_s <= 0:
+        raise UsageError(f"--timeout-s must be more than 0, got {timeout_s:g}")
+    if dry_run:
+        print("\n".join(commands(study, out, study.launcher or _launcher_if_any())))
+        return 0
+    check_folder(out)
+    launcher = study.launcher or default_launcher()
+    check_launcher(shlex.split(launcher)[0])
+    with claimed(out) as folder, stopping_on_signals() as stop:
+        file = _open(study, out)
+        file = Runner(file, out, folder, launcher, timeout_s, stop).run()
+    print("\n".join([*report.lines(file), f"file: {out}"]))
+    if file.samples.num_failed:
+        raise RolloutError(f"{file.samples.num_failed} of {len(file.samples.jobs)} jobs failed; {out} has their errors")
+    return 0
+
+
+def _launcher_if_any() -> str:
+    try:
+        return default_launcher()
+    except RolloutError:
+        return "mpirun"
+
+
+def _warm_up(study: Study) -> Point:
+    """A job whose result is dropped: the first one finds no file in the page cache and cores that are asleep."""
+    return Point(study.num_ranks[-1], WARM_UP)
+
+
+def _open(study: Study, out: str) -> StudyFile:
+    """What there is of this study; nothing yet, if there is no file."""
+    facts = machine_facts()
+    if not os.path.lexists(out):
+        command = shlex.join(["python", "-m", "mpi_rollout", *sys.argv[1:]])
+        return StudyFile(study, facts, {"command": command, "host": os.uname().nodename, "started": now()}, Samples())
+    stored = read_study(out)
+    check_same_study(out, stored, study, facts)
+    return stored
+
+
+@contextmanager
+def claimed(out: str) -> Iterator[Path]:
+    """A folder for the jobs' own files, beside the study's: made anew, and removed in the end.
+
+    Raises
+    ------
+    UsageError
+        Another process does this study.
+    StorageError
+        It cannot be made.
+    """
+    folder = _job_folder(out)
+    try:
+        folder.mkdir(exist_ok=True)
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError as error:
+        raise StorageError(f"--out {out}: cannot make the folder {folder}: {error.strerror}") from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(descriptor)
+        raise UsageError(
+            f"--out {out}: another process does this study; wait for its end or use another --out"
+        ) from error
+    except OSError:  # A file system without locks.
+        pass
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(descriptor)
+
+
+class Runner:
+    """Does the jobs that are left of a study, and has the file written after each."""
+
+    def __init__(self, file: StudyFile, out: str, folder: Path, launcher: str, timeout_s: float, stop: Stop):
+        self.file, self.study = file, file.study
+        self._out, self._folder, self._launcher, self._timeout_s, self._stop = out, folder, launcher, timeout_s, stop
+
+    def run(self) -> StudyFile:
+        """Do them; return the study with all samples."""
+        order = self.study.order()
+        left = [point for point in order if point not in self.file.samples.points]
+        if len(left) < len(order):
+            _tell(f"{self._out} has {len(order) - len(left)} of {len(order)} jobs already")
+        try:
+            if left:
+                self._warm_up()
+            for point in left:
+                self._add(point)
+        except Interrupted as error:
+            num = len(self.file.samples.jobs)
+            raise Interrupted(f"{error}; {num} of {len(order)} jobs are done; the same command continues") from error
+        return self.file
+
+    def _warm_up(self) -> None:
+        """Also finds out whether jobs would be of another MPI library than those there are."""
+        known = {job.mpi_library for job in self.file.samples.jobs if not job.error}
+        try:
+            found = self._job(_warm_up(self.study))["mpi_library"]
+            if known and found not in known:
+                raise UsageError(
+                    f"--out {self._out}: it is of another study: the MPI library was {', '.join(known)}, is {found}; "
+                    "use the same to continue it, or another --out"
+                )
+        except JobFailed as error:
+            if error.code == UsageError.exit_code:  # What no job can do, such as an env that does not exist.
+                raise UsageError(str(error).partition(": ")[2] or str(error)) from error
+            _tell(f"the warm-up, {self.study.num_ranks[-1]} ranks, failed: {str(error).splitlines()[0]}")
+
+    def _add(self, point: Point) -> None:
+        file, started = self.file, now()
+        try:
+            outcome = self._job(point)
+            found = file.samples.with_outcome(point.repeat, started, int(file.facts["num_cores"]), outcome)
+            told = f"{found.jobs[-1].env_steps_per_s:,.0f} env steps/s"
+        except JobFailed as error:
+            found = file.samples.with_failure(point, self.study.num_envs(point.num_ranks), started, str(error))
+            told = f"failed: {str(error).splitlines()[0]}"
+        self.file = StudyFile(file.study, file.facts, file.origin, found)
+        self.file.write(self._out, now())
+        total = len(self.study.num_ranks) * self.study.repeats
+        _tell(f"job {len(found.jobs)} of {total}: {point}: {told}")
+
+    def _job(self, point: Point) -> dict:
+        self._stop.check("the study was")
+        out = _job_out(self._folder, point)
+        command = self.study.command(self._launcher, sys.executable, point.num_ranks, str(out))
+        try:
+            return run_job(command, self._folder, self._timeout_s, self._stop)
+        finally:
+            for each in self._folder.iterdir():
+                each.unlink(missing_ok=True)
+
+
+def _tell(text: str) -> None:
+    sys.stderr.write(f"mpi_rollout: {text}\n")
+    sys.stderr.flush()
+
+
+def now() -> str:
+    """The time, as ISO 8601 in UTC with seconds."""
+    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -1,0 +1,178 @@
+"""What the jobs of a study gave, as rows of tables: nothing is summed up over jobs here."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from mpi_rollout.scaling.study import Point
+
+
+@dataclass(frozen=True)
+class Job:
+    """One job.  Of a failed one `error` says why, and what it did not come to tell is 0 or empty.
+
+    Parameters
+    ----------
+    env_s, idle_s, exchange_s, policy_s, write_s
+        Where the run's seconds went; they add up to `seconds`.  `env_s` is what the ranks needed for their envs on
+        average, `idle_s` their wait for the slowest of each step.  Where ranks step while the root does other
+        things, these are the root's seconds and its waiting is in `exchange_s`.
+    order_bytes, slot_bytes
+        Of one exchange: what goes to every rank, and what comes back from each.
+    oversubscribed
+        Some host had more ranks than cores for them.
+    """
+
+    num_ranks: int
+    repeat: int
+    num_envs: int
+    started: str
+    error: str = ""
+    env_steps: int = 0
+    num_steps: int = 0
+    seconds: float = 0.0
+    env_s: float = 0.0
+    idle_s: float = 0.0
+    exchange_s: float = 0.0
+    policy_s: float = 0.0
+    write_s: float = 0.0
+    order_bytes: int = 0
+    slot_bytes: int = 0
+    oversubscribed: bool = False
+    binding: str = ""
+    hosts: str = ""
+    mpi_library: str = ""
+
+    @property
+    def point(self) -> Point:
+        return Point(self.num_ranks, self.repeat)
+
+    @property
+    def env_steps_per_s(self) -> float:
+        return self.env_steps / self.seconds
+
+
+@dataclass(frozen=True)
+class Rank:
+    """One rank of a job.
+
+    Parameters
+    ----------
+    job
+        Row of the job.
+    cores
+        Those that it might run on, as `0-3,8`.
+    cpu_share
+        Processor time over time, from its start to its end.  What spins while it waits has 1, if nobody else runs on
+        its core and its envs do not sleep.
+    env_s
+        Its seconds in its envs' steps.
+    policy_s, send_s, wait_s, gather_s, write_s
+        The rest of its time, as `mpi_rollout.timing.PHASES` has it.
+    """
+
+    job: int
+    rank: int
+    host: str
+    cores: str
+    num_envs: int
+    cpu_share: float
+    env_s: float
+    policy_s: float
+    send_s: float
+    wait_s: float
+    gather_s: float
+    write_s: float
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part of a job: its rate, and that of bare loops on all of its ranks at once, before and after it."""
+
+    job: int
+    env_steps_per_s: float
+    bare_env_steps_per_s: float
+
+
+@dataclass(frozen=True)
+class Samples:
+    """All rows of a study, in the order in which they came."""
+
+    jobs: tuple[Job, ...] = ()
+    ranks: tuple[Rank, ...] = ()
+    parts: tuple[Part, ...] = ()
+
+    @property
+    def points(self) -> set[Point]:
+        return {job.point for job in self.jobs}
+
+    @property
+    def num_failed(self) -> int:
+        return sum(bool(job.error) for job in self.jobs)
+
+    def with_outcome(self, repeat: int, started: str, num_cores: int, outcome: dict[str, Any]) -> "Samples":
+        """These and another job, whose run printed `outcome`; a host has `num_cores`, if nothing narrows them."""
+        place, ranks = len(self.jobs), outcome["ranks"]
+        same = {each.name: outcome[each.name] for each in fields(Job) if each.name in outcome}
+        hosts = ", ".join(dict.fromkeys(rank["host"] for rank in ranks))
+        job = Job(
+            **same, **_phases(outcome), repeat=repeat, started=started, hosts=hosts, binding=_binding(ranks),
+            oversubscribed=_is_oversubscribed(ranks, num_cores),
+        )  # fmt: skip
+        rows = [_rank_row(place, rank, env_s) for rank, env_s in zip(ranks, outcome["step_s"], strict=True)]
+        parts = [Part(place, *rates) for rates in outcome["limit"]]
+        return Samples((*self.jobs, job), (*self.ranks, *rows), (*self.parts, *parts))
+
+    def with_failure(self, point: Point, num_envs: int, started: str, error: str) -> "Samples":
+        """These and another job, which gave no result."""
+        job = Job(*point, num_envs, started, error)
+        return Samples((*self.jobs, job), self.ranks, self.parts)
+
+
+def _phases(outcome: dict[str, Any]) -> dict[str, float]:
+    shares = dict(outcome["losses"])
+    if not outcome["in_lockstep"]:  # `report.Outcome.losses`.
+        exchange = sum(shares[name] for name in ("send", "gather", "other"))
+        shares |= {"envs": shares["step"], "imbalance": 0.0, "exchange": exchange}
+    names = {"env_s": "envs", "idle_s": "imbalance", "exchange_s": "exchange", "policy_s": "policy", "write_s": "write"}
+    return {name: shares[share] * outcome["seconds"] for name, share in names.items()}
+
+
+def _rank_row(job: int, rank: dict[str, Any], env_s: float) -> Rank:
+    seconds = {f"{name}_s": rank["seconds"][name] for name in ("policy", "send", "wait", "gather", "write")}
+    same = {name: rank[name] for name in ("rank", "host", "num_envs", "cpu_share")}
+    return Rank(job=job, cores=ranges(rank["cores"]), env_s=env_s, **same, **seconds)
+
+
+def _by_host(ranks: Sequence[dict[str, Any]]) -> list[list[set[int]]]:
+    """The cores of each rank, host by host."""
+    found: dict[str, list[set[int]]] = {}
+    for rank in ranks:
+        found.setdefault(rank["host"], []).append(set(rank["cores"]))
+    return list(found.values())
+
+
+def _is_oversubscribed(ranks: Sequence[dict[str, Any]], num_cores: int) -> bool:
+    return any(len(there) > min(num_cores, len(set().union(*there))) for there in _by_host(ranks))
+
+
+def _binding(ranks: Sequence[dict[str, Any]]) -> str:
+    hosts = _by_host(ranks)
+    if all(len(there) == 1 for there in hosts):
+        return "one rank per host"
+    if all(cores == there[0] for there in hosts for cores in there):
+        return "none"
+    if all(sum(map(len, there)) == len(set().union(*there)) for there in hosts):
+        return "cores of their own"
+    return "some ranks share cores"
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """Ascending numbers as `0-3,8`."""
+    found: list[list[int]] = []
+    for number in numbers:
+        if found and number == found[-1][1] + 1:
+            found[-1][1] = number
+        else:
+            found.append([number, number])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in found)

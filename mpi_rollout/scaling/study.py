@@ -1,0 +1,161 @@
+"""What a scaling study is: its points, their order, and the command of each.  Values: nothing is started or read."""
+
+import json
+import shlex
+from dataclasses import MISSING, asdict, dataclass, fields
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mpi_rollout.config import RolloutConfig, flag
+from mpi_rollout.errors import UsageError
+
+KINDS = ("strong", "weak")
+# Options of a run that a study is made of; the rest is the study's own affair.
+RUN_OPTIONS = (
+    "env", "env_factory", "env_kwargs", "num_steps", "seed", "policy", "vectorization_mode", "mode", "num_groups",
+    "trajectories",
+)  # fmt: skip
+
+
+class Point(NamedTuple):
+    """One job of a study."""
+
+    num_ranks: int
+    repeat: int
+
+    def __str__(self) -> str:
+        return f"{self.num_ranks} rank{'s' * (self.num_ranks > 1)}, repeat {self.repeat}"
+
+
+@dataclass(frozen=True)
+class Study:
+    """Points of 1 to many ranks, each repeated, every time as a job of its own.
+
+    Parameters
+    ----------
+    kind
+        "strong": `size` envs in all on any number of ranks.  "weak": `size` envs on each rank.
+    num_ranks
+        Ascending; 1 is among them, because the base case is measured there.
+    order_seed
+        Of the order of the jobs.
+    run
+        Values of `RUN_OPTIONS`.
+    launcher
+        What starts the ranks, without `-n`; empty for the mpirun of this installation.
+
+    Raises
+    ------
+    UsageError
+        A value that no study can have.
+    """
+
+    kind: str
+    num_ranks: tuple[int, ...]
+    size: int
+    repeats: int
+    order_seed: int
+    run: dict[str, Any]
+    launcher: str = ""
+
+    def __post_init__(self):
+        if self.repeats < 1:
+            raise UsageError(f"--repeats must be at least 1, got {self.repeats}")
+        if self.order_seed < 0:
+            raise UsageError(f"--order-seed must be at least 0, got {self.order_seed}")
+        try:
+            shlex.split(self.launcher)
+        except ValueError as error:
+            raise UsageError(f"--launcher {self.launcher!r}: {error}") from error
+        if self.size < 1:
+            raise UsageError(f"{self.size_option} must be at least 1, got {self.size}")
+        if self.kind == "strong" and self.size < self.num_ranks[-1]:
+            raise UsageError(
+                f"--num-envs must be at least the largest of --ranks, got {self.size} envs for {self.num_ranks[-1]} "
+                "ranks; use more envs or fewer ranks"
+            )
+        self.config(1, "study.h5")  # Refuses here what every job would refuse.
+
+    @property
+    def size_option(self) -> str:
+        return "--num-envs" if self.kind == "strong" else "--envs-per-rank"
+
+    @property
+    def base_case(self) -> str:
+        """In words, what speed-ups are relative to."""
+        if self.run["vectorization_mode"] == "vector_entry_point":
+            return f"bare step loop over the env's own vectorized version of {self.size} envs, one rank"
+        return f"bare env.step loop over {self.size} env{'s' * (self.size > 1)}, one rank"
+
+    @property
+    def env_name(self) -> str:
+        return self.run["env"] or self.run["env_factory"]
+
+    def num_envs(self, num_ranks: int) -> int:
+        """Of all ranks together."""
+        return self.size if self.kind == "strong" else self.size * num_ranks
+
+    def config(self, num_ranks: int, out: str) -> RolloutConfig:
+        """The run of one job."""
+        return RolloutConfig(
+            **self.run, num_envs=self.num_envs(num_ranks), out=out, measure_limit=True, json=True, progress="none",
+            expect_ranks=num_ranks,
+        )  # fmt: skip
+
+    def order(self) -> list[Point]:
+        """All jobs, repeat by repeat; the numbers of ranks in another random order in each.
+
+        So a machine that gets slower during the study slows all numbers of ranks alike.
+        """
+        rng = np.random.default_rng(self.order_seed)
+        return [
+            Point(int(num_ranks), repeat)
+            for repeat in range(self.repeats)
+            for num_ranks in rng.permutation(self.num_ranks)
+        ]
+
+    def command(self, launcher: str, python: str, num_ranks: int, out: str) -> list[str]:
+        """The command of one job."""
+        options = arguments_of(self.config(num_ranks, out))
+        return [*shlex.split(launcher), "-n", str(num_ranks), python, "-m", "mpi_rollout", "run", *options]
+
+
+def arguments_of(config: RolloutConfig) -> list[str]:
+    """The options that give this configuration: the command line read backwards."""
+    arguments = []
+    for each in fields(config):
+        default = each.default_factory() if each.default is MISSING else each.default
+        value = getattr(config, each.name)
+        if value == default:
+            continue
+        if isinstance(default, bool):
+            arguments.append(flag("no-" + each.name if default else each.name))
+        else:
+            arguments.append(f"{flag(each.name)}={_written(value)}")  # One word: values may begin with a dash.
+    return arguments
+
+
+def _written(value: Any) -> str:
+    return json.dumps(value) if isinstance(value, dict) else str(value)
+
+
+def differences(stored: dict[str, Any], study: Study) -> list[str]:
+    """What a stored study has otherwise than this one, in the words of the command line."""
+    now = {**asdict(study), "num_ranks": list(study.num_ranks)}
+    names = {"num_ranks": "--ranks", "repeats": "--repeats", "order_seed": "--order-seed", "launcher": "--launcher"}
+    found = [
+        f"{name} was {_told(stored.get(key))}, is {_told(now[key])}"
+        for key, name in {"kind": "the kind", "size": study.size_option, **names}.items()
+        if stored.get(key) != now[key]
+    ]
+    before = stored.get("run", {})
+    return found + [
+        f"{flag(key)} was {_told(before.get(key))}, is {_told(value)}"
+        for key, value in study.run.items()
+        if before.get(key) != value
+    ]
+
+
+def _told(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -1,0 +1,122 @@
+"""The file of a study keeps every sample, is never half written, and is not mistaken for another."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import h5py
+import pytest
+from studies import FACTS, ORIGIN, RUN, made_up, make_study
+
+from mpi_rollout.errors import DataError, StorageError, UsageError
+from mpi_rollout.scaling.file import StudyFile, check_same_study, read_study
+from mpi_rollout.scaling.samples import Samples
+
+UPDATED = "2026-01-02T04:05:06+00:00"
+
+
+@pytest.fixture
+def file() -> StudyFile:
+    return made_up(make_study(num_ranks=(1, 2, 4)), spread=0.1, failing=4)
+
+
+def test_what_is_read_is_what_was_written(tmp_path: Path, file: StudyFile):
+    file.write(str(tmp_path / "study.h5"), UPDATED)
+    assert read_study(str(tmp_path / "study.h5")) == file
+
+
+def test_a_study_before_its_first_job_can_be_written_and_read(tmp_path: Path):
+    empty = StudyFile(make_study(), FACTS, ORIGIN, Samples())
+    empty.write(str(tmp_path / "study.h5"), UPDATED)
+    assert read_study(str(tmp_path / "study.h5")) == empty
+
+
+def test_h5py_alone_reads_all_of_it(tmp_path: Path, file: StudyFile):
+    file.write(str(tmp_path / "study.h5"), UPDATED)
+    with h5py.File(tmp_path / "study.h5") as plain:
+        attributes = dict(plain.attrs)
+        jobs, ranks, parts = (plain[name][...] for name in ("jobs", "ranks", "parts"))
+    assert (attributes["format"], attributes["format_version"]) == ("mpi_rollout-scaling", 1)
+    assert attributes["base_case"] == "bare env.step loop over 512 envs, one rank"
+    assert json.loads(attributes["study"])["run"] == RUN
+    assert {name: attributes[name] for name in FACTS | ORIGIN} == FACTS | ORIGIN
+    assert attributes["updated"] == UPDATED
+    assert [(job["num_ranks"], job["repeat"]) for job in jobs] == [tuple(each) for each in file.study.order()]
+    good = jobs["error"] == b""
+    assert set(jobs["num_ranks"][~good]) == {4} and set(jobs["error"][~good]) == {b"exit code 70: no licence"}
+    phases = sum(jobs[f"{name}_s"] for name in ("env", "idle", "exchange", "policy", "write"))
+    assert phases == pytest.approx(jobs["seconds"])
+    assert len(ranks) == jobs["num_ranks"][good].sum() and set(ranks["cores"]) == {b"0-63"}
+    assert len(parts) == 5 * good.sum()
+
+
+def test_a_file_that_cannot_be_written_leaves_the_one_before(tmp_path: Path, file: StudyFile, monkeypatch):
+    path = str(tmp_path / "study.h5")
+    file.write(path, UPDATED)
+    monkeypatch.setattr(StudyFile, "_fill", lambda self, _: (_ for _ in ()).throw(OSError(28, "No space left")))
+    with pytest.raises(StorageError, match=r"--out .*study\.h5: cannot write .*study\.h5\.new: .*No space left"):
+        replace(file, samples=Samples()).write(path, UPDATED)
+    monkeypatch.undo()
+    assert read_study(path) == file and [each.name for each in tmp_path.iterdir()] == ["study.h5"]
+
+
+def test_what_a_killed_writer_left_is_in_nobodys_way(tmp_path: Path, file: StudyFile):
+    (tmp_path / "study.h5.new").write_bytes(b"half a file")
+    file.write(str(tmp_path / "study.h5"), UPDATED)
+    assert read_study(str(tmp_path / "study.h5")) == file and not (tmp_path / "study.h5.new").exists()
+
+
+@pytest.mark.parametrize(
+    ("attributes", "words"),
+    [
+        ({"format": "mpi_rollout"}, "is a rollout, not a study; `python -m mpi_rollout inspect "),
+        ({"format": "other"}, "is no study of mpi_rollout, but of format 'other'"),
+        ({}, "is no study of mpi_rollout"),
+        ({"format": "mpi_rollout-scaling", "format_version": 2}, "has format version 2, this program knows 1"),
+        ({"format": "mpi_rollout-scaling", "format_version": 1}, "is not a readable file of a study"),
+    ],
+)
+def test_other_files_are_refused_with_what_they_are(tmp_path: Path, attributes, words):
+    with h5py.File(tmp_path / "study.h5", "w") as other:
+        other.attrs.update(attributes)
+    with pytest.raises(DataError) as refusal:
+        read_study(str(tmp_path / "study.h5"))
+    assert words in str(refusal.value)
+
+
+@pytest.mark.parametrize("damage", ["attribute", "table", "column", "JSON"])
+def test_a_damaged_file_is_refused(tmp_path: Path, file: StudyFile, damage):
+    path = str(tmp_path / "study.h5")
+    file.write(path, UPDATED)
+    with h5py.File(path, "a") as study:
+        if damage == "attribute":
+            del study.attrs["study"]
+        elif damage == "JSON":
+            study.attrs["study"] = "{"
+        else:
+            rows = study["parts"][...]
+            del study["parts"]
+            if damage == "column":
+                study["parts"] = rows[["job", "env_steps_per_s"]]
+    words = "a table has the columns" if damage == "column" else ""
+    with pytest.raises(DataError, match=rf"study\.h5 is not a readable file of a study: {words}"):
+        read_study(path)
+
+
+def test_what_is_no_hdf5_file_or_not_there_is_refused(tmp_path: Path):
+    (tmp_path / "study.h5").write_text("not HDF5")
+    for name, words in (("study.h5", "is not a readable file of a study"), ("none.h5", "none.h5: no such file")):
+        with pytest.raises(DataError, match=words):
+            read_study(str(tmp_path / name))
+
+
+def test_a_file_is_of_the_same_study_on_the_same_machine_by_the_same_program(file: StudyFile):
+    check_same_study("study.h5", file, file.study, FACTS)
+    with pytest.raises(UsageError) as refusal:
+        now = FACTS | {"num_cores": 32, "commit": ""}
+        check_same_study("study.h5", file, make_study("weak", (1, 2, 4), seed=1), now)
+    assert str(refusal.value) == (
+        "--out study.h5: it is of another study: the kind was strong, is weak; --envs-per-rank was 512, is 64; "
+        "--seed was 0, is 1; num cores was 64, is 32; commit was abc1234, is unknown; "
+        "give the same to continue it, or use another --out"
+    )
