@@ -27,6 +27,8 @@ class Plan:
         Of a run, whose episodes have seeds of their own; None leaves them to the envs' generators.
     infos
         See `infos`.
+    is_surviving
+        Go on without ranks that are lost, see `shrink`.
     """
 
     make: EnvMaker
@@ -34,6 +36,7 @@ class Plan:
     seed: int | None = None
     autoreset_mode: AutoresetMode = AutoresetMode.NEXT_STEP
     infos: Infos = "none"
+    is_surviving: bool = False
 
     @property
     def has_final_observations(self) -> bool:
@@ -110,7 +113,7 @@ def assemble(
         facts = comm.bcast(facts if comm.rank == first else None, first)
     infos = info_leaves(plan.infos, plan.has_final_observations)
     contents = Contents(facts.observation_space, facts.action_space, plan.has_final_observations, infos)
-    exchanges = Exchanges(comm, plan.division, contents)
+    exchanges = Exchanges(comm, plan.division, contents, plan.is_surviving)
     own = [exchange for exchange in exchanges.all if exchange.envs]
     slices = [Slice(exchange, envs, plan.infos) for exchange, envs in zip(own, part.envs, strict=True)]
     return Worker(exchanges, slices, methods(exchanges)), facts

@@ -16,6 +16,7 @@ from mpi_rollout.errors import UsageError
 
 VECTORIZATION_MODES = ("sync", "vector_entry_point")
 MODES = ("sync", "async")
+FAULT_TOLERANCE = ("abort", "shrink")
 PROGRESS = ("auto", "bar", "lines", "none")
 
 
@@ -34,7 +35,7 @@ DATA_OPTIONS = (
     "env", "env_factory", "env_kwargs", "num_envs", "num_steps", "seed", "policy", "vectorization_mode", "trajectories"
 )  # fmt: skip
 LEAST = {"num_envs": 1, "num_steps": 1, "seed": 0, "num_groups": 1, "batch_size": 1, "expect_ranks": 1}
-CHOICES = {"vectorization_mode": VECTORIZATION_MODES, "mode": MODES, "progress": PROGRESS}
+CHOICES = {"vectorization_mode": VECTORIZATION_MODES, "mode": MODES, "ft": FAULT_TOLERANCE, "progress": PROGRESS}
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,10 @@ class RolloutConfig:
         None, "stop in time, with all steps committed, before this much time has passed: 01:30:00, as SLURM writes it",
         metavar="TIME",
     )  # fmt: skip
+    ft: str = option(
+        "abort", "when a rank is lost: end the job, or go on without its envs (mpirun --with-ft ulfm)",
+        choices=FAULT_TOLERANCE,
+    )  # fmt: skip
     expect_ranks: int | None = option(None, "refuse to run on any other number of ranks", metavar="N")
     progress: str = option("auto", "how to tell how far it is: a bar on a terminal, else lines", choices=PROGRESS)
     json: bool = option(False, "print the summary as one line of JSON")
@@ -102,6 +107,9 @@ class RolloutConfig:
             raise UsageError(
                 f"--mode async makes a group of each rank, got --num-groups {self.num_groups} too; use one"
             )
+        if self.ft == "shrink" and (self.mode != "sync" or self.num_groups > 1):
+            got = f"--num-groups {self.num_groups}" if self.num_groups > 1 else f"--mode {self.mode}"
+            raise UsageError(f"--ft shrink is for ranks in lockstep, got {got}; leave one of the two out")
 
     def to_json(self) -> str:
         """All values, keys sorted."""

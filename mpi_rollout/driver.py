@@ -5,17 +5,18 @@ ranks, for groups of envs in turn, and for one lane a rank, where whichever is r
 """
 
 import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from mpi_rollout.actions import ActionCheck
-from mpi_rollout.errors import RolloutError
+from mpi_rollout.errors import RankLost, RolloutError
 from mpi_rollout.exchange import FAULT, Command, Destination, Exchange, Exchanges
 from mpi_rollout.infos import add_columns, merge_infos
 from mpi_rollout.layout import Block, leaves, tree_of
 from mpi_rollout.mpi import ROOT
+from mpi_rollout.shrink import LOST
 from mpi_rollout.worker import Fault, Worker
 
 
@@ -55,6 +56,8 @@ class Driver:
         In env order.
     under_way
         The lanes whose slots have not been taken in, in the order in which orders were posted to them.
+    on_loss
+        Called with the ranks that are gone, before the slots of the step in which they were lost are taken in.
     """
 
     def __init__(self, exchanges: Exchanges, worker: Worker):
@@ -64,6 +67,7 @@ class Driver:
         pairs = zip(exchanges.all, exchanges.slots, strict=True)
         self.lanes = [Lane(exchange, slots, leaves(self.action_space)) for exchange, slots in pairs]
         self.under_way: dict[Lane, None] = {}
+        self.on_loss: Callable[[list[int]], None] | None = None
         self.num_envs = exchanges.division.num_envs
         self._lane_of = {lane.exchange: lane for lane in self.lanes}
         self._check = ActionCheck(self.action_space)
@@ -96,13 +100,17 @@ class Driver:
             Of all envs, where they matter.
         """
         pickled = packed(arguments)
-        for lane in self.lanes:
-            if actions is not None:
-                lane.put(actions, lane.envs.start)
-            self._post(lane, command, arguments)
-            lane.exchange.spread(pickled)
-        while self.under_way:
-            self.await_some()
+        try:
+            for lane in self.lanes:
+                if actions is not None:
+                    lane.put(actions, lane.envs.start)
+                self._post(lane, command, arguments)
+                lane.exchange.spread(pickled)
+            while self.under_way:
+                self.await_some()
+        except RankLost:  # No slots will come.
+            self.under_way.clear()
+            raise
 
     def send(self, lanes: Sequence[Lane], actions: Any, trusted: bool = False) -> None:
         """Check the actions of some lanes' envs, and send them to the ranks.
@@ -201,11 +209,13 @@ class Driver:
         return found
 
     def _heed(self, marks: np.ndarray) -> None:
-        if not (marks == FAULT).any():
-            self._told_signal = -int(marks.min())
-        else:
+        if (marks == FAULT).any():
             faults = [report["fault"] for report in self.call_ranks("report") if report["fault"] is not None]
             raise RankError(faults[0], len(faults))
+        if marks.min() < 0:
+            self._told_signal = -int(marks.min())
+        if (marks == LOST).any():
+            self.on_loss(np.flatnonzero(marks == LOST).tolist())
 
     def drain(self) -> None:
         """Wait for what is under way, and leave it where it is."""

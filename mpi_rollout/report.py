@@ -7,6 +7,22 @@ import numpy as np
 
 
 @dataclass(frozen=True)
+class Loss:
+    """A rank that was lost with its envs, in the step after the first `step`."""
+
+    rank: int
+    host: str
+    first_env: int
+    num_envs: int
+    step: int
+
+    def __str__(self) -> str:
+        last = self.first_env + self.num_envs - 1
+        envs = f"env {last}" if self.num_envs == 1 else f"envs {self.first_env} to {last}"
+        return f"rank {self.rank} ({self.host}), {envs}, at step {self.step + 1:,}"
+
+
+@dataclass(frozen=True)
 class Outcome:
     """The figures of a run.
 
@@ -24,6 +40,8 @@ class Outcome:
         Sums over steps of the slowest rank's seconds and of the ranks' mean.
     limit
         Pairs of env steps per second, of a part of the run and of the bare loops before and after it.
+    lost
+        Ranks that the run went on without.
     """
 
     file: str
@@ -41,6 +59,7 @@ class Outcome:
     num_waits: int = 0
     limit: list[tuple[float, float]] = field(default_factory=list)
     complete: bool = True
+    lost: list[Loss] = field(default_factory=list)
 
     @property
     def env_steps_per_s(self) -> float:
@@ -101,6 +120,9 @@ class Outcome:
                 f"{self.ratio_to_limit:.3f} of it (median of {len(ratios)} parts, "
                 f"{min(ratios):.3f} to {max(ratios):.3f})"
             )
+        if self.lost:
+            num_lost = sum(loss.num_envs for loss in self.lost)
+            lines.append(f"lost {num_lost} of {self.num_envs} envs: {'; '.join(map(str, self.lost))}")
         if self.num_waits:
             lines.append(f"waited {self.num_waits} times for the disk")
         return [*lines, f"file: {self.file} ({state})"]

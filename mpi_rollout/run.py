@@ -1,6 +1,7 @@
 """One run on all ranks: make the envs, agree, then serve or drive."""
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 from mpi_rollout import mpi
@@ -8,9 +9,11 @@ from mpi_rollout.assembly import Part, Plan, assemble, check_batch_size, divide,
 from mpi_rollout.config import RolloutConfig, load_callable, versions
 from mpi_rollout.envs import maker_of
 from mpi_rollout.errors import StorageError
+from mpi_rollout.guard import guarded
 from mpi_rollout.limit import Limit
 from mpi_rollout.policy import Policy
 from mpi_rollout.root import Root
+from mpi_rollout.shrink import check_ulfm, is_ulfm_on
 from mpi_rollout.worker import unwatched_by_gc
 
 
@@ -22,6 +25,11 @@ def run(config: RolloutConfig) -> int:
     RolloutError
         On all ranks alike, if the run cannot start; later errors are told by the root and returned as codes.
     """
+    with guarded(config.ft == "shrink" and is_ulfm_on()) as release:
+        return _run(config, release)
+
+
+def _run(config: RolloutConfig, release: Callable[[], None]) -> int:
     comm = mpi.world()
     with mpi.all_or_none(comm):
         (part, policy, output), hosts = mpi.agree(
@@ -39,6 +47,7 @@ def run(config: RolloutConfig) -> int:
             if code == StorageError.exit_code:
                 # HDF5 crashes in the interpreter's end if it could not write.  All ranks leave so: else MPICH's
                 # launcher would kill those that take longer than the root, and tell that instead.
+                release()
                 mpi.leave(code)
             return code
 
@@ -46,17 +55,20 @@ def run(config: RolloutConfig) -> int:
 def prepare(config: RolloutConfig, comm: Any) -> tuple[Part, Policy | None, Any]:
     """Check and make on this rank all that can be before the first message of the run."""
     mpi.check_size(comm, config.expect_ranks)
+    if config.ft == "shrink":
+        check_ulfm(comm)
     division = divide(
         config.num_envs, comm.size, config.dedicated_root, config.num_groups, first_ready=config.mode == "async"
     )
     check_batch_size(division, config.batch_size, "--batch-size")
+    plan = Plan(maker_of(config), division, config.seed, is_surviving=config.ft == "shrink")
     policy = output = None
     if comm.rank == mpi.ROOT:
         from mpi_rollout.storage import open_output  # h5py is for the root alone.
 
         output = open_output(config)
         policy = None if config.policy == "random" else load_callable(config.policy, "--policy")
-    return make_part(Plan(maker_of(config), division, config.seed), comm.rank), policy, output
+    return make_part(plan, comm.rank), policy, output
 
 
 def fingerprint(config: RolloutConfig, part: Part) -> dict[str, str]:

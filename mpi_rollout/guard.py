@@ -1,0 +1,55 @@
+"""A process that the launcher knows in place of its rank, so that the launcher learns of every way in which one ends.
+
+`mpirun --with-ft ulfm` (5.0.11) tells the ranks that are left of one that a signal has ended, and of one that left
+with code 0; of one that left with another code it tells nobody, and the others would wait for ever.  Simulators leave
+so: `exit(1)` in a library, STOP in Fortran.  So the rank is a child of the process that was started, and that ends
+itself by SIGKILL when the rank leaves before the run's end.
+"""
+
+import ctypes
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+
+
+@contextmanager
+def guarded(is_on: bool) -> Iterator[Callable[[], Any]]:
+    """Go on in a child of this process, if `is_on`; to be called before MPI is started.
+
+    Yields a function that says that the run is over, so that the exit code counts; leaving the context says it, too.
+    """
+    if not is_on:
+        yield lambda: None
+        return
+    reader, writer = os.pipe()
+    parent, pid = os.getpid(), os.fork()
+    if pid:
+        os.close(writer)
+        _stand_in_for(pid, reader)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # It has gone before it could take the child with it.
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        yield lambda: os.write(writer, b".")
+    finally:
+        os.write(writer, b".")
+
+
+def _stand_in_for(pid: int, reader: int) -> None:
+    """Wait for the child and end as it did.  Does not return."""
+    for number in FORWARDED:
+        signal.signal(number, lambda number, _frame: os.kill(pid, number))
+    _, status = os.waitpid(pid, 0)
+    os.set_blocking(reader, False)  # Processes that the rank has left behind may still hold the other end.
+    try:
+        is_over = bool(os.read(reader, 1))
+    except BlockingIOError:
+        is_over = False
+    if not is_over or os.WIFSIGNALED(status):
+        os.kill(os.getpid(), signal.SIGKILL)
+    os._exit(os.waitstatus_to_exitcode(status))
