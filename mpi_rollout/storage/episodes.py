@@ -37,6 +37,7 @@ class EpisodeTable:
         self._return = np.zeros(num_envs)
         self._count = np.zeros(num_envs, np.int64)
         self._held = np.zeros(0, EPISODE)
+        self.faults: set[tuple[int, int]] = set()
 
     def lose(self, lost: Collection[int], num_steps: int) -> np.ndarray:
         """End the running episodes of some envs here, after so many steps, as truncated and faulted.
@@ -69,7 +70,10 @@ class EpisodeTable:
         rows["truncated"] = block.truncations[start:stop][row, env]
         self._start[env] = end + 2  # Of an env's several episodes the last one stays.
         self._count += ends.sum(axis=0)
-        self._held = np.concatenate([self._held, rows[np.lexsort((env, end))]])
+        places = zip(env.tolist(), end.tolist(), strict=True)
+        rows["faulted"] = np.fromiter((place in self.faults for place in places), np.bool_, len(env))
+        order = np.lexsort((env, end))
+        self._held = np.concatenate([self._held, rows[order][(rows["length"] > 0)[order] | rows["faulted"][order]]])
 
     def _segments(self, ends: np.ndarray, rewards: np.ndarray) -> tuple[np.ndarray, ...]:
         """Cut the rows into what belongs to one episode, env after env.

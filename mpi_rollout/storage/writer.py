@@ -124,6 +124,10 @@ class Writer:
         """Have a row of /throughput/intervals written at the next commit."""
         self._work.put((self._intervals.append, ((time_s, env_steps, env_steps_per_s),)))
 
+    def add_fault(self, env_index: int, step: int, message: str) -> None:
+        """Note that an env was lost in a step, before the block with that step is submitted."""
+        self._work.put((self._add_fault, (env_index, step)))
+
     def drain(self) -> None:
         """Wait until all that was submitted is committed."""
         self._ask(lambda: None)
@@ -202,6 +206,9 @@ class Writer:
         self._commit(past.num_steps)
         os.fsync(self._lock)
         os.replace(self.part + ".new", self.part)
+
+    def _add_fault(self, env_index: int, step: int) -> None:
+        self._episodes.faults.add((env_index, step))
 
     def _append(self, block: Block, num_rows: int) -> None:
         start = max(self._num_rows_seen - block.start, 0)
