@@ -297,6 +297,7 @@ class Collector:
         envs = exchange.partition.envs_of(rank)
         seen = [array[track.row, envs.start : envs.stop] for array in track.block.block.observation_arrays]
         exchange.still(rank, seen)
+        self._count(self._row)  # With the ranks that there were.
         self.driver.exchanges.num_stepping -= 1
         return envs
 

@@ -203,7 +203,9 @@ class Surviving:
         group.Free()
         if self.ranks[0] != ROOT:
             if comm.rank == 0:
-                sys.stderr.write("mpi_rollout: lost rank 0, which writes the file; the same command continues the run\n")
+                sys.stderr.write(
+                    "mpi_rollout: lost rank 0, which writes the file; the same command continues the run\n"
+                )
                 abort(comm, RolloutError.exit_code)
             comm.Barrier()  # Ended by the abort.
         self._aim()

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import numpy as np
-from envs import FAILURES, Counting, Failing, Image
+from envs import FAILURES, Counting, Failing, Image, Nested
 from gymnasium import spaces
 
 RANK = int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK", "0")))
@@ -20,6 +20,12 @@ def failing(how, rank=None, after=2, image=True):
     """An env that fails in every step after `after`, on all ranks or on one, and writes down when."""
     good, bad = (Image, TimedImage) if image else (Counting, Timed)
     return bad(how, after) if rank in (None, RANK) else good()
+
+
+def dying(after, how="kill", image=False):
+    """An env that ends its process; `after` has the steps after which it does so, by rank, the first env's."""
+    good, bad = (Image, TimedImage) if image else (Nested, TimedNested)
+    return bad(how, after[str(RANK)]) if str(RANK) in after else good()
 
 
 def by_rank(hows, after=2):
@@ -43,6 +49,10 @@ class Timed(Failing):
 
 class TimedImage(Timed, Image):
     """The same with observations so large that a block of the file is full after 256 steps of 6 envs."""
+
+
+class TimedNested(Timed, Nested):
+    """The same with spaces of all kinds."""
 
 
 class InReset(Image):
