@@ -15,6 +15,7 @@ all ranks, the root ends the run, and the others wait for what it orders then.
 
 import os
 import sys
+from time import monotonic, sleep
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from mpi_rollout.mpi import ROOT, abort, library
 
 ULFM_VARIABLE = "OMPI_MCA_mpi_ft_enable"  # What `mpirun --with-ft ulfm` sets.
 LOST = 2  # A slot's mark: its rank is gone.
+TOLD_S = 5.0  # Until when the launcher has told of a loss, at the latest.
 WAY_OUT = "without the option the job ends when a rank is lost, and the same command continues it"
 
 
@@ -171,9 +173,18 @@ class Surviving:
                 error = another
 
     def _check(self, error: Any) -> None:
-        """Raise an error that has another cause than a lost rank."""
-        if error is not None and error.Get_error_class() not in self._failed:
-            raise error
+        """Raise an error that has another cause than a lost rank.
+
+        Open MPI gives what its transport says where that finds a rank gone before the launcher has told so.
+        """
+        if error is None or error.Get_error_class() in self._failed:
+            return
+        deadline = monotonic() + TOLD_S
+        while not (self.comm.Is_revoked() or self.comm.Get_failed().size):
+            if monotonic() > deadline:
+                raise error
+            self.comm.Ack_failed()
+            sleep(0.001)
 
     def _begin_again(self, has_slot: bool, is_void: bool) -> None:
         """Shrink, and come together at the root's order."""

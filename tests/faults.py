@@ -28,6 +28,11 @@ def dying(after, how="kill", image=False):
     return bad(how, after[str(RANK)]) if str(RANK) in after else good()
 
 
+def soaked(image=False, sleep_s=0.0):
+    """An env that never fails, taking some time for a step."""
+    return (TimedImage if image else TimedNested)("raise", 10**9, sleep_s)
+
+
 def by_rank(hows, after=2):
     """An env that fails in another way on each rank; None is not at all."""
     return Image() if hows[RANK] is None else TimedImage(hows[RANK], after)
