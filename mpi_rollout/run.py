@@ -44,10 +44,12 @@ def _run(config: RolloutConfig, release: Callable[[], None]) -> int:
             root = Root(config, policy, output, worker, facts, hosts) if comm.rank == mpi.ROOT else None
             code = worker.serve() if root is None else root.drive()
             worker.exchanges.free()
+            if config.ft == "shrink":
+                release()
+                mpi.leave(code, finalizes=False)
             if code == StorageError.exit_code:
                 # HDF5 crashes in the interpreter's end if it could not write.  All ranks leave so: else MPICH's
                 # launcher would kill those that take longer than the root, and tell that instead.
-                release()
                 mpi.leave(code)
             return code
 

@@ -12,6 +12,8 @@ import numpy as np
 from envs import FAILURES, Counting, Failing, Image, Nested
 from gymnasium import spaces
 
+from mpi_rollout.worker import Worker
+
 RANK = int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK", "0")))
 FAILED_AT = Path("failed_at")  # In the job's folder: when the first env failed, as seconds since 1970.
 
@@ -28,9 +30,33 @@ def dying(after, how="kill", image=False):
     return bad(how, after[str(RANK)]) if str(RANK) in after else good()
 
 
-def soaked(image=False, sleep_s=0.0):
+def slow(image=False):
     """An env that never fails, taking some time for a step."""
-    return (TimedImage if image else TimedNested)("raise", 10**9, sleep_s)
+    return (TimedImage if image else TimedNested)("raise", 10**9, 0.0003)
+
+
+class Leaving(Image):
+    """Ends its process on one rank, in something else than a step."""
+
+    made = 0
+
+    def __init__(self, rank, when):
+        super().__init__()
+        self.when = when if rank == RANK else ""
+        Leaving.made += 1
+        if self.when == "making" or (self.when == "bare" and Leaving.made > 2):  # Of 6 envs on 3 ranks.
+            os._exit(3)
+        if self.when == "reporting":
+            Worker.report = lambda worker: os._exit(3)
+
+    def reset(self, *, seed=None, options=None):
+        if self.when == "first reset":
+            os._exit(3)
+        return super().reset(seed=seed, options=options)
+
+    def close(self):
+        if self.when == "closing":
+            os._exit(3)
 
 
 def by_rank(hows, after=2):

@@ -1,12 +1,12 @@
 """Ranks that are lost while the others go on: `--ft shrink` under `mpirun --with-ft ulfm`."""
 
-import json
 import os
 import random
 import re
 import signal
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import h5py
@@ -16,6 +16,7 @@ from conftest import Job, Result, Running, datasets, is_hydra, job_environment, 
 from kept import HOST, committed, kwargs, outputs
 
 NUM_STEPS = 400
+SHORT = ("--num-envs", "6", "--num-steps", "30")
 
 
 @once
@@ -162,3 +163,93 @@ def test_a_root_without_envs_goes_on_until_no_rank_is_left_that_has_some(ulfm, j
         result.messages[1],
     )
     assert committed(job.folder / "run.h5.part") >= 100
+
+
+# --- At any moment
+
+
+def kill(run: Running, rank: int, which: int) -> None:
+    """Kill a rank: the process that the launcher knows, or its child that steps envs."""
+    found = sorted(pid for pid in processes_in(run.folder) if rank_of(pid) == rank)
+    with suppress(ProcessLookupError):
+        os.kill(found[which % len(found)], signal.SIGKILL)
+
+
+@pytest.mark.parametrize("moment", range(4))
+@pytest.mark.mpi(4)
+def test_killed_at_random_moments(ulfm, job, shelf, num_ranks, moment):
+    """One rank, then another: after a while, or while the others are still busy with the first loss."""
+    draw = random.Random(moment)
+    steps = ("--num-envs", "10", "--num-steps", str(NUM_STEPS))
+    run = start(job, num_ranks, "--env-factory", "faults:slow", *kwargs(image=bool(moment % 2)), *steps)
+    run.wait_until(lambda: (job.folder / "run.h5.part").exists())
+    for pause_s, rank in zip(
+        (draw.uniform(0, 0.5), draw.choice((0.01, 0.3))), draw.sample(range(1, 4), 2), strict=True
+    ):
+        time.sleep(pause_s)
+        kill(run, rank, draw.randrange(2))
+    result = run.finish()
+    assert result.code == 0 and len(result.messages) == 2, result.err
+    whole = undisturbed("envs:Image" if moment % 2 else "envs:Nested", 10, NUM_STEPS, shelf)
+    assert_whole_but(losses(result), job.folder / "run.h5", whole)
+    assert processes_in(job.folder) == []
+
+
+@pytest.mark.mpi(3)
+def test_a_lost_root_ends_the_job_and_committed_steps_stay(ulfm, job, num_ranks):
+    steps = ("--num-envs", "10", "--num-steps", "100000000")
+    run = start(job, num_ranks, "--env-factory", "faults:slow", *kwargs(image=True), *steps)
+    run.wait_until(lambda: committed(job.folder / "run.h5.part"))
+    kill(run, 0, 1)
+    result = run.finish()
+    assert result.code != 0 and processes_in(job.folder) == []
+    assert result.messages == ["lost rank 0, which writes the file; the same command continues the run"]
+    assert committed(job.folder / "run.h5.part") > 0
+
+
+@pytest.mark.parametrize("when", ["making", "first reset", "reporting"])
+@pytest.mark.mpi(3)
+def test_a_rank_lost_outside_the_steps_never_hangs_the_job(ulfm, job, num_ranks, when):
+    result = run(job, num_ranks, "--env-factory", "faults:Leaving", *kwargs(rank=1, when=when), *SHORT)
+    assert processes_in(job.folder) == []
+    if when == "reporting":  # All its steps are there.
+        assert result.code == 0 and result.messages == [f"lost rank 1 ({HOST}) between two steps"]
+        assert outputs(job.folder) == ["run.h5"]
+    else:
+        assert result.code == 70 and len(result.messages) == 1 and "rank 1" in result.messages[0], result.err
+        assert outputs(job.folder) == []
+
+
+@pytest.mark.mpi(3)
+def test_a_rank_lost_while_the_limit_is_measured_ends_the_job(ulfm, job, num_ranks):
+    arguments = ("--env-factory", "faults:Leaving", *kwargs(rank=1, when="bare"), *SHORT)
+    result = run(job, num_ranks, *arguments, "--measure-limit")
+    assert result.code == 70 and processes_in(job.folder) == []
+    assert result.messages == [f"lost rank 1 ({HOST}) between two steps"]
+
+
+@pytest.mark.mpi(3)
+def test_a_rank_lost_in_closing_its_envs_changes_nothing(ulfm, job, num_ranks):
+    result = run(job, num_ranks, "--env-factory", "faults:Leaving", *kwargs(rank=1, when="closing"), *SHORT)
+    assert result.code == 0 and outputs(job.folder) == ["run.h5"] and processes_in(job.folder) == []
+
+
+# --- Where it cannot be
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "arguments", "code", "message"),
+    [
+        (2, ("--mode", "async"), 64, "--ft shrink is for ranks in lockstep, got --mode async"),
+        (2, ("--num-groups", "2"), 64, "--ft shrink is for ranks in lockstep, got --num-groups 2"),
+        (None, (), 64, "--ft shrink needs ranks to go on with, got 1; use mpirun --with-ft ulfm -n 2 or more"),
+        (2, (), 78, "--ft shrink needs "),
+    ],
+    ids=["async", "groups", "alone", "launcher"],
+)
+@pytest.mark.mpi
+def test_the_option_is_refused_before_anything_is_made(job, num_ranks, arguments, code, message):
+    result = job(num_ranks, "--env", "CartPole-v1", "--ft", "shrink", "--out", "run.h5", *arguments)
+    assert result.code == code and len(result.messages) == 1
+    assert result.messages[0].startswith(message)
+    assert outputs(job.folder) == []
