@@ -9,23 +9,15 @@ itself by SIGKILL when the rank leaves before the run's end.
 import ctypes
 import os
 import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
+LOOK_EVERY_S = 0.5
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+_pipes: list[int] = []  # To the process that stands in for this one.
 
 
-@contextmanager
-def guarded(is_on: bool) -> Iterator[Callable[[], Any]]:
-    """Go on in a child of this process, if `is_on`; to be called before MPI is started.
-
-    Yields a function that says that the run is over, so that the exit code counts; leaving the context says it, too.
-    """
-    if not is_on:
-        yield lambda: None
-        return
+def guard() -> None:
+    """Go on in a child of this process, before MPI is started."""
     reader, writer = os.pipe()
     parent, pid = os.getpid(), os.fork()
     if pid:
@@ -34,9 +26,12 @@ def guarded(is_on: bool) -> Iterator[Callable[[], Any]]:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # It has gone before it could take the child with it.
         os.kill(os.getpid(), signal.SIGKILL)
-    try:
-        yield lambda: os.write(writer, b".")
-    finally:
+    _pipes.append(writer)
+
+
+def release() -> None:
+    """Say that the run is over, well or badly: from now on the exit code is what the launcher gets."""
+    for writer in _pipes:
         os.write(writer, b".")
 
 
@@ -44,7 +39,7 @@ def _stand_in_for(pid: int, reader: int) -> None:
     """Wait for the child and end as it did.  Does not return."""
     for number in FORWARDED:
         signal.signal(number, lambda number, _frame: os.kill(pid, number))
-    _, status = os.waitpid(pid, 0)
+    status = _wait_for(pid, os.getppid())
     os.set_blocking(reader, False)  # Processes that the rank has left behind may still hold the other end.
     try:
         is_over = bool(os.read(reader, 1))
@@ -53,3 +48,16 @@ def _stand_in_for(pid: int, reader: int) -> None:
     if not is_over or os.WIFSIGNALED(status):
         os.kill(os.getpid(), signal.SIGKILL)
     os._exit(os.waitstatus_to_exitcode(status))
+
+
+def _wait_for(pid: int, launcher: int) -> int:
+    """Wait for the child; if the launcher goes first, which after a loss does not end all ranks, end both."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
+    while True:
+        found, status = os.waitpid(pid, os.WNOHANG)
+        if found:
+            return status
+        if os.getppid() != launcher:
+            os.kill(pid, signal.SIGKILL)
+            os.kill(os.getpid(), signal.SIGKILL)
+        signal.sigtimedwait([signal.SIGCHLD], LOOK_EVERY_S)

@@ -13,6 +13,7 @@ from time import monotonic, sleep
 from typing import Any
 
 from mpi_rollout.errors import Complete, Interrupted, LaunchError, RolloutError, StorageError, UsageError
+from mpi_rollout.guard import release
 
 ROOT = 0
 MEETING_TAG = 32123  # On a communicator that may be the user's; every MPI has tags up to 32767.
@@ -205,15 +206,32 @@ def all_or_none(comm: Any) -> Iterator[None]:
     except KeyboardInterrupt:
         sys.stderr.write(f"mpi_rollout: rank {comm.rank} ({os.uname().nodename}): interrupted\n")
         abort(comm, Interrupted.exit_code)
-    except BaseException:
+    except BaseException as error:
         sys.stdout.flush()
-        sys.stderr.write(f"mpi_rollout: rank {comm.rank} ({os.uname().nodename}) failed:\n{traceback.format_exc()}")
+        lost = lost_ranks(comm, error)
+        if not lost:
+            sys.stderr.write(f"mpi_rollout: rank {comm.rank} ({os.uname().nodename}) failed:\n{traceback.format_exc()}")
+        elif comm.rank == min({*range(comm.size)} - {*lost}):
+            sys.stderr.write(f"mpi_rollout: lost rank {', '.join(map(str, lost))} where the run cannot go on without\n")
+        else:
+            sleep(GRACE_S)  # One tells for all, and aborts.
         abort(comm, RolloutError.exit_code)
+
+
+def lost_ranks(comm: Any, error: BaseException) -> list[int]:
+    """The ranks that are gone, if that is why there was an error; only Open MPI's ULFM tells."""
+    from mpi4py import MPI
+
+    if not isinstance(error, MPI.Exception) or error.Get_error_class() != MPI.ERR_PROC_FAILED:
+        return []
+    failed = comm.Get_failed()
+    return failed.Translate_ranks(None, comm.Get_group())
 
 
 def abort(comm: Any, code: int) -> None:
     """End all ranks at once with an exit code.  Does not return."""
     sys.stderr.flush()
+    release()
     comm.Abort(code)
 
 

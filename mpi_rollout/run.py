@@ -1,7 +1,6 @@
 """One run on all ranks: make the envs, agree, then serve or drive."""
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 from mpi_rollout import mpi
@@ -9,7 +8,7 @@ from mpi_rollout.assembly import Part, Plan, assemble, check_batch_size, divide,
 from mpi_rollout.config import RolloutConfig, load_callable, versions
 from mpi_rollout.envs import maker_of
 from mpi_rollout.errors import StorageError
-from mpi_rollout.guard import guarded
+from mpi_rollout.guard import guard, release
 from mpi_rollout.limit import Limit
 from mpi_rollout.policy import Policy
 from mpi_rollout.root import Root
@@ -25,11 +24,15 @@ def run(config: RolloutConfig) -> int:
     RolloutError
         On all ranks alike, if the run cannot start; later errors are told by the root and returned as codes.
     """
-    with guarded(config.ft == "shrink" and is_ulfm_on()) as release:
-        return _run(config, release)
+    if config.ft == "shrink" and is_ulfm_on():
+        guard()
+    try:
+        return _run(config)
+    finally:
+        release()
 
 
-def _run(config: RolloutConfig, release: Callable[[], None]) -> int:
+def _run(config: RolloutConfig) -> int:
     comm = mpi.world()
     with mpi.all_or_none(comm):
         (part, policy, output), hosts = mpi.agree(

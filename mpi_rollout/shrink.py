@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from mpi_rollout.errors import LaunchError, RankLost, RolloutError, UsageError
-from mpi_rollout.mpi import ROOT, abort, library
+from mpi_rollout.mpi import GRACE_S, ROOT, abort, library
 
 ULFM_VARIABLE = "OMPI_MCA_mpi_ft_enable"  # What `mpirun --with-ft ulfm` sets.
 LOST = 2  # A slot's mark: its rank is gone.
@@ -217,8 +217,9 @@ class Surviving:
                 sys.stderr.write(
                     "mpi_rollout: lost rank 0, which writes the file; the same command continues the run\n"
                 )
-                abort(comm, RolloutError.exit_code)
-            comm.Barrier()  # Ended by the abort.
+            else:
+                sleep(GRACE_S)  # One tells for all, and aborts.
+            abort(comm, RolloutError.exit_code)
         self._aim()
 
     def _agree(self, is_leaving: bool) -> bool:

@@ -30,11 +30,6 @@ def dying(after, how="kill", image=False):
     return bad(how, after[str(RANK)]) if str(RANK) in after else good()
 
 
-def slow(image=False):
-    """An env that never fails, taking some time for a step."""
-    return (TimedImage if image else TimedNested)("raise", 10**9, 0.0003)
-
-
 class Leaving(Image):
     """Ends its process on one rank, in something else than a step."""
 
@@ -84,6 +79,26 @@ class TimedImage(Timed, Image):
 
 class TimedNested(Timed, Nested):
     """The same with spaces of all kinds."""
+
+
+def slow(image=False):
+    """An env that never fails, taking some time for a step; says when the first steps are taken."""
+    return (SlowImage if image else SlowNested)("raise", 10**9, 0.0003)
+
+
+class Slow(Timed):
+    def step(self, action):
+        if self.total == 2:
+            Path("stepping").touch()
+        return super().step(action)
+
+
+class SlowImage(Slow, Image):
+    pass
+
+
+class SlowNested(Slow, Nested):
+    pass
 
 
 class InReset(Image):
