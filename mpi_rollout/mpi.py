@@ -212,7 +212,7 @@ def all_or_none(comm: Any) -> Iterator[None]:
         if not lost:
             sys.stderr.write(f"mpi_rollout: rank {comm.rank} ({os.uname().nodename}) failed:\n{traceback.format_exc()}")
         elif comm.rank == min({*range(comm.size)} - {*lost}):
-            sys.stderr.write(f"mpi_rollout: lost rank {', '.join(map(str, lost))} where the run cannot go on without\n")
+            sys.stderr.write(f"mpi_rollout: lost rank {', '.join(map(str, lost))}, and the job ends with it\n")
         else:
             sleep(GRACE_S)  # One tells for all, and aborts.
         abort(comm, RolloutError.exit_code)

@@ -5,21 +5,7 @@ from typing import Any
 
 import numpy as np
 
-
-@dataclass(frozen=True)
-class Loss:
-    """A rank that was lost with its envs, in the step after the first `step`."""
-
-    rank: int
-    host: str
-    first_env: int
-    num_envs: int
-    step: int
-
-    def __str__(self) -> str:
-        last = self.first_env + self.num_envs - 1
-        envs = f"env {last}" if self.num_envs == 1 else f"envs {self.first_env} to {last}"
-        return f"rank {self.rank} ({self.host}), {envs}, at step {self.step + 1:,}"
+from mpi_rollout.losses import Loss
 
 
 @dataclass(frozen=True)

@@ -17,11 +17,12 @@ from mpi_rollout.config import RolloutConfig
 from mpi_rollout.deadline import Deadline
 from mpi_rollout.driver import Driver, RankError
 from mpi_rollout.envs import EnvFacts
-from mpi_rollout.errors import DataError, Interrupted, RankLost, RolloutError, StorageError
+from mpi_rollout.errors import DataError, Interrupted, RolloutError, StorageError
 from mpi_rollout.layout import Block, describe
+from mpi_rollout.losses import Losses
 from mpi_rollout.policy import Policy, RandomPolicy
 from mpi_rollout.progress import make_progress
-from mpi_rollout.report import Loss, Outcome
+from mpi_rollout.report import Outcome
 from mpi_rollout.status import Status
 from mpi_rollout.timing import PHASES
 from mpi_rollout.worker import Worker
@@ -58,8 +59,8 @@ class Root:
         self.config, self.past, self.facts, self.hosts = config, output.past, facts, hosts
         self.deadline, self.status = Deadline(config.max_walltime), Status(config.out, config.num_steps)
         self.driver = Driver(worker.exchanges, worker)
-        self.driver.on_loss = self._lose
-        self.lost: list[Loss] = []
+        self.losses = Losses(config, self.driver, hosts, self._show)
+        self.driver.on_loss = lambda ranks: self.losses.note(ranks, self.collector, self.writer)
         self.policy = policy or RandomPolicy(facts.action_space, config.num_envs, config.seed)
         self.progress = make_progress(config.progress, config.num_steps, self.driver.clock)
         self.writer: Any = None
@@ -231,7 +232,7 @@ class Root:
         from mpi_rollout.storage import Ending
 
         self.progress.close()
-        ranks, tally = self._reports(), self.collector.tally
+        ranks, tally = self.losses.reports(), self.collector.tally
         ending = Ending(now(), tally.env_steps, self.seconds, ranks, self.limit, complete)
         return Outcome(
             file=self.writer.finish(ending),
@@ -249,44 +250,8 @@ class Root:
             num_waits=self.writer.num_waits,
             limit=self.limit,
             complete=complete,
-            lost=self.lost,
+            lost=self.losses.all,
         )
-
-    def _reports(self) -> list[dict[str, Any]]:
-        """What the ranks have to report, in rank order; of those that are gone, what is known."""
-        reports = None
-        while reports is None:
-            try:
-                reports = {report["rank"]: report for report in self.driver.call_ranks("report")}
-            except RankLost as error:  # It has given all its steps.
-                self._show(f"mpi_rollout: {error}\n")
-        known = {"seconds": dict.fromkeys(PHASES, 0.0), "fault": None}
-        envs_of = self.driver.exchanges.division.whole.envs_of
-        return [
-            reports.get(rank) or {"rank": rank, "host": host, "num_envs": len(envs_of(rank)), **known}
-            for rank, host in enumerate(self.hosts)
-        ]
-
-    def _lose(self, ranks: list[int]) -> None:
-        """Go on without ranks that are gone, from the step under way on.
-
-        Raises
-        ------
-        RankLost
-            No rank is left that steps envs.
-        """
-        step = self.collector.num_steps
-        for rank in ranks:
-            envs = self.collector.lose(rank)
-            self.lost.append(Loss(rank, self.hosts[rank], envs.start, len(envs), step))
-        if self.driver.exchanges.num_stepping == 0:
-            raise RankLost(f"lost {self.lost[-1]}; no rank is left that steps envs")
-        num_left = self.config.num_envs - sum(loss.num_envs for loss in self.lost)
-        for loss in self.lost[-len(ranks) :]:
-            self._show(f"mpi_rollout: lost {loss}; going on with {num_left} of {self.config.num_envs} envs\n")
-            if self.config.trajectories:
-                for index in range(loss.first_env, loss.first_env + loss.num_envs):
-                    self.writer.add_fault(index, step, f"lost rank {loss.rank} ({loss.host})")
 
     def _tell(self, outcome: Outcome) -> None:
         self._print(json.dumps(outcome.as_dict()) if self.config.json else "\n".join(outcome.lines()))

@@ -24,7 +24,7 @@ def run(config: RolloutConfig) -> int:
     RolloutError
         On all ranks alike, if the run cannot start; later errors are told by the root and returned as codes.
     """
-    if config.ft == "shrink" and is_ulfm_on():
+    if is_ulfm_on():  # The launcher then ends no job because of a rank, whatever --ft says.
         guard()
     try:
         return _run(config)
