@@ -190,15 +190,14 @@ class Surviving:
         """Shrink, and come together at the root's order."""
         before = self.ranks
         self._shrink()
+        if self.marks is not None:  # Now: what follows may fail, and begin again with the ranks of now.
+            self.marks[np.setdiff1d(before, self.ranks)] = LOST
         state = np.array([self._num_orders, is_void])
         self.comm.Bcast(state, ROOT)
         num_orders, is_void = state.tolist()
-        lost = np.setdiff1d(before, self.ranks)
-        if self.marks is not None:
-            self.marks[lost] = LOST
         if is_void:
             self._num_orders = num_orders
-            raise RankLost(f"lost {self.names(lost)} between two steps")
+            raise RankLost(f"lost {self._take_names()} between two steps")
         if num_orders == self._num_orders:
             self.comm.Bcast(self._order, ROOT)
             if has_slot:
@@ -231,9 +230,13 @@ class Surviving:
             self._check(error)
             return False
 
-    def names(self, ranks: np.ndarray) -> str:
-        """Say which ranks these are; on the root."""
-        return ", ".join(f"rank {rank} ({self._hosts[rank]})" for rank in ranks) if self._hosts else "ranks"
+    def _take_names(self) -> str:
+        """Say on the root which ranks are marked as lost, once."""
+        if self.marks is None:
+            return "ranks"
+        lost = np.flatnonzero(self.marks == LOST)
+        self.marks[lost] = 0
+        return ", ".join(f"rank {rank} ({self._hosts[rank]})" for rank in lost)
 
     def listen(self) -> None:
         pass
