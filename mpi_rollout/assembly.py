@@ -30,6 +30,8 @@ class Plan:
         See `infos`.
     on_fault
         What to do about envs that fail.
+    is_surviving
+        Go on without ranks that are lost, see `shrink`.
     """
 
     make: EnvMaker
@@ -38,6 +40,7 @@ class Plan:
     autoreset_mode: AutoresetMode = AutoresetMode.NEXT_STEP
     infos: Infos = "none"
     on_fault: OnFault = ABORT
+    is_surviving: bool = False
 
     @property
     def has_final_observations(self) -> bool:
@@ -113,7 +116,7 @@ def assemble(
         facts = comm.bcast(facts if comm.rank == first else None, first)
     infos = info_leaves(plan.infos, plan.has_final_observations)
     contents = Contents(facts.observation_space, facts.action_space, plan.has_final_observations, infos)
-    exchanges = Exchanges(comm, plan.division, contents)
+    exchanges = Exchanges(comm, plan.division, contents, plan.is_surviving)
     own = [exchange for exchange in exchanges.all if exchange.envs]
     slices = [Slice(exchange, envs, plan.infos, plan.on_fault) for exchange, envs in zip(own, part.envs, strict=True)]
     worker = Worker(exchanges, slices, methods(exchanges))

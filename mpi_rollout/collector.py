@@ -79,7 +79,7 @@ class Tally:
         self._ended = last
         seconds = block.step_s[start:stop]
         np.add.at(self.step_s, self.exchanges.rank_of_slot, seconds.sum(axis=0))
-        num_stepping = len(self.exchanges.division.stepping_ranks)
+        num_stepping = self.exchanges.num_stepping
         for slots in self.exchanges.slots:
             part = seconds[:, slots]
             self._lockstep_s += part.max(axis=1).sum(), part.sum() / num_stepping
@@ -312,6 +312,17 @@ class Collector:
             if self._is_random:
                 self.policy.forget(self.num_steps)
             self.clock.lap("write")
+
+    def lose(self, rank: int) -> range:
+        """Have the envs of a rank that is gone stay as they were before the step under way; return their indices."""
+        [track] = self._tracks.values()
+        exchange = track.lane.exchange
+        envs = exchange.partition.envs_of(rank)
+        seen = [array[track.row, envs.start : envs.stop] for array in track.block.block.observation_arrays]
+        exchange.still(rank, seen)
+        self._count(self._row)  # With the ranks that there were.
+        self.driver.exchanges.num_stepping -= 1
+        return envs
 
     @property
     def _row(self) -> int:

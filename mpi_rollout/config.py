@@ -17,6 +17,7 @@ from mpi_rollout.errors import UsageError
 VECTORIZATION_MODES = ("sync", "vector_entry_point")
 MODES = ("sync", "async")
 ON_ENV_ERROR = ("abort", "restart")
+FAULT_TOLERANCE = ("abort", "shrink")
 PROGRESS = ("auto", "bar", "lines", "none")
 
 
@@ -40,7 +41,8 @@ LEAST = {
     "num_envs": 1, "num_steps": 1, "seed": 0, "num_groups": 1, "batch_size": 1, "expect_ranks": 1, "max_env_restarts": 1
 }  # fmt: skip
 CHOICES = {
-    "vectorization_mode": VECTORIZATION_MODES, "mode": MODES, "progress": PROGRESS, "on_env_error": ON_ENV_ERROR
+    "vectorization_mode": VECTORIZATION_MODES, "mode": MODES, "ft": FAULT_TOLERANCE, "on_env_error": ON_ENV_ERROR,
+    "progress": PROGRESS,
 }  # fmt: skip
 
 
@@ -93,6 +95,10 @@ class RolloutConfig:
         None, "stop in time, with all steps committed, before this much time has passed: 01:30:00, as SLURM writes it",
         metavar="TIME",
     )  # fmt: skip
+    ft: str = option(
+        "abort", "when a rank is lost: end the job, or go on without its envs (mpirun --with-ft ulfm)",
+        choices=FAULT_TOLERANCE,
+    )  # fmt: skip
     expect_ranks: int | None = option(None, "refuse to run on any other number of ranks", metavar="N")
     progress: str = option("auto", "how to tell how far it is: a bar on a terminal, else lines", choices=PROGRESS)
     json: bool = option(False, "print the summary as one line of JSON")
@@ -122,6 +128,11 @@ class RolloutConfig:
             raise UsageError(
                 f"--mode async makes a group of each rank, got --num-groups {self.num_groups} too; use one"
             )
+        if self.ft == "shrink" and (self.mode != "sync" or self.num_groups > 1):
+            got = f"--num-groups {self.num_groups}" if self.num_groups > 1 else f"--mode {self.mode}"
+            raise UsageError(f"--ft shrink is for ranks in lockstep, got {got}; leave one of the two out")
+        if self.ft == "shrink" and self.on_env_error == "restart":
+            raise UsageError("--ft shrink and --on-env-error restart do not go together yet; leave one of the two out")
 
     def to_json(self) -> str:
         """All values, keys sorted."""

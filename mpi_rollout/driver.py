@@ -5,17 +5,18 @@ ranks, for groups of envs in turn, and for one lane a rank, where whichever is r
 """
 
 import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from mpi_rollout.actions import ActionCheck
-from mpi_rollout.errors import RolloutError
+from mpi_rollout.errors import RankLost, RolloutError
 from mpi_rollout.exchange import FAULT, MADE_ANEW, Command, Destination, Exchange, Exchanges
 from mpi_rollout.infos import add_columns, merge_infos
 from mpi_rollout.layout import Block, leaves, tree_of
 from mpi_rollout.mpi import ROOT
+from mpi_rollout.shrink import LOST
 from mpi_rollout.worker import Fault, Worker
 
 
@@ -57,6 +58,8 @@ class Driver:
         Lane, env index and failure of each env that was made anew, where nobody asked for infos; for the run to take.
     under_way
         The lanes whose slots have not been taken in, in the order in which orders were posted to them.
+    on_loss
+        Called with the ranks that are gone, before the slots of the step in which they were lost are taken in.
     """
 
     def __init__(self, exchanges: Exchanges, worker: Worker):
@@ -67,6 +70,7 @@ class Driver:
         self.lanes = [Lane(exchange, slots, leaves(self.action_space)) for exchange, slots in pairs]
         self.under_way: dict[Lane, None] = {}
         self.made_anew: list[tuple[Lane, int, str]] = []
+        self.on_loss: Callable[[list[int]], None] | None = None
         self.num_envs = exchanges.division.num_envs
         self._lane_of = {lane.exchange: lane for lane in self.lanes}
         self._check = ActionCheck(self.action_space)
@@ -99,13 +103,17 @@ class Driver:
             Of all envs, where they matter.
         """
         pickled = packed(arguments)
-        for lane in self.lanes:
-            if actions is not None:
-                lane.put(actions, lane.envs.start)
-            self._post(lane, command, arguments)
-            lane.exchange.spread(pickled)
-        while self.under_way:
-            self.await_some()
+        try:
+            for lane in self.lanes:
+                if actions is not None:
+                    lane.put(actions, lane.envs.start)
+                self._post(lane, command, arguments)
+                lane.exchange.spread(pickled)
+            while self.under_way:
+                self.await_some()
+        except RankLost:  # No slots will come.
+            self.under_way.clear()
+            raise
 
     def send(self, lanes: Sequence[Lane], actions: Any, trusted: bool = False) -> None:
         """Check the actions of some lanes' envs, and send them to the ranks.
@@ -205,7 +213,6 @@ class Driver:
 
     def _heed(self, lanes: Sequence[Lane]) -> None:
         marks = np.concatenate([lane.exchange.marks for lane in lanes])
-        self._told_signal = self._told_signal or -int(min(marks.min(), 0))
         for lane in lanes:
             if (lane.exchange.marks == MADE_ANEW).any():
                 told = [infos["faults"] for _, infos in lane.exchange.take_infos()]
@@ -213,6 +220,10 @@ class Driver:
         if (marks == FAULT).any():
             faults = [report["fault"] for report in self.call_ranks("report") if report["fault"] is not None]
             raise RankError(faults[0], len(faults))
+        if marks.min() < 0:
+            self._told_signal = -int(marks.min())
+        if (marks == LOST).any():
+            self.on_loss(np.flatnonzero(marks == LOST).tolist())
 
     def drain(self) -> None:
         """Wait for what is under way, and leave it where it is."""

@@ -39,6 +39,10 @@ class EnvError(RolloutError):
     exit_code = 70
 
 
+class RankLost(RolloutError):
+    """A rank is gone, where the run cannot go on without it."""
+
+
 class StorageError(RolloutError):
     """The output cannot be written."""
 

@@ -10,6 +10,7 @@ to its final place, instead of unpacking it from the slot, is slower below 64 Ki
 exchange at 3 MiB, and that is 1 % of a step of the image envs for which it happens.  So there is one way only.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
@@ -22,6 +23,7 @@ from mpi_rollout.layout import Block, Leaf, SlotLayout, leaves, split_by_rank, t
 from mpi_rollout.messages import INFOS_TAG, Alone, Direct, Lockstep, Overlapped
 from mpi_rollout.mpi import ROOT
 from mpi_rollout.partition import Division, Partition
+from mpi_rollout.shrink import Surviving
 
 # A slot's mark: 0 is all is well, the negative number of a signal asks for the run's end.
 FAULT = 1
@@ -76,6 +78,8 @@ class Exchange:
             self.messages = Direct(comm, self._order, self._slots[0] if self.is_root else self._slot, first_rank)
         else:
             self.messages = kind(comm, self._order, self._slot, self._slots if self.is_root else None)
+        if kind is Surviving and self.is_root:
+            self.messages.marks = self.marks
 
     def _lay_out_order(self, action_space: spaces.Space) -> None:
         """Header of two int64, then the actions in columns of (num_envs, ...)."""
@@ -170,6 +174,20 @@ class Exchange:
         slot, row = self.partition.places
         return column[slot[rows], row[rows]]
 
+    def still(self, slot: int, observation_arrays: Sequence[np.ndarray]) -> None:
+        """Have a slot that comes no more say from now on that its envs' episodes are over.
+
+        Parameters
+        ----------
+        observation_arrays
+            What its envs observed last, leaf by leaf, of shape (envs, ...).
+        """
+        rows = len(self.partition.envs_of(slot))
+        self._slots[slot, : self.layout.head_nbytes] = 0
+        self.columns.truncations[slot] = True
+        for column, array in zip(self.columns.observation_arrays, observation_arrays, strict=True):
+            column[slot, :rows] = array
+
     def spread(self, value: Any = None) -> Any:
         """Send a Python object of the root to these ranks, pickled, right after an order: for what happens rarely."""
         return self.messages.spread(value)
@@ -195,11 +213,13 @@ class Exchanges:
         In env order; on the root all there are, elsewhere those that this rank takes part in.
     slots
         For each of `all` its columns in `Block.step_s`; `num_slots` in all, `rank_of_slot` has their ranks.
+    num_stepping
+        Ranks that step envs.
     """
 
-    def __init__(self, comm: Any, division: Division, contents: Contents):
-        self.division, self.contents = division, contents
-        self.control = comm.Dup()
+    def __init__(self, comm: Any, division: Division, contents: Contents, is_surviving: bool = False):
+        self.division, self.contents, self._is_surviving = division, contents, is_surviving
+        self.num_stepping = len(division.stepping_ranks)
         parts = division.parts
         self._comms = [comm.Dup()] if division.first_ready else [comm.Dup() for _ in parts]
         comms = self._comms * len(parts) if division.first_ready else self._comms
@@ -210,11 +230,15 @@ class Exchanges:
                 self.slots.append(slice(start, start + partition.num_ranks))
             start += partition.num_ranks
         self.num_slots = start
+        # A communicator that shrinks is one for all, so that all of its ranks are at the same place in what they say.
+        self.control = self.all[0].messages if is_surviving else comm.Dup()
         self.rank_of_slot = np.concatenate([first + np.arange(part.num_ranks) for first, part in parts])
         # An order on each of these reaches every other rank once.
         self.callers = [each for each in self.all if each.first_rank != ROOT] if division.first_ready else self.all[:1]
 
     def _kind(self, first_rank: int) -> type:
+        if self._is_surviving:
+            return Surviving
         if self.division.num_ranks == 1 or (self.division.first_ready and first_rank == ROOT):
             return Alone
         if self.division.first_ready:
@@ -257,7 +281,8 @@ class Exchanges:
         """Give the communicators back.  **Collective.**"""
         for exchange in self.all:
             exchange.free()
-        for comm in (self.control, *self._comms):
+        # Of communicators that shrink nobody knows whether all ranks are there to free them together.
+        for comm in () if self._is_surviving else (self.control, *self._comms):
             comm.Free()
 
 

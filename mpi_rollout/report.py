@@ -5,6 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from mpi_rollout.losses import Loss
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -32,6 +34,8 @@ class Outcome:
         Seconds in which the envs were brought back to where they were then.
     order_bytes, slot_bytes
         Of one exchange: what goes to every rank, and what comes back from each.
+    lost
+        Ranks that the run went on without.
     """
 
     file: str
@@ -55,6 +59,7 @@ class Outcome:
     mpi_library: str = ""
     order_bytes: int = 0
     slot_bytes: int = 0
+    lost: list[Loss] = field(default_factory=list)
 
     @property
     def env_steps_per_s(self) -> float:
@@ -118,6 +123,9 @@ class Outcome:
         if self.restarts:
             first = ", ".join(map(str, list(self.restarts)[:8])) + (", ..." if len(self.restarts) > 8 else "")
             lines.append(f"made anew after failures: {sum(self.restarts.values())} times, envs {first}; see /faults")
+        if self.lost:
+            num_lost = sum(loss.num_envs for loss in self.lost)
+            lines.append(f"lost {num_lost} of {self.num_envs} envs: {'; '.join(map(str, self.lost))}")
         if self.num_waits:
             lines.append(f"waited {self.num_waits} times for the disk")
         return [*lines, f"file: {self.file} ({state})"]

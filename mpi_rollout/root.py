@@ -20,6 +20,7 @@ from mpi_rollout.driver import Driver, RankError
 from mpi_rollout.envs import EnvFacts
 from mpi_rollout.errors import DataError, Interrupted, RolloutError, StorageError
 from mpi_rollout.layout import Block, describe
+from mpi_rollout.losses import Losses
 from mpi_rollout.policy import Policy, RandomPolicy
 from mpi_rollout.progress import make_progress
 from mpi_rollout.report import Outcome
@@ -59,6 +60,8 @@ class Root:
         self.config, self.past, self.facts, self.hosts = config, output.past, facts, hosts
         self.deadline, self.status = Deadline(config.max_walltime), Status(config.out, config.num_steps)
         self.driver = Driver(worker.exchanges, worker)
+        self.losses = Losses(config, self.driver, hosts, self._show)
+        self.driver.on_loss = lambda ranks: self.losses.note(ranks, self.collector, self.writer)
         self.policy = policy or RandomPolicy(facts.action_space, config.num_envs, config.seed)
         self.progress = make_progress(config.progress, config.num_steps, self.driver.clock)
         self.writer: Any = None
@@ -242,7 +245,7 @@ class Root:
         from mpi_rollout.storage import Ending
 
         self.progress.close()
-        ranks, tally = self.driver.call_ranks("report"), self.collector.tally
+        ranks, tally = self.losses.reports(), self.collector.tally
         exchange = self.driver.lanes[0].exchange
         ending = Ending(now(), tally.env_steps, self.seconds, ranks, self.limit, complete)
         return Outcome(
@@ -267,6 +270,7 @@ class Root:
             mpi_library=mpi.library(),
             order_bytes=exchange.order_nbytes,
             slot_bytes=exchange.layout.nbytes,
+            lost=self.losses.all,
         )
 
     def _tell(self, outcome: Outcome) -> None:

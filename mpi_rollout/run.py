@@ -9,9 +9,11 @@ from mpi_rollout.config import RolloutConfig, load_callable, versions
 from mpi_rollout.envs import maker_of
 from mpi_rollout.envs.faults import OnFault
 from mpi_rollout.errors import StorageError
+from mpi_rollout.guard import guard, release
 from mpi_rollout.limit import Limit
 from mpi_rollout.policy import Policy
 from mpi_rollout.root import Root
+from mpi_rollout.shrink import check_ulfm, is_ulfm_on
 from mpi_rollout.worker import unwatched_by_gc
 
 
@@ -23,6 +25,15 @@ def run(config: RolloutConfig) -> int:
     RolloutError
         On all ranks alike, if the run cannot start; later errors are told by the root and returned as codes.
     """
+    if is_ulfm_on():  # The launcher then ends no job because of a rank, whatever --ft says.
+        guard()
+    try:
+        return _run(config)
+    finally:
+        release()
+
+
+def _run(config: RolloutConfig) -> int:
     comm = mpi.world()
     with mpi.all_or_none(comm):
         (part, policy, output), hosts = mpi.agree(
@@ -38,6 +49,9 @@ def run(config: RolloutConfig) -> int:
             root = Root(config, policy, output, worker, facts, hosts) if comm.rank == mpi.ROOT else None
             code = worker.serve() if root is None else root.drive()
             worker.exchanges.free()
+            if config.ft == "shrink":
+                release()
+                mpi.leave(code, finalizes=False)
             if code == StorageError.exit_code:
                 # HDF5 crashes in the interpreter's end if it could not write.  All ranks leave so: else MPICH's
                 # launcher would kill those that take longer than the root, and tell that instead.
@@ -48,17 +62,21 @@ def run(config: RolloutConfig) -> int:
 def prepare(config: RolloutConfig, comm: Any) -> tuple[Part, Policy | None, Any]:
     """Check and make on this rank all that can be before the first message of the run."""
     mpi.check_size(comm, config.expect_ranks)
+    if config.ft == "shrink":
+        check_ulfm(comm)
     division = divide(
         config.num_envs, comm.size, config.dedicated_root, config.num_groups, first_ready=config.mode == "async"
     )
     check_batch_size(division, config.batch_size, "--batch-size")
+    plan = Plan(
+        maker_of(config), division, config.seed, on_fault=on_fault_of(config), is_surviving=config.ft == "shrink"
+    )
     policy = output = None
     if comm.rank == mpi.ROOT:
         from mpi_rollout.storage import open_output  # h5py is for the root alone.
 
         output = open_output(config)
         policy = None if config.policy == "random" else load_callable(config.policy, "--policy")
-    plan = Plan(maker_of(config), division, config.seed, on_fault=on_fault_of(config))
     return make_part(plan, comm.rank), policy, output
 
 

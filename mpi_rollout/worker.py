@@ -19,7 +19,7 @@ from time import monotonic
 from typing import Any
 
 from mpi_rollout.deadline import process_start
-from mpi_rollout.errors import DataError, EnvError, RolloutError
+from mpi_rollout.errors import DataError, EnvError, RankLost, RolloutError
 from mpi_rollout.exchange import FAULT, MADE_ANEW, Command, Exchange, Exchanges
 from mpi_rollout.mpi import abort
 from mpi_rollout.slices import Slice
@@ -112,6 +112,13 @@ class Worker:
         """Obey orders until the root says stop; return the exit code that it gives.  For all ranks but the root."""
         self.clock.restart()
         while True:
+            try:
+                return self._serve()
+            except RankLost:  # What the root ordered last is void.
+                continue
+
+    def _serve(self) -> int:
+        while True:
             exchange = self.exchanges.await_order()
             self.clock.lap("wait")
             command, code = exchange.order
@@ -164,7 +171,7 @@ class Worker:
         """Run one of `methods`; return what it returns, pickled, or a `Fault` if it fails or that cannot be."""
         try:
             return pickle.dumps(self._methods[name](*args))
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, RankLost):
             raise
         except BaseException as error:
             return pickle.dumps(self._describe(error))

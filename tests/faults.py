@@ -10,8 +10,10 @@ import time
 from pathlib import Path
 
 import numpy as np
-from envs import FAILURES, Counting, Failing, Image
+from envs import FAILURES, Counting, Failing, Image, Nested
 from gymnasium import spaces
+
+from mpi_rollout.worker import Worker
 
 RANK = int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK", "0")))
 FAILED_AT = Path("failed_at")  # In the job's folder: when the first env failed, as seconds since 1970.
@@ -21,6 +23,36 @@ def failing(how, rank=None, after=2, image=True):
     """An env that fails in every step after `after`, on all ranks or on one, and writes down when."""
     good, bad = (Image, TimedImage) if image else (Counting, Timed)
     return bad(how, after) if rank in (None, RANK) else good()
+
+
+def dying(after, how="kill", image=False):
+    """An env that ends its process; `after` has the steps after which it does so, by rank, the first env's."""
+    good, bad = (Image, TimedImage) if image else (Nested, TimedNested)
+    return bad(how, after[str(RANK)]) if str(RANK) in after else good()
+
+
+class Leaving(Image):
+    """Ends its process on one rank, in something else than a step."""
+
+    made = 0
+
+    def __init__(self, rank, when):
+        super().__init__()
+        self.when = when if rank == RANK else ""
+        Leaving.made += 1
+        if self.when == "making" or (self.when == "bare" and Leaving.made > 2):  # Of 6 envs on 3 ranks.
+            os._exit(3)
+        if self.when == "reporting":
+            Worker.report = lambda worker: os._exit(3)
+
+    def reset(self, *, seed=None, options=None):
+        if self.when == "first reset":
+            os._exit(3)
+        return super().reset(seed=seed, options=options)
+
+    def close(self):
+        if self.when == "closing":
+            os._exit(3)
 
 
 def by_rank(hows, after=2):
@@ -44,6 +76,30 @@ class Timed(Failing):
 
 class TimedImage(Timed, Image):
     """The same with observations so large that a block of the file is full after 256 steps of 6 envs."""
+
+
+class TimedNested(Timed, Nested):
+    """The same with spaces of all kinds."""
+
+
+def slow(image=False):
+    """An env that never fails, taking some time for a step; says when the first steps are taken."""
+    return (SlowImage if image else SlowNested)("raise", 10**9, 0.0003)
+
+
+class Slow(Timed):
+    def step(self, action):
+        if self.total == 2:
+            Path("stepping").touch()
+        return super().step(action)
+
+
+class SlowImage(Slow, Image):
+    pass
+
+
+class SlowNested(Slow, Nested):
+    pass
 
 
 class InReset(Image):

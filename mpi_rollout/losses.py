@@ -1,0 +1,84 @@
+"""Ranks that a run goes on without: what the file, the user and the summary are told of them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from mpi_rollout.collector import Collector
+from mpi_rollout.config import RolloutConfig
+from mpi_rollout.driver import Driver
+from mpi_rollout.errors import RankLost
+from mpi_rollout.timing import PHASES
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A rank that was lost with its envs, in the step after the first `step`."""
+
+    rank: int
+    host: str
+    first_env: int
+    num_envs: int
+    step: int
+
+    def __str__(self) -> str:
+        last = self.first_env + self.num_envs - 1
+        envs = f"env {last}" if self.num_envs == 1 else f"envs {self.first_env} to {last}"
+        return f"rank {self.rank} ({self.host}), {envs}, at step {self.step + 1:,}"
+
+
+class Losses:
+    """The root's list of ranks that are gone.
+
+    Parameters
+    ----------
+    hosts
+        Of all ranks, in rank order.
+    show
+        Writes to stderr.
+
+    Attributes
+    ----------
+    all
+        In the order in which they were lost.
+    """
+
+    def __init__(self, config: RolloutConfig, driver: Driver, hosts: list[str], show: Callable[[str], None]):
+        self.all: list[Loss] = []
+        self._config, self._driver, self._hosts, self._show = config, driver, hosts, show
+
+    def note(self, ranks: list[int], collector: Collector, writer: Any) -> None:
+        """Go on without ranks that are gone, from the step under way on.
+
+        Raises
+        ------
+        RankLost
+            No rank is left that steps envs.
+        """
+        new, num_envs = [], self._config.num_envs
+        for rank in ranks:
+            envs = collector.lose(rank)
+            new.append(Loss(rank, self._hosts[rank], envs.start, len(envs), collector.num_steps))
+        self.all += new
+        if self._driver.exchanges.num_stepping == 0:
+            raise RankLost(f"lost {new[-1]}; no rank is left that steps envs")
+        num_left = num_envs - sum(loss.num_envs for loss in self.all)
+        for loss in new:
+            self._show(f"mpi_rollout: lost {loss}; going on with {num_left} of {num_envs} envs\n")
+            for index in range(loss.first_env, loss.first_env + loss.num_envs):
+                writer.add_fault(index, loss.step, f"lost rank {loss.rank} ({loss.host})")
+
+    def reports(self) -> list[dict[str, Any]]:
+        """What the ranks have to report at the end, in rank order; of those that are gone, what is known."""
+        reports = None
+        while reports is None:
+            try:
+                reports = {report["rank"]: report for report in self._driver.call_ranks("report")}
+            except RankLost as error:  # It has given all its steps.
+                self._show(f"mpi_rollout: {error}\n")
+        known = {"seconds": dict.fromkeys(PHASES, 0.0), "fault": None}
+        envs_of = self._driver.exchanges.division.whole.envs_of
+        return [
+            reports.get(rank) or {"rank": rank, "host": host, "num_envs": len(envs_of(rank)), **known}
+            for rank, host in enumerate(self._hosts)
+        ]

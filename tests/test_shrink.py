@@ -1,0 +1,277 @@
+"""Ranks that are lost while the others go on: `--ft shrink` under `mpirun --with-ft ulfm`."""
+
+import os
+import random
+import re
+import signal
+import subprocess
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from conftest import Job, Result, Running, datasets, is_hydra, job_environment, mpiexec, once, processes_in, rank_of
+from kept import HOST, committed, kwargs, outputs
+
+NUM_STEPS = 400
+SHORT = ("--num-envs", "6", "--num-steps", "30")
+
+
+@once
+def has_ulfm() -> bool:
+    """The launcher is Open MPI's, with ULFM; asked of the launcher."""
+    if is_hydra():
+        return False
+    command = [mpiexec(), "--with-ft", "ulfm", "-n", "1", "env"]
+    done = subprocess.run(command, env=job_environment(), capture_output=True, text=True, timeout=60)
+    return "OMPI_MCA_mpi_ft_enable=1" in done.stdout
+
+
+@pytest.fixture
+def ulfm() -> None:
+    if not has_ulfm():
+        pytest.skip("needs Open MPI 5 with ULFM: mpirun --with-ft ulfm")
+
+
+def start(job: Job, num_ranks: int, *arguments: str) -> Running:
+    """Start a run that may lose ranks."""
+    command = job.command(num_ranks, *arguments, "--ft", "shrink", "--progress", "none", "--out", "run.h5")
+    command[1:1] = ["--with-ft", "ulfm"]
+    return Running(command, job.folder)
+
+
+def run(job: Job, num_ranks: int, *arguments: str) -> Result:
+    return start(job, num_ranks, *arguments).finish()
+
+
+def is_empty(folder: Path) -> bool:
+    """No process of a job is left; those that stand in for ranks look for the launcher twice a second."""
+    give_up = time.monotonic() + 5.0
+    while processes_in(folder) and time.monotonic() < give_up:
+        time.sleep(0.05)
+    return not processes_in(folder)
+
+
+def dying(after: dict[int, int], how: str = "kill", image: bool = False, num_envs: int = 10) -> tuple[str, ...]:
+    """The arguments of a run that loses ranks after some steps of their first env."""
+    steps = ("--num-envs", str(num_envs), "--num-steps", str(NUM_STEPS))
+    return "--env-factory", "faults:dying", *kwargs(after=after, how=how, image=image), *steps
+
+
+@once
+def undisturbed(factory: str, num_envs: int, num_steps: int, folder: Path) -> dict[str, np.ndarray]:
+    arguments = ("--num-envs", str(num_envs), "--num-steps", str(num_steps), "--progress", "none")
+    return datasets(Job(folder).collect(None, "--env-factory", factory, *arguments, out=f"{factory}-{num_envs}.h5"))
+
+
+@pytest.fixture(scope="session")
+def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("undisturbed")
+
+
+def losses(result: Result) -> dict[int, int]:
+    """Of the envs that the run says it has lost the first step that they did not take, counted from 0."""
+    found: dict[int, int] = {}
+    for message in result.messages:
+        told = re.match(rf"lost rank \d+ \({HOST}\), envs? (\d+)(?: to (\d+))?, at step ([\d,]+); going on", message)
+        assert told, result.err
+        first, last = int(told[1]), int(told[2] or told[1])
+        found |= dict.fromkeys(range(first, last + 1), int(told[3].replace(",", "")) - 1)
+    return found
+
+
+def assert_whole_but(lost: dict[int, int], path: Path, whole: dict[str, np.ndarray]) -> None:
+    """A file has what an undisturbed run gives, but for the envs that were lost, and of these their last word."""
+    found = datasets(path)
+    assert found.keys() == whole.keys() and lost
+    here = np.array([env not in lost for env in range(whole["rewards"].shape[1])])
+    for name in whole.keys() - {"/episodes"}:
+        assert found[name].shape == whole[name].shape
+        assert found[name][:, here].tobytes() == whole[name][:, here].tobytes(), name
+        for env, step in lost.items():
+            rows = step + name.startswith("observations")
+            assert found[name][:rows, env].tobytes() == whole[name][:rows, env].tobytes(), (name, env)
+            if name.startswith("observations"):
+                assert (found[name][rows:, env] == found[name][step, env]).all(), (name, env)
+    for env, step in lost.items():
+        assert not found["rewards"][step:, env].any() and not found["terminations"][step:, env].any()
+        assert found["truncations"][step:, env].all()
+    is_here = here[whole["/episodes"]["env_index"]]
+    episodes = found["/episodes"]
+    assert np.array_equal(episodes[here[episodes["env_index"]]], whole["/episodes"][is_here])
+    assert_ended(lost, episodes)
+    with h5py.File(path) as file:
+        assert file["throughput"].attrs["env_steps"] == episodes["length"].sum()
+
+
+def assert_ended(lost: dict[int, int], episodes: np.ndarray) -> None:
+    """Each lost env has one faulted episode, its last one, which ends in the step in which it was lost."""
+    for env, step in lost.items():
+        own = episodes[episodes["env_index"] == env]
+        assert own["faulted"].tolist() == [False] * (len(own) - 1) + [True]
+        assert own["truncated"][-1] and not own["terminated"][-1]
+        assert own["start"][-1] + own["length"][-1] == step + 1
+
+
+@pytest.mark.mpi(3)
+@pytest.mark.parametrize("how", ["kill", "segfault", "os_exit"])
+def test_the_job_goes_on_without_a_rank_however_it_has_gone(ulfm, job, shelf, num_ranks, how):
+    result = run(job, num_ranks, *dying({1: 150}, how))
+    assert result.code == 0, result.err
+    assert outputs(job.folder) == ["run.h5"]
+    lost = losses(result)
+    step = lost[4] + 1
+    assert lost.keys() == {4, 5, 6} and 150 < step < NUM_STEPS
+    assert result.messages == [f"lost rank 1 ({HOST}), envs 4 to 6, at step {step}; going on with 7 of 10 envs"]
+    assert f"lost 3 of 10 envs: rank 1 ({HOST}), envs 4 to 6, at step {step}" in result.out
+    assert_whole_but(lost, job.folder / "run.h5", undisturbed("envs:Nested", 10, NUM_STEPS, shelf))
+
+
+@pytest.mark.parametrize(("image", "factory"), [(False, "envs:Nested"), (True, "envs:Image")])
+@pytest.mark.mpi(4)
+def test_two_losses_one_after_the_other(ulfm, job, shelf, num_ranks, image, factory):
+    result = run(job, num_ranks, *dying({3: 60, 1: 150}, image=image))
+    assert result.code == 0, result.err
+    lost = losses(result)
+    assert len(result.messages) == 2 and lost.keys() == {3, 4, 5, 8, 9} and lost[8] < lost[3]
+    assert result.messages[1].endswith("going on with 5 of 10 envs")
+    assert_whole_but(lost, job.folder / "run.h5", undisturbed(factory, 10, NUM_STEPS, shelf))
+
+
+@pytest.mark.mpi(4)
+def test_two_losses_in_the_same_step(ulfm, job, shelf, num_ranks):
+    result = run(job, num_ranks, *dying({1: 0, 2: 0}))
+    assert result.code == 0, result.err
+    lost = losses(result)
+    assert lost == dict.fromkeys(range(3, 8), 0)
+    assert_whole_but(lost, job.folder / "run.h5", undisturbed("envs:Nested", 10, NUM_STEPS, shelf))
+
+
+@pytest.mark.mpi(3)
+def test_the_root_goes_on_alone(ulfm, job, shelf, num_ranks):
+    result = run(job, num_ranks, *dying({1: 20, 2: 100}))
+    assert result.code == 0, result.err
+    assert losses(result).keys() == set(range(4, 10))
+    assert_whole_but(losses(result), job.folder / "run.h5", undisturbed("envs:Nested", 10, NUM_STEPS, shelf))
+
+
+@pytest.mark.mpi(3)
+def test_a_root_without_envs_goes_on_until_no_rank_is_left_that_has_some(ulfm, job, shelf, num_ranks):
+    whole = undisturbed("envs:Nested", 10, NUM_STEPS, shelf)
+    result = run(job, num_ranks, *dying({2: 100}), "--dedicated-root")
+    assert result.code == 0, result.err
+    assert_whole_but(losses(result), job.folder / "run.h5", whole)
+    (job.folder / "run.h5").unlink()
+    result = run(job, num_ranks, *dying({1: 20, 2: 100}), "--dedicated-root")
+    assert result.code == 70 and len(result.messages) == 2
+    assert re.search(
+        r"lost rank 2 \(.*\), envs 5 to 9, at step \d+; no rank is left that steps envs; the \d+ steps",
+        result.messages[1],
+    )
+    assert committed(job.folder / "run.h5.part") >= 100
+
+
+# --- At any moment
+
+
+def kill(run: Running, rank: int, which: int) -> None:
+    """Kill a rank: the process that the launcher knows, or its child that steps envs."""
+    found = sorted(pid for pid in processes_in(run.folder) if rank_of(pid) == rank)
+    with suppress(ProcessLookupError):
+        os.kill(found[which % len(found)], signal.SIGKILL)
+
+
+@pytest.mark.parametrize("moment", range(4))
+@pytest.mark.mpi(4)
+def test_killed_at_random_moments(ulfm, job, shelf, num_ranks, moment):
+    """One rank, then another: after a while, or while the others are still busy with the first loss."""
+    draw = random.Random(moment)
+    steps = ("--num-envs", "10", "--num-steps", str(NUM_STEPS))
+    run = start(job, num_ranks, "--env-factory", "faults:slow", *kwargs(image=bool(moment % 2)), *steps)
+    run.wait_until(lambda: (job.folder / "stepping").exists())
+    for pause_s, rank in zip(
+        (draw.uniform(0, 0.5), draw.choice((0.01, 0.3))), draw.sample(range(1, 4), 2), strict=True
+    ):
+        time.sleep(pause_s)
+        kill(run, rank, draw.randrange(2))
+    result = run.finish()
+    assert result.code == 0 and len(result.messages) == 2, result.err
+    whole = undisturbed("envs:Image" if moment % 2 else "envs:Nested", 10, NUM_STEPS, shelf)
+    assert_whole_but(losses(result), job.folder / "run.h5", whole)
+    assert is_empty(job.folder)
+
+
+@pytest.mark.mpi(3)
+def test_a_lost_root_ends_the_job_and_committed_steps_stay(ulfm, job, num_ranks):
+    steps = ("--num-envs", "10", "--num-steps", "100000000")
+    run = start(job, num_ranks, "--env-factory", "faults:slow", *kwargs(image=True), *steps)
+    run.wait_until(lambda: committed(job.folder / "run.h5.part"))
+    kill(run, 0, 1)
+    result = run.finish()
+    assert result.code == 70 and is_empty(job.folder)
+    assert result.err.count("mpi_rollout: lost rank 0, which writes the file; the same command continues the run") == 1
+    assert committed(job.folder / "run.h5.part") > 0
+
+
+@pytest.mark.parametrize("when", ["making", "first reset", "reporting"])
+@pytest.mark.mpi(3)
+def test_a_rank_lost_outside_the_steps_never_hangs_the_job(ulfm, job, num_ranks, when):
+    result = run(job, num_ranks, "--env-factory", "faults:Leaving", *kwargs(rank=1, when=when), *SHORT)
+    assert is_empty(job.folder)
+    if when == "reporting":  # All its steps are there.
+        assert result.code == 0 and result.messages == [f"lost rank 1 ({HOST}) between two steps"]
+        assert outputs(job.folder) == ["run.h5"]
+    else:
+        assert result.code == 70 and len(result.messages) == 1 and "lost rank 1" in result.messages[0], result.err
+        assert outputs(job.folder) == []
+
+
+@pytest.mark.mpi(3)
+def test_a_rank_lost_while_the_limit_is_measured_ends_the_job(ulfm, job, num_ranks):
+    arguments = ("--env-factory", "faults:Leaving", *kwargs(rank=1, when="bare"), *SHORT)
+    result = run(job, num_ranks, *arguments, "--measure-limit")
+    assert result.code == 70 and is_empty(job.folder)
+    assert result.messages == [f"lost rank 1 ({HOST}) between two steps"]
+
+
+@pytest.mark.mpi(3)
+def test_a_rank_lost_in_closing_its_envs_changes_nothing(ulfm, job, num_ranks):
+    result = run(job, num_ranks, "--env-factory", "faults:Leaving", *kwargs(rank=1, when="closing"), *SHORT)
+    assert result.code == 0 and outputs(job.folder) == ["run.h5"] and is_empty(job.folder)
+
+
+@pytest.mark.mpi(3)
+def test_a_run_that_lost_envs_is_interrupted_and_stops_with_the_code_for_it(ulfm, job, shelf, num_ranks):
+    steps = ("--num-envs", "10", "--num-steps", str(NUM_STEPS * 100))
+    run = start(job, num_ranks, "--env-factory", "faults:slow", *steps)
+    run.wait_until(lambda: (job.folder / "stepping").exists())
+    kill(run, 2, 1)
+    time.sleep(0.5)
+    run.interrupt(0)
+    result = run.finish()
+    assert result.code == 75 and is_empty(job.folder), result.err
+    assert len(result.messages) == 2 and "stopped by SIGINT" in result.messages[1]
+    assert committed(job.folder / "run.h5.part") > 0
+
+
+# --- Where it cannot be
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "arguments", "code", "message"),
+    [
+        (2, ("--mode", "async"), 64, "--ft shrink is for ranks in lockstep, got --mode async"),
+        (2, ("--num-groups", "2"), 64, "--ft shrink is for ranks in lockstep, got --num-groups 2"),
+        (None, (), 64, "--ft shrink needs ranks to go on with, got 1; use mpirun --with-ft ulfm -n 2 or more"),
+        (2, (), 78, "--ft shrink needs "),
+    ],
+    ids=["async", "groups", "alone", "launcher"],
+)
+@pytest.mark.mpi
+def test_the_option_is_refused_before_anything_is_made(job, num_ranks, arguments, code, message):
+    result = job(num_ranks, "--env", "CartPole-v1", "--ft", "shrink", "--out", "run.h5", *arguments)
+    assert result.code == code and len(result.messages) == 1
+    assert result.messages[0].startswith(message)
+    assert outputs(job.folder) == []
