@@ -16,6 +16,7 @@ OTHER_VALUES = {
     "num_steps": "8", "seed": "9", "policy": "policies:leaning", "out": "other.h5",
     "vectorization_mode": "vector_entry_point", "expect_ranks": "3", "progress": "bar", "mode": "async",
     "num_groups": "2", "batch_size": "3", "max_walltime": "10:00",
+    "on_env_error": "restart", "max_env_restarts": "3", "env_timeout": "2.5", "ft": "shrink",
 }  # fmt: skip
 
 
@@ -62,7 +63,7 @@ def test_an_option_changes_its_field_and_no_other(field):
         arguments = [flag(field.name), OTHER_VALUES[field.name]]
     before, after = options_of(), options_of(*arguments)
     assert {name for name in after if after[name] != before[name]} == {field.name}
-    assert type(after[field.name]) in (type(before[field.name]), str, int)
+    assert type(after[field.name]) in (type(before[field.name]), str, int, float)
 
 
 @pytest.mark.parametrize("field", fields(RolloutConfig), ids=lambda each: each.name)

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import time
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 
 import h5py
@@ -14,6 +15,8 @@ import numpy as np
 import pytest
 from conftest import Job, Result, Running, datasets, is_hydra, job_environment, mpiexec, once, processes_in, rank_of
 from kept import HOST, committed, kwargs, outputs
+
+from mpi_rollout.seeding import episode_seeds
 
 NUM_STEPS = 400
 SHORT = ("--num-envs", "6", "--num-steps", "30")
@@ -127,6 +130,8 @@ def test_the_job_goes_on_without_a_rank_however_it_has_gone(ulfm, job, shelf, nu
     assert result.messages == [f"lost rank 1 ({HOST}), envs 4 to 6, at step {step}; going on with 7 of 10 envs"]
     assert f"lost 3 of 10 envs: rank 1 ({HOST}), envs 4 to 6, at step {step}" in result.out
     assert_whole_but(lost, job.folder / "run.h5", undisturbed("envs:Nested", 10, NUM_STEPS, shelf))
+    assert faults_in(job.folder / "run.h5") == sorted(lost.items())
+    assert_verified(job, "run.h5")
 
 
 @pytest.mark.parametrize(("image", "factory"), [(False, "envs:Nested"), (True, "envs:Image")])
@@ -254,6 +259,43 @@ def test_a_run_that_lost_envs_is_interrupted_and_stops_with_the_code_for_it(ulfm
     assert result.code == 75 and is_empty(job.folder), result.err
     assert len(result.messages) == 2 and "stopped by SIGINT" in result.messages[1]
     assert committed(job.folder / "run.h5.part") > 0
+
+
+@pytest.mark.mpi(3)
+def test_envs_that_were_lost_begin_again_when_the_run_is_continued(ulfm, job, num_ranks):
+    arguments = ("--env-factory", "faults:paced", *kwargs(sleep_s=0.0002), "--num-envs", "10", "--num-steps", "4000")
+    run = start(job, num_ranks, *arguments)
+    run.wait_until(lambda: committed(job.folder / "run.h5.part"))
+    kill(run, 2, 1)
+    time.sleep(0.3)
+    run.interrupt(0)
+    assert run.finish().code == 75
+    assert_verified(job, "run.h5.part")
+    lost, num_before = faults_in(job.folder / "run.h5.part"), committed(job.folder / "run.h5.part")
+    assert [env for env, _ in lost] == [4, 5, 6] and len({step for _, step in lost}) == 1
+    result = job(2, *arguments, "--progress", "none", "--out", "run.h5")
+    assert result.code == 0, result.err
+    assert_verified(job, "run.h5")
+    assert faults_in(job.folder / "run.h5") == lost
+    found = datasets(job.folder / "run.h5")
+    for env, step in lost:
+        own = found["/episodes"][found["/episodes"]["env_index"] == env]
+        assert own["seed"].tolist() == list(islice(episode_seeds(0, env), len(own)))
+        assert own["start"][own["start"] > step][0] == num_before + 1
+        assert found["truncations"][step:num_before, env].all() and not found["truncations"][num_before, env]
+
+
+def faults_in(path: Path) -> list[tuple[int, int]]:
+    """Env and step of each fault that a file tells of."""
+    with h5py.File(path, libver="latest", swmr=True) as file:
+        rows = file["faults"][...]
+    assert all(row["message"].startswith(b"lost rank 1 ") for row in rows)
+    return sorted((int(row["env_index"]), int(row["step"])) for row in rows)
+
+
+def assert_verified(job: Job, name: str) -> None:
+    result = job(None, "verify", name, "--replay", "3")
+    assert result.code == 0, result.err
 
 
 # --- Where it cannot be
