@@ -78,7 +78,8 @@ def connect(
         The root steps no envs: where it is busy with a policy, or beside a GPU.
     max_env_restarts
         How often each env may be made anew when it fails; 0: the first failure ends the job.  Its episode is then
-        truncated, with its last observation, reward 0 and the failure as its info "env_error".
+        truncated, with its last observation, reward 0 and, with infos="all", the failure as its info "env_error"; all
+        failures are told on stderr.  The new env has no values of `set_attr`, and a generator that nobody has seeded.
     env_timeout_s
         How long a step or reset may take; more is a failure.
     check_finite

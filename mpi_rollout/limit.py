@@ -7,6 +7,7 @@ from gymnasium import spaces
 
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.envs import make_bare, maker_of
+from mpi_rollout.errors import EnvError
 from mpi_rollout.layout import rows_of
 from mpi_rollout.policy import BLOCK_STEPS, RandomPolicy
 
@@ -25,7 +26,11 @@ class Limit:
                 self._measure = self._make()
         finally:
             self._comm.Barrier()  # Also when this rank has failed: the others wait here.
-        return self._measure(seconds) if self._measure else 0.0
+        try:
+            return self._measure(seconds) if self._measure else 0.0
+        except Exception as error:
+            what = f"{type(error).__name__}: {error}"
+            raise EnvError(f"measuring the limit: {what}; leave out --measure-limit") from error
 
     def _make(self) -> Callable[[float], float]:
         draw = RandomPolicy(self._action_space, self._config.num_envs, self._config.seed)

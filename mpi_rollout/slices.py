@@ -29,7 +29,7 @@ class Slice:
 
     def __init__(self, exchange: Exchange, envs: VectorEnv, infos: Infos = "none", on_fault: OnFault = ABORT):
         self.exchange, self.envs, self.env_indices = exchange, envs, exchange.envs
-        self.num_steps = 0
+        self.num_steps = self._num_done = 0
         self._is_loop = isinstance(envs, LoopVectorEnv)
         self._pickles_infos, self._has_none = infos == "all", infos == "none"
         self.has_told = False
@@ -71,12 +71,12 @@ class Slice:
         """The call of an env that is under way, or of all of them; for another thread to ask."""
         if not self._is_loop:
             first, last = self.env_indices[0], self.env_indices[-1]
-            return Work((id(self), self.num_steps), lambda: f"step {self.num_steps}: envs {first} to {last}")
+            return Work((id(self), self._num_done), lambda: f"step {self.num_steps}: envs {first} to {last}")
         found = self.envs.at_work()
         if found is None:
             return None
-        place, call = found
-        return Work((id(self), call), lambda: self._describe(place))
+        place, call, patience = found
+        return Work((id(self), call), lambda: self._describe(place), patience)
 
     def _describe(self, place: int) -> str:
         episode = self.envs.episode(place)
@@ -84,6 +84,7 @@ class Slice:
 
     def do(self, command: int, arguments: tuple[Any, ...]) -> None:
         """Do what an order says, and fill the slot."""
+        self._num_done += 1
         if command == Command.STEP:
             self.step()
         elif command == Command.RESET:
@@ -152,7 +153,7 @@ class Slice:
         floats = [(f"observation {name}".strip(), array) for name, array in columns if array.dtype.kind == "f"]
         found = not_finite([*floats, ("reward", slot.results[0])])
         for place, what in found.items():
-            raise DataError(f"env {self.env_indices[place]}: {what}, which --check-finite takes for a failure")
+            raise DataError(f"env {self.env_indices[place]}: {what}, which is not finite")
 
     def _copy(self, observations: Any, results: list[np.ndarray]) -> None:
         slot = self.exchange.slot

@@ -246,6 +246,7 @@ class MPIVectorEnv(VectorEnv):
 
     def _infos(self, lanes: Sequence[Lane], ended: np.ndarray | None = None) -> dict[str, Any]:
         infos = self._driver.take_infos(lanes)
+        self._driver.made_anew.clear()  # Whoever wants to know asks for infos.
         if self._mode == AutoresetMode.SAME_STEP and ended is not None and ended.any():
             infos["final_obs"], infos["_final_obs"] = self._driver.final_observations(lanes, ended), ended
         return infos

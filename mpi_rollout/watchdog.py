@@ -26,10 +26,19 @@ STDERR = 2
 
 @dataclass(frozen=True)
 class Work:
-    """A call of an env that is under way: `key` is another one for each call."""
+    """A call of an env that is under way.
+
+    Parameters
+    ----------
+    key
+        Another one for each call.
+    patience
+        How many times the limit it may take.
+    """
 
     key: Hashable
     describe: Callable[[], str]
+    patience: float = 1.0
 
 
 class Watchdog:
@@ -59,6 +68,7 @@ class Watchdog:
         self._can_interrupt = threading.current_thread() is threading.main_thread()
         if self._can_interrupt:
             self._handler = signal.signal(signal.SIGALRM, self._interrupt)
+        self._wind_up(1.0)
         self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
         self._thread.start()
 
@@ -68,27 +78,32 @@ class Watchdog:
         self._thread.join()
         faulthandler.cancel_dump_traceback_later()
         if self._can_interrupt:
-            signal.signal(signal.SIGALRM, self._handler)
+            signal.signal(signal.SIGALRM, self._handler or signal.SIG_DFL)
 
     def _run(self) -> None:
-        key, age_s, limit_s, seen = None, 0.0, self._timeout_s, monotonic()
+        key, age_s, is_told, seen = None, 0.0, False, monotonic()
         while not self._end.wait(self._period_s):
-            faulthandler.dump_traceback_later(self._timeout_s + SLACK_S, exit=True, file=STDERR)
             work, now = self._look(), monotonic()
+            patience = 1.0 if work is None else work.patience
+            self._wind_up(patience)
             if work is None or work.key != key:
-                key, age_s, limit_s = None if work is None else work.key, 0.0, self._timeout_s
+                key, age_s, is_told = None if work is None else work.key, 0.0, False
             else:
                 age_s += min(now - seen, 2 * self._period_s)  # A job that is suspended does not work meanwhile.
             seen = now
-            if age_s > limit_s:
-                self._act(work, is_first=limit_s == self._timeout_s)
-                age_s, limit_s = 0.0, GRACE_S
+            if age_s > (GRACE_S if is_told else patience * self._timeout_s):
+                self._act(work, is_told)
+                age_s, is_told = 0.0, True
 
-    def _act(self, work: Work, is_first: bool) -> None:
-        if not is_first or not self._can_interrupt:
+    def _wind_up(self, patience: float) -> None:
+        """Have the process ended if no thread of Python runs for longer than a call may take."""
+        faulthandler.dump_traceback_later(patience * self._timeout_s + SLACK_S, exit=True, file=STDERR)
+
+    def _act(self, work: Work, is_told: bool) -> None:
+        if is_told or not self._can_interrupt:
             self._give_up(f"{work.describe()}: cannot be interrupted; ending the job\n{self._stack()}")
             return
-        self._say(f"{work.describe()}: takes longer than {self._timeout_s:g} s, in\n{self._stack()}")
+        self._say(f"{work.describe()}: takes longer than {work.patience * self._timeout_s:g} s, in\n{self._stack()}")
         self._too_long = work.key
         signal.pthread_kill(self._main, signal.SIGALRM)
 
@@ -97,7 +112,7 @@ class Watchdog:
         work = self._look()
         if self._too_long is not None and work is not None and work.key == self._too_long:
             self._too_long = None
-            raise EnvTimeout(f"took longer than {self._timeout_s:g} s")
+            raise EnvTimeout(f"took longer than {work.patience * self._timeout_s:g} s")
         if callable(self._handler):
             self._handler(number, frame)
 

@@ -19,6 +19,7 @@ from time import monotonic
 from typing import Any
 
 from mpi_rollout.deadline import process_start
+from mpi_rollout.envs.faults import EnvTimeout
 from mpi_rollout.errors import DataError, EnvError, RankLost, RolloutError
 from mpi_rollout.exchange import FAULT, MADE_ANEW, Command, Exchange, Exchanges
 from mpi_rollout.mpi import abort
@@ -102,7 +103,7 @@ class Worker:
         return None if active is None else active.at_work()
 
     def _say(self, what: str) -> None:
-        os.write(2, f"mpi_rollout: {self._place}, {what}\n".encode())
+        os.write(2, f"mpi_rollout: {self._place}, {what}\n".encode(errors="backslashreplace"))
 
     def _give_up(self, why: str) -> None:
         self._say(why)
@@ -159,6 +160,7 @@ class Worker:
                 raise
             except BaseException as error:
                 self._fault = self._describe(error, f", step {slice_.num_steps}")
+                exchange.put_infos({})  # Those of an earlier step are not to be sent again.
                 self._begin_grace()
             self._active = None
             for _, message, times in faults:
@@ -220,19 +222,21 @@ class Worker:
 
     def _tell_and_abort(self) -> None:
         fault = self._fault
-        os.write(2, f"{fault.stack}mpi_rollout: {fault.message}\n".encode())
+        os.write(2, f"{fault.stack}mpi_rollout: {fault.message}\n".encode(errors="backslashreplace"))
         abort(self.exchanges.control, fault.exit_code)
 
     def close(self) -> None:
         """Close the envs.  The run is over and its data are safe: an env that cannot close is only told of."""
-        if self._watchdog is not None:
-            self._watchdog.close()
         for slice_ in self.slices:
+            self._active = slice_
             try:
                 slice_.envs.close()
-            except Exception as error:
+            except (Exception, SystemExit, EnvTimeout) as error:
                 place = f"rank {self.rank} ({os.uname().nodename})"
                 os.write(2, f"mpi_rollout: {place}: closing its envs: {type(error).__name__}: {error}\n".encode())
+            self._active = None
+        if self._watchdog is not None:
+            self._watchdog.close()
 
 
 @contextmanager

@@ -102,3 +102,33 @@ def slow(sleep_s=0.1, others_s=0.1, only=None):
     step, sleep_s = env.step, sleep_s if only in (None, RANK) else others_s
     env.step = lambda action: (time.sleep(sleep_s), step(action))[1]
     return env
+
+
+class Stuck(Moody):
+    """Fails in each episode, and hangs or leaves when it is closed."""
+
+    def __init__(self, closing="sleep", share=1.0, **kwargs):
+        super().__init__(share=share, **kwargs)
+        self.closing = closing
+
+    def close(self):
+        WAYS[self.closing]()
+
+
+class Unlike(Moody):
+    """Fails when its first episode is taken again after an interruption, in a step or in the reset."""
+
+    def __init__(self, where="step"):
+        super().__init__(share=0.0)
+        self.where = where if os.environ.get("AGAIN") else ""
+
+    def reset(self, *, seed=None, options=None):
+        self.is_first = seed in FIRST
+        if self.where == "reset" and self.is_first:
+            raise ConnectionError("the licence server is busy")
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action):
+        if self.where == "step" and self.is_first and self.num == 2:
+            raise ConnectionError("the licence server is busy")
+        return super().step(action)

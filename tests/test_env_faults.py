@@ -7,6 +7,7 @@ from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import h5py
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from mpi_rollout.errors import DataError, EnvError, UsageError
 from mpi_rollout.layout import Block
 from mpi_rollout.seeding import SeedTable, episode_seeds
 from mpi_rollout.storage import EpisodeTable
+from mpi_rollout.storage.schema import fault_row
 
 FORGIVING = OnFault(max_restarts=100)
 CHECKED = OnFault(max_restarts=100, check_finite=True)
@@ -154,7 +156,7 @@ def test_what_is_not_finite_is_named(how: str, what: str):
 def test_natively_vectorized_envs_cannot_be_made_anew_one_by_one(job: Job):
     options = ("--vectorization-mode", "vector_entry_point", "--on-env-error", "restart")
     result = job(None, "--env", "CartPole-v1", *options, "--out", "run.h5")
-    assert result.code == 64 and "cannot be restarted singly" in result.messages[0]
+    assert result.code == 64 and "cannot be made anew singly" in result.messages[0]
 
 
 # --- The table of episodes
@@ -253,7 +255,7 @@ def test_the_file_is_verified_and_replayed(alone, job: Job, kind: str):
 WAYS = {"lockstep": (), "groups": ("--num-groups", "2"), "ready": ("--mode", "async")}
 
 
-@pytest.mark.mpi(2, 3)
+@pytest.mark.mpi(3)
 @pytest.mark.parametrize(("kind", "way"), [("steps", "lockstep"), ("nan", "groups"), ("resets", "ready")])
 def test_any_number_of_ranks_gives_the_same(alone, job: Job, num_ranks: int, kind: str, way: str):
     path = job.collect(num_ranks, *arguments_of(kind), *WAYS[way])
@@ -277,7 +279,8 @@ def test_a_run_that_was_interrupted_goes_on_to_the_same(alone, job: Job, num_ran
 
 # --- Envs that hang
 
-HANGING = ("--env-factory", "moody:Moody", "--num-envs", "4", "--seed", "2", "--progress", "none", "--out", "run.h5")
+QUIET = ("--progress", "none", "--out", "run.h5")
+HANGING = ("--env-factory", "moody:Moody", "--num-envs", "4", "--seed", "2", *QUIET)
 
 
 def hanging(how: str, num_steps: int, only: int | None, **more: Any) -> tuple[str, ...]:
@@ -285,7 +288,7 @@ def hanging(how: str, num_steps: int, only: int | None, **more: Any) -> tuple[st
     return *HANGING, "--env-kwargs", kwargs, "--num-steps", str(num_steps), "--env-timeout", "0.5"
 
 
-@pytest.mark.mpi(1, 2)
+@pytest.mark.mpi(2)
 @pytest.mark.parametrize("how", ["sleep", "wait in C"])
 def test_an_env_that_hangs_is_named_interrupted_and_made_anew(job: Job, num_ranks: int, how: str):
     result = job(num_ranks, *hanging(how, 12, num_ranks - 1), "--on-env-error", "restart")
@@ -328,6 +331,66 @@ def test_an_env_that_holds_the_interpreters_lock_is_named_and_ends_the_job(job: 
     assert re.search(
         r'moody.py", line \d+ in <lambda>\n.*\n  File "<rank 1 \(\S+\)>", line \d+ in env [23]\n', result.err
     )
+
+
+@pytest.mark.parametrize(("closing", "when"), [("sleep", "restart"), ("exit", "restart"), ("sleep", "end")])
+def test_an_env_that_does_not_even_close_hinders_nothing(job: Job, closing: str, when: str):
+    kwargs = json.dumps({"closing": closing, "share": float(when == "restart")})
+    steps = ("--num-envs", "2", "--num-steps", "9", "--env-timeout", "0.4", "--on-env-error", "restart")
+    result = job(
+        None, "--env-factory", "moody:Stuck", "--env-kwargs", kwargs, *steps, "--seed", "3", *QUIET, timeout=30
+    )
+    assert result.code == 0 and (job.folder / "run.h5").exists(), result.err
+    assert (len(faults_of(job.folder / "run.h5")) > 1) == (when == "restart")
+
+
+@pytest.mark.parametrize("where", ["step", "reset"])
+@pytest.mark.parametrize("on", ["abort", "restart"])
+def test_an_env_that_fails_when_its_episode_is_taken_again_is_lost_and_the_run_goes_on(job: Job, where: str, on: str):
+    kwargs = ("--env-kwargs", json.dumps({"where": where}), "--on-env-error", on, "--policy", "moody:act")
+    arguments = (
+        "--env-factory",
+        "moody:Unlike",
+        *kwargs,
+        "--num-envs",
+        "3",
+        "--num-steps",
+        "40",
+        "--seed",
+        "3",
+        *QUIET,
+    )
+    assert job(None, *arguments, STOP_AT="raise:5").code == 70
+    result = job(None, *arguments, AGAIN="1", STOP_AT="raise:9")
+    assert result.code == 70 and "did not reproduce" in result.err, result.err
+    assert job(None, "verify", "run.h5.part").code == 0
+    assert job(None, *arguments).code == 0
+    rows = faults_of(job.folder / "run.h5")
+    assert rows["env_index"].tolist() == [0, 1, 2] and set(rows["step"]) == {3}
+    assert job(None, "verify", "run.h5", "--replay", "5").code == 0
+
+
+def test_frames_and_odd_messages_outlive_a_failure():
+    class Odd(Moody):
+        metadata = {"render_modes": ["rgb_array"]}
+        render_mode = "rgb_array"
+
+        def render(self):
+            return np.full((2, 2, 3), self.num, np.uint8)
+
+        def step(self, action):
+            if self.num == 2:
+                raise ValueError("\ud800")
+            return super().step(action)
+
+    envs = LoopVectorEnv([lambda: gymnasium.wrappers.OrderEnforcing(Odd(share=0.0))], on_fault=FORGIVING)
+    envs.reset(seed=1)
+    found = []
+    for _ in range(5):
+        envs.step(np.zeros(1, np.int64))
+        found.append(int(envs.render()[0][0, 0, 0]))
+    assert found == [1, 2, 2, 0, 1]
+    assert fault_row(0, 1, envs.faults[0][1])[2].endswith(b")") and len(envs.faults) == 1
 
 
 @pytest.mark.mpi(2)

@@ -122,7 +122,9 @@ def make_slice(
                 f"vector_entry_point envs reset in the next step, got autoreset mode {autoreset_mode.value}"
             )
         if on_fault.max_restarts:
-            raise UsageError("vector_entry_point envs are one and cannot be restarted singly; leave out --on-env-error")
+            raise UsageError(
+                "vector_entry_point envs cannot be made anew singly when they fail; use --vectorization-mode sync"
+            )
         return make.native(len(indices))
     seeds = None if seed is None else [episode_seeds(seed, index) for index in indices]
     first = indices.start

@@ -6,7 +6,6 @@ the price: outputs are written once, into arrays that the caller gives (a rank's
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from operator import call
 from typing import Any
 
@@ -74,7 +73,10 @@ class LoopVectorEnv(Members):
         self._keeps_observations = self.autoreset_mode is AutoresetMode.DISABLED
         self._observations: list[Any] = []  # Those of now, for the envs that a mask leaves out.
         self._checked = leaves(self.single_observation_space) if on_fault.check_finite else ()
-        self._outcomes: list[Any] = [None] * self.num_envs  # Of the sweep under way as many as have come.
+        self._outcomes: list[Any] | None = None  # Of the sweep under way as many as have come.
+        self.failing: set[int] | None = (
+            None  # While episodes are taken again: envs that failed, and are left out since.
+        )
 
     def write_to(self, columns: Columns) -> None:
         """From now on write outputs into these arrays of `num_envs` rows, and return them."""
@@ -105,7 +107,8 @@ class LoopVectorEnv(Members):
         infos: dict[str, Any] = {}
         for index in indices:
             observations[index], info = self._begin(index, self._given_reset(index, seeds[index], options))
-            self._calls[index] = self._steps[index]
+            if not self.failing or index not in self.failing:
+                self._calls[index] = self._steps[index]
             self._add_infos(infos, self._wanted([info]), index)
         for column in self.columns.results:
             column[indices] = 0
@@ -173,17 +176,20 @@ class LoopVectorEnv(Members):
         return columns
 
     def _step_each(self, actions: Any) -> list[tuple[Any, ...]]:
-        outcomes = self._outcomes = []
+        outcomes: list[tuple[Any, ...]] = []
         pending = map(call, self._calls, self._split_actions(actions))
         while len(outcomes) < self.num_envs:
             try:
+                self._outcomes = outcomes
                 outcomes.extend(pending)  # If one raises, its place is known, and the others can go on.
                 if len(outcomes) < self.num_envs:
                     raise StopIteration  # An env has raised it, and `extend` taken it for the end.
             except KeyboardInterrupt:
                 raise
             except BaseException as error:
+                self._outcomes = None
                 outcomes.append(self._forgive(len(outcomes), error))
+        self._outcomes = None
         return outcomes
 
     def _transposed(self, outcomes: list[tuple[Any, ...]]) -> tuple[tuple[Any, ...], ...]:
@@ -201,15 +207,24 @@ class LoopVectorEnv(Members):
         EnvError, DataError
             It has failed too often.
         """
+        if self.failing is not None:
+            self.leave_out(index)
+            return self._calls[index](None)
         self._restart(index, error)
         return self._last_observation(index), 0.0, False, True, {"env_error": self.faults[-1][1]}
+
+    def leave_out(self, index: int) -> None:
+        """Call an env no more, and say in each step that it is truncated, which no episode under way is."""
+        self.failing.add(index)
+        last = self._last_observation(index)
+        self._calls[index] = lambda _action: (last, 0.0, False, True, {})
 
     def _last_observation(self, index: int) -> Any:
         parts = [np.array(array[index]) for array in self.columns.observation_arrays]
         return tree_of(self.single_observation_space, parts)
 
-    def _make_anew(self, index: int) -> None:
-        super()._make_anew(index)
+    def make_anew(self, index: int) -> None:
+        super().make_anew(index)
         self._steps[index] = self._calls[index] = self._named(index, self._inner[index].step)
         self._reset_from_outside(index)
 
@@ -217,26 +232,6 @@ class LoopVectorEnv(Members):
         """From now on call the outermost wrappers of an env, which do not know of a reset yet."""
         self._own_resets[index] = self._own_reset(index, self.envs[index])
         self._resets[index] = self._reset_instead(index)
-
-    def _own_reset(self, index: int, env: gymnasium.Env) -> Callable[[], tuple[Any, dict[str, Any]]]:
-        """What begins an env's episode that nobody asked for, with the arguments that reach it in Gymnasium."""
-        given = {} if env is self.envs[index] else {"seed": None, "options": None}  # Wrappers pass on their defaults.
-        reset = self._named(index, env.reset)
-        if self._seeds is None:
-            return partial(reset, **given)
-        return lambda: reset(**given | {"seed": self._draw(index)})
-
-    def _given_reset(self, index: int, seed: int | None, options: Any) -> Callable[[], tuple[Any, dict[str, Any]]]:
-        """What begins an episode from outside the wrappers; called again, the same one."""
-        is_to_draw = self._seeds is not None and seed is None
-
-        def reset():
-            nonlocal seed, is_to_draw
-            if is_to_draw:
-                seed, is_to_draw = self._draw(index), False
-            return self._named(index, self.envs[index].reset)(seed=seed, options=options)
-
-        return reset
 
     def _reset_instead(self, index: int) -> Callable[[Any], tuple[Any, ...]]:
         reset, begin = self._own_resets[index], self._time.begin
@@ -261,13 +256,20 @@ class LoopVectorEnv(Members):
             except KeyboardInterrupt:
                 raise
             except BaseException as error:
+                if self.failing is not None:
+                    self.leave_out(index)
+                    return self._last_observation(index), {}
                 self._restart(index, error)
 
-    def at_work(self) -> tuple[int, Any] | None:
-        """The place of the env that is being called, and what is another for each call; for another thread to ask."""
-        place, position = self._called, len(self._outcomes)
-        place = position if place < 0 and position < self.num_envs else place
-        return None if place < 0 else (place, (self._time.num_steps, self._num_calls, position))
+    def at_work(self) -> tuple[int, Any, float] | None:
+        """For another thread to ask: the env that is being called, what is another for each call, and its patience."""
+        called, outcomes = self._called, self._outcomes
+        if called is not None:
+            return called[0], ("call", called[1]), called[2]
+        if outcomes is None or len(outcomes) == self.num_envs:
+            return None
+        place = len(outcomes)
+        return place, ("step", self._time.num_steps, place), 1.0
 
     def _begin_again(self, observations: Sequence[Any], infos: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
         """Reset the envs that have just ended, keeping their last observations and infos apart.

@@ -2,10 +2,12 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import gymnasium
 import numpy as np
+from gymnasium.error import ResetNeeded
 from gymnasium.vector import VectorEnv
 from gymnasium.vector.utils import batch_space
 
@@ -14,6 +16,8 @@ from mpi_rollout.envs.inputs import action_splitter
 from mpi_rollout.envs.time_limits import TimeLimits, step_over_wrappers
 from mpi_rollout.errors import DataError, EnvError, RolloutError, UsageError
 from mpi_rollout.layout import describe, leaves
+
+MAKE_PATIENCE = 10.0  # Simulators may take long to start: so many times the limit of a step.
 
 
 class Members(VectorEnv):
@@ -61,7 +65,10 @@ class Members(VectorEnv):
         self._episode_seeds: list[int | None] = [None] * self.num_envs
         self.faults: list[tuple[int, str, str]] = []
         self._num_restarts = [0] * self.num_envs
-        self._called, self._num_calls = -1, 0  # The env that is being reset or made, and how often one was.
+        # The env that is being reset, closed or made, the number of such calls, and its patience.
+        self._called: tuple[int, int, float] | None = None
+        self._num_calls = 0
+        self._frames: list[Any] = [None] * self.num_envs
 
     def _named(self, index: int, function: Callable[..., Any]) -> Callable[..., Any]:
         if self._on_fault.timeout_s is None:
@@ -91,13 +98,12 @@ class Members(VectorEnv):
             if most:
                 fault.args = (f"{fault}; it was made anew {most} times already",)
             raise fault from error
-        with self._calling(index):
-            self._make_anew(index)
+        self.make_anew(index)
         self._num_restarts[index] += 1
         times = f"made anew, {self._num_restarts[index]} of {most} times"
         self.faults.append((self._first_env_index + index, f"{fault}{raised_at(error)}", times))
 
-    def _make_anew(self, index: int) -> None:
+    def make_anew(self, index: int) -> None:
         """Put a new env in the place of one that has failed.
 
         Raises
@@ -105,12 +111,13 @@ class Members(VectorEnv):
         EnvError
             It cannot be made.
         """
-        with suppress(Exception):  # What is wrong with it is known.
+        with suppress(Exception, SystemExit, EnvTimeout), self._calling(index):  # What is wrong with it is known.
             self.envs[index].close()
         try:
-            env = self._env_fns[index]()
+            with self._calling(index, patience=MAKE_PATIENCE):
+                env = self._env_fns[index]()
             self._check_spaces(index, env)
-        except (Exception, SystemExit) as error:
+        except (Exception, SystemExit, EnvTimeout) as error:
             what = error if isinstance(error, RolloutError) else f"{type(error).__name__}: {error}"
             raise EnvError(f"env {self._first_env_index + index} could not be made anew: {what}") from error
         self.envs[index] = env
@@ -118,19 +125,19 @@ class Members(VectorEnv):
         self._time.replace(index, limits)
 
     @contextmanager
-    def _calling(self, index: int) -> Iterator[None]:
-        """Say which env is at work, for who asks meanwhile."""
-        self._called = index
+    def _calling(self, index: int, patience: float = 1.0) -> Iterator[None]:
+        """Say which env is at work, for who asks meanwhile, and how many times the usual limit it may take."""
         self._num_calls += 1
+        self._called = index, self._num_calls, patience
         try:
             yield
         finally:
-            self._called = -1
+            self._called = None
 
     def _error(self, place: int, error: BaseException) -> RolloutError:
         what = f"{self.describe(place)}: "
         if isinstance(error, NotFinite):
-            return DataError(f"{what}{error}, which --check-finite takes for a failure")
+            return DataError(f"{what}{error}, which is not finite")
         if isinstance(error, SystemExit):
             return EnvError(f"{what}called sys.exit({error.code})")
         if isinstance(error, EnvTimeout):
@@ -152,6 +159,26 @@ class Members(VectorEnv):
         """Give one env other seeds for its episodes from the next reset on; so many have been before."""
         self._seeds[index], self._episodes[index] = seeds, num_before
 
+    def _own_reset(self, index: int, env: gymnasium.Env) -> Callable[[], tuple[Any, dict[str, Any]]]:
+        """What begins an env's episode that nobody asked for, with the arguments that reach it in Gymnasium."""
+        given = {} if env is self.envs[index] else {"seed": None, "options": None}  # Wrappers pass on their defaults.
+        reset = self._named(index, env.reset)
+        if self._seeds is None:
+            return partial(reset, **given)
+        return lambda: reset(**given | {"seed": self._draw(index)})
+
+    def _given_reset(self, index: int, seed: int | None, options: Any) -> Callable[[], tuple[Any, dict[str, Any]]]:
+        """What begins an episode from outside the wrappers; called again, the same one."""
+        is_to_draw = self._seeds is not None and seed is None
+
+        def reset():
+            nonlocal seed, is_to_draw
+            if is_to_draw:
+                seed, is_to_draw = self._draw(index), False
+            return self._named(index, self.envs[index].reset)(seed=seed, options=options)
+
+        return reset
+
     def _draw(self, index: int) -> int:
         """The seed of an env's next episode."""
         self._episodes[index] += 1
@@ -161,7 +188,16 @@ class Members(VectorEnv):
     def render(self) -> tuple[Any, ...]:
         """The envs' frames."""
         with self._time.in_wrappers():
-            return tuple(env.render() for env in self.envs)
+            return tuple(map(self._frame, range(self.num_envs)))
+
+    def _frame(self, index: int) -> Any:
+        """An env's frame; of one that was made anew and not reset since, that of the env before it."""
+        try:
+            self._frames[index] = self.envs[index].render()
+        except ResetNeeded:
+            if not self._num_restarts[index]:
+                raise
+        return self._frames[index]
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Call each env's method `name`, or get its attribute, wherever in its wrappers it is."""
@@ -213,5 +249,13 @@ class Members(VectorEnv):
         return self.get_attr("np_random_seed")
 
     def close_extras(self, **kwargs: Any) -> None:
-        for env in self.envs:
-            env.close()
+        """Close all envs, also when one cannot be closed; raise what the first of these raises."""
+        problems = []
+        for index, env in enumerate(self.envs):
+            try:
+                with self._calling(index):
+                    env.close()
+            except (Exception, SystemExit, EnvTimeout) as error:
+                problems.append(error)
+        if problems:
+            raise problems[0]

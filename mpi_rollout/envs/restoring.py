@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from mpi_rollout.envs.loop import LoopVectorEnv
+from mpi_rollout.errors import EnvError
 from mpi_rollout.layout import leaves, tree_of
 from mpi_rollout.seeding import episode_seeds
 
@@ -51,14 +52,15 @@ class Restoring:
 
     def begin(self) -> tuple[Any, dict[str, Any]]:
         """Reset the envs with their running episodes' seeds, if one is running; return what `reset` returns."""
-        past = self._past
+        past, self._envs.failing = self._past, set()
         envs, space = self._envs, self._envs.single_observation_space
         for place, env_index in enumerate(self._env_indices):
             envs.seed_episodes(place, past.seeds(env_index), int(past.episodes[env_index]))
         is_running = [past.starts[env_index] <= past.num_steps for env_index in self._env_indices]
         outputs = envs.reset_some(np.flatnonzero(is_running).tolist())
         for place, observation in enumerate(each_of(space, envs.columns.observations, envs.num_envs)):
-            envs.hold(place, observation)
+            if place not in envs.failing:
+                envs.hold(place, observation)
         return outputs
 
     def step(self, step: int, actions: Any) -> tuple[Any, ...]:
@@ -68,7 +70,11 @@ class Restoring:
 
     def finish(self, lost: Sequence[int]) -> None:
         """Be ready for the next step of the run; envs that did not reproduce themselves begin a new episode in it."""
-        past = self._past
+        past, failing, self._envs.failing = self._past, self._envs.failing, None
+        for place in failing:
+            if self._env_indices[place] not in lost:  # It should have been seen that it is truncated.
+                raise EnvError(f"env {self._env_indices[place]} failed when its running episode was begun again")
+            self._envs.make_anew(place)
         for step in range(past.num_steps, past.num_steps + 2):
             self._release(step)
         for place, env_index in enumerate(self._env_indices):
@@ -80,7 +86,7 @@ class Restoring:
 
     def _release(self, step: int) -> None:
         for place, env_index in enumerate(self._env_indices):
-            if self._past.starts[env_index] == step:
+            if self._past.starts[env_index] == step and place not in (self._envs.failing or ()):
                 self._envs.release(place)
 
 

@@ -9,7 +9,7 @@ import h5py
 import numpy as np
 
 from mpi_rollout.errors import DataError, first_line
-from mpi_rollout.storage.schema import FORMAT, FORMAT_VERSION
+from mpi_rollout.storage.schema import FAULT, FORMAT, FORMAT_VERSION
 
 Tell = Callable[[str], None]  # Is told what is being read, in a process that somebody watches.
 
@@ -86,7 +86,7 @@ def committed_faults(file: h5py.File, num_steps: int | None = None) -> np.ndarra
     """Read the rows of /faults of committed steps, or of the first `num_steps`."""
     if num_steps is None and "trajectories" in file:
         num_steps = int(file["trajectories"].attrs["num_steps"])
-    faults = file["faults"][...]
+    faults = file["faults"][...] if "faults" in file else np.zeros(0, FAULT)  # Files of before 0.1 have none.
     return faults if num_steps is None else faults[faults["step"] < num_steps]
 
 

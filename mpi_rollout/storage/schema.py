@@ -97,7 +97,7 @@ class Schema:
 def fault_row(env_index: int, step: int, message: str) -> tuple[int, int, bytes]:
     """A row of /faults; a message that is too long loses its end."""
     room = FAULT["message"].itemsize
-    return env_index, step, message.encode()[:room].decode(errors="ignore").encode()
+    return env_index, step, message.encode(errors="backslashreplace")[:room].decode(errors="ignore").encode()
 
 
 def digest_of(attributes: Mapping[str, Any]) -> str:
