@@ -79,7 +79,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
     return of
 
 
-@pytest.mark.mpi(1, 2, 3, 5)
+@pytest.mark.mpi(1, 2, 5)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("env", ENVS)
 def test_all_that_is_returned_is_what_gymnasium_gives(recorded: Recorded, num_ranks: int, env: str, mode: str):

@@ -88,7 +88,7 @@ def assert_no_leak(mapped: set[Path], is_cleaned: bool) -> None:
 # --- Processes
 
 
-@pytest.mark.mpi(2, 3)
+@pytest.mark.mpi(3)
 @pytest.mark.parametrize("victim", ["worker", "root", "launcher"])
 def test_after_a_sigkill_all_are_gone_soon_and_the_same_command_continues(job, expected, num_ranks, victim):
     run = start(job, num_ranks)
@@ -127,7 +127,7 @@ def test_a_worker_that_stands_still_for_a_while_is_waited_for(job, expected, num
     assert_same_bytes(datasets(job.folder / "run.h5"), expected)
 
 
-@pytest.mark.mpi(2, 3)
+@pytest.mark.mpi(3)
 def test_ctrl_c_in_a_terminal_ends_the_job_and_the_same_command_continues(job, expected, num_ranks):
     """The terminal signals the launcher and what is in its process group; Open MPI then ends the ranks by itself."""
     run = start(job, num_ranks)
