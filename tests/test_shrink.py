@@ -263,7 +263,8 @@ def test_a_run_that_lost_envs_is_interrupted_and_stops_with_the_code_for_it(ulfm
 
 @pytest.mark.mpi(3)
 def test_envs_that_were_lost_begin_again_when_the_run_is_continued(ulfm, job, num_ranks):
-    arguments = ("--env-factory", "faults:paced", *kwargs(sleep_s=0.0002), "--num-envs", "10", "--num-steps", "4000")
+    env = "--env-factory", "moody:slow", *kwargs(sleep_s=0.0003)
+    arguments = (*env, "--num-envs", "10", "--num-steps", "3000")
     run = start(job, num_ranks, *arguments)
     run.wait_until(lambda: committed(job.folder / "run.h5.part"))
     kill(run, 2, 1)
@@ -272,7 +273,7 @@ def test_envs_that_were_lost_begin_again_when_the_run_is_continued(ulfm, job, nu
     assert run.finish().code == 75
     assert_verified(job, "run.h5.part")
     lost, num_before = faults_in(job.folder / "run.h5.part"), committed(job.folder / "run.h5.part")
-    assert [env for env, _ in lost] == [4, 5, 6] and len({step for _, step in lost}) == 1
+    assert [env for env, _ in lost] == [7, 8, 9] and len({step for _, step in lost}) == 1
     result = job(2, *arguments, "--progress", "none", "--out", "run.h5")
     assert result.code == 0, result.err
     assert_verified(job, "run.h5")
@@ -289,12 +290,12 @@ def faults_in(path: Path) -> list[tuple[int, int]]:
     """Env and step of each fault that a file tells of."""
     with h5py.File(path, libver="latest", swmr=True) as file:
         rows = file["faults"][...]
-    assert all(row["message"].startswith(b"lost rank 1 ") for row in rows)
+    assert all(row["message"].startswith(b"lost rank ") for row in rows)
     return sorted((int(row["env_index"]), int(row["step"])) for row in rows)
 
 
 def assert_verified(job: Job, name: str) -> None:
-    result = job(None, "verify", name, "--replay", "3")
+    result = job(None, "verify", name)
     assert result.code == 0, result.err
 
 
