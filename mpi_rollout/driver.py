@@ -77,6 +77,7 @@ class Driver:
         self._serves_first_ready = exchanges.division.first_ready
         own = [lane for lane in self.lanes if lane.exchange.first_rank == ROOT]
         self._own_lane = own[0] if own and self._serves_first_ready else None
+        self._num_passed = 0  # Slots of others that have come while the root's own slice waits to be stepped.
         self._told_signal = 0
 
     @property
@@ -171,19 +172,20 @@ class Driver:
     def _arrivals(self, least: int) -> list[Lane]:
         """Lanes whose slots have come.
 
-        The root's own slice is stepped while too few have come, or when its order is the oldest: else fast ranks
-        would keep it from ever being stepped.
+        The root's own slice is stepped while too few have come, or when as many others have come as there are: else
+        fast ranks would keep it from ever being stepped.
         """
         least = min(least, len(self.under_way))
         own_waits = self._own_lane in self.under_way
-        own_is_due = own_waits and next(iter(self.under_way)) is self._own_lane
+        own_is_due = own_waits and self._num_passed >= len(self.lanes) - 1
         found: list[Lane] = []
         while len(found) < least:
             arrived = self.exchanges.arrived(wait=not own_waits)
             found += [self._lane_of[exchange] for exchange in arrived]
+            self._num_passed += len(arrived)
             if own_waits and (own_is_due or len(found) < least):
                 found.append(self._complete(self._own_lane))
-                own_waits = False
+                own_waits, self._num_passed = False, 0
         return found
 
     def take_infos(self, lanes: Sequence[Lane]) -> dict[str, Any]:

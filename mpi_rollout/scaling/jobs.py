@@ -116,10 +116,10 @@ def run_job(command: list[str], folder: Path, timeout_s: float, stop: Stop) -> d
         _end(process)
     told = err.read_text(errors="replace")
     stop.check("the study was")
-    if process.returncode == Interrupted.exit_code:  # Somebody stopped the job, or its batch job's time is over.
-        raise Interrupted(f"the study was stopped with its job{_tail(told)}")
     if not ended:
         raise JobFailed(f"did not end within {timeout_s:g} s" + _tail(told))
+    if process.returncode == Interrupted.exit_code:  # Somebody stopped the job, or its batch job's time is over.
+        raise Interrupted(f"the study was stopped with its job{_tail(told)}")
     if process.returncode:
         code = process.returncode
         how = f"exit code {code}" if code > 0 else f"ended by {signal.Signals(-code).name}"
