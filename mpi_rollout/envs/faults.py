@@ -59,6 +59,8 @@ def not_finite(columns: Iterable[tuple[str, Sequence[Any]]]) -> dict[int, str]:
     """
     found: dict[int, str] = {}
     for name, parts in columns:
+        if are_finite(parts):
+            continue
         try:
             array = np.asarray(parts, np.float64)
         except (TypeError, ValueError):
@@ -67,6 +69,14 @@ def not_finite(columns: Iterable[tuple[str, Sequence[Any]]]) -> dict[int, str]:
             at = f" at [{', '.join(map(str, where))}]" if where else ""
             found.setdefault(place, f"its {name} is {array[(place, *where)]}{at}")
     return found
+
+
+def are_finite(parts: Sequence[Any]) -> bool:
+    """Tell, soon, that all is well; False where that is not sure."""
+    try:
+        return bool(np.isfinite(np.concatenate(parts) if np.shape(parts[0]) else np.array(parts)).all())
+    except (TypeError, ValueError, IndexError):
+        return False
 
 
 def floats_of(observations: Sequence[Leaf], outputs: Any) -> Iterator[tuple[str, Any]]:
