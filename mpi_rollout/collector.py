@@ -7,16 +7,17 @@ that is no transition: its action is ignored, its reward is 0, it leads to the n
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Protocol
 
 import numpy as np
 
 from mpi_rollout.driver import Driver, Lane
-from mpi_rollout.exchange import Command, Destination, Exchanges
+from mpi_rollout.exchange import Command, Destination
 from mpi_rollout.layout import Block, leaves, rows_of, tree_of
 from mpi_rollout.policy import Policy, RandomPolicy
+from mpi_rollout.tally import Tally
 
 
 class Sink(Protocol):
@@ -49,52 +50,6 @@ class Discard:
 
     def submit(self, block: Block, num_rows: int) -> None:
         pass
-
-
-@dataclass
-class Tally:
-    """Counts over the rows that were collected so far.
-
-    `slowest_s` adds up, exchange by exchange, the seconds of the slowest rank; `mean_s` those of the ranks on
-    average.  All of lockstep's waiting for imbalance is the difference.  Where no rank waits for another, the
-    whole run is as one step.
-    """
-
-    exchanges: Exchanges
-    env_steps: int = 0
-    step_s: np.ndarray = field(init=False)  # Of each rank.
-    _lockstep_s: np.ndarray = field(init=False)
-    _ended: int = 0
-
-    def __post_init__(self):
-        self.step_s = np.zeros(self.exchanges.division.num_ranks)
-        self._lockstep_s = np.zeros(2)
-
-    def add(self, block: Block, start: int, stop: int) -> None:
-        """Count rows start to stop.  Rows after an episode's end are no env steps: see the module."""
-        ends = np.count_nonzero(block.terminations[start:stop] | block.truncations[start:stop], axis=1)
-        num_ends = int(ends.sum())
-        last = int(ends[-1])
-        self.env_steps += (stop - start) * block.rewards.shape[1] - (self._ended + num_ends - last)
-        self._ended = last
-        seconds = block.step_s[start:stop]
-        np.add.at(self.step_s, self.exchanges.rank_of_slot, seconds.sum(axis=0))
-        num_stepping = self.exchanges.num_stepping
-        for slots in self.exchanges.slots:
-            part = seconds[:, slots]
-            self._lockstep_s += part.max(axis=1).sum(), part.sum() / num_stepping
-
-    def go_on(self, num_ended: int) -> None:
-        """Count from a step on in whose predecessor some envs' episodes ended."""
-        self._ended = num_ended
-
-    @property
-    def slowest_s(self) -> float:
-        return float(self.step_s.max() if self.exchanges.division.first_ready else self._lockstep_s[0])
-
-    @property
-    def mean_s(self) -> float:
-        return float(self._lockstep_s[1])
 
 
 @dataclass(eq=False)

@@ -16,7 +16,7 @@ policy
 mpi messages shrink exchange
 envs.outputs envs.inputs envs.time_limits envs.faults envs.members envs.loop envs.restoring envs.bare envs
 watchdog slices worker driver vector_env assembly connection sb3 examples.train_ppo
-limit collector losses catchup
+limit tally collector losses catchup
 storage.child storage.unmarked storage.schema storage.reader storage.episodes
 storage.checksum storage.chunks storage.lock storage.past storage.verification storage.output storage.writer storage
 storage.recovery
