@@ -227,7 +227,7 @@ def past_failing_envs(infos: Any) -> list[tuple[list[int], list[int]]]:
     with connect("moody:Moody", 5, max_env_restarts=1000, infos=infos) as envs:
         if envs is not None:
             envs.reset(seed=3)
-            for _ in range(30):
+            for _ in range(100):
                 *_, truncations, told = envs.step(np.zeros(5, np.int64))
                 why = told.get("env_error", np.full(5, None, object))
                 found.append((np.flatnonzero(truncations).tolist(), [i for i in range(5) if why[i] is not None]))
