@@ -15,6 +15,7 @@ from mpi_rollout.infos import Infos, info_leaves, names_of
 from mpi_rollout.layout import describe
 from mpi_rollout.partition import Division
 from mpi_rollout.slices import Slice
+from mpi_rollout.waiting import must_share_cores
 from mpi_rollout.worker import Worker
 
 
@@ -32,6 +33,8 @@ class Plan:
         What to do about envs that fail.
     is_surviving
         Go on without ranks that are lost, see `shrink`.
+    wait
+        One of `config.WAITS`.
     """
 
     make: EnvMaker
@@ -41,6 +44,7 @@ class Plan:
     infos: Infos = "none"
     on_fault: OnFault = ABORT
     is_surviving: bool = False
+    wait: str = "auto"
 
     @property
     def has_final_observations(self) -> bool:
@@ -116,7 +120,8 @@ def assemble(
         facts = comm.bcast(facts if comm.rank == first else None, first)
     infos = info_leaves(plan.infos, plan.has_final_observations)
     contents = Contents(facts.observation_space, facts.action_space, plan.has_final_observations, infos)
-    exchanges = Exchanges(comm, plan.division, contents, plan.is_surviving)
+    sleeps = must_share_cores(comm) if plan.wait == "auto" else plan.wait == "sleep"
+    exchanges = Exchanges(comm, plan.division, contents, plan.is_surviving, sleeps)
     own = [exchange for exchange in exchanges.all if exchange.envs]
     slices = [Slice(exchange, envs, plan.infos, plan.on_fault) for exchange, envs in zip(own, part.envs, strict=True)]
     worker = Worker(exchanges, slices, methods(exchanges))

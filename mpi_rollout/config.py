@@ -18,6 +18,7 @@ VECTORIZATION_MODES = ("sync", "vector_entry_point")
 MODES = ("sync", "async")
 ON_ENV_ERROR = ("abort", "restart")
 FAULT_TOLERANCE = ("abort", "shrink")
+WAITS = ("auto", "spin", "sleep")
 PROGRESS = ("auto", "bar", "lines", "none")
 
 
@@ -42,7 +43,7 @@ LEAST = {
 }  # fmt: skip
 CHOICES = {
     "vectorization_mode": VECTORIZATION_MODES, "mode": MODES, "ft": FAULT_TOLERANCE, "on_env_error": ON_ENV_ERROR,
-    "progress": PROGRESS,
+    "wait": WAITS, "progress": PROGRESS,
 }  # fmt: skip
 
 
@@ -80,8 +81,13 @@ class RolloutConfig:
     num_groups: int = option(1, "groups of envs that are stepped in turn: 2 let the ranks step while the policy works")
     batch_size: int = option(1, "with --mode async, the ranks whose envs the policy is given together")
     dedicated_root: bool = option(False, "rank 0 steps no envs")
+    wait: str = option(
+        "auto", "how a rank waits for messages: at the cost of its core, which is quickest, or asleep; auto is asleep "
+        "where a host has more ranks than cores", choices=WAITS,
+    )  # fmt: skip
     trajectories: bool = option(True, "store what the envs did, not the throughput alone")
     measure_limit: bool = option(False, "measure bare env.step loops between parts of the run and tell the ratio")
+    limit_s: float = option(1.0, "with --measure-limit, seconds of each of its six measurements", metavar="S")
     on_env_error: str = option(
         "abort", "an env that fails ends the run, or is made anew: its episode is then truncated and faulted",
         choices=ON_ENV_ERROR,
@@ -118,6 +124,8 @@ class RolloutConfig:
         for name, allowed in CHOICES.items():
             if getattr(self, name) not in allowed:
                 raise UsageError(f"{flag(name)} must be one of {', '.join(allowed)}, got {getattr(self, name)}")
+        if not 0 < self.limit_s <= MAX_TIMEOUT_S:
+            raise UsageError(f"--limit-s must be more than 0 s and at most {MAX_TIMEOUT_S:g}, got {self.limit_s:g}")
         if self.env_timeout is not None and not 0 < self.env_timeout <= MAX_TIMEOUT_S:
             raise UsageError(
                 f"--env-timeout must be more than 0 s and at most {MAX_TIMEOUT_S:g}, got {self.env_timeout:g}"

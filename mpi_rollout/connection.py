@@ -21,7 +21,7 @@ from gymnasium.vector import AutoresetMode
 
 from mpi_rollout import mpi
 from mpi_rollout.assembly import Part, Plan, assemble, check_batch_size, divide, make_part
-from mpi_rollout.config import MAX_TIMEOUT_S, VECTORIZATION_MODES, versions
+from mpi_rollout.config import MAX_TIMEOUT_S, VECTORIZATION_MODES, WAITS, versions
 from mpi_rollout.driver import Driver
 from mpi_rollout.envs import EnvMaker
 from mpi_rollout.envs.faults import OnFault
@@ -48,6 +48,7 @@ def connect(
     max_env_restarts: int = 0,
     env_timeout_s: float | None = None,
     check_finite: bool = False,
+    wait: str = "auto",
     comm: Any = None,
     timeout_s: float = 300.0,
 ) -> "Connection":
@@ -84,6 +85,9 @@ def connect(
         How long a step or reset may take; more is a failure.
     check_finite
         NaN and infinity in observations and rewards are failures.
+    wait
+        How a rank waits for messages: "spin", at the cost of its core, "sleep", or "auto": asleep where a host has more
+        ranks than cores.
     comm
         The ranks to connect, COMM_WORLD by default; the root is its rank 0.
     timeout_s
@@ -101,7 +105,9 @@ def connect(
     """
     make = EnvMaker(env, dict(env_kwargs or {}), vectorization_mode)
     on_fault = OnFault(max_env_restarts, check_finite, env_timeout_s)
-    request = Request(make, num_envs, autoreset_mode, infos, copy, num_groups, batch_size, dedicated_root, on_fault)
+    request = Request(
+        make, num_envs, autoreset_mode, infos, copy, num_groups, batch_size, dedicated_root, on_fault, wait
+    )
     return Connection(request, comm, timeout_s)
 
 
@@ -118,6 +124,7 @@ class Request:
     batch_size: int | None
     dedicated_root: bool
     on_fault: OnFault
+    wait: str
 
     def plan(self, num_ranks: int) -> Plan:
         """Make a plan for some ranks.
@@ -127,9 +134,10 @@ class Request:
         UsageError
             An argument cannot work.
         """
-        allowed = ", ".join(VECTORIZATION_MODES)
-        if self.make.vectorization_mode not in VECTORIZATION_MODES:
-            raise UsageError(f"vectorization_mode must be one of {allowed}, got {self.make.vectorization_mode!r}")
+        chosen = ("vectorization_mode", VECTORIZATION_MODES, self.make.vectorization_mode), ("wait", WAITS, self.wait)
+        for name, allowed, value in chosen:
+            if value not in allowed:
+                raise UsageError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
         if self.batch_size is not None and self.num_groups > 1:
             raise UsageError(f"batch_size makes a group of each rank, got num_groups={self.num_groups} too; use one")
         for name in ("num_envs", "num_groups"):
@@ -138,7 +146,7 @@ class Request:
         is_first_ready = self.batch_size is not None
         division = divide(self.num_envs, num_ranks, self.dedicated_root, self.num_groups, is_first_ready)
         check_batch_size(division, self.batch_size if is_first_ready else 1, "batch_size")
-        return Plan(self.make, division, None, self.mode, self.infos, self._checked_on_fault())
+        return Plan(self.make, division, None, self.mode, self.infos, self._checked_on_fault(), wait=self.wait)
 
     def _checked_on_fault(self) -> OnFault:
         most, timeout_s = self.on_fault.max_restarts, self.on_fault.timeout_s

@@ -24,6 +24,7 @@ from mpi_rollout.messages import INFOS_TAG, Alone, Direct, Lockstep, Overlapped
 from mpi_rollout.mpi import ROOT
 from mpi_rollout.partition import Division, Partition
 from mpi_rollout.shrink import Surviving
+from mpi_rollout.waiting import Sleeping, Spinning
 
 # A slot's mark: 0 is all is well, the negative number of a signal asks for the run's end.
 FAULT = 1
@@ -62,9 +63,13 @@ class Exchange:
         Its rank 0 is the rank `first_rank` of the communicator.
     kind
         One of the classes of `messages`.
+    sleeps
+        This rank sleeps while it waits; for `Direct` alone.
     """
 
-    def __init__(self, comm: Any, partition: Partition, first_rank: int, contents: Contents, kind: type):
+    def __init__(
+        self, comm: Any, partition: Partition, first_rank: int, contents: Contents, kind: type, sleeps: bool = False
+    ):
         self.comm, self.partition, self.first_rank = comm, partition, first_rank
         self.is_root = comm.rank == ROOT
         self.envs = partition.envs_of(comm.rank - first_rank)
@@ -75,11 +80,18 @@ class Exchange:
         if kind is Alone:
             self.messages: Any = Alone()
         elif kind is Direct:
-            self.messages = Direct(comm, self._order, self._slots[0] if self.is_root else self._slot, first_rank)
+            self.messages = self._make_direct(sleeps)
         else:
             self.messages = kind(comm, self._order, self._slot, self._slots if self.is_root else None)
         if kind is Surviving and self.is_root:
             self.messages.marks = self.marks
+
+    def _make_direct(self, sleeps: bool) -> Direct:
+        first, waiting = self.first_rank, Sleeping() if sleeps else Spinning()
+        if not self.is_root:
+            return Direct(self.comm, self._order, self._slot, None, (), waiting)
+        peers = [rank for rank in range(first, first + self.partition.num_ranks) if rank != ROOT]
+        return Direct(self.comm, self._order, None, [self._slots[peer - first] for peer in peers], peers, waiting)
 
     def _lay_out_order(self, action_space: spaces.Space) -> None:
         """Header of two int64, then the actions in columns of (num_envs, ...)."""
@@ -215,10 +227,15 @@ class Exchanges:
         For each of `all` its columns in `Block.step_s`; `num_slots` in all, `rank_of_slot` has their ranks.
     num_stepping
         Ranks that step envs.
+    sleeps
+        Ranks sleep while they wait.
     """
 
-    def __init__(self, comm: Any, division: Division, contents: Contents, is_surviving: bool = False):
-        self.division, self.contents, self._is_surviving = division, contents, is_surviving
+    def __init__(
+        self, comm: Any, division: Division, contents: Contents, is_surviving: bool = False, sleeps: bool = False
+    ):
+        self.division, self.contents, self._is_surviving, self.sleeps = division, contents, is_surviving, sleeps
+        self._waiting = Sleeping() if sleeps else Spinning()
         self.num_stepping = len(division.stepping_ranks)
         parts = division.parts
         self._comms = [comm.Dup()] if division.first_ready else [comm.Dup() for _ in parts]
@@ -226,7 +243,8 @@ class Exchanges:
         self.all, self.slots, start = [], [], 0
         for part_comm, (first_rank, partition) in zip(comms, parts, strict=True):
             if comm.rank == ROOT or comm.rank in range(first_rank, first_rank + partition.num_ranks):
-                self.all.append(Exchange(part_comm, partition, first_rank, contents, self._kind(first_rank)))
+                kind = self._kind(first_rank)
+                self.all.append(Exchange(part_comm, partition, first_rank, contents, kind, sleeps))
                 self.slots.append(slice(start, start + partition.num_ranks))
             start += partition.num_ranks
         self.num_slots = start
@@ -241,7 +259,7 @@ class Exchanges:
             return Surviving
         if self.division.num_ranks == 1 or (self.division.first_ready and first_rank == ROOT):
             return Alone
-        if self.division.first_ready:
+        if self.division.first_ready or self.sleeps:
             return Direct
         return Overlapped if len(self.division.parts) > 1 else Lockstep
 
@@ -250,9 +268,7 @@ class Exchanges:
         if len(self.all) == 1:
             exchange = self.all[0]
         else:
-            from mpi4py import MPI
-
-            exchange = self.all[MPI.Request.Waitany([each.messages.arrival for each in self.all])]
+            exchange = self.all[self._waiting.any([each.messages.arrival for each in self.all])]
         exchange.await_order()
         return exchange
 
@@ -260,10 +276,10 @@ class Exchanges:
         """With first ready: the other ranks' exchanges whose slots have come since they were asked; one at least if
         `wait`.
         """
-        from mpi4py import MPI
-
         requests = [each.messages.arrival for each in self.callers]  # Those not under way are inactive, and left out.
-        indices = MPI.Request.Waitsome(requests) if wait else MPI.Request.Testsome(requests)
+        if not requests:
+            return []
+        indices = self._waiting.some(requests) if wait else requests[0].Testsome(requests)
         found = [self.callers[index] for index in sorted(indices or ())]
         for exchange in found:
             exchange.await_slots()  # At once: they are there.

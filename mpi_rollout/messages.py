@@ -1,14 +1,16 @@
-"""How an order goes out and its slots come back: three ways with the same verbs.
+"""How an order goes out and its slots come back: four ways with the same verbs.
 
 Each rank makes one for its buffers and calls `post_order` and `await_slots` on the root, `await_order` and
 `post_slot` elsewhere, in turn.  An order and a slot are single buffers of bytes, so either is one message.
 
 Lockstep    blocking collectives: all ranks at once, the cheapest per step
 Overlapped  nonblocking collectives: a rank can be in several of these and obey whose order comes first
-Direct      messages between the root and one rank, which delays nobody else
+Direct      messages between the root and each of some ranks: none passes on what another one waits for, so with one
+            rank nobody else is delayed, and ranks may sleep while they wait
 Alone       the root to itself
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -120,23 +122,37 @@ class Overlapped(Lockstep):
 
 
 class Direct:
-    """Persistent sends and receives between the root and rank `peer`.
+    """Persistent sends and receives between the root and each of some other ranks.
 
-    `arrival` is the request of what this rank waits for: the slot on the root, the order elsewhere.
+    Parameters
+    ----------
+    slots
+        On the root those of `peers`, a row each; elsewhere None.
+    peers
+        On the root who takes part.
+    waiting
+        See `waiting`.
+
+    Attributes
+    ----------
+    arrival
+        The request of what this rank waits for, if that comes from one other rank: the slot on the root, the order
+        elsewhere.
     """
 
-    def __init__(self, comm: Any, order: np.ndarray, slot: np.ndarray, peer: int):
-        from mpi4py import MPI
-
-        self.comm, self._peer = comm, peer
-        order_message, slot_message = [order, MPI.BYTE], [slot, MPI.BYTE]
+    def __init__(
+        self, comm: Any, order: np.ndarray, slot: np.ndarray, slots: np.ndarray | None, peers: Sequence[int],
+        waiting: Any,
+    ):  # fmt: skip
+        self.comm, self._peers, self._waiting = comm, peers, waiting
         if comm.rank == ROOT:
-            self._post = comm.Send_init(order_message, peer, ORDER_TAG)
-            self.arrival = comm.Recv_init(slot_message, peer, SLOT_TAG)
+            self._sends = [comm.Send_init(order, peer, ORDER_TAG) for peer in peers]
+            self._receives = [comm.Recv_init(row, peer, SLOT_TAG) for row, peer in zip(slots, peers, strict=True)]
         else:
-            self._post = comm.Send_init(slot_message, ROOT, SLOT_TAG)
-            self.arrival = comm.Recv_init(order_message, ROOT, ORDER_TAG)
-        self._is_listening = self._is_posted = False
+            self._sends = [comm.Send_init(slot, ROOT, SLOT_TAG)]
+            self._receives = [comm.Recv_init(order, ROOT, ORDER_TAG)]
+        self.arrival = self._receives[0]
+        self._is_listening = False
         if comm.rank != ROOT:
             self.listen()
 
@@ -155,36 +171,37 @@ class Direct:
         self._send()
 
     def listen(self) -> None:
-        """Be ready to receive, before the other side is told to send; not all orders are answered by a slot."""
+        """Be ready to receive, before the other side is told to send; not all orders are answered by slots."""
         if not self._is_listening:
-            self.arrival.Start()
+            self.arrival.Startall(self._receives)
             self._is_listening = True
 
     def _arrive(self) -> None:
-        self.arrival.Wait()
+        self._waiting.all(self._receives)
         self._is_listening = False
 
     def _send(self) -> None:
         self.finish()
-        self._post.Start()
-        self._is_posted = True
+        self.arrival.Startall(self._sends)
 
     def spread(self, value: Any = None) -> Any:
-        """Send a Python object from the root to the peer, pickled, between an order and its slot."""
-        if self.comm.rank == ROOT:
-            self.comm.send(value, self._peer, OBJECT_TAG)
-            return value
-        return self.comm.recv(source=ROOT, tag=OBJECT_TAG)
+        """Send a Python object from the root to the others, pickled, between an order and its slots."""
+        if self.comm.rank != ROOT:
+            return self.comm.recv(source=ROOT, tag=OBJECT_TAG)
+        for peer in self._peers:
+            self.comm.send(value, peer, OBJECT_TAG)
+        return value
 
     def finish(self) -> None:
-        """Wait until what was sent has left."""
-        if self._is_posted:
-            self._post.Wait()
+        """Wait until what was sent has left: it has, once it was answered."""
+        self.arrival.Waitall(self._sends)
 
     def free(self) -> None:
         self.finish()
-        self._post.Free()
-        if self._is_listening:
-            self.arrival.Cancel()
-            self.arrival.Wait()
-        self.arrival.Free()
+        for request in self._receives:
+            if self._is_listening:
+                request.Cancel()
+                request.Wait()
+            request.Free()
+        for request in self._sends:
+            request.Free()

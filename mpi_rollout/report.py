@@ -36,6 +36,8 @@ class Outcome:
         Of one exchange: what goes to every rank, and what comes back from each.
     lost
         Ranks that the run went on without.
+    slept
+        Ranks slept while they waited for messages, see `waiting`.
     """
 
     file: str
@@ -60,6 +62,7 @@ class Outcome:
     order_bytes: int = 0
     slot_bytes: int = 0
     lost: list[Loss] = field(default_factory=list)
+    slept: bool = False
 
     @property
     def env_steps_per_s(self) -> float:

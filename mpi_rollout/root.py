@@ -29,7 +29,6 @@ from mpi_rollout.timing import PHASES
 from mpi_rollout.worker import Worker
 
 LIMIT_PARTS = 5
-LIMIT_S = 1.0
 NUM_BLOCKS = 3
 
 
@@ -207,7 +206,7 @@ class Root:
         return (tally.env_steps - env_steps) / (clock.now - start)
 
     def _measure_limit(self) -> float:
-        rate = sum(self.driver.call_ranks("limit", LIMIT_S))
+        rate = sum(self.driver.call_ranks("limit", self.config.limit_s))
         self.driver.clock.lap("other")
         self._looked_at = 0.0  # Rates are of the run alone.
         return rate
@@ -271,6 +270,7 @@ class Root:
             order_bytes=exchange.order_nbytes,
             slot_bytes=exchange.layout.nbytes,
             lost=self.losses.all,
+            slept=self.driver.exchanges.sleeps,
         )
 
     def _tell(self, outcome: Outcome) -> None:

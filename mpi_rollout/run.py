@@ -69,8 +69,9 @@ def prepare(config: RolloutConfig, comm: Any) -> tuple[Part, Policy | None, Any]
     )
     check_batch_size(division, config.batch_size, "--batch-size")
     plan = Plan(
-        maker_of(config), division, config.seed, on_fault=on_fault_of(config), is_surviving=config.ft == "shrink"
-    )
+        maker_of(config), division, config.seed, on_fault=on_fault_of(config), is_surviving=config.ft == "shrink",
+        wait=config.wait,
+    )  # fmt: skip
     policy = output = None
     if comm.rank == mpi.ROOT:
         from mpi_rollout.storage import open_output  # h5py is for the root alone.

@@ -34,6 +34,12 @@ WAYS: dict[str, dict[str, Any]] = {
     "dedicated root": {"dedicated_root": True},
     "dedicated root, first ready": {"dedicated_root": True, "batch_size": 1},
     "views": {"copy": False},
+    "spinning": {"wait": "spin"},
+    "two groups, spinning": {"wait": "spin", "num_groups": 2},
+    "first ready, spinning": {"wait": "spin", "batch_size": 1},
+    "sleeping": {"wait": "sleep"},
+    "two groups, sleeping": {"wait": "sleep", "num_groups": 2},
+    "first ready, sleeping": {"wait": "sleep", "batch_size": 1, "dedicated_root": True},
     "views of two groups": {"copy": False, "num_groups": 2},
 }
 IN_ALL_WAYS = ("CartPole-v1", "envs:Nested", "envs:Telling")  # The others in lockstep only.

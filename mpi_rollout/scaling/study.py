@@ -14,7 +14,7 @@ KINDS = ("strong", "weak")
 # Options of a run that a study is made of; the rest is the study's own affair.
 RUN_OPTIONS = (
     "env", "env_factory", "env_kwargs", "num_steps", "seed", "policy", "vectorization_mode", "mode", "num_groups",
-    "trajectories",
+    "trajectories", "wait", "limit_s",
 )  # fmt: skip
 
 

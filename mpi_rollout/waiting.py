@@ -1,0 +1,106 @@
+"""How a rank waits for messages: at the cost of a core, or asleep.
+
+MPI's own waits spin.  Nothing is quicker where each rank has a core to itself; where ranks share cores, those who wait
+take them from those who work.  So where a host has more ranks than cores, ranks look, sleep, and look again.
+"""
+
+import os
+from collections import deque
+from collections.abc import Callable, Sequence
+from time import perf_counter, sleep
+from typing import Any
+
+from mpi_rollout.cores import processor_quota
+
+NUM_REMEMBERED = 4
+YIELDING_S = 1e-4  # The shortest sleep takes nearly as long.
+FIRST_SHARE = 0.7  # Of the shortest of the last waits: so the first look comes before what is waited for.
+NEXT_SHARE = 0.1  # Of what has been waited: by how much a look may come too late.
+LONGEST_S = 0.02
+
+
+def must_share_cores(comm: Any) -> bool:
+    """Whether some host has more ranks than cores that they may use.  **Collective.**"""
+    from mpi4py import MPI
+
+    host = comm.Split_type(MPI.COMM_TYPE_SHARED)
+    cores = set().union(*host.allgather(os.sched_getaffinity(0)))
+    is_crowded = host.size > min(len(cores), processor_quota() or len(cores))
+    host.Free()
+    return comm.allreduce(is_crowded, MPI.LOR)
+
+
+class Spinning:
+    """MPI's own waits."""
+
+    sleeps = False
+
+    def one(self, request: Any) -> None:
+        request.Wait()
+
+    def all(self, requests: Sequence[Any]) -> None:
+        requests[0].Waitall(requests)
+
+    def any(self, requests: Sequence[Any]) -> int:
+        """The index of one that is over."""
+        return requests[0].Waitany(requests)
+
+    def some(self, requests: Sequence[Any]) -> list[int]:
+        """The indices of those that are over, one at least of those under way."""
+        return requests[0].Waitsome(requests)
+
+
+class Sleeping:
+    """Waits that leave the core to others: a look costs some microseconds, so there are to be few of them.
+
+    What is waited for comes about as late as the last times.  So the first sleep is most of that, as the shortest of
+    the last waits had it, for one that was long (a trainer's update) says nothing of the next.  Then looks come at
+    distances that grow with what has been waited.
+    """
+
+    sleeps = True
+
+    def __init__(self):
+        self._waited_s = deque([0.0], NUM_REMEMBERED)
+
+    def one(self, request: Any) -> None:
+        self._until(request.Test)
+
+    def all(self, requests: Sequence[Any]) -> None:
+        self._until(lambda: requests[0].Testall(requests))
+
+    def any(self, requests: Sequence[Any]) -> int:
+        found = -1
+
+        def look() -> bool:
+            nonlocal found
+            found, is_over = requests[0].Testany(requests)
+            return is_over
+
+        self._until(look)
+        return found
+
+    def some(self, requests: Sequence[Any]) -> list[int]:
+        found: list[int] | None = []
+
+        def look() -> bool:
+            nonlocal found
+            found = requests[0].Testsome(requests)
+            return found is None or len(found) > 0
+
+        self._until(look)
+        return found
+
+    def _until(self, look: Callable[[], bool]) -> None:
+        start = now = perf_counter()
+        pause_s, missed_s = min(FIRST_SHARE * min(self._waited_s), LONGEST_S), 0.0
+        while not look():
+            missed_s = now - start
+            if pause_s < YIELDING_S and missed_s < YIELDING_S:
+                os.sched_yield()
+            else:
+                sleep(max(pause_s, YIELDING_S / 2))
+            now = perf_counter()
+            pause_s = min(NEXT_SHARE * (now - start), LONGEST_S)
+        # It came between the last two looks.  If all there was is a first sleep, that may have been far too long.
+        self._waited_s.append(max(missed_s, (now - start) / 2))
