@@ -4,6 +4,7 @@ MPI's own waits spin.  Nothing is quicker where each rank has a core to itself; 
 take them from those who work.  So where a host has more ranks than cores, ranks look, sleep, and look again.
 """
 
+import math
 import os
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -11,6 +12,7 @@ from time import perf_counter, sleep
 from typing import Any
 
 from mpi_rollout.cores import processor_quota
+from mpi_rollout.mpi import ROOT
 
 NUM_REMEMBERED = 4
 YIELDING_S = 1e-4  # The shortest sleep takes nearly as long.
@@ -21,13 +23,19 @@ LONGEST_S = 0.02
 
 def must_share_cores(comm: Any) -> bool:
     """Whether some host has more ranks than cores that they may use.  **Collective.**"""
-    from mpi4py import MPI
+    found = comm.gather((os.uname().nodename, os.sched_getaffinity(0), processor_quota()), ROOT)
+    return comm.bcast(is_crowded(found) if comm.rank == ROOT else None, ROOT)
 
-    host = comm.Split_type(MPI.COMM_TYPE_SHARED)
-    cores = set().union(*host.allgather(os.sched_getaffinity(0)))
-    is_crowded = host.size > min(len(cores), processor_quota() or len(cores))
-    host.Free()
-    return comm.allreduce(is_crowded, MPI.LOR)
+
+def is_crowded(ranks: Sequence[tuple[str, set[int], float | None]]) -> bool:
+    """The same, of each rank's host, cores that it may run on, and cores' worth of time that its container may use."""
+    hosts: dict[str, list[tuple[set[int], float | None]]] = {}
+    for host, cores, quota in ranks:
+        hosts.setdefault(host, []).append((cores, quota))
+    return any(
+        len(there) > min(len(set().union(*(cores for cores, _ in there))), there[0][1] or math.inf)
+        for there in hosts.values()
+    )
 
 
 class Spinning:
@@ -67,7 +75,12 @@ class Sleeping:
         self._until(request.Test)
 
     def all(self, requests: Sequence[Any]) -> None:
-        self._until(lambda: requests[0].Testall(requests))
+        def look() -> bool:
+            while found := requests[0].Testsome(requests):  # MPICH takes in one message a look, however many there are.
+                pass
+            return found is None
+
+        self._until(look)
 
     def any(self, requests: Sequence[Any]) -> int:
         found = -1

@@ -8,7 +8,7 @@ import pytest
 from conftest import Job
 
 from mpi_rollout import waiting
-from mpi_rollout.waiting import LONGEST_S, NEXT_SHARE, NUM_REMEMBERED, YIELDING_S, Sleeping
+from mpi_rollout.waiting import LONGEST_S, NEXT_SHARE, NUM_REMEMBERED, YIELDING_S, Sleeping, is_crowded
 
 LOOK_S = 2e-6
 SHORT = ("--env", "CartPole-v1", "--num-envs", "4", "--num-steps", "2", "--json", "--out", "run.h5")
@@ -31,7 +31,7 @@ class Request:
     """One that is over at some time."""
 
     def __init__(self, clock: Clock, over_at: float):
-        self.clock, self.over_at = clock, over_at
+        self.clock, self.over_at, self.is_active = clock, over_at, True
 
     def Test(self) -> bool:  # noqa: N802  As mpi4py has it.
         self.clock.looks += 1
@@ -39,17 +39,17 @@ class Request:
         return self.clock.now >= self.over_at
 
     @staticmethod
-    def Testall(requests: list["Request"]) -> bool:  # noqa: N802
-        return all(request.Test() for request in requests)
-
-    @staticmethod
     def Testany(requests: list["Request"]) -> tuple[int, bool]:  # noqa: N802
         over = [index for index, request in enumerate(requests) if request.Test()]
         return (over[0], True) if over else (-1, False)
 
     @staticmethod
-    def Testsome(requests: list["Request"]) -> list[int]:  # noqa: N802
-        return [index for index, request in enumerate(requests) if request.Test()]
+    def Testsome(requests: list["Request"]) -> list[int] | None:  # noqa: N802
+        active = [index for index, request in enumerate(requests) if request.is_active]
+        over = [index for index in active if requests[index].Test()]
+        for index in over:
+            requests[index].is_active = False
+        return over if active else None
 
 
 @pytest.fixture
@@ -104,6 +104,23 @@ def test_what_is_over_is_told_by_its_index(clock: Clock):
     assert sleeping.some(requests) == [1, 2] and clock.now < 0.3
     sleeping.all(requests)
     assert 0.5 <= clock.now < 0.6
+
+
+@pytest.mark.parametrize(
+    ("ranks", "expected"),
+    [
+        ([("a", {0, 1}, None)] * 2, False),
+        ([("a", {0, 1}, None)] * 3, True),
+        ([("a", {0}, None), ("a", {1}, None)], False),  # Bound to cores of their own.
+        ([("a", {0}, None)] * 2, True),
+        ([("a", {0}, None), ("b", {0}, None)], False),
+        ([("a", {0, 1}, 1.5)] * 2, True),
+        ([("a", {0, 1, 2, 3}, 2.0)] * 2, False),
+        ([("a", {0}, None), ("b", {0}, None), ("b", {0}, None)], True),
+    ],
+)
+def test_ranks_must_share_cores_where_a_host_has_fewer_for_them(ranks: list, expected: bool):
+    assert is_crowded(ranks) is expected
 
 
 @pytest.mark.mpi(1, 2, 3)
