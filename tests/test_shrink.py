@@ -202,7 +202,7 @@ def test_killed_at_random_moments(ulfm, job, shelf, num_ranks, moment):
         time.sleep(pause_s)
         kill(run, rank, draw.randrange(2))
     result = run.finish()
-    assert result.code == 0 and len(result.messages) == 2, result.err
+    assert result.code == 0 and len(result.messages) in (1, 2), result.err  # The run may be over before the second.
     whole = undisturbed("envs:Image" if moment % 2 else "envs:Nested", 10, NUM_STEPS, shelf)
     assert_whole_but(losses(result), job.folder / "run.h5", whole)
     assert is_empty(job.folder)
