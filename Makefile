@@ -19,7 +19,7 @@ export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test lint clean
+.PHONY: help install run results test lint clean
 
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -39,6 +39,20 @@ endif
 run: install  ## collect from CartPole on 2 ranks into results/rollout.h5
 	rm -f results/rollout.h5 results/rollout.h5.part
 	$(MPIRUN) -n $(RANKS) $(BIN)/python -m mpi_rollout --env CartPole-v1 --num-envs 64 --num-steps 20000 --seed 0 --policy random --measure-limit --out results/rollout.h5
+
+STUDIES := strong-cartpole strong-acrobot strong-humanoid weak sim compare
+ROLLOUT := $(BIN)/python -m mpi_rollout
+
+results: install  ## measure the studies of results/ again, and draw them: half an hour on a quiet machine
+	@# A study that is there is continued: away with those of another day.
+	rm -f $(STUDIES:%=results/%.h5)
+	$(ROLLOUT) scaling strong --ranks 1,2 --env CartPole-v1 --num-envs 512 --num-steps 2000 --limit-s 0.5 --out results/strong-cartpole.h5
+	$(ROLLOUT) scaling strong --ranks 1,2,4 --env Acrobot-v1 --num-envs 512 --num-steps 300 --limit-s 0.5 --out results/strong-acrobot.h5
+	$(ROLLOUT) scaling strong --ranks 1,2 --env HumanoidStandup-v5 --num-envs 64 --num-steps 250 --limit-s 0.5 --out results/strong-humanoid.h5
+	$(ROLLOUT) scaling weak --ranks 1,2,4,8,16,32,64 --env-factory mpi_rollout.scaling.sleeping:Sleeping --env-kwargs '{"step_s": 0.005}' --envs-per-rank 4 --num-steps 150 --limit-s 0.2 --out results/weak.h5
+	$(ROLLOUT) scaling sim --env-step-s 0.005 --check 1,2,4,8,16,32,64 --out results/sim.h5
+	$(ROLLOUT) compare --env CartPole-v1,Acrobot-v1,HumanoidStandup-v5 --num-envs 1,2,4,8,16,64,256 --out results/compare.h5
+	$(ROLLOUT) plot $(STUDIES:%=results/%.h5)
 
 test: install  ## run the whole test suite
 	$(BIN)/python -m pytest $(TESTS)
