@@ -120,10 +120,16 @@ def assemble(
         facts = comm.bcast(facts if comm.rank == first else None, first)
     infos = info_leaves(plan.infos, plan.has_final_observations)
     contents = Contents(facts.observation_space, facts.action_space, plan.has_final_observations, infos)
-    sleeps = must_share_cores(comm) if plan.wait == "auto" else plan.wait == "sleep"
-    exchanges = Exchanges(comm, plan.division, contents, plan.is_surviving, sleeps)
+    exchanges = Exchanges(comm, plan.division, contents, plan.is_surviving, _sleeps(comm, plan))
     own = [exchange for exchange in exchanges.all if exchange.envs]
     slices = [Slice(exchange, envs, plan.infos, plan.on_fault) for exchange, envs in zip(own, part.envs, strict=True)]
     worker = Worker(exchanges, slices, methods(exchanges))
     worker.watch(plan.on_fault.timeout_s)
     return worker, facts
+
+
+def _sleeps(comm: Any, plan: Plan) -> bool:
+    """Whether ranks are to sleep while they wait; of those that may be lost MPI's own waits alone tell."""
+    if plan.wait == "auto":
+        return not plan.is_surviving and must_share_cores(comm)
+    return plan.wait == "sleep"

@@ -139,6 +139,8 @@ class RolloutConfig:
         if self.ft == "shrink" and (self.mode != "sync" or self.num_groups > 1):
             got = f"--num-groups {self.num_groups}" if self.num_groups > 1 else f"--mode {self.mode}"
             raise UsageError(f"--ft shrink is for ranks in lockstep, got {got}; leave one of the two out")
+        if self.ft == "shrink" and self.wait == "sleep":
+            raise UsageError("--ft shrink needs MPI's own waits, got --wait sleep; leave one of the two out")
         if self.ft == "shrink" and self.on_env_error == "restart":
             raise UsageError("--ft shrink and --on-env-error restart do not go together yet; leave one of the two out")
 

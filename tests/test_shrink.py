@@ -308,6 +308,7 @@ def assert_verified(job: Job, name: str) -> None:
     [
         (2, ("--mode", "async"), 64, "--ft shrink is for ranks in lockstep, got --mode async"),
         (2, ("--num-groups", "2"), 64, "--ft shrink is for ranks in lockstep, got --num-groups 2"),
+        (2, ("--wait", "sleep"), 64, "--ft shrink needs MPI's own waits, got --wait sleep"),
         (None, (), 64, "--ft shrink needs ranks to go on with, got 1; use mpirun --with-ft ulfm -n 2 or more"),
         (2, (), 78, "--ft shrink needs "),
     ],
