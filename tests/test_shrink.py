@@ -312,7 +312,7 @@ def assert_verified(job: Job, name: str) -> None:
         (None, (), 64, "--ft shrink needs ranks to go on with, got 1; use mpirun --with-ft ulfm -n 2 or more"),
         (2, (), 78, "--ft shrink needs "),
     ],
-    ids=["async", "groups", "alone", "launcher"],
+    ids=["async", "groups", "waits", "alone", "launcher"],
 )
 @pytest.mark.mpi
 def test_the_option_is_refused_before_anything_is_made(job, num_ranks, arguments, code, message):
