@@ -24,7 +24,7 @@ progress report root run
 plots inspection replay durability
 doctor.findings doctor.probe doctor.launch doctor.rank doctor.ranks doctor.world
 doctor.folder doctor.leftovers doctor.local doctor
-scaling.study scaling.machine scaling.jobs scaling.samples scaling.file
+scaling.study scaling.machine scaling.jobs scaling.workplace scaling.samples scaling.tables scaling.file
 scaling.statistics scaling.analysis scaling.report scaling.figures scaling.runner scaling
 cli __main__
 """
