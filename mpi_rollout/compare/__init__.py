@@ -26,11 +26,11 @@ where an episode ended, on one core; on all cores at once it is the limit of wha
 and EnvPool do, such rows are not counted; where it resets in the same step, as Stable-Baselines3 does, all rows are.
 Resets within the window take time from every system alike.
 
-*What it says.*  Env steps per second, medians and intervals over repeats; each over the bare loop of the same point; and
-the overhead of a sweep, t_os, of the seconds that a sweep of N envs takes: N t_row + t_os.  That is
-fps / fps_loop = N t_env / (N t_row + t_os): with t_row = t_env, one core that does nothing besides stepping, the law
-that is usually fitted.  On p cores t_row goes down to t_env / p, and what a system does for each row adds to it, so it
-is fitted too.
+*What it says.*  Env steps per second, medians and intervals over repeats; each over the bare loop of the same point;
+and the overhead of a step of the batch, t_os, from the seconds that it takes with N envs: N t_row + t_os.  So
+fps / fps_loop = N t_env / (N t_row + t_os), with t_env of the bare loop.  Where t_row is t_env, as on one core that
+does nothing besides stepping, this is the law that is usually fitted.  On p cores t_row goes down to t_env / p, and
+what a system does for each row adds to it: so it is fitted too.
 
 *What fails* does not end the comparison: a system that fails or hangs at a point is ended with all its processes, kept
 with its error, and started anew for the next point.  What does not apply is skipped, with the reason.  The file is

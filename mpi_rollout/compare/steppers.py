@@ -1,7 +1,7 @@
 """One system's envs, stepped, timed and counted: the same way for all, whatever their interface.
 
-A stepper has `reset`, `sweep` and `count`.  A sweep is one step of all envs, or what one `recv` brings, and returns what
-is needed to count later: nothing is counted while the clock runs.
+A stepper has `reset`, `sweep` and `count`.  A sweep is one step of all envs, or what one `recv` brings, and returns
+what is needed to count later: nothing is counted while the clock runs.  Of bare loops it is several steps of all envs.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from gymnasium.vector import VectorEnv
 from mpi_rollout.layout import rows_of
 
 SEED = 0  # Of the first reset of each turn: env i has SEED + i.
-WARM_UP_SHARE, LEAST_WARM_UP = 0.1, 2  # Of the window, and in sweeps: caches and branch predictors are others' now.
+WARM_UP_SHARE, LEAST_WARM_UP = 0.1, 1  # Of the window, and in sweeps: caches and branch predictors are others' now.
 STEPS_PER_LOOK = 64  # Of a bare loop between two looks at the clock, which takes 1 % of a CartPole's step.
 
 
