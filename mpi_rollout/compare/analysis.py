@@ -1,6 +1,6 @@
 """From the samples of a comparison to its figures: medians with intervals, ratios, overheads, who is ahead where."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -87,12 +87,11 @@ class Analysis:
         rates = [self.rate(env, num_envs, BASE) for num_envs in self.sizes(env, [BASE])]
         return float(1 / np.median(rates)) if rates else None
 
-    def fastest(self, env: str, num_envs: int) -> list[str]:
-        """Without bare loops: the system with the highest median, and those whose intervals reach its own."""
-        point = Point(env, num_envs)
-        of = self.comparison.all_systems
-        found = {name: cell.rate for (at, name), cell in self.cells.items() if at == point and of[name].kind != "base"}
-        ordered = sorted(found, key=lambda name: -found[name].median)
+    def fastest(self, env: str, num_envs: int, kinds: Sequence[str]) -> list[str]:
+        """Among systems of some kinds: the one with the highest median, then those whose intervals reach its own."""
+        of, here = self.comparison.all_systems, Point(env, num_envs)
+        found = {name: cell.rate for (point, name), cell in self.cells.items() if point == here}
+        ordered = sorted((name for name in found if of[name].kind in kinds), key=lambda name: -found[name].median)
         return [name for name in ordered if found[name].high >= found[ordered[0]].low]
 
     def ours(self, env: str, num_envs: int, kind: str) -> float:

@@ -3,10 +3,13 @@
 from time import perf_counter
 from typing import NamedTuple
 
+import gymnasium
+
 from mpi_rollout.compare.comparison import Comparison, Point
 from mpi_rollout.compare.steppers import WARM_UP_SHARE
 from mpi_rollout.compare.systems import reason_to_skip
 from mpi_rollout.envs import EnvMaker
+from mpi_rollout.errors import EnvError
 from mpi_rollout.layout import leaves
 
 LOOK_S, LEAST_STEPS = 0.1, 3
@@ -29,11 +32,23 @@ def probe(env_id: str) -> Probe:
     ------
     UsageError
         There is no such env, a package is missing, or its spaces have no fixed shape.
+    EnvError
+        It fails at once.
     """
     start = perf_counter()
     env = EnvMaker(env_id)()
     make_s = perf_counter() - start
     leaves(env.observation_space), leaves(env.action_space)  # Or they are refused.
+    try:
+        return Probe(make_s, *_look_at(env))
+    except Exception as error:
+        raise EnvError(f"--env {env_id}: {type(error).__name__}: {error}") from error
+    finally:
+        env.close()
+
+
+def _look_at(env: gymnasium.Env) -> tuple[float, float]:
+    """Seconds of a reset, and of a step."""
     start = perf_counter()
     env.reset(seed=0)
     reset_s = perf_counter() - start
@@ -43,9 +58,7 @@ def probe(env_id: str) -> Probe:
         num_steps += 1
         if terminated or truncated:
             env.reset()
-    step_s = (perf_counter() - start) / num_steps
-    env.close()
-    return Probe(make_s, reset_s, step_s)
+    return reset_s, (perf_counter() - start) / num_steps
 
 
 def told_plan(comparison: Comparison, probes: dict[str, Probe]) -> list[str]:

@@ -46,7 +46,7 @@ def plot_comparison(path: str) -> list[str]:
         label: handle for axes in panels for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
     }
     order = [system.title for system in file.comparison.all_systems.values() if system.title in handles]
-    figure.legend([handles[label] for label in order], order, loc="outside right upper", fontsize="small")
+    figure.legend([handles[label] for label in order], order, loc="outside right center", fontsize="small")
     figure.suptitle("\n".join(report.title(file).split(": ", 1)), fontsize="medium")
     made = [path.removesuffix(".h5") + kind for kind in KINDS]
     for each in made:

@@ -55,13 +55,13 @@ class Made:
     """A system that is set up."""
 
     def __init__(self, stepper: Stepper):
-        self._stepper = stepper
+        self.stepper = stepper
 
     def take_turn(self, window_s: float) -> Turn:
-        return take_turn(self._stepper, window_s)
+        return take_turn(self.stepper, window_s)
 
     def close(self) -> None:
-        self._stepper.close()
+        self.stepper.close()
 
 
 def actions_of(space: spaces.Space, num_envs: int) -> list[Any]:

@@ -8,7 +8,8 @@ from mpi_rollout.compare.file import ComparisonFile
 from mpi_rollout.scaling.report import machine
 from mpi_rollout.scaling.statistics import Fit, NoFit
 
-OVERHEADS = ("t_os us", "t_row us", "t_row / t_env", "fit within", "held out", "reset ms", "reset us per env")
+QUIET = 0.85  # Of what as many cores should do; clocks and caches take a little.
+OVERHEADS = ("t_os us", "t_row us", "t_row / t_env", "fit within", "held out", "reset ms (envs)", "reset us per env")
 
 
 def lines(file: ComparisonFile) -> list[str]:
@@ -27,7 +28,7 @@ def title(file: ComparisonFile) -> str:
     """What was measured where and when."""
     comparison = file.comparison
     return (
-        f"env steps per second with {_list(comparison.num_envs)} envs, {comparison.repeats} turns of "
+        f"env steps per second with {_envs(comparison.num_envs)}, {comparison.repeats} turns of "
         f"{comparison.window_s:g} s each: {machine(file)}, {file.origin['started'][:10]}"
     )
 
@@ -105,15 +106,20 @@ def _checks(found: Fit) -> tuple[str, str]:
 
 
 def fastest(analysis: Analysis, env: str) -> list[str]:
-    """Who has the highest median with each number of envs."""
+    """Who has the highest median with each number of envs, among those that step the env itself and among all."""
     told = []
     for num_envs in analysis.comparison.num_envs:
-        names = analysis.fastest(env, num_envs)
-        if names:
-            titles = [analysis.comparison.all_systems[name].title for name in names]
-            near = f"; within their intervals: {', '.join(titles[1:])}" if titles[1:] else ""
-            told.append(f"fastest with {num_envs:,} env{'s' * (num_envs > 1)}: {titles[0]}{near}")
+        itself, any_ = (_either(analysis, env, num_envs, kinds) for kinds in (("loop",), ("loop", "native")))
+        if itself:
+            told.append(f"fastest with {_envs([num_envs])}: {itself}" + f"; of all: {any_}" * (any_ != itself))
+        elif any_:
+            told.append(f"fastest with {_envs([num_envs])}: {any_}")
     return told
+
+
+def _either(analysis: Analysis, env: str, num_envs: int, kinds: Sequence[str]) -> str:
+    titles = analysis.comparison.all_systems
+    return " or ".join(titles[name].title for name in analysis.fastest(env, num_envs, kinds))
 
 
 def crossovers(analysis: Analysis, env: str) -> list[str]:
@@ -133,12 +139,12 @@ def crossovers(analysis: Analysis, env: str) -> list[str]:
 def where(sizes: list[int], ahead: list[int]) -> str:
     """At which of the numbers of envs, in words."""
     if not ahead:
-        return f"at none of {_list(sizes)} envs"
+        return f"at no size measured ({_envs(sizes)})"
     if ahead == sizes:
-        return f"at all of {_list(sizes)} envs"
+        return f"at all sizes measured ({_envs(sizes)})"
     if ahead == sizes[-len(ahead) :]:
-        return f"from {ahead[0]:,} envs on, not with {_list(sizes[: -len(ahead)])}"
-    return f"with {_list(ahead)} of {_list(sizes)} envs"
+        return f"from {_envs(ahead[:1])} on, not with {_envs(sizes[: -len(ahead)])}"
+    return f"with {_envs(ahead)}, not with {_envs([each for each in sizes if each not in ahead])}"
 
 
 def notes(analysis: Analysis) -> list[str]:
@@ -146,9 +152,27 @@ def notes(analysis: Analysis) -> list[str]:
     coverage = min(cell.rate.coverage for cell in analysis.cells.values())
     return [
         f"medians over turns; ±: the interval that holds the true median with a probability of {100 * coverage:.0f} % "
-        "or more",
-        "t_os, t_row: a step of N envs takes N t_row + t_os; t_env: an env step in the bare loop; reset: of all envs "
-        "at once, with the most envs that were measured",
+        "or more; or: their intervals meet",
+        "t_os, t_row: a step of N envs takes N t_row + t_os, and t_env in the bare loop for each; a t_os below 0 means "
+        "that the rows cost more the fewer they are, as where each is a message",
+        "reset: of all envs at once, with the most envs that were measured",
+        *disturbance(analysis),
+    ]
+
+
+def disturbance(analysis: Analysis) -> list[str]:
+    """A line if bare loops on all cores show that these are not all there."""
+    num_cores = analysis.comparison.num_cores
+    shares = [
+        cell.ratio.median / num_cores
+        for (_, name), cell in analysis.cells.items()
+        if name == "bare-all" and cell.ratio is not None
+    ]
+    if not shares or min(shares) >= QUIET:
+        return []
+    return [
+        f"{num_cores} bare loops at once went at {min(shares):.2f} of {num_cores} times the speed of one at worst: "
+        "other work ran on this machine and these figures are not these systems', or its cores share what they need"
     ]
 
 
@@ -159,7 +183,7 @@ def skipped(file: ComparisonFile) -> list[str]:
         found.setdefault((skip.system, skip.env, skip.reason), []).append(skip.num_envs)
     merged: dict[tuple[str, str, str], list[str]] = {}
     for (system, env, reason), sizes in found.items():
-        where_ = "" if sizes == list(file.comparison.num_envs) else f" with {_list(sizes)} envs"
+        where_ = "" if sizes == list(file.comparison.num_envs) else f" with {_envs(sizes)}"
         merged.setdefault((system, where_, reason), []).append(env)
     titles = file.comparison.all_systems
     return [
@@ -177,5 +201,5 @@ def failed(file: ComparisonFile) -> list[str]:
     ]
 
 
-def _list(numbers: Sequence[int]) -> str:
-    return ", ".join(f"{each:,}" for each in numbers)
+def _envs(numbers: Sequence[int]) -> str:
+    return ", ".join(f"{each:,}" for each in numbers) + (" env" if list(numbers) == [1] else " envs")
