@@ -72,7 +72,7 @@ def read_comparison(path: str) -> ComparisonFile:
         found = file.attrs.get("format")
         if found != FORMAT:
             what = f", but of format {found!r}" if found else ""
-            raise DataError(f"{path} is no comparison of mpi_rollout{what}")
+            raise DataError(f"{path} is no comparison of mpi_rollout{what}; move it away or use another --out")
         check_version(path, file.attrs, FORMAT_VERSION)
         return _read(file)
 

@@ -7,7 +7,6 @@ Orders and what answers them: ("make", num_envs) ("made", None); ("turn", window
 job's ranks the root listens, and the others serve it inside `connect`.
 """
 
-import ctypes
 import json
 import os
 import signal
@@ -19,19 +18,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from mpi_rollout.guard import PR_SET_PDEATHSIG
-
-
-def die_with_parent() -> None:
-    """Be ended when the process that started this one ends, even by a SIGKILL, even while stopped."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-
 
 def main() -> int:
     """Serve until told to end."""
-    die_with_parent()
-    os.register_at_fork(after_in_child=die_with_parent)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # A terminal's is for who compares.
     path, system = sys.argv[1], json.loads(sys.argv[2])
     if system["num_ranks"]:
         return serve_on_ranks(path, system)

@@ -7,12 +7,12 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
-from time import monotonic, sleep
-from typing import Any, NamedTuple
+from time import monotonic, sleep, time_ns
+from typing import Any
 
 from mpi_rollout.compare.process import nearby
 from mpi_rollout.compare.systems import System
@@ -20,13 +20,7 @@ from mpi_rollout.scaling.jobs import LOOK_EVERY_S, JobFailed, Stop, tail
 
 ENDING_S = 3.0
 STOPPED = "the comparison was"
-
-
-class Member(NamedTuple):
-    """A process that is no other one with the same number."""
-
-    pid: int
-    start_ticks: int
+MARK = "MPI_ROLLOUT_COMPARISON"  # In the environment of all that is started, and so of all that that starts.
 
 
 class Processes:
@@ -39,18 +33,21 @@ class Processes:
     ----------
     folder
         Of their files.
+    mark
+        Of the comparison, see `leaving_nothing_behind`.
     timeout_s
         How long a set-up may take, and a turn beyond its window.
     """
 
     def __init__(
-        self, system: System, env: str, num_cores: int, launcher: Sequence[str], folder: Path, timeout_s: float,
-        stop: Stop,
+        self, system: System, env: str, num_cores: int, launcher: Sequence[str], folder: Path, mark: str,
+        timeout_s: float, stop: Stop,
     ):  # fmt: skip
         self.system = system
         self._timeout_s, self._stop = timeout_s, stop
         self._order: tuple[str, Any] | None = None
-        self._members: set[Member] = set()
+        self._mark = f"{MARK}={mark}/{system.name}/{time_ns()}"
+        self._members: set[int] = set()
         path, self._err = folder / f"{system.name}.sock", folder / f"{system.name}.err"
         path.unlink(missing_ok=True)
         self._socket = socket.socket(socket.AF_UNIX)
@@ -66,6 +63,7 @@ class Processes:
         command = [*ranks, sys.executable, "-m", "mpi_rollout.compare.process", str(path.absolute()), json.dumps(told)]
         # One thread for each process: cores are what is compared, and a thread pool in each env would want them all.
         variables = {"OMP_NUM_THREADS": "1", **os.environ, "MINARI_DATASETS_PATH": str(folder.absolute() / "minari")}
+        variables[MARK] = self._mark.partition("=")[2]
         with self._err.open("w") as err:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=err, stderr=err, start_new_session=True, env=variables
@@ -86,7 +84,7 @@ class Processes:
         return self.await_answer()
 
     def _tell(self, order: str, value: Any, timeout_s: float) -> None:
-        _signal(self._members, signal.SIGCONT)
+        self._signal(signal.SIGCONT)
         self._order, self._deadline = (order, value), monotonic() + timeout_s
         self._send()
 
@@ -110,8 +108,8 @@ class Processes:
             self.kill()
             raise JobFailed(value)
         if answer == "made":
-            self._members = self._found()
-        _signal(self._members, signal.SIGSTOP)
+            self._members = marked(self._mark)
+        self._signal(signal.SIGSTOP)
         return value
 
     def has_answer(self, seconds: float) -> bool:
@@ -134,19 +132,23 @@ class Processes:
         self.kill()
         raise JobFailed(why + tail(self._err.read_text(errors="replace")))
 
-    def end(self) -> None:
-        """Let them end by themselves, and end what does not."""
+    def leave(self) -> None:
+        """Tell them to end."""
         self._tell("end", None, ENDING_S)
+
+    def end(self) -> None:
+        """Wait until those that were told to end have done so, and end those that do not."""
         with suppress(subprocess.TimeoutExpired):
-            self._process.wait(ENDING_S if self._connection else 0.0)
+            self._process.wait(max(0.0, self._deadline - monotonic()) if self._connection else 0.0)
         self.kill()
 
     def kill(self) -> None:
-        """End all of them."""
-        while found := self._found():
-            _signal(found, signal.SIGKILL)
-            self._process.poll()
-            sleep(0.01)
+        """End all of them; a launcher first, which then cleans up after its ranks."""
+        self._signal(signal.SIGCONT)
+        self._process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(ENDING_S)
+        kill_all(self._mark)
         self._process.wait()
         if self._end >= 0:
             os.close(self._end)
@@ -155,31 +157,62 @@ class Processes:
         if self._connection is not None:
             self._connection.close()
 
-    def _found(self) -> set[Member]:
-        """Those that there are: in the session that was started, known from before, or begotten by one of these."""
-        table = _process_table()
-        mine = {each for each, (_, session) in table.items() if self._process.pid in (session, each.pid)}
-        mine |= self._members & table.keys()
-        while True:
-            pids = {each.pid for each in mine}
-            more = {each for each, (parent, _) in table.items() if parent in pids} - mine
-            if not more:
-                return mine
-            mine |= more
+    def _signal(self, number: int) -> None:
+        """Send a signal to those that there are; a number may be another process's by now."""
+        for pid in self._members:
+            if self._mark in variables_of(pid):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, number)
 
 
-def _process_table() -> dict[Member, tuple[int, int]]:
-    """Parent and session of all processes that have not ended."""
-    found = {}
-    for entry in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            fields = (entry / "stat").read_text().rpartition(")")[2].split()  # From the third on, see proc(5).
-            if fields[0] not in "ZX":
-                found[Member(int(entry.name), int(fields[19]))] = int(fields[1]), int(fields[3])
-    return found
+@contextmanager
+def leaving_nothing_behind() -> Iterator[str]:
+    """Give a mark for `Processes`; end all that have it when this process ends, in whatever way.
+
+    Processes that are stopped notice nothing, least of all that there is nobody any more to continue them.  So a child
+    of this process waits for its end, at the end of a pipe.
+    """
+    mark = f"{os.getpid()}.{time_ns()}"
+    reader, writer = os.pipe()
+    if not (child := os.fork()):
+        os.close(writer)
+        _await_end(reader, f"{MARK}={mark}/")
+    os.close(reader)
+    try:
+        yield mark
+    finally:
+        os.close(writer)
+        os.waitpid(child, 0)
 
 
-def _signal(members: Iterable[Member], number: int) -> None:
-    for each in members:
-        with suppress(ProcessLookupError):
-            os.kill(each.pid, number)
+def _await_end(reader: int, mark: str) -> None:
+    """What the child does.  Does not return."""
+    os.setsid()  # What is sent to the whole session must not end both.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
+    os.read(reader, 1)
+    kill_all(mark)
+    os._exit(0)
+
+
+def kill_all(mark: str) -> None:
+    """End all processes with this mark, and wait until they are gone."""
+    while found := marked(mark):
+        for pid in found:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        sleep(0.01)
+
+
+def marked(mark: str) -> set[int]:
+    """The processes with a variable in their environment that begins like this; those that have ended have none."""
+    pids = (int(entry.name) for entry in Path("/proc").glob("[0-9]*"))
+    return {pid for pid in pids if any(each.startswith(mark) for each in variables_of(pid))}
+
+
+def variables_of(pid: int) -> list[str]:
+    """A process's environment as it was when it was started; empty of one that is gone, or not ours to look at."""
+    try:
+        return Path(f"/proc/{pid}/environ").read_text(errors="replace").split("\0")
+    except OSError:
+        return []

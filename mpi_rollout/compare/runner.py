@@ -2,16 +2,16 @@
 
 import os
 import shlex
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
-from pathlib import Path
+from functools import partial
 
 from mpi_rollout.compare import report
 from mpi_rollout.compare.comparison import Comparison, Point
 from mpi_rollout.compare.estimate import probe, told_plan
 from mpi_rollout.compare.facts import facts_now
 from mpi_rollout.compare.file import ComparisonFile, check_same_comparison, read_comparison
-from mpi_rollout.compare.processes import Processes
+from mpi_rollout.compare.processes import Processes, leaving_nothing_behind
 from mpi_rollout.compare.samples import Samples, Skip
 from mpi_rollout.compare.systems import System, reason_to_skip
 from mpi_rollout.errors import Interrupted, RolloutError, UsageError
@@ -47,8 +47,12 @@ def compare(comparison: Comparison, out: str, timeout_s: float, dry_run: bool = 
         return 0
     check_folder(out)
     launcher = _launcher(comparison)
-    with claimed(out) as folder, stopping_on_signals() as stop:
-        runner = Runner(_open(comparison, out), out, folder, launcher, timeout_s, stop)
+    with claimed(out) as folder, leaving_nothing_behind() as mark, stopping_on_signals() as stop:
+        start = partial(
+            Processes, num_cores=comparison.num_cores, launcher=launcher, folder=folder, mark=mark,
+            timeout_s=timeout_s, stop=stop,
+        )  # fmt: skip
+        runner = Runner(_open(comparison, out), out, start, stop)
         file = runner.run()
     print("\n".join([*report.lines(file), f"file: {out}"]))
     if failed := file.samples.failed:
@@ -81,9 +85,9 @@ class Runner:
     `_team` are the processes of the env that is measured, by system; each lives until it fails or the env is done.
     """
 
-    def __init__(self, file: ComparisonFile, out: str, folder: Path, launcher: list[str], timeout_s: float, stop: Stop):
+    def __init__(self, file: ComparisonFile, out: str, start: Callable[[System, str], Processes], stop: Stop):
         self.file, self._comparison = file, file.comparison
-        self._out, self._folder, self._launcher, self._timeout_s, self._stop = out, folder, launcher, timeout_s, stop
+        self._out, self._start, self._stop = out, start, stop
         self._team: dict[str, Processes] = {}
 
     def run(self) -> ComparisonFile:
@@ -156,9 +160,7 @@ class Runner:
 
     def _begin(self, system: System, point: Point) -> Processes:
         if system.name not in self._team:
-            self._team[system.name] = Processes(
-                system, point.env, self._comparison.num_cores, self._launcher, self._folder, self._timeout_s, self._stop
-            )
+            self._team[system.name] = self._start(system, point.env)
         self._team[system.name].make(point.num_envs)
         return self._team[system.name]
 
@@ -183,6 +185,8 @@ class Runner:
                 tell(f"{each.system.title}, {point}: failed to close: {str(error).splitlines()[0]}")
 
     def _end_team(self) -> None:
+        for each in self._team.values():
+            each.leave()
         for each in self._team.values():
             each.end()
         self._team.clear()
