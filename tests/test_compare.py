@@ -38,9 +38,11 @@ def test_all_systems_are_measured_and_counted_side_by_side(job: Job):
     assert {turn.system for turn in turns if turn.num_envs == 1} == {"bare", "sync", "async"}
     assert {turn.system for turn in turns if turn.num_envs == 4} == {*systems, "bare"} and len(turns) == 2 * (3 + 8)
     assert all(turn.reset_s > 0 and turn.seconds > 0 and turn.env_steps > 0 for turn in turns)
-    rows = dict.fromkeys(("mpi-2", "sync", "async", "pool"), 4) | {"mpi-groups": 2, "mpi-ready": 2}
+    rows = dict.fromkeys(("mpi-2", "sync", "async", "pool"), 4) | {"mpi-groups": 2}
     share = np.mean([length / (length + 1) for length in (3, 4, 5, 6)])
     for turn in turns:
+        if turn.system == "mpi-ready":  # One rank may have more turns than the other.
+            assert 3 / 4 * 2 * turn.sweeps - 4 <= turn.env_steps <= 6 / 7 * 2 * turn.sweeps + 4, turn
         if turn.num_envs == 4 and turn.system in rows:
             assert abs(turn.env_steps - share * rows[turn.system] * turn.sweeps) <= 4, turn
     assert "mpi_rollout, 2 ranks" in result.out and result.out.splitlines()[-1] == "file: compare.h5"
