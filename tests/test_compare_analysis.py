@@ -143,7 +143,7 @@ def test_who_is_ahead_is_said_for_each_number_of_envs(analysis: Analysis):
     # 1.2 N + 1 meets N + 3 at 10 envs and N / 2 + 5 at 6.
     assert "mpi_rollout is faster than Gymnasium SyncVectorEnv from 8 envs on, not with 1, 2, 4 envs" in text
     assert "mpi_rollout is faster than Gymnasium AsyncVectorEnv at all sizes measured (1, 2, 4, 8, 16, 64 envs)" in text
-    assert "with vector_entry_point it is faster than Gymnasium vector_entry_point at no size measured" in text
+    assert "mpi_rollout with vector_entry_point is faster than Gymnasium vector_entry_point at no size measured" in text
 
 
 def test_systems_whose_intervals_meet_are_both_named():

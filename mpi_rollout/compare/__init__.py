@@ -5,6 +5,7 @@ comparison  what is measured: envs, sizes, order            file        all of t
 pool        a process pool, the missing middle              analysis    from samples to figures
 steppers    one system's envs, stepped and counted          report      as text
 makers      how each system's envs are made                 figures     as pictures
+recording   this program's recording, in turns              estimate    how long it will take
 process     the process that has them                       runner      does the comparison
 processes   the same, seen by who compares                  command     its options
 
@@ -25,6 +26,9 @@ where an episode ended, on one core; on all cores at once it is the limit of wha
 *What is counted* are env steps: transitions.  Where a system resets in the step after an episode's end, as Gymnasium
 and EnvPool do, such rows are not counted; where it resets in the same step, as Stable-Baselines3 does, all rows are.
 Resets within the window take time from every system alike.
+
+*Who records* stores all that it steps, Minari's DataCollector and this program: they are compared with each other.  In
+this program's turn the window ends when all of its steps are committed; the file is dropped after it.
 
 *What it says.*  Env steps per second, medians and intervals over repeats; each over the bare loop of the same point;
 and the overhead of a step of the batch, t_os, from the seconds that it takes with N envs: N t_row + t_os.  So

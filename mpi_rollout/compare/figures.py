@@ -20,6 +20,8 @@ from mpi_rollout.scaling.figures import KINDS
 WIDTH, HEIGHT, LEGEND_WIDTH = 4.2, 5.0, 3.2  # Inches of a panel, and of the legend beside them.
 OURS, OTHERS = "osD^vPX", "s^vDo<>Pph*d"  # Markers, in the order of tables.
 
+FILLS = {"native": "w", "record": "0.8"}  # Of markers; of others they are full.
+
 
 def plot_comparison(path: str) -> list[str]:
     """Draw a comparison beside its file; return the lines to print: the files that were made.
@@ -59,13 +61,13 @@ def looks_of(systems: dict[str, System]) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     ours, others = iter(OURS * len(systems)), iter(OTHERS * len(systems))
     for name, system in systems.items():
-        native = {"markerfacecolor": "w"} if system.kind == "native" else {}
+        fill = {"markerfacecolor": FILLS[system.kind]} if system.kind in FILLS else {}
         if system.kind == "base":
             found[name] = {"color": "0.0" if name == "bare" else "0.5", "linestyle": "--", "linewidth": 1.5}
         elif system.is_ours:
-            found[name] = {"color": "0.0", "marker": next(ours), "linewidth": 1.8, **native}
+            found[name] = {"color": "0.0", "marker": next(ours), "linewidth": 1.8, **fill}
         else:
-            found[name] = {"color": "0.55", "marker": next(others), "linewidth": 1.0, "linestyle": "-", **native}
+            found[name] = {"color": "0.55", "marker": next(others), "linewidth": 1.0, "linestyle": "-", **fill}
     return found
 
 

@@ -1,6 +1,6 @@
 """The process that has a system's envs: started by `processes`, which tells it what to do over a socket.
 
-    python -m mpi_rollout.compare.process SOCKET SYSTEM      SYSTEM as JSON: maker, env, num_cores, num_ranks, options
+    python -m mpi_rollout.compare.process SOCKET SYSTEM      SYSTEM as JSON, see `processes`
 
 Orders and what answers them: ("make", num_envs) ("made", None); ("turn", window_s) ("turned", Turn); ("close", None)
 ("closed", None); ("end", None) no answer.  Whatever fails is answered ("failed", why), and ends the process.  Of a
@@ -93,7 +93,10 @@ def serve_on_ranks(path: str, system: dict[str, Any]) -> int:
     connection = connect_to(path) if comm.rank == mpi.ROOT else None
     try:
         while num_envs := comm.bcast(next_size(connection) if connection else None):
-            _serve_connected(connection, comm, system, num_envs)
+            serve_size = _serve_recording if system["kind"] == "record" else _serve_connected
+            serve_size(connection, comm, system, num_envs, Path(path).parent)
+            if connection is not None:
+                connection.send(("closed", None))
     except Exception as error:
         if connection is None:
             raise
@@ -102,7 +105,9 @@ def serve_on_ranks(path: str, system: dict[str, Any]) -> int:
     return 0
 
 
-def _serve_connected(connection: Connection | None, comm: Any, system: dict[str, Any], num_envs: int) -> None:
+def _serve_connected(
+    connection: Connection | None, comm: Any, system: dict[str, Any], num_envs: int, _folder: Path
+) -> None:
     from mpi_rollout.compare.makers import MAKERS, Setup
     from mpi_rollout.connection import connect
 
@@ -112,8 +117,14 @@ def _serve_connected(connection: Connection | None, comm: Any, system: dict[str,
             found = MAKERS[system["maker"]](Setup(system["env"], num_envs, system["num_cores"], envs))
             serve_turns(connection, found)
             found.close()
-    if connection is not None:
-        connection.send(("closed", None))
+
+
+def _serve_recording(
+    connection: Connection | None, comm: Any, system: dict[str, Any], num_envs: int, folder: Path
+) -> None:
+    from mpi_rollout.compare.recording import record_on_ranks
+
+    record_on_ranks(comm, system["env"], num_envs, folder, lambda found: serve_turns(connection, found))
 
 
 if __name__ == "__main__":

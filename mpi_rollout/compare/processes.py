@@ -56,8 +56,8 @@ class Processes:
         self._socket.listen(1)
         self._connection: Connection | None = None
         told = {
-            "maker": system.maker, "env": env, "num_cores": num_cores, "num_ranks": system.num_ranks,
-            "options": system.options, "timeout_s": timeout_s,
+            "maker": system.maker, "kind": system.kind, "num_ranks": system.num_ranks, "options": system.options,
+            "env": env, "num_cores": num_cores, "timeout_s": timeout_s,
         }  # fmt: skip
         ranks = [*launcher, "-n", str(system.num_ranks)] if system.num_ranks else []
         command = [*ranks, sys.executable, "-m", "mpi_rollout.compare.process", str(path.absolute()), json.dumps(told)]

@@ -8,6 +8,9 @@ from mpi_rollout.compare.file import ComparisonFile
 from mpi_rollout.scaling.report import machine
 from mpi_rollout.scaling.statistics import Fit, NoFit
 
+# In which of its ways this program is compared with a system of some kind, and how that is told.
+_LOOP, _NATIVE = {"loop": "mpi_rollout"}, {"native": "mpi_rollout with vector_entry_point"}
+KINDS = {"loop": _LOOP, "native": _LOOP | _NATIVE, "record": {"record": "mpi_rollout, recording,"}}
 QUIET = 0.85  # Of what as many cores should do; clocks and caches take a little.
 OVERHEADS = ("t_os us", "t_row us", "t_row / t_env", "fit within", "held out", "reset ms (envs)", "reset us per env")
 
@@ -107,7 +110,7 @@ def _checks(found: Fit) -> tuple[str, str]:
 
 def fastest(analysis: Analysis, env: str) -> list[str]:
     """Who has the highest median with each number of envs, among those that step the env itself and among all."""
-    told = []
+    told: list[str] = []
     for num_envs in analysis.comparison.num_envs:
         itself, any_ = (_either(analysis, env, num_envs, kinds) for kinds in (("loop",), ("loop", "native")))
         if itself:
@@ -129,10 +132,9 @@ def crossovers(analysis: Analysis, env: str) -> list[str]:
         system = analysis.comparison.all_systems[name]
         if system.is_ours or system.kind == "base":
             continue
-        sizes, ahead = analysis.ahead(env, name)
-        told += [f"mpi_rollout is faster than {system.title} {where(sizes, ahead)}"] if sizes else []
-        sizes, ahead = analysis.ahead(env, name, "native") if system.kind == "native" else ([], [])
-        told += [f"with vector_entry_point it is faster than {system.title} {where(sizes, ahead)}"] if sizes else []
+        for kind, words in KINDS[system.kind].items():
+            sizes, ahead = analysis.ahead(env, name, kind)
+            told += [f"{words} is faster than {system.title} {where(sizes, ahead)}"] if sizes else []
     return told
 
 

@@ -26,7 +26,7 @@ class System:
     title
         As in tables and pictures.
     maker
-        Its function in `makers`.
+        Its function in `makers`; empty where `recording` does it.
     num_ranks
         0: it is started without mpirun.
     options
@@ -34,7 +34,8 @@ class System:
     needs
         A module that must be installed.
     kind
-        "base": bare loops; "loop": steps unmodified envs; "native": has the env in another form.
+        "base": bare loops; "loop": steps unmodified envs; "native": has the env in another form; "record":
+        steps unmodified envs and stores all of it.
     """
 
     name: str
@@ -66,6 +67,7 @@ def systems_of(ranks: tuple[int, ...], num_cores: int) -> dict[str, System]:
                (("batch_size", 1), root)),
         *(System(f"mpi-native-{num}", f"mpi_rollout, {told[num]}, vector_entry_point", "mpi", num, native,
                  kind="native") for num in ranks),
+        *(System(f"mpi-record-{num}", f"mpi_rollout, {told[num]}, recording", "", num, kind="record") for num in ranks),
         System("sync", "Gymnasium SyncVectorEnv", "sync"),
         System("async", "Gymnasium AsyncVectorEnv", "async_"),
         System("native", "Gymnasium vector_entry_point", "native", kind="native"),
@@ -74,7 +76,7 @@ def systems_of(ranks: tuple[int, ...], num_cores: int) -> dict[str, System]:
         System("sb3-subproc", "SB3 SubprocVecEnv", "sb3_subproc", needs="stable_baselines3"),
         System("envpool", "EnvPool, sync", "envpool", needs="envpool", kind="native"),
         System("envpool-async", "EnvPool, async", "envpool_by_parts", needs="envpool", kind="native"),
-        System("minari", "Minari DataCollector, recording", "minari", needs="minari"),
+        System("minari", "Minari DataCollector, recording", "minari", needs="minari", kind="record"),
     ]  # fmt: skip
     return {system.name: system for system in found}
 
