@@ -152,6 +152,14 @@ def test_systems_whose_intervals_meet_are_both_named():
     assert " or " in "\n".join(report.fastest(analysis, ENV))
 
 
+def test_of_many_systems_whose_intervals_meet_three_are_named(monkeypatch):
+    file = made_up(make_comparison())
+    analysis = Analysis(file.comparison, file.samples)
+    monkeypatch.setattr(analysis, "fastest", lambda *_: ["sync", "async", "mpi-1", "mpi-2", "native"])
+    titles = "Gymnasium SyncVectorEnv or Gymnasium AsyncVectorEnv or mpi_rollout, 1 rank or 2 more"
+    assert report.fastest(analysis, ENV)[0] == f"fastest with 1 env: {titles}"
+
+
 @pytest.mark.parametrize(
     ("ahead", "words"),
     [

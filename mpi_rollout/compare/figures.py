@@ -20,6 +20,7 @@ from mpi_rollout.scaling.figures import KINDS
 WIDTH, HEIGHT, LEGEND_WIDTH = 4.2, 5.0, 3.2  # Inches of a panel, and of the legend beside them.
 OURS, OTHERS = "osD^vPX", "s^vDo<>Pph*d"  # Markers, in the order of tables.
 
+GREYS = {"sync": "0.4", "async": "0.4", "native": "0.4", "pool": "0.5", "sb3": "0.6", "envpool": "0.7", "minari": "0.5"}
 FILLS = {"native": "w", "record": "0.8"}  # Of markers; of others they are full.
 
 
@@ -67,7 +68,8 @@ def looks_of(systems: dict[str, System]) -> dict[str, dict[str, Any]]:
         elif system.is_ours:
             found[name] = {"color": "0.0", "marker": next(ours), "linewidth": 1.8, **fill}
         else:
-            found[name] = {"color": "0.55", "marker": next(others), "linewidth": 1.0, "linestyle": "-", **fill}
+            grey = GREYS[name.partition("-")[0]]
+            found[name] = {"color": grey, "marker": next(others), "linewidth": 1.0, "linestyle": "-", **fill}
     return found
 
 

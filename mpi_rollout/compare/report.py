@@ -11,6 +11,7 @@ from mpi_rollout.scaling.statistics import Fit, NoFit
 # In which of its ways this program is compared with a system of some kind, and how that is told.
 _LOOP, _NATIVE = {"loop": "mpi_rollout"}, {"native": "mpi_rollout with vector_entry_point"}
 KINDS = {"loop": _LOOP, "native": _LOOP | _NATIVE, "record": {"record": "mpi_rollout, recording,"}}
+MOST_NAMED = 3  # Of systems whose intervals meet.
 QUIET = 0.85  # Of what as many cores should do; clocks and caches take a little.
 OVERHEADS = ("t_os us", "t_row us", "t_row / t_env", "fit within", "held out", "reset ms (envs)", "reset us per env")
 
@@ -121,8 +122,10 @@ def fastest(analysis: Analysis, env: str) -> list[str]:
 
 
 def _either(analysis: Analysis, env: str, num_envs: int, kinds: Sequence[str]) -> str:
-    titles = analysis.comparison.all_systems
-    return " or ".join(titles[name].title for name in analysis.fastest(env, num_envs, kinds))
+    names = analysis.fastest(env, num_envs, kinds)
+    titles = [analysis.comparison.all_systems[name].title for name in names]
+    more = [f"{len(titles) - MOST_NAMED} more"] if len(titles) > MOST_NAMED else []
+    return " or ".join(titles[:MOST_NAMED] + more)
 
 
 def crossovers(analysis: Analysis, env: str) -> list[str]:

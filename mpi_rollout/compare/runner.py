@@ -102,6 +102,7 @@ class Runner:
                 finally:
                     self._end_team()
         except Interrupted as error:
+            self.file.write(self._out, now())
             raise Interrupted(f"{error}; {self._out} has what was measured; the same command continues") from error
         return self.file
 
