@@ -6,6 +6,7 @@ import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import gymnasium
 import pytest
 from comparisons import ENV, ENV_S, FACTS, RESET_S, SIZES, TIMES, made_up, make_comparison
 from conftest import job_environment
@@ -13,8 +14,10 @@ from conftest import job_environment
 from mpi_rollout.cli import main
 from mpi_rollout.compare import estimate, report
 from mpi_rollout.compare.analysis import Analysis
+from mpi_rollout.compare.command import SYSTEMS
 from mpi_rollout.compare.comparison import Comparison, Point
 from mpi_rollout.compare.estimate import Probe
+from mpi_rollout.compare.facts import facts_now
 from mpi_rollout.compare.figures import looks_of
 from mpi_rollout.compare.file import ComparisonFile, check_same_comparison, read_comparison
 from mpi_rollout.compare.samples import Samples
@@ -103,6 +106,18 @@ def test_the_estimate_grows_with_what_is_to_be_done():
     assert estimate.point_s(short, 4, 20, look) == pytest.approx(2 * one)
     slow = Probe(0.01, 1e-5, 1.0)  # A step of all envs takes longer than the window.
     assert estimate.point_s(short, 4, 1, slow) > 5 * 2 * 4.0
+
+
+def test_the_help_names_all_systems():
+    names = set(systems_of((7,), 2))
+    assert {name.replace("R", "7") for name in re.findall(r"[\w-]+", SYSTEMS)} >= names
+
+
+def test_the_versions_of_what_is_compared_are_facts_of_a_comparison():
+    told = facts_now()["versions"].split(", ")
+    assert f"gymnasium {gymnasium.__version__}" in told
+    stable_baselines3 = pytest.importorskip("stable_baselines3")
+    assert f"stable_baselines3 {stable_baselines3.__version__}" in told
 
 
 # What it shows.

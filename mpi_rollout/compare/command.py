@@ -7,6 +7,10 @@ from mpi_rollout.cores import num_usable_cores
 from mpi_rollout.errors import UsageError
 
 ENVS = "CartPole-v1,Acrobot-v1"
+SYSTEMS = (
+    "bare, bare-all, mpi-R, mpi-groups, mpi-ready, mpi-native-R, mpi-record-R (R of --ranks), sync, async, native, "
+    "pool, sb3-dummy, sb3-subproc, envpool, envpool-async, minari"
+)
 
 
 def add_compare(commands: Any) -> None:
@@ -18,7 +22,7 @@ def add_compare(commands: Any) -> None:
     for name, kind, default, metavar, told in (
         ("--env", str, ENVS, "IDS", "env ids as gymnasium.make takes them, with commas"),
         ("--num-envs", str, "1,2,4,8,16,64,256", "NS", "numbers of envs, with commas"),
-        ("--systems", str, "", "NAMES", "which systems, with commas; --dry-run names them (default: all)"),
+        ("--systems", str, "", "NAMES", f"which systems, with commas, of {SYSTEMS} (default: all)"),
         ("--ranks", str, "", "RS", "numbers of this program's ranks that step envs (default: 1 and all cores)"),
         ("--repeats", int, 5, "N", "turns of each system at each point"),
         ("--window-s", float, 0.25, "S", "length of one turn in seconds"),

@@ -19,6 +19,7 @@ from mpi_rollout.compare.systems import System
 from mpi_rollout.scaling.jobs import LOOK_EVERY_S, JobFailed, Stop, tail
 
 ENDING_S = 3.0
+KILLING_S = 30.0
 STOPPED = "the comparison was"
 MARK = "MPI_ROLLOUT_COMPARISON"  # In the environment of all that is started, and so of all that that starts.
 
@@ -196,8 +197,9 @@ def _await_end(reader: int, mark: str) -> None:
 
 
 def kill_all(mark: str) -> None:
-    """End all processes with this mark, and wait until they are gone."""
-    while found := marked(mark):
+    """End all processes with this mark, and wait until they are gone, but not for ever for what a disk holds."""
+    give_up = monotonic() + KILLING_S
+    while (found := marked(mark)) and monotonic() < give_up:
         for pid in found:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

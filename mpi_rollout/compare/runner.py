@@ -11,7 +11,7 @@ from mpi_rollout.compare.comparison import Comparison, Point
 from mpi_rollout.compare.estimate import probe, told_plan
 from mpi_rollout.compare.facts import facts_now
 from mpi_rollout.compare.file import ComparisonFile, check_same_comparison, read_comparison
-from mpi_rollout.compare.processes import Processes, leaving_nothing_behind
+from mpi_rollout.compare.processes import STOPPED, Processes, leaving_nothing_behind
 from mpi_rollout.compare.samples import Samples, Skip
 from mpi_rollout.compare.systems import System, reason_to_skip
 from mpi_rollout.errors import Interrupted, RolloutError, UsageError
@@ -108,7 +108,7 @@ class Runner:
 
     def _measure(self, point: Point, place: str) -> None:
         """All turns at one point that are not taken yet."""
-        self._stop.check("the comparison was")
+        self._stop.check(STOPPED)
         left = self._left(point)
         if not left:
             return
@@ -139,8 +139,10 @@ class Runner:
     def _note(self, samples: Samples) -> None:
         self.file = replace(self.file, samples=samples)
 
-    def _fail(self, point: Point, name: str, repeat: int, error: JobFailed) -> None:
+    def _fail(self, point: Point, name: str, error: JobFailed) -> None:
+        """Keep why a system has no more turns at a point."""
         self._team.pop(name, None)
+        repeat = sum(turn.point == point and turn.system == name for turn in self.file.samples.turns)
         self._note(self.file.samples.with_failure(point, name, repeat, now(), str(error)))
         tell(f"{self._comparison.all_systems[name].title}, {point}: failed: {str(error).splitlines()[0]}")
 
@@ -156,7 +158,7 @@ class Runner:
                         continue
                     each.await_answer()
                 except JobFailed as error:
-                    self._fail(point, each.system.name, 0, error)
+                    self._fail(point, each.system.name, error)
                 making.remove(each)
 
     def _begin(self, system: System, point: Point) -> Processes:
@@ -171,7 +173,7 @@ class Runner:
             turn = self._team[name].take_turn(self._comparison.window_s)
             self._note(self.file.samples.with_turn(point, name, repeat, started, turn))
         except JobFailed as error:
-            self._fail(point, name, repeat, error)
+            self._fail(point, name, error)
 
     def _close(self, point: Point, systems: Iterable[System]) -> None:
         """Have the envs closed, all at the same time; who fails at it is started anew for the next point."""
