@@ -11,17 +11,21 @@ processes   the same, seen by who compares                  command     its opti
 
 *The point.*  One env id and one number of envs.  All systems are set up for it, some at a time; then repeat by repeat
 each has its turn, in another random order each time, so that a machine that gets slower does so for all.  A sample of
-a fraction of a second is too short to start processes for, and imports and `gymnasium.make` (50 ms for a MuJoCo
-humanoid) would be most of the time: so a system's processes are started once for an env id and make their envs anew
+a fraction of a second is too short to start processes for, and imports and `gymnasium.make` would be
+most of the time: so a system's processes are started once for an env id and make their envs anew
 for each number of them.  The bare loop is measured at every point, since it is what the others are compared with.
 
 *Who waits is stopped.*  Ranks spin while they wait, and so may others' threads.  All processes of a system that has no
-turn are stopped by SIGSTOP, and continued for their turn; the first sweeps of a turn are dropped.
+turn are stopped by SIGSTOP, and continued for their turn; the first sweeps of a turn are dropped.  What is stopped
+does not notice that the comparison was killed: so all processes have a mark in their environment, and a child of the
+comparison outlives it for as long as it takes to end those that have it.
 
 *The turn.*  A reset of all envs, timed by itself; sweeps that are dropped; then sweeps until the window is over, the
 last one whole.  A sweep is a step of all envs, or with first ready systems what one `recv` brings.  The actions are
 drawn before, the same for all systems.  The bare loop is what a person would write: `env.step` in a loop, `env.reset`
 where an episode ended, on one core; on all cores at once it is the limit of what steps unmodified envs.
+
+Each system is used as its documentation shows it, with its defaults: so those that give infos give them.
 
 *What is counted* are env steps: transitions.  Where a system resets in the step after an episode's end, as Gymnasium
 and EnvPool do, such rows are not counted; where it resets in the same step, as Stable-Baselines3 does, all rows are.

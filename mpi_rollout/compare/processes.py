@@ -61,15 +61,18 @@ class Processes:
             "env": env, "num_cores": num_cores, "timeout_s": timeout_s,
         }  # fmt: skip
         ranks = [*launcher, "-n", str(system.num_ranks)] if system.num_ranks else []
-        command = [*ranks, sys.executable, "-m", "mpi_rollout.compare.process", str(path.absolute()), json.dumps(told)]
+        self._process = self._start(ranks, path.absolute(), json.dumps(told))
+        self._end = os.pidfd_open(self._process.pid)
+
+    def _start(self, ranks: Sequence[str], path: Path, told: str) -> subprocess.Popen:
+        command = [*ranks, sys.executable, "-m", "mpi_rollout.compare.process", str(path), told]
         # One thread for each process: cores are what is compared, and a thread pool in each env would want them all.
-        variables = {"OMP_NUM_THREADS": "1", **os.environ, "MINARI_DATASETS_PATH": str(folder.absolute() / "minari")}
+        variables = {"OMP_NUM_THREADS": "1", **os.environ, "MINARI_DATASETS_PATH": str(path.parent / "minari")}
         variables[MARK] = self._mark.partition("=")[2]
         with self._err.open("w") as err:
-            self._process = subprocess.Popen(
+            return subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=err, stderr=err, start_new_session=True, env=variables
             )
-        self._end = os.pidfd_open(self._process.pid)
 
     def make(self, num_envs: int) -> None:
         """Have the envs made."""
@@ -150,7 +153,8 @@ class Processes:
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(ENDING_S)
         kill_all(self._mark)
-        self._process.wait()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(ENDING_S)
         if self._end >= 0:
             os.close(self._end)
             self._end = -1
