@@ -1,5 +1,6 @@
 """Every system steps the same envs, and what is counted are env steps: rows that only reset are none."""
 
+import time
 from collections import deque
 from collections.abc import Iterator
 
@@ -9,7 +10,7 @@ import pytest
 from gymnasium.vector import SyncVectorEnv
 
 from mpi_rollout.compare import steppers
-from mpi_rollout.compare.makers import MAKERS, BareOnAllCores, Made, Setup, actions_of
+from mpi_rollout.compare.makers import MAKERS, BareOnAllCores, Made, Recorded, Setup, actions_of
 from mpi_rollout.compare.steppers import PartsStepper, VectorStepper, take_turn
 
 NUM_ENVS, SWEEPS = 6, 41
@@ -101,6 +102,32 @@ def test_a_turn_resets_first_and_counts_no_sweep_of_the_warm_up():
     reset, warm_up, window = told.calls
     assert reset == "reset" and warm_up[0] == 1 and window[0] == warm_up[-1] + 1
     assert (turn.env_steps, turn.sweeps) == (10 * len(window), len(window))
+
+
+def test_the_turn_of_who_records_ends_when_all_is_stored():
+    class Storing:
+        """Stores what it has at a reset, which takes time."""
+
+        num_stored = num_steps = 0
+
+        def reset(self):
+            time.sleep(0.01)
+            self.num_stored = self.num_steps
+
+        def sweep(self):
+            self.num_steps += 1
+            return 1
+
+        def count(self, sweeps):
+            return len(sweeps)
+
+        def close(self):
+            pass
+
+    storing = Storing()
+    turn = Recorded(storing).take_turn(0.001)
+    assert storing.num_stored == storing.num_steps and turn.seconds >= 0.01
+    assert 0 < turn.env_steps == turn.sweeps < storing.num_steps
 
 
 def test_a_window_of_nothing_but_resets_goes_on_to_the_first_env_step():

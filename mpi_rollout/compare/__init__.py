@@ -31,8 +31,9 @@ Each system is used as its documentation shows it, with its defaults: so those t
 and EnvPool do, such rows are not counted; where it resets in the same step, as Stable-Baselines3 does, all rows are.
 Resets within the window take time from every system alike.
 
-*Who records* stores all that it steps, Minari's DataCollector and this program: they are compared with each other.  In
-this program's turn the window ends when all of its steps are committed; the file is dropped after it.
+*Who records* stores all that it steps, Minari's DataCollector and this program: they are compared with each other.  The
+window of both ends when all of its steps are stored; a window that is short beside that makes them look slower than
+they are in a long run.  The files are dropped.
 
 *What it says.*  Env steps per second, medians and intervals over repeats; each over the bare loop of the same point;
 and the overhead of a step of the batch, t_os, from the seconds that it takes with N envs: N t_row + t_os.  So

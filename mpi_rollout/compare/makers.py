@@ -5,6 +5,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from time import perf_counter
 from typing import Any
 
 import gymnasium
@@ -62,6 +63,21 @@ class Made:
 
     def close(self) -> None:
         self.stepper.close()
+
+
+class Recorded:
+    """A system that stores an episode when it is over, which within a window it may never be.
+
+    So its turn ends with a reset, which has the running one stored: as this program's ends with a commit.
+    """
+
+    def __init__(self, stepper: Stepper):
+        self.stepper, self.close = stepper, stepper.close
+
+    def take_turn(self, window_s: float) -> Turn:
+        turn, start = take_turn(self.stepper, window_s), perf_counter()
+        self.stepper.reset()
+        return turn._replace(seconds=turn.seconds + perf_counter() - start)
 
 
 def actions_of(space: spaces.Space, num_envs: int) -> list[Any]:
@@ -250,11 +266,11 @@ def envpool_by_parts(setup: Setup) -> Made:
     return Made(PartsStepper(parts, num_envs, actions_of(envs.action_space, num_envs)))
 
 
-def minari(setup: Setup) -> Made:
+def minari(setup: Setup) -> Recorded:
     """One env whose episodes are recorded, where MINARI_DATASETS_PATH says."""
     from minari import DataCollector
 
-    return Made(bare_stepper([DataCollector(setup.make())], 1, range(1)))
+    return Recorded(bare_stepper([DataCollector(setup.make())], 1, range(1)))
 
 
 MAKERS: dict[str, Callable[[Setup], Any]] = {
