@@ -9,12 +9,13 @@ from dataclasses import MISSING, Field, fields
 from typing import Any
 
 from mpi_rollout import __version__
+from mpi_rollout.compare.command import add_compare
 from mpi_rollout.config import RolloutConfig, flag
 from mpi_rollout.errors import RolloutError, UsageError
 from mpi_rollout.mpi import claimed_rank, share_refusal, with_stacks
 from mpi_rollout.scaling.study import RUN_OPTIONS, Study
 
-COMMANDS = ("run", "inspect", "verify", "recover", "scaling", "plot", "doctor")
+COMMANDS = ("run", "inspect", "verify", "recover", "scaling", "compare", "plot", "doctor")
 
 
 class Parser(argparse.ArgumentParser):
@@ -71,6 +72,7 @@ def make_parser() -> Parser:
     add_verify(commands)
     add_recover(commands)
     add_scaling(commands)
+    add_compare(commands)
     add_plot(commands)
     add_doctor(commands)
     return parser
@@ -126,7 +128,9 @@ def ranks_list(text: str) -> tuple[int, ...]:
 
 
 def add_plot(commands: Any) -> None:
-    plot = commands.add_parser("plot", help="draw studies: a PNG and an SVG beside each file (needs the extra `plots`)")
+    plot = commands.add_parser(
+        "plot", help="draw studies and comparisons: a PNG and an SVG beside each file (needs the extra `plots`)"
+    )
     plot.add_argument("files", metavar="FILE", nargs="+")
     plot.set_defaults(command=plot_command)
 
@@ -226,10 +230,14 @@ def scaling_command(options: argparse.Namespace) -> int:
 
 
 def plot_command(options: argparse.Namespace) -> int:
+    from mpi_rollout.compare.figures import plot_comparison
+    from mpi_rollout.compare.file import FORMAT
     from mpi_rollout.scaling.figures import plot_study
+    from mpi_rollout.scaling.tables import format_of
 
     for path in options.files:
-        print("\n".join(plot_study(path)))
+        plot = plot_comparison if format_of(path) == FORMAT else plot_study
+        print("\n".join(plot(path)))
     return 0
 
 

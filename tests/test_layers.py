@@ -24,8 +24,11 @@ progress report root run
 plots inspection replay durability
 doctor.findings doctor.probe doctor.launch doctor.rank doctor.ranks doctor.world
 doctor.folder doctor.leftovers doctor.local doctor
-scaling.study scaling.machine scaling.jobs scaling.samples scaling.file
+scaling.study scaling.machine scaling.jobs scaling.workplace scaling.samples scaling.tables scaling.file
 scaling.statistics scaling.analysis scaling.report scaling.figures scaling.runner scaling
+compare.systems compare.pool compare.steppers compare.makers compare.recording compare.process compare.processes
+compare.comparison compare.samples compare.facts compare.file compare.analysis compare.report compare.figures
+compare.estimate compare.runner compare compare.command
 cli __main__
 """
 ORDER = LAYERS.split()

@@ -6,4 +6,5 @@ jobs        one job, whatever becomes of it                report      as text
 samples     what jobs gave                                 figures     as pictures
 file        all of that in HDF5
 runner      does the study
+tables, workplace          what every kind of study shares: tables in HDF5; the folder that a study has to itself
 """

@@ -10,22 +10,18 @@ It is written anew as a whole after each job and then put in the place of the on
 """
 
 import json
-import os
-from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import h5py
-import numpy as np
 
-from mpi_rollout.errors import DataError, StorageError, UsageError, first_line
+from mpi_rollout.errors import DataError, UsageError
 from mpi_rollout.scaling.samples import Job, Part, Rank, Samples
 from mpi_rollout.scaling.study import Study, differences
+from mpi_rollout.scaling.tables import add_table, check_version, facts_of, opened, replaced, rows_of, told_facts
 
 FORMAT, FORMAT_VERSION = "mpi_rollout-scaling", 1
 TABLES = {"jobs": Job, "ranks": Rank, "parts": Part}
-_DTYPES = {int: np.int64, float: np.float64, bool: np.bool_, str: h5py.string_dtype()}
 
 
 @dataclass(frozen=True)
@@ -53,18 +49,9 @@ class StudyFile:
         StorageError
             It cannot be written; what was there is as before.
         """
-        new = f"{path}.new"
-        try:
-            with h5py.File(new, "w") as file:
-                self._fill(file)
-                file.attrs["updated"] = updated
-            with open(new, "rb") as written:
-                os.fsync(written.fileno())
-            os.replace(new, path)
-        except (OSError, RuntimeError) as error:
-            with suppress(OSError):
-                os.unlink(new)
-            raise StorageError(f"--out {path}: cannot write {new}: {first_line(error)}") from error
+        with replaced(path) as file:
+            self._fill(file)
+            file.attrs["updated"] = updated
 
     def _fill(self, file: h5py.File) -> None:
         study = self.study
@@ -73,15 +60,8 @@ class StudyFile:
             "base_case": study.base_case, "study": json.dumps(asdict(study), sort_keys=True),
         }  # fmt: skip
         file.attrs.update(attributes | self.facts | self.origin)
-        for name in TABLES:
-            rows = getattr(self.samples, name)
-            dtype = dtype_of(TABLES[name])
-            file[name] = np.array([tuple(getattr(row, column) for column in dtype.names) for row in rows], dtype)
-
-
-def dtype_of(row: type) -> np.dtype:
-    """The dtype of a table of such rows."""
-    return np.dtype([(each.name, _DTYPES[each.type]) for each in fields(row)])
+        for name, row in TABLES.items():
+            add_table(file, name, row, getattr(self.samples, name))
 
 
 def read_study(path: str) -> StudyFile:
@@ -92,25 +72,19 @@ def read_study(path: str) -> StudyFile:
     DataError
         It is not one, or of a version that this program does not know.
     """
-    try:
-        with h5py.File(path, "r") as file:
-            check_format(path, file.attrs)
-            return _read(file)
-    except FileNotFoundError as error:
-        raise DataError(f"{path}: no such file") from error
-    except (OSError, RuntimeError, KeyError, ValueError, TypeError, UsageError) as error:
-        raise DataError(f"{path} is not a readable file of a study: {first_line(error)}") from error
+    with opened(path, "study") as file:
+        check_format(path, file.attrs)
+        return _read(file)
 
 
 def _read(file: h5py.File) -> StudyFile:
     attributes = dict(file.attrs)
     stored = json.loads(attributes["study"])
-    facts = {name: attributes[name] for name in ("cpu_model", "num_cores", "versions", "commit")}
     return StudyFile(
         study=Study(**stored | {"num_ranks": tuple(stored["num_ranks"])}),
-        facts=facts | {"num_cores": int(facts["num_cores"])},
+        facts=facts_of(attributes),
         origin={name: attributes[name] for name in ("command", "host", "started")},
-        samples=Samples(**{name: _rows(row, file[name][...]) for name, row in TABLES.items()}),
+        samples=Samples(**{name: rows_of(row, file[name][...]) for name, row in TABLES.items()}),
     )
 
 
@@ -127,21 +101,7 @@ def check_format(path: str, attributes: Any) -> None:
         raise DataError(f"{path} is a rollout, not a study; `python -m mpi_rollout inspect {path} --plot PNG` draws it")
     if found != FORMAT:
         raise DataError(f"{path} is no study of mpi_rollout" + (f", but of format {found!r}" if found else ""))
-    version = attributes.get("format_version")
-    if version != FORMAT_VERSION:
-        raise DataError(f"{path} has format version {version}, this program knows {FORMAT_VERSION}")
-
-
-def _rows(row: type, table: np.ndarray) -> tuple[Any, ...]:
-    """Rows of a table as what they were before they were written."""
-    expected = dtype_of(row).names
-    if table.dtype.names != expected:
-        raise ValueError(f"a table has the columns {table.dtype.names}, expected {expected}")
-    kinds: Sequence[type] = [each.type for each in fields(row)]
-    return tuple(
-        row(*(value.decode() if kind is str else kind(value) for kind, value in zip(kinds, each, strict=True)))
-        for each in table.tolist()
-    )
+    check_version(path, attributes, FORMAT_VERSION)
 
 
 def check_same_study(path: str, stored: StudyFile, study: Study, facts: dict[str, Any]) -> None:
@@ -153,11 +113,7 @@ def check_same_study(path: str, stored: StudyFile, study: Study, facts: dict[str
         The message says what differs.
     """
     differing = differences(asdict(stored.study) | {"num_ranks": list(stored.study.num_ranks)}, study)
-    differing += [
-        f"{name.replace('_', ' ')} was {stored.facts[name] or 'unknown'}, is {value or 'unknown'}"
-        for name, value in facts.items()
-        if stored.facts[name] != value
-    ]
+    differing += told_facts(stored.facts, facts)
     if differing:
         raise UsageError(
             f"--out {path}: it is of another study: {'; '.join(differing)}; give the same to continue it, "

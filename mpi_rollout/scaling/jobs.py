@@ -117,13 +117,13 @@ def run_job(command: list[str], folder: Path, timeout_s: float, stop: Stop) -> d
     told = err.read_text(errors="replace")
     stop.check("the study was")
     if not ended:
-        raise JobFailed(f"did not end within {timeout_s:g} s" + _tail(told))
+        raise JobFailed(f"did not end within {timeout_s:g} s" + tail(told))
     if process.returncode == Interrupted.exit_code:  # Somebody stopped the job, or its batch job's time is over.
-        raise Interrupted(f"the study was stopped with its job{_tail(told)}")
+        raise Interrupted(f"the study was stopped with its job{tail(told)}")
     if process.returncode:
         code = process.returncode
         how = f"exit code {code}" if code > 0 else f"ended by {signal.Signals(-code).name}"
-        raise JobFailed(how + _tail(told), code)
+        raise JobFailed(how + tail(told), code)
     return _summary(out.read_text(errors="replace"), told)
 
 
@@ -152,7 +152,7 @@ def _end(process: subprocess.Popen) -> None:
     process.wait()
 
 
-def _tail(told: str) -> str:
+def tail(told: str) -> str:
     """What a job said last: its own messages, or if it has none, the launcher's."""
     own = [line for line in told.splitlines() if line.startswith("mpi_rollout: ")]
     text = "\n".join(own) or told.strip()
@@ -165,4 +165,4 @@ def _summary(printed: str, told: str) -> dict[str, Any]:
             found = json.loads(line)
             if isinstance(found, dict) and found.get("complete"):
                 return found
-    raise JobFailed("exit code 0, but it printed no summary" + _tail(told), 0)
+    raise JobFailed("exit code 0, but it printed no summary" + tail(told), 0)

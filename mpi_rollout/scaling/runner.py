@@ -4,23 +4,19 @@ A study is one job after the other, each started as a person would start it, by 
 `--dry-run` prints.  This process only waits meanwhile.  It starts no MPI, so it runs where mpirun runs.
 """
 
-import fcntl
 import os
 import shlex
-import shutil
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 
-from mpi_rollout.errors import Interrupted, RolloutError, StorageError, UsageError
+from mpi_rollout.errors import Interrupted, RolloutError, UsageError
 from mpi_rollout.scaling import report
 from mpi_rollout.scaling.file import StudyFile, check_same_study, read_study
 from mpi_rollout.scaling.jobs import JobFailed, Stop, check_launcher, default_launcher, run_job, stopping_on_signals
 from mpi_rollout.scaling.machine import machine_facts
 from mpi_rollout.scaling.samples import Samples
 from mpi_rollout.scaling.study import Point, Study
+from mpi_rollout.scaling.workplace import claimed, job_folder, now, origin, tell
 from mpi_rollout.storage.output import check_folder
 
 WARM_UP = -1
@@ -30,13 +26,9 @@ def commands(study: Study, out: str, launcher: str) -> list[str]:
     """The commands of a study as a shell would take them: the warm-up, then all jobs in their order."""
     points = [_warm_up(study), *study.order()]
     return [
-        shlex.join(study.command(launcher, sys.executable, point.num_ranks, str(_job_out(_job_folder(out), point))))
+        shlex.join(study.command(launcher, sys.executable, point.num_ranks, str(_job_out(job_folder(out), point))))
         for point in points
     ]
-
-
-def _job_folder(out: str) -> Path:
-    return Path(f"{out}.job")
 
 
 def _job_out(folder: Path, point: Point) -> Path:
@@ -94,44 +86,10 @@ def _open(study: Study, out: str) -> StudyFile:
     """What there is of this study; nothing yet, if there is no file."""
     facts = machine_facts()
     if not os.path.lexists(out):
-        command = shlex.join(["python", "-m", "mpi_rollout", *sys.argv[1:]])
-        return StudyFile(study, facts, {"command": command, "host": os.uname().nodename, "started": now()}, Samples())
+        return StudyFile(study, facts, origin(), Samples())
     stored = read_study(out)
     check_same_study(out, stored, study, facts)
     return stored
-
-
-@contextmanager
-def claimed(out: str) -> Iterator[Path]:
-    """A folder for the jobs' own files, beside the study's: made anew, and removed in the end.
-
-    Raises
-    ------
-    UsageError
-        Another process does this study.
-    StorageError
-        It cannot be made.
-    """
-    folder = _job_folder(out)
-    try:
-        folder.mkdir(exist_ok=True)
-        descriptor = os.open(folder, os.O_RDONLY)
-    except OSError as error:
-        raise StorageError(f"--out {out}: cannot make the folder {folder}: {error.strerror}") from error
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(descriptor)
-        raise UsageError(
-            f"--out {out}: another process does this study; wait for its end or use another --out"
-        ) from error
-    except OSError:  # A file system without locks.
-        pass
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        os.close(descriptor)
 
 
 class Runner:
@@ -146,7 +104,7 @@ class Runner:
         order = self.study.order()
         left = [point for point in order if point not in self.file.samples.points]
         if len(left) < len(order):
-            _tell(f"{self._out} has {len(order) - len(left)} of {len(order)} jobs already")
+            tell(f"{self._out} has {len(order) - len(left)} of {len(order)} jobs already")
         try:
             if left:
                 self._warm_up()
@@ -170,7 +128,7 @@ class Runner:
         except JobFailed as error:
             if error.code == UsageError.exit_code:  # What no job can do, such as an env that does not exist.
                 raise UsageError(str(error).partition(": ")[2] or str(error)) from error
-            _tell(f"the warm-up, {self.study.num_ranks[-1]} ranks, failed: {str(error).splitlines()[0]}")
+            tell(f"the warm-up, {self.study.num_ranks[-1]} ranks, failed: {str(error).splitlines()[0]}")
 
     def _add(self, point: Point) -> None:
         file, started = self.file, now()
@@ -184,7 +142,7 @@ class Runner:
         self.file = StudyFile(file.study, file.facts, file.origin, found)
         self.file.write(self._out, now())
         total = len(self.study.num_ranks) * self.study.repeats
-        _tell(f"job {len(found.jobs)} of {total}: {point}: {told}")
+        tell(f"job {len(found.jobs)} of {total}: {point}: {told}")
 
     def _job(self, point: Point) -> dict:
         self._stop.check("the study was")
@@ -195,13 +153,3 @@ class Runner:
         finally:
             for each in self._folder.iterdir():
                 each.unlink(missing_ok=True)
-
-
-def _tell(text: str) -> None:
-    sys.stderr.write(f"mpi_rollout: {text}\n")
-    sys.stderr.flush()
-
-
-def now() -> str:
-    """The time, as ISO 8601 in UTC with seconds."""
-    return datetime.now(UTC).isoformat(timespec="seconds")

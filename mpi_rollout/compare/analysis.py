@@ -1,0 +1,110 @@
+"""From the samples of a comparison to its figures: medians with intervals, ratios, overheads, who is ahead where."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from mpi_rollout.compare.comparison import BASE, Comparison, Point
+from mpi_rollout.compare.samples import Sample, Samples
+from mpi_rollout.scaling import statistics
+from mpi_rollout.scaling.statistics import Fit, Interval, NoFit, median_interval
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What the turns of one system at one point show.
+
+    Parameters
+    ----------
+    rate
+        Env steps per second.
+    ratio
+        Over the bare loop of the same point; None without one.
+    reset_s
+        Of a reset of all envs.
+    """
+
+    num_turns: int
+    rate: Interval
+    ratio: Interval | None
+    reset_s: Interval
+
+
+class Analysis:
+    """The figures of a comparison, complete or not."""
+
+    def __init__(self, comparison: Comparison, samples: Samples):
+        self.comparison, self._samples = comparison, samples
+
+    @cached_property
+    def cells(self) -> dict[tuple[Point, str], Cell]:
+        """By point and system, where there are results."""
+        turns: dict[tuple[Point, str], list[Sample]] = {}
+        for sample in self._samples.turns:
+            if not sample.error:
+                turns.setdefault((sample.point, sample.system), []).append(sample)
+        rates = {key: median_interval([each.env_steps_per_s for each in found]) for key, found in turns.items()}
+        return {
+            (point, system): Cell(
+                num_turns=len(found),
+                rate=rates[point, system],
+                ratio=statistics.ratio(rates[point, system], rates[point, BASE]) if (point, BASE) in rates else None,
+                reset_s=median_interval([each.reset_s for each in found]),
+            )
+            for (point, system), found in turns.items()
+        }
+
+    def systems(self, env: str) -> list[str]:
+        """Those with results for an env, in the order of tables."""
+        found = {system for point, system in self.cells if point.env == env}
+        return [name for name in self.comparison.all_systems if name in found]
+
+    def sizes(self, env: str, systems: Iterable[str]) -> list[int]:
+        """The numbers of envs at which all of these have results."""
+        return [
+            num_envs
+            for num_envs in self.comparison.num_envs
+            if all((Point(env, num_envs), system) in self.cells for system in systems)
+        ]
+
+    def rate(self, env: str, num_envs: int, system: str) -> float:
+        """Median env steps per second."""
+        return self.cells[Point(env, num_envs), system].rate.median
+
+    def overhead(self, env: str, system: str) -> Fit | NoFit:
+        """Fit N t_row + t_os to the seconds that a step of N envs takes; coefficients: t_row, t_os."""
+        sizes = self.sizes(env, [system])
+        seconds = np.array([num_envs / self.rate(env, num_envs, system) for num_envs in sizes])
+        try:
+            return statistics.fit(np.stack([np.array(sizes, float), np.ones(len(sizes))], axis=1), seconds)
+        except NoFit as error:
+            return error
+
+    def env_step_s(self, env: str) -> float | None:
+        """Seconds of an env step in the bare loop: the median over the numbers of envs."""
+        rates = [self.rate(env, num_envs, BASE) for num_envs in self.sizes(env, [BASE])]
+        return float(1 / np.median(rates)) if rates else None
+
+    def fastest(self, env: str, num_envs: int, kinds: Sequence[str]) -> list[str]:
+        """Among systems of some kinds: the one with the highest median, then those whose intervals reach its own."""
+        of, here = self.comparison.all_systems, Point(env, num_envs)
+        found = {name: cell.rate for (point, name), cell in self.cells.items() if point == here}
+        ordered = sorted((name for name in found if of[name].kind in kinds), key=lambda name: -found[name].median)
+        return [name for name in ordered if found[name].high >= found[ordered[0]].low]
+
+    def ours(self, env: str, num_envs: int, kind: str) -> float:
+        """This program's highest median, over its ways to step envs of a kind; 0 where there is none."""
+        of = self.comparison.all_systems
+        names = [name for name in of if of[name].is_ours and of[name].kind == kind]
+        return max(
+            (self.cells[Point(env, num_envs), name].rate.median for name in names
+             if (Point(env, num_envs), name) in self.cells),
+            default=0.0,
+        )  # fmt: skip
+
+    def ahead(self, env: str, other: str, kind: str = "loop") -> tuple[list[int], list[int]]:
+        """The numbers of envs where this program and another system have results; those where it is faster."""
+        sizes = [num_envs for num_envs in self.sizes(env, [other]) if self.ours(env, num_envs, kind)]
+        return sizes, [each for each in sizes if self.ours(env, each, kind) > self.rate(env, each, other)]

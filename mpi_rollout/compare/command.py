@@ -1,0 +1,62 @@
+"""The command `compare`: its options, and what they mean together."""
+
+import argparse
+from typing import Any
+
+from mpi_rollout.cores import num_usable_cores
+from mpi_rollout.errors import UsageError
+
+ENVS = "CartPole-v1,Acrobot-v1"
+SYSTEMS = (
+    "bare, bare-all, mpi-R, mpi-groups, mpi-ready, mpi-native-R, mpi-record-R (R of --ranks), sync, async, native, "
+    "pool, sb3-dummy, sb3-subproc, envpool, envpool-async, minari"
+)
+
+
+def add_compare(commands: Any) -> None:
+    """Add the command `compare`."""
+    parser = commands.add_parser(
+        "compare", help="measure this program beside the vector envs that people use; starts mpirun by itself",
+        allow_abbrev=False,
+    )  # fmt: skip
+    for name, kind, default, metavar, told in (
+        ("--env", str, ENVS, "IDS", "env ids as gymnasium.make takes them, with commas"),
+        ("--num-envs", str, "1,2,4,8,16,64,256", "NS", "numbers of envs, with commas"),
+        ("--systems", str, "", "NAMES", f"which systems, with commas, of {SYSTEMS} (default: all)"),
+        ("--ranks", str, "", "RS", "numbers of this program's ranks that step envs (default: 1 and all cores)"),
+        ("--repeats", int, 5, "N", "turns of each system at each point"),
+        ("--window-s", float, 0.25, "S", "length of one turn in seconds"),
+        ("--order-seed", int, 0, "SEED", "of the random order of the turns"),
+        ("--timeout-s", float, 120.0, "S", "end a system whose set-up takes longer; it is kept as failed"),
+        ("--launcher", str, "", "COMMAND", "what starts ranks, up to -n (default: mpirun)"),
+        ("--out", str, "results/compare.h5", "FILE", "file of the comparison; an interrupted one is continued"),
+    ):  # fmt: skip
+        told += f" (default: {default})" * (default != "")
+        parser.add_argument(name, type=kind, default=default, metavar=metavar, help=told)
+    parser.add_argument("--dry-run", action="store_true", help="say what would be measured and how long it takes")
+    parser.set_defaults(command=compare_command)
+
+
+def compare_command(options: argparse.Namespace) -> int:
+    """Do it."""
+    from mpi_rollout.compare.comparison import Comparison, names_list, numbers_list
+    from mpi_rollout.compare.runner import compare
+    from mpi_rollout.compare.systems import systems_of
+
+    num_cores = num_usable_cores()
+    ranks = numbers_list("--ranks")(options.ranks or f"1,{num_cores}")
+    envs = names_list(options.env)
+    if not envs:
+        raise UsageError(f"--env must be env ids such as {ENVS}, got {options.env!r}")
+    comparison = Comparison(
+        envs=envs,
+        num_envs=numbers_list("--num-envs")(options.num_envs),
+        systems=names_list(options.systems) or tuple(systems_of(ranks, num_cores)),
+        ranks=ranks,
+        num_cores=num_cores,
+        repeats=options.repeats,
+        window_s=options.window_s,
+        order_seed=options.order_seed,
+        launcher=options.launcher.strip(),
+    )
+    return compare(comparison, options.out, options.timeout_s, options.dry_run)

@@ -1,0 +1,131 @@
+"""The process that has a system's envs: started by `processes`, which tells it what to do over a socket.
+
+    python -m mpi_rollout.compare.process SOCKET SYSTEM      SYSTEM as JSON, see `processes`
+
+Orders and what answers them: ("make", num_envs) ("made", None); ("turn", window_s) ("turned", Turn); ("close", None)
+("closed", None); ("end", None) no answer.  Whatever fails is answered ("failed", why), and ends the process.  Of a
+job's ranks the root listens, and the others serve it inside `connect`.
+"""
+
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+
+def main() -> int:
+    """Serve until told to end."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # A terminal's is for who compares.
+    path, system = sys.argv[1], json.loads(sys.argv[2])
+    if system["num_ranks"]:
+        return serve_on_ranks(path, system)
+    connection = connect_to(path)
+    try:
+        serve(connection, system)
+    except Exception as error:
+        connection.send(("failed", told(error)))
+        return 70
+    return 0
+
+
+@contextmanager
+def nearby(path: Path) -> Iterator[str]:
+    """A name for a socket that is short, however long the path: the system takes 107 bytes."""
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        yield f"/proc/self/fd/{folder}/{path.name}"
+    finally:
+        os.close(folder)
+
+
+def connect_to(path: str) -> Connection:
+    """Reach who compares."""
+    there = socket.socket(socket.AF_UNIX)
+    with nearby(Path(path)) as name:
+        there.connect(name)
+    return Connection(there.detach())
+
+
+def told(error: BaseException) -> str:
+    """An error in one line."""
+    return f"{type(error).__name__}: {error}".splitlines()[0]
+
+
+def serve(connection: Connection, system: dict[str, Any]) -> None:
+    """Make a system's envs as often as told to, in this process."""
+    from mpi_rollout.compare.makers import MAKERS, Setup
+
+    while num_envs := next_size(connection):
+        found = MAKERS[system["maker"]](Setup(system["env"], num_envs, system["num_cores"]))
+        serve_turns(connection, found)
+        found.close()
+        connection.send(("closed", None))
+
+
+def next_size(connection: Connection) -> int:
+    """Wait to be told for how many envs; 0 is the end."""
+    order, value = connection.recv()
+    return value if order == "make" else 0
+
+
+def serve_turns(connection: Connection, found: Any) -> None:
+    """Say that it is made; take turns until told to close it."""
+    connection.send(("made", None))
+    while True:
+        order, value = connection.recv()
+        if order != "turn":
+            return
+        connection.send(("turned", found.take_turn(value)))
+
+
+def serve_on_ranks(path: str, system: dict[str, Any]) -> int:
+    """The same on all ranks of a job.  **Collective.**"""
+    from mpi_rollout import mpi
+
+    mpi.start_mpi_on_all_ranks(system["timeout_s"])
+    comm = mpi.world()
+    connection = connect_to(path) if comm.rank == mpi.ROOT else None
+    try:
+        while num_envs := comm.bcast(next_size(connection) if connection else None):
+            serve_size = _serve_recording if system["kind"] == "record" else _serve_connected
+            serve_size(connection, comm, system, num_envs, Path(path).parent)
+            if connection is not None:
+                connection.send(("closed", None))
+    except Exception as error:
+        if connection is None:
+            raise
+        connection.send(("failed", told(error)))
+        mpi.abort(comm, 70)
+    return 0
+
+
+def _serve_connected(
+    connection: Connection | None, comm: Any, system: dict[str, Any], num_envs: int, _folder: Path
+) -> None:
+    from mpi_rollout.compare.makers import MAKERS, Setup
+    from mpi_rollout.connection import connect
+
+    options = dict(map(tuple, system["options"]))
+    with connect(system["env"], num_envs, comm=comm, **options) as envs:
+        if envs is not None:
+            found = MAKERS[system["maker"]](Setup(system["env"], num_envs, system["num_cores"], envs))
+            serve_turns(connection, found)
+            found.close()
+
+
+def _serve_recording(
+    connection: Connection | None, comm: Any, system: dict[str, Any], num_envs: int, folder: Path
+) -> None:
+    from mpi_rollout.compare.recording import record_on_ranks
+
+    record_on_ranks(comm, system["env"], num_envs, folder, lambda found: serve_turns(connection, found))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,96 @@
+"""This program's recording, turn by turn: what `run` does with collector and writer, into a file that is then dropped.
+
+Each turn is a run of its own: its reset is the run's first, and its window ends when all of its steps are committed.
+"""
+
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from mpi_rollout.assembly import Plan, assemble, divide, make_part
+from mpi_rollout.collector import Collector
+from mpi_rollout.compare.steppers import SEED, WARM_UP_SHARE, Turn
+from mpi_rollout.config import RolloutConfig
+from mpi_rollout.driver import Driver
+from mpi_rollout.envs import EnvFacts, maker_of
+from mpi_rollout.layout import Block
+from mpi_rollout.mpi import ROOT
+from mpi_rollout.policy import RandomPolicy
+from mpi_rollout.worker import Worker, unwatched_by_gc
+
+NUM_STEPS = 10**9  # More than any turn takes.
+NUM_BLOCKS = 3
+CHUNK_SHARE = 0.1  # Of the window: what is stepped between two looks at the clock.
+
+
+class Recording:
+    """The root of a job that records.
+
+    Parameters
+    ----------
+    config
+        Of the runs; their file is `config.out`.
+    """
+
+    def __init__(self, config: RolloutConfig, worker: Worker, facts: EnvFacts, num_ranks: int):
+        from mpi_rollout import storage  # h5py is for the root alone.
+
+        self._config, self._facts, self._num_ranks = config, facts, num_ranks
+        self._driver = Driver(worker.exchanges, worker)
+        nbytes = Block.row_nbytes(facts.observation_space, facts.action_space, config.num_envs)
+        num_rows = storage.rows_per_block(nbytes, config.num_steps)
+        self._blocks = [self._driver.block(num_rows) for _ in range(NUM_BLOCKS)]
+        self._open_writer = storage.open_writer
+
+    def take_turn(self, window_s: float) -> Turn:
+        """Record for `window_s` seconds, and commit all of it."""
+        config = self._config
+        writer = self._open_writer(config, {"config": config.to_json()}, self._blocks, self._num_ranks)
+        policy = RandomPolicy(self._facts.action_space, config.num_envs, SEED)
+        collector = Collector(self._driver, policy, writer, NUM_BLOCKS, lambda _: None, lambda *_: None)
+        start = perf_counter()
+        collector.start()
+        reset_s = perf_counter() - start
+        step_s = self._warm_up(collector, WARM_UP_SHARE * window_s)
+        chunk = max(1, int(CHUNK_SHARE * window_s / step_s))
+        before, steps_before, start = collector.tally.env_steps, collector.num_steps, perf_counter()
+        while perf_counter() - start < window_s or collector.tally.env_steps == before:
+            collector.advance(chunk)
+        collector.hand_over()
+        writer.drain()
+        seconds = perf_counter() - start
+        writer.discard()
+        return Turn(reset_s, collector.tally.env_steps - before, seconds, collector.num_steps - steps_before)
+
+    @staticmethod
+    def _warm_up(collector: Collector, least_s: float) -> float:
+        """Step for some time; return what a step takes."""
+        num_steps, start = 1, perf_counter()
+        while True:
+            collector.advance(num_steps)
+            elapsed = perf_counter() - start
+            if elapsed >= least_s:
+                return elapsed / collector.num_steps
+            num_steps *= 2
+
+    def close(self) -> None:
+        """Let the other ranks out."""
+        self._driver.stop(0)
+
+
+def record_on_ranks(comm: Any, env: str, num_envs: int, folder: Path, serve: Any) -> None:
+    """Make a recording job's envs on all ranks, and let `serve` have the root's.  **Collective.**"""
+    config = RolloutConfig(
+        env=env, num_envs=num_envs, num_steps=NUM_STEPS, seed=SEED, out=str(folder / f"{comm.size}.h5"),
+        progress="none",
+    )  # fmt: skip
+    plan = Plan(maker_of(config), divide(num_envs, comm.size, False, 1, False), config.seed)
+    worker, facts = assemble(comm, make_part(plan, comm.rank))
+    with unwatched_by_gc():
+        if comm.rank == ROOT:
+            recording = Recording(config, worker, facts, comm.size)
+            serve(recording)
+            recording.close()
+        else:
+            worker.serve()
+        worker.exchanges.free()

@@ -1,0 +1,196 @@
+"""One system's envs, stepped, timed and counted: the same way for all, whatever their interface.
+
+A stepper has `reset`, `sweep` and `count`.  A sweep is one step of all envs, or what one `recv` brings, and returns
+what is needed to count later: nothing is counted while the clock runs.  Of bare loops it is several steps of all envs.
+"""
+
+from collections.abc import Sequence
+from itertools import cycle
+from time import perf_counter
+from typing import Any, NamedTuple, Protocol
+
+import gymnasium
+import numpy as np
+from gymnasium.vector import VectorEnv
+
+from mpi_rollout.layout import rows_of
+
+SEED = 0  # Of the first reset of each turn: env i has SEED + i.
+WARM_UP_SHARE, LEAST_WARM_UP = 0.1, 1  # Of the window, and in sweeps: caches and branch predictors are others' now.
+STEPS_PER_LOOK = 64  # Of a bare loop between two looks at the clock, which takes 1 % of a CartPole's step.
+
+
+class Turn(NamedTuple):
+    """What one turn of a system gave: seconds of the reset of all envs, then env steps, seconds and sweeps."""
+
+    reset_s: float
+    env_steps: int
+    seconds: float
+    sweeps: int
+
+
+class Stepper(Protocol):
+    """One system's envs."""
+
+    def reset(self) -> None:
+        """Begin new episodes in all envs."""
+
+    def sweep(self) -> Any:
+        """Step once; return what `count` wants to know of it."""
+
+    def count(self, sweeps: Sequence[Any]) -> int:
+        """Env steps of all sweeps since the last call or `reset`, in their order."""
+
+    def close(self) -> None:
+        """End what was started."""
+
+
+def take_turn(stepper: Stepper, window_s: float) -> Turn:
+    """Reset, warm up, and step for `window_s` seconds, the last sweep whole."""
+    start = perf_counter()
+    stepper.reset()
+    reset_s = perf_counter() - start
+    stepper.count(_sweeps_of(stepper, WARM_UP_SHARE * window_s, LEAST_WARM_UP)[0])
+    sweeps, seconds = _sweeps_of(stepper, window_s, 1)
+    env_steps = stepper.count(sweeps)
+    while env_steps == 0:  # Nothing but resets in so short a window.
+        more, more_s = _sweeps_of(stepper, 0.0, 1)
+        sweeps, seconds, env_steps = sweeps + more, seconds + more_s, env_steps + stepper.count(more)
+    return Turn(reset_s, env_steps, seconds, len(sweeps))
+
+
+def _sweeps_of(stepper: Stepper, window_s: float, least: int) -> tuple[list[Any], float]:
+    sweep, sweeps, start = stepper.sweep, [], perf_counter()
+    while True:
+        sweeps.append(sweep())
+        elapsed = perf_counter() - start
+        if elapsed >= window_s and len(sweeps) >= least:
+            return sweeps, elapsed
+
+
+class BareStepper:
+    """A loop over single envs, with nothing around it.
+
+    Parameters
+    ----------
+    actions
+        For each of some steps one action per env, used in turn.
+    """
+
+    def __init__(self, envs: Sequence[gymnasium.Env], actions: Sequence[Sequence[Any]], first_env: int = 0):
+        self._envs, self._first = envs, first_env
+        self._steps = [env.step for env in envs]
+        per_look = max(1, STEPS_PER_LOOK // len(envs))
+        self._looks = cycle([actions[start : start + per_look] for start in range(0, len(actions), per_look)])
+
+    def reset(self) -> None:
+        for index, env in enumerate(self._envs):
+            env.reset(seed=SEED + self._first + index)
+
+    def sweep(self) -> int:
+        """Several steps of all envs; returns how many env steps those were."""
+        steps, rows = self._steps, next(self._looks)
+        for row in rows:
+            for index, (step, action) in enumerate(zip(steps, row, strict=True)):
+                _, _, terminated, truncated, _ = step(action)
+                if terminated or truncated:
+                    self._envs[index].reset()
+        return len(rows) * len(steps)
+
+    def count(self, sweeps: Sequence[int]) -> int:
+        return sum(sweeps)
+
+    def close(self) -> None:
+        for env in self._envs:
+            env.close()
+
+
+class VectorStepper:
+    """A Gymnasium vector env in NEXT_STEP mode: the row after an episode's end resets and is no env step."""
+
+    def __init__(self, envs: VectorEnv, actions: Sequence[Any]):
+        self._envs, self._actions = envs, cycle(actions)
+        self._ended = np.zeros(envs.num_envs, np.bool_)
+
+    def reset(self) -> None:
+        self._envs.reset(seed=SEED)
+        self._ended[:] = False
+
+    def sweep(self) -> tuple[np.ndarray, np.ndarray]:
+        _, _, terminations, truncations, _ = self._envs.step(next(self._actions))
+        return terminations, truncations
+
+    def count(self, sweeps: Sequence[tuple[np.ndarray, np.ndarray]]) -> int:
+        ended = np.array(sweeps, np.bool_).any(axis=1)
+        num_resets = np.count_nonzero(self._ended) + np.count_nonzero(ended[:-1])
+        self._ended = ended[-1]
+        return ended.size - int(num_resets)
+
+    def close(self) -> None:
+        self._envs.close()
+
+
+class VecEnvStepper:
+    """A Stable-Baselines3 vec env: it resets in the step that ends an episode, so that all rows are env steps."""
+
+    def __init__(self, envs: Any, actions: Sequence[Any]):
+        self._envs, self._actions = envs, cycle(actions)
+
+    def reset(self) -> None:
+        self._envs.seed(SEED)
+        self._envs.reset()
+
+    def sweep(self) -> int:
+        self._envs.step(next(self._actions))
+        return self._envs.num_envs
+
+    def count(self, sweeps: Sequence[int]) -> int:
+        return sum(sweeps)
+
+    def close(self) -> None:
+        self._envs.close()
+
+
+class PartsStepper:
+    """Envs that come back some at a time, and are sent on at once; rows after an episode's end are no env steps."""
+
+    def __init__(self, parts: "Parts", num_envs: int, actions: Sequence[Any]):
+        self._parts, self._actions = parts, cycle(actions)
+        self._ended, self._num_flying = np.zeros(num_envs, np.bool_), 0
+
+    def reset(self) -> None:
+        while self._num_flying:  # What was sent comes back first.
+            self._num_flying -= len(self._parts.recv()[2])
+        self._parts.reset()
+        self._parts.send(next(self._actions), None)
+        self._num_flying, self._ended[:] = len(self._ended), False
+
+    def sweep(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        found = self._parts.recv()
+        self._parts.send(rows_of(next(self._actions), found[2]), found[2])
+        return found
+
+    def count(self, sweeps: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> int:
+        env_steps, ended = 0, self._ended
+        for terminations, truncations, indices in sweeps:
+            env_steps += len(indices) - np.count_nonzero(ended[indices])
+            ended[indices] = terminations | truncations
+        return int(env_steps)
+
+    def close(self) -> None:
+        while self._num_flying:
+            self._num_flying -= len(self._parts.recv()[2])
+        self._parts.close()
+
+
+class Parts(Protocol):
+    """What a `PartsStepper` steps: reset all, send to some (None: to all), receive some."""
+
+    def reset(self) -> None: ...
+
+    def send(self, actions: Any, indices: np.ndarray | None) -> None: ...
+
+    def recv(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Terminations, truncations and indices of some envs."""
+
+    def close(self) -> None: ...

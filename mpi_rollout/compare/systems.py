@@ -1,0 +1,148 @@
+"""What is compared: the systems by name, and where one does not apply, why.  Nothing is started here."""
+
+import importlib.util
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import gymnasium
+
+from mpi_rollout.connection import Request
+from mpi_rollout.envs import EnvMaker
+from mpi_rollout.envs.faults import ABORT
+from mpi_rollout.errors import UsageError
+
+INSTALL = "pip install 'mpi_rollout[compare]'"
+
+
+@dataclass(frozen=True)
+class System:
+    """One of the systems that are compared.
+
+    Parameters
+    ----------
+    name
+        As in `--systems` and in files.
+    title
+        As in tables and pictures.
+    maker
+        Its function in `makers`; empty where `recording` does it.
+    num_ranks
+        0: it is started without mpirun.
+    options
+        Of `mpi_rollout.connect`.
+    needs
+        A module that must be installed.
+    kind
+        "base": bare loops; "loop": steps unmodified envs; "native": has the env in another form; "record":
+        steps unmodified envs and stores all of it.
+    """
+
+    name: str
+    title: str
+    maker: str
+    num_ranks: int = 0
+    options: tuple[tuple[str, Any], ...] = ()
+    needs: str = ""
+    kind: str = "loop"
+
+    @property
+    def is_ours(self) -> bool:
+        return self.num_ranks > 0
+
+
+def systems_of(ranks: tuple[int, ...], num_cores: int) -> dict[str, System]:
+    """All systems by name, in the order of tables; ours with these numbers of ranks that step envs."""
+    most = ranks[-1]
+    told = {num: f"{num} rank{'s' * (num > 1)}" for num in ranks}
+    native = (("vectorization_mode", "vector_entry_point"),)
+    root = ("dedicated_root", True)
+    found = [
+        System("bare", "bare loop, 1 core", "bare", kind="base"),
+        System("bare-all", f"bare loops, {num_cores} cores at once", "bare_on_all_cores", kind="base"),
+        *(System(f"mpi-{num}", f"mpi_rollout, {told[num]}", "mpi", num) for num in ranks),
+        System("mpi-groups", f"mpi_rollout, {told[most]} and a root, 2 groups", "mpi_by_parts", most + 1,
+               (("num_groups", 2), root)),
+        System("mpi-ready", f"mpi_rollout, {told[most]} and a root, first ready", "mpi_by_parts", most + 1,
+               (("batch_size", 1), root)),
+        *(System(f"mpi-native-{num}", f"mpi_rollout, {told[num]}, vector_entry_point", "mpi", num, native,
+                 kind="native") for num in ranks),
+        *(System(f"mpi-record-{num}", f"mpi_rollout, {told[num]}, recording", "", num, kind="record") for num in ranks),
+        System("sync", "Gymnasium SyncVectorEnv", "sync"),
+        System("async", "Gymnasium AsyncVectorEnv", "async_"),
+        System("native", "Gymnasium vector_entry_point", "native", kind="native"),
+        System("pool", f"process pool, {num_cores} processes", "pool"),
+        System("sb3-dummy", "SB3 DummyVecEnv", "sb3_dummy", needs="stable_baselines3"),
+        System("sb3-subproc", "SB3 SubprocVecEnv", "sb3_subproc", needs="stable_baselines3"),
+        System("envpool", "EnvPool, sync", "envpool", needs="envpool", kind="native"),
+        System("envpool-async", "EnvPool, async", "envpool_by_parts", needs="envpool", kind="native"),
+        System("minari", "Minari DataCollector, recording", "minari", needs="minari", kind="record"),
+    ]  # fmt: skip
+    return {system.name: system for system in found}
+
+
+def reason_to_skip(system: System, env: str, num_envs: int, num_cores: int) -> str:
+    """Why a system cannot be measured at a point; empty if it can."""
+    if system.needs and importlib.util.find_spec(system.needs) is None:
+        return f"{system.needs} is not installed; {INSTALL}"
+    if system.is_ours or system.maker == "native":
+        return _reason_of_ours(system, env, num_envs)
+    if system.maker in ("bare_on_all_cores", "pool") and num_envs < num_cores:
+        return f"{num_envs} env{'s' * (num_envs > 1)} for {num_cores} processes"
+    if system.maker == "minari":
+        return _reason_of_minari(num_envs)
+    if system.needs == "envpool":
+        return _reason_of_envpool(system, env, num_envs)
+    return ""
+
+
+def _reason_of_ours(system: System, env: str, num_envs: int) -> str:
+    if system.kind == "native" and gymnasium.spec(env).vector_entry_point is None:
+        return "the env has no vectorized version of its own"
+    if not system.is_ours:
+        return ""
+    try:
+        request_of(system, env, num_envs).plan(system.num_ranks)
+    except UsageError:
+        workers = system.num_ranks - dict(system.options).get("dedicated_root", False)
+        groups = dict(system.options).get("num_groups", 1)
+        return f"{num_envs} env{'s' * (num_envs > 1)} for {workers} ranks that step envs" + f", in {groups} groups" * (
+            groups > 1
+        )
+    return ""
+
+
+def request_of(system: System, env: str, num_envs: int) -> Request:
+    """What `connect` is asked for."""
+    options = {"vectorization_mode": "sync", "num_groups": 1, "batch_size": None, "dedicated_root": False}
+    options |= dict(system.options)
+    make = EnvMaker(env, {}, options.pop("vectorization_mode"))
+    return Request(make, num_envs, "next_step", "all", True, **options, on_fault=ABORT)
+
+
+def _reason_of_minari(num_envs: int) -> str:
+    if importlib.util.find_spec("jax") is None:
+        return "minari records with jax, which is not installed; pip install 'minari[create]'"
+    return "it records one env" if num_envs > 1 else ""
+
+
+def _reason_of_envpool(system: System, env: str, num_envs: int) -> str:
+    if system.maker == "envpool_by_parts" and num_envs < 2:
+        return "half of 1 env"
+    try:
+        known = _envs_of_envpool()
+    except Exception as error:  # Built against another NumPy, C++ library, processor, ...
+        return f"import envpool: {type(error).__name__}: {error}".splitlines()[0]
+    return "" if envpool_id(env) in known else f"EnvPool has no {envpool_id(env)}"
+
+
+@cache
+def _envs_of_envpool() -> frozenset[str]:
+    import envpool
+
+    return frozenset(envpool.list_all_envs())
+
+
+def envpool_id(env: str) -> str:
+    """An env id as EnvPool knows it: without the module that registers it, and without a namespace."""
+    return env.rpartition(":")[2].rpartition("/")[2]

@@ -1,0 +1,68 @@
+"""Where a study is done: a folder beside its file that only one process has; when it began, and what it tells."""
+
+import fcntl
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+from mpi_rollout.errors import StorageError, UsageError
+
+
+def job_folder(out: str) -> Path:
+    """The folder of the jobs of the study in the file `out`."""
+    return Path(f"{out}.job")
+
+
+@contextmanager
+def claimed(out: str) -> Iterator[Path]:
+    """A folder for the jobs' own files, beside the study's: made anew, and removed in the end.
+
+    Raises
+    ------
+    UsageError
+        Another process does this study.
+    StorageError
+        It cannot be made.
+    """
+    folder = job_folder(out)
+    try:
+        folder.mkdir(exist_ok=True)
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError as error:
+        raise StorageError(f"--out {out}: cannot make the folder {folder}: {error.strerror}") from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(descriptor)
+        raise UsageError(
+            f"--out {out}: another process does this study; wait for its end or use another --out"
+        ) from error
+    except OSError:  # A file system without locks.
+        pass
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(descriptor)
+
+
+def origin() -> dict[str, str]:
+    """command, host, started: of a study that begins now."""
+    command = shlex.join(["python", "-m", "mpi_rollout", *sys.argv[1:]])
+    return {"command": command, "host": os.uname().nodename, "started": now()}
+
+
+def now() -> str:
+    """The time, as ISO 8601 in UTC with seconds."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def tell(text: str) -> None:
+    """Say how far it is, on stderr."""
+    sys.stderr.write(f"mpi_rollout: {text}\n")
+    sys.stderr.flush()

@@ -1,0 +1,334 @@
+"""What a comparison is made of, what its samples show, and how it is told and drawn."""
+
+import re
+import subprocess
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import gymnasium
+import pytest
+from comparisons import ENV, ENV_S, FACTS, RESET_S, SIZES, TIMES, made_up, make_comparison
+from conftest import job_environment
+
+from mpi_rollout.cli import main
+from mpi_rollout.compare import estimate, report
+from mpi_rollout.compare.analysis import Analysis
+from mpi_rollout.compare.command import SYSTEMS
+from mpi_rollout.compare.comparison import Comparison, Point
+from mpi_rollout.compare.estimate import Probe
+from mpi_rollout.compare.facts import facts_now
+from mpi_rollout.compare.figures import looks_of
+from mpi_rollout.compare.file import ComparisonFile, check_same_comparison, read_comparison
+from mpi_rollout.compare.samples import Samples
+from mpi_rollout.compare.systems import reason_to_skip, systems_of
+from mpi_rollout.errors import DataError, UsageError
+from mpi_rollout.scaling.statistics import NoFit
+
+UPDATED = "2026-01-02T04:05:06+00:00"
+
+
+@pytest.fixture
+def file() -> ComparisonFile:
+    return made_up(make_comparison())
+
+
+@pytest.fixture
+def analysis(file: ComparisonFile) -> Analysis:
+    return Analysis(file.comparison, file.samples)
+
+
+# What it is made of.
+
+
+def test_each_repeat_of_each_point_has_all_systems_in_an_order_of_its_own_which_the_seed_decides():
+    comparison = make_comparison()
+    orders = [tuple(comparison.order(point, repeat)) for point in comparison.points for repeat in range(5)]
+    assert {frozenset(order) for order in orders} == {frozenset(TIMES)} and len(set(orders)) > len(orders) // 2
+    assert orders[7] == tuple(make_comparison().order(Point(ENV, 2), 2))
+    assert orders[7] != tuple(make_comparison(order_seed=1).order(Point(ENV, 2), 2))
+
+
+def test_the_bare_loop_is_always_measured():
+    assert list(make_comparison(systems=("sync",)).all_systems) == ["bare", "sync"]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"repeats": 0}, "--repeats must be at least 1, got 0"),
+        ({"window_s": 0.0}, "--window-s must be more than 0, got 0"),
+        ({"window_s": float("nan")}, "--window-s must be more than 0, got nan"),
+        ({"order_seed": -1}, "--order-seed must be at least 0, got -1"),
+        ({"launcher": "srun 'x"}, '--launcher "srun \'x": No closing quotation'),
+        ({"systems": ("sync", "ray")}, "--systems: there is no ray; there are bare,bare-all,mpi-1,mpi-2,"),
+    ],
+)
+def test_what_no_comparison_can_be_is_refused(change, words):
+    with pytest.raises(UsageError) as refusal:
+        make_comparison(**change)
+    assert words in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "env", "num_envs", "reason"),
+    [
+        ("mpi-2", ENV, 1, "1 env for 2 ranks that step envs"),
+        ("mpi-2", ENV, 2, ""),
+        ("mpi-ready", ENV, 1, "1 env for 2 ranks that step envs"),
+        ("mpi-groups", ENV, 3, "3 envs for 2 ranks that step envs, in 2 groups"),
+        ("mpi-groups", ENV, 4, ""),
+        ("mpi-native-1", "Acrobot-v1", 4, "the env has no vectorized version of its own"),
+        ("native", "Acrobot-v1", 4, "the env has no vectorized version of its own"),
+        ("mpi-native-2", ENV, 1, "1 env for 2 ranks that step envs"),
+        ("native", ENV, 1, ""),
+        ("pool", ENV, 1, "1 env for 2 processes"),
+        ("bare-all", ENV, 1, "1 env for 2 processes"),
+        ("async", ENV, 1, ""),
+    ],
+)
+def test_what_does_not_apply_is_skipped_with_the_reason(name, env, num_envs, reason):
+    assert reason_to_skip(systems_of((1, 2), 2)[name], env, num_envs, 2) == reason
+
+
+def test_what_is_not_installed_is_skipped_with_what_to_install(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    for name in ("sb3-dummy", "sb3-subproc", "envpool", "envpool-async", "minari"):
+        told = reason_to_skip(systems_of((1,), 2)[name], ENV, 4, 2)
+        assert "is not installed; pip install 'mpi_rollout[compare]'" in told
+
+
+def test_the_estimate_grows_with_what_is_to_be_done():
+    short = make_comparison()
+    look = Probe(0.01, 1e-5, 1e-5)
+    one = estimate.point_s(short, 4, 10, look)
+    assert one == pytest.approx(10 * (5 * (0.25 + 0.025 + 4e-5 + estimate.TURN_S) + 4 * 0.01 / 2))
+    assert estimate.point_s(short, 4, 20, look) == pytest.approx(2 * one)
+    slow = Probe(0.01, 1e-5, 1.0)  # A step of all envs takes longer than the window.
+    assert estimate.point_s(short, 4, 1, slow) > 5 * 2 * 4.0
+
+
+def test_the_help_names_all_systems():
+    names = set(systems_of((7,), 2))
+    assert {name.replace("R", "7") for name in re.findall(r"[\w-]+", SYSTEMS)} >= names
+
+
+def test_the_versions_of_what_is_compared_are_facts_of_a_comparison():
+    told = facts_now()["versions"].split(", ")
+    assert f"gymnasium {gymnasium.__version__}" in told
+    stable_baselines3 = pytest.importorskip("stable_baselines3")
+    assert f"stable_baselines3 {stable_baselines3.__version__}" in told
+
+
+# What it shows.
+
+
+def test_the_overhead_of_made_up_times_is_found_in_them(analysis: Analysis):
+    for name in ("mpi-1", "sync", "native", "async", "mpi-2"):
+        found = analysis.overhead(ENV, name)
+        assert found.coefficients == pytest.approx(TIMES[name]), name
+        assert found.worst_error < 1e-9 and abs(found.held_out_error) < 1e-9
+    assert analysis.env_step_s(ENV) == pytest.approx(ENV_S)
+
+
+def test_too_few_numbers_of_envs_carry_no_overhead():
+    few = make_comparison(num_envs=(1, 2, 4, 8))
+    found = Analysis(few, made_up(few).samples).overhead(ENV, "sync")
+    assert isinstance(found, NoFit) and str(found) == "4 points, 5 are needed"
+
+
+def test_ratios_are_over_the_bare_loop_of_the_same_point(analysis: Analysis):
+    assert analysis.cells[Point(ENV, 4), "sync"].ratio.median == pytest.approx(4 * ENV_S / (4 * 1.2 * ENV_S + 1e-5))
+    assert analysis.cells[Point(ENV, 64), "bare-all"].ratio.median == pytest.approx(2)
+    assert analysis.cells[Point(ENV, 64), "bare"].rate.coverage == 0.9375
+
+
+def test_a_bare_loop_that_failed_leaves_rates_without_ratios():
+    file = made_up(make_comparison(), failing="bare")
+    analysis = Analysis(file.comparison, file.samples)
+    assert analysis.cells[Point(ENV, 4), "sync"].ratio is None and analysis.env_step_s(ENV) is None
+    assert f"failed: bare loop, 1 core, {ENV}, 1 env: no licence" in report.lines(file)
+
+
+def test_who_is_ahead_is_said_for_each_number_of_envs(analysis: Analysis):
+    text = "\n".join(report.of_env(analysis, ENV))
+    assert "fastest with 1 env: Gymnasium SyncVectorEnv\n" in text
+    both = "fastest with 64 envs: mpi_rollout, 2 ranks; of all: Gymnasium vector_entry_point\n"
+    assert both in text
+    # 1.2 N + 1 meets N + 3 at 10 envs and N / 2 + 5 at 6.
+    assert "mpi_rollout is faster than Gymnasium SyncVectorEnv from 8 envs on, not with 1, 2, 4 envs" in text
+    assert "mpi_rollout is faster than Gymnasium AsyncVectorEnv at all sizes measured (1, 2, 4, 8, 16, 64 envs)" in text
+    assert "mpi_rollout with vector_entry_point is faster than Gymnasium vector_entry_point at no size measured" in text
+
+
+def test_systems_whose_intervals_meet_are_both_named():
+    file = made_up(make_comparison(systems=("mpi-1", "sync")), spread=0.9)
+    analysis = Analysis(file.comparison, file.samples)
+    assert " or " in "\n".join(report.fastest(analysis, ENV))
+
+
+def test_of_many_systems_whose_intervals_meet_three_are_named(monkeypatch):
+    file = made_up(make_comparison())
+    analysis = Analysis(file.comparison, file.samples)
+    monkeypatch.setattr(analysis, "fastest", lambda *_: ["sync", "async", "mpi-1", "mpi-2", "native"])
+    titles = "Gymnasium SyncVectorEnv or Gymnasium AsyncVectorEnv or mpi_rollout, 1 rank or 2 more"
+    assert report.fastest(analysis, ENV)[0] == f"fastest with 1 env: {titles}"
+
+
+@pytest.mark.parametrize(
+    ("ahead", "words"),
+    [
+        ([1, 2, 4], "at all sizes measured (1, 2, 4 envs)"),
+        ([], "at no size measured (1, 2, 4 envs)"),
+        ([4], "from 4 envs on, not with 1, 2 envs"),
+        ([1], "with 1 env, not with 2, 4 envs"),
+        ([1, 4], "with 1, 4 envs, not with 2 envs"),
+    ],
+)
+def test_where_one_is_ahead_of_the_other_is_told_in_words(ahead, words):
+    assert report.where([1, 2, 4], ahead) == words
+
+
+def test_the_report_tells_machine_versions_rates_resets_skips_and_failures():
+    file = made_up(make_comparison(), failing="async")
+    text = "\n".join(report.lines(file))
+    assert "5 turns of 0.25 s each: node7 (Made-up 9000, 2 cores), 2026-01-02" in text
+    assert "with mpi_rollout 0.1.0" in text
+    assert re.search(r"^Gymnasium SyncVectorEnv +45,455 ±0% +58,824 ±0%", text, re.M)  # 1 / 22 us, 2 / 34 us.
+    assert re.search(r"^mpi_rollout, 1 rank +30\.0 +10\.000 +1\.000 +0% +[+-]0% +0\.19 \(64\) +3\.0$", text, re.M)
+    assert "skipped: bare loops, 2 cores at once with 1 env (CartPole-v1): 1 env for 2 processes" in text
+    assert text.count("failed: Gymnasium AsyncVectorEnv, CartPole-v1, ") == len(SIZES) and "at all" not in text
+    assert pytest.approx(0.19, abs=0.01) == RESET_S * 64 * 1e3
+
+
+def test_a_machine_on_which_other_work_ran_is_told_of(monkeypatch):
+    quiet = made_up(make_comparison())
+    assert not any("other work" in line for line in report.lines(quiet))
+    monkeypatch.setitem(TIMES, "bare-all", (ENV_S / 1.2, 0.0))
+    disturbed = report.lines(made_up(make_comparison()))
+    assert any("2 bare loops at once went at 0.60 of 2 times the speed of one at worst" in line for line in disturbed)
+
+
+# The file.
+
+
+def test_what_is_read_is_what_was_written(tmp_path: Path):
+    file = made_up(make_comparison(), 0.1, failing="sync")
+    file.write(str(tmp_path / "compare.h5"), UPDATED)
+    assert read_comparison(str(tmp_path / "compare.h5")) == file
+
+
+def test_a_comparison_before_its_first_turn_can_be_written_and_read(tmp_path: Path, file: ComparisonFile):
+    empty = replace(file, samples=Samples())
+    empty.write(str(tmp_path / "compare.h5"), UPDATED)
+    assert read_comparison(str(tmp_path / "compare.h5")) == empty
+
+
+def test_a_failed_turn_is_not_taken_again_and_one_that_was_taken_neither():
+    samples = made_up(make_comparison(repeats=2), failing="sync").samples
+    point = Point(ENV, 4)
+    assert samples.is_done(point, "sync", 1) and samples.is_done(point, "mpi-1", 1)
+    assert not samples.is_done(point, "mpi-1", 2) and not samples.is_done(Point("Acrobot-v1", 4), "sync", 0)
+
+
+def test_what_differs_is_said_in_the_words_of_the_command_line(file: ComparisonFile):
+    check_same_comparison("compare.h5", file, make_comparison(), FACTS)
+    with pytest.raises(UsageError) as refusal:
+        now = make_comparison(num_envs=(1, 2), window_s=0.5)
+        check_same_comparison("compare.h5", file, now, FACTS | {"versions": "mpi_rollout 0.2.0"})
+    assert str(refusal.value) == (
+        "--out compare.h5: it is of another comparison: --num-envs was 1,2,4,8,16,64, is 1,2; --window-s was 0.25, is "
+        "0.5; versions was mpi_rollout 0.1.0, is mpi_rollout 0.2.0; give the same to continue it, or use another --out"
+    )
+
+
+def test_other_files_are_refused_with_what_they_are(tmp_path: Path, file: ComparisonFile, monkeypatch):
+    path = str(tmp_path / "compare.h5")
+    monkeypatch.setattr("mpi_rollout.compare.file.FORMAT_VERSION", 2)
+    file.write(path, UPDATED)
+    monkeypatch.undo()
+    with pytest.raises(DataError, match="has format version 2, this program knows 1"):
+        read_comparison(path)
+    monkeypatch.setattr("mpi_rollout.compare.file.FORMAT", "mpi_rollout-scaling")
+    file.write(path, UPDATED)
+    monkeypatch.undo()
+    with pytest.raises(DataError, match="is no comparison of mpi_rollout, but of format 'mpi_rollout-scaling'"):
+        read_comparison(path)
+    with pytest.raises(DataError, match="no such file"):
+        read_comparison(str(tmp_path / "none.h5"))
+    (tmp_path / "text.h5").write_text("not HDF5")
+    with pytest.raises(DataError, match="is not a readable file of a comparison"):
+        read_comparison(str(tmp_path / "text.h5"))
+
+
+# The picture.
+
+
+def test_plot_draws_a_comparison_with_machine_date_and_all_systems(tmp_path: Path, file: ComparisonFile, capsys):
+    file.write(str(tmp_path / "compare.h5"), UPDATED)
+    assert main(["plot", str(tmp_path / "compare.h5")]) == 0
+    assert capsys.readouterr().out.splitlines() == [str(tmp_path / "compare.png"), str(tmp_path / "compare.svg")]
+    assert (tmp_path / "compare.png").read_bytes().startswith(b"\x89PNG")
+    texts = "\n".join(re.findall(r"<!-- (.*?) -->", (tmp_path / "compare.svg").read_text(), re.DOTALL))
+    titles = [system.title for system in file.comparison.all_systems.values()]
+    for words in ("Made-up 9000, 2 cores", "2026-01-02", ENV, "env steps per second", *titles):
+        assert words in texts
+
+
+def test_no_two_systems_look_the_same():
+    looks = [tuple(sorted(look.items())) for look in looks_of(systems_of((1, 2, 4), 4)).values()]
+    assert len(set(looks)) == len(looks)
+
+
+def test_a_comparison_without_a_result_has_no_picture(tmp_path: Path, file: ComparisonFile, capsys):
+    replace(file, samples=Samples()).write(str(tmp_path / "compare.h5"), UPDATED)
+    assert main(["plot", str(tmp_path / "compare.h5")]) == 65
+    assert "has no result yet; there is nothing to draw" in capsys.readouterr().err
+
+
+# The command line.
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--env", ""), "--env must be env ids"),
+        (("--env", "Nowhere-v0"), "--env Nowhere-v0: Environment `Nowhere` doesn't exist"),
+        (("--env", "registered:FailingAtOnce-v0"), "--env registered:FailingAtOnce-v0: RuntimeError: the simulator"),
+        (("--num-envs", "0,1"), "--num-envs must be whole numbers of at least 1, such as 1,2,4; got '0,1'"),
+        (("--ranks", "two"), "--ranks must be whole numbers of at least 1, such as 1,2,4; got 'two'"),
+        (("--systems", "gym"), "--systems: there is no gym; there are bare,"),
+        (("--timeout-s", "0"), "--timeout-s must be more than 0, got 0"),
+        (("--systems", "mpi-1", "--launcher", "nowhere"), "--launcher: there is no program nowhere"),
+    ],
+)
+def test_wrong_options_are_refused_before_anything_is_measured(tmp_path: Path, monkeypatch, arguments, words, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["compare", *arguments, "--out", "compare.h5"]) in (64, 70, 78)
+    assert words in capsys.readouterr().err and not list(tmp_path.iterdir())
+
+
+def test_a_dry_run_tells_what_would_be_measured_and_skipped_and_how_long_it_takes(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    arguments = ("--env", "CartPole-v1,registered:Counting-v0", "--num-envs", "1,4", "--systems", "sync,mpi-2")
+    assert main(["compare", *arguments, "--ranks", "2", "--dry-run"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:2] == ["CartPole-v1, 1 env: bare, sync", "CartPole-v1, 4 envs: bare, mpi-2, sync"]
+    assert lines[-2] == "skipped: mpi-2: 1 env for 2 ranks that step envs"
+    assert re.fullmatch(r"5 turns of 0.25 s each; about \d+ min \d+ s in all", lines[-1])
+    assert not list(tmp_path.iterdir())
+
+
+def test_telling_what_compare_can_do_loads_no_mpi_and_none_of_the_systems():
+    code = (
+        "import sys\nfrom mpi_rollout.cli import main\n"
+        "try: main(['compare', '--help'])\nexcept SystemExit: pass\n"
+        "print(sorted({name.partition('.')[0] for name in sys.modules} & {'mpi4py', 'h5py', 'torch', 'envpool'}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], env=job_environment(), capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_a_comparison_is_the_same_when_it_is_made_of_what_was_stored():
+    comparison = make_comparison()
+    assert Comparison(**asdict(comparison)) == comparison

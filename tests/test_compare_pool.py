@@ -1,0 +1,63 @@
+"""The process pool is SyncVectorEnv in several processes: the same outputs, bit for bit."""
+
+import os
+import signal
+
+import gymnasium
+import numpy as np
+import pytest
+from conftest import assert_same_bytes
+from envs import Counting, Failing, Nested
+from gymnasium.vector import SyncVectorEnv
+from oracle import rollout
+
+from mpi_rollout.compare.pool import ProcessPoolVectorEnv
+from mpi_rollout.policy import RandomPolicy
+
+
+@pytest.mark.parametrize("make", [Nested, lambda: gymnasium.make("CartPole-v1")])
+@pytest.mark.parametrize(("num_envs", "num_processes"), [(5, 2), (3, 3)])
+def test_a_pool_gives_what_sync_vector_env_gives(make, num_envs, num_processes):
+    found = []
+    for envs in (SyncVectorEnv([make] * num_envs), ProcessPoolVectorEnv(make, num_envs, num_processes)):
+        found.append(rollout(envs, RandomPolicy(envs.single_action_space, num_envs, 3), 60, seed=11))
+        found.append(rollout(envs, RandomPolicy(envs.single_action_space, num_envs, 3), 9))  # Goes on, without a seed.
+        envs.close()
+    assert found[0]["terminations"].any()
+    assert_same_bytes(found[0], found[2])
+    assert_same_bytes(found[1], found[3])
+
+
+def test_what_a_pool_returns_is_the_callers_own():
+    envs = ProcessPoolVectorEnv(Counting, 4, 2)
+    first, _ = envs.reset(seed=0)
+    before = first.copy()
+    _, rewards, *_ = envs.step(np.full(4, 2))
+    kept = rewards.copy()
+    envs.step(np.full(4, 3))
+    assert np.array_equal(first, before) and np.array_equal(rewards, kept)
+    envs.close()
+
+
+def test_an_env_that_fails_in_a_pool_is_named():
+    envs = ProcessPoolVectorEnv(Failing, 4, 2)
+    envs.reset(seed=0)
+    with pytest.raises(RuntimeError, match="envs 2 to 3: RuntimeError: the simulator has diverged"):
+        for _ in range(9):
+            envs.step(np.full(4, 2))
+    envs.close()
+
+
+def test_a_process_of_a_pool_that_dies_is_noticed_at_once():
+    envs = ProcessPoolVectorEnv(Counting, 4, 2)
+    envs.reset(seed=0)
+    os.kill(envs._workers[1][2].pid, signal.SIGKILL)
+    envs._workers[1][2].join()
+    with pytest.raises((RuntimeError, BrokenPipeError)):
+        envs.step(np.full(4, 2))
+    envs.close()
+
+
+def test_more_processes_than_envs_are_refused():
+    with pytest.raises(ValueError, match="got 2 envs on 3 ranks"):
+        ProcessPoolVectorEnv(Counting, 2, 3)

@@ -1,0 +1,208 @@
+"""Every system steps the same envs, and what is counted are env steps: rows that only reset are none."""
+
+import time
+from collections import deque
+from collections.abc import Iterator
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.vector import SyncVectorEnv
+
+from mpi_rollout.compare import steppers
+from mpi_rollout.compare.makers import MAKERS, BareOnAllCores, Made, Recorded, Setup, actions_of
+from mpi_rollout.compare.steppers import PartsStepper, VectorStepper, take_turn
+
+NUM_ENVS, SWEEPS = 6, 41
+LENGTHS = 3 + np.arange(NUM_ENVS) % 5  # Of the episodes of `envs.Counting`, seeded with 0, 1, ...
+NEXT_STEP = int((SWEEPS - SWEEPS // (LENGTHS + 1)).sum())  # Env steps of as many rows: one row in each episode resets.
+
+
+@pytest.fixture
+def made(request: pytest.FixtureRequest) -> Iterator[Made]:
+    found = MAKERS[request.param](Setup("registered:Counting-v0", NUM_ENVS, 2))
+    yield found
+    found.close()
+
+
+@pytest.mark.parametrize("made", ["sync", "async_", "pool"], indirect=True)
+def test_rows_that_only_reset_are_not_counted(made: Made):
+    made.stepper.reset()
+    sweeps = [made.stepper.sweep() for _ in range(SWEEPS)]
+    assert made.stepper.count(sweeps[:7]) + made.stepper.count(sweeps[7:]) == NEXT_STEP
+
+
+@pytest.mark.parametrize("made", ["sb3_dummy", "sb3_subproc"], indirect=True)
+def test_where_the_step_that_ends_an_episode_resets_all_rows_are_counted(made: Made):
+    pytest.importorskip("stable_baselines3")
+    made.stepper.reset()
+    assert made.stepper.count([made.stepper.sweep() for _ in range(SWEEPS)]) == SWEEPS * NUM_ENVS
+
+
+@pytest.mark.parametrize("made", ["bare"], indirect=True)
+def test_the_bare_loop_counts_its_steps_and_resets_where_episodes_end(made: Made):
+    made.stepper.reset()
+    envs = [env.unwrapped for env in made.stepper._envs]
+    before = [env.episode for env in envs]
+    counted = made.stepper.count([made.stepper.sweep()])
+    assert counted % NUM_ENVS == 0 and counted >= steppers.STEPS_PER_LOOK - NUM_ENVS
+    num_steps = counted // NUM_ENVS
+    assert [env.episode - start for env, start in zip(envs, before, strict=True)] == list(num_steps // LENGTHS)
+    assert [env.step_number for env in envs] == list(num_steps % LENGTHS)
+
+
+def test_bare_loops_on_all_cores_add_their_rates():
+    both = BareOnAllCores(Setup("registered:Counting-v0", NUM_ENVS, 2))
+    turns = iter([steppers.Turn(0.1, 300, 1.0, 10), steppers.Turn(0.2, 400, 2.0, 20)])
+    for connection, process in both._workers:
+        process.kill()
+        connection.close()
+    both._workers = [(FakeConnection(turn), process) for turn, (_, process) in zip(turns, both._workers, strict=True)]
+    assert both.take_turn(1.0) == steppers.Turn(0.2, 1000, 2.0, 20)
+
+
+class FakeConnection:
+    def __init__(self, turn):
+        self.turn = turn
+
+    def send(self, window_s):
+        pass
+
+    def recv(self):
+        return self.turn
+
+
+def test_the_sum_of_all_cores_is_taken_of_processes_that_step_their_share():
+    both = BareOnAllCores(Setup("registered:Counting-v0", NUM_ENVS, 2))
+    turn = both.take_turn(0.01)
+    both.close()
+    assert turn.env_steps > 0 and turn.seconds >= 0.01 and turn.reset_s > 0
+
+
+def test_a_turn_resets_first_and_counts_no_sweep_of_the_warm_up():
+    class Told:
+        """Says what is asked of it."""
+
+        def __init__(self):
+            self.calls, self.number = [], 0
+
+        def reset(self):
+            self.calls.append("reset")
+
+        def sweep(self):
+            self.number += 1
+            return self.number
+
+        def count(self, sweeps):
+            self.calls.append(list(sweeps))
+            return 10 * len(sweeps)
+
+    told = Told()
+    turn = take_turn(told, 0.001)
+    reset, warm_up, window = told.calls
+    assert reset == "reset" and warm_up[0] == 1 and window[0] == warm_up[-1] + 1
+    assert (turn.env_steps, turn.sweeps) == (10 * len(window), len(window))
+
+
+def test_the_turn_of_who_records_ends_when_all_is_stored():
+    class Storing:
+        """Stores what it has at a reset, which takes time."""
+
+        num_stored = num_steps = 0
+
+        def reset(self):
+            time.sleep(0.01)
+            self.num_stored = self.num_steps
+
+        def sweep(self):
+            self.num_steps += 1
+            return 1
+
+        def count(self, sweeps):
+            return len(sweeps)
+
+        def close(self):
+            pass
+
+    storing = Storing()
+    turn = Recorded(storing).take_turn(0.001)
+    assert storing.num_stored == storing.num_steps and turn.seconds >= 0.01
+    assert 0 < turn.env_steps == turn.sweeps < storing.num_steps
+
+
+def test_a_window_of_nothing_but_resets_goes_on_to_the_first_env_step():
+    envs = SyncVectorEnv([lambda: gymnasium.make("registered:Counting-v0")])
+    stepper = VectorStepper(envs, actions_of(envs.single_action_space, 1))
+    take_turn(stepper, 0.0)
+    stepper.reset = lambda: stepper.count([stepper.sweep()])  # So that windows begin anywhere in an episode.
+    turns = [take_turn(stepper, 0.0) for _ in range(6)]
+    assert [turn.env_steps for turn in turns] == [1] * 6 and {turn.sweeps for turn in turns} == {1, 2}
+
+
+class Queue:
+    """Envs that come back two at a time, in the order in which they were sent; each ends every third row."""
+
+    def __init__(self, num_envs: int):
+        self.rows, self.all, self.flying = np.zeros(num_envs, int), np.arange(num_envs), deque()
+        self.sent: list[tuple[np.ndarray, np.ndarray]] = []
+        self.num_resets = 0
+
+    def reset(self):
+        assert not self.flying, "reset while envs are stepping"
+        self.rows[:], self.num_resets = 0, self.num_resets + 1
+
+    def send(self, actions, indices):
+        indices = self.all if indices is None else indices
+        self.sent.append((actions, indices))
+        self.flying.extend(indices)
+
+    def recv(self):
+        indices = np.array([self.flying.popleft(), self.flying.popleft()])
+        self.rows[indices] += 1
+        return self.rows[indices] % 3 == 0, np.zeros(2, np.bool_), indices
+
+    def close(self):
+        assert not self.flying
+
+
+def test_parts_are_sent_on_with_their_own_actions_and_their_resets_are_not_counted():
+    parts, actions = Queue(4), np.arange(8).reshape(2, 4)
+    stepper = PartsStepper(parts, 4, actions)
+    stepper.reset()
+    sweeps = [stepper.sweep() for _ in range(24)]  # 12 rows of each env: 4 ends, 3 resets after them and one to come.
+    assert stepper.count(sweeps[:5]) + stepper.count(sweeps[5:]) == 48 - 4 * 3
+    for given, indices in parts.sent[1:]:
+        assert list(given % 4) == list(indices)
+    stepper.reset()
+    stepper.close()
+    assert parts.num_resets == 2
+
+
+@pytest.mark.parametrize("maker", ["envpool", "envpool_by_parts"])
+def test_envpool_counts_as_many_env_steps_as_it_says_itself(maker: str):
+    pytest.importorskip("envpool")
+    made = MAKERS[maker](Setup("CartPole-v1", 6, 2))
+    made.stepper.reset()
+    sweeps = [made.stepper.sweep() for _ in range(200)]
+    rows = sum(len(sweep[-1]) for sweep in sweeps)
+    ends = sum(int((sweep[0] | sweep[1]).sum()) for sweep in sweeps)
+    counted = made.stepper.count(sweeps)
+    assert rows - ends <= counted <= rows - ends + 6  # Of the last ends the resets are to come.
+    made.close()
+
+
+def test_minari_records_what_is_stepped(tmp_path, monkeypatch):
+    pytest.importorskip("minari")
+    pytest.importorskip("jax")
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    made = MAKERS["minari"](Setup("CartPole-v1", 1, 2))
+    turn = made.take_turn(0.01)
+    assert turn.env_steps > 0 and any(tmp_path.iterdir())
+    made.close()
+
+
+def test_all_systems_are_given_the_same_actions_of_which_each_env_has_its_own():
+    space = gymnasium.make("registered:Counting-v0").action_space
+    few, many = actions_of(space, 2), actions_of(space, 5)
+    assert all(np.array_equal(one, other[:2]) for one, other in zip(few, many, strict=True))
+    assert len({tuple(row) for row in many}) > 1
