@@ -3,6 +3,7 @@
 This process never imports MPI.  A job that hangs is killed with all its processes and is a failed test.
 """
 
+import compileall
 import os
 import pickle
 import shutil
@@ -164,6 +165,13 @@ def preloadable(source: str, folder: Path) -> str:
     library = folder / f"{Path(source).stem}.so"
     subprocess.run([compiler, "-shared", "-fPIC", "-o", library, TESTS / source, "-ldl"], check=True)
     return str(library)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def bytecode() -> None:
+    """Compile program and tests before the jobs, which write none: each process would compile them all again."""
+    for folder in (TESTS.parent / "mpi_rollout", TESTS):
+        compileall.compile_dir(folder, quiet=2)
 
 
 class Job:
