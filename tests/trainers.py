@@ -33,12 +33,13 @@ def connect(env: str, num_envs: int, **options: Any) -> Any:
     return mpi_rollout.connect(env if is_registered else load_callable(env, "env"), num_envs, **options)
 
 
-def runs(commands: Sequence[Sequence[str]], num_rows: int) -> list[int]:
-    """Run the program with these arguments, one after the other, in blocks of `num_rows` steps; exit codes."""
+def runs(commands: Sequence[Sequence[str]], num_rows: int | None = None) -> list[int]:
+    """Run the program with these arguments, one after the other, in blocks of `num_rows` steps if told; exit codes."""
     from mpi_rollout import root, storage
     from mpi_rollout.cli import main
 
-    storage.rows_per_block = lambda nbytes, num_steps: num_rows
+    if num_rows is not None:
+        storage.rows_per_block = lambda nbytes, num_steps: num_rows
     root.LIMIT_S = 0.01
     return [main([*command, "--progress", "none"]) for command in commands]
 
