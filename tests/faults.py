@@ -7,6 +7,7 @@ import resource
 import signal
 import sys
 import time
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +30,19 @@ def dying(after, how="kill", image=False):
     """An env that ends its process; `after` has the steps after which it does so, by rank, the first env's."""
     good, bad = (Image, TimedImage) if image else (Nested, TimedNested)
     return bad(how, after[str(RANK)]) if str(RANK) in after else good()
+
+
+@cache
+def is_first_job() -> bool:
+    """Whether no process in this folder has asked before this one."""
+    is_first = not Path("asked").exists()
+    Path("asked").touch()
+    return is_first
+
+
+def hanging_later():
+    """An env that does not end its first step on rank 1, but in the first job that has such a rank."""
+    return Counting() if RANK != 1 or is_first_job() else Failing("hang", after=0)
 
 
 class Leaving(Image):
