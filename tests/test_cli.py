@@ -213,7 +213,7 @@ def test_inspecting_what_is_no_file_of_this_program_is_refused(job):
     assert "notes.h5 is not a readable HDF5 file" in refused(job, "inspect", "notes.h5", code=65)
 
 
-@pytest.mark.mpi(2, 3)
+@pytest.mark.mpi(3)
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
