@@ -211,11 +211,8 @@ class Job:
         """Run the program on this process alone, one start after the other; they share the time for all imports."""
         folder = self.folder / "series"
         folder.mkdir()
-        (folder / "starts").write_bytes(
-            pickle.dumps(
-                [(list(map(str, each.arguments)), each.folder or self.folder, each.environment) for each in starts]
-            )
-        )
+        listed = [([*map(str, each.arguments)], each.folder or self.folder, each.environment) for each in starts]
+        (folder / "starts").write_bytes(pickle.dumps(listed))
         whole = run_job([sys.executable, str(TESTS / "series.py")], folder, timeout)
         assert whole.code == 0, whole.err
         codes = pickle.loads((folder / "codes").read_bytes())
