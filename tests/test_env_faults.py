@@ -11,7 +11,7 @@ import gymnasium
 import h5py
 import numpy as np
 import pytest
-from conftest import Job, assert_same_bytes, datasets, once, processes_in
+from conftest import Job, Start, assert_same_bytes, datasets, once, processes_in
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 from moody import Moody, Once
@@ -246,10 +246,10 @@ def test_every_episode_has_the_seed_that_its_number_gives(alone, kind: str):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_file_is_verified_and_replayed(alone, job: Job, kind: str):
-    result = job(None, "verify", str(alone(kind)[0]), "--replay", "12", "--json")
-    assert result.code == 0 and json.loads(result.out)["replayed"] == 12
-    result = job(None, "inspect", str(alone(kind)[0]))
-    assert re.search(r"faults +\d+, the last in step \d+: env \d", result.out)
+    path = alone(kind)[0]
+    verified, inspected = job.series([Start(["verify", path, "--replay", "12", "--json"]), Start(["inspect", path])])
+    assert verified.code == 0 and json.loads(verified.out)["replayed"] == 12
+    assert re.search(r"faults +\d+, the last in step \d+: env \d", inspected.out)
 
 
 WAYS = {"lockstep": (), "groups": ("--num-groups", "2"), "ready": ("--mode", "async")}
@@ -348,26 +348,21 @@ def test_an_env_that_does_not_even_close_hinders_nothing(job: Job, closing: str,
 @pytest.mark.parametrize("on", ["abort", "restart"])
 def test_an_env_that_fails_when_its_episode_is_taken_again_is_lost_and_the_run_goes_on(job: Job, where: str, on: str):
     kwargs = ("--env-kwargs", json.dumps({"where": where}), "--on-env-error", on, "--policy", "moody:act")
-    arguments = (
-        "--env-factory",
-        "moody:Unlike",
-        *kwargs,
-        "--num-envs",
-        "3",
-        "--num-steps",
-        "40",
-        "--seed",
-        "3",
-        *QUIET,
+    sizes = ("--num-envs", "3", "--num-steps", "40", "--seed", "3")
+    arguments = ("--env-factory", "moody:Unlike", *kwargs, *sizes, *QUIET)
+    stopped, again, verified, whole, replayed = job.series(
+        [
+            Start(arguments, environment={"STOP_AT": "raise:5"}),
+            Start(arguments, environment={"STOP_AT": "raise:9", "AGAIN": "1"}),
+            Start(["verify", "run.h5.part"]),
+            Start(arguments),
+            Start(["verify", "run.h5", "--replay", "5"]),
+        ]
     )
-    assert job(None, *arguments, STOP_AT="raise:5").code == 70
-    result = job(None, *arguments, AGAIN="1", STOP_AT="raise:9")
-    assert result.code == 70 and "did not reproduce" in result.err, result.err
-    assert job(None, "verify", "run.h5.part").code == 0
-    assert job(None, *arguments).code == 0
+    assert [each.code for each in (stopped, again, verified, whole, replayed)] == [70, 70, 0, 0, 0], replayed.err
+    assert "did not reproduce" in again.err
     rows = faults_of(job.folder / "run.h5")
     assert rows["env_index"].tolist() == [0, 1, 2] and set(rows["step"]) == {3}
-    assert job(None, "verify", "run.h5", "--replay", "5").code == 0
 
 
 def test_frames_and_odd_messages_outlive_a_failure():
@@ -396,24 +391,24 @@ def test_frames_and_odd_messages_outlive_a_failure():
 @pytest.mark.mpi(2)
 def test_a_slow_env_is_left_alone(job: Job, num_ranks: int):
     """Each step takes less than the limit; all envs of a rank together take more."""
-    arguments = ("--env-factory", "moody:slow", "--num-envs", "14", "--num-steps", "2", "--env-timeout", "1.5")
-    result = job(num_ranks, *arguments, "--env-kwargs", '{"sleep_s": 0.25}', *QUIET)
+    arguments = ("--env-factory", "moody:slow", "--num-envs", "14", "--num-steps", "2", "--env-timeout", "1")
+    result = job(num_ranks, *arguments, "--env-kwargs", '{"sleep_s": 0.15}', *QUIET)
     assert result.code == 0 and result.messages == []
 
 
-@pytest.mark.parametrize(
-    ("option", "why"),
-    [
-        (("--env-timeout", "0"), "--env-timeout must be more than 0"),
-        (("--env-timeout", "nan"), "--env-timeout must be more than 0"),
-        (("--env-timeout", "soon"), "invalid float value"),
-        (("--on-env-error", "ignore"), "invalid choice"),
-        (("--max-env-restarts", "0"), "--max-env-restarts must be at least 1"),
-    ],
-)
-def test_options_that_cannot_work_are_refused(job: Job, option, why: str):
-    result = job(None, "--env", "CartPole-v1", *option)
-    assert result.code == 64 and why in result.messages[0]
+BAD = [
+    (("--env-timeout", "0"), "--env-timeout must be more than 0"),
+    (("--env-timeout", "nan"), "--env-timeout must be more than 0"),
+    (("--env-timeout", "soon"), "invalid float value"),
+    (("--on-env-error", "ignore"), "invalid choice"),
+    (("--max-env-restarts", "0"), "--max-env-restarts must be at least 1"),
+]
+
+
+def test_options_that_cannot_work_are_refused(job: Job):
+    results = job.series([Start(["--env", "CartPole-v1", *option]) for option, _ in BAD])
+    for result, (_, why) in zip(results, BAD, strict=True):
+        assert result.code == 64 and why in result.messages[0]
 
 
 # --- Trainers
