@@ -10,6 +10,8 @@ from mpi_rollout.cli import make_parser
 from mpi_rollout.config import RolloutConfig, flag
 from mpi_rollout.errors import UsageError
 
+pytestmark = pytest.mark.any_mpi
+
 GOOD = ("--env-factory", "envs:Counting", "--num-envs", "4", "--num-steps", "3", "--progress", "none")
 OUT = ("--out", "run.h5")
 OTHER_VALUES = {

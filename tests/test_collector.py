@@ -141,6 +141,7 @@ def test_groups_and_first_ready_write_the_bytes_of_the_plain_run(collected, plai
     assert len(found["rewards"]) in (100, 40)
 
 
+@pytest.mark.any_mpi
 @pytest.mark.mpi(3)
 @pytest.mark.parametrize("way", [("--num-groups", "2"), ("--mode", "async")], ids=["two groups", "first ready"])
 def test_throughput_can_be_measured_alone(job: Job, num_ranks: int, way: tuple[str, ...]):
@@ -200,6 +201,7 @@ def test_nobody_waits_for_the_long_step_of_another_rank(job: Job, num_ranks: int
     assert len(result.messages) == 1 and "RuntimeError: the simulator has diverged" in result.messages[0]
 
 
+@pytest.mark.any_mpi
 @pytest.mark.mpi(2)
 @pytest.mark.parametrize("way", ["two groups", "first ready"])
 @pytest.mark.parametrize(("policy", "code"), [("nan_later", 65), ("raises_later", 70)])

@@ -255,6 +255,7 @@ def test_the_file_is_verified_and_replayed(alone, job: Job, kind: str):
 WAYS = {"lockstep": (), "groups": ("--num-groups", "2"), "ready": ("--mode", "async")}
 
 
+@pytest.mark.any_mpi
 @pytest.mark.mpi(3)
 @pytest.mark.parametrize(("kind", "way"), [("steps", "lockstep"), ("nan", "groups"), ("resets", "ready")])
 def test_any_number_of_ranks_gives_the_same(alone, job: Job, num_ranks: int, kind: str, way: str):
@@ -263,6 +264,7 @@ def test_any_number_of_ranks_gives_the_same(alone, job: Job, num_ranks: int, kin
     assert sorted(faults_of(path).tolist()) == sorted(faults_of(alone(kind)[0]).tolist())
 
 
+@pytest.mark.any_mpi
 @pytest.mark.mpi(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_that_was_interrupted_goes_on_to_the_same(alone, job: Job, num_ranks: int, kind: str):
@@ -388,6 +390,7 @@ def test_frames_and_odd_messages_outlive_a_failure():
     assert fault_row(0, 1, envs.faults[0][1])[2].endswith(b")") and len(envs.faults) == 1
 
 
+@pytest.mark.any_mpi
 @pytest.mark.mpi(2)
 def test_a_slow_env_is_left_alone(job: Job, num_ranks: int):
     """Each step takes less than the limit; all envs of a rank together take more."""
@@ -414,6 +417,7 @@ def test_options_that_cannot_work_are_refused(job: Job):
 # --- Trainers
 
 
+@pytest.mark.any_mpi
 @pytest.mark.mpi(1, 2)
 @pytest.mark.parametrize("infos", ["all", "none", {"lives": int}], ids=["all", "none", "columns"])
 def test_a_trainer_goes_on_and_is_told(job: Job, num_ranks: int, infos):
@@ -439,6 +443,7 @@ def test_arguments_that_cannot_work_are_refused():
 # --- Envs that are slow
 
 
+@pytest.mark.any_mpi
 @pytest.mark.mpi(3)
 def test_the_rank_that_keeps_the_others_waiting_is_told_of(job: Job, num_ranks: int):
     options = ("--num-envs", "3", "--num-steps", "60", "--progress", "lines", "--out", "run.h5")

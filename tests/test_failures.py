@@ -73,6 +73,7 @@ def test_steps_of_blocks_that_were_written_before_are_kept_too(job, whole, num_r
     assert f"the {num_steps:,} steps before are in run.h5.part" in result.messages[0]
 
 
+@pytest.mark.any_mpi
 @pytest.mark.mpi(2)
 def test_the_figures_of_a_failed_run_count_all_steps_that_it_kept(job, num_ranks):
     job(num_ranks, *fails("raise", rank=1))
@@ -162,6 +163,7 @@ def test_when_the_launcher_is_gone_so_are_the_ranks(job, whole, num_ranks):
 # --- Outputs are not what the spaces say
 
 
+@pytest.mark.any_mpi
 @pytest.mark.mpi(2)
 @pytest.mark.parametrize(
     ("how", "what"),
@@ -179,6 +181,7 @@ def test_wrong_outputs_end_the_job_with_the_env_and_what_was_expected(job, num_r
     assert committed(job.folder / "run.h5.part") == 2
 
 
+@pytest.mark.any_mpi
 @pytest.mark.mpi(2)
 @pytest.mark.parametrize("how", ["none", "four"])
 def test_what_is_not_the_five_outputs_of_a_step_ends_the_job_with_the_env(job, num_ranks, how):
@@ -189,6 +192,7 @@ def test_what_is_not_the_five_outputs_of_a_step_ends_the_job_with_the_env(job, n
     assert "env 3" in result.messages[0].partition("step 3: ")[2]
 
 
+@pytest.mark.any_mpi
 @pytest.mark.mpi(2)
 def test_a_list_that_has_the_numbers_of_the_space_is_taken(job, num_ranks):
     as_lists = datasets(job.collect(num_ranks, *fails("as_list", image=False)[:-2], out="lists.h5"))
@@ -199,6 +203,7 @@ def test_a_list_that_has_the_numbers_of_the_space_is_taken(job, num_ranks):
 # --- The policy
 
 
+@pytest.mark.any_mpi
 @pytest.mark.parametrize(
     ("step", "policy", "code", "what"),
     [
@@ -242,6 +247,7 @@ def test_an_env_that_fails_in_the_measuring_of_the_limit_ends_the_job(job, num_r
     assert "rank 1 (" in result.messages[0] and "no second licence" in result.messages[0]
 
 
+@pytest.mark.any_mpi
 @pytest.mark.mpi(2)
 def test_an_env_that_cannot_close_is_told_of_and_the_run_is_complete(job, num_ranks):
     result = job(num_ranks, "--env-factory", "faults:Unclosable", *ENVS, *OUT, "--num-steps", "5")

@@ -94,6 +94,7 @@ def test_the_recordings_have_ends_of_episodes_in_them(env: str, mode: str):
     assert sum(ended) >= 2 and not all(ended)
 
 
+@pytest.mark.any_mpi
 @pytest.mark.mpi(2)
 @pytest.mark.parametrize("env", SIMULATORS)
 def test_simulators_too_give_what_they_give_in_gymnasium(job: Job, num_ranks: int, env: str):
@@ -106,6 +107,7 @@ def test_simulators_too_give_what_they_give_in_gymnasium(job: Job, num_ranks: in
         assert differences(found, record(oracle, 12)) == [], mode
 
 
+@pytest.mark.any_mpi
 @pytest.mark.mpi(1, 3)
 @pytest.mark.parametrize("way", ["lockstep", "two groups", "first ready"])
 def test_natively_vectorized_slices_give_what_each_gives_in_gymnasium(job: Job, num_ranks: int, way: str):

@@ -209,6 +209,7 @@ def test_a_study_is_not_started_under_a_launcher(job: Job):
     assert "a study starts mpirun by itself, but a launcher started 2 of it" in result.messages[0]
 
 
+@pytest.mark.any_mpi
 @pytest.mark.mpi
 def test_a_real_study_measures_what_its_jobs_print(job: Job):
     """One step a job: measuring the limit takes 2 s of each."""

@@ -84,6 +84,7 @@ def short(tmp_path_factory: pytest.TempPathFactory) -> Short:
     return of
 
 
+@pytest.mark.any_mpi
 @pytest.mark.mpi(2)
 def test_a_log_gets_plain_lines_with_counts_and_shares(job, num_ranks):
     """With --progress lines too: see test_env_faults."""
@@ -134,6 +135,7 @@ def test_a_bar_is_gone_when_a_message_comes(job):
     assert re.search(r"(^|[\r\n])mpi_rollout: rank 0", seen)
 
 
+@pytest.mark.any_mpi
 @pytest.mark.mpi(2)
 def test_the_summary_has_the_rate_the_losses_and_the_file(job, num_ranks):
     result = job(num_ranks, *SHORT, *OUT, "--progress", "none")
@@ -150,6 +152,7 @@ def test_the_summary_has_the_rate_the_losses_and_the_file(job, num_ranks):
     assert last == "file: run.h5 (complete)"
 
 
+@pytest.mark.any_mpi
 @pytest.mark.mpi(1, 2, 3)
 def test_the_json_summary_is_one_line_with_all_figures(short: Short, num_ranks):
     found, _ = short(num_ranks)
@@ -162,6 +165,7 @@ def test_the_json_summary_is_one_line_with_all_figures(short: Short, num_ranks):
     assert sum(rank["num_envs"] for rank in found["ranks"]) == 6
 
 
+@pytest.mark.any_mpi
 @pytest.mark.mpi(1, 3)
 @pytest.mark.parametrize("more", [[], ["--no-trajectories"]], ids=["all", "throughput alone"])
 def test_the_losses_are_shares_that_add_up_to_one(short: Short, num_ranks, more):
@@ -174,6 +178,7 @@ def assert_add_up(losses: dict[str, float]) -> None:
     assert all(-0.01 < share < 1 for share in losses.values()) and losses["envs"] > 0
 
 
+@pytest.mark.any_mpi
 @pytest.mark.mpi(2)
 def test_the_limit_is_measured_between_the_parts_of_a_run_and_told(job, num_ranks):
     """For less than the second that it takes else, after each part and before the first."""
@@ -192,6 +197,7 @@ def test_the_limit_is_measured_between_the_parts_of_a_run_and_told(job, num_rank
     assert line.endswith(f"the run reached {median:.3f} of it (median of 5 parts, {low:.3f} to {high:.3f})")
 
 
+@pytest.mark.any_mpi
 @pytest.mark.mpi(1, 3)
 @pytest.mark.parametrize("more", [[], ["--no-trajectories"]], ids=["all", "throughput alone"])
 def test_the_file_has_the_throughput_over_time_and_by_rank_and_phase(short: Short, num_ranks, more):
@@ -208,12 +214,14 @@ def test_the_file_has_the_throughput_over_time_and_by_rank_and_phase(short: Shor
     assert (ranks["wait"][1:] > 0).all() and ranks["policy"][0] > 0
 
 
+@pytest.mark.any_mpi
 @pytest.mark.mpi(1, 3)
 def test_a_run_for_throughput_alone_stores_no_trajectories(short: Short, num_ranks):
     with h5py.File(short(num_ranks, "--no-trajectories")[1]) as file:
         assert "trajectories" not in file and "episodes" not in file
 
 
+@pytest.mark.any_mpi
 @pytest.mark.mpi(2)
 def test_a_failed_run_says_so_in_json_too(job, num_ranks):
     failing = ("--env-factory", "faults:failing", "--env-kwargs", '{"how": "raise", "rank": 1}')
