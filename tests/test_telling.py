@@ -87,7 +87,7 @@ def short(tmp_path_factory: pytest.TempPathFactory) -> Short:
 @pytest.mark.any_mpi
 @pytest.mark.mpi(2)
 def test_a_log_gets_plain_lines_with_counts_and_shares(job, num_ranks):
-    """With --progress lines too: see test_env_faults."""
+    """With --progress lines too: see test_env_fault_runs."""
     result = job(num_ranks, *LONG, "500", *OUT)
     assert result.code == 0
     lines = [line for line in result.err.splitlines() if line]
