@@ -130,8 +130,8 @@ def leaf_spaces(space: spaces.Space) -> list[spaces.Space]:
 
 def _short(bound: np.ndarray) -> Any:
     """One number where all are the same (an image's bounds), else nested lists."""
-    flat = np.unique(bound)
-    return json.loads(json.dumps(flat[0].item() if flat.size == 1 else bound.tolist()))
+    is_same = bound.size and (bound == bound.flat[0]).all()
+    return json.loads(json.dumps(bound.flat[0].item() if is_same else bound.tolist()))
 
 
 @dataclass(frozen=True)

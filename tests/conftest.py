@@ -3,6 +3,7 @@
 This process never imports MPI.  A job that hangs is killed with all its processes and is a failed test.
 """
 
+import compileall
 import os
 import pickle
 import shutil
@@ -10,9 +11,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -166,6 +167,22 @@ def preloadable(source: str, folder: Path) -> str:
     return str(library)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def bytecode() -> None:
+    """Compile program and tests before the jobs, which write none: each process would compile them all again."""
+    for folder in (TESTS.parent / "mpi_rollout", TESTS):
+        compileall.compile_dir(folder, quiet=2)
+
+
+@dataclass(frozen=True)
+class Start:
+    """One start of a series: its arguments, its folder if it is not the job's own, and variables of its own."""
+
+    arguments: Sequence[object]
+    folder: Path | None = None
+    environment: dict[str, str] = field(default_factory=dict)
+
+
 class Job:
     """Starts the program on some ranks, in the test's own folder."""
 
@@ -189,6 +206,19 @@ class Job:
         result = self(num_ranks, *arguments, "--out", out, **extra)
         assert result.code == 0, result.err
         return self.folder / out
+
+    def series(self, starts: Sequence[Start], timeout: float = TIMEOUT_S) -> list[Result]:
+        """Run the program on this process alone, one start after the other; they share the time for all imports."""
+        folder = self.folder / "series"
+        folder.mkdir()
+        listed = [([*map(str, each.arguments)], each.folder or self.folder, each.environment) for each in starts]
+        (folder / "starts").write_bytes(pickle.dumps(listed))
+        whole = run_job([sys.executable, str(TESTS / "series.py")], folder, timeout)
+        assert whole.code == 0, whole.err
+        codes = pickle.loads((folder / "codes").read_bytes())
+        said = [[(folder / f"{n}.{name}").read_text() for name in ("out", "err")] for n in range(len(codes))]
+        shutil.rmtree(folder)
+        return [Result(code, out, err, whole.seconds) for code, (out, err) in zip(codes, said, strict=True)]
 
     def start_script(self, num_ranks: int | None, code: str, **extra: str) -> Running:
         """Start a Python program of the test's own on some ranks; None is without mpiexec."""

@@ -84,6 +84,9 @@ class Nested(Counting):
         }
 
 
+PIXELS = (np.arange(40 * 48 * 3) * 13 % 256).astype(np.uint8).reshape(40, 48, 3)
+
+
 class Image(Counting):
     """Frames whose pixels are drawn from the identity."""
 
@@ -91,7 +94,7 @@ class Image(Counting):
 
     def observe(self):
         start = (7 * (self.name % 97) + 31 * self.episode + 3 * self.step_number + self.action) % 251
-        return ((np.arange(40 * 48 * 3) * 13 + start) % 256).astype(np.uint8).reshape(40, 48, 3)
+        return PIXELS + np.uint8(start)  # Modulo 256.
 
 
 class Failing(Counting):
@@ -103,7 +106,8 @@ class Failing(Counting):
 
     def step(self, action):
         self.total += 1
-        time.sleep(self.sleep_s)
+        if self.sleep_s:  # A sleep of 0 s takes longer than the step.
+            time.sleep(self.sleep_s)
         if self.total > self.after:
             return FAILURES[self.how](self, action)
         return super().step(action)

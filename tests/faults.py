@@ -7,6 +7,7 @@ import resource
 import signal
 import sys
 import time
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +30,19 @@ def dying(after, how="kill", image=False):
     """An env that ends its process; `after` has the steps after which it does so, by rank, the first env's."""
     good, bad = (Image, TimedImage) if image else (Nested, TimedNested)
     return bad(how, after[str(RANK)]) if str(RANK) in after else good()
+
+
+@cache
+def is_first_job() -> bool:
+    """Whether no process in this folder has asked before this one."""
+    is_first = not Path("asked").exists()
+    Path("asked").touch()
+    return is_first
+
+
+def hanging_later():
+    """An env that does not end its first step on rank 1, but in the first job that has such a rank."""
+    return Counting() if RANK != 1 or is_first_job() else Failing("hang", after=0)
 
 
 class Leaving(Image):
@@ -153,9 +167,6 @@ FAILURES |= {
     "work in C": lambda env, action: hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1),
     "long": lambda env, action: time.sleep(9.0) or Counting.step(env, action),
     "as_list": _stepped(np.ndarray.tolist, 0),
-    "float_list": _stepped(lambda observation: [float(x) for x in observation], 0),
-    "column": _stepped(lambda observation: observation[:, None], 0),
-    "array_reward": _stepped(lambda reward: np.array([reward, reward]), 1),
     "four": lambda env, action: Counting.step(env, action)[:4],
 }
 
@@ -197,11 +208,10 @@ def with_large(actions):
 
 
 raises, raises_later = Policy(diverge, 0), Policy(diverge, 7)
-short, short_later = (Policy(lambda actions: actions[:-1], after) for after in (0, 7))
-whole, whole_later = (Policy(lambda actions: actions.astype(complex), after) for after in (0, 7))
-nan, nan_later = Policy(with_nan, 0), Policy(with_nan, 7)
-large, large_later = Policy(with_large, 0), Policy(with_large, 7)
-nothing, nothing_later = (Policy(lambda actions: None, after) for after in (0, 7))
+short_later = Policy(lambda actions: actions[:-1], 7)
+whole_later = Policy(lambda actions: actions.astype(complex), 7)
+nan_later, large_later = Policy(with_nan, 7), Policy(with_large, 7)
+nothing_later = Policy(lambda actions: None, 7)
 number = 3
 
 

@@ -47,7 +47,7 @@ def _sum(observations) -> np.ndarray:
     """A number for each env that differs when any observed byte of it does."""
     arrays = observations if isinstance(observations, np.ndarray) else observations["id"]
     flat = np.ascontiguousarray(arrays).reshape(len(arrays), -1).view(np.uint8)
-    return (flat.astype(np.int64) * (np.arange(flat.shape[1]) % 251 + 1)).sum(axis=1)
+    return flat.astype(np.int64) @ (np.arange(flat.shape[1]) % 251 + 1)
 
 
 binary = Policy(lambda observations: _sum(observations) % 2)
@@ -99,7 +99,8 @@ class Paced(Image):
     """Takes the time that PACE_S says, in seconds, so that the command of a run stays the same."""
 
     def step(self, action):
-        time.sleep(float(os.environ.get("PACE_S", "0")))
+        if "PACE_S" in os.environ:
+            time.sleep(float(os.environ["PACE_S"]))
         return super().step(action)
 
 

@@ -4,13 +4,16 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 
 import pytest
-from conftest import TESTS, Job
+from conftest import TESTS, Job, Result, Start
 
 from mpi_rollout.cli import make_parser
 from mpi_rollout.config import RolloutConfig, flag
 from mpi_rollout.errors import UsageError
 
+pytestmark = pytest.mark.any_mpi
+
 GOOD = ("--env-factory", "envs:Counting", "--num-envs", "4", "--num-steps", "3", "--progress", "none")
+OUT = ("--out", "run.h5")
 OTHER_VALUES = {
     "env": "Acrobot-v1", "env_factory": "envs:Counting", "env_kwargs": '{"a": [1, null]}', "num_envs": "7",
     "num_steps": "8", "seed": "9", "policy": "policies:leaning", "out": "other.h5",
@@ -29,12 +32,16 @@ def options_of(*arguments: str) -> dict:
 def refused(job: Job, *arguments: str, code: int = 64, num_ranks: int | None = None, **extra: str) -> str:
     """Start a run that must be refused in one line, once, with nothing left behind; return the line."""
     before = sorted(job.folder.rglob("*"))
-    result = job(num_ranks, *arguments, **extra)
+    line = refusal(job(num_ranks, *arguments, **extra), code, is_launched=num_ranks is not None)
+    assert sorted(job.folder.rglob("*")) == before
+    return line
+
+
+def refusal(result: Result, code: int = 64, is_launched: bool = False) -> str:
+    """The one line with which a run was refused."""
     assert result.code == code, result.err
     assert len(result.messages) == 1 and result.num_tracebacks == 0 and result.out == "", result.err
-    if num_ranks is None:  # Under mpiexec the launcher has something to say, too.
-        assert result.err == f"mpi_rollout: {result.messages[0]}\n"
-    assert sorted(job.folder.rglob("*")) == before
+    assert is_launched or result.err == f"mpi_rollout: {result.messages[0]}\n"  # The launcher has something to say too.
     return result.messages[0]
 
 
@@ -89,66 +96,76 @@ def test_help_and_version_need_no_mpi(job, arguments):
     assert "mpi_rollout" in result.out
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ([], "give one of --env ID and --env-factory MODULE:CALLABLE, got none"),
-        (["--env", "CartPole-v1", "--env-factory", "envs:Counting"], "got both"),
-        ([*GOOD, "--nun-envs", "3"], "unrecognized arguments: --nun-envs 3"),
-        ([*GOOD, "--num-env", "3"], "unrecognized arguments: --num-env 3"),
-        (["colect"], "unrecognized arguments: colect"),
-        (["--env"], "argument --env: expected one argument"),
-        ([*GOOD, "--num-envs", "0"], "--num-envs must be at least 1, got 0"),
-        ([*GOOD, "--num-envs", "-4"], "--num-envs must be at least 1, got -4"),
-        ([*GOOD, "--num-envs", "many"], "argument --num-envs: invalid int value: 'many'"),
-        ([*GOOD, "--num-steps", "0"], "--num-steps must be at least 1, got 0"),
-        ([*GOOD, "--num-steps", "-1"], "--num-steps must be at least 1, got -1"),
-        ([*GOOD, "--num-steps", "1.5"], "argument --num-steps: invalid int value: '1.5'"),
-        ([*GOOD, "--seed", "-1"], "--seed must be at least 0, got -1"),
-        ([*GOOD, "--expect-ranks", "0"], "--expect-ranks must be at least 1, got 0"),
-        ([*GOOD, "--num-groups", "0"], "--num-groups must be at least 1, got 0"),
-        ([*GOOD, "--num-groups", "5"], "--num-groups 5 needs at least 5 envs for each rank that steps envs, got"),
-        ([*GOOD, "--mode", "fast"], "argument --mode: invalid choice: 'fast'"),
-        ([*GOOD, "--mode", "async", "--num-groups", "2"], "makes a group of each rank, got --num-groups 2 too;"),
-        ([*GOOD, "--batch-size", "0"], "--batch-size must be at least 1, got 0"),
-        ([*GOOD, "--batch-size", "2"], "--batch-size must be 1 unless ranks are served as ready, got 2"),
-        ([*GOOD, "--mode", "async", "--batch-size", "2"], "--batch-size must be 1 to 1, the ranks that step envs, "),
-        ([*GOOD, "--max-walltime", "soon"], "--max-walltime must be like 01:30:00 or 1-12:00:00, got 'soon'"),
-        ([*GOOD, "--max-walltime", "0"], "--max-walltime must be more than nothing, got '0'"),
-        ([*GOOD, "--progress", "dots"], "argument --progress: invalid choice: 'dots'"),
-        ([*GOOD, "--vectorization-mode", "async"], "argument --vectorization-mode: invalid choice: 'async'"),
-        ([*GOOD, "--env-kwargs", "{level: 3}"], "--env-kwargs must be a JSON object such as '{\"level\": 3}', got"),
-        ([*GOOD, "--env-kwargs", ""], "--env-kwargs must be a JSON object"),
-        ([*GOOD, "--env-kwargs", "[3]"], "--env-kwargs must be a JSON object, got [3]"),
-        ([*GOOD, "--env-kwargs", "null"], "--env-kwargs must be a JSON object, got null"),
-        ([*GOOD, "--env-kwargs", '"level"'], '--env-kwargs must be a JSON object, got "level"'),
-        ([*GOOD, "--env-kwargs", '{"level": 3}'], "unexpected keyword argument 'level'"),
-        (["--env", "CartPole-v1", "--env-kwargs", '{"levle": 3}'], "unexpected keyword argument 'levle'"),
-        (["--env", "CartPoel-v1"], "Environment `CartPoel` doesn't exist. Did you mean: `CartPole`?"),
-        (["--env", "CartPole-v7"], "It provides versioned environments: [ `v0`, `v1` ]"),
-        (["--env", "Nothing alike"], "--env Nothing alike: "),
-        (["--env", ""], "Malformed environment ID"),
-        (["--env", "no_such_package:Env-v0"], "install it, or correct the name before the colon"),
-        (["--env-factory", "envs"], "--env-factory must be MODULE:CALLABLE, got 'envs'"),
-        (["--env-factory", "envs:"], "--env-factory must be MODULE:CALLABLE, got 'envs:'"),
-        (["--env-factory", "no_such_module:make"], "cannot import 'no_such_module': ModuleNotFoundError"),
-        (["--env-factory", "envs:Countin"], "--env-factory envs:Countin: module 'envs' has no attribute 'Countin'"),
-        (["--env-factory", "faults:number"], "--env-factory faults:number is int, not callable"),
-        (["--env-factory", "envs:Text"], "Text spaces have no fixed shape and cannot be gathered, got Text("),
-        ([*GOOD, "--policy", "greedy"], "--policy must be MODULE:CALLABLE, got 'greedy'"),
-        ([*GOOD, "--policy", ""], "--policy must be MODULE:CALLABLE, got ''"),
-        ([*GOOD, "--policy", "no_such_module:act"], "cannot import 'no_such_module': ModuleNotFoundError"),
-        ([*GOOD, "--policy", "policies:no_such"], "--policy policies:no_such: module 'policies' has no attribute"),
-        ([*GOOD, "--policy", "faults:number"], "--policy faults:number is int, not callable"),
-        ([*GOOD, "--out", ""], "--out must name a file, got ''"),
-        ([*GOOD, "--out", "folder/"], "--out must name a file, got 'folder/'"),
-        ([*GOOD, "--out", "."], "exists; move it away or use another --out"),
-    ],
-    ids=lambda value: " ".join(value[-3:]) if isinstance(value, list) else "",
-)  # fmt: skip
-def test_a_bad_value_is_refused_in_one_line_that_says_what_is_wrong(job, arguments, words):
-    out = [] if "--out" in arguments else ["--out", "run.h5"]
-    assert words in refused(job, *arguments, *out)
+BAD = [
+    ([], "give one of --env ID and --env-factory MODULE:CALLABLE, got none"),
+    (["--env", "CartPole-v1", "--env-factory", "envs:Counting"], "got both"),
+    ([*GOOD, "--nun-envs", "3"], "unrecognized arguments: --nun-envs 3"),
+    ([*GOOD, "--num-env", "3"], "unrecognized arguments: --num-env 3"),
+    (["colect"], "unrecognized arguments: colect"),
+    (["--env"], "argument --env: expected one argument"),
+    ([*GOOD, "--num-envs", "0"], "--num-envs must be at least 1, got 0"),
+    ([*GOOD, "--num-envs", "-4"], "--num-envs must be at least 1, got -4"),
+    ([*GOOD, "--num-envs", "many"], "argument --num-envs: invalid int value: 'many'"),
+    ([*GOOD, "--num-steps", "0"], "--num-steps must be at least 1, got 0"),
+    ([*GOOD, "--num-steps", "-1"], "--num-steps must be at least 1, got -1"),
+    ([*GOOD, "--num-steps", "1.5"], "argument --num-steps: invalid int value: '1.5'"),
+    ([*GOOD, "--seed", "-1"], "--seed must be at least 0, got -1"),
+    ([*GOOD, "--expect-ranks", "0"], "--expect-ranks must be at least 1, got 0"),
+    ([*GOOD, "--num-groups", "0"], "--num-groups must be at least 1, got 0"),
+    ([*GOOD, "--num-groups", "5"], "--num-groups 5 needs at least 5 envs for each rank that steps envs, got"),
+    ([*GOOD, "--mode", "fast"], "argument --mode: invalid choice: 'fast'"),
+    ([*GOOD, "--mode", "async", "--num-groups", "2"], "makes a group of each rank, got --num-groups 2 too;"),
+    ([*GOOD, "--batch-size", "0"], "--batch-size must be at least 1, got 0"),
+    ([*GOOD, "--batch-size", "2"], "--batch-size must be 1 unless ranks are served as ready, got 2"),
+    ([*GOOD, "--mode", "async", "--batch-size", "2"], "--batch-size must be 1 to 1, the ranks that step envs, "),
+    ([*GOOD, "--max-walltime", "soon"], "--max-walltime must be like 01:30:00 or 1-12:00:00, got 'soon'"),
+    ([*GOOD, "--max-walltime", "0"], "--max-walltime must be more than nothing, got '0'"),
+    ([*GOOD, "--progress", "dots"], "argument --progress: invalid choice: 'dots'"),
+    ([*GOOD, "--vectorization-mode", "async"], "argument --vectorization-mode: invalid choice: 'async'"),
+    ([*GOOD, "--env-kwargs", "{level: 3}"], "--env-kwargs must be a JSON object such as '{\"level\": 3}', got"),
+    ([*GOOD, "--env-kwargs", ""], "--env-kwargs must be a JSON object"),
+    ([*GOOD, "--env-kwargs", "[3]"], "--env-kwargs must be a JSON object, got [3]"),
+    ([*GOOD, "--env-kwargs", "null"], "--env-kwargs must be a JSON object, got null"),
+    ([*GOOD, "--env-kwargs", '"level"'], '--env-kwargs must be a JSON object, got "level"'),
+    ([*GOOD, "--env-kwargs", '{"level": 3}'], "unexpected keyword argument 'level'"),
+    (["--env", "CartPole-v1", "--env-kwargs", '{"levle": 3}'], "unexpected keyword argument 'levle'"),
+    (["--env", "CartPoel-v1"], "Environment `CartPoel` doesn't exist. Did you mean: `CartPole`?"),
+    (["--env", "CartPole-v7"], "It provides versioned environments: [ `v0`, `v1` ]"),
+    (["--env", "Nothing alike"], "--env Nothing alike: "),
+    (["--env", ""], "Malformed environment ID"),
+    (["--env", "no_such_package:Env-v0"], "install it, or correct the name before the colon"),
+    (["--env-factory", "envs"], "--env-factory must be MODULE:CALLABLE, got 'envs'"),
+    (["--env-factory", "envs:"], "--env-factory must be MODULE:CALLABLE, got 'envs:'"),
+    (["--env-factory", "no_such_module:make"], "cannot import 'no_such_module': ModuleNotFoundError"),
+    (["--env-factory", "envs:Countin"], "--env-factory envs:Countin: module 'envs' has no attribute 'Countin'"),
+    (["--env-factory", "faults:number"], "--env-factory faults:number is int, not callable"),
+    (["--env-factory", "envs:Text"], "Text spaces have no fixed shape and cannot be gathered, got Text("),
+    ([*GOOD, "--policy", "greedy"], "--policy must be MODULE:CALLABLE, got 'greedy'"),
+    ([*GOOD, "--policy", ""], "--policy must be MODULE:CALLABLE, got ''"),
+    ([*GOOD, "--policy", "no_such_module:act"], "cannot import 'no_such_module': ModuleNotFoundError"),
+    ([*GOOD, "--policy", "policies:no_such"], "--policy policies:no_such: module 'policies' has no attribute"),
+    ([*GOOD, "--policy", "faults:number"], "--policy faults:number is int, not callable"),
+    ([*GOOD, "--out", ""], "--out must name a file, got ''"),
+    ([*GOOD, "--out", "folder/"], "--out must name a file, got 'folder/'"),
+    ([*GOOD, "--out", "."], "exists; move it away or use another --out"),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def bad(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Result, Path]]:
+    """How each of them ends, and the folder in which it was started."""
+    job, starts = Job(tmp_path_factory.mktemp("bad")), []
+    for number, (arguments, _) in enumerate(BAD):
+        (job.folder / str(number)).mkdir()
+        starts.append(Start([*arguments, *([] if "--out" in arguments else OUT)], job.folder / str(number)))
+    return [(result, start.folder) for result, start in zip(job.series(starts), starts, strict=True)]
+
+
+@pytest.mark.parametrize("number", range(len(BAD)), ids=lambda number: " ".join(BAD[number][0][-3:]))
+def test_a_bad_value_is_refused_in_one_line_that_says_what_is_wrong(bad: list[tuple[Result, Path]], number: int):
+    result, folder = bad[number]
+    assert BAD[number][1] in refusal(result)
+    assert list(folder.iterdir()) == []
 
 
 def test_where_a_space_is_refused_the_message_has_its_place_in_the_tree(job):
@@ -213,7 +230,7 @@ def test_inspecting_what_is_no_file_of_this_program_is_refused(job):
     assert "notes.h5 is not a readable HDF5 file" in refused(job, "inspect", "notes.h5", code=65)
 
 
-@pytest.mark.mpi(2, 3)
+@pytest.mark.mpi(3)
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -10,6 +10,8 @@ from mpi_rollout import deadline
 from mpi_rollout.deadline import LEAST_MARGIN_S, Deadline, process_start, seconds_of
 from mpi_rollout.errors import UsageError
 
+pytestmark = pytest.mark.any_mpi
+
 RUN = ("--env-factory", "stopping:Slow", "--num-envs", "4", "--progress", "none", "--policy", "stopping:counting")
 NOW = 1_000_000.0
 

@@ -1,24 +1,21 @@
-"""Envs that fail, hang or give NaN: made anew if asked, told of in the file, and nothing of the others is touched."""
+"""Envs that fail, hang or give NaN: made anew if asked, and nothing of the others is touched."""
 
-import json
 import re
 from collections.abc import Iterator
 from itertools import islice, pairwise
-from pathlib import Path
 from typing import Any
 
 import gymnasium
-import h5py
 import numpy as np
 import pytest
-from conftest import Job, assert_same_bytes, datasets, once, processes_in
+from conftest import Job
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 from moody import Moody, Once
 
 from mpi_rollout.envs.faults import OnFault
 from mpi_rollout.envs.loop import LoopVectorEnv
-from mpi_rollout.errors import DataError, EnvError, UsageError
+from mpi_rollout.errors import DataError, EnvError
 from mpi_rollout.layout import Block
 from mpi_rollout.seeding import SeedTable, episode_seeds
 from mpi_rollout.storage import EpisodeTable
@@ -159,217 +156,6 @@ def test_natively_vectorized_envs_cannot_be_made_anew_one_by_one(job: Job):
     assert result.code == 64 and "cannot be made anew singly" in result.messages[0]
 
 
-# --- The table of episodes
-
-NUM_ROWS = 20
-LIFE = {"ends": [2, 3, 6, *range(7, 13)], "faults": [3, 6]}  # Of an env that is lost in step 6 and back in step 13.
-EPISODES = [  # start, length, seed's number, truncated, faulted
-    (0, 3, 0, True, False), (4, 0, 1, True, True), (5, 2, 2, True, True), (14, 6, 3, False, False)
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("cuts", [(), (3,), (4, 7), (5, 9, 13), tuple(range(1, NUM_ROWS))])
-def test_a_failed_reset_is_an_episode_and_a_lost_env_has_none_until_it_is_back(cuts: tuple[int, ...]):
-    block = Block(spaces.Discrete(2), spaces.Discrete(2), 2, 1, NUM_ROWS)
-    block.truncations[LIFE["ends"], 1] = True
-    block.rewards[...] = 1.0
-    table = EpisodeTable(2, SeedTable(4, 2))
-    for step in LIFE["faults"]:
-        table.note_fault(1, step)
-    for start, stop in pairwise((0, *cuts, NUM_ROWS)):
-        table.add(block, start, stop)
-    rows = np.concatenate([table.take(NUM_ROWS), table.unfinished(NUM_ROWS)])
-    found = rows[rows["env_index"] == 1][["start", "length", "seed", "truncated", "faulted"]].tolist()
-    seeds = list(islice(episode_seeds(4, 1), 4))
-    assert found == [(start, length, seeds[number], *ends) for start, length, number, *ends in EPISODES]
-
-
-# --- Runs
-
-KINDS = {
-    "steps": {"how": "raise"},
-    "resets": {"share": 0.0, "resets": 0.4},
-    "nan": {"how": "nan", "share": 0.3, "resets": 0.1},
-}
-
-
-def arguments_of(kind: str, num_steps: int = 60) -> tuple[str, ...]:
-    fixed = ("--num-envs", "7", "--num-steps", str(num_steps), "--seed", "4", "--progress", "none")
-    forgiving = ("--on-env-error", "restart", "--max-env-restarts", "1000", "--check-finite")
-    return "--env-factory", "moody:Moody", "--env-kwargs", json.dumps(KINDS[kind]), *fixed, *forgiving
-
-
-def faults_of(path: Path) -> np.ndarray:
-    with h5py.File(path, swmr=True, libver="latest") as file:
-        return file["faults"][...]
-
-
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A run without mpirun: its path and result."""
-
-    @once
-    def of(kind: str) -> tuple[Path, Any]:
-        job = Job(tmp_path_factory.mktemp("alone"))
-        result = job(None, *arguments_of(kind), "--json", "--out", "run.h5")
-        assert result.code == 0, result.err
-        return job.folder / "run.h5", result
-
-    return of
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_file_says_what_happened(alone, kind: str):
-    path, result = alone(kind)
-    faults, found = faults_of(path), datasets(path)
-    episodes = found["/episodes"]
-    failed = episodes[episodes["faulted"]]
-    assert len(failed) >= 10 and failed["truncated"].all() and not failed["terminated"].any()
-    in_steps = faults[faults["step"] >= 0]
-    ends = sorted(zip(failed["env_index"], failed["start"] + failed["length"] - 1, strict=True))
-    assert ends == sorted(zip(in_steps["env_index"], in_steps["step"], strict=True))
-    assert (failed["length"] == 0).any() == (kind != "steps")
-    assert found["truncations"][in_steps["step"], in_steps["env_index"]].all()
-    told = [message.partition(": ")[2].partition("; made anew")[0] for message in result.messages]
-    assert sorted(told) == sorted(row["message"].decode() for row in faults)
-    assert sum(json.loads(result.out)["restarts"].values()) == len(faults)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_episode_has_the_seed_that_its_number_gives(alone, kind: str):
-    episodes = datasets(alone(kind)[0])["/episodes"]
-    for env in range(7):
-        seeds = episodes["seed"][episodes["env_index"] == env]
-        number = np.arange(len(seeds))
-        assert len(seeds) > 3 and seeds.tolist() == SeedTable(4, 7)(np.full(len(seeds), env), number).tolist()
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_file_is_verified_and_replayed(alone, job: Job, kind: str):
-    result = job(None, "verify", str(alone(kind)[0]), "--replay", "12", "--json")
-    assert result.code == 0 and json.loads(result.out)["replayed"] == 12
-    result = job(None, "inspect", str(alone(kind)[0]))
-    assert re.search(r"faults +\d+, the last in step \d+: env \d", result.out)
-
-
-WAYS = {"lockstep": (), "groups": ("--num-groups", "2"), "ready": ("--mode", "async")}
-
-
-@pytest.mark.mpi(3)
-@pytest.mark.parametrize(("kind", "way"), [("steps", "lockstep"), ("nan", "groups"), ("resets", "ready")])
-def test_any_number_of_ranks_gives_the_same(alone, job: Job, num_ranks: int, kind: str, way: str):
-    path = job.collect(num_ranks, *arguments_of(kind), *WAYS[way])
-    assert_same_bytes(datasets(path), datasets(alone(kind)[0]))
-    assert sorted(faults_of(path).tolist()) == sorted(faults_of(alone(kind)[0]).tolist())
-
-
-@pytest.mark.mpi(2)
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_run_that_was_interrupted_goes_on_to_the_same(alone, job: Job, num_ranks: int, kind: str):
-    """Faults come again in no episode that is over; the running ones are taken again, with what they will do."""
-    arguments = (*arguments_of(kind), "--policy", "moody:act", "--out")
-    whole = job.collect(None, *arguments[:-1], out="whole.h5")
-    for calls, ranks in ((17, num_ranks), (20, None)):
-        assert job(ranks, *arguments, "run.h5", STOP_AT=f"raise:{calls}").code == 70
-    result = job(num_ranks, *arguments, "run.h5")
-    assert result.code == 0, result.err
-    assert_same_bytes(datasets(job.folder / "run.h5"), datasets(whole))
-    assert sorted(faults_of(job.folder / "run.h5").tolist()) == sorted(faults_of(whole).tolist())
-
-
-# --- Envs that hang
-
-QUIET = ("--progress", "none", "--out", "run.h5")
-HANGING = ("--env-factory", "moody:Moody", "--num-envs", "4", "--seed", "2", *QUIET)
-
-
-def hanging(how: str, num_steps: int, only: int | None, **more: Any) -> tuple[str, ...]:
-    kwargs = json.dumps({"how": how, "share": 0.5, "only": only} | more)
-    return *HANGING, "--env-kwargs", kwargs, "--num-steps", str(num_steps), "--env-timeout", "1"
-
-
-@pytest.mark.mpi(2)
-@pytest.mark.parametrize("how", ["sleep", "wait in C"])
-def test_an_env_that_hangs_is_named_interrupted_and_made_anew(job: Job, num_ranks: int, how: str):
-    result = job(num_ranks, *hanging(how, 12, num_ranks - 1), "--on-env-error", "restart")
-    assert result.code == 0, result.err
-    named = [message for message in result.messages if "takes longer than 1 s, in" in message]
-    anew = [message for message in result.messages if "took longer than 1 s (moody.py, line " in message]
-    assert len(named) == len(anew) == len(faults_of(job.folder / "run.h5")) >= 1
-    assert re.match(
-        rf"rank {num_ranks - 1} \(\S+, envs \d to 3\), step \d+: env \d, step \d of its episode "
-        r"\(episode \d, seed \d+\): ", named[0],
-    )  # fmt: skip
-    assert 'moody.py", line' in result.err
-    assert job(None, "verify", "run.h5", "--replay", "2").code == 0
-
-
-@pytest.mark.mpi(2)
-@pytest.mark.parametrize("only", [0, 1], ids=["root", "other"])
-def test_an_env_that_hangs_ends_the_run_with_all_steps_before(job: Job, num_ranks: int, only: int):
-    result = job(num_ranks, *hanging("sleep", 100, only))
-    assert result.code == 70 and processes_in(job.folder) == []
-    last = next(message for message in result.messages if "before are in run.h5.part" in message)
-    found = re.match(
-        rf"rank {only} \(\S+, envs \d to \d\), step (\d+): env \d, step \d of its episode: took longer", last
-    )
-    with h5py.File(job.folder / "run.h5.part") as file:
-        assert file["trajectories"].attrs["num_steps"] == int(found[1]) - 1
-
-
-@pytest.mark.mpi(2)
-def test_an_env_that_works_in_c_for_ever_ends_the_job(job: Job, num_ranks: int):
-    result = job(num_ranks, *hanging("work in C", 100, 1), "--on-env-error", "restart", timeout=30)
-    assert result.code not in (0, None) and processes_in(job.folder) == []
-    assert "cannot be interrupted; ending the job" in result.messages[-1] and result.messages[-1].startswith("rank 1 ")
-
-
-@pytest.mark.mpi(2)
-def test_an_env_that_holds_the_interpreters_lock_is_named_and_ends_the_job(job: Job, num_ranks: int):
-    result = job(num_ranks, *hanging("hold the lock", 100, 1), "--on-env-error", "restart", timeout=30)
-    assert result.code not in (0, None) and processes_in(job.folder) == []
-    assert re.search(
-        r'moody.py", line \d+ in <lambda>\n.*\n  File "<rank 1 \(\S+\)>", line \d+ in env [23]\n', result.err
-    )
-
-
-@pytest.mark.parametrize(("closing", "when"), [("sleep", "restart"), ("exit", "restart"), ("sleep", "end")])
-def test_an_env_that_does_not_even_close_hinders_nothing(job: Job, closing: str, when: str):
-    kwargs = json.dumps({"closing": closing, "share": float(when == "restart")})
-    steps = ("--num-envs", "2", "--num-steps", "9", "--env-timeout", "0.4", "--on-env-error", "restart")
-    result = job(
-        None, "--env-factory", "moody:Stuck", "--env-kwargs", kwargs, *steps, "--seed", "3", *QUIET, timeout=30
-    )
-    assert result.code == 0 and (job.folder / "run.h5").exists(), result.err
-    assert (len(faults_of(job.folder / "run.h5")) > 1) == (when == "restart")
-
-
-@pytest.mark.parametrize("where", ["step", "reset"])
-@pytest.mark.parametrize("on", ["abort", "restart"])
-def test_an_env_that_fails_when_its_episode_is_taken_again_is_lost_and_the_run_goes_on(job: Job, where: str, on: str):
-    kwargs = ("--env-kwargs", json.dumps({"where": where}), "--on-env-error", on, "--policy", "moody:act")
-    arguments = (
-        "--env-factory",
-        "moody:Unlike",
-        *kwargs,
-        "--num-envs",
-        "3",
-        "--num-steps",
-        "40",
-        "--seed",
-        "3",
-        *QUIET,
-    )
-    assert job(None, *arguments, STOP_AT="raise:5").code == 70
-    result = job(None, *arguments, AGAIN="1", STOP_AT="raise:9")
-    assert result.code == 70 and "did not reproduce" in result.err, result.err
-    assert job(None, "verify", "run.h5.part").code == 0
-    assert job(None, *arguments).code == 0
-    rows = faults_of(job.folder / "run.h5")
-    assert rows["env_index"].tolist() == [0, 1, 2] and set(rows["step"]) == {3}
-    assert job(None, "verify", "run.h5", "--replay", "5").code == 0
-
-
 def test_frames_and_odd_messages_outlive_a_failure():
     class Odd(Moody):
         metadata = {"render_modes": ["rgb_array"]}
@@ -393,61 +179,26 @@ def test_frames_and_odd_messages_outlive_a_failure():
     assert fault_row(0, 1, envs.faults[0][1])[2].endswith(b")") and len(envs.faults) == 1
 
 
-@pytest.mark.mpi(2)
-def test_a_slow_env_is_left_alone(job: Job, num_ranks: int):
-    """Each step takes less than the limit; all envs of a rank together take more."""
-    arguments = ("--env-factory", "moody:slow", "--num-envs", "14", "--num-steps", "2", "--env-timeout", "1.5")
-    result = job(num_ranks, *arguments, "--env-kwargs", '{"sleep_s": 0.25}', *QUIET)
-    assert result.code == 0 and result.messages == []
+# --- The table of episodes
+
+NUM_ROWS = 20
+LIFE = {"ends": [2, 3, 6, *range(7, 13)], "faults": [3, 6]}  # Of an env that is lost in step 6 and back in step 13.
+EPISODES = [  # start, length, seed's number, truncated, faulted
+    (0, 3, 0, True, False), (4, 0, 1, True, True), (5, 2, 2, True, True), (14, 6, 3, False, False)
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("option", "why"),
-    [
-        (("--env-timeout", "0"), "--env-timeout must be more than 0"),
-        (("--env-timeout", "nan"), "--env-timeout must be more than 0"),
-        (("--env-timeout", "soon"), "invalid float value"),
-        (("--on-env-error", "ignore"), "invalid choice"),
-        (("--max-env-restarts", "0"), "--max-env-restarts must be at least 1"),
-    ],
-)
-def test_options_that_cannot_work_are_refused(job: Job, option, why: str):
-    result = job(None, "--env", "CartPole-v1", *option)
-    assert result.code == 64 and why in result.messages[0]
-
-
-# --- Trainers
-
-
-@pytest.mark.mpi(1, 2)
-@pytest.mark.parametrize("infos", ["all", "none", {"lives": int}], ids=["all", "none", "columns"])
-def test_a_trainer_goes_on_and_is_told(job: Job, num_ranks: int, infos):
-    ended = job.train(num_ranks, "past_failing_envs", infos)
-    assert sum(len(failed) for failed, _ in ended) > 5
-    for failed, told in ended:
-        assert told == (failed if infos == "all" else [])
-
-
-def test_arguments_that_cannot_work_are_refused():
-    import mpi_rollout
-
-    for arguments in (
-        {"max_env_restarts": -1},
-        {"max_env_restarts": 1.5},
-        {"env_timeout_s": 0},
-        {"env_timeout_s": "1"},
-    ):
-        with pytest.raises(UsageError, match=next(iter(arguments))), mpi_rollout.connect("CartPole-v1", 2, **arguments):
-            pass
-
-
-# --- Envs that are slow
-
-
-@pytest.mark.mpi(3)
-def test_the_rank_that_keeps_the_others_waiting_is_told_of(job: Job, num_ranks: int):
-    options = ("--num-envs", "3", "--num-steps", "60", "--progress", "lines", "--out", "run.h5")
-    kwargs = ("--env-kwargs", json.dumps({"sleep_s": 0.02, "others_s": 0.005, "only": 2}))
-    result = job(num_ranks, "--env-factory", "moody:slow", *kwargs, *options)
-    assert result.code == 0
-    assert re.search(r"slowest rank 2 \([2-9]\.\dx median\)", result.err), result.err
+@pytest.mark.parametrize("cuts", [(), (3,), (4, 7), (5, 9, 13), tuple(range(1, NUM_ROWS))])
+def test_a_failed_reset_is_an_episode_and_a_lost_env_has_none_until_it_is_back(cuts: tuple[int, ...]):
+    block = Block(spaces.Discrete(2), spaces.Discrete(2), 2, 1, NUM_ROWS)
+    block.truncations[LIFE["ends"], 1] = True
+    block.rewards[...] = 1.0
+    table = EpisodeTable(2, SeedTable(4, 2))
+    for step in LIFE["faults"]:
+        table.note_fault(1, step)
+    for start, stop in pairwise((0, *cuts, NUM_ROWS)):
+        table.add(block, start, stop)
+    rows = np.concatenate([table.take(NUM_ROWS), table.unfinished(NUM_ROWS)])
+    found = rows[rows["env_index"] == 1][["start", "length", "seed", "truncated", "faulted"]].tolist()
+    seeds = list(islice(episode_seeds(4, 1), 4))
+    assert found == [(start, length, seeds[number], *ends) for start, length, number, *ends in EPISODES]

@@ -16,6 +16,8 @@ from oracle import differences, record
 from mpi_rollout.errors import UsageError
 from mpi_rollout.infos import info_leaves, merge_infos, names_of, tell
 
+pytestmark = pytest.mark.any_mpi
+
 # Dicts of neighbouring envs made into one.
 
 KINDS: dict[str, Callable[[random.Random], Any]] = {

@@ -2,11 +2,12 @@
 
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import h5py
 import pytest
-from conftest import Job, Result
+from conftest import Job, Result, Start
 from feed import Feed, ending
 
 RUN = ("--env-factory", "envs:Nested", "--num-envs", "3", "--num-steps", "40", "--seed", "4")
@@ -137,11 +138,24 @@ def test_a_figure_that_cannot_be_written_is_refused(job: Job, complete: Path, na
 
 def refused(job: Job, path: Path) -> str:
     """The one line that a file is refused with."""
-    result = inspected(job, path)
+    return refusal(inspected(job, path), path)
+
+
+def refusal(result: Result, path: Path) -> str:
     assert (result.code, result.out) == (65, "")
     assert result.err.startswith("mpi_rollout: ") and result.err.count("\n") == 1, result.err
     assert str(path) in result.err
     return result.err
+
+
+def all_refused(job: Job, contents: Sequence[bytes], name: str) -> list[str]:
+    """What is said of files with these contents, each of which must be refused."""
+    paths = [job.folder / str(number) / name for number in range(len(contents))]
+    for path, content in zip(paths, contents, strict=True):
+        path.parent.mkdir()
+        path.write_bytes(content)
+    results = job.series([Start(["inspect", path]) for path in paths])
+    return [refusal(result, path) for result, path in zip(results, paths, strict=True)]
 
 
 def test_a_missing_file_is_refused(job: Job):
@@ -152,11 +166,10 @@ def test_a_folder_is_refused(job: Job):
     assert job.folder.name in refused(job, job.folder)
 
 
-@pytest.mark.parametrize("content", [b"", b"step,reward\n1,2\n", b"\x89HDF\r\n\x1a\n", b"\x00" * 5000])
-def test_a_file_that_is_not_hdf5_is_refused(job: Job, content: bytes):
-    path = job.folder / "table.h5"
-    path.write_bytes(content)
-    assert "is not a readable HDF5 file" in refused(job, path)
+def test_a_file_that_is_not_hdf5_is_refused(job: Job):
+    contents = (b"", b"step,reward\n1,2\n", b"\x89HDF\r\n\x1a\n", b"\x00" * 5000)
+    for said in all_refused(job, contents, "table.h5"):
+        assert "is not a readable HDF5 file" in said
 
 
 def test_an_hdf5_file_of_another_program_is_refused(job: Job):
@@ -173,16 +186,16 @@ def test_an_hdf5_file_that_claims_a_later_version_is_refused(job: Job, complete:
     assert "has format version 99, this program reads" in refused(job, path)
 
 
-@pytest.mark.parametrize("num_bytes", [3, 11, 47, 0.02, 0.5, 0.99])
-def test_a_truncated_file_is_refused(job: Job, complete: Path, num_bytes: float):
-    content = complete.read_bytes()
-    path = job.folder / "cut.h5"
-    path.write_bytes(content[: int(num_bytes if num_bytes > 1 else num_bytes * len(content))])
-    assert path.name in refused(job, path)
+def cut(content: bytes) -> list[bytes]:
+    """Beginnings of a file."""
+    return [content[: int(num if num > 1 else num * len(content))] for num in (3, 11, 47, 0.02, 0.5, 0.99)]
 
 
-@pytest.mark.parametrize("num_bytes", [3, 11, 47, 0.02, 0.5, 0.99])
-def test_a_truncated_part_is_refused(job: Job, num_bytes: float):
+def test_a_truncated_file_is_refused(job: Job, complete: Path):
+    all_refused(job, cut(complete.read_bytes()), "cut.h5")
+
+
+def test_a_truncated_part_is_refused(job: Job):
     """HDF5 would wait in SWMR mode for the rest to be written."""
     feed = Feed()
     writer = feed.writer(job.folder / "run.h5", 4)
@@ -191,9 +204,7 @@ def test_a_truncated_part_is_refused(job: Job, num_bytes: float):
     writer.drain()
     content = (job.folder / "run.h5.part").read_bytes()
     writer.discard()
-    path = job.folder / "cut.h5.part"
-    path.write_bytes(content[: int(num_bytes if num_bytes > 1 else num_bytes * len(content))])
-    assert path.name in refused(job, path)
+    all_refused(job, cut(content), "cut.h5.part")
 
 
 def test_a_finished_file_that_was_not_complete_can_be_told(job: Job):

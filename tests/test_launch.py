@@ -99,7 +99,7 @@ def test_a_rank_that_alone_was_given_a_wrong_option_is_named(job):
     assert list(job.folder.iterdir()) == []
 
 
-@pytest.mark.mpi(2, 3)
+@pytest.mark.mpi(3)
 def test_ranks_whose_envs_have_different_spaces_are_refused_with_the_difference(job, num_ranks):
     result = job(num_ranks, "--env-factory", "envs:different_space", *RUN[2:], *OUT)
     line = assert_refused(result, job.folder)

@@ -7,6 +7,8 @@ import pytest
 from conftest import Job, once
 from mistakes import KINDS
 
+pytestmark = pytest.mark.any_mpi
+
 WAYS: dict[str, dict[str, Any]] = {
     "lockstep": {},
     "two groups": {"num_groups": 2},

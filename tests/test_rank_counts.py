@@ -1,11 +1,12 @@
 """Any rank count, same data: every dataset of a file is the same bytes on 1, 2, 3, ... ranks."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
-from conftest import Job, assert_same_bytes, datasets
+from conftest import Job, assert_same_bytes, datasets, once
 
 RUNS = {
     "CartPole": ("--env", "CartPole-v1", "--num-envs", "7", "--num-steps", "150", "--seed", "3"),
@@ -21,41 +22,61 @@ RUNS = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=RUNS)
-def reference(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
-    """The name of a run and its file, made without mpiexec."""
-    folder = tmp_path_factory.mktemp("reference")
-    return request.param, Job(folder).collect(None, *RUNS[request.param])
+DEDICATED = ("--dedicated-root",)
+OTHERS = {"few envs": ("--num-envs", "3"), "few steps": ("--num-steps", "20")}  # The last of an option counts.
+
+Collected = Callable[[int | None], dict[tuple[str, str], Path]]
+
+
+def variants(num_ranks: int | None) -> dict[str, tuple[str, ...]]:
+    """What is collected on some ranks besides the runs as they are."""
+    dedicated = {"dedicated root": DEDICATED} if num_ranks in (2, 4) else {}
+    return {"": ()} | dedicated | (OTHERS if num_ranks == 2 else {})
+
+
+@pytest.fixture(scope="module")
+def collected(tmp_path_factory: pytest.TempPathFactory) -> Collected:
+    """The files of all runs on some ranks, or without mpiexec; one job for all of them."""
+
+    @once
+    def of(num_ranks: int | None) -> dict[tuple[str, str], Path]:
+        job, found = Job(tmp_path_factory.mktemp("ranks")), {}
+        commands = []
+        for name, arguments in RUNS.items():
+            for variant, more in variants(num_ranks).items():
+                found[name, variant] = job.folder / f"{len(found)}.h5"
+                commands.append((*arguments, *more, "--out", found[name, variant].name))
+        assert job.train(num_ranks, "runs", commands) == [0] * len(commands)
+        return found
+
+    return of
 
 
 @pytest.mark.mpi(1, 2, 3, 5)
-def test_rank_count_does_not_change_the_data(job: Job, reference: tuple[str, Path], num_ranks: int):
-    name, path = reference
-    assert_same_bytes(datasets(job.collect(num_ranks, *RUNS[name])), datasets(path))
+@pytest.mark.parametrize("name", RUNS)
+def test_rank_count_does_not_change_the_data(collected: Collected, num_ranks: int, name: str):
+    assert_same_bytes(datasets(collected(num_ranks)[name, ""]), datasets(collected(None)[name, ""]))
 
 
 @pytest.mark.mpi(2, 4)
-def test_a_dedicated_root_does_not_change_the_data(job: Job, reference: tuple[str, Path], num_ranks: int):
-    name, path = reference
-    assert_same_bytes(datasets(job.collect(num_ranks, *RUNS[name], "--dedicated-root")), datasets(path))
+@pytest.mark.parametrize("name", RUNS)
+def test_a_dedicated_root_does_not_change_the_data(collected: Collected, num_ranks: int, name: str):
+    assert_same_bytes(datasets(collected(num_ranks)[name, "dedicated root"]), datasets(collected(None)[name, ""]))
 
 
-def test_more_envs_do_not_change_the_data_of_the_first_ones(job: Job, reference: tuple[str, Path]):
-    name, path = reference
-    arguments = list(RUNS[name])
-    arguments[arguments.index("--num-envs") + 1] = "3"
-    few, many = datasets(job.collect(2, *arguments)), datasets(path)
+@pytest.mark.parametrize("name", RUNS)
+def test_more_envs_do_not_change_the_data_of_the_first_ones(collected: Collected, name: str):
+    few, many = datasets(collected(2)[name, "few envs"]), datasets(collected(None)[name, ""])
     many["/episodes"] = many["/episodes"][many["/episodes"]["env_index"] < 3]
     for column in few.keys() - {"/episodes"}:
         many[column] = np.ascontiguousarray(many[column][:, :3])
     assert_same_bytes(few, many)
 
 
-def test_more_steps_do_not_change_the_first_ones(job: Job, reference: tuple[str, Path]):
-    name, path = reference
-    arguments = list(RUNS[name])
-    arguments[arguments.index("--num-steps") + 1] = "20"
-    few, many = datasets(job.collect(2, *arguments)), datasets(path)
+@pytest.mark.parametrize("name", RUNS)
+def test_more_steps_do_not_change_the_first_ones(collected: Collected, name: str):
+    few, many = datasets(collected(2)[name, "few steps"]), datasets(collected(None)[name, ""])
+    assert len(few["rewards"]) == 20
     for column in few.keys() - {"/episodes"}:
         assert few[column].tobytes() == many[column][: len(few[column])].tobytes(), column
 

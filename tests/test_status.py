@@ -10,6 +10,8 @@ from conftest import Job
 
 from mpi_rollout.status import Status, read_status, status_path
 
+pytestmark = pytest.mark.any_mpi
+
 RUN = ("--env-factory", "stopping:Counting", "--num-envs", "4", "--num-steps", "30", "--progress", "none")
 RUN += ("--policy", "stopping:counting", "--out", "run.h5")
 

@@ -9,7 +9,7 @@ from conftest import is_hydra, processes_in
 from kept import assert_begins, assert_stopped, committed, fails, start_long
 
 
-@pytest.mark.mpi(2, 3)
+@pytest.mark.mpi(3)
 @pytest.mark.parametrize("place", ["root", "other"])
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
 def test_a_signal_to_a_rank_ends_all_ranks_at_the_same_step(job, whole, num_ranks, place, name):

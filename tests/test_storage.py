@@ -507,7 +507,7 @@ for step in feed.fill(writer, 10**6, range(0, 10**6, 3)):
 """
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(7))  # Each kind of space is among them.
 def test_every_step_reported_committed_is_readable_after_sigkill(tmp_path: Path, seed: int):
     """Killed at a moment that the seed chooses: after so many reports, and some of the writer's next work."""
     draws = random.Random(seed)

@@ -8,13 +8,15 @@ import re
 import struct
 import subprocess
 import termios
+from collections.abc import Callable
 from dataclasses import fields
 from fcntl import ioctl
+from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
-from conftest import Job, job_environment
+from conftest import Job, Result, job_environment, once
 
 from mpi_rollout.report import Outcome
 from mpi_rollout.timing import PHASES
@@ -59,18 +61,34 @@ def _read(terminal: int) -> bytes:
         return b""
 
 
-def summary_of(job: Job, num_ranks: int, *arguments: str) -> dict:
+def summary_of(result: Result) -> dict:
     """The JSON that a run prints, which is all that it prints."""
-    result = job(num_ranks, *arguments, *OUT, "--json")
     assert result.code == 0, result.err
     assert result.out.count("\n") == 1 and result.out.endswith("\n")
     return json.loads(result.out)
 
 
+Short = Callable[..., tuple[dict, Path]]
+
+
+@pytest.fixture(scope="module")
+def short(tmp_path_factory: pytest.TempPathFactory) -> Short:
+    """What a short run on some ranks prints as JSON, and its file."""
+
+    @once
+    def of(num_ranks: int, *more: str) -> tuple[dict, Path]:
+        job = Job(tmp_path_factory.mktemp("short"))
+        found = summary_of(job(num_ranks, *SHORT, *OUT, "--json", "--progress", "none", *more))
+        return found, job.folder / "run.h5"
+
+    return of
+
+
+@pytest.mark.any_mpi
 @pytest.mark.mpi(2)
-@pytest.mark.parametrize("progress", ["auto", "lines"])
-def test_a_log_gets_plain_lines_with_counts_and_shares(job, num_ranks, progress):
-    result = job(num_ranks, *LONG, "500", *OUT, "--progress", progress)
+def test_a_log_gets_plain_lines_with_counts_and_shares(job, num_ranks):
+    """With --progress lines too: see test_env_fault_runs."""
+    result = job(num_ranks, *LONG, "500", *OUT)
     assert result.code == 0
     lines = [line for line in result.err.splitlines() if line]
     assert len(lines) == 1  # The second would come after 10 s.
@@ -117,6 +135,7 @@ def test_a_bar_is_gone_when_a_message_comes(job):
     assert re.search(r"(^|[\r\n])mpi_rollout: rank 0", seen)
 
 
+@pytest.mark.any_mpi
 @pytest.mark.mpi(2)
 def test_the_summary_has_the_rate_the_losses_and_the_file(job, num_ranks):
     result = job(num_ranks, *SHORT, *OUT, "--progress", "none")
@@ -133,9 +152,10 @@ def test_the_summary_has_the_rate_the_losses_and_the_file(job, num_ranks):
     assert last == "file: run.h5 (complete)"
 
 
+@pytest.mark.any_mpi
 @pytest.mark.mpi(1, 2, 3)
-def test_the_json_summary_is_one_line_with_all_figures(job, num_ranks):
-    found = summary_of(job, num_ranks, *SHORT, "--progress", "none")
+def test_the_json_summary_is_one_line_with_all_figures(short: Short, num_ranks):
+    found, _ = short(num_ranks)
     derived = {"env_steps_per_s", "losses", "ratio_to_limit"}
     assert set(found) >= {each.name for each in fields(Outcome)} | derived
     assert (found["num_ranks"], found["num_envs"], found["num_steps"]) == (num_ranks, 6, 200)
@@ -145,10 +165,11 @@ def test_the_json_summary_is_one_line_with_all_figures(job, num_ranks):
     assert sum(rank["num_envs"] for rank in found["ranks"]) == 6
 
 
+@pytest.mark.any_mpi
 @pytest.mark.mpi(1, 3)
 @pytest.mark.parametrize("more", [[], ["--no-trajectories"]], ids=["all", "throughput alone"])
-def test_the_losses_are_shares_that_add_up_to_one(job, num_ranks, more):
-    found = summary_of(job, num_ranks, *SHORT, "--progress", "none", *more)
+def test_the_losses_are_shares_that_add_up_to_one(short: Short, num_ranks, more):
+    found, _ = short(num_ranks, *more)
     assert_add_up(found["losses"])
 
 
@@ -157,13 +178,16 @@ def assert_add_up(losses: dict[str, float]) -> None:
     assert all(-0.01 < share < 1 for share in losses.values()) and losses["envs"] > 0
 
 
+@pytest.mark.any_mpi
 @pytest.mark.mpi(2)
 def test_the_limit_is_measured_between_the_parts_of_a_run_and_told(job, num_ranks):
-    found = summary_of(job, num_ranks, *SHORT, "--measure-limit", "--progress", "none")
+    """For less than the second that it takes else, after each part and before the first."""
+    command = [*SHORT, *OUT, "--measure-limit", "--json"]
+    found = summary_of(job.script(num_ranks, f"import trainers\ntrainers.runs([{command!r}])\n"))
     assert len(found["limit"]) == 5 and all(rate > 0 and limit > 0 for rate, limit in found["limit"])
     ratios = [rate / limit for rate, limit in found["limit"]]
     assert found["ratio_to_limit"] == np.median(ratios)
-    assert_add_up(found["losses"])  # They leave out the 6 s that measuring takes.
+    assert_add_up(found["losses"])  # They leave out the time that measuring takes.
     with h5py.File(job.folder / "run.h5") as file:
         assert file["throughput/limit"][...].tolist() == [tuple(pair) for pair in found["limit"]]
         assert (np.diff(file["throughput/intervals"]["time"]) > 0).all()
@@ -173,11 +197,12 @@ def test_the_limit_is_measured_between_the_parts_of_a_run_and_told(job, num_rank
     assert line.endswith(f"the run reached {median:.3f} of it (median of 5 parts, {low:.3f} to {high:.3f})")
 
 
+@pytest.mark.any_mpi
 @pytest.mark.mpi(1, 3)
 @pytest.mark.parametrize("more", [[], ["--no-trajectories"]], ids=["all", "throughput alone"])
-def test_the_file_has_the_throughput_over_time_and_by_rank_and_phase(job, num_ranks, more):
-    found = summary_of(job, num_ranks, *SHORT, "--progress", "none", *more)
-    with h5py.File(job.folder / "run.h5") as file:
+def test_the_file_has_the_throughput_over_time_and_by_rank_and_phase(short: Short, num_ranks, more):
+    found, path = short(num_ranks, *more)
+    with h5py.File(path) as file:
         totals = dict(file["throughput"].attrs)
         intervals, ranks = file["throughput/intervals"][...], file["throughput/ranks"][...]
     assert totals == {"env_steps": found["env_steps"], "seconds": found["seconds"]}
@@ -189,12 +214,14 @@ def test_the_file_has_the_throughput_over_time_and_by_rank_and_phase(job, num_ra
     assert (ranks["wait"][1:] > 0).all() and ranks["policy"][0] > 0
 
 
-def test_a_run_for_throughput_alone_stores_no_trajectories(job):
-    path = job.collect(None, *SHORT, "--no-trajectories")
-    with h5py.File(path) as file:
+@pytest.mark.any_mpi
+@pytest.mark.mpi(1, 3)
+def test_a_run_for_throughput_alone_stores_no_trajectories(short: Short, num_ranks):
+    with h5py.File(short(num_ranks, "--no-trajectories")[1]) as file:
         assert "trajectories" not in file and "episodes" not in file
 
 
+@pytest.mark.any_mpi
 @pytest.mark.mpi(2)
 def test_a_failed_run_says_so_in_json_too(job, num_ranks):
     failing = ("--env-factory", "faults:failing", "--env-kwargs", '{"how": "raise", "rank": 1}')

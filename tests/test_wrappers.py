@@ -11,6 +11,8 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from oracle import differences, record
 from wraps import WRAPPERS
 
+pytestmark = pytest.mark.any_mpi
+
 NUM_ENVS, NUM_STEPS = 5, 30
 OF_OBSERVATIONS = ("NormalizeObservation", "TransformObservation", "FlattenObservation", "DtypeObservation", "several")
 CASES = [(name, "next_step") for name in WRAPPERS]

@@ -2,21 +2,27 @@
 
 import pickle
 import time
+import traceback
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import mistakes
 import numpy as np
+from gymnasium.vector import VectorEnv
 from oracle import Rows, facts_of, record, resets_of
 from policies import by_look
 from wraps import WRAPPERS
 
 import mpi_rollout
 from mpi_rollout.config import load_callable
+from mpi_rollout.driver import RankError
 from mpi_rollout.mpi import claimed_rank
 from mpi_rollout.partition import Division
+from mpi_rollout.policy import RandomPolicy
 from mpi_rollout.vector_env import MPIVectorEnv
 
 
@@ -33,12 +39,13 @@ def connect(env: str, num_envs: int, **options: Any) -> Any:
     return mpi_rollout.connect(env if is_registered else load_callable(env, "env"), num_envs, **options)
 
 
-def runs(commands: Sequence[Sequence[str]], num_rows: int) -> list[int]:
-    """Run the program with these arguments, one after the other, in blocks of `num_rows` steps; exit codes."""
+def runs(commands: Sequence[Sequence[str]], num_rows: int | None = None) -> list[int]:
+    """Run the program with these arguments, one after the other, in blocks of `num_rows` steps if told; exit codes."""
     from mpi_rollout import root, storage
     from mpi_rollout.cli import main
 
-    storage.rows_per_block = lambda nbytes, num_steps: num_rows
+    if num_rows is not None:
+        storage.rows_per_block = lambda nbytes, num_steps: num_rows
     root.LIMIT_S = 0.01
     return [main([*command, "--progress", "none"]) for command in commands]
 
@@ -233,3 +240,33 @@ def past_failing_envs(infos: Any) -> list[tuple[list[int], list[int]]]:
                 found.append((np.flatnonzero(truncations).tolist(), [i for i in range(5) if why[i] is not None]))
                 assert not told or np.array_equal(told.get("_env_error", truncations), truncations)
     return found
+
+
+def beside_dummy(names: Sequence[str]) -> dict[str, tuple[Any, str]]:
+    """`beside_dummy.checked`."""
+    from beside_dummy import checked
+
+    return checked(names)
+
+
+def direct(cases: Sequence[tuple[str, str, dict[str, Any]]]) -> list[str]:
+    """What code prints that has `envs`, seven of them, and `draw` for actions: code, env, and how to connect."""
+    found = []
+    for code, env, options in cases:
+        with connect(env, 7, **options) as envs:
+            if envs is not None:
+                found.append(_printed(code, envs))
+    return found
+
+
+def _printed(code: str, envs: MPIVectorEnv) -> str:
+    import pytest
+
+    draw = RandomPolicy(envs.single_action_space, envs.num_envs, 0)
+    names = {"envs": envs, "draw": draw, "np": np, "pytest": pytest, "RankError": RankError, "VectorEnv": VectorEnv}
+    with redirect_stdout(StringIO()) as out:
+        try:
+            exec(code, names)
+        except Exception:  # The ranks are to go on to the next connection.
+            traceback.print_exc(file=out)
+    return out.getvalue()
