@@ -90,6 +90,7 @@ def serve_on_ranks(path: str, system: dict[str, Any]) -> int:
 
     mpi.start_mpi_on_all_ranks(system["timeout_s"])
     comm = mpi.world()
+    mpi.take_names_off_shared_memory(comm)  # Jobs that fail or hang are killed.
     connection = connect_to(path) if comm.rank == mpi.ROOT else None
     try:
         while num_envs := comm.bcast(next_size(connection) if connection else None):

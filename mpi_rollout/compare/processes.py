@@ -147,12 +147,8 @@ class Processes:
         self.kill()
 
     def kill(self) -> None:
-        """End all of them; a launcher first, which then cleans up after its ranks."""
-        self._signal(signal.SIGCONT)
-        self._process.terminate()
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(ENDING_S)
-        kill_all(self._mark)
+        """End all of them."""
+        end_all(self._mark)
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(ENDING_S)
         if self._end >= 0:
@@ -164,10 +160,7 @@ class Processes:
 
     def _signal(self, number: int) -> None:
         """Send a signal to those that there are; a number may be another process's by now."""
-        for pid in self._members:
-            if self._mark in variables_of(pid):
-                with suppress(ProcessLookupError):
-                    os.kill(pid, number)
+        _send_all({pid for pid in self._members if self._mark in variables_of(pid)}, number)
 
 
 @contextmanager
@@ -196,18 +189,28 @@ def _await_end(reader: int, mark: str) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
     os.read(reader, 1)
-    kill_all(mark)
+    end_all(mark)
     os._exit(0)
 
 
-def kill_all(mark: str) -> None:
-    """End all processes with this mark, and wait until they are gone, but not for ever for what a disk holds."""
-    give_up = monotonic() + KILLING_S
-    while (found := marked(mark)) and monotonic() < give_up:
-        for pid in found:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        sleep(0.01)
+def end_all(mark: str) -> None:
+    """End all processes with this mark, and wait until they are gone, but not for ever for what a disk holds.
+
+    They are asked before they are killed: launchers then clean up after their ranks.
+    """
+    start = monotonic()
+    for number in (signal.SIGTERM, signal.SIGCONT):
+        _send_all(marked(mark), number)
+    while (found := marked(mark)) and monotonic() - start < KILLING_S:
+        if monotonic() - start > ENDING_S:
+            _send_all(found, signal.SIGKILL)
+        sleep(0.02)
+
+
+def _send_all(pids: set[int], number: int) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
 
 
 def marked(mark: str) -> set[int]:

@@ -1,6 +1,7 @@
 """This program's recording, turn by turn: what `run` does with collector and writer, into a file that is then dropped.
 
 Each turn is a run of its own: its reset is the run's first, and its window ends when all of its steps are committed.
+The random policy draws while the clock runs, as it does in a run; what it draws is the same as for all other systems.
 """
 
 from pathlib import Path

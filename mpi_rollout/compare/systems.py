@@ -7,9 +7,7 @@ from typing import Any
 
 import gymnasium
 
-from mpi_rollout.connection import Request
-from mpi_rollout.envs import EnvMaker
-from mpi_rollout.envs.faults import ABORT
+from mpi_rollout.assembly import divide
 from mpi_rollout.errors import UsageError
 
 INSTALL = "pip install 'mpi_rollout[compare]'"
@@ -101,23 +99,14 @@ def _reason_of_ours(system: System, env: str, num_envs: int) -> str:
         return "the env has no vectorized version of its own"
     if not system.is_ours:
         return ""
+    options = dict(system.options)
+    is_dedicated, num_groups = options.get("dedicated_root", False), options.get("num_groups", 1)
     try:
-        request_of(system, env, num_envs).plan(system.num_ranks)
+        divide(num_envs, system.num_ranks, is_dedicated, num_groups, "batch_size" in options)
     except UsageError:
-        workers = system.num_ranks - dict(system.options).get("dedicated_root", False)
-        groups = dict(system.options).get("num_groups", 1)
-        return f"{num_envs} env{'s' * (num_envs > 1)} for {workers} ranks that step envs" + f", in {groups} groups" * (
-            groups > 1
-        )
+        workers = f"{num_envs} env{'s' * (num_envs > 1)} for {system.num_ranks - is_dedicated} ranks that step envs"
+        return workers + f", in {num_groups} groups" * (num_groups > 1)
     return ""
-
-
-def request_of(system: System, env: str, num_envs: int) -> Request:
-    """What `connect` is asked for."""
-    options = {"vectorization_mode": "sync", "num_groups": 1, "batch_size": None, "dedicated_root": False}
-    options |= dict(system.options)
-    make = EnvMaker(env, {}, options.pop("vectorization_mode"))
-    return Request(make, num_envs, "next_step", "all", True, **options, on_fault=ABORT)
 
 
 def _reason_of_minari(num_envs: int) -> str:
