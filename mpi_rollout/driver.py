@@ -220,6 +220,8 @@ class Driver:
                 told = [infos["faults"] for _, infos in lane.exchange.take_infos()]
                 self.made_anew += [(lane, index, message) for faults in told for index, message in faults]
         if (marks == FAULT).any():
+            for lane in lanes:
+                lane.exchange.take_infos()  # Nobody asks for these any more, but what was sent must be received.
             faults = [report["fault"] for report in self.call_ranks("report") if report["fault"] is not None]
             raise RankError(faults[0], len(faults))
         if marks.min() < 0:
