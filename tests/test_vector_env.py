@@ -108,18 +108,15 @@ DIRECT: dict[str, tuple[str, str, dict[str, Any]]] = {  # Code for the root, env
 
 @pytest.fixture(scope="module")
 def printed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int], str]:
-    """What code prints on the root, with `envs` and `draw` at hand; one job for all that does not fail."""
+    """What code prints on the root, with `envs` and `draw` at hand; one job on some ranks for all of it."""
 
     @once
-    def on(num_ranks: int, names: tuple[str, ...]) -> dict[str, str]:
+    def on(num_ranks: int) -> dict[str, str]:
+        names = [name for name in DIRECT if num_ranks > 1 or name == "unsendable"]
         found = Job(tmp_path_factory.mktemp("direct")).train(num_ranks, "direct", [DIRECT[name] for name in names])
         return dict(zip(names, found, strict=True))
 
-    def of(name: str, num_ranks: int) -> str:
-        together = tuple(each for each in DIRECT if not each.startswith("failing"))
-        return on(num_ranks, together if name in together and num_ranks > 1 else (name,))[name]
-
-    return of
+    return lambda name, num_ranks: on(num_ranks)[name]
 
 
 def oracle(**kwargs: Any) -> SyncVectorEnv:
