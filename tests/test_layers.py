@@ -11,7 +11,7 @@ from conftest import TESTS, Job, job_environment
 PACKAGE = TESTS.parent / "mpi_rollout"
 LAYERS = """
 errors
-deadline cores partition layout seeding timing infos actions config status interrupts guard
+deadline cores partition layout seeding timing infos actions config options status interrupts guard
 policy
 mpi messages shrink exchange
 envs.outputs envs.inputs envs.time_limits envs.faults envs.members envs.loop envs.restoring envs.bare envs
@@ -24,8 +24,11 @@ progress report root run
 plots inspection replay durability
 doctor.findings doctor.probe doctor.launch doctor.rank doctor.ranks doctor.world
 doctor.folder doctor.leftovers doctor.local doctor
-scaling.study scaling.machine scaling.jobs scaling.samples scaling.file
-scaling.statistics scaling.analysis scaling.report scaling.figures scaling.runner scaling
+scaling.tables scaling.study scaling.machine scaling.jobs scaling.samples scaling.file
+scaling.statistics scaling.analysis scaling.report scaling.figures scaling.runner
+scaling.model scaling.sleeping scaling.env_probe
+scaling.sim.question scaling.sim.constants scaling.sim.file scaling.sim.analysis scaling.sim.report scaling.sim.figures
+scaling.sim.runner scaling.sim.options scaling.sim scaling
 cli __main__
 """
 ORDER = LAYERS.split()

@@ -10,22 +10,18 @@ It is written anew as a whole after each job and then put in the place of the on
 """
 
 import json
-import os
-from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import h5py
-import numpy as np
 
-from mpi_rollout.errors import DataError, StorageError, UsageError, first_line
+from mpi_rollout.errors import DataError, UsageError, first_line
 from mpi_rollout.scaling.samples import Job, Part, Rank, Samples
 from mpi_rollout.scaling.study import Study, differences
+from mpi_rollout.scaling.tables import rows_of, table_of, write_whole
 
 FORMAT, FORMAT_VERSION = "mpi_rollout-scaling", 1
 TABLES = {"jobs": Job, "ranks": Rank, "parts": Part}
-_DTYPES = {int: np.int64, float: np.float64, bool: np.bool_, str: h5py.string_dtype()}
 
 
 @dataclass(frozen=True)
@@ -53,35 +49,17 @@ class StudyFile:
         StorageError
             It cannot be written; what was there is as before.
         """
-        new = f"{path}.new"
-        try:
-            with h5py.File(new, "w") as file:
-                self._fill(file)
-                file.attrs["updated"] = updated
-            with open(new, "rb") as written:
-                os.fsync(written.fileno())
-            os.replace(new, path)
-        except (OSError, RuntimeError) as error:
-            with suppress(OSError):
-                os.unlink(new)
-            raise StorageError(f"--out {path}: cannot write {new}: {first_line(error)}") from error
+        write_whole(path, lambda file: self._fill(file, updated))
 
-    def _fill(self, file: h5py.File) -> None:
+    def _fill(self, file: h5py.File, updated: str) -> None:
         study = self.study
         attributes = {
             "format": FORMAT, "format_version": FORMAT_VERSION, "kind": study.kind, "launcher": study.launcher,
             "base_case": study.base_case, "study": json.dumps(asdict(study), sort_keys=True),
         }  # fmt: skip
-        file.attrs.update(attributes | self.facts | self.origin)
-        for name in TABLES:
-            rows = getattr(self.samples, name)
-            dtype = dtype_of(TABLES[name])
-            file[name] = np.array([tuple(getattr(row, column) for column in dtype.names) for row in rows], dtype)
-
-
-def dtype_of(row: type) -> np.dtype:
-    """The dtype of a table of such rows."""
-    return np.dtype([(each.name, _DTYPES[each.type]) for each in fields(row)])
+        file.attrs.update(attributes | self.facts | self.origin | {"updated": updated})
+        for name, row in TABLES.items():
+            file[name] = table_of(row, getattr(self.samples, name))
 
 
 def read_study(path: str) -> StudyFile:
@@ -110,7 +88,7 @@ def _read(file: h5py.File) -> StudyFile:
         study=Study(**stored | {"num_ranks": tuple(stored["num_ranks"])}),
         facts=facts | {"num_cores": int(facts["num_cores"])},
         origin={name: attributes[name] for name in ("command", "host", "started")},
-        samples=Samples(**{name: _rows(row, file[name][...]) for name, row in TABLES.items()}),
+        samples=Samples(**{name: rows_of(row, file[name][...]) for name, row in TABLES.items()}),
     )
 
 
@@ -130,18 +108,6 @@ def check_format(path: str, attributes: Any) -> None:
     version = attributes.get("format_version")
     if version != FORMAT_VERSION:
         raise DataError(f"{path} has format version {version}, this program knows {FORMAT_VERSION}")
-
-
-def _rows(row: type, table: np.ndarray) -> tuple[Any, ...]:
-    """Rows of a table as what they were before they were written."""
-    expected = dtype_of(row).names
-    if table.dtype.names != expected:
-        raise ValueError(f"a table has the columns {table.dtype.names}, expected {expected}")
-    kinds: Sequence[type] = [each.type for each in fields(row)]
-    return tuple(
-        row(*(value.decode() if kind is str else kind(value) for kind, value in zip(kinds, each, strict=True)))
-        for each in table.tolist()
-    )
 
 
 def check_same_study(path: str, stored: StudyFile, study: Study, facts: dict[str, Any]) -> None:

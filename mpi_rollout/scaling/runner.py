@@ -64,7 +64,7 @@ def measure(study: Study, out: str, timeout_s: float, dry_run: bool = False) -> 
     if timeout_s <= 0:
         raise UsageError(f"--timeout-s must be more than 0, got {timeout_s:g}")
     if dry_run:
-        print("\n".join(commands(study, out, study.launcher or _launcher_if_any())))
+        print("\n".join(commands(study, out, study.launcher or launcher_if_any())))
         return 0
     check_folder(out)
     launcher = study.launcher or default_launcher()
@@ -78,7 +78,8 @@ def measure(study: Study, out: str, timeout_s: float, dry_run: bool = False) -> 
     return 0
 
 
-def _launcher_if_any() -> str:
+def launcher_if_any() -> str:
+    """For printing commands: without an mpirun its name will do."""
     try:
         return default_launcher()
     except RolloutError:
@@ -146,7 +147,7 @@ class Runner:
         order = self.study.order()
         left = [point for point in order if point not in self.file.samples.points]
         if len(left) < len(order):
-            _tell(f"{self._out} has {len(order) - len(left)} of {len(order)} jobs already")
+            tell(f"{self._out} has {len(order) - len(left)} of {len(order)} jobs already")
         try:
             if left:
                 self._warm_up()
@@ -170,7 +171,7 @@ class Runner:
         except JobFailed as error:
             if error.code == UsageError.exit_code:  # What no job can do, such as an env that does not exist.
                 raise UsageError(str(error).partition(": ")[2] or str(error)) from error
-            _tell(f"the warm-up, {self.study.num_ranks[-1]} ranks, failed: {str(error).splitlines()[0]}")
+            tell(f"the warm-up, {self.study.num_ranks[-1]} ranks, failed: {str(error).splitlines()[0]}")
 
     def _add(self, point: Point) -> None:
         file, started = self.file, now()
@@ -184,7 +185,7 @@ class Runner:
         self.file = StudyFile(file.study, file.facts, file.origin, found)
         self.file.write(self._out, now())
         total = len(self.study.num_ranks) * self.study.repeats
-        _tell(f"job {len(found.jobs)} of {total}: {point}: {told}")
+        tell(f"job {len(found.jobs)} of {total}: {point}: {told}")
 
     def _job(self, point: Point) -> dict:
         self._stop.check("the study was")
@@ -197,7 +198,8 @@ class Runner:
                 each.unlink(missing_ok=True)
 
 
-def _tell(text: str) -> None:
+def tell(text: str) -> None:
+    """Say how far it is, on stderr."""
     sys.stderr.write(f"mpi_rollout: {text}\n")
     sys.stderr.flush()
 

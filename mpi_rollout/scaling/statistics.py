@@ -8,6 +8,7 @@ Karp and Flatt (1990), Hockney (1994) for the models; Extra-P for how many point
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 import numpy as np
 
@@ -132,6 +133,30 @@ def _solve(columns: np.ndarray, values: np.ndarray) -> np.ndarray:
     if rank < columns.shape[1]:
         raise NoFit("the points do not tell the parts of the model apart")
     return coefficients / scale
+
+
+def non_negative(columns: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Fit `values` by a sum of columns, none less than 0 times: the best of all choices of columns that are.
+
+    With as few columns as models have, trying all choices is simple and exact.
+
+    Raises
+    ------
+    NoFit
+        A value is not positive, or the points do not tell the columns apart.
+    """
+    if (values <= 0).any():
+        raise NoFit("a value is not positive")
+    _solve(columns, values)  # Or it is refused.
+    best, found = math.inf, np.zeros(columns.shape[1])
+    for size in range(1, columns.shape[1] + 1):
+        for chosen in map(list, combinations(range(columns.shape[1]), size)):
+            part = _solve(columns[:, chosen], values)
+            error = float(np.square(columns[:, chosen] @ part / values - 1).sum())
+            if (part >= 0).all() and error < best:
+                best, found = error, np.zeros(columns.shape[1])
+                found[chosen] = part
+    return found
 
 
 def amdahl(speed_ups: Mapping[int, float]) -> Fit:
