@@ -29,8 +29,8 @@ class Constants:
 
     Parameters
     ----------
-    root_s, root_s_per_rank, root_s_per_env
-        The root's work for an exchange, whatever its size, for each other rank, and for each env.
+    root_s, root_s_per_env, root_s_per_rank
+        The root's work for an exchange, whatever its size, for each env, and for each other rank.
     alpha_s
         A level of the tree of messages, there and back.
     beta_s_per_byte
@@ -40,15 +40,16 @@ class Constants:
     """
 
     root_s: float = 0.0
-    root_s_per_rank: float = 0.0
     root_s_per_env: float = 0.0
+    root_s_per_rank: float = 0.0
     alpha_s: float = 0.0
     beta_s_per_byte: float = 0.0
     policy_s: float = 0.0
     policy_s_per_env: float = 0.0
 
 
-EXCHANGE = ("root_s", "alpha_s", "root_s_per_rank", "root_s_per_env", "beta_s_per_byte")
+EXCHANGE = ("root_s", "root_s_per_env", "root_s_per_rank", "alpha_s", "beta_s_per_byte")
+_ROOT, _MESSAGES = [0, 1], [2, 3, 4]
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,7 @@ def predict(constants: Constants, work: Workload, num_ranks: int, fragment_lengt
 
 def exchange_parts(num_ranks: int, num_rows: int, nbytes: float) -> np.ndarray:
     """How often an exchange pays each of the constants `EXCHANGE`."""
-    return np.array([1.0, math.ceil(math.log2(num_ranks)), num_ranks - 1, num_rows, nbytes])
+    return np.array([1.0, num_rows, num_ranks - 1, math.ceil(math.log2(num_ranks)), nbytes])
 
 
 def slowest(num_ranks: int, num_steps: int, mean_s: float, spread_s: float) -> float:
@@ -208,22 +209,34 @@ class Calibration:
 def calibrate(points: Sequence[ExchangePoint]) -> Calibration:
     """Fit the constants to what was measured, by least squares of relative errors, none below 0.
 
+    One rank exchanges no messages, and nobody shares its core: what the root does by itself is fitted to that
+    alone, and only what is left to the jobs of several ranks.
+
     Raises
     ------
     NoFit
-        There are too few points or numbers of ranks, or they do not tell the parts of the model apart.
+        There are too few points, or they do not tell the parts of the model apart.
     """
-    ranks = {point.num_ranks for point in points}
-    if len(points) < NEEDED_POINTS or len(ranks) < 3:
-        raise NoFit(f"{len(points)} points of {len(ranks)} numbers of ranks, {NEEDED_POINTS} of 3 are needed")
-    columns = np.stack([exchange_parts(point.num_ranks, point.num_rows, point.nbytes) for point in points])
-    values = np.array([point.exchange_s for point in points])
-    found = non_negative(columns, values)
-    policy = np.array([[1.0, point.num_rows] for point in points])
-    policy_s, policy_s_per_env = non_negative(policy, np.array([max(point.policy_s, 1e-9) for point in points]))
-    constants = Constants(
-        **dict(zip(EXCHANGE, found.tolist(), strict=True)),
-        policy_s=float(policy_s),
-        policy_s_per_env=float(policy_s_per_env),
-    )
-    return Calibration(constants, len(points), float(np.abs(columns @ found / values - 1).max()))
+    alone = [point for point in points if point.num_ranks == 1]
+    several = [point for point in points if point.num_ranks > 1]
+    sizes = {point.num_rows for point in alone}
+    if len(sizes) < 2 or len(several) < NEEDED_POINTS:
+        raise NoFit(
+            f"{len(several)} points of several ranks and {len(sizes)} numbers of envs on one rank, {NEEDED_POINTS} and "
+            "2 are needed"
+        )
+    rows, values = _exchanges(alone)
+    root = non_negative(rows[:, _ROOT], values)
+    policy = non_negative(rows[:, _ROOT], np.array([max(point.policy_s, 1e-9) for point in alone]))
+    rows, values = _exchanges(several)
+    messages = non_negative(rows[:, _MESSAGES], values, rows[:, _ROOT] @ root)
+    found = np.zeros(len(EXCHANGE))
+    found[_ROOT], found[_MESSAGES] = root, messages
+    rows, values = _exchanges(points)
+    constants = Constants(*found.tolist(), *policy.tolist())
+    return Calibration(constants, len(points), float(np.abs(rows @ found / values - 1).max()))
+
+
+def _exchanges(points: Sequence[ExchangePoint]) -> tuple[np.ndarray, np.ndarray]:
+    rows = [exchange_parts(point.num_ranks, point.num_rows, point.nbytes) for point in points]
+    return np.stack(rows), np.array([point.exchange_s for point in points])

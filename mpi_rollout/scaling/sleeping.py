@@ -29,11 +29,11 @@ class SleepingEnv(gymnasium.Env):
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
         super().reset(seed=seed)
-        return self._observation, {}
+        return self._observation.copy(), {}
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         time.sleep(self._step_s if self._spread_s == 0 else self._draw())
-        return self._observation, 0.0, False, False, {}
+        return self._observation.copy(), 0.0, False, False, {}
 
     def _draw(self) -> float:
         found = next(self._drawn, None)

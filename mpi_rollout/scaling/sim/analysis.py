@@ -157,11 +157,13 @@ class SimulationAnalysis:
 
     def _env_step_s(self, like: Setting) -> float:
         """What one env's step takes on one rank that nobody disturbs: sleeps take longer than was asked for."""
-        for is_check in (True, False):
-            jobs = self._done.get(replace(like, num_ranks=1, repeat=0, is_check=is_check))
-            if jobs:
-                return _median([job.env_s / job.num_steps for job in jobs]) / like.envs_per_rank
-        return like.env_step_s
+        alone = [
+            job.env_s / job.num_steps / setting.envs_per_rank
+            for setting, jobs in self._done.items()
+            if setting.num_ranks == 1 and setting.sleep == like.sleep
+            for job in jobs
+        ]
+        return _median(alone) if alone else like.env_step_s
 
     def _sharing(self) -> float:
         """Fitted through 0, by least squares of errors relative to the step."""

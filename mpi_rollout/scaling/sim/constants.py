@@ -38,7 +38,7 @@ def known_from_study(path: str) -> Known:
         raise DataError(f"--constants {path}: its exchange has no fit: {found}; take a study with more points")
     points = analysis.fit_points
     columns = np.stack([exchange_parts(each.num_ranks, each.num_envs, each.exchange_bytes) for each in points])
-    root_s, alpha_s, beta = non_negative(columns[:, [0, 1, 4]], np.array([each.exchange_s for each in points]))
+    root_s, alpha_s, beta = non_negative(columns[:, [0, 3, 4]], np.array([each.exchange_s for each in points]))
     is_weak = file.study.kind == "weak"
     constants = Constants(
         root_s=float(root_s) if is_weak else 0.0,

@@ -1,5 +1,6 @@
 """The picture of a simulation: what was measured as markers, what was computed as lines.  Black and grey."""
 
+import math
 from typing import Any
 
 from mpi_rollout.errors import DataError
@@ -59,6 +60,7 @@ def _plot_efficiencies(axes: Any, analysis: SimulationAnalysis) -> None:
                   **style)  # fmt: skip
         if curve.saturation is not None and curve.saturation <= curve.rows[-1].num_ranks:
             axes.axvline(curve.saturation, linewidth=0.6, **style)
+            axes.text(curve.saturation, 0.02, f"saturated: {curve.saturation:,} ", ha="right", fontsize="small")
     for is_crowded in (False, True):
         some = [check for check in analysis.checks if check.oversubscribed == is_crowded]
         found = [analysis.efficiency(check) for check in some]
@@ -94,8 +96,8 @@ def _plot_steps(axes: Any, analysis: SimulationAnalysis) -> None:
     parts = {"envs": "env_s", "exchange and root": "exchange_s", "policy": "policy_s",
              "waiting for the slowest": "waiting_s"}  # fmt: skip
     for (name, attribute), style, grey in zip(parts.items(), _STYLES, _GREYS, strict=True):
-        values = [1e3 * getattr(row, attribute) for row in rows]
-        if max(values) > 0:
+        values = [1e3 * getattr(row, attribute) or math.nan for row in rows]  # 0 has no place on a log axis.
+        if not all(map(math.isnan, values)):
             axes.plot(ranks, values, linestyle=style, color=grey, label=name)
     some = [check for check in analysis.checks if check.num_ranks > 1]
     if some:

@@ -18,7 +18,9 @@ from mpi_rollout.scaling.study import arguments_of
 
 MEASURED, GIVEN = "measured", "given"
 MOST_CHECKED = 64  # Ranks of a job on one machine: each is a Python of 100 MB that has to start.
-PROBE_ENVS = 4  # On each rank; and four times as many, to tell envs from ranks.
+PROBE_ENVS = 4  # On each rank.
+MANY_ENVS = (16, 64)  # Times as many on one rank, to tell what the root does for each env.
+LEAST_PROBED = 4
 SMALL_BYTES, LARGE_BYTES = 8, 65_536  # Of observations, to tell bytes from envs.
 SHORTEST_S, LONGEST_S = 0.001, 0.02  # Of a probe's env step: shorter sleeps are not exact, longer ones take long.
 JOB_S, LEAST_STEPS, MOST_STEPS = 2.0, 25, 2000
@@ -65,6 +67,11 @@ class Setting:
     def num_steps(self) -> int:
         wanted = math.ceil(JOB_S / (self.envs_per_rank * max(self.env_step_s, 1e-6)))
         return min(max(wanted, LEAST_STEPS), MOST_STEPS)
+
+    @property
+    def sleep(self) -> tuple[int, float, float]:
+        """How one rank sleeps."""
+        return self.envs_per_rank, self.env_step_s, self.env_step_spread_s
 
     def __str__(self) -> str:
         ranks = f"{self.num_ranks} rank{'s' * (self.num_ranks > 1)}"
@@ -129,8 +136,9 @@ class Simulation:
                              + "none" * (not self.env))  # fmt: skip
         if self.envs is not None:
             _check_envs(self.envs)
-        if len(self.probe) < 3 and self.constants_from == MEASURED:
-            raise UsageError(f"--probe must be at least 3 numbers of ranks, 1 included, got {len(self.probe)}")
+        if len(self.probe) < LEAST_PROBED and self.constants_from == MEASURED:
+            told = ",".join(map(str, self.probe))
+            raise UsageError(f"--probe must be at least {LEAST_PROBED} numbers of ranks, 1 included, got {told}")
         try:
             shlex.split(self.launcher)
         except ValueError as error:
@@ -167,11 +175,11 @@ class Simulation:
         if self.constants_from != MEASURED:
             return []
         step_s = min(max(envs.step_s, SHORTEST_S), LONGEST_S)
-        some, many, most = PROBE_ENVS, 4 * PROBE_ENVS, self.probe[-1]
-        kinds = [(ranks, some, SMALL_BYTES) for ranks in self.probe]
-        kinds += [(ranks, many, SMALL_BYTES) for ranks in (1, most)]
-        kinds += [(ranks, some, LARGE_BYTES) for ranks in (1, most)]
-        return [(ranks, num, step_s, 0.0, nbytes, False) for ranks, num, nbytes in kinds]
+        kinds = [(ranks, PROBE_ENVS, step_s, SMALL_BYTES) for ranks in self.probe]
+        # As long a step of more envs: caches are as cold after it.
+        kinds += [(1, num * PROBE_ENVS, step_s / num, SMALL_BYTES) for num in MANY_ENVS]
+        kinds += [(ranks, PROBE_ENVS, step_s, LARGE_BYTES) for ranks in self.probe[-2:]]
+        return [(ranks, num, seconds, 0.0, nbytes, False) for ranks, num, seconds, nbytes in kinds]
 
     def _checks(self, envs: Envs) -> list[tuple[Any, ...]]:
         kind = self.envs_per_rank, envs.step_s, envs.step_spread_s, envs.observation_bytes, True

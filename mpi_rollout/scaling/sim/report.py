@@ -94,7 +94,7 @@ def table(curves: list[Curve]) -> list[str]:
         names += [f"{where}: env steps/s", "efficiency"]
     cells = [names]
     for place, row in enumerate(root.rows):
-        parts = [f"{1e3 * each:.4g}" for each in (row.env_s, row.waiting_s, row.exchange_s, row.policy_s)]
+        parts = [f"{1e3 * each:.3f}" for each in (row.env_s, row.waiting_s, row.exchange_s, row.policy_s)]
         rates = [each for curve in curves for each in (f"{curve.rows[place].env_steps_per_s:,.0f}",
                                                        f"{curve.rows[place].efficiency:.3f}")]  # fmt: skip
         cells.append([f"{row.num_ranks:,}", f"{row.num_envs:,}", *parts, *rates])
