@@ -14,8 +14,9 @@ from mpi_rollout.mpi import claimed_rank, share_refusal, with_stacks
 from mpi_rollout.options import add_option, ranks_list
 from mpi_rollout.scaling.sim.options import add_sim
 from mpi_rollout.scaling.study import RUN_OPTIONS, Study
+from mpi_rollout.tune.options import add_tune
 
-COMMANDS = ("run", "inspect", "verify", "recover", "scaling", "plot", "doctor")
+COMMANDS = ("run", "inspect", "verify", "recover", "scaling", "tune", "plot", "doctor")
 
 
 class Parser(argparse.ArgumentParser):
@@ -72,6 +73,7 @@ def make_parser() -> Parser:
     add_verify(commands)
     add_recover(commands)
     add_scaling(commands)
+    add_tune(commands)
     add_plot(commands)
     add_doctor(commands)
     return parser

@@ -29,6 +29,7 @@ scaling.statistics scaling.analysis scaling.report scaling.figures scaling.runne
 scaling.model scaling.sleeping scaling.env_probe
 scaling.sim.question scaling.sim.constants scaling.sim.file scaling.sim.analysis scaling.sim.report scaling.sim.figures
 scaling.sim.runner scaling.sim.options scaling.sim scaling
+tune.candidates tune.trials tune.report tune.runner tune.options tune
 cli __main__
 """
 ORDER = LAYERS.split()

@@ -16,7 +16,8 @@ class SleepingEnv(gymnasium.Env):
     Parameters
     ----------
     step_s, spread_s
-        Mean and standard deviation of a step, in seconds; gamma distributed, as the model has it.
+        Mean and standard deviation of a step, in seconds; gamma distributed, as the model has it.  A mean of 0 is no
+        sleep at all.
     observation_bytes
         Of an observation.
     """
@@ -32,7 +33,8 @@ class SleepingEnv(gymnasium.Env):
         return self._observation.copy(), {}
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        time.sleep(self._step_s if self._spread_s == 0 else self._draw())
+        if self._step_s:
+            time.sleep(self._step_s if self._spread_s == 0 else self._draw())
         return self._observation.copy(), 0.0, False, False, {}
 
     def _draw(self) -> float:
