@@ -70,13 +70,17 @@ class EnvFigures:
         return self.reset_s / (self.reset_s + self.steps_per_episode * self.step_s)
 
 
-def probe_env(options: Mapping[str, Any], folder: Path, timeout_s: float, stop: Stop) -> EnvFigures:
+def probe_env(
+    options: Mapping[str, Any], folder: Path, timeout_s: float, stop: Stop, window_s: float = WINDOW_S
+) -> EnvFigures:
     """Measure an env in a child process.
 
     Parameters
     ----------
     options
         Of `RolloutConfig`.
+    window_s
+        For how long to step it.
 
     Raises
     ------
@@ -90,7 +94,7 @@ def probe_env(options: Mapping[str, Any], folder: Path, timeout_s: float, stop: 
     config = RolloutConfig(**options)
     name = config.env or config.env_factory
     try:
-        found = run_job([sys.executable, "-c", PROGRAM, json.dumps(dict(options))], folder, timeout_s, stop)
+        found = run_job([sys.executable, "-c", PROGRAM, json.dumps([dict(options), window_s])], folder, timeout_s, stop)
     except JobFailed as error:
         if error.code == UsageError.exit_code:
             raise UsageError(str(error).partition(": ")[2]) from error
@@ -105,7 +109,8 @@ def serve() -> None:
     printed, sys.stdout = sys.stdout, sys.stderr  # Envs print.
     sys.path.insert(0, "")
     try:
-        found = measure_env(RolloutConfig(**json.loads(sys.argv[1])))
+        options, window_s = json.loads(sys.argv[1])
+        found = measure_env(RolloutConfig(**options), window_s)
     except RolloutError as error:
         sys.stderr.write(f"mpi_rollout: {error}\n")
         sys.exit(error.exit_code)
@@ -116,15 +121,15 @@ def serve() -> None:
     printed.flush()
 
 
-def measure_env(config: RolloutConfig) -> EnvFigures:
-    """Measure an env in this process."""
+def measure_env(config: RolloutConfig, window_s: float = WINDOW_S) -> EnvFigures:
+    """Measure an env in this process, stepping it for some seconds."""
     make = maker_of(config)
     env = make()
     process_bytes = resident_bytes()
     observation_space, action_space = env.observation_space, env.action_space
     nbytes = [sum(leaf.nbytes for leaf in leaves(space)) for space in (observation_space, action_space)]
     policy_s = measure_policy(config, observation_space)
-    step_s, reset_s, num_resets = measure_steps(env, config.seed)
+    step_s, reset_s, num_resets = measure_steps(env, config.seed, window_s)
     return EnvFigures(
         step_s=float(np.mean(step_s)),
         step_spread_s=float(np.std(np.minimum(step_s, np.quantile(step_s, OFTEN)))),
@@ -140,13 +145,13 @@ def measure_env(config: RolloutConfig) -> EnvFigures:
     )
 
 
-def measure_steps(env: gymnasium.Env, seed: int) -> tuple[np.ndarray, float, int]:
+def measure_steps(env: gymnasium.Env, seed: int, window_s: float) -> tuple[np.ndarray, float, int]:
     """Step an env with random actions; return seconds of each step, of all resets but the first, and their number."""
     seeds = episode_seeds(seed, 0)
     env.action_space.seed(seed)
     env.reset(seed=next(seeds))
     steps, reset_s, num_resets, begin = [], 0.0, 0, perf_counter()
-    while len(steps) < LEAST_STEPS + WARM_UP_STEPS or perf_counter() - begin < WINDOW_S:
+    while len(steps) < LEAST_STEPS + WARM_UP_STEPS or perf_counter() - begin < window_s:
         action = env.action_space.sample()
         before = perf_counter()
         _, _, terminated, truncated, _ = env.step(action)

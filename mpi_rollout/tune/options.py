@@ -20,6 +20,7 @@ def add_tune(commands: Any) -> None:
                         "cores (default: 1, 2, 4, ... and all cores)")  # fmt: skip
     parser.add_argument("--repeats", type=int, default=5, help="jobs of each candidate (default: 5)")
     parser.add_argument("--order-seed", type=int, default=0, help="of the random order of the jobs (default: 0)")
+    parser.add_argument("--trial-s", type=float, default=3.0, help="seconds of steps in a job (default: 3)")
     parser.add_argument("--timeout-s", type=float, default=300.0, help="end a job, or the env, that takes longer "
                         "(default: 300)")  # fmt: skip
     parser.add_argument("--launcher", default="", help="what starts the ranks, up to -n (default: mpirun)")
@@ -35,5 +36,5 @@ def tune_command(options: argparse.Namespace) -> int:
     from mpi_rollout.tune.runner import Tuning, tune
 
     run = {name: getattr(options, name) for name in RUN_OPTIONS}
-    own = {name: getattr(options, name) for name in ("ranks", "repeats", "order_seed", "timeout_s")}
+    own = {name: getattr(options, name) for name in ("ranks", "repeats", "order_seed", "trial_s", "timeout_s")}
     return tune(Tuning(run, **own, launcher=options.launcher.strip()), options.dry_run)

@@ -112,8 +112,8 @@ def verdict(subject: Subject, found: Sequence[Rated], trials: Sequence[Trial]) -
     if limit is not None:
         loops = "loops over its vectorized version" if chosen.candidate.is_native else "env.step loops"
         told.append(
-            f"limit: {limit.median:,.0f} env steps/s, bare {loops} on {most_ranks(found)} at once; this command reached "
-            f"{chosen.rate.median / limit.median:.3f} of it"
+            f"limit: {limit.median:,.0f} env steps/s, bare {loops} on {most_ranks(found)} at once; this command "
+            f"reached {chosen.rate.median / limit.median:.3f} of it"
         )
     if chosen.candidate.is_native:
         told.append("its data depend on the number of ranks: with vector_entry_point a rank's envs share one generator")

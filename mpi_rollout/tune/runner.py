@@ -5,7 +5,8 @@ import shlex
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.cores import num_usable_cores
 from mpi_rollout.errors import Interrupted, RolloutError, StorageError, UsageError
-from mpi_rollout.scaling.env_probe import EnvFigures, probe_env
+from mpi_rollout.scaling.env_probe import WINDOW_S, EnvFigures, probe_env
 from mpi_rollout.scaling.jobs import JobFailed, Stop, check_launcher, default_launcher, run_job, stopping_on_signals
 from mpi_rollout.scaling.machine import cpu_model, free_memory
 from mpi_rollout.scaling.runner import launcher_if_any, tell
@@ -23,7 +24,6 @@ from mpi_rollout.tune import report
 from mpi_rollout.tune.candidates import Candidate, Costs, candidates, narrow
 from mpi_rollout.tune.trials import Trial
 
-TRIAL_S = 3.0  # Of steps in a job, by the model: a hundred times what one disturbance takes.
 LEAST_STEPS, MOST_STEPS = 20, 1_000_000
 EXCHANGE_STEPS, EXCHANGE_JOBS = 1000, 3
 
@@ -38,6 +38,8 @@ class Tuning:
         Values of `options.RUN_OPTIONS`.
     ranks
         Ascending; empty for 1, 2, 4, ... up to the cores that this process may use.
+    trial_s
+        Seconds of steps in a job, by the model.
     timeout_s
         Of one job, and of measuring the env.
 
@@ -51,20 +53,34 @@ class Tuning:
     ranks: tuple[int, ...] = ()
     repeats: int = 5
     order_seed: int = 0
+    trial_s: float = 3.0
     timeout_s: float = 300.0
     launcher: str = ""
-    config: RolloutConfig = field(init=False)
 
     def __post_init__(self):
         for name, value, least in (("--repeats", self.repeats, 1), ("--order-seed", self.order_seed, 0)):
             if value < least:
                 raise UsageError(f"{name} must be at least {least}, got {value}")
-        if self.timeout_s <= 0:
-            raise UsageError(f"--timeout-s must be more than 0, got {self.timeout_s:g}")
-        object.__setattr__(self, "config", RolloutConfig(**self.run))
+        for name, seconds in (("--trial-s", self.trial_s), ("--timeout-s", self.timeout_s)):
+            if seconds <= 0:
+                raise UsageError(f"{name} must be more than 0, got {seconds:g}")
+        try:
+            shlex.split(self.launcher)
+        except ValueError as error:
+            raise UsageError(f"--launcher {self.launcher!r}: {error}") from error
+        _ = self.config  # Refuses here what every job would refuse.
+
+    @cached_property
+    def config(self) -> RolloutConfig:
+        """The run, as it would be without any tuning."""
+        return RolloutConfig(**self.run)
+
+    @cached_property
+    def num_ranks(self) -> tuple[int, ...]:
+        """Numbers of ranks to try, ascending; none has more ranks than envs."""
         cores = num_usable_cores()
         ranks = self.ranks or tuple(sorted({2**power for power in range(cores.bit_length())} | {cores}))
-        object.__setattr__(self, "ranks", tuple(each for each in ranks if each <= self.config.num_envs) or (1,))
+        return tuple(each for each in ranks if each <= self.config.num_envs)
 
     @property
     def subject(self) -> report.Subject:
@@ -124,7 +140,9 @@ class _Tuner:
     def measure_env(self) -> None:
         """By itself, in a child process."""
         tell(f"measuring {self._subject.name} by itself")
-        env = probe_env(self._tuning.run, self._folder, self._tuning.timeout_s, self._stop)
+        env = probe_env(
+            self._tuning.run, self._folder, self._tuning.timeout_s, self._stop, min(WINDOW_S, self._tuning.trial_s)
+        )
         per_step_s = env.step_s + (env.reset_s / env.steps_per_episode if env.steps_per_episode else 0.0)
         self._env = env
         self._costs = Costs(self._subject.num_envs, per_step_s, env.step_spread_s, env.policy_s)
@@ -134,7 +152,7 @@ class _Tuner:
         return [shlex.join(self._command(self._config(each), each)) for each in self._candidates()]
 
     def _candidates(self) -> list[Candidate]:
-        return candidates(self._tuning.ranks, self._subject.num_envs, self._env.is_native)
+        return candidates(self._tuning.num_ranks, self._subject.num_envs, self._env.is_native)
 
     def measure_exchange(self) -> None:
         """By jobs of idle envs with as large observations, on one rank and on all.
@@ -142,7 +160,7 @@ class _Tuner:
         The least of some jobs: other work on the machine makes it only longer, and what is left out is not tried.
         """
         found: dict[int, float] = {}
-        for ranks in sorted({1, self._tuning.ranks[-1]}) * EXCHANGE_JOBS:
+        for ranks in sorted({1, self._tuning.num_ranks[-1]}) * EXCHANGE_JOBS:
             tell(f"measuring the exchange on {ranks} rank{'s' * (ranks > 1)}")
             config = replace(
                 self._config(Candidate(ranks)), env=None, env_factory="mpi_rollout.scaling.sleeping:SleepingEnv",
@@ -194,8 +212,8 @@ class _Tuner:
     def _config(self, candidate: Candidate) -> RolloutConfig:
         """Bare loops are measured where each core has its rank, once for each way of stepping."""
         seconds = self._costs.seconds(candidate)
-        num_steps = min(max(round(TRIAL_S / max(seconds, 1e-9)), LEAST_STEPS), MOST_STEPS)
-        has_all = candidate.is_lockstep and candidate.num_ranks == self._tuning.ranks[-1]  # Never left out.
+        num_steps = min(max(round(self._tuning.trial_s / max(seconds, 1e-9)), LEAST_STEPS), MOST_STEPS)
+        has_all = candidate.is_lockstep and candidate.num_ranks == self._tuning.num_ranks[-1]  # Never left out.
         return replace(
             self._tuning.config, num_steps=num_steps, out=str(self._folder / "run.h5"), json=True, progress="none",
             expect_ranks=candidate.num_ranks, measure_limit=has_all, **candidate.options,
