@@ -1,5 +1,6 @@
 """`scaling sim` finds the constants of a known machine, says of all it tells where it comes from, and draws it."""
 
+import json
 import os
 import re
 import shlex
@@ -58,6 +59,9 @@ def test_the_constants_of_a_machine_are_found_by_its_jobs(job: Job):
         assert getattr(found.constants, name) == pytest.approx(value, rel=1e-4), name
     assert found.sharing_s == pytest.approx(5e-5, rel=1e-4)
     assert "measured here by 11 jobs of up to 16 ranks, more than cores" in line_with(result, "constants,")
+    with h5py.File(job.folder / "sim.h5") as file:
+        assert json.loads(file.attrs["constants_used"]) == found.constants.__dict__
+        assert file.attrs["constants_used_origin"] == found.origin
 
 
 def test_the_largest_number_of_ranks_is_computed_without_its_own_jobs(job: Job):

@@ -192,9 +192,9 @@ def test_a_candidate_that_fails_is_told_once_and_the_others_are_tried(job: Job):
 
 
 def test_a_candidate_that_hangs_is_ended_and_the_others_are_tried(job: Job):
-    result = tune(job, *ENV, "--timeout-s", "4", HANG="-n 1")
+    result = tune(job, *ENV, "--timeout-s", "6", HANG="-n 1")
     assert result.code == 70
-    assert "failed: -n 1: did not end within 4 s" in result.out and len(rows(result)) == 5
+    assert "failed: -n 1: did not end within 6 s" in result.out and len(rows(result)) == 5
     assert processes_in(job.folder) == []
 
 
@@ -229,7 +229,8 @@ def test_a_dry_run_prints_the_jobs_and_starts_none(job: Job):
     ],
 )
 def test_an_env_that_fails_by_itself_is_told_before_any_job(job: Job, trouble, words):
-    result = tune(job, *ENV, "--env-kwargs", json.dumps({"trouble": trouble}), "--timeout-s", "3")
+    timeout_s = "3" if trouble == "hang" else "60"
+    result = tune(job, *ENV, "--env-kwargs", json.dumps({"trouble": trouble}), "--timeout-s", timeout_s)
     assert result.code == 70 and result.messages[-1].startswith(words) and result.out == ""
     assert "gymnasium.make" in result.messages[-1] and processes_in(job.folder) == []
 

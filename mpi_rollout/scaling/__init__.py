@@ -4,6 +4,10 @@ study       what it is: points, order, commands            statistics  of number
 machine     where it is done                               analysis    from samples to figures
 jobs        one job, whatever becomes of it                report      as text
 samples     what jobs gave                                 figures     as pictures
+tables      rows of dataclasses in HDF5, whole files
 file        all of that in HDF5
 runner      does the study
+
+model       what a step costs on any number of ranks       env_probe   one env, measured by itself
+sim         carries the model to many ranks, checks it     sleeping    an env that only sleeps
 """

@@ -49,15 +49,20 @@ class StudyFile:
         StorageError
             It cannot be written; what was there is as before.
         """
-        write_whole(path, lambda file: self._fill(file, updated))
 
-    def _fill(self, file: h5py.File, updated: str) -> None:
+        def fill(file: h5py.File) -> None:
+            self._fill(file)
+            file.attrs["updated"] = updated
+
+        write_whole(path, fill)
+
+    def _fill(self, file: h5py.File) -> None:
         study = self.study
         attributes = {
             "format": FORMAT, "format_version": FORMAT_VERSION, "kind": study.kind, "launcher": study.launcher,
             "base_case": study.base_case, "study": json.dumps(asdict(study), sort_keys=True),
         }  # fmt: skip
-        file.attrs.update(attributes | self.facts | self.origin | {"updated": updated})
+        file.attrs.update(attributes | self.facts | self.origin)
         for name, row in TABLES.items():
             file[name] = table_of(row, getattr(self.samples, name))
 

@@ -104,7 +104,9 @@ def _plot_steps(axes: Any, analysis: SimulationAnalysis) -> None:
         axes.plot([check.num_ranks for check in some], [1e3 * check.measured_exchange_s for check in some], "s",
                   color="k", markerfacecolor="w", label="exchange and root, measured")  # fmt: skip
     axes.set_yscale("log")
-    axes.legend(fontsize="small")
+    low, high = axes.get_ylim()
+    axes.set_ylim(low / (high / low) ** 0.5, high)  # Room for the legend.
+    axes.legend(fontsize="small", loc="lower right")
     _log_ranks(axes, analysis)
 
 

@@ -1,7 +1,8 @@
 """The file of a simulation: its question and all samples, in HDF5, readable with h5py alone.
 
 /           attributes: format, format_version, question (JSON), envs (JSON), constants (JSON), constants_origin,
-            command, host, cpu_model, num_cores, versions, commit, started, updated
+            (both empty where they are measured), constants_used (JSON), constants_used_origin, command, host,
+            cpu_model, num_cores, versions, commit, started, updated
 /settings   a row for each job that was run: of what envs, `question.Setting`
 /jobs       what it gave, `samples.Job`, in the same order
 /curves     computed: a row for each curve and number of ranks, `analysis.CurveRow`
@@ -46,21 +47,24 @@ class SimulationFile:
     origin: dict[str, str]
     samples: tuple[tuple[Setting, Job], ...] = ()
 
-    def write(self, path: str, updated: str, **derived: tuple[type, list[Any]]) -> None:
+    def write(
+        self, path: str, updated: str, words: dict[str, str] | None = None, **derived: tuple[type, list[Any]]
+    ) -> None:
         """Put it on the disk, in the place of what was there.
 
         Parameters
         ----------
-        derived
-            Tables of what follows from the rest, by name: the class of their rows, and these.
+        words, derived
+            What follows from the rest, for other readers: attributes, and tables by name, with the class of their
+            rows and these.
         """
-        write_whole(path, lambda file: self._fill(file, updated, derived))
+        write_whole(path, lambda file: self._fill(file, {"updated": updated} | (words or {}), derived))
 
-    def _fill(self, file: h5py.File, updated: str, derived: dict[str, tuple[type, list[Any]]]) -> None:
+    def _fill(self, file: h5py.File, words: dict[str, str], derived: dict[str, tuple[type, list[Any]]]) -> None:
         known = self.known
-        file.attrs.update(self.facts | self.origin)
+        file.attrs.update(self.facts | self.origin | words)
         file.attrs.update({
-            "format": FORMAT, "format_version": FORMAT_VERSION, "updated": updated,
+            "format": FORMAT, "format_version": FORMAT_VERSION,
             "question": json.dumps(self.question.as_dict(), sort_keys=True),
             "envs": json.dumps(asdict(self.envs)),
             "constants": json.dumps(asdict(known.constants)) if known else "",

@@ -1,9 +1,10 @@
 """Doing a simulation: the jobs that measure, if there are any, then the model, then telling what it shows."""
 
+import json
 import os
 import shlex
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -138,7 +139,9 @@ class _Runner:
         """With what follows from the samples so far."""
         analysis = SimulationAnalysis(self.file)
         rows = [row for curve in analysis.curves for row in curve.rows]
-        self.file.write(self._out, now(), curves=(CurveRow, rows), checks=(Check, analysis.checks))
+        used = json.dumps(asdict(analysis.constants)) if analysis.constants else ""
+        words = {"constants_used": used, "constants_used_origin": analysis.origin}
+        self.file.write(self._out, now(), words, curves=(CurveRow, rows), checks=(Check, analysis.checks))
 
     def _job(self, setting: Setting) -> dict[str, Any]:
         self._stop.check("the study was")
