@@ -5,6 +5,7 @@ import os
 import shlex
 import signal
 import sys
+from dataclasses import replace
 
 import pytest
 import tuned
@@ -13,9 +14,9 @@ from conftest import TESTS, Job, Result, processes_in
 from mpi_rollout.cli import main
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.partition import Division
-from mpi_rollout.scaling.env_probe import measure_env
+from mpi_rollout.scaling.env_probe import EnvFigures, measure_env
 from mpi_rollout.tune.candidates import Candidate, Costs, candidates, narrow
-from mpi_rollout.tune.report import size
+from mpi_rollout.tune.report import Subject, command, memory_lines, size
 from mpi_rollout.tune.trials import Trial, choose, limit_of, rated
 
 LAUNCHER = shlex.join([sys.executable, str(TESTS / "tune_launcher.py")])
@@ -155,7 +156,7 @@ def test_all_that_may_win_is_tried_and_the_simplest_of_the_fastest_named(job: Jo
         assert words in result.out
     assert rows(result) == sorted(ALL, key=lambda name: -ALL[name])
     use = next(line for line in result.out.splitlines() if line.startswith("use: "))
-    assert use == "use: mpirun -n 2 python -m mpi_rollout --env-factory tuned:Plain --num-envs 6"
+    assert use == f"use: {LAUNCHER} -n 2 python -m mpi_rollout --env-factory tuned:Plain --num-envs 6"
     assert "why: 1.06 times as fast as the next, -n 2 --num-groups 2" in result.out
     assert (
         "limit: 20,000 env steps/s, bare env.step loops on 2 ranks at once; this command reached 0.090 of it"
@@ -178,8 +179,8 @@ def test_a_vectorized_version_is_named_with_what_it_means_for_the_data(job: Job)
     assert result.code == 0, result.err
     assert rows(result)[0] == "-n 1 --vectorization-mode vector_entry_point"
     assert "its data depend on the number of ranks" in result.out
-    plain = "for the same data on any number of ranks: mpirun -n 2 python -m mpi_rollout --env CartPole-v1 --num-envs 6"
-    assert plain in result.out.splitlines()
+    plain = f"{LAUNCHER} -n 2 python -m mpi_rollout --env CartPole-v1 --num-envs 6"
+    assert f"for the same data on any number of ranks: {plain}" in result.out.splitlines()
 
 
 def test_a_candidate_that_fails_is_told_once_and_the_others_are_tried(job: Job):
@@ -252,6 +253,23 @@ def test_bad_options_are_refused_in_one_line(tmp_path, monkeypatch, capsys, argu
     assert main(["tune", *arguments]) == code
     messages = [line for line in capsys.readouterr().err.splitlines() if "by itself" not in line]
     assert len(messages) == 1 and words in messages[0] and list(tmp_path.iterdir()) == []
+
+
+def test_the_memory_of_all_envs_and_ranks_is_told_and_too_much_is_warned_of():
+    env = EnvFigures(1e-3, 0.0, 100, 0.0, 0.0, 8, 8, 2e9, 100_000_000, 0.0, False)
+    subject = Subject("Big-v1", 6, 2, "mpirun", (), "node7", 20_000_000_000)
+    told = "memory: 2 GB per env and at least 100 MB per rank; on 2 ranks 12.2 GB, free 20 GB"
+    assert memory_lines(subject, env) == [told]
+    warning = "WARNING: so many envs do not fit into this machine's memory; take fewer by --num-envs"
+    assert memory_lines(replace(subject, free_bytes=12_000_000_000), env)[1] == warning
+
+
+def test_a_command_can_be_given_to_a_shell():
+    subject = Subject("x", 6, 2, "srun --mpi=pmix", ("--env-kwargs", '{"level": 3}'), "node7", 1)
+    assert shlex.split(command(subject, Candidate(3, True, num_groups=2))) == [
+        "srun", "--mpi=pmix", "-n", "3", "python", "-m", "mpi_rollout", "--env-kwargs", '{"level": 3}',
+        "--dedicated-root", "--num-groups", "2",
+    ]  # fmt: skip
 
 
 def test_bytes_are_told_in_a_handy_unit():

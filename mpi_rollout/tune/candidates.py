@@ -52,9 +52,14 @@ class Candidate:
         return {name: value for name, value in asdict(self).items()
                 if name != "num_ranks" and value != defaults[name]}  # fmt: skip
 
+    @property
+    def words(self) -> list[str]:
+        """Its options as words of a command line."""
+        pairs = [(flag(name), value) for name, value in self.options.items()]
+        return [word for name, value in pairs for word in ([name] if value is True else [name, str(value)])]
+
     def __str__(self) -> str:
-        told = [flag(name) + ("" if value is True else f" {value}") for name, value in self.options.items()]
-        return " ".join([f"-n {self.num_ranks}", *told])
+        return " ".join([f"-n {self.num_ranks}", *self.words])
 
 
 def candidates(ranks: Sequence[int], num_envs: int, is_native: bool) -> list[Candidate]:

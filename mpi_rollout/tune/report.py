@@ -19,14 +19,18 @@ class Subject:
 
     Parameters
     ----------
-    words
-        The options of the run that the user gave, as words of a command line.
+    num_ranks
+        The most that are tried in lockstep.
+    launcher, words
+        What starts the ranks, and the options of the run that the user gave, for a command line.
     free_bytes
         Memory of this machine.
     """
 
     name: str
     num_envs: int
+    num_ranks: int
+    launcher: str
     words: tuple[str, ...]
     machine: str
     free_bytes: int
@@ -54,9 +58,9 @@ def env_lines(subject: Subject, env: EnvFigures) -> list[str]:
 
 def memory_lines(subject: Subject, env: EnvFigures) -> list[str]:
     """What all envs need, and a warning if that is more than there is."""
-    needed = subject.num_envs * env.bytes_per_env
+    needed = subject.num_envs * env.bytes_per_env + subject.num_ranks * env.process_bytes
     told = f"memory: {size(env.bytes_per_env)} per env and at least {size(env.process_bytes)} per rank"
-    lines = [f"{told}; all envs {size(needed)}, free {size(subject.free_bytes)}"]
+    lines = [f"{told}; on {_ranks(subject.num_ranks)} {size(needed)}, free {size(subject.free_bytes)}"]
     if needed > COSTLY * subject.free_bytes:
         lines.append("WARNING: so many envs do not fit into this machine's memory; take fewer by --num-envs")
     return lines
@@ -70,7 +74,7 @@ def size(nbytes: float) -> str:
 
 def exchange_line(costs: Costs) -> str:
     """What an exchange was measured to take."""
-    parts = [f"{seconds * 1e6:,.1f} us on {ranks} rank{'s' * (ranks > 1)}"
+    parts = [f"{seconds * 1e6:,.1f} us on {_ranks(ranks)}"
              for ranks, seconds in sorted(costs.exchange_s.items())]  # fmt: skip
     return "exchange and the root's work: " + (", ".join(parts) or "not measured") + ", for a step of all envs"
 
@@ -111,8 +115,9 @@ def verdict(subject: Subject, found: Sequence[Rated], trials: Sequence[Trial]) -
     limit = limit_of(trials, chosen.candidate.is_native)
     if limit is not None:
         loops = "loops over its vectorized version" if chosen.candidate.is_native else "env.step loops"
+        where = _ranks(subject.num_ranks)
         told.append(
-            f"limit: {limit.median:,.0f} env steps/s, bare {loops} on {most_ranks(found)} at once; this command "
+            f"limit: {limit.median:,.0f} env steps/s, bare {loops} on {where} at once; this command "
             f"reached {chosen.rate.median / limit.median:.3f} of it"
         )
     if chosen.candidate.is_native:
@@ -123,16 +128,14 @@ def verdict(subject: Subject, found: Sequence[Rated], trials: Sequence[Trial]) -
     return told
 
 
-def most_ranks(found: Sequence[Rated]) -> str:
-    """Those on which the limit is measured: lockstep's largest number of them."""
-    most = max(each.candidate.num_ranks for each in found if each.candidate.is_lockstep)
-    return f"{most} rank{'s' * (most > 1)}"
+def _ranks(number: int) -> str:
+    return f"{number} rank{'s' * (number > 1)}"
 
 
 def command(subject: Subject, candidate: Candidate) -> str:
     """The command line of a run, for a shell."""
-    words = str(candidate).split()
-    return f"mpirun {' '.join(words[:2])} python -m mpi_rollout {shlex.join([*subject.words, *words[2:]])}"
+    words = shlex.join([*subject.words, *candidate.words])
+    return f"{subject.launcher} -n {candidate.num_ranks} python -m mpi_rollout {words}"
 
 
 def _why(chosen: Rated, found: Sequence[Rated]) -> str:

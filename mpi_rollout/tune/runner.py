@@ -88,9 +88,14 @@ class Tuning:
         given = [each for each in arguments_of(config) if not each.startswith("--num-envs=")]
         words = [word for argument in given for word in argument.split("=", 1)] + ["--num-envs", str(config.num_envs)]
         return report.Subject(
-            config.env or config.env_factory, config.num_envs, tuple(words),
-            f"{os.uname().nodename} ({cpu_model()}, {cores} core{'s' * (cores > 1)})", free_memory(),
-        )  # fmt: skip
+            name=config.env or config.env_factory,
+            num_envs=config.num_envs,
+            num_ranks=self.num_ranks[-1],
+            launcher=self.launcher or "mpirun",
+            words=tuple(words),
+            machine=f"{os.uname().nodename} ({cpu_model()}, {cores} core{'s' * (cores > 1)})",
+            free_bytes=free_memory(),
+        )
 
 
 def tune(tuning: Tuning, dry_run: bool = False) -> int:
@@ -136,6 +141,7 @@ class _Tuner:
         self._subject = tuning.subject
         self._env: EnvFigures | None = None
         self._costs: Costs | None = None
+        self._seconds: dict[Candidate, float] = {}  # That a step took in a candidate's last job.
 
     def measure_env(self) -> None:
         """By itself, in a child process."""
@@ -206,12 +212,13 @@ class _Tuner:
             outcome = self._job(self._config(candidate), candidate)
         except JobFailed as error:
             return Trial(candidate, repeat, error=str(error))
+        self._seconds[candidate] = outcome["seconds"] / outcome["num_steps"]
         limits = [limit for _, limit in outcome["limit"]]
         return Trial(candidate, repeat, outcome["env_steps_per_s"], float(np.median(limits)) if limits else 0.0)
 
     def _config(self, candidate: Candidate) -> RolloutConfig:
         """Bare loops are measured where each core has its rank, once for each way of stepping."""
-        seconds = self._costs.seconds(candidate)
+        seconds = self._seconds.get(candidate) or self._costs.seconds(candidate)
         num_steps = min(max(round(self._tuning.trial_s / max(seconds, 1e-9)), LEAST_STEPS), MOST_STEPS)
         has_all = candidate.is_lockstep and candidate.num_ranks == self._tuning.num_ranks[-1]  # Never left out.
         return replace(
