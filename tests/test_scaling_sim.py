@@ -73,6 +73,16 @@ def test_the_largest_number_of_ranks_is_computed_without_its_own_jobs(job: Job):
     assert told.startswith("the largest, 64 ranks, held out of the fit: computed ") and told.endswith("within 15 %")
 
 
+def test_given_constants_are_checked_too_and_sharing_cores_is_measured_without_the_largest(job: Job):
+    more = ("--beta-s-per-byte", "1e-10", "--policy-s", "1e-5", "--policy-s-per-env", "2e-8", "--check", "1,16,64")
+    result = sim(job, *ENVS, *CONSTANTS, *more, "--launcher", LAUNCHER, "--repeats", "1", SHARING="5e-5")
+    assert result.code == 0, result.err
+    found = analysis(job)
+    assert found.sharing_s == pytest.approx(5e-5, rel=1e-3) and "constants, given on the command line" in result.out
+    assert [check.is_held_out for check in found.checks] == [False, False, True]
+    assert all(abs(check.error) < 0.001 for check in found.checks)
+
+
 def test_what_the_largest_number_of_ranks_shows_is_not_explained_away(job: Job):
     """Sharing cores costs 20 ms there, which nothing before told."""
     assert measured(job, "--check", "1,4").code == 0

@@ -183,20 +183,14 @@ def test_a_vectorized_version_is_named_with_what_it_means_for_the_data(job: Job)
     assert f"for the same data on any number of ranks: {plain}" in result.out.splitlines()
 
 
-def test_a_candidate_that_fails_is_told_once_and_the_others_are_tried(job: Job):
-    result = tune(job, FAIL="-n 2")
+def test_candidates_that_fail_or_hang_are_told_once_and_the_others_are_tried(job: Job):
+    result = tune(job, *ENV, "--timeout-s", "6", FAIL="-n 2", HANG="-n 1")
     assert result.code == 70
-    assert result.messages[-1] == "1 of 11 jobs failed; the others are in the table"
+    assert result.messages[-1] == "2 of 10 jobs failed; the others are in the table"
     assert "failed: -n 2: exit code 70: rank 1 (node7): the env has lost its licence" in result.out
-    assert "-n 2" not in rows(result) and len(rows(result)) == 5
+    assert "failed: -n 1: did not end within 6 s" in result.out
+    assert sorted(rows(result)) == sorted(set(ALL) - {"-n 1", "-n 2"}) and processes_in(job.folder) == []
     assert "--num-groups 2" in next(line for line in result.out.splitlines() if line.startswith("use: "))
-
-
-def test_a_candidate_that_hangs_is_ended_and_the_others_are_tried(job: Job):
-    result = tune(job, *ENV, "--timeout-s", "6", HANG="-n 1")
-    assert result.code == 70
-    assert "failed: -n 1: did not end within 6 s" in result.out and len(rows(result)) == 5
-    assert processes_in(job.folder) == []
 
 
 def test_what_was_found_before_it_is_stopped_is_told(job: Job):

@@ -20,6 +20,7 @@ import numpy as np
 from mpi_rollout.scaling.statistics import NEEDED_POINTS, NoFit, non_negative
 
 _MOST_RANKS = 2**40
+_LONGEST = 30.0  # Of a logarithm: e**-30 of the mean.
 _GRID = 20_001  # Points of an integral; 1e-4 of the spread is its error.
 
 
@@ -130,13 +131,14 @@ def slowest(num_ranks: int, num_steps: int, mean_s: float, spread_s: float) -> f
     if num_ranks == 1 or spread_s == 0 or mean_s == 0:
         return total_s
     shape = num_steps * (mean_s / spread_s) ** 2
-    low = math.log(shape) - 12 / math.sqrt(shape) - 37 / shape  # What lies below has a probability of 1e-16.
+    low = math.log(shape) - min(12 / math.sqrt(shape) + 37 / shape, _LONGEST)  # What lies below adds nothing.
     high = math.log(shape + 12 * math.sqrt(shape) + 60)
     u = np.linspace(low, high, _GRID)  # Over log x: a density without a pole, whatever the shape.
     step = u[1] - u[0]
     density = np.exp(shape * u - np.exp(u) - math.lgamma(shape))
     above = np.cumsum(density[::-1])[::-1] * step - density * step / 2
-    above = np.clip(above / above[0], 0.0, 1 - 1e-16)
+    below = math.exp(shape * low - math.lgamma(shape + 1)) if shape < 1 else 0.0  # The leading term of F near 0.
+    above = np.clip(above / above[0] * (1 - below), 0.0, 1 - 1e-16)
     largest_above = -np.expm1(num_ranks * np.log1p(-above))
     heights = largest_above * np.exp(u)
     expected = math.exp(low) + step * (heights.sum() - (heights[0] + heights[-1]) / 2)

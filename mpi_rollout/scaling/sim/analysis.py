@@ -106,7 +106,7 @@ class SimulationAnalysis:
         self._file, self._question = file, file.question
         self._done = _by_setting(file)
         largest = max(self._question.check, default=None)
-        self._held_out = largest if file.known is None and len(self._question.check) > 1 else None
+        self._held_out = largest if len(self._question.check) > 1 else None
         self.fit = self._fit() if file.known is None else None
         if file.known is not None:
             self.constants: Constants | None = file.known.constants
