@@ -86,8 +86,7 @@ def test_given_constants_are_checked_too_and_sharing_cores_is_measured_without_t
 def test_what_the_largest_number_of_ranks_shows_is_not_explained_away(job: Job):
     """Sharing cores costs 20 ms there, which nothing before told."""
     assert measured(job, "--check", "1,4").code == 0
-    file = job.folder / "sim.h5"
-    with h5py.File(file, "a") as stored:
+    with h5py.File(job.folder / "sim.h5", "a") as stored:
         jobs = stored["jobs"][...]
         is_largest = (jobs["num_ranks"] == 4) & (stored["settings"]["is_check"])
         jobs["seconds"][is_largest] += 0.02 * jobs["num_steps"][is_largest]
@@ -95,6 +94,19 @@ def test_what_the_largest_number_of_ranks_shows_is_not_explained_away(job: Job):
         stored["jobs"][...] = jobs
     found = analysis(job)
     assert found.checks[-1].error == pytest.approx(-0.5, abs=0.02) and found.sharing_s < 1e-9
+
+
+def test_where_enough_jobs_had_a_core_for_each_rank_the_others_are_in_no_fit(job: Job):
+    """Exchanges of 12 ranks, the only ones that share cores, take thrice as long."""
+    assert measured(job, "--probe", "1,3,4,6,8,12").code == 0
+    with h5py.File(job.folder / "sim.h5", "a") as stored:
+        jobs = stored["jobs"][...]
+        jobs["oversubscribed"] = jobs["num_ranks"] == 12
+        jobs["exchange_s"][jobs["oversubscribed"]] *= 3
+        stored["jobs"][...] = jobs
+    found = analysis(job)
+    assert found.constants.root_s_per_rank == pytest.approx(known.PER_RANK_S, rel=1e-4) and not found.is_crowded
+    assert "measured here by 8 jobs of up to 8 ranks, whose envs sleep" in found.origin
 
 
 def test_curves_and_endings_say_that_they_are_computed(job: Job):

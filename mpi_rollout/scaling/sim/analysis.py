@@ -97,6 +97,8 @@ class SimulationAnalysis:
         None where they cannot be had; then there are no curves.
     fit
         Of measured constants; NoFit says why there are none.
+    is_crowded
+        It is of jobs that had more ranks than cores.
     sharing_s
         Seconds of a step by which a rank that shares its core keeps all waiting, for each rank of the job.  Only in
         what is compared with jobs of more ranks than cores.
@@ -107,6 +109,7 @@ class SimulationAnalysis:
         self._done = _by_setting(file)
         largest = max(self._question.check, default=None)
         self._held_out = largest if len(self._question.check) > 1 else None
+        self.is_crowded = False
         self.fit = self._fit() if file.known is None else None
         if file.known is not None:
             self.constants: Constants | None = file.known.constants
@@ -128,32 +131,35 @@ class SimulationAnalysis:
             return self._file.known.origin
         if not isinstance(self.fit, Calibration):
             return f"none: {self.fit}"
-        jobs = [job for setting, jobs in self._done.items() if self._is_fitted(setting) for job in jobs]
+        jobs = [job for setting in self._fitted(self.is_crowded) for job in self._done[setting]]
         most = max(job.num_ranks for job in jobs)
-        crowded = ", more than cores" if any(job.oversubscribed for job in jobs) else ""
+        crowded = ", more than cores" * self.is_crowded
         return (
             f"measured here by {len(jobs)} jobs of up to {most} ranks{crowded}, whose envs sleep; they fit within "
             f"{100 * self.fit.worst_error:.0f} %"
         )
 
-    @property
-    def is_crowded(self) -> bool:
-        """Some measured job had more ranks than cores."""
-        return any(job.oversubscribed for jobs in self._done.values() for job in jobs)
+    def _fitted(self, is_crowded: bool) -> list[Setting]:
+        """Those of one rank and, but for the one that is held out, those with or without a core for each rank.
 
-    def _is_fitted(self, setting: Setting) -> bool:
-        """Ranks with a core each spin while they wait, others sleep: the two kinds are not mixed in one fit."""
-        if setting.num_ranks == self._held_out and setting.is_check:
-            return False
-        is_crowded = any(job.oversubscribed for job in self._done[setting])
-        return setting.num_ranks == 1 or is_crowded == self.is_crowded
+        Ranks that share cores wait in another way than others: the two kinds are not mixed in one fit.
+        """
+        found = []
+        for setting, jobs in self._done.items():
+            is_held_out = setting.is_check and setting.num_ranks == self._held_out
+            is_of_kind = setting.num_ranks == 1 or jobs[0].oversubscribed == is_crowded
+            if is_of_kind and not is_held_out:
+                found.append(setting)
+        return found
 
     def _fit(self) -> Calibration | NoFit:
-        points = [_point(jobs) for setting, jobs in self._done.items() if self._is_fitted(setting)]
-        try:
-            return calibrate(points)
-        except NoFit as error:
-            return error
+        """To ranks with a core each, if there are enough of them; else to those that share cores."""
+        for self.is_crowded in (False, True):
+            try:
+                return calibrate([_point(self._done[setting]) for setting in self._fitted(self.is_crowded)])
+            except NoFit as error:
+                reason = error
+        return reason
 
     def _env_step_s(self, like: Setting) -> float:
         """What one env's step takes on one rank that nobody disturbs: sleeps take longer than was asked for."""
@@ -168,8 +174,9 @@ class SimulationAnalysis:
     def _sharing(self) -> float:
         """Fitted through 0, by least squares of errors relative to the step."""
         above = below = 0.0
-        for setting, jobs in self._done.items():
-            if not (self._is_fitted(setting) and jobs[0].oversubscribed):
+        for setting in self._fitted(is_crowded=True):
+            jobs = self._done[setting]
+            if not jobs[0].oversubscribed:
                 continue
             step_s = _median([job.seconds / job.num_steps for job in jobs])
             in_envs_s = _median([(job.env_s + job.idle_s) / job.num_steps for job in jobs])

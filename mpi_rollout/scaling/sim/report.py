@@ -69,10 +69,8 @@ def constants(found: Constants) -> str:
 
 def crowding(analysis: SimulationAnalysis) -> list[str]:
     """What jobs of more ranks than cores can say of machines that have a core for each, and what not."""
-    if not analysis.is_crowded:
-        return []
     told = []
-    if analysis.fit is not None:
+    if analysis.is_crowded:
         told.append(
             "  fitted to ranks that share cores: the part per rank has the ranks' own work in it, which with a core "
             "for each rank is done at the same time; the curves are too low rather than too high"
