@@ -55,22 +55,32 @@ def _styled(curves: list[Curve]) -> list[tuple[Curve, dict[str, Any]]]:
 def _plot_efficiencies(axes: Any, analysis: SimulationAnalysis) -> None:
     axes.set(title="efficiency: envs' share of the time", xlabel="ranks")
     axes.axhline(0.5, color="0.7", linewidth=1)
-    for curve, style in _styled(analysis.curves):
-        axes.plot([row.num_ranks for row in curve.rows], [row.efficiency for row in curve.rows], label=curve.label,
-                  **style)  # fmt: skip
+    for place, (curve, style) in enumerate(_styled(analysis.curves)):
+        efficiencies = [row.efficiency for row in curve.rows]
+        axes.plot([row.num_ranks for row in curve.rows], efficiencies, label=curve.label, **style)
         if curve.saturation is not None and curve.saturation <= curve.rows[-1].num_ranks:
             axes.axvline(curve.saturation, linewidth=0.6, **style)
-            axes.text(curve.saturation, 0.02, f"saturated: {curve.saturation:,} ", ha="right", fontsize="small")
+            told = f"saturated: {curve.saturation:,} "
+            axes.text(curve.saturation, 0.02 + 0.05 * place, told, ha="right", fontsize="small")
     for is_crowded in (False, True):
-        some = [check for check in analysis.checks if check.oversubscribed == is_crowded]
-        found = [analysis.efficiency(check) for check in some]
-        if some:
-            lengths = [[each.median - each.low for each in found], [each.high - each.median for each in found]]
-            label = "measured" + ", more ranks than cores" * is_crowded
-            axes.errorbar([check.num_ranks for check in some], [each.median for each in found], lengths, fmt="o",
-                          color="k", markerfacecolor="w" if is_crowded else "k", capsize=3, label=label)  # fmt: skip
+        _plot_checks(axes, analysis, is_crowded)
     axes.set_ylim(0, 1.05)
     _log_ranks(axes, analysis)
+
+
+def _plot_checks(axes: Any, analysis: SimulationAnalysis, is_crowded: bool) -> None:
+    """Medians and intervals; open where ranks share cores, with a cross where the model has such ranks."""
+    some = [check for check in analysis.checks if check.oversubscribed == is_crowded]
+    if not some:
+        return
+    ranks, found = [check.num_ranks for check in some], [analysis.efficiency(check) for check in some]
+    lengths = [[each.median - each.low for each in found], [each.high - each.median for each in found]]
+    label = "measured" + ", more ranks than cores" * is_crowded
+    axes.errorbar(ranks, [each.median for each in found], lengths, fmt="o", color="k", capsize=3,
+                  markerfacecolor="w" if is_crowded else "k", label=label)  # fmt: skip
+    if is_crowded:
+        computed = [each.median * check.measured_s / check.computed_s for each, check in zip(found, some, strict=True)]
+        axes.plot(ranks, computed, "x", color="0.35", label="computed for ranks that share these cores")
 
 
 def _plot_rates(axes: Any, analysis: SimulationAnalysis) -> None:
