@@ -27,8 +27,8 @@ doctor.folder doctor.leftovers doctor.local doctor
 scaling.tables scaling.study scaling.machine scaling.jobs scaling.samples scaling.file
 scaling.statistics scaling.analysis scaling.report scaling.figures scaling.runner
 scaling.model scaling.sleeping scaling.env_probe
-scaling.sim.question scaling.sim.constants scaling.sim.file scaling.sim.analysis scaling.sim.report scaling.sim.figures
-scaling.sim.runner scaling.sim.options scaling.sim scaling
+scaling.sim.question scaling.sim.constants scaling.sim.file scaling.sim.fitting scaling.sim.analysis
+scaling.sim.report scaling.sim.figures scaling.sim.runner scaling.sim.options scaling.sim scaling
 tune.candidates tune.trials tune.report tune.runner tune.options tune
 cli __main__
 """

@@ -57,7 +57,7 @@ def test_the_constants_of_a_machine_are_found_by_its_jobs(job: Job):
         ("policy_s_per_env", known.POLICY_PER_ENV_S),
     ):  # fmt: skip
         assert getattr(found.constants, name) == pytest.approx(value, rel=1e-4), name
-    assert found.sharing_s == pytest.approx(5e-5, rel=1e-4)
+    assert found.fitting.sharing_s == pytest.approx(5e-5, rel=1e-4)
     assert "measured here by 11 jobs of up to 16 ranks, more than cores" in line_with(result, "constants,")
     with h5py.File(job.folder / "sim.h5") as file:
         assert json.loads(file.attrs["constants_used"]) == found.constants.__dict__
@@ -78,22 +78,25 @@ def test_given_constants_are_checked_too_and_sharing_cores_is_measured_without_t
     result = sim(job, *ENVS, *CONSTANTS, *more, "--launcher", LAUNCHER, "--repeats", "1", SHARING="5e-5")
     assert result.code == 0, result.err
     found = analysis(job)
-    assert found.sharing_s == pytest.approx(5e-5, rel=1e-3) and "constants, given on the command line" in result.out
+    assert (
+        found.fitting.sharing_s == pytest.approx(5e-5, rel=1e-3)
+        and "constants, given on the command line" in result.out
+    )
     assert [check.is_held_out for check in found.checks] == [False, False, True]
     assert all(abs(check.error) < 0.001 for check in found.checks)
 
 
 def test_what_the_largest_number_of_ranks_shows_is_not_explained_away(job: Job):
     """Sharing cores costs 20 ms there, which nothing before told."""
-    assert measured(job, "--check", "1,4").code == 0
+    assert measured(job, "--check", "1,16").code == 0
     with h5py.File(job.folder / "sim.h5", "a") as stored:
         jobs = stored["jobs"][...]
-        is_largest = (jobs["num_ranks"] == 4) & (stored["settings"]["is_check"])
+        is_largest = (jobs["num_ranks"] == 16) & (stored["settings"]["is_check"])
         jobs["seconds"][is_largest] += 0.02 * jobs["num_steps"][is_largest]
         jobs["idle_s"][is_largest] += 0.02 * jobs["num_steps"][is_largest]
         stored["jobs"][...] = jobs
     found = analysis(job)
-    assert found.checks[-1].error == pytest.approx(-0.5, abs=0.02) and found.sharing_s < 1e-9
+    assert found.checks[-1].error == pytest.approx(-0.5, abs=0.02) and found.fitting.sharing_s < 1e-9
 
 
 def test_where_enough_jobs_had_a_core_for_each_rank_the_others_are_in_no_fit(job: Job):
@@ -105,8 +108,37 @@ def test_where_enough_jobs_had_a_core_for_each_rank_the_others_are_in_no_fit(job
         jobs["exchange_s"][jobs["oversubscribed"]] *= 3
         stored["jobs"][...] = jobs
     found = analysis(job)
-    assert found.constants.root_s_per_rank == pytest.approx(known.PER_RANK_S, rel=1e-4) and not found.is_crowded
+    assert found.constants.root_s_per_rank == pytest.approx(known.PER_RANK_S, rel=1e-4) and not found.fitting.is_crowded
     assert "measured here by 8 jobs of up to 8 ranks, whose envs sleep" in found.origin
+
+
+def test_exact_measurements_give_the_same_curve_whichever_number_of_ranks_is_left_out(job: Job):
+    assert measured(job, "--probe", "1,3,4,6,8,12,16").code == 0
+    for curve in analysis(job).curves:
+        assert len(curve.saturations) == 6
+        assert curve.saturations == pytest.approx([curve.saturation] * 6, rel=1e-3)
+        assert all(row.efficiency_low == pytest.approx(row.efficiency_high, rel=1e-3) for row in curve.rows)
+
+
+def test_what_hangs_on_one_number_of_ranks_is_told(job: Job):
+    """Exchanges of 16 ranks take thrice as long as the others would have it."""
+    assert measured(job, "--probe", "1,3,4,6,8,12,16").code == 0
+    with h5py.File(job.folder / "sim.h5", "a") as stored:
+        jobs = stored["jobs"][...]
+        jobs["exchange_s"][jobs["num_ranks"] == 16] *= 3
+        stored["jobs"][...] = jobs
+    curve = analysis(job).curves[0]
+    assert curve.saturations[-1] > 1.2 * curve.saturation
+    assert curve.rows[-1].efficiency_high > curve.rows[-1].efficiency
+    again = measured(job, "--probe", "1,3,4,6,8,12,16")
+    told = f"({curve.saturations[0]:,.0f} to {curve.saturations[-1]:,.0f} where any one number of ranks is left out"
+    assert told in line_with(again, "policy on the root (computed):")
+
+
+def test_a_check_within_the_probes_is_not_called_held_out(job: Job):
+    result = measured(job, "--check", "1,8")
+    assert result.code == 0 and "held out" not in result.out
+    assert [check.is_held_out for check in analysis(job).checks] == [False, False]
 
 
 def test_curves_and_endings_say_that_they_are_computed(job: Job):

@@ -57,7 +57,10 @@ def _plot_efficiencies(axes: Any, analysis: SimulationAnalysis) -> None:
     axes.axhline(0.5, color="0.7", linewidth=1)
     for place, (curve, style) in enumerate(_styled(analysis.curves)):
         efficiencies = [row.efficiency for row in curve.rows]
-        axes.plot([row.num_ranks for row in curve.rows], efficiencies, label=curve.label, **style)
+        ranks = [row.num_ranks for row in curve.rows]
+        axes.plot(ranks, efficiencies, label=curve.label, **style)
+        span = [row.efficiency_low for row in curve.rows], [row.efficiency_high for row in curve.rows]
+        axes.fill_between(ranks, *span, color="0.5", alpha=0.2, linewidth=0)  # See `CurveRow`.
         if curve.saturation is not None and curve.saturation <= curve.rows[-1].num_ranks:
             axes.axvline(curve.saturation, linewidth=0.6, **style)
             told = f"saturated: {curve.saturation:,} "

@@ -11,7 +11,7 @@ from mpi_rollout.options import add_option, numbers, ranks_list
 from mpi_rollout.scaling.sim.question import CONSTANT_NAMES, GIVEN, MEASURED, MOST_CHECKED, Envs, Simulation
 
 RANKS = ",".join(str(2**power) for power in range(15))
-PROBE = "1,3,4,6,8,12,16"
+PROBE = "1,3,4,6,8,16,32"
 ENV_OPTIONS = ("env", "env_factory", "env_kwargs")
 HELP = {
     "root_s": "the root's seconds for an exchange, whatever its size",
@@ -72,7 +72,7 @@ def _add_jobs(parser: argparse.ArgumentParser) -> None:
                        help=f"numbers of ranks that measure the constants (default: {PROBE})")  # fmt: skip
     group.add_argument("--check", type=partial(_some_ranks, "--check"), default=(), metavar="RANKS",
                        help=f"numbers of ranks, up to {MOST_CHECKED}, at which the model is compared with real jobs; "
-                       "the largest is in no fit")  # fmt: skip
+                       "the largest, if larger than all of --probe, is in no fit")  # fmt: skip
     group.add_argument("--repeats", type=int, default=3, help="jobs of each kind (default: 3)")
     group.add_argument("--order-seed", type=int, default=0, help="of the random order of the jobs (default: 0)")
     group.add_argument("--timeout-s", type=float, default=600.0, help="end a job that takes longer (default: 600)")

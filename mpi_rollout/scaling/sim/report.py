@@ -70,15 +70,16 @@ def constants(found: Constants) -> str:
 def crowding(analysis: SimulationAnalysis) -> list[str]:
     """What jobs of more ranks than cores can say of machines that have a core for each, and what not."""
     told = []
-    if analysis.is_crowded:
+    if analysis.fitting.is_crowded:
         told.append(
             "  fitted to ranks that share cores: the part per rank has the ranks' own work in it, which with a core "
-            "for each rank is done at the same time; the curves are too low rather than too high"
+            "for each rank is done at the same time"
         )
-    if analysis.sharing_s:
+    sharing_us = analysis.fitting.sharing_s * 1e6
+    if sharing_us:
         told.append(
-            f"  sharing cores, measured: {analysis.sharing_s * 1e6:.3g} us per step and rank; in no curve, only beside "
-            "jobs of more ranks than cores"
+            f"  sharing cores, measured: {sharing_us:.3g} us per step and rank; in no curve, only beside jobs of more "
+            "ranks than cores"
         )
     return told
 
@@ -105,10 +106,19 @@ def ending(curve: Curve) -> str:
         told = "exchange and policy never take as long as the envs"
     else:
         ranks = f"{curve.saturation:,} rank{'s' * (curve.saturation > 1)}"
-        told = f"from {ranks} on, exchange and policy take as long as the envs or longer"
+        told = f"from {ranks} on, exchange and policy take as long as the envs or longer{_span(curve)}"
     if math.isfinite(curve.ceiling):
         told += f"; no number of ranks gives more than {curve.ceiling:,.0f} env steps/s"
     return f"{curve.label}: {told}"
+
+
+def _span(curve: Curve) -> str:
+    """How far that hangs on single numbers of ranks."""
+    if not curve.saturations:
+        return ""
+    ends = curve.saturations[0], curve.saturations[-1]
+    low, high = (f"{each:,.0f}" if math.isfinite(each) else "never" for each in ends)
+    return f" ({low} to {high} where any one number of ranks is left out of the fit)"
 
 
 def bounds() -> list[str]:

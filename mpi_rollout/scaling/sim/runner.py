@@ -69,7 +69,9 @@ def _ending(file: SimulationFile, out: str) -> int:
         raise RolloutError(f"{num_failed} of {len(file.samples)} jobs failed; {out} has their errors")
     analysis = SimulationAnalysis(file)
     if analysis.constants is None:
-        raise RolloutError(f"no constants: {analysis.fit}; give more numbers of ranks by --probe, or constants")
+        raise RolloutError(
+            f"no constants: {analysis.fitting.result}; give more numbers of ranks by --probe, or constants"
+        )
     return 0
 
 
