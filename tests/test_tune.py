@@ -16,7 +16,7 @@ from mpi_rollout.config import RolloutConfig
 from mpi_rollout.partition import Division
 from mpi_rollout.scaling.env_probe import EnvFigures, measure_env
 from mpi_rollout.tune.candidates import Candidate, Costs, candidates, narrow
-from mpi_rollout.tune.report import Subject, command, memory_lines, size
+from mpi_rollout.tune.report import Subject, command, memory_lines, size, trial_lines
 from mpi_rollout.tune.trials import Trial, choose, limit_of, rated
 
 LAUNCHER = shlex.join([sys.executable, str(TESTS / "tune_launcher.py")])
@@ -247,6 +247,18 @@ def test_bad_options_are_refused_in_one_line(tmp_path, monkeypatch, capsys, argu
     assert main(["tune", *arguments]) == code
     messages = [line for line in capsys.readouterr().err.splitlines() if "by itself" not in line]
     assert len(messages) == 1 and words in messages[0] and list(tmp_path.iterdir()) == []
+
+
+def test_of_the_candidates_with_the_usual_data_the_simplest_tie_is_named_too():
+    native = Candidate(1, vectorization_mode="vector_entry_point")
+    found = [*trials(groups=[100, 110, 120], two=[98, 105, 111]), *[Trial(native, each, 900.0) for each in range(3)]]
+    told = trial_lines(Subject("x", 6, 2, "mpirun", ("--env", "x"), "node7", 1), found)
+    assert told[-1] == "for the same data on any number of ranks: mpirun -n 2 python -m mpi_rollout --env x"
+
+
+def test_a_single_job_of_each_is_said_to_be_too_few():
+    told = trial_lines(Subject("x", 6, 2, "mpirun", (), "node7", 1), trials(two=[98], one=[50]))
+    assert "too few jobs to know how much they differ; give more --repeats" in told
 
 
 def test_the_memory_of_all_envs_and_ranks_is_told_and_too_much_is_warned_of():

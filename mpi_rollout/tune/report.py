@@ -104,8 +104,13 @@ def table(found: Sequence[Rated], trials: Sequence[Trial]) -> list[str]:
             f"{rate.median / limit.median:.3f}" if limit else "-",
         ])  # fmt: skip
     coverage = min(each.rate.coverage for each in found)
-    return [*aligned(cells), "medians over jobs; the range in brackets holds the true median with a probability of "
-            f"{100 * coverage:.0f} %; tie: these jobs do not tell it from the fastest"]  # fmt: skip
+    if not coverage:
+        return [*aligned(cells), "too few jobs to know how much they differ; give more --repeats"]
+    return [
+        *aligned(cells),
+        f"medians over jobs; the range in brackets holds the true median with a probability of {100 * coverage:.0f} %; "
+        "tie: these jobs do not tell it from the fastest",
+    ]
 
 
 def verdict(subject: Subject, found: Sequence[Rated], trials: Sequence[Trial]) -> list[str]:
@@ -122,9 +127,9 @@ def verdict(subject: Subject, found: Sequence[Rated], trials: Sequence[Trial]) -
         )
     if chosen.candidate.is_native:
         told.append("its data depend on the number of ranks: with vector_entry_point a rank's envs share one generator")
-        others = [each for each in found if not each.candidate.is_native]
+        others = rated([trial for trial in trials if not trial.candidate.is_native])
         if others:
-            told.append(f"for the same data on any number of ranks: {command(subject, others[0].candidate)}")
+            told.append(f"for the same data on any number of ranks: {command(subject, choose(others).candidate)}")
     return told
 
 
