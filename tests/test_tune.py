@@ -36,7 +36,7 @@ def rows(result: Result) -> list[str]:
     """The options in the table, in its order."""
     lines = result.out.splitlines()
     start = next(place for place, line in enumerate(lines) if line.endswith("of the limit"))
-    end = next(place for place, line in enumerate(lines) if line.startswith("medians"))
+    end = next(place for place, line in enumerate(lines) if line.startswith(("medians", "too few")))
     return [line.strip().partition("  ")[0] for line in lines[start + 1 : end]]
 
 
