@@ -14,7 +14,7 @@ errors
 deadline cores partition layout seeding timing infos actions config options status interrupts guard
 policy
 mpi messages shrink exchange
-envs.outputs envs.inputs envs.time_limits envs.faults envs.members envs.loop envs.restoring envs.bare envs
+envs.outputs envs.inputs envs.time_limits envs.faults envs.members envs.loop envs.restoring envs.bare envs.timed envs
 watchdog slices worker driver vector_env assembly connection sb3 examples.train_ppo
 limit tally collector losses catchup
 storage.child storage.unmarked storage.schema storage.reader storage.episodes

@@ -18,12 +18,11 @@ from gymnasium.vector.utils import batch_space
 
 from mpi_rollout.config import RolloutConfig, load_callable
 from mpi_rollout.envs import EnvMaker, maker_of
+from mpi_rollout.envs.timed import WINDOW_S, time_steps
 from mpi_rollout.errors import DataError, EnvError, RolloutError, UsageError
 from mpi_rollout.layout import leaves
 from mpi_rollout.scaling.jobs import JobFailed, Stop, run_job
-from mpi_rollout.seeding import episode_seeds
 
-WINDOW_S, LEAST_STEPS, WARM_UP_STEPS = 1.0, 20, 5
 MAKING_S, MOST_MADE = 1.0, 8
 POLICY_S, POLICY_CALLS = 0.25, 200
 OFTEN = 0.999  # What is longer and seldomer is other work on the machine.
@@ -129,13 +128,14 @@ def measure_env(config: RolloutConfig, window_s: float = WINDOW_S) -> EnvFigures
     observation_space, action_space = env.observation_space, env.action_space
     nbytes = [sum(leaf.nbytes for leaf in leaves(space)) for space in (observation_space, action_space)]
     policy_s = measure_policy(config, observation_space)
-    step_s, reset_s, num_resets = measure_steps(env, config.seed, window_s)
+    times = time_steps(env, config.seed, window_s)
+    often = np.minimum(times.step_s, np.quantile(times.step_s, OFTEN))
     return EnvFigures(
-        step_s=float(np.mean(step_s)),
-        step_spread_s=float(np.std(np.minimum(step_s, np.quantile(step_s, OFTEN)))),
-        num_steps=len(step_s),
-        reset_s=reset_s / num_resets if num_resets else 0.0,
-        steps_per_episode=len(step_s) / num_resets if num_resets else 0.0,
+        step_s=float(np.mean(times.step_s)),
+        step_spread_s=float(np.std(often)),
+        num_steps=len(times.step_s),
+        reset_s=times.reset_mean_s,
+        steps_per_episode=times.steps_per_episode,
         observation_bytes=nbytes[0],
         action_bytes=nbytes[1],
         bytes_per_env=measure_memory(make, config, env),
@@ -143,24 +143,6 @@ def measure_env(config: RolloutConfig, window_s: float = WINDOW_S) -> EnvFigures
         policy_s=policy_s,
         is_native=has_native(make),
     )
-
-
-def measure_steps(env: gymnasium.Env, seed: int, window_s: float) -> tuple[np.ndarray, float, int]:
-    """Step an env with random actions; return seconds of each step, of all resets but the first, and their number."""
-    seeds = episode_seeds(seed, 0)
-    env.action_space.seed(seed)
-    env.reset(seed=next(seeds))
-    steps, reset_s, num_resets, begin = [], 0.0, 0, perf_counter()
-    while len(steps) < LEAST_STEPS + WARM_UP_STEPS or perf_counter() - begin < window_s:
-        action = env.action_space.sample()
-        before = perf_counter()
-        _, _, terminated, truncated, _ = env.step(action)
-        after = perf_counter()
-        steps.append(after - before)
-        if terminated or truncated:
-            env.reset(seed=next(seeds))
-            reset_s, num_resets = reset_s + perf_counter() - after, num_resets + 1
-    return np.array(steps[WARM_UP_STEPS:]), reset_s, num_resets
 
 
 def measure_memory(make: EnvMaker, config: RolloutConfig, first: gymnasium.Env) -> float:

@@ -14,8 +14,9 @@ import numpy as np
 
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.cores import num_usable_cores
+from mpi_rollout.envs.timed import WINDOW_S
 from mpi_rollout.errors import Interrupted, RolloutError, StorageError, UsageError
-from mpi_rollout.scaling.env_probe import WINDOW_S, EnvFigures, probe_env
+from mpi_rollout.scaling.env_probe import EnvFigures, probe_env
 from mpi_rollout.scaling.jobs import JobFailed, Stop, check_launcher, default_launcher, run_job, stopping_on_signals
 from mpi_rollout.scaling.machine import cpu_model, free_memory
 from mpi_rollout.scaling.runner import launcher_if_any, tell
