@@ -1,21 +1,23 @@
 """The command line: derived from the configuration, one function per command."""
 
 import argparse
-import json
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import MISSING, Field, fields
+from dataclasses import fields
 from typing import Any
 
 from mpi_rollout import __version__
 from mpi_rollout.compare.command import add_compare
-from mpi_rollout.config import RolloutConfig, flag
+from mpi_rollout.config import RolloutConfig
 from mpi_rollout.errors import RolloutError, UsageError
 from mpi_rollout.mpi import claimed_rank, share_refusal, with_stacks
+from mpi_rollout.options import add_option, ranks_list
+from mpi_rollout.scaling.sim.options import add_sim
 from mpi_rollout.scaling.study import RUN_OPTIONS, Study
+from mpi_rollout.tune.options import add_tune
 
-COMMANDS = ("run", "inspect", "verify", "recover", "scaling", "compare", "plot", "doctor")
+COMMANDS = ("run", "inspect", "verify", "recover", "scaling", "compare", "tune", "plot", "doctor")
 
 
 class Parser(argparse.ArgumentParser):
@@ -73,15 +75,16 @@ def make_parser() -> Parser:
     add_recover(commands)
     add_scaling(commands)
     add_compare(commands)
+    add_tune(commands)
     add_plot(commands)
     add_doctor(commands)
     return parser
 
 
 def add_scaling(commands: Any) -> None:
-    """Add `scaling strong` and `scaling weak`: a study's own options, and those of a run that it is made of."""
+    """Add `scaling strong` and `weak`, with their own options and those of a run that they are made of, and `sim`."""
     scaling = commands.add_parser("scaling", help="measure how much faster more ranks are; starts mpirun by itself")
-    kinds = scaling.add_subparsers(required=True, metavar="strong|weak")
+    kinds = scaling.add_subparsers(required=True, metavar="strong|weak|sim")
     own = (
         (
             "--ranks",
@@ -108,23 +111,7 @@ def add_scaling(commands: Any) -> None:
             if each.name in RUN_OPTIONS:
                 add_option(parser, each)
         parser.set_defaults(command=scaling_command, kind=kind)
-
-
-def ranks_list(text: str) -> tuple[int, ...]:
-    """Read the value of --ranks; 1 is added.
-
-    Raises
-    ------
-    UsageError
-        It is no list of numbers of ranks.
-    """
-    try:
-        found = {int(part) for part in text.split(",")}
-    except ValueError:
-        found = {0}
-    if min(found) < 1:
-        raise UsageError(f"--ranks must be numbers of ranks such as 1,2,4,8, got {text!r}")
-    return tuple(sorted(found | {1}))
+    add_sim(kinds)
 
 
 def add_plot(commands: Any) -> None:
@@ -167,45 +154,6 @@ def add_recover(commands: Any) -> None:
     recover.set_defaults(command=recover_command)
 
 
-def add_option(parser: argparse.ArgumentParser, each: Field) -> None:
-    """Add one field of the configuration as an option."""
-    default = each.default_factory() if each.default is MISSING else each.default
-    help_text = each.metadata["help"]
-    if isinstance(default, bool):
-        name = "no-" + each.name if default else each.name
-        parser.add_argument(
-            flag(name), dest=each.name, default=default, help="do not " + help_text if default else help_text,
-            action="store_false" if default else "store_true",
-        )  # fmt: skip
-        return
-    extra = {key: each.metadata[key] for key in ("choices", "metavar") if key in each.metadata}
-    if default not in (None, {}):
-        help_text += f" (default: {default})"
-    parser.add_argument(flag(each.name), dest=each.name, default=default, type=_reader(each), help=help_text, **extra)
-
-
-def _reader(each: Field) -> Any:
-    if each.name == "env_kwargs":
-        return json_object
-    return next((kind for kind in (int, float) if kind.__name__ in str(each.type)), str)
-
-
-def json_object(text: str) -> dict[str, Any]:
-    """Read the value of --env-kwargs.
-
-    Raises
-    ------
-    UsageError
-        It is not JSON.
-    """
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        raise UsageError(
-            f"--env-kwargs must be a JSON object such as '{{\"level\": 3}}', got {text!r}: {error}"
-        ) from error
-
-
 def run_command(options: argparse.Namespace) -> int:
     from mpi_rollout.run import run  # Reads files no more than it must: workers import no h5py.
 
@@ -230,14 +178,17 @@ def scaling_command(options: argparse.Namespace) -> int:
 
 
 def plot_command(options: argparse.Namespace) -> int:
+    from mpi_rollout.compare import file as comparison
     from mpi_rollout.compare.figures import plot_comparison
-    from mpi_rollout.compare.file import FORMAT
     from mpi_rollout.scaling.figures import plot_study
+    from mpi_rollout.scaling.sim import file as simulation
+    from mpi_rollout.scaling.sim.figures import plot_simulation
     from mpi_rollout.scaling.tables import format_of
 
+    # What is none of these is a study, or refused as if it were.
+    drawers = {simulation.FORMAT: plot_simulation, comparison.FORMAT: plot_comparison}
     for path in options.files:
-        plot = plot_comparison if format_of(path) == FORMAT else plot_study
-        print("\n".join(plot(path)))
+        print("\n".join(drawers.get(format_of(path), plot_study)(path)))
     return 0
 
 

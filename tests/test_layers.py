@@ -11,10 +11,10 @@ from conftest import TESTS, Job, job_environment
 PACKAGE = TESTS.parent / "mpi_rollout"
 LAYERS = """
 errors
-deadline cores partition layout seeding timing infos actions config status interrupts guard
+deadline cores partition layout seeding timing infos actions config options status interrupts guard
 policy
 mpi waiting messages shrink exchange
-envs.outputs envs.inputs envs.time_limits envs.faults envs.members envs.loop envs.restoring envs.bare envs
+envs.outputs envs.inputs envs.time_limits envs.faults envs.members envs.loop envs.restoring envs.bare envs.timed envs
 watchdog slices worker driver vector_env assembly connection sb3 examples.train_ppo
 limit tally collector losses catchup
 storage.child storage.unmarked storage.schema storage.reader storage.episodes
@@ -24,11 +24,15 @@ progress report root run
 plots inspection replay durability
 doctor.findings doctor.probe doctor.launch doctor.rank doctor.ranks doctor.world
 doctor.folder doctor.leftovers doctor.local doctor
-scaling.study scaling.machine scaling.jobs scaling.workplace scaling.samples scaling.tables scaling.file
-scaling.statistics scaling.analysis scaling.report scaling.figures scaling.runner scaling
+scaling.tables scaling.study scaling.machine scaling.jobs scaling.workplace scaling.samples scaling.file
+scaling.statistics scaling.analysis scaling.report scaling.figures scaling.runner
+scaling.model scaling.sleeping scaling.env_probe
+scaling.sim.question scaling.sim.constants scaling.sim.file scaling.sim.fitting scaling.sim.analysis
+scaling.sim.report scaling.sim.figures scaling.sim.runner scaling.sim.options scaling.sim scaling
 compare.systems compare.pool compare.steppers compare.makers compare.recording compare.process compare.processes
 compare.comparison compare.samples compare.facts compare.file compare.analysis compare.report compare.figures
 compare.estimate compare.runner compare compare.command
+tune.candidates tune.trials tune.report tune.runner tune.options tune
 cli __main__
 """
 ORDER = LAYERS.split()

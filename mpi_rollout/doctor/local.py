@@ -4,19 +4,20 @@ import importlib.metadata
 import os
 from collections.abc import Iterator
 from importlib.util import find_spec
-from time import perf_counter
+
+import numpy as np
 
 from mpi_rollout.doctor.findings import FILES, Finding
 from mpi_rollout.doctor.folder import judge_folder
 from mpi_rollout.doctor.launch import judge_slurm
 from mpi_rollout.doctor.leftovers import judge_segments, judge_sessions, judge_shared_memory
 from mpi_rollout.doctor.probe import Report
+from mpi_rollout.envs.timed import time_steps
 from mpi_rollout.layout import leaves
 
 EXTRAS = {"mujoco": "mujoco", "ale_py": "ale-py", "matplotlib": "matplotlib", "stable_baselines3": "stable-baselines3",
           "torch": "torch", "onnxruntime": "onnxruntime", "minari": "minari", "envpool": "envpool",
           "hdf5plugin": "hdf5plugin"}  # fmt: skip
-STEP_S = 1.0
 
 
 def examine_host(report: Report, folder: str, env_id: str | None) -> None:
@@ -69,24 +70,11 @@ def judge_env(env_id: str) -> list[Finding]:
     env = gymnasium.make(env_id)
     try:
         nbytes = sum(leaf.nbytes for leaf in leaves(env.observation_space))
-        env.reset(seed=0)
-        env.action_space.seed(0)
-        num_steps, step_s, reset_s, num_resets = 0, 0.0, 0.0, 0
-        while step_s + reset_s < STEP_S:
-            action = env.action_space.sample()
-            before = perf_counter()
-            _, _, terminated, truncated, _ = env.step(action)
-            after = perf_counter()
-            num_steps, step_s = num_steps + 1, step_s + after - before
-            if terminated or truncated:
-                env.reset()
-                num_resets, reset_s = num_resets + 1, reset_s + perf_counter() - after
+        times = time_steps(env)
     finally:
         env.close()
-    step_us = step_s / num_steps * 1e6
+    step_us = float(np.mean(times.step_s)) * 1e6
     found = f"{env_id}: {step_us:,.1f} us per step, observations of {nbytes:,} bytes"
-    if num_resets:
-        found += (
-            f", {reset_s / num_resets * 1e6:,.1f} us per reset after {num_steps / num_resets:,.0f} steps on average"
-        )
+    if times.num_resets:
+        found += f", {times.reset_mean_s * 1e6:,.1f} us per reset after {times.steps_per_episode:,.0f} steps on average"
     return [Finding("env", found, figures={"env_step_us": step_us, "observation_bytes": nbytes})]

@@ -4,7 +4,11 @@ study       what it is: points, order, commands            statistics  of number
 machine     where it is done                               analysis    from samples to figures
 jobs        one job, whatever becomes of it                report      as text
 samples     what jobs gave                                 figures     as pictures
+tables      rows of dataclasses in HDF5, whole files
 file        all of that in HDF5
 runner      does the study
-tables, workplace          what every kind of study shares: tables in HDF5; the folder that a study has to itself
+workplace   the folder that a study has to itself
+
+model       what a step costs on any number of ranks       env_probe   one env, measured by itself
+sim         carries the model to many ranks, checks it     sleeping    an env that only sleeps
 """

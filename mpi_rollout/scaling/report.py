@@ -1,6 +1,7 @@
 """What a study shows, as text."""
 
 import math
+from collections.abc import Sequence
 
 from mpi_rollout.scaling.analysis import Analysis, PointFigures
 from mpi_rollout.scaling.file import StudyFile
@@ -67,8 +68,12 @@ def _base(file: StudyFile, analysis: Analysis) -> str:
 
 def table(points: list[PointFigures]) -> list[str]:
     """One line for each number of ranks, below a line of names."""
-    rows = [COLUMNS, *map(_cells, points)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
+    return aligned([COLUMNS, *map(_cells, points)])
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Cells as columns, each flush right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
 
 

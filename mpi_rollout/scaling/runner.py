@@ -56,7 +56,7 @@ def measure(study: Study, out: str, timeout_s: float, dry_run: bool = False) -> 
     if timeout_s <= 0:
         raise UsageError(f"--timeout-s must be more than 0, got {timeout_s:g}")
     if dry_run:
-        print("\n".join(commands(study, out, study.launcher or _launcher_if_any())))
+        print("\n".join(commands(study, out, study.launcher or launcher_if_any())))
         return 0
     check_folder(out)
     launcher = study.launcher or default_launcher()
@@ -70,7 +70,8 @@ def measure(study: Study, out: str, timeout_s: float, dry_run: bool = False) -> 
     return 0
 
 
-def _launcher_if_any() -> str:
+def launcher_if_any() -> str:
+    """For printing commands: without an mpirun its name will do."""
     try:
         return default_launcher()
     except RolloutError:

@@ -8,6 +8,7 @@ Karp and Flatt (1990), Hockney (1994) for the models; Extra-P for how many point
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 import numpy as np
 
@@ -123,15 +124,44 @@ def fit(columns: np.ndarray, values: np.ndarray) -> Fit:
     return Fit(tuple(coefficients.tolist()), float(np.abs(errors).max()), float(held_out))
 
 
-def _solve(columns: np.ndarray, values: np.ndarray) -> np.ndarray:
+def _solve(columns: np.ndarray, values: np.ndarray, known: np.ndarray | float = 0.0) -> np.ndarray:
     scale = np.abs(columns).max(axis=0)  # Bytes and counts differ by many powers of ten.
     if (scale == 0).any():
         raise NoFit("the points do not tell the parts of the model apart")
     relative = columns / scale / values[:, None]
-    coefficients, _, rank, _ = np.linalg.lstsq(relative, np.ones(len(values)), rcond=1e-9)
+    coefficients, _, rank, _ = np.linalg.lstsq(relative, np.ones(len(values)) - known / values, rcond=1e-9)
     if rank < columns.shape[1]:
         raise NoFit("the points do not tell the parts of the model apart")
     return coefficients / scale
+
+
+def non_negative(columns: np.ndarray, values: np.ndarray, known: np.ndarray | float = 0.0) -> np.ndarray:
+    """Fit `values` by a sum of columns, none less than 0 times: the best of all choices of columns that are.
+
+    With as few columns as models have, trying all choices is simple and exact.  Errors are relative to `values`.
+
+    Parameters
+    ----------
+    known
+        A part of the values that is not to be fitted.
+
+    Raises
+    ------
+    NoFit
+        A value is not positive, or the points do not tell the columns apart.
+    """
+    if (values <= 0).any():
+        raise NoFit("a value is not positive")
+    _solve(columns, values, known)  # Or it is refused.
+    best, found = math.inf, np.zeros(columns.shape[1])
+    for size in range(columns.shape[1] + 1):
+        for chosen in map(list, combinations(range(columns.shape[1]), size)):
+            part = _solve(columns[:, chosen], values, known) if chosen else np.zeros(0)
+            error = float(np.square((columns[:, chosen] @ part + known) / values - 1).sum())
+            if (part >= 0).all() and error < best:
+                best, found = error, np.zeros(columns.shape[1])
+                found[chosen] = part
+    return found
 
 
 def amdahl(speed_ups: Mapping[int, float]) -> Fit:

@@ -1,0 +1,76 @@
+"""Options of the command line that several commands have."""
+
+import argparse
+import json
+from dataclasses import MISSING, Field
+from typing import Any
+
+from mpi_rollout.config import flag
+from mpi_rollout.errors import UsageError
+
+
+def add_option(parser: argparse.ArgumentParser, each: Field) -> None:
+    """Add one field of the configuration as an option."""
+    default = each.default_factory() if each.default is MISSING else each.default
+    help_text = each.metadata["help"]
+    if isinstance(default, bool):
+        name = "no-" + each.name if default else each.name
+        parser.add_argument(
+            flag(name), dest=each.name, default=default, help="do not " + help_text if default else help_text,
+            action="store_false" if default else "store_true",
+        )  # fmt: skip
+        return
+    extra = {key: each.metadata[key] for key in ("choices", "metavar") if key in each.metadata}
+    if default not in (None, {}):
+        help_text += f" (default: {default})"
+    parser.add_argument(flag(each.name), dest=each.name, default=default, type=_reader(each), help=help_text, **extra)
+
+
+def _reader(each: Field) -> Any:
+    if each.name == "env_kwargs":
+        return json_object
+    return next((kind for kind in (int, float) if kind.__name__ in str(each.type)), str)
+
+
+def json_object(text: str) -> dict[str, Any]:
+    """Read the value of --env-kwargs.
+
+    Raises
+    ------
+    UsageError
+        It is not JSON.
+    """
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise UsageError(
+            f"--env-kwargs must be a JSON object such as '{{\"level\": 3}}', got {text!r}: {error}"
+        ) from error
+
+
+def numbers(option: str, what: str, example: str, text: str) -> tuple[int, ...]:
+    """Read a list of whole numbers from 1 on, in ascending order.
+
+    Raises
+    ------
+    UsageError
+        It is no such list.
+    """
+    try:
+        found = {int(part) for part in text.split(",")}
+    except ValueError:
+        found = {0}
+    if min(found) < 1:
+        raise UsageError(f"{option} must be {what} such as {example}, got {text!r}")
+    return tuple(sorted(found))
+
+
+def ranks_list(text: str) -> tuple[int, ...]:
+    """Read the value of --ranks; 1 is added.
+
+    Raises
+    ------
+    UsageError
+        It is no list of numbers of ranks.
+    """
+    return tuple(sorted({1, *numbers("--ranks", "numbers of ranks", "1,2,4,8", text)}))

@@ -1,0 +1,192 @@
+"""What one env is like, measured in a process of its own: an env may crash, hang or leave.
+
+The child makes the env as a run does, steps it with random actions for a second or so, and prints what it found as a
+line of JSON, as jobs do.
+"""
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.vector.utils import batch_space
+
+from mpi_rollout.config import RolloutConfig, load_callable
+from mpi_rollout.envs import EnvMaker, maker_of
+from mpi_rollout.envs.timed import WINDOW_S, time_steps
+from mpi_rollout.errors import DataError, EnvError, RolloutError, UsageError
+from mpi_rollout.layout import leaves
+from mpi_rollout.scaling.jobs import JobFailed, Stop, run_job
+
+MAKING_S, MOST_MADE = 1.0, 8
+POLICY_S, POLICY_CALLS = 0.25, 200
+OFTEN = 0.999  # What is longer and seldomer is other work on the machine.
+PROGRAM = "from mpi_rollout.scaling.env_probe import serve; serve()"
+
+
+@dataclass(frozen=True)
+class EnvFigures:
+    """What was measured of one env, on one core.
+
+    Parameters
+    ----------
+    step_s, step_spread_s
+        Mean and standard deviation of a step's seconds; the latter with the longest thousandth cut to the rest.
+    reset_s
+        Mean of a reset's seconds, the first one left out; 0 if no episode ended.
+    steps_per_episode
+        On average; 0 if no episode ended.
+    bytes_per_env, process_bytes
+        Memory that another env takes, and that a process has with a single one.
+    policy_s
+        Seconds of a call of the policy on all envs; 0 for the random one.
+    is_native
+        It has a `vector_entry_point`.
+    """
+
+    step_s: float
+    step_spread_s: float
+    num_steps: int
+    reset_s: float
+    steps_per_episode: float
+    observation_bytes: int
+    action_bytes: int
+    bytes_per_env: float
+    process_bytes: int
+    policy_s: float
+    is_native: bool
+
+    @property
+    def reset_share(self) -> float:
+        """Of an env's time."""
+        if not self.steps_per_episode:
+            return 0.0
+        return self.reset_s / (self.reset_s + self.steps_per_episode * self.step_s)
+
+
+def probe_env(
+    options: Mapping[str, Any], folder: Path, timeout_s: float, stop: Stop, window_s: float = WINDOW_S
+) -> EnvFigures:
+    """Measure an env in a child process.
+
+    Parameters
+    ----------
+    options
+        Of `RolloutConfig`.
+    window_s
+        For how long to step it.
+
+    Raises
+    ------
+    UsageError
+        There is no such env, or it does not take its arguments.
+    EnvError
+        It failed, crashed, or took longer than `timeout_s` seconds.
+    Interrupted
+        Somebody asked us to stop.
+    """
+    config = RolloutConfig(**options)
+    name = config.env or config.env_factory
+    try:
+        found = run_job([sys.executable, "-c", PROGRAM, json.dumps([dict(options), window_s])], folder, timeout_s, stop)
+    except JobFailed as error:
+        if error.code == UsageError.exit_code:
+            raise UsageError(str(error).partition(": ")[2]) from error
+        raise EnvError(
+            f"measuring {name} by itself: {error}; try it without MPI: gymnasium.make, reset, step"
+        ) from None
+    return EnvFigures(**{key: value for key, value in found.items() if key != "complete"})
+
+
+def serve() -> None:
+    """In the child: measure what the command line says."""
+    printed, sys.stdout = sys.stdout, sys.stderr  # Envs print.
+    sys.path.insert(0, "")
+    try:
+        options, window_s = json.loads(sys.argv[1])
+        found = measure_env(RolloutConfig(**options), window_s)
+    except RolloutError as error:
+        sys.stderr.write(f"mpi_rollout: {error}\n")
+        sys.exit(error.exit_code)
+    except Exception as error:
+        sys.stderr.write(f"mpi_rollout: {type(error).__name__}: {error}\n")
+        sys.exit(EnvError.exit_code)
+    printed.write(json.dumps(asdict(found) | {"complete": True}) + "\n")
+    printed.flush()
+
+
+def measure_env(config: RolloutConfig, window_s: float = WINDOW_S) -> EnvFigures:
+    """Measure an env in this process, stepping it for some seconds."""
+    make = maker_of(config)
+    env = make()
+    process_bytes = resident_bytes()
+    observation_space, action_space = env.observation_space, env.action_space
+    nbytes = [sum(leaf.nbytes for leaf in leaves(space)) for space in (observation_space, action_space)]
+    policy_s = measure_policy(config, observation_space)
+    times = time_steps(env, config.seed, window_s)
+    often = np.minimum(times.step_s, np.quantile(times.step_s, OFTEN))
+    return EnvFigures(
+        step_s=float(np.mean(times.step_s)),
+        step_spread_s=float(np.std(often)),
+        num_steps=len(times.step_s),
+        reset_s=times.reset_mean_s,
+        steps_per_episode=times.steps_per_episode,
+        observation_bytes=nbytes[0],
+        action_bytes=nbytes[1],
+        bytes_per_env=measure_memory(make, config, env),
+        process_bytes=process_bytes,
+        policy_s=policy_s,
+        is_native=has_native(make),
+    )
+
+
+def measure_memory(make: EnvMaker, config: RolloutConfig, first: gymnasium.Env) -> float:
+    """Bytes by which the process grows for another env, which is reset and stepped once as `first` was."""
+    begin, before, envs = perf_counter(), resident_bytes(), []
+    while len(envs) < min(MOST_MADE, max(1, config.num_envs - 1)) and perf_counter() - begin < MAKING_S:
+        env = make()
+        env.reset(seed=config.seed)
+        env.step(env.action_space.sample())
+        envs.append(env)
+    grown = resident_bytes() - before
+    for env in [first, *envs]:
+        env.close()
+    return max(0.0, grown / len(envs))
+
+
+def resident_bytes() -> int:
+    """Memory that this process has, as the kernel counts it."""
+    fields = Path("/proc/self/status").read_text().split("VmRSS:")[1].split()
+    return int(fields[0]) * 1024
+
+
+def measure_policy(config: RolloutConfig, observation_space: gymnasium.Space) -> float:
+    """The median seconds of a call of the policy, on made-up observations of all envs."""
+    if config.policy == "random":
+        return 0.0
+    policy = load_callable(config.policy, "--policy")
+    observations = batch_space(observation_space, config.num_envs).sample()
+    taken: list[float] = []
+    try:
+        policy(observations)
+        begin = perf_counter()
+        while len(taken) < POLICY_CALLS and (not taken or perf_counter() - begin < POLICY_S):
+            before = perf_counter()
+            policy(observations)
+            taken.append(perf_counter() - before)
+    except Exception as error:
+        raise DataError(f"--policy {config.policy}: {type(error).__name__}: {error}") from error
+    return float(np.median(taken))
+
+
+def has_native(make: EnvMaker) -> bool:
+    """Whether a registered env has a vectorized version of its own."""
+    if not isinstance(make.env, str):
+        return False
+    spec = gymnasium.spec(make.env.rpartition(":")[2])
+    return spec.vector_entry_point is not None

@@ -1,0 +1,244 @@
+"""What a step costs on any number of ranks, as functions of numbers: alpha, beta, and the root's own work.
+
+    step = E[slowest rank's envs] + exchange + policy
+    exchange = root + alpha ceil(log2 p) + per_rank (p - 1) + per_env p n + beta bytes
+
+for p ranks of n envs.  Sources: Hockney (1994) for alpha and beta; Thakur, Rabenseifner and Gropp (2005) for the
+ceil(log2 p) of trees; the slowest of p ranks is the mean of the largest of p order statistics (David and Nagaraja,
+2003).  The terms that are linear in p are the root's: it takes in all slots, and no tree makes them fewer.
+
+With the policy on the workers, ranks exchange once per fragment of L steps: no order and no root's policy in a step,
+L times as many rows in an exchange.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass, replace
+
+import numpy as np
+
+from mpi_rollout.scaling.statistics import NEEDED_POINTS, NoFit, non_negative
+
+_MOST_RANKS = 2**40
+_LONGEST = 30.0  # Of a logarithm: e**-30 of the mean.
+_GRID = 20_001  # Points of an integral; 1e-4 of the spread is its error.
+
+
+@dataclass(frozen=True)
+class Constants:
+    """Of a machine and this program, in seconds; none is negative.
+
+    Parameters
+    ----------
+    root_s, root_s_per_env, root_s_per_rank
+        The root's work for an exchange, whatever its size, for each env, and for each other rank.
+    alpha_s
+        A level of the tree of messages, there and back.
+    beta_s_per_byte
+        A byte that the root sends or receives.
+    policy_s, policy_s_per_env
+        One call of the policy, and each row of its batch.
+    """
+
+    root_s: float = 0.0
+    root_s_per_env: float = 0.0
+    root_s_per_rank: float = 0.0
+    alpha_s: float = 0.0
+    beta_s_per_byte: float = 0.0
+    policy_s: float = 0.0
+    policy_s_per_env: float = 0.0
+
+
+EXCHANGE = ("root_s", "root_s_per_env", "root_s_per_rank", "alpha_s", "beta_s_per_byte")
+_ROOT, _MESSAGES = [0, 1], [2, 3, 4]
+
+
+@dataclass(frozen=True)
+class Workload:
+    """The envs of each rank.
+
+    Parameters
+    ----------
+    env_step_s, env_step_spread_s
+        Mean and standard deviation of one env's step, in seconds.  Steps are taken as independent, with a gamma
+        distribution: positive, and skewed where the spread is large.
+    order_bytes_per_env, slot_bytes, fragment_bytes_per_step
+        Of messages: an env's action in the order; what a rank sends for one step; what it sends for each step of a
+        fragment, actions included.
+    """
+
+    envs_per_rank: int
+    env_step_s: float
+    env_step_spread_s: float
+    order_bytes_per_env: float
+    slot_bytes: float
+    fragment_bytes_per_step: float
+
+
+@dataclass(frozen=True)
+class Step:
+    """Seconds of one step of all envs; for fragments a step's share of them."""
+
+    env_s: float
+    waiting_s: float
+    exchange_s: float
+    policy_s: float
+
+    @property
+    def seconds(self) -> float:
+        return sum(astuple(self))
+
+    @property
+    def efficiency(self) -> float:
+        """Share of the time that ranks are in their envs."""
+        return self.env_s / self.seconds
+
+
+def predict(constants: Constants, work: Workload, num_ranks: int, fragment_length: int | None = None) -> Step:
+    """What a step takes on so many ranks.
+
+    Parameters
+    ----------
+    fragment_length
+        Steps between two exchanges, with the policy on the workers; None for the policy on the root.
+    """
+    num_envs, length = num_ranks * work.envs_per_rank, fragment_length or 1
+    num_steps = work.envs_per_rank * length
+    slowest_s = slowest(num_ranks, num_steps, work.env_step_s, work.env_step_spread_s)
+    if fragment_length is None:
+        nbytes = work.order_bytes_per_env * num_envs + (num_ranks - 1) * work.slot_bytes
+        policy_s = constants.policy_s + constants.policy_s_per_env * num_envs
+    else:
+        nbytes = (num_ranks - 1) * work.fragment_bytes_per_step * length
+        policy_s = constants.policy_s + constants.policy_s_per_env * work.envs_per_rank
+    parts = exchange_parts(num_ranks, num_envs * length, nbytes if num_ranks > 1 else 0.0)
+    exchange_s = float(parts @ [getattr(constants, name) for name in EXCHANGE])
+    env_s = work.envs_per_rank * work.env_step_s
+    return Step(env_s, slowest_s / length - env_s, exchange_s / length, policy_s)
+
+
+def exchange_parts(num_ranks: int, num_rows: int, nbytes: float) -> np.ndarray:
+    """How often an exchange pays each of the constants `EXCHANGE`."""
+    return np.array([1.0, num_rows, num_ranks - 1, math.ceil(math.log2(num_ranks)), nbytes])
+
+
+def slowest(num_ranks: int, num_steps: int, mean_s: float, spread_s: float) -> float:
+    """The expected seconds of the slowest of some ranks, each of which takes `num_steps` env steps.
+
+    A sum of gamma distributed times is gamma distributed too; E[max] is the integral of 1 - F(x)**num_ranks.
+    """
+    total_s = num_steps * mean_s
+    if num_ranks == 1 or spread_s == 0 or mean_s == 0:
+        return total_s
+    shape = num_steps * (mean_s / spread_s) ** 2
+    low = math.log(shape) - min(12 / math.sqrt(shape) + 37 / shape, _LONGEST)  # What lies below adds nothing.
+    high = math.log(shape + 12 * math.sqrt(shape) + 60)
+    u = np.linspace(low, high, _GRID)  # Over log x: a density without a pole, whatever the shape.
+    step = u[1] - u[0]
+    density = np.exp(shape * u - np.exp(u) - math.lgamma(shape))
+    above = np.cumsum(density[::-1])[::-1] * step - density * step / 2
+    below = math.exp(shape * low - math.lgamma(shape + 1)) if shape < 1 else 0.0  # The leading term of F near 0.
+    above = np.clip(above / above[0] * (1 - below), 0.0, 1 - 1e-16)
+    largest_above = -np.expm1(num_ranks * np.log1p(-above))
+    heights = largest_above * np.exp(u)
+    expected = math.exp(low) + step * (heights.sum() - (heights[0] + heights[-1]) / 2)
+    return total_s * max(1.0, float(expected) / shape)
+
+
+def saturation(constants: Constants, work: Workload, fragment_length: int | None = None) -> int | None:
+    """The least number of ranks where exchange and policy take as long as the envs; None if there is none.
+
+    Without spread that is where the efficiency falls to 1/2.
+    """
+
+    def is_over(num_ranks: int) -> bool:
+        step = predict(constants, replace(work, env_step_spread_s=0.0), num_ranks, fragment_length)
+        return step.exchange_s + step.policy_s >= step.env_s
+
+    if is_over(1):
+        return 1
+    high = 2
+    while not is_over(high):
+        high *= 2
+        if high > _MOST_RANKS:
+            return None
+    low = high // 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if is_over(middle) else (middle, high)
+    return high
+
+
+def ceiling(constants: Constants, work: Workload, fragment_length: int | None = None) -> float:
+    """Env steps per second that no number of such ranks exceeds: what the root takes for each of them."""
+    if fragment_length is None:
+        nbytes = work.order_bytes_per_env * work.envs_per_rank + work.slot_bytes
+        policy_s = constants.policy_s_per_env * work.envs_per_rank
+        per_rank_s = constants.root_s_per_rank + policy_s
+    else:
+        nbytes = work.fragment_bytes_per_step
+        per_rank_s = constants.root_s_per_rank / fragment_length
+    per_rank_s += constants.root_s_per_env * work.envs_per_rank + constants.beta_s_per_byte * nbytes
+    return work.envs_per_rank / per_rank_s if per_rank_s else math.inf
+
+
+@dataclass(frozen=True)
+class ExchangePoint:
+    """What an exchange took that was measured.
+
+    Parameters
+    ----------
+    num_rows
+        Envs of all ranks.
+    """
+
+    num_ranks: int
+    num_rows: int
+    nbytes: float
+    exchange_s: float
+    policy_s: float
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Constants, and the largest relative error of the exchange at a point that they were fitted to."""
+
+    constants: Constants
+    num_points: int
+    worst_error: float
+
+
+def calibrate(points: Sequence[ExchangePoint]) -> Calibration:
+    """Fit the constants to what was measured, by least squares of relative errors, none below 0.
+
+    One rank exchanges no messages, and nobody shares its core: what the root does by itself is fitted to that
+    alone, and only what is left to the jobs of several ranks.
+
+    Raises
+    ------
+    NoFit
+        There are too few points, or they do not tell the parts of the model apart.
+    """
+    alone = [point for point in points if point.num_ranks == 1]
+    several = [point for point in points if point.num_ranks > 1]
+    sizes = {point.num_rows for point in alone}
+    if len(sizes) < 2 or len(several) < NEEDED_POINTS:
+        raise NoFit(
+            f"{len(several)} points of several ranks and {len(sizes)} numbers of envs on one rank, {NEEDED_POINTS} and "
+            "2 are needed"
+        )
+    rows, values = _exchanges(alone)
+    root = non_negative(rows[:, _ROOT], values)
+    policy = non_negative(rows[:, _ROOT], np.array([max(point.policy_s, 1e-9) for point in alone]))
+    rows, values = _exchanges(several)
+    messages = non_negative(rows[:, _MESSAGES], values, rows[:, _ROOT] @ root)
+    found = np.zeros(len(EXCHANGE))
+    found[_ROOT], found[_MESSAGES] = root, messages
+    rows, values = _exchanges(points)
+    constants = Constants(*found.tolist(), *policy.tolist())
+    return Calibration(constants, len(points), float(np.abs(rows @ found / values - 1).max()))
+
+
+def _exchanges(points: Sequence[ExchangePoint]) -> tuple[np.ndarray, np.ndarray]:
+    rows = [exchange_parts(point.num_ranks, point.num_rows, point.nbytes) for point in points]
+    return np.stack(rows), np.array([point.exchange_s for point in points])

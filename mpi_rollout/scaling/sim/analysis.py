@@ -1,0 +1,188 @@
+"""What follows from a simulation's question and samples: constants, curves, and how far measurements are from them."""
+
+import math
+from dataclasses import dataclass
+
+from mpi_rollout.scaling.model import (
+    Calibration,
+    Constants,
+    ceiling,
+    predict,
+    saturation,
+)  # fmt: skip
+from mpi_rollout.scaling.samples import Job
+from mpi_rollout.scaling.sim.file import SimulationFile
+from mpi_rollout.scaling.sim.fitting import Fitting, exchange_s
+from mpi_rollout.scaling.sim.question import Setting
+from mpi_rollout.scaling.statistics import Interval, median_interval
+
+ON_ROOT = 0  # The fragment length of curves with the policy on the root.
+
+
+@dataclass(frozen=True)
+class CurveRow:
+    """A computed point; seconds are of one step.
+
+    Parameters
+    ----------
+    fragment_length
+        0 where the policy is on the root.
+    efficiency_low, efficiency_high
+        With constants fitted without any one number of ranks; without a fit as `efficiency`.
+    """
+
+    fragment_length: int
+    num_ranks: int
+    num_envs: int
+    env_s: float
+    waiting_s: float
+    exchange_s: float
+    policy_s: float
+    efficiency: float
+    efficiency_low: float
+    efficiency_high: float
+    env_steps_per_s: float
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Computed points of one way to work, ascending, and where it ends.
+
+    Parameters
+    ----------
+    saturation
+        The least number of ranks where exchange and policy take as long as the envs; None if there is none.
+    saturations
+        The same with constants fitted without any one number of ranks, ascending; empty without a fit.
+    ceiling
+        Env steps per second that no number of ranks exceeds.
+    """
+
+    fragment_length: int
+    rows: list[CurveRow]
+    saturation: int | None
+    saturations: list[float]
+    ceiling: float
+
+    @property
+    def label(self) -> str:
+        if self.fragment_length == ON_ROOT:
+            return "policy on the root (computed)"
+        return f"policy on the workers, fragments of {self.fragment_length} (computed)"
+
+
+@dataclass(frozen=True)
+class Check:
+    """Measured beside computed, in seconds of one step: all of it, and what exchange and the root took of it.
+
+    Parameters
+    ----------
+    is_held_out
+        The constants were fitted without this number of ranks.
+    error
+        Of the computed step, relative.
+    """
+
+    num_ranks: int
+    num_jobs: int
+    is_held_out: bool
+    oversubscribed: bool
+    measured_s: float
+    low_s: float
+    high_s: float
+    coverage: float
+    computed_s: float
+    error: float
+    measured_exchange_s: float
+    computed_exchange_s: float
+
+
+class SimulationAnalysis:
+    """The figures of a simulation, complete or not.
+
+    Attributes
+    ----------
+    constants
+        None where they cannot be had; then there are no curves.
+    """
+
+    def __init__(self, file: SimulationFile):
+        self._file, self._question, self.fitting = file, file.question, Fitting(file)
+        self.constants: Constants | None = None
+        if file.known is not None:
+            self.constants = file.known.constants
+        elif isinstance(self.fitting.result, Calibration):
+            self.constants = self.fitting.result.constants
+        self._work = file.envs.workload(self._question.envs_per_rank)
+        self.curves = [] if self.constants is None else [self._curve(each) for each in self._lengths]
+        self.checks = [] if self.constants is None else self._checks()
+
+    @property
+    def _lengths(self) -> tuple[int, ...]:
+        return (ON_ROOT, *self._question.fragment_lengths)
+
+    @property
+    def origin(self) -> str:
+        """In words, where the constants come from."""
+        if self._file.known is not None:
+            return self._file.known.origin
+        fitting = self.fitting
+        if not isinstance(fitting.result, Calibration):
+            return f"none: {fitting.result}"
+        jobs = [job for setting in fitting.fitted(fitting.is_crowded) for job in fitting.done[setting]]
+        most = max(job.num_ranks for job in jobs)
+        crowded = ", more than cores" * fitting.is_crowded
+        return (
+            f"measured here by {len(jobs)} jobs of up to {most} ranks{crowded}, whose envs sleep; they fit within "
+            f"{100 * fitting.result.worst_error:.0f} %"
+        )
+
+    def _curve(self, length: int) -> Curve:
+        work, fragment = self._work, length or None
+        rows = [self._row(length, ranks) for ranks in self._question.num_ranks]
+        others = [saturation(each, work, fragment) for each in self.fitting.refits]
+        return Curve(
+            fragment_length=length,
+            rows=rows,
+            saturation=saturation(self.constants, work, fragment),
+            saturations=sorted(math.inf if each is None else each for each in others),
+            ceiling=ceiling(self.constants, work, fragment),
+        )
+
+    def _row(self, length: int, num_ranks: int) -> CurveRow:
+        step = predict(self.constants, self._work, num_ranks, length or None)
+        others = [predict(each, self._work, num_ranks, length or None).efficiency for each in self.fitting.refits]
+        num_envs = num_ranks * self._work.envs_per_rank
+        parts = step.env_s, step.waiting_s, step.exchange_s, step.policy_s
+        span = min(others, default=step.efficiency), max(others, default=step.efficiency)
+        return CurveRow(length, num_ranks, num_envs, *parts, step.efficiency, *span, num_envs / step.seconds)
+
+    def _checks(self) -> list[Check]:
+        found = [self._check(setting, jobs) for setting, jobs in self.fitting.done.items() if setting.is_check]
+        return sorted(found, key=lambda check: check.num_ranks)
+
+    def _check(self, setting: Setting, jobs: list[Job]) -> Check:
+        crowded = jobs[0].oversubscribed
+        step = predict(self.constants, self.fitting.workload(setting), setting.num_ranks)
+        computed_s = step.seconds + crowded * self.fitting.sharing_s * setting.num_ranks
+        measured = median_interval([job.seconds / job.num_steps for job in jobs])
+        return Check(
+            num_ranks=setting.num_ranks,
+            num_jobs=len(jobs),
+            is_held_out=setting.num_ranks == self.fitting.held_out,
+            oversubscribed=crowded,
+            measured_s=measured.median,
+            low_s=measured.low,
+            high_s=measured.high,
+            coverage=measured.coverage,
+            computed_s=computed_s,
+            error=computed_s / measured.median - 1,
+            measured_exchange_s=exchange_s(jobs),
+            computed_exchange_s=step.exchange_s,
+        )
+
+    def efficiency(self, check: Check) -> Interval:
+        """Measured: the time that the envs need by themselves, over that of a step."""
+        setting = next(each for each in self.fitting.done if each.is_check and each.num_ranks == check.num_ranks)
+        env_s = setting.envs_per_rank * self.fitting.env_step_s(setting)
+        return Interval(env_s / check.measured_s, env_s / check.high_s, env_s / check.low_s, check.coverage)

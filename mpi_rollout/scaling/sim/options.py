@@ -1,0 +1,115 @@
+"""The command line of `scaling sim`."""
+
+import argparse
+from dataclasses import fields
+from functools import partial
+from typing import Any
+
+from mpi_rollout.config import RolloutConfig, flag
+from mpi_rollout.errors import UsageError
+from mpi_rollout.options import add_option, numbers, ranks_list
+from mpi_rollout.scaling.sim.question import CONSTANT_NAMES, GIVEN, MEASURED, MOST_CHECKED, Envs, Simulation
+
+RANKS = ",".join(str(2**power) for power in range(15))
+PROBE = "1,3,4,6,8,16,32"
+ENV_OPTIONS = ("env", "env_factory", "env_kwargs")
+HELP = {
+    "root_s": "the root's seconds for an exchange, whatever its size",
+    "root_s_per_rank": "the root's for each other rank",
+    "root_s_per_env": "the root's for each env",
+    "alpha_s": "a level of the tree of messages, there and back",
+    "beta_s_per_byte": "a byte that the root sends or receives",
+    "policy_s": "a call of the policy",
+    "policy_s_per_env": "each row of a batch of the policy",
+}
+
+
+def add_sim(kinds: Any) -> None:
+    """Add `scaling sim` to the kinds of `scaling`."""
+    parser = kinds.add_parser("sim", help="compute what more ranks than are at hand would do", allow_abbrev=False)
+    parser.add_argument(
+        "--ranks", type=ranks_list, default=RANKS, help=f"numbers of ranks to compute for (default: {RANKS})"
+    )
+    parser.add_argument("--envs-per-rank", type=int, default=4, metavar="N", help="envs on each rank (default: 4)")
+    parser.add_argument("--out", default="results/sim.h5", metavar="FILE", help="file of the simulation; if it was "
+                        "interrupted there, it is continued (default: results/sim.h5)")  # fmt: skip
+    _add_envs(parser)
+    _add_constants(parser)
+    _add_jobs(parser)
+    parser.set_defaults(command=sim_command)
+
+
+def _add_envs(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("envs", "either figures of them, or a real one that is measured")
+    group.add_argument("--env-step-s", type=float, metavar="S", help="seconds of one env's step")
+    group.add_argument("--env-step-spread-s", type=float, default=0.0, metavar="S",
+                       help="standard deviation of that, for the wait for the slowest rank (default: 0)")  # fmt: skip
+    group.add_argument("--obs-bytes", type=int, default=64, help="of one observation (default: 64)")
+    group.add_argument("--action-bytes", type=int, default=8, help="of one action (default: 8)")
+    group.add_argument("--fragment-length", type=_fragments, default="32", metavar="L,...",
+                       help="steps between two exchanges where the policy is on the workers; a curve for each "
+                       "(default: 32)")  # fmt: skip
+    for each in fields(RolloutConfig):
+        if each.name in ENV_OPTIONS:
+            add_option(group, each)
+
+
+_fragments = partial(numbers, "--fragment-length", "numbers of steps", "16,128")
+
+
+def _add_constants(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group(
+        "constants", "measured on this machine by a few short jobs, unless they come from a study or are given here"
+    )
+    group.add_argument("--constants", metavar="FILE", help="fit them to this study of `scaling weak` or `strong`")
+    for name in CONSTANT_NAMES:
+        group.add_argument(flag(name), type=float, metavar="S", help=HELP[name] + "; what is not given is 0")
+
+
+def _add_jobs(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("jobs", "of envs that sleep, started by mpirun, in random order")
+    group.add_argument("--probe", type=partial(_some_ranks, "--probe"), default=PROBE, metavar="RANKS",
+                       help=f"numbers of ranks that measure the constants (default: {PROBE})")  # fmt: skip
+    group.add_argument("--check", type=partial(_some_ranks, "--check"), default=(), metavar="RANKS",
+                       help=f"numbers of ranks, up to {MOST_CHECKED}, at which the model is compared with real jobs; "
+                       "the largest, if larger than all of --probe, is in no fit")  # fmt: skip
+    group.add_argument("--repeats", type=int, default=3, help="jobs of each kind (default: 3)")
+    group.add_argument("--order-seed", type=int, default=0, help="of the random order of the jobs (default: 0)")
+    group.add_argument("--timeout-s", type=float, default=600.0, help="end a job that takes longer (default: 600)")
+    group.add_argument("--launcher", default="", help="what starts the ranks, up to -n (default: mpirun)")
+    group.add_argument("--dry-run", action="store_true", help="print the commands of the jobs, start none")
+
+
+def _some_ranks(option: str, text: str) -> tuple[int, ...]:
+    return tuple(sorted({1, *numbers(option, "numbers of ranks", "1,4,16,64", text)}))
+
+
+def question_of(options: argparse.Namespace) -> Simulation:
+    """The question that a command line puts.
+
+    Raises
+    ------
+    UsageError
+        A value that no question can have.
+    """
+    given = {name: getattr(options, name) for name in CONSTANT_NAMES if getattr(options, name) is not None}
+    if given and options.constants is not None:
+        raise UsageError(f"give constants by --constants or one by one, got both: {flag(next(iter(given)))} too")
+    constants_from = options.constants or (GIVEN if given else MEASURED)
+    envs = None
+    if options.env_step_s is not None:
+        envs = Envs(options.env_step_s, options.env_step_spread_s, options.obs_bytes, options.action_bytes)
+    has_env = options.env is not None or options.env_factory is not None
+    env = {name: getattr(options, name) for name in ENV_OPTIONS} if has_env else {}
+    return Simulation(
+        options.ranks, options.envs_per_rank, envs, env, options.fragment_length, constants_from, given,
+        options.probe if constants_from == MEASURED else (), options.check, options.repeats, options.order_seed,
+        options.launcher.strip(),
+    )  # fmt: skip
+
+
+def sim_command(options: argparse.Namespace) -> int:
+    """Answer."""
+    from mpi_rollout.scaling.sim.runner import simulate  # h5py is not for --help.
+
+    return simulate(question_of(options), options.out, options.timeout_s, options.dry_run)

@@ -1,0 +1,167 @@
+"""The model gives back what was put into it, and saturates where trying each number of ranks finds it."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from mpi_rollout.scaling.model import (
+    Constants,
+    ExchangePoint,
+    Workload,
+    calibrate,
+    ceiling,
+    predict,
+    saturation,
+    slowest,
+)
+from mpi_rollout.scaling.statistics import NoFit, non_negative
+
+MADE_UP = Constants(
+    root_s=2e-5, root_s_per_env=5e-8, root_s_per_rank=3e-6, alpha_s=4e-6, beta_s_per_byte=1e-10, policy_s=1e-5,
+    policy_s_per_env=2e-8,
+)  # fmt: skip
+WORK = Workload(4, 1e-3, 0.0, 8.0, 300.0, 400.0)
+
+
+def point(num_ranks: int, envs_per_rank: int, slot_bytes: int, slower: float = 1.0) -> ExchangePoint:
+    """An exchange as the constants would have it."""
+    rows, c = num_ranks * envs_per_rank, MADE_UP
+    nbytes = (num_ranks > 1) * (8 * rows + (num_ranks - 1) * slot_bytes)
+    seconds = (
+        c.root_s + c.root_s_per_env * rows + c.root_s_per_rank * (num_ranks - 1)
+        + c.alpha_s * math.ceil(math.log2(num_ranks)) + c.beta_s_per_byte * nbytes
+    )  # fmt: skip
+    return ExchangePoint(num_ranks, rows, nbytes, seconds * slower, c.policy_s + c.policy_s_per_env * rows)
+
+
+POINTS = [point(1, 4, 300), point(1, 64, 900), point(1, 256, 900), *(point(r, 4, 300) for r in (3, 4, 6, 8, 12)),
+          point(8, 4, 262_144), point(12, 4, 262_144)]  # fmt: skip
+
+
+def test_constants_are_found_in_what_they_made():
+    found = calibrate(POINTS)
+    assert found.worst_error < 1e-9 and found.num_points == len(POINTS)
+    for name, value in MADE_UP.__dict__.items():
+        assert getattr(found.constants, name) == pytest.approx(value, rel=1e-6), name
+
+
+def test_a_part_that_the_points_do_not_have_is_never_negative():
+    shrinking = [replace(each, exchange_s=3e-5 - 1e-6 * math.log2(each.num_ranks)) for each in POINTS]
+    found = calibrate(shrinking)
+    assert all(value >= 0 for value in found.constants.__dict__.values())
+    assert found.constants.root_s == pytest.approx(3e-5, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("points", "words"),
+    [
+        (POINTS[:7], "4 points of several ranks and 3 numbers of envs on one rank, 5 and 2 are needed"),
+        (POINTS[2:], "7 points of several ranks and 1 numbers of envs"),
+        ([*POINTS[:3], *[point(4, 4, 300)] * 6], "do not tell the parts of the model apart"),
+    ],
+)
+def test_too_few_points_are_refused(points, words):
+    with pytest.raises(NoFit, match=words):
+        calibrate(points)
+
+
+def test_the_best_choice_without_negative_parts_is_found_among_all():
+    """Against a fine grid of all pairs."""
+    columns = np.array([[1.0, 1.0], [1.0, 2.0], [1.0, 4.0], [1.0, 8.0]])
+    values = np.array([4.0, 3.0, 2.0, 1.0])
+    found = non_negative(columns, values)
+    grid = np.stack(np.meshgrid(np.linspace(0, 4, 401), np.linspace(0, 1, 101)), -1).reshape(-1, 2)
+    errors = np.square(grid @ columns.T / values - 1).sum(axis=1)
+    assert np.square(columns @ found / values - 1).sum() <= errors.min()
+    assert found[1] == 0 and found[0] == pytest.approx(grid[errors.argmin()][0], abs=0.01)
+
+
+def test_a_known_part_is_not_fitted_again():
+    columns, known = np.array([[1.0], [2.0], [5.0]]), np.array([7.0, 7.0, 7.0])
+    assert non_negative(columns, columns[:, 0] * 3 + known, known) == pytest.approx([3.0])
+    assert non_negative(columns, known, known) == pytest.approx([0.0])
+
+
+def test_the_step_of_one_rank_has_no_messages_and_no_waiting():
+    step = predict(MADE_UP, replace(WORK, env_step_spread_s=1e-4), 1)
+    assert (step.env_s, step.waiting_s) == (pytest.approx(4e-3), pytest.approx(0))
+    assert step.exchange_s == pytest.approx(MADE_UP.root_s + 4 * MADE_UP.root_s_per_env)
+    assert step.policy_s == pytest.approx(MADE_UP.policy_s + 4 * MADE_UP.policy_s_per_env)
+    assert step.efficiency == pytest.approx(4e-3 / step.seconds)
+
+
+def test_a_step_of_many_ranks_is_what_the_formula_says():
+    step = predict(MADE_UP, WORK, 16)
+    nbytes = 16 * 4 * 8 + 15 * 300
+    assert step.exchange_s == pytest.approx(2e-5 + 64 * 5e-8 + 15 * 3e-6 + 4 * 4e-6 + nbytes * 1e-10)
+    assert step.policy_s == pytest.approx(1e-5 + 64 * 2e-8)
+
+
+def test_a_fragment_shares_what_an_exchange_costs_at_least_and_not_what_each_row_costs():
+    fixed, rows = Constants(root_s=1e-3, root_s_per_rank=1e-5, alpha_s=1e-5), Constants(root_s_per_env=1e-6)
+    once, shared = predict(fixed, WORK, 16), predict(fixed, WORK, 16, 10)
+    assert shared.exchange_s == pytest.approx(once.exchange_s / 10)
+    assert predict(rows, WORK, 16, 10).exchange_s == pytest.approx(predict(rows, WORK, 16).exchange_s)
+
+
+def test_a_policy_on_the_workers_sees_the_envs_of_one_rank_only():
+    assert predict(MADE_UP, WORK, 1000, 8).policy_s == pytest.approx(1e-5 + 4 * 2e-8)
+    assert predict(MADE_UP, WORK, 1000).policy_s == pytest.approx(1e-5 + 4000 * 2e-8)
+
+
+def test_fragments_wait_less_for_the_slowest_rank_than_steps_do():
+    work = replace(WORK, env_step_spread_s=5e-4)
+    waits = [predict(MADE_UP, work, 64, length).waiting_s for length in (1, 4, 16)]
+    assert waits[0] > waits[1] > waits[2] > 0
+    assert waits[0] / waits[2] == pytest.approx(4, rel=0.15)  # As the root of the steps between two exchanges.
+
+
+@pytest.mark.parametrize("num_ranks", [2, 10, 1000, 16384])
+def test_the_slowest_of_exponential_times_is_a_harmonic_sum(num_ranks: int):
+    expected = sum(1 / k for k in range(1, num_ranks + 1))
+    assert slowest(num_ranks, 1, 0.5, 0.5) == pytest.approx(0.5 * expected, rel=1e-4)
+
+
+def test_the_slowest_of_long_sums_is_that_of_normal_times():
+    """E[max] of 2 and 1000 standard normals: 1/sqrt(pi) and 3.2414."""
+    for num_ranks, expected in ((2, 1 / math.sqrt(math.pi)), (1000, 3.2414)):
+        found = slowest(num_ranks, 10_000, 1e-4, 1e-5)
+        assert (found - 1) / 1e-3 == pytest.approx(expected, rel=0.002)
+
+
+@pytest.mark.parametrize(("shape", "tolerance"), [(400.0, 0.001), (4.0, 0.005), (0.5, 0.02), (0.02, 0.05)])
+def test_the_slowest_of_drawn_times_is_as_computed(shape: float, tolerance: float):
+    """From times that hardly differ to those of which one in a hundred is all."""
+    drawn = np.random.default_rng(5).gamma(shape, 1e-3 / shape, (20_000, 32)).max(axis=1)
+    assert slowest(32, 1, 1e-3, 1e-3 / math.sqrt(shape)) == pytest.approx(drawn.mean(), rel=tolerance)
+
+
+def test_the_slowest_of_sums_is_that_of_a_sum_with_a_smaller_spread():
+    assert slowest(32, 4, 1e-3, 1e-3) == pytest.approx(slowest(32, 1, 4e-3, 2e-3))
+
+
+@pytest.mark.parametrize("fragment_length", [None, 1, 7])
+@pytest.mark.parametrize("env_step_s", [1e-6, 1e-5, 1e-4, 1e-3])
+def test_the_root_saturates_where_trying_every_number_of_ranks_finds_it(env_step_s, fragment_length):
+    work = replace(WORK, env_step_s=env_step_s)
+
+    def is_over(num_ranks: int) -> bool:
+        step = predict(MADE_UP, work, num_ranks, fragment_length)
+        return step.efficiency <= 0.5
+
+    tried = next((ranks for ranks in range(1, 10_000) if is_over(ranks)), None)
+    assert saturation(MADE_UP, work, fragment_length) == tried
+
+
+def test_without_costs_nothing_saturates():
+    assert saturation(Constants(), WORK) is None and ceiling(Constants(), WORK) == math.inf
+
+
+@pytest.mark.parametrize("fragment_length", [None, 16])
+def test_rates_come_close_to_the_ceiling_and_never_above(fragment_length):
+    highest = ceiling(MADE_UP, WORK, fragment_length)
+    rates = [4 * ranks / predict(MADE_UP, WORK, ranks, fragment_length).seconds for ranks in (64, 4096, 2**24)]
+    assert rates == sorted(rates) and rates[-1] < highest
+    assert rates[-1] == pytest.approx(highest, rel=0.01)

@@ -1,0 +1,298 @@
+"""`tune` measures an env by itself, leaves out what cannot win, tries the rest, and names the command to use."""
+
+import json
+import os
+import shlex
+import signal
+import sys
+from dataclasses import replace
+
+import pytest
+import tuned
+from conftest import TESTS, Job, Result, processes_in
+
+from mpi_rollout.cli import main
+from mpi_rollout.config import RolloutConfig
+from mpi_rollout.partition import Division
+from mpi_rollout.scaling.env_probe import EnvFigures, measure_env
+from mpi_rollout.tune.candidates import Candidate, Costs, candidates, narrow
+from mpi_rollout.tune.report import Subject, command, memory_lines, size, trial_lines
+from mpi_rollout.tune.trials import Trial, choose, limit_of, rated
+
+LAUNCHER = shlex.join([sys.executable, str(TESTS / "tune_launcher.py")])
+ENV = ("--env-factory", "tuned:Plain", "--num-envs", "6")
+ALL = {"-n 1": 900.0, "-n 2": 1800.0, "-n 2 --num-groups 2": 1700.0, "-n 2 --mode async": 1600.0,
+       "-n 3 --dedicated-root --num-groups 2": 1500.0, "-n 3 --dedicated-root --mode async": 1400.0}  # fmt: skip
+
+
+def tune(job: Job, *arguments: str, rates: dict[str, float] = ALL, **trouble: str) -> Result:
+    """With a launcher that starts nothing."""
+    some = ("--launcher", LAUNCHER, "--ranks", "1,2", "--repeats", "2", "--trial-s", "0.1")
+    variables = {"RATES": json.dumps(rates), "EXCHANGE_S": "0.01"} | trouble
+    return job(None, "tune", *some, *(arguments or ENV), **variables)
+
+
+def rows(result: Result) -> list[str]:
+    """The options in the table, in its order."""
+    lines = result.out.splitlines()
+    start = next(place for place, line in enumerate(lines) if line.endswith("of the limit"))
+    end = next(place for place, line in enumerate(lines) if line.startswith(("medians", "too few")))
+    return [line.strip().partition("  ")[0] for line in lines[start + 1 : end]]
+
+
+def costs(policy_s: float = 0.0, spread_s: float = 0.0, exchange_s: dict[int, float] | None = None) -> Costs:
+    """Of 64 envs of a millisecond."""
+    found = {1: 1e-5, 4: 5e-5} if exchange_s is None else exchange_s
+    return Costs(64, 1e-3, spread_s, policy_s, found)
+
+
+def names(found) -> set[str]:
+    return {str(each) for each in found}
+
+
+def test_where_nothing_is_lost_only_lockstep_on_all_cores_is_tried():
+    kept, left_out = narrow(candidates((1, 2, 4), 64, False), costs())
+    assert names(kept) == {"-n 4"}
+    assert left_out[Candidate(1)] == "computed 0.25 of the rate of -n 4"
+    assert left_out[Candidate(4, num_groups=2)] == "could win at most 0.2 % over -n 4"
+
+
+def test_a_slow_policy_keeps_what_overlaps_it_with_steps_and_nothing_else():
+    kept, _ = narrow(candidates((1, 2, 4), 64, False), costs(policy_s=8e-3))
+    overlapping = {
+        "-n 5 --dedicated-root --num-groups 2", "-n 5 --dedicated-root --mode async --batch-size 2",
+        "-n 4 --dedicated-root --num-groups 2", "-n 4 --dedicated-root --mode async --batch-size 2",
+    }  # fmt: skip
+    assert names(kept) == {"-n 4", *overlapping}
+
+
+def test_envs_of_unequal_times_keep_what_does_not_wait():
+    kept, _ = narrow(candidates((1, 2, 4), 64, False), costs(spread_s=1e-3))
+    assert {"-n 4 --num-groups 2", "-n 4 --mode async --batch-size 2"} <= names(kept)
+
+
+def test_a_slow_exchange_keeps_fewer_ranks_and_still_all_of_them():
+    kept, _ = narrow(candidates((1, 2, 4), 64, False), costs(exchange_s={1: 1e-5, 4: 0.2}))
+    assert {"-n 1", "-n 4"} <= names(kept)
+
+
+def test_without_an_exchange_measured_only_fewer_ranks_are_left_out():
+    _, left_out = narrow(candidates((1, 2, 4), 64, False), costs(exchange_s={}))
+    assert names(left_out) == {"-n 1", "-n 2"}
+
+
+@pytest.mark.parametrize("num_envs", [1, 2, 3, 5, 8, 64])
+def test_every_candidate_is_a_run_that_can_be_started(num_envs: int):
+    found = candidates((1, 2, 4), 64, True)
+    assert len(found) == len(set(found))
+    ranks = tuple(each for each in (1, 2, 4) if each <= num_envs)
+    for each in candidates(ranks, num_envs, True):
+        config = RolloutConfig(env="CartPole-v1", num_envs=num_envs, **each.options)
+        division = Division(num_envs, each.num_ranks, config.dedicated_root, config.num_groups, config.mode == "async")
+        assert config.batch_size <= len(division.stepping_ranks)
+
+
+def trials(**rates: list[float]) -> list[Trial]:
+    options = {"one": Candidate(1), "two": Candidate(2), "groups": Candidate(2, num_groups=2)}
+    return [Trial(options[name], repeat, rate) for name, each in rates.items() for repeat, rate in enumerate(each)]
+
+
+def test_of_candidates_that_tie_the_simplest_is_chosen():
+    found = rated(trials(groups=[100, 110, 120], two=[98, 105, 111], one=[50, 51, 52]))
+    assert [(str(each.candidate), each.is_tie) for each in found] == [
+        ("-n 2 --num-groups 2", True), ("-n 2", True), ("-n 1", False)
+    ]  # fmt: skip
+    assert choose(found).candidate == Candidate(2)
+
+
+def test_a_candidate_that_is_surely_faster_is_chosen_however_many_options_it_has():
+    assert choose(rated(trials(groups=[100, 110, 120], two=[80, 85, 90]))).candidate == Candidate(2, num_groups=2)
+
+
+def test_a_candidate_with_a_failed_job_is_not_chosen():
+    failed = Trial(Candidate(2, num_groups=2), 3, error="exit code 70")
+    found = rated([*trials(groups=[100, 110], two=[80, 85]), failed])
+    assert [each.candidate for each in found] == [Candidate(2)]
+
+
+def test_the_limit_is_that_of_the_same_way_of_stepping():
+    native = Candidate(2, vectorization_mode="vector_entry_point")
+    found = [Trial(Candidate(2), 0, 1.0, 20.0), Trial(native, 0, 1.0, 900.0), Trial(Candidate(1), 0, 1.0)]
+    assert (limit_of(found, False).median, limit_of(found, True).median) == (20.0, 900.0)
+    assert limit_of(found[2:], False) is None
+
+
+def test_an_env_is_measured_as_it_is():
+    found = measure_env(RolloutConfig(env_factory="tuned:Plain", num_envs=6, policy="tuned:count_calls"), 0.1)
+    assert (found.observation_bytes, found.action_bytes, found.is_native) == (12, 8, False)
+    assert found.steps_per_episode == pytest.approx(7, rel=0.1) and 0 < found.reset_share < 1
+    assert found.step_s > 0 and found.policy_s > 0 and found.process_bytes > 10_000_000
+    heavy = measure_env(RolloutConfig(env_factory="tuned:Plain", env_kwargs={"heavy": True}, num_envs=6), 0.1)
+    assert heavy.bytes_per_env == pytest.approx(tuned.HEAVY_BYTES, rel=0.1)
+
+
+def test_a_sleeping_env_takes_as_long_as_it_sleeps_and_has_no_resets():
+    kwargs = {"step_s": 0.002, "observation_bytes": 100}
+    found = measure_env(RolloutConfig(env_factory="mpi_rollout.scaling.sleeping:SleepingEnv", env_kwargs=kwargs), 0.1)
+    assert found.step_s >= 0.002 and found.observation_bytes == 100
+    assert (found.steps_per_episode, found.reset_share) == (0.0, 0.0)
+
+
+def test_an_env_with_a_vectorized_version_is_known():
+    assert measure_env(RolloutConfig(env="CartPole-v1"), 0.1).is_native
+    assert not measure_env(RolloutConfig(env="Acrobot-v1"), 0.1).is_native
+
+
+def test_all_that_may_win_is_tried_and_the_simplest_of_the_fastest_named(job: Job):
+    result = tune(job)
+    assert result.code == 0, result.err
+    for words in (
+        "env step: ",
+        "resets: ",
+        "observations of 12 bytes, actions of 8",
+        "memory: ",
+        "10,000.0 us on 2 ranks",
+    ):
+        assert words in result.out
+    assert rows(result) == sorted(ALL, key=lambda name: -ALL[name])
+    use = next(line for line in result.out.splitlines() if line.startswith("use: "))
+    assert use == f"use: {LAUNCHER} -n 2 python -m mpi_rollout --env-factory tuned:Plain --num-envs 6"
+    assert "why: 1.06 times as fast as the next, -n 2 --num-groups 2" in result.out
+    assert (
+        "limit: 20,000 env steps/s, bare env.step loops on 2 ranks at once; this command reached 0.090 of it"
+        in result.out
+    )
+    assert list(job.folder.iterdir()) == []
+
+
+def test_what_is_left_out_is_told_with_the_reason_and_not_started(job: Job):
+    env = ("--env-factory", "mpi_rollout.scaling.sleeping:SleepingEnv", "--env-kwargs", '{"step_s": 0.01}')
+    result = tune(job, *env, "--num-envs", "6", EXCHANGE_S="1e-6")
+    assert result.code == 0, result.err
+    assert "left out: -n 1: computed 0." in result.out and "-n 1" not in rows(result)
+    assert ": -n 1: " not in result.err and ": -n 2: 1,800 env steps/s" in result.err
+
+
+def test_a_vectorized_version_is_named_with_what_it_means_for_the_data(job: Job):
+    rates = ALL | {"-n 1 --vectorization-mode vector_entry_point": 9e5}
+    result = tune(job, "--env", "CartPole-v1", "--num-envs", "6", rates=rates)
+    assert result.code == 0, result.err
+    assert rows(result)[0] == "-n 1 --vectorization-mode vector_entry_point"
+    assert "its data depend on the number of ranks" in result.out
+    plain = f"{LAUNCHER} -n 2 python -m mpi_rollout --env CartPole-v1 --num-envs 6"
+    assert f"for the same data on any number of ranks: {plain}" in result.out.splitlines()
+
+
+def test_candidates_that_fail_or_hang_are_told_once_and_the_others_are_tried(job: Job):
+    result = tune(job, *ENV, "--timeout-s", "6", FAIL="-n 2", HANG="-n 1")
+    assert result.code == 70
+    assert result.messages[-1] == "2 of 10 jobs failed; the others are in the table"
+    assert "failed: -n 2: exit code 70: rank 1 (node7): the env has lost its licence" in result.out
+    assert "failed: -n 1: did not end within 6 s" in result.out
+    assert sorted(rows(result)) == sorted(set(ALL) - {"-n 1", "-n 2"}) and processes_in(job.folder) == []
+    assert "--num-groups 2" in next(line for line in result.out.splitlines() if line.startswith("use: "))
+
+
+def test_what_was_found_before_it_is_stopped_is_told(job: Job):
+    arguments = ("tune", "--launcher", LAUNCHER, "--ranks", "1,2", "--trial-s", "0.1", "--order-seed", "3", *ENV)
+    log = job.folder / "log"
+    trouble = {"HANG": "-n 1", "LOG": str(log), "RATES": json.dumps(ALL), "EXCHANGE_S": "0.01"}
+    running = job.start(None, *arguments, **trouble)
+    running.wait_until(lambda: log.exists() and "-n 1" in log.read_text().splitlines())
+    os.kill(running.pid, signal.SIGINT)
+    result = running.finish()
+    num_tried = len([each for each in log.read_text().splitlines() if each not in ("idle", "-n 1")])
+    assert result.code == 75 and f"; {num_tried} of 30 jobs were done" in result.messages[-1]
+    assert len(rows(result)) == num_tried > 0 and list(job.folder.iterdir()) == [log]
+    assert processes_in(job.folder) == []
+
+
+def test_a_dry_run_prints_the_jobs_and_starts_none(job: Job):
+    result = tune(job, *ENV, "--dry-run")
+    assert result.code == 0, result.err
+    commands = [shlex.split(line) for line in result.out.splitlines()]
+    assert len(commands) == len(ALL) and all("--env-factory=tuned:Plain" in command for command in commands)
+    assert list(job.folder.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("trouble", "words"),
+    [
+        ("crash", "measuring tuned:Plain by itself: ended by SIGSEGV"),
+        ("raise", "measuring tuned:Plain by itself: exit code 70: RuntimeError: the simulator has diverged"),
+        ("hang", "measuring tuned:Plain by itself: did not end within 3 s"),
+    ],
+)
+def test_an_env_that_fails_by_itself_is_told_before_any_job(job: Job, trouble, words):
+    timeout_s = "3" if trouble == "hang" else "60"
+    result = tune(job, *ENV, "--env-kwargs", json.dumps({"trouble": trouble}), "--timeout-s", timeout_s)
+    assert result.code == 70 and result.messages[-1].startswith(words) and result.out == ""
+    assert "gymnasium.make" in result.messages[-1] and processes_in(job.folder) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        ((), 64, "give one of --env ID and --env-factory MODULE:CALLABLE, got none"),
+        ((*ENV, "--repeats", "0"), 64, "--repeats must be at least 1, got 0"),
+        ((*ENV, "--trial-s", "0"), 64, "--trial-s must be more than 0, got 0"),
+        ((*ENV, "--ranks", "two"), 64, "--ranks must be numbers of ranks such as 1,2,4,8, got 'two'"),
+        ((*ENV, "--launcher", "no-such-mpirun"), 78, "there is no program no-such-mpirun"),
+        ((*ENV, "--launcher", "'"), 64, '--launcher "\'": No closing quotation'),
+        (("--env", "NoSuchEnv-v0"), 64, "NoSuchEnv"),
+    ],
+)
+def test_bad_options_are_refused_in_one_line(tmp_path, monkeypatch, capsys, arguments, code, words):
+    monkeypatch.chdir(tmp_path)
+    assert main(["tune", *arguments]) == code
+    messages = [line for line in capsys.readouterr().err.splitlines() if "by itself" not in line]
+    assert len(messages) == 1 and words in messages[0] and list(tmp_path.iterdir()) == []
+
+
+def test_of_the_candidates_with_the_usual_data_the_simplest_tie_is_named_too():
+    native = Candidate(1, vectorization_mode="vector_entry_point")
+    found = [*trials(groups=[100, 110, 120], two=[98, 105, 111]), *[Trial(native, each, 900.0) for each in range(3)]]
+    told = trial_lines(Subject("x", 6, 2, "mpirun", ("--env", "x"), "node7", 1), found)
+    assert told[-1] == "for the same data on any number of ranks: mpirun -n 2 python -m mpi_rollout --env x"
+
+
+def test_a_single_job_of_each_is_said_to_be_too_few():
+    told = trial_lines(Subject("x", 6, 2, "mpirun", (), "node7", 1), trials(two=[98], one=[50]))
+    assert "too few jobs to know how much they differ; give more --repeats" in told
+
+
+def test_the_memory_of_all_envs_and_ranks_is_told_and_too_much_is_warned_of():
+    env = EnvFigures(1e-3, 0.0, 100, 0.0, 0.0, 8, 8, 2e9, 100_000_000, 0.0, False)
+    subject = Subject("Big-v1", 6, 2, "mpirun", (), "node7", 20_000_000_000)
+    told = "memory: 2 GB per env and at least 100 MB per rank; on 2 ranks 12.2 GB, free 20 GB"
+    assert memory_lines(subject, env) == [told]
+    warning = "WARNING: so many envs do not fit into this machine's memory; take fewer by --num-envs"
+    assert memory_lines(replace(subject, free_bytes=12_000_000_000), env)[1] == warning
+
+
+def test_a_command_can_be_given_to_a_shell():
+    subject = Subject("x", 6, 2, "srun --mpi=pmix", ("--env-kwargs", '{"level": 3}'), "node7", 1)
+    assert shlex.split(command(subject, Candidate(3, True, num_groups=2))) == [
+        "srun", "--mpi=pmix", "-n", "3", "python", "-m", "mpi_rollout", "--env-kwargs", '{"level": 3}',
+        "--dedicated-root", "--num-groups", "2",
+    ]  # fmt: skip
+
+
+def test_bytes_are_told_in_a_handy_unit():
+    assert [size(each) for each in (0, 16, 2048, 3.5e6, 2.4e10)] == [
+        "0 bytes",
+        "16 bytes",
+        "2.05 kB",
+        "3.5 MB",
+        "24 GB",
+    ]
+
+
+@pytest.mark.mpi
+def test_a_real_env_is_tuned_by_real_jobs(job: Job):
+    arguments = ("--ranks", "1", "--repeats", "1", "--trial-s", "0.2", "--num-envs", "4")
+    result = job(None, "tune", "--env", "Acrobot-v1", *arguments, timeout=120)
+    assert result.code == 0, result.err
+    assert "use: mpirun -n 1 python -m mpi_rollout --env Acrobot-v1 --num-envs 4" in result.out
+    assert "bare env.step loops on 1 rank at once; this command reached " in result.out
+    assert list(job.folder.iterdir()) == []
