@@ -20,6 +20,7 @@ OTHER_VALUES = {
     "vectorization_mode": "vector_entry_point", "expect_ranks": "3", "progress": "bar", "mode": "async",
     "num_groups": "2", "batch_size": "3", "max_walltime": "10:00",
     "on_env_error": "restart", "max_env_restarts": "3", "env_timeout": "2.5", "ft": "shrink",
+    "wait": "sleep", "limit_s": "0.5",
 }  # fmt: skip
 
 
