@@ -1,6 +1,7 @@
 """One run on all ranks: make the envs, agree, then serve or drive."""
 
 import json
+import signal
 from typing import Any
 
 from mpi_rollout import mpi
@@ -25,15 +26,17 @@ def run(config: RolloutConfig) -> int:
     RolloutError
         On all ranks alike, if the run cannot start; later errors are told by the root and returned as codes.
     """
+    asked: list[int] = []  # From now on, SIGUSR1 ends a run in good order; unheard it would kill a rank.
+    signal.signal(signal.SIGUSR1, lambda number, frame: asked.append(number))
     if is_ulfm_on():  # The launcher then ends no job because of a rank, whatever --ft says.
         guard()
     try:
-        return _run(config)
+        return _run(config, asked)
     finally:
         release()
 
 
-def _run(config: RolloutConfig) -> int:
+def _run(config: RolloutConfig, asked: list[int]) -> int:
     comm = mpi.world()
     with mpi.all_or_none(comm):
         (part, policy, output), hosts = mpi.agree(
@@ -45,7 +48,7 @@ def _run(config: RolloutConfig) -> int:
             comm, part, lambda each: {"limit": Limit(config, each.control, envs, each.contents.action_space)}
         )
         with unwatched_by_gc():
-            worker.stop_on_signals()
+            worker.stop_on_signals(asked)
             root = Root(config, policy, output, worker, facts, hosts) if comm.rank == mpi.ROOT else None
             code = worker.serve() if root is None else root.drive()
             worker.exchanges.free()

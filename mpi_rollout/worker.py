@@ -78,14 +78,21 @@ class Worker:
     def rank(self) -> int:
         return self.exchanges.control.rank
 
-    def stop_on_signals(self) -> None:
+    def stop_on_signals(self, asked: Sequence[int] = ()) -> None:
         """Have SIGINT, SIGTERM and SIGUSR1, to whatever rank, end the run between two steps; a second time at once.
 
         A signal marks the slot, so the root learns of it with the step's data.  Launchers deliver one Ctrl-C to
         several ranks, or twice to one: what comes within a second is the same one.
+
+        Parameters
+        ----------
+        asked
+            Signals that came before.
         """
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
             signal.signal(number, self._ask_to_stop)
+        if asked:
+            self._ask_to_stop(asked[0], None)
 
     def _ask_to_stop(self, number: int, _frame: Any) -> None:
         if self._stop_asked_at and monotonic() - self._stop_asked_at > 1.0:

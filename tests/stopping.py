@@ -155,3 +155,10 @@ class Slow(Counting):
     def step(self, action):
         time.sleep(self.sleep_s)
         return super().step(action)
+
+
+def asked_early(rank: int) -> gymnasium.Env:
+    """Make an env; on one rank somebody asks the run to stop meanwhile."""
+    if envs.RANK == rank:
+        os.kill(os.getpid(), signal.SIGUSR1)
+    return gymnasium.make("CartPole-v1")

@@ -256,6 +256,15 @@ def test_sigusr1_to_the_launcher_stops_the_run_in_good_order(job: Job):
     assert status(job)["state"] == "interrupted"
 
 
+@pytest.mark.mpi(2)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_sigusr1_before_the_first_step_stops_the_run_there(job: Job, num_ranks: int, rank: int):
+    arguments = ("--env-factory", "stopping:asked_early", "--env-kwargs", json.dumps({"rank": rank}))
+    result = job(num_ranks, *arguments, "--num-envs", "4", "--num-steps", "1000000", *OUT)
+    assert result.code == 75 and "stopped by SIGUSR1" in result.messages[-1], result.err
+    assert status(job)["state"] == "interrupted" and not (job.folder / "run.h5").exists()
+
+
 # --- What may change, and what not
 
 
