@@ -19,7 +19,7 @@ export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test lint clean
+.PHONY: help install run test slurm-test lint clean
 
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -42,6 +42,9 @@ run: install  ## collect from CartPole on 2 ranks into results/rollout.h5
 
 test: install  ## run the whole test suite
 	$(BIN)/python -m pytest $(TESTS)
+
+slurm-test: install  ## test the batch scripts on a SLURM of its own, brought up and taken down here (needs its packages and root)
+	$(BIN)/python -m pytest tests/test_slurm.py $(TESTS)
 
 lint: install  ## check style and format
 	$(BIN)/ruff check --config .ci/ruff.toml .
