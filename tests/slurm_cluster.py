@@ -132,9 +132,10 @@ class Cluster:
             f"NodeName={node} NodeHostname={node} NodeAddr=127.0.0.1 Port={port} CPUs=8 RealMemory=16000 State=UNKNOWN"
             for node, port in zip(NODES, ports[1:], strict=True)
         ]
+        first_job = int(time.time()) % 50_000_000 + 1
         (self.folder / "slurm.conf").write_text(
             CONFIGURATION.format(
-                host=socket.gethostname(), folder=self.folder, port=ports[0], first_job=int(time.time()) % 50_000_000 + 1,
+                host=socket.gethostname(), folder=self.folder, port=ports[0], first_job=first_job,
                 nodes="\n".join(nodes), names=",".join(NODES),
             )
         )  # fmt: skip
