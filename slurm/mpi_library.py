@@ -1,4 +1,4 @@
-"""Tell a batch script of which MPI its ranks will be, without starting MPI: outside a launcher that may end the process.
+"""Tell a batch script of which MPI its ranks will be, without starting MPI, which may end a process without launcher.
 
 Three lines: the family of the MPI library that mpi4py loads, its name, and its mpiexec (empty if none is found).
 """

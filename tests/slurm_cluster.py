@@ -32,8 +32,8 @@ SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={port}
 SlurmUser=root
 AuthType=auth/munge
-# cred_expire: a requeued job may start again that many seconds later (default 120)
-AuthInfo=socket={folder}/munge.socket,cred_expire=2
+# cred_expire: a requeued job may start again that many seconds later (default 120, least 5)
+AuthInfo=socket={folder}/munge.socket,cred_expire=5
 CredType=cred/munge
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool.%n
@@ -227,12 +227,17 @@ class Cluster:
         self.wait_until(lambda: self.job(number)["JobState"] in ENDS, f"job {number} has ended", timeout_s)
         return self.job(number)
 
+    def cancel_all(self) -> None:
+        """End all jobs."""
+        if self.run("squeue", "--noheader").stdout:
+            self.run("scancel", "--user=root")
+            self.wait_until(lambda: not self.run("squeue", "--noheader").stdout, "jobs have ended")
+
     def down(self) -> None:
         """End all jobs, then all daemons."""
         if "slurmctld" in self._daemons:
             with suppress(subprocess.TimeoutExpired, RuntimeError):
-                self.run("scancel", "--user=root")
-                self.wait_until(lambda: not self.run("squeue", "--noheader").stdout, "jobs have ended", 15.0)
+                self.cancel_all()
         for daemon in reversed([*self._daemons.values()]):
             daemon.terminate()
             try:
