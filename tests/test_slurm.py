@@ -149,7 +149,7 @@ def test_at_its_time_limit_a_job_stops_and_goes_back_into_the_queue_until_it_is_
     site = '[ -n "${SLURM_RESTART_COUNT:-}" ] || export PACE_S=0.03\n'
     number = submit.start(site, options=("--ntasks=2", "--time=1", "--signal=B:USR1@15"))
     assert_continued(submit, number, whole_run)
-    stopped, again = submit.messages
+    stopped, again = submit.messages[:2]
     assert "stopped by SIGUSR1" in stopped and "back into the queue" in again
 
 
