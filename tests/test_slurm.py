@@ -286,3 +286,13 @@ def test_the_doctor_is_started_as_runs_are(submit):
     state, _ = submit.run("doctor", "--json", options=("--nodes=2", "--ntasks=2"))
     found = json.loads(next(line for line in submit.log.splitlines() if line.startswith("{")))
     assert state in ("COMPLETED", "FAILED") and "node1" in submit.log and "node2" in submit.log and found
+
+
+@one_mpi
+def test_a_job_that_loses_a_node_is_started_again_and_goes_on(submit, whole_run):
+    """SLURM takes half a minute to find that a node is gone, in which the other rank waits."""
+    number = submit.start(PACED_AT_FIRST, options=("--ntasks=2", "--nodes=2"))
+    submit.slurm.kill_node("node2")
+    submit.slurm.wait_until(lambda: "down*" in submit.slurm.states(), "SLURM has found the loss", 60.0)
+    submit.slurm.start_node("node2")
+    assert_continued(submit, number, whole_run)
