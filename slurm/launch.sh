@@ -61,9 +61,11 @@ choose_launcher() {
     else
         refuse "nothing starts ranks of $library: srun --mpi=$plugin does not work here and there is no mpiexec; set LAUNCHER in site.sh"
     fi
-    case ${start[0]##*/} in
-    srun) add_srun_options ;;
-    *) add_mpiexec_options "$vendor" ;;
+    case ${start[0]##*/}:${SLURM_HET_SIZE:-1} in
+    srun:1) add_srun_options "$num_ranks" "$cpus_per_rank" ;;
+    srun:*) ;; # Each component has its own.
+    *:1) add_mpiexec_options "$vendor" ;;
+    *) refuse "${start[0]} does not start ranks in the components of a heterogeneous job, srun --mpi=$plugin does where SLURM has that plugin" ;;
     esac
 }
 
@@ -73,7 +75,7 @@ can_load() { timeout 60 srun "--mpi=$1" --overlap --nodes=1 --ntasks=1 true > /d
 
 add_srun_options() {
     # --kill-on-bad-exit: where the site has it off, the ranks wait for one that was killed until the time limit.
-    start+=("--ntasks=$num_ranks" "--cpus-per-task=$cpus_per_rank" --kill-on-bad-exit=1 --unbuffered "--cpu-bind=${BIND:-cores}")
+    start+=("--ntasks=$1" "--cpus-per-task=$2" --kill-on-bad-exit=1 --unbuffered "--cpu-bind=${BIND:-cores}")
 }
 
 add_mpiexec_options() {
@@ -108,6 +110,18 @@ stage_environment() {
 clean_up() { [ -z "${staged:-}" ] || on_each_node "rm -rf '$staged' '$staged.tar'"; }
 
 on_each_node() { srun --mpi=none --overlap --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --cpus-per-task=1 bash -c "$1"; }
+
+# In a heterogeneous job of some components: the options and the program, for each, one after the other.
+start_components() {
+    local group tasks cpus
+    for ((group = 0; group < SLURM_HET_SIZE; group++)); do
+        tasks=SLURM_NTASKS_HET_GROUP_$group cpus=SLURM_CPUS_PER_TASK_HET_GROUP_$group
+        [ "$group" -eq 0 ] || start+=(:)
+        start+=("--het-group=$group")
+        add_srun_options "${!tasks:-1}" "${!cpus:-1}"
+        start+=(env "OMP_NUM_THREADS=${!cpus:-1}" "OPENBLAS_NUM_THREADS=${!cpus:-1}" "MKL_NUM_THREADS=${!cpus:-1}" "$@")
+    done
+}
 
 prepare_launch() {
     read_site

