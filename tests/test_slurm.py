@@ -131,6 +131,28 @@ def test_a_job_restarts_no_more_often_than_it_may(submit):
     assert "after 0 restarts, and MAX_RESTARTS is 0; the same sbatch command continues it" in submit.messages[-1]
 
 
+@one_mpi
+def test_a_job_that_is_to_stop_before_it_has_begun_does_not_restart_for_ever(submit):
+    assert submit.run(*SHORT, site="kill -USR1 $$\n") == ("FAILED", "75:0")
+    [line] = submit.messages
+    assert "stopped by SIGUSR1 before the ranks were started; give the job more --time" in line
+
+
+@one_mpi
+def test_a_job_that_took_no_step_does_not_restart_for_ever(submit):
+    """Its status is that of a run which was stopped in time, as before: here by a program that only says so."""
+    python = submit.folder / "python"
+    told = """'{"state": "interrupted", "num_steps": 7, "of_num_steps": 20, "pid": '$$'}'"""
+    run = f"echo {told} > run.status.json; exit 75"
+    real = f"exec {VENVS[submit.mpi]}/bin/python"
+    python.write_text(f'#!/bin/sh\ncase "$*" in *"mpi_rollout run"*) {run} ;; *) {real} "$@" ;; esac\n')
+    python.chmod(0o755)
+    submit.out.with_name("run.status.json").write_text('{"state": "interrupted", "num_steps": 7}\n')
+    assert submit.run(*SHORT, options=("--ntasks=1",), site="PATH=$PWD:$PATH\n") == ("FAILED", "75:0")
+    [line] = submit.messages
+    assert "this start took no step: 7 of 20 are committed; give the job more --time" in line
+
+
 def test_a_rank_that_is_killed_ends_the_job(submit):
     """KillOnBadExit is off in this cluster, as SLURM has it."""
     state, _ = submit.run(*SHORT, "--policy", "stopping:counting", STOP_AT="kill:5")
