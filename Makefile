@@ -19,7 +19,7 @@ export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help install run results test lint clean
+.PHONY: help install run results test slurm-test lint clean
 
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -56,6 +56,9 @@ results: install  ## measure the studies of results/ again, and draw them: half 
 
 test: install  ## run the whole test suite
 	$(BIN)/python -m pytest $(TESTS)
+
+slurm-test: install  ## test the batch scripts on a SLURM of its own, brought up and taken down here (needs its packages and root)
+	$(BIN)/python -m pytest tests/test_slurm.py $(TESTS)
 
 lint: install  ## check style and format
 	$(BIN)/ruff check --config .ci/ruff.toml .

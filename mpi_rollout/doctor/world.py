@@ -38,7 +38,7 @@ def examine_world(report: Report, timeout_s: float) -> None:
     """Examine MPI.  **Collective**, of ranks of which some may never come."""
     report.doing("library", INSTALL)
     try:
-        library, path = _load_library()
+        library, path = load_library()
     except Exception as error:
         report(Finding("library", f"mpi4py loads no MPI library: {first_line(error)}", BAD, INSTALL))
         return report.done()
@@ -58,7 +58,7 @@ def examine_world(report: Report, timeout_s: float) -> None:
     _leave_together(comm, report)
 
 
-def _load_library() -> tuple[str, str]:
+def load_library() -> tuple[str, str]:
     """Load the MPI library without starting MPI; return its name and path."""
     mpi4py.rc.initialize = mpi4py.rc.finalize = False
     library = " ".join(mpi.library().split())

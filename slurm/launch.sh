@@ -1,0 +1,132 @@
+# shellcheck shell=bash disable=SC2034,SC2154  # Variables that the scripts and this file have in common.
+# What the batch scripts have in common: settings, launcher, node-local copy.  They source it; it is not submitted.
+#
+# Expects `scripts`, the folder of this file, and `script`, the name of the one that runs.  `prepare_launch` gives
+#     start     array: the command that starts a program on all ranks, up to the program
+#     PYTHON    that program
+#     num_ranks
+#     advice    what to set where the launcher does not start ranks of this MPI
+# `clean_up` is to be called at the end.
+
+say() { printf '%s: %s\n' "$script" "$1" >&2; }
+refuse() { say "$1"; exit 78; } # A wrong launch or configuration, as the program has it.
+
+read_site() {
+    local site=${MPI_ROLLOUT_SITE:-$scripts/site.sh}
+    [ -r "$site" ] || refuse "no settings of this cluster in $site; cp $scripts/site.example.sh $scripts/site.sh and edit it, or export MPI_ROLLOUT_SITE=FILE"
+    # shellcheck source=slurm/site.example.sh
+    source "$site" || refuse "$site has failed; see above, and try it on the login node: source $site"
+    PYTHON=$(command -v python) || refuse "there is no python; have $site activate the virtual environment of mpi_rollout"
+}
+
+count_ranks() {
+    # Without --ntasks SLURM sets no number of tasks, and srun would start one on each node.
+    num_ranks=${SLURM_NTASKS:-$((${SLURM_JOB_NUM_NODES:-1} * ${SLURM_NTASKS_PER_NODE:-0}))}
+    [ "$num_ranks" -gt 0 ] || refuse "the number of ranks is missing; sbatch --ntasks=N, or --nodes=N --ntasks-per-node=M"
+    cpus_per_rank=${SLURM_CPUS_PER_TASK:-1}
+}
+
+set_environment() {
+    # A step takes --cpus-per-task from the job in some releases and not in others (22.05 to 23.02).
+    export SRUN_CPUS_PER_TASK=$cpus_per_rank
+    # After `sbatch --export=NONE` the ranks would get an empty environment too.
+    export SLURM_EXPORT_ENV=ALL
+    # NumPy's threads: as many as the node has cores, in each rank.
+    export OMP_NUM_THREADS=$cpus_per_rank OPENBLAS_NUM_THREADS=$cpus_per_rank MKL_NUM_THREADS=$cpus_per_rank
+    # Python holds back what it prints to a log for as long as it likes.
+    export PYTHONUNBUFFERED=1
+    # The program stops before the time limit by itself if it knows it, which older releases do not tell jobs.
+    if [ -z "${SLURM_JOB_END_TIME:-}" ]; then
+        local end
+        end=$(date -d "$(squeue --noheader --job "$SLURM_JOB_ID" --format=%e)" +%s 2> /dev/null) && export SLURM_JOB_END_TIME=$end
+    fi
+    # `make install` has Open MPI start more ranks than a machine has cores, which would all be on the first node.
+    export PRTE_MCA_rmaps_default_mapping_policy=slot
+}
+
+choose_launcher() {
+    local told vendor plugin mpiexec
+    told=$("$PYTHON" "$scripts/mpi_library.py" 2>&1) || refuse "$PYTHON cannot import mpi_rollout and load MPI: $(tail -n 1 <<< "$told"); have site.sh load the modules and activate the virtual environment"
+    { read -r vendor && read -r library && read -r mpiexec; } < <(tail -n 3 <<< "$told")
+    # The wrong plugin makes each rank a world of its own, or aborts.
+    case $vendor in "Open MPI") plugin=pmix ;; *) plugin=pmi2 ;; esac
+    advice="LAUNCHER='srun --mpi=$plugin' in site.sh (see srun --mpi=list), or LAUNCHER='${mpiexec:-mpirun}', is for $library"
+    if [ -n "${LAUNCHER:-}" ]; then
+        read -ra start <<< "$LAUNCHER"
+    elif can_load "$plugin"; then
+        start=(srun "--mpi=$plugin")
+    elif [ -n "$mpiexec" ]; then
+        start=("$mpiexec")
+        say "srun --mpi=$plugin does not work here, so $mpiexec starts the ranks"
+    else
+        refuse "nothing starts ranks of $library: srun --mpi=$plugin does not work here and there is no mpiexec; set LAUNCHER in site.sh"
+    fi
+    case ${start[0]##*/}:${SLURM_HET_SIZE:-1} in
+    srun:1) add_srun_options "$num_ranks" "$cpus_per_rank" ;;
+    srun:*) ;; # Each component has its own.
+    *:1) add_mpiexec_options "$vendor" ;;
+    *) refuse "${start[0]} does not start ranks in the components of a heterogeneous job, srun --mpi=$plugin does where SLURM has that plugin" ;;
+    esac
+}
+
+# A plugin may be in `srun --mpi=list` and its library not on the nodes.  --overlap: the next step need not wait for the
+# end of this one.
+can_load() { timeout 60 srun "--mpi=$1" --overlap --nodes=1 --ntasks=1 true > /dev/null 2>&1; }
+
+add_srun_options() {
+    # --kill-on-bad-exit: where the site has it off, the ranks wait for one that was killed until the time limit.
+    start+=("--ntasks=$1" "--cpus-per-task=$2" --kill-on-bad-exit=1 --unbuffered "--cpu-bind=${BIND:-cores}")
+}
+
+add_mpiexec_options() {
+    if [ -z "${LAUNCHER:-}" ]; then
+        case $1:${BIND:-cores} in
+        "Open MPI:none") start+=(--map-by slot --bind-to none) ;;
+        "Open MPI:"*) start+=(--map-by "slot:PE=$cpus_per_rank" --bind-to core) ;;
+        *:none) ;;
+        *) start+=(-bind-to "core:$cpus_per_rank") ;;
+        esac
+    fi
+    start+=(-n "$num_ranks")
+}
+
+# Thousands of ranks that import from one file system take minutes: copy the virtual environment to each node first.
+stage_environment() {
+    [ -n "${STAGE:-}" ] || return 0
+    local from archive
+    from=$("$PYTHON" -c 'import sys; print(sys.prefix)')
+    staged=$STAGE/mpi_rollout-$SLURM_JOB_ID
+    archive=$(mktemp --tmpdir mpi_rollout-XXXXXX.tar) || refuse "no room for a copy of $from in ${TMPDIR:-/tmp}"
+    if ! { tar --create --file="$archive" --directory="$from" . && sbcast --force "$archive" "$staged.tar" \
+        && on_each_node "mkdir -p '$staged' && tar -xf '$staged.tar' -C '$staged'"; }; then
+        rm -f "$archive"
+        clean_up
+        refuse "cannot copy $from to $staged on each node (STAGE in site.sh); see above"
+    fi
+    rm -f "$archive"
+    PYTHON=$staged/bin/python
+}
+
+clean_up() { [ -z "${staged:-}" ] || on_each_node "rm -rf '$staged' '$staged.tar'"; }
+
+on_each_node() { srun --mpi=none --overlap --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --cpus-per-task=1 bash -c "$1"; }
+
+# In a heterogeneous job of some components: the options and the program, for each, one after the other.
+start_components() {
+    local group tasks cpus
+    for ((group = 0; group < SLURM_HET_SIZE; group++)); do
+        tasks=SLURM_NTASKS_HET_GROUP_$group cpus=SLURM_CPUS_PER_TASK_HET_GROUP_$group
+        [ "$group" -eq 0 ] || start+=(:)
+        start+=("--het-group=$group")
+        add_srun_options "${!tasks:-1}" "${!cpus:-1}"
+        start+=(env "OMP_NUM_THREADS=${!cpus:-1}" "OPENBLAS_NUM_THREADS=${!cpus:-1}" "MKL_NUM_THREADS=${!cpus:-1}" "$@")
+    done
+}
+
+prepare_launch() {
+    read_site
+    count_ranks
+    set_environment
+    choose_launcher
+    stage_environment
+}

@@ -1,0 +1,29 @@
+# shellcheck shell=bash disable=SC2034
+# Settings of this cluster.  cp slurm/site.example.sh slurm/site.sh, and edit that.
+#
+# It is sourced twice: by you before you submit (`source slurm/site.sh`), for what sbatch must know, and by each job.
+
+# --- what sbatch must know: any of its options, as a variable of that name
+# export SBATCH_PARTITION=standard
+# export SBATCH_ACCOUNT=project
+# export SBATCH_TIMELIMIT=04:00:00
+
+# --- where the program is
+# source /etc/profile                     # where batch jobs do not know `module`
+# module purge; module load python openmpi
+# source "$HOME/mpi_rollout/.venv/bin/activate"
+
+# --- what starts the ranks, up to the number of them.  Without it: srun with the plugin of the MPI that mpi4py loads,
+#     or if that is not there the mpiexec of that MPI.
+# LAUNCHER="srun --mpi=pmix_v4"
+# LAUNCHER="mpirun --map-by slot --bind-to core"
+
+# --- none, where nodes are shared, or where SLURM says that binding is not supported
+# BIND=cores
+
+# --- a folder that each node has for itself: the virtual environment is copied there before the ranks start.  For
+#     hundreds of ranks and more, which would all import from the file system that they have in common.
+# STAGE=/tmp
+
+# --- how often a job that was stopped in time may put itself back into the queue.  One that took no step never does.
+# MAX_RESTARTS=100

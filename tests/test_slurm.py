@@ -1,0 +1,302 @@
+"""The batch scripts of `slurm/`, submitted by sbatch to a real SLURM of two virtual nodes."""
+
+import json
+import shutil
+import subprocess
+from collections.abc import Iterator
+
+import h5py
+import numpy as np
+import pytest
+from conftest import TESTS, WHOLE, Job, assert_same_bytes, datasets
+from kept import committed
+from slurm_cluster import NODES, Cluster, cluster, missing
+from submissions import SCRIPTS, VENVS, Submissions, without_plugins
+
+ENV = ("--env-factory", "stopping:Paced", "--num-envs", "6", "--progress", "none", "--out", "run.h5")
+RUN = (*ENV, "--num-steps", str(WHOLE))
+SHORT = (*ENV, "--num-steps", "20")
+PACE_S = "0.002"  # The first start then takes five seconds or more.
+PACED_AT_FIRST = f'[ -n "${{SLURM_RESTART_COUNT:-}}" ] || export PACE_S={PACE_S}\n'
+PLUGIN = {"Open MPI": "pmix", "MPICH": "pmi2"}
+
+
+@pytest.fixture(scope="module")
+def slurm() -> Iterator[Cluster]:
+    lack = missing()
+    if lack:
+        pytest.skip(lack)
+    with cluster() as each:
+        yield each
+
+
+@pytest.fixture(params=[*VENVS])
+def submit(request, slurm, tmp_path) -> Iterator[Submissions]:
+    yield Submissions(slurm, tmp_path, request.param)
+    slurm.cancel_all()
+
+
+one_mpi = pytest.mark.parametrize("submit", ["MPICH"], indirect=True)
+
+
+def expected(job: Job, *arguments: str) -> dict[str, np.ndarray]:
+    """What the same run gives under a plain mpirun."""
+    return datasets(job.collect(2, *arguments[:-4], *arguments[-2:], out="plain.h5"))
+
+
+def test_the_nodes_of_the_cluster_have_host_names_of_their_own_and_a_file_system_in_common(slurm, tmp_path):
+    script = tmp_path / "hosts.sbatch"
+    script.write_text("#!/bin/bash\nsrun --ntasks-per-node=1 bash -c 'hostname > $(hostname).host'\n")
+    assert slurm.finish(slurm.submit(tmp_path, "--nodes=2", str(script)))["JobState"] == "COMPLETED"
+    assert sorted(path.read_text().strip() for path in tmp_path.glob("*.host")) == [*NODES]
+
+
+def test_shellcheck_finds_nothing():
+    if shutil.which("shellcheck") is None:
+        pytest.skip("there is no shellcheck; apt-get install shellcheck")
+    files = [*SCRIPTS.glob("*.sh"), *SCRIPTS.glob("*.sbatch")]
+    done = subprocess.run(["shellcheck", "-x", *files], cwd=TESTS.parent, capture_output=True, text=True)
+    assert files and done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("num_nodes", [1, 2])
+@pytest.mark.parametrize("launcher", ["srun", "mpiexec"])
+def test_a_job_gives_the_data_of_a_plain_mpirun(submit, job, num_nodes, launcher):
+    site = without_plugins(submit.folder) if launcher == "mpiexec" else ""
+    options = (f"--nodes={num_nodes}", "--ntasks=3")
+    assert submit.run(*SHORT, options=options, site=site) == ("COMPLETED", "0:0"), submit.log
+    assert_same_bytes(datasets(submit.out), expected(job, *SHORT))
+    with h5py.File(submit.out) as file:
+        assert file.attrs["num_ranks"] == 3 and submit.mpi in file.attrs["mpi_library"]
+        assert {*json.loads(file.attrs["hosts"])} == {*NODES[:num_nodes]}
+    assert bool(submit.messages) == (launcher == "mpiexec")  # It says which it takes instead.
+
+
+@pytest.fixture(scope="module")
+def whole_run(tmp_path_factory) -> dict[str, np.ndarray]:
+    """What RUN gives that nothing stops, under a plain mpirun."""
+    return expected(Job(tmp_path_factory.mktemp("whole")), *RUN)
+
+
+def assert_continued(submit: Submissions, number: str, whole_run: dict[str, np.ndarray]) -> None:
+    """The job has started again, once, and its data are those of an uninterrupted run."""
+    found = submit.slurm.finish(number, 60.0)
+    assert (found["JobState"], found["ExitCode"], found["Restarts"]) == ("COMPLETED", "0:0", "1"), submit.log
+    assert submit.status["starts"] == 2
+    assert_same_bytes(datasets(submit.out), whole_run)
+
+
+@one_mpi
+def test_at_its_time_limit_a_job_stops_and_goes_back_into_the_queue_until_it_is_complete(submit, whole_run):
+    """The signal comes at a half minute of SLURM's clock that is 15 to 45 s before the limit of a minute."""
+    site = '[ -n "${SLURM_RESTART_COUNT:-}" ] || export PACE_S=0.03\n'
+    number = submit.start(*RUN, site=site, options=("--ntasks=2", "--time=1", "--signal=B:USR1@15"))
+    assert_continued(submit, number, whole_run)
+    stopped, again = submit.messages[:2]
+    assert "stopped by SIGUSR1" in stopped and "back into the queue" in again
+
+
+@pytest.mark.parametrize("launcher", ["srun", "mpiexec"])
+def test_a_job_that_was_told_to_stop_on_two_nodes_goes_on(submit, whole_run, launcher):
+    site = PACED_AT_FIRST + (without_plugins(submit.folder) if launcher == "mpiexec" else "")
+    number = submit.start(*RUN, site=site, options=("--ntasks=2", "--nodes=2"))
+    submit.slurm.run("scancel", "--batch", "--signal=USR1", number)
+    assert_continued(submit, number, whole_run)
+
+
+@one_mpi
+def test_a_job_that_scontrol_puts_back_goes_on(submit, whole_run):
+    number = submit.start(*RUN, site=PACED_AT_FIRST)
+    submit.slurm.run("scontrol", "requeue", number)
+    assert_continued(submit, number, whole_run)
+
+
+@one_mpi
+def test_a_cancelled_job_stays_out_of_the_queue_and_the_same_command_continues_it(submit, whole_run):
+    number = submit.start(*RUN, PACE_S=PACE_S)
+    submit.slurm.run("scancel", number)
+    assert submit.slurm.finish(number)["JobState"] == "CANCELLED"
+    submit.slurm.wait_until(lambda: "the same sbatch command continues it" in submit.log, "the job has said so")
+    assert submit.status["state"] == "interrupted"
+    assert submit.run(*RUN) == ("COMPLETED", "0:0"), submit.log
+    assert_same_bytes(datasets(submit.out), whole_run)
+
+
+@one_mpi
+def test_a_job_restarts_no_more_often_than_it_may(submit):
+    number = submit.start(*RUN, site="MAX_RESTARTS=0\n", PACE_S=PACE_S)
+    submit.slurm.run("scancel", "--batch", "--signal=USR1", number)
+    found = submit.slurm.finish(number)
+    assert (found["JobState"], found["ExitCode"]) == ("FAILED", "75:0")
+    assert "after 0 restarts, and MAX_RESTARTS is 0; the same sbatch command continues it" in submit.messages[-1]
+
+
+@one_mpi
+def test_a_job_that_is_to_stop_before_it_has_begun_does_not_restart_for_ever(submit):
+    assert submit.run(*SHORT, site="kill -USR1 $$\n") == ("FAILED", "75:0")
+    [line] = submit.messages
+    assert "stopped by SIGUSR1 before the ranks were started; give the job more --time" in line
+
+
+@one_mpi
+def test_a_job_that_took_no_step_does_not_restart_for_ever(submit):
+    """Its status is that of a run which was stopped in time, as before: here by a program that only says so."""
+    python = submit.folder / "python"
+    told = """'{"state": "interrupted", "num_steps": 7, "of_num_steps": 20, "pid": '$$'}'"""
+    run = f"echo {told} > run.status.json; exit 75"
+    real = f"exec {VENVS[submit.mpi]}/bin/python"
+    python.write_text(f'#!/bin/sh\ncase "$*" in *"mpi_rollout run"*) {run} ;; *) {real} "$@" ;; esac\n')
+    python.chmod(0o755)
+    submit.out.with_name("run.status.json").write_text('{"state": "interrupted", "num_steps": 7}\n')
+    assert submit.run(*SHORT, options=("--ntasks=1",), site="PATH=$PWD:$PATH\n") == ("FAILED", "75:0")
+    [line] = submit.messages
+    assert "this start took no step: 7 of 20 are committed; give the job more --time" in line
+
+
+def test_a_rank_that_is_killed_ends_the_job(submit):
+    """KillOnBadExit is off in this cluster, as SLURM has it."""
+    state, _ = submit.run(*SHORT, "--policy", "stopping:counting", STOP_AT="kill:5")
+    assert state == "FAILED" and submit.status["state"] == "running"
+    assert "the run was killed (exit code 137); what it had committed is kept" in submit.messages[-1]
+
+
+@one_mpi
+def test_a_failed_run_ends_the_job_with_its_own_exit_code_and_message(submit):
+    assert submit.run(*SHORT, "--policy", "stopping:counting", STOP_AT="raise:5") == ("FAILED", "70:0")
+    [message] = submit.messages
+    assert "RuntimeError: told to fail" in message
+
+
+@one_mpi
+def test_a_job_whose_output_is_complete_has_nothing_to_do(submit):
+    submit.run(*SHORT)
+    before = submit.out.stat()
+    assert submit.run(*SHORT) == ("COMPLETED", "0:0")
+    assert (submit.out.stat().st_ino, submit.out.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+
+
+@pytest.mark.parametrize("launcher", ["srun", "srun --mpi=none", "srun --mpi={wrong}"])
+def test_a_launcher_of_another_mpi_is_refused_with_the_right_one(submit, launcher):
+    """Each rank would be alone in a world of its own, and do the whole run."""
+    [wrong] = {*PLUGIN.values()} - {PLUGIN[submit.mpi]}
+    state, _ = submit.run(*SHORT, site=f"LAUNCHER='{launcher.format(wrong=wrong)}'\n")
+    assert state == "FAILED" and not submit.out.exists() and not submit.status
+    assert f"LAUNCHER='srun --mpi={PLUGIN[submit.mpi]}' in site.sh" in submit.messages[-1]
+
+
+@one_mpi
+@pytest.mark.parametrize(
+    "what, options, arguments, site",
+    [
+        ("the number of ranks is missing; sbatch --ntasks=N", (), SHORT, ""),
+        ("got 6 envs on 7 ranks; use more envs or fewer ranks", ("--ntasks=7",), SHORT, ""),
+        ("must be MODULE:CALLABLE", ("--ntasks=1",), (*SHORT, "--policy", "no"), ""),
+        ("No module named 'mpi_rollout'; have site.sh", ("--ntasks=1",), SHORT, "PATH=$PWD:$PATH\n"),
+    ],
+)
+def test_what_cannot_run_fails_at_once_with_one_line_in_the_log(submit, what, options, arguments, site):
+    python = submit.folder / "python"  # For the last one, which finds it first: it has no packages.
+    python.write_text(f'#!/bin/sh\nexec {VENVS[submit.mpi]}/bin/python -S -E "$@"\n')
+    python.chmod(0o755)
+    state, code = submit.run(*arguments, options=options, site=site)
+    assert state == "FAILED" and code in ("78:0", "64:0")
+    [line] = submit.messages
+    assert what in line
+    assert not submit.out.exists()
+
+
+@one_mpi
+def test_an_output_of_another_configuration_is_refused_and_left_alone(submit):
+    submit.run(*SHORT, "--policy", "stopping:counting", STOP_AT="raise:5")
+    state, code = submit.run(*SHORT, "--policy", "stopping:counting", "--seed", "5")
+    assert (state, code) == ("FAILED", "64:0")
+    assert "is of another run: --seed was 0, is 5" in submit.messages[1]
+    assert committed(submit.folder / "run.h5.part") == 4
+
+
+@one_mpi
+def test_a_job_without_site_file_fails_with_the_way_to_one(submit):
+    number = submit(*SHORT, MPI_ROLLOUT_SITE=f"{submit.folder}/none.sh")
+    assert submit.slurm.finish(number)["ExitCode"] == "78:0"
+    [line] = submit.messages
+    assert f"no settings of this cluster in {submit.folder}/none.sh; cp {SCRIPTS}/site.example.sh" in line
+
+
+def test_a_partition_that_does_not_exist_is_refused_by_sbatch(slurm, tmp_path):
+    done = slurm.sbatch(tmp_path, "--ntasks=1", "--partition=none", str(SCRIPTS / "collect.sbatch"), *SHORT)
+    assert done.returncode == 1 and "invalid partition specified: none" in done.stderr
+
+
+def test_run_by_hand_the_script_says_how_to_submit_it():
+    script = SCRIPTS / "collect.sbatch"
+    done = subprocess.run(["bash", script], env={}, capture_output=True, text=True)
+    assert (done.returncode, done.stderr.count("\n")) == (78, 1) and f"sbatch --ntasks=N {script}" in done.stderr
+
+
+@one_mpi
+def test_the_environment_can_be_copied_to_each_node_first(submit):
+    local = submit.slurm.local
+    (submit.folder / "where.py").write_text(
+        "import sys, envs\ndef make():\n    print('python is', sys.prefix, flush=True)\n    return envs.Counting()\n"
+    )
+    arguments = ("--env-factory", "where:make", *SHORT[2:])
+    site = f"STAGE={local}\nexport PYTHONPATH={submit.folder}:$PYTHONPATH\n"
+    assert submit.run(*arguments, options=("--nodes=2", "--ntasks=2"), site=site) == ("COMPLETED", "0:0"), submit.log
+    prefixes = {line.split()[-1] for line in submit.log.splitlines() if line.startswith("python is")}
+    assert [prefix.startswith(f"{local}/mpi_rollout-") for prefix in prefixes] == [True]
+    assert [*submit.slurm.folder.glob("local.node*/*")] == []
+
+
+def test_the_doctor_is_started_as_runs_are(submit):
+    state, _ = submit.run("doctor", "--json", options=("--nodes=2", "--ntasks=2"))
+    found = json.loads(next(line for line in submit.log.splitlines() if line.startswith("{")))
+    assert state in ("COMPLETED", "FAILED") and "node1" in submit.log and "node2" in submit.log and found
+
+
+@one_mpi
+def test_a_job_that_loses_a_node_is_started_again_and_goes_on(submit, whole_run):
+    """SLURM takes half a minute to find that a node is gone, in which the other rank waits."""
+    number = submit.start(*RUN, site=PACED_AT_FIRST, options=("--ntasks=2", "--nodes=2"))
+    submit.slurm.kill_node("node2")
+    submit.slurm.wait_until(lambda: "down*" in submit.slurm.states(), "SLURM has found the loss", 60.0)
+    submit.slurm.start_node("node2")
+    assert_continued(submit, number, whole_run)
+
+
+TRAIN = """
+import json, os, mpi_rollout
+from mpi4py import MPI
+hosts = MPI.COMM_WORLD.gather((os.uname().nodename, os.environ["OMP_NUM_THREADS"]), 0)
+with mpi_rollout.connect("CartPole-v1", num_envs=6, dedicated_root=True) as envs:
+    if envs is not None:
+        envs.reset(seed=1)
+        rewards = envs.step(envs.action_space.sample())[1]
+        json.dump([hosts, rewards.tolist()], open("told", "w"))
+"""
+
+
+def test_the_ranks_of_a_heterogeneous_job_are_one_world(submit):
+    (submit.folder / "my_train.py").write_text(TRAIN)
+    options = ("--ntasks=1", "--cpus-per-task=2", ":", "--ntasks=3")
+    state, _ = submit.run("my_train.py", options=options, script="train.sbatch")
+    assert state == "COMPLETED", submit.log
+    [root, *others], rewards = json.loads((submit.folder / "told").read_text())
+    assert root == ["node1", "2"] and others == [["node2", "1"]] * 3
+    assert rewards == [1.0] * 6
+
+
+@one_mpi
+def test_a_training_script_that_fails_on_one_rank_ends_the_job(submit):
+    (submit.folder / "my_train.py").write_text(
+        "from mpi4py import MPI\n"
+        "if MPI.COMM_WORLD.rank == 1:\n    raise RuntimeError('no licence')\n"
+        "MPI.COMM_WORLD.barrier()\n"
+    )
+    state, _ = submit.run("my_train.py", script="train.sbatch")
+    assert state == "FAILED" and "RuntimeError: no licence" in submit.log
+
+
+def test_the_training_job_without_a_training_script_says_how_to_submit_it(slurm, tmp_path):
+    number = slurm.submit(tmp_path, "--ntasks=1", str(SCRIPTS / "train.sbatch"))
+    assert slurm.finish(number)["ExitCode"] == "78:0"
+    assert (tmp_path / "log").read_text().count("\n") == 1
