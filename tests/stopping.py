@@ -159,6 +159,6 @@ class Slow(Counting):
 
 def asked_early(rank: int) -> gymnasium.Env:
     """Make an env; on one rank somebody asks the run to stop meanwhile."""
-    if envs.RANK == rank:
+    if rank == envs.RANK:
         os.kill(os.getpid(), signal.SIGUSR1)
     return gymnasium.make("CartPole-v1")
