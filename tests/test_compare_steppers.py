@@ -10,8 +10,8 @@ import pytest
 from gymnasium.vector import SyncVectorEnv
 
 from mpi_rollout.compare import steppers
-from mpi_rollout.compare.makers import MAKERS, BareOnAllCores, Made, Recorded, Setup, actions_of
-from mpi_rollout.compare.steppers import PartsStepper, VectorStepper, take_turn
+from mpi_rollout.compare.makers import MAKERS, BareOnAllCores, Made, MadeOfParts, Recorded, Setup, actions_of
+from mpi_rollout.compare.steppers import BareStepper, PartsStepper, VectorStepper, take_turn
 
 NUM_ENVS, SWEEPS = 6, 41
 LENGTHS = 3 + np.arange(NUM_ENVS) % 5  # Of the episodes of `envs.Counting`, seeded with 0, 1, ...
@@ -44,11 +44,48 @@ def test_the_bare_loop_counts_its_steps_and_resets_where_episodes_end(made: Made
     made.stepper.reset()
     envs = [env.unwrapped for env in made.stepper._envs]
     before = [env.episode for env in envs]
-    counted = made.stepper.count([made.stepper.sweep()])
-    assert counted % NUM_ENVS == 0 and counted >= steppers.STEPS_PER_LOOK - NUM_ENVS
-    num_steps = counted // NUM_ENVS
+    counted = [made.stepper.count([made.stepper.sweep()]) for _ in range(SWEEPS)]
+    assert min(counted) > 0 and not any(each % NUM_ENVS for each in counted)
+    num_steps = sum(counted) // NUM_ENVS
     assert [env.episode - start for env, start in zip(envs, before, strict=True)] == list(num_steps // LENGTHS)
     assert [env.step_number for env in envs] == list(num_steps % LENGTHS)
+
+
+class Ticking(gymnasium.Env):
+    """Its steps take as long as told, on a clock of its own."""
+
+    def __init__(self, step_s: float):
+        self.step_s, self.now_s = step_s, 0.0
+
+    def reset(self, *, seed=None, options=None):
+        return 0, {}
+
+    def step(self, action):
+        self.now_s += self.step_s
+        return 0, 0.0, False, False, {}
+
+
+@pytest.mark.parametrize(
+    ("step_s", "num_steps"),
+    [
+        (1.0, 1),  # Longer than the window: one is taken.
+        (2.0**-6, 16),  # No more than fit in.
+        (2.0**-11, 512),  # Two of them are just a look: 0.25 s are whole looks.
+    ],
+)
+def test_looks_at_the_clock_are_no_further_apart_than_slow_envs_need(monkeypatch, step_s: float, num_steps: int):
+    env = Ticking(step_s)
+    monkeypatch.setattr(steppers, "perf_counter", lambda: env.now_s)
+    stepper = BareStepper([env], [[0]] * 1024)
+    turn = take_turn(stepper, 0.25)
+    assert turn.env_steps == num_steps and turn.seconds == num_steps * step_s
+
+
+def test_fast_envs_are_stepped_several_times_between_two_looks_at_the_clock(monkeypatch):
+    env = Ticking(1e-6)
+    monkeypatch.setattr(steppers, "perf_counter", lambda: env.now_s)
+    turn = take_turn(BareStepper([env], [[0]] * 1024), 0.25)
+    assert turn.env_steps == turn.sweeps * steppers.STEPS_PER_LOOK
 
 
 def test_bare_loops_on_all_cores_add_their_rates():
@@ -173,9 +210,20 @@ def test_parts_are_sent_on_with_their_own_actions_and_their_resets_are_not_count
     assert stepper.count(sweeps[:5]) + stepper.count(sweeps[5:]) == 48 - 4 * 3
     for given, indices in parts.sent[1:]:
         assert list(given % 4) == list(indices)
-    stepper.reset()
     stepper.close()
-    assert parts.num_resets == 2
+    assert not parts.flying
+
+
+def test_the_reset_of_parts_has_no_step_in_its_time():
+    """Neither one that was sent before it, of which `Queue` takes care, nor the first after it."""
+    parts = Queue(4)
+    made = MadeOfParts(PartsStepper(parts, 4, np.arange(8).reshape(2, 4)))
+    for num_resets in (1, 2):
+        assert made.take_turn(0.001).env_steps > 0
+        assert not parts.flying and parts.num_resets == num_resets
+    num_sent = len(parts.sent)
+    made.stepper.reset()
+    assert len(parts.sent) == num_sent and not parts.flying
 
 
 @pytest.mark.parametrize("maker", ["envpool", "envpool_by_parts"])
