@@ -1,12 +1,17 @@
 """Every system steps the same envs, and what is counted are env steps: rows that only reset are none."""
 
+import subprocess
+import sys
 import time
 from collections import deque
 from collections.abc import Iterator
+from functools import reduce
+from pathlib import Path
 
 import gymnasium
 import numpy as np
 import pytest
+from conftest import job_environment
 from gymnasium.vector import SyncVectorEnv
 
 from mpi_rollout.compare import steppers
@@ -226,16 +231,29 @@ def test_the_reset_of_parts_has_no_step_in_its_time():
     assert len(parts.sent) == num_sent and not parts.flying
 
 
-@pytest.mark.parametrize("maker", ["envpool", "envpool_by_parts"])
-def test_envpool_counts_as_many_env_steps_as_it_says_itself(maker: str):
-    pytest.importorskip("envpool")
+@pytest.mark.parametrize(
+    ("maker", "source"),
+    [("native", "_envs.step"), ("envpool", "_envs.step"), ("envpool_by_parts", "_parts._envs.recv")],
+)
+def test_those_with_the_env_in_another_form_count_the_steps_that_their_rewards_tell(monkeypatch, maker, source):
+    """CartPole gives 1 for each step, and nothing for a row that only resets."""
+    if maker.startswith("envpool"):
+        pytest.importorskip("envpool")
     made = MAKERS[maker](Setup("CartPole-v1", 6, 2))
     made.stepper.reset()
+    *path, method = source.split(".")
+    holder = reduce(getattr, path, made.stepper)
+    original, rewards = getattr(holder, method), []
+
+    def noted(*arguments):
+        outputs = original(*arguments)
+        rewards.append(outputs[1].copy())
+        return outputs
+
+    monkeypatch.setattr(holder, method, noted)
     sweeps = [made.stepper.sweep() for _ in range(200)]
-    rows = sum(len(sweep[-1]) for sweep in sweeps)
-    ends = sum(int((sweep[0] | sweep[1]).sum()) for sweep in sweeps)
-    counted = made.stepper.count(sweeps)
-    assert rows - ends <= counted <= rows - ends + 6  # Of the last ends the resets are to come.
+    num_rows = sum(map(len, rewards))
+    assert made.stepper.count(sweeps) == sum(map(np.sum, rewards)) < num_rows
     made.close()
 
 
@@ -254,3 +272,21 @@ def test_all_systems_are_given_the_same_actions_of_which_each_env_has_its_own():
     few, many = actions_of(space, 2), actions_of(space, 5)
     assert all(np.array_equal(one, other[:2]) for one, other in zip(few, many, strict=True))
     assert len({tuple(row) for row in many}) > 1
+
+
+RECORDING = """
+import sys
+from pathlib import Path
+from mpi_rollout import mpi
+from mpi_rollout.compare.recording import record_on_ranks
+mpi.start_mpi_on_all_ranks(60.0)
+record_on_ranks(mpi.world(), "CartPole-v1", 2, Path(sys.argv[1]), lambda found: print(found.take_turn(0.01).env_steps))
+"""
+
+
+def test_what_a_turn_that_was_ended_left_behind_is_in_no_other_recordings_way(tmp_path: Path):
+    (tmp_path / "1.h5.part").write_text("half a file")
+    command = [sys.executable, "-c", RECORDING, str(tmp_path)]
+    done = subprocess.run(command, env=job_environment(), capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 0 and not list(tmp_path.iterdir())

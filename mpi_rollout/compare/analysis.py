@@ -94,7 +94,7 @@ class Analysis:
         return self.cells[Point(env, num_envs), system].rate.median
 
     def overhead(self, env: str, system: str) -> Fit | NoFit:
-        """Fit N t_row + t_os to the seconds that a step of N envs takes; coefficients: t_row, t_os."""
+        """Fit N t_row + t_os to the seconds that N transitions take; coefficients: t_row, t_os."""
         sizes = self.sizes(env, [system])
         seconds = np.array([num_envs / self.rate(env, num_envs, system) for num_envs in sizes])
         try:
