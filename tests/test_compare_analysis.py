@@ -238,7 +238,8 @@ def test_of_many_systems_whose_intervals_meet_three_are_named(monkeypatch):
     ("found", "words"),
     [
         ([1, 2, 4], "at all sizes measured: 1, 2, 4 envs"),
-        ([4], "from 4 envs on"),
+        ([2, 4], "from 2 envs on"),
+        ([4], "with 4 envs"),
         ([1], "with 1 env"),
         ([1, 4], "with 1, 4 envs"),
     ],

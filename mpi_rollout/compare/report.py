@@ -155,7 +155,8 @@ def where(sizes: list[int], found: list[int]) -> str:
     """At which of the numbers of envs, in words."""
     if found == sizes:
         return f"at all sizes measured: {_envs(sizes)}"
-    return f"from {_envs(found[:1])} on" if found == sizes[-len(found) :] else f"with {_envs(found)}"
+    is_end = len(found) > 1 and found == sizes[-len(found) :]  # One size alone tells of no other.
+    return f"from {_envs(found[:1])} on" if is_end else f"with {_envs(found)}"
 
 
 def notes(analysis: Analysis) -> list[str]:
