@@ -246,6 +246,7 @@ def test_of_many_systems_whose_intervals_meet_three_are_named(monkeypatch):
 )
 def test_where_one_is_ahead_of_the_other_is_told_in_words(found, words):
     assert report.where([1, 2, 4], found) == words
+    assert report.where([4], [4]) == "with 4 envs"
 
 
 def test_the_report_tells_machine_versions_rates_resets_skips_and_failures():

@@ -153,7 +153,7 @@ def _standing(analysis: Analysis, standings: Sequence[Standing]) -> str:
 
 def where(sizes: list[int], found: list[int]) -> str:
     """At which of the numbers of envs, in words."""
-    if found == sizes:
+    if found == sizes and len(sizes) > 1:
         return f"at all sizes measured: {_envs(sizes)}"
     is_end = len(found) > 1 and found == sizes[-len(found) :]  # One size alone tells of no other.
     return f"from {_envs(found[:1])} on" if is_end else f"with {_envs(found)}"

@@ -127,7 +127,9 @@ class Runner:
             self.file.write(self._out, now())
         self._close(point, left)
         failed = [each for each in self.file.samples.failed if each.point == point and each.system in names]
-        tell(f"{place}: {point}: {len(left) - len(failed)} systems" + f", {len(failed)} failed" * bool(failed))
+        num = len(left) - len(failed)
+        told = f"{num} system{'s' * (num != 1)}" + f", {len(failed)} failed" * bool(failed)
+        tell(f"{place}: {point}: {told}")
 
     def _left(self, point: Point) -> list[System]:
         """The systems with turns to take; those that do not apply are noted."""
