@@ -29,5 +29,8 @@ def mpi_library() -> str:
 
     A process of its own does so: the one that compares loads no MPI.
     """
-    done = subprocess.run([sys.executable, "-c", LIBRARY], capture_output=True, text=True, timeout=LIBRARY_S)
+    try:
+        done = subprocess.run([sys.executable, "-c", LIBRARY], capture_output=True, text=True, timeout=LIBRARY_S)
+    except subprocess.TimeoutExpired:
+        return ""
     return " ".join(done.stdout.split()) if done.returncode == 0 else ""
