@@ -44,6 +44,7 @@ STUDIES := strong-cartpole strong-acrobot strong-humanoid weak sim compare
 ROLLOUT := $(BIN)/python -m mpi_rollout
 
 results: install  ## measure the studies of results/ again, and draw them: half an hour on a quiet machine
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[compare]'
 	@# A study that is there is continued: away with those of another day.
 	rm -f $(STUDIES:%=results/%.h5)
 	$(ROLLOUT) scaling strong --ranks 1,2 --env CartPole-v1 --num-envs 512 --num-steps 2000 --limit-s 0.5 --out results/strong-cartpole.h5

@@ -45,7 +45,9 @@ def made_up(comparison: Comparison, spread: float = 0.0, failing: str = "") -> C
                     samples = samples.with_skips([Skip(*point, name, "1 env for 2 processes")])
                 elif name == failing:
                     if repeat == 0:
-                        samples = samples.with_failure(point, name, repeat, ORIGIN["started"], "no licence\nat all")
+                        samples = samples.with_failure(
+                            point, name, repeat, ORIGIN["started"], "no licence\nfor anybody"
+                        )
                 else:
                     row_s, overhead_s = TIMES[name]
                     seconds = (point.num_envs * row_s + overhead_s) * (1 + spread * rng.random())

@@ -72,7 +72,7 @@ def test_a_system_that_fails_is_kept_with_its_error_and_tried_again_with_more_en
 def test_a_system_that_hangs_is_ended_with_all_its_processes(job: Job):
     arguments = ("--env", "registered:HangingOnRank1-v0", "--num-envs", "2", "--repeats", "1", "--timeout-s", "5")
     result = compare(job, *arguments, "--systems", "mpi-2,sync")
-    assert result.code == 70 and result.seconds < 30
+    assert result.code == 70
     [failed] = stored(job).samples.failed
     assert failed.system == "mpi-2" and failed.error.startswith("did not answer within 5 s")
     assert {each.system for each in stored(job).samples.turns if not each.error} == {"bare", "sync"}

@@ -1,17 +1,22 @@
 """Every system steps the same envs, and what is counted are env steps: rows that only reset are none."""
 
+import subprocess
+import sys
 import time
 from collections import deque
 from collections.abc import Iterator
+from functools import reduce
+from pathlib import Path
 
 import gymnasium
 import numpy as np
 import pytest
+from conftest import job_environment
 from gymnasium.vector import SyncVectorEnv
 
 from mpi_rollout.compare import steppers
-from mpi_rollout.compare.makers import MAKERS, BareOnAllCores, Made, Recorded, Setup, actions_of
-from mpi_rollout.compare.steppers import PartsStepper, VectorStepper, take_turn
+from mpi_rollout.compare.makers import MAKERS, BareOnAllCores, Made, MadeOfParts, Recorded, Setup, actions_of
+from mpi_rollout.compare.steppers import BareStepper, PartsStepper, VectorStepper, take_turn
 
 NUM_ENVS, SWEEPS = 6, 41
 LENGTHS = 3 + np.arange(NUM_ENVS) % 5  # Of the episodes of `envs.Counting`, seeded with 0, 1, ...
@@ -44,11 +49,48 @@ def test_the_bare_loop_counts_its_steps_and_resets_where_episodes_end(made: Made
     made.stepper.reset()
     envs = [env.unwrapped for env in made.stepper._envs]
     before = [env.episode for env in envs]
-    counted = made.stepper.count([made.stepper.sweep()])
-    assert counted % NUM_ENVS == 0 and counted >= steppers.STEPS_PER_LOOK - NUM_ENVS
-    num_steps = counted // NUM_ENVS
+    counted = [made.stepper.count([made.stepper.sweep()]) for _ in range(SWEEPS)]
+    assert min(counted) > 0 and not any(each % NUM_ENVS for each in counted)
+    num_steps = sum(counted) // NUM_ENVS
     assert [env.episode - start for env, start in zip(envs, before, strict=True)] == list(num_steps // LENGTHS)
     assert [env.step_number for env in envs] == list(num_steps % LENGTHS)
+
+
+class Ticking(gymnasium.Env):
+    """Its steps take as long as told, on a clock of its own."""
+
+    def __init__(self, step_s: float):
+        self.step_s, self.now_s = step_s, 0.0
+
+    def reset(self, *, seed=None, options=None):
+        return 0, {}
+
+    def step(self, action):
+        self.now_s += self.step_s
+        return 0, 0.0, False, False, {}
+
+
+@pytest.mark.parametrize(
+    ("step_s", "num_steps"),
+    [
+        (1.0, 1),  # Longer than the window: one is taken.
+        (2.0**-6, 16),  # No more than fit in.
+        (2.0**-11, 512),  # Two of them are just a look: 0.25 s are whole looks.
+    ],
+)
+def test_looks_at_the_clock_are_no_further_apart_than_slow_envs_need(monkeypatch, step_s: float, num_steps: int):
+    env = Ticking(step_s)
+    monkeypatch.setattr(steppers, "perf_counter", lambda: env.now_s)
+    stepper = BareStepper([env], [[0]] * 1024)
+    turn = take_turn(stepper, 0.25)
+    assert turn.env_steps == num_steps and turn.seconds == num_steps * step_s
+
+
+def test_fast_envs_are_stepped_several_times_between_two_looks_at_the_clock(monkeypatch):
+    env = Ticking(1e-6)
+    monkeypatch.setattr(steppers, "perf_counter", lambda: env.now_s)
+    turn = take_turn(BareStepper([env], [[0]] * 1024), 0.25)
+    assert turn.env_steps == turn.sweeps * steppers.STEPS_PER_LOOK
 
 
 def test_bare_loops_on_all_cores_add_their_rates():
@@ -173,21 +215,45 @@ def test_parts_are_sent_on_with_their_own_actions_and_their_resets_are_not_count
     assert stepper.count(sweeps[:5]) + stepper.count(sweeps[5:]) == 48 - 4 * 3
     for given, indices in parts.sent[1:]:
         assert list(given % 4) == list(indices)
-    stepper.reset()
     stepper.close()
-    assert parts.num_resets == 2
+    assert not parts.flying
 
 
-@pytest.mark.parametrize("maker", ["envpool", "envpool_by_parts"])
-def test_envpool_counts_as_many_env_steps_as_it_says_itself(maker: str):
-    pytest.importorskip("envpool")
+def test_the_reset_of_parts_has_no_step_in_its_time():
+    """Neither one that was sent before it, of which `Queue` takes care, nor the first after it."""
+    parts = Queue(4)
+    made = MadeOfParts(PartsStepper(parts, 4, np.arange(8).reshape(2, 4)))
+    for num_resets in (1, 2):
+        assert made.take_turn(0.001).env_steps > 0
+        assert not parts.flying and parts.num_resets == num_resets
+    num_sent = len(parts.sent)
+    made.stepper.reset()
+    assert len(parts.sent) == num_sent and not parts.flying
+
+
+@pytest.mark.parametrize(
+    ("maker", "source"),
+    [("native", "_envs.step"), ("envpool", "_envs.step"), ("envpool_by_parts", "_parts._envs.recv")],
+)
+def test_those_with_the_env_in_another_form_count_the_steps_that_their_rewards_tell(monkeypatch, maker, source):
+    """CartPole gives 1 for each step, and nothing for a row that only resets."""
+    if maker.startswith("envpool"):
+        pytest.importorskip("envpool")
     made = MAKERS[maker](Setup("CartPole-v1", 6, 2))
     made.stepper.reset()
+    *path, method = source.split(".")
+    holder = reduce(getattr, path, made.stepper)
+    original, rewards = getattr(holder, method), []
+
+    def noted(*arguments):
+        outputs = original(*arguments)
+        rewards.append(outputs[1].copy())
+        return outputs
+
+    monkeypatch.setattr(holder, method, noted)
     sweeps = [made.stepper.sweep() for _ in range(200)]
-    rows = sum(len(sweep[-1]) for sweep in sweeps)
-    ends = sum(int((sweep[0] | sweep[1]).sum()) for sweep in sweeps)
-    counted = made.stepper.count(sweeps)
-    assert rows - ends <= counted <= rows - ends + 6  # Of the last ends the resets are to come.
+    num_rows = sum(map(len, rewards))
+    assert made.stepper.count(sweeps) == sum(map(np.sum, rewards)) < num_rows
     made.close()
 
 
@@ -206,3 +272,21 @@ def test_all_systems_are_given_the_same_actions_of_which_each_env_has_its_own():
     few, many = actions_of(space, 2), actions_of(space, 5)
     assert all(np.array_equal(one, other[:2]) for one, other in zip(few, many, strict=True))
     assert len({tuple(row) for row in many}) > 1
+
+
+RECORDING = """
+import sys
+from pathlib import Path
+from mpi_rollout import mpi
+from mpi_rollout.compare.recording import record_on_ranks
+mpi.start_mpi_on_all_ranks(60.0)
+record_on_ranks(mpi.world(), "CartPole-v1", 2, Path(sys.argv[1]), lambda found: print(found.take_turn(0.01).env_steps))
+"""
+
+
+def test_what_a_turn_that_was_ended_left_behind_is_in_no_other_recordings_way(tmp_path: Path):
+    (tmp_path / "1.h5.part").write_text("half a file")
+    command = [sys.executable, "-c", RECORDING, str(tmp_path)]
+    done = subprocess.run(command, env=job_environment(), capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 0 and not list(tmp_path.iterdir())

@@ -35,8 +35,9 @@ Resets within the window take time from every system alike.
 window of both ends when all of its steps are stored; a window that is short beside that makes them look slower than
 they are in a long run.  The files are dropped.
 
-*What it says.*  Env steps per second, medians and intervals over repeats; each over the bare loop of the same point;
-and the overhead of a step of the batch, t_os, from the seconds that it takes with N envs: N t_row + t_os.  So
+*What it says.*  Env steps per second, medians and intervals over repeats, which are turns of one
+start; each over the bare loop of the same point;
+and the overhead of a step of the batch, t_os, from the seconds that N transitions take: N t_row + t_os.  So
 fps / fps_loop = N t_env / (N t_row + t_os), with t_env of the bare loop.  Where t_row is t_env, as on one core that
 does nothing besides stepping, this is the law that is usually fitted.  On p cores t_row goes down to t_env / p, and
 what a system does for each row adds to it: so it is fitted too.

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -30,6 +31,25 @@ class Cell:
     rate: Interval
     ratio: Interval | None
     reset_s: Interval
+
+
+class Standing(NamedTuple):
+    """How this program's fastest way stands beside another system, with some number of envs.
+
+    Parameters
+    ----------
+    way
+        The name of this program's system with the highest median.
+    verdict
+        "faster" or "slower" where the two intervals are apart; else "not told apart".
+    """
+
+    num_envs: int
+    way: str
+    verdict: str
+
+
+FASTER, UNTOLD, SLOWER = VERDICTS = ("faster", "not told apart", "slower")
 
 
 class Analysis:
@@ -74,7 +94,7 @@ class Analysis:
         return self.cells[Point(env, num_envs), system].rate.median
 
     def overhead(self, env: str, system: str) -> Fit | NoFit:
-        """Fit N t_row + t_os to the seconds that a step of N envs takes; coefficients: t_row, t_os."""
+        """Fit N t_row + t_os to the seconds that N transitions take; coefficients: t_row, t_os."""
         sizes = self.sizes(env, [system])
         seconds = np.array([num_envs / self.rate(env, num_envs, system) for num_envs in sizes])
         try:
@@ -94,17 +114,29 @@ class Analysis:
         ordered = sorted((name for name in found if of[name].kind in kinds), key=lambda name: -found[name].median)
         return [name for name in ordered if found[name].high >= found[ordered[0]].low]
 
-    def ours(self, env: str, num_envs: int, kind: str) -> float:
-        """This program's highest median, over its ways to step envs of a kind; 0 where there is none."""
-        of = self.comparison.all_systems
-        names = [name for name in of if of[name].is_ours and of[name].kind == kind]
-        return max(
-            (self.cells[Point(env, num_envs), name].rate.median for name in names
-             if (Point(env, num_envs), name) in self.cells),
-            default=0.0,
-        )  # fmt: skip
+    def ours(self, env: str, num_envs: int, kind: str) -> str | None:
+        """This program's way to step envs of a kind that has the highest median; None where there is none."""
+        of, here = self.comparison.all_systems, Point(env, num_envs)
+        names = [name for name in of if of[name].is_ours and of[name].kind == kind and (here, name) in self.cells]
+        return max(names, key=lambda name: self.cells[here, name].rate.median, default=None)
 
-    def ahead(self, env: str, other: str, kind: str = "loop") -> tuple[list[int], list[int]]:
-        """The numbers of envs where this program and another system have results; those where it is faster."""
-        sizes = [num_envs for num_envs in self.sizes(env, [other]) if self.ours(env, num_envs, kind)]
-        return sizes, [each for each in sizes if self.ours(env, each, kind) > self.rate(env, each, other)]
+    def standings(self, env: str, other: str, kind: str = "loop") -> list[Standing]:
+        """How this program stands beside another system, at all numbers of envs where both have results.
+
+        The highest of several medians is above the median of an equal system more often than not, so that medians
+        alone tell nothing.
+        """
+        return [
+            Standing(num_envs, way, verdict(self.cells[here, way].rate, self.cells[here, other].rate))
+            for num_envs in self.sizes(env, [other])
+            if (here := Point(env, num_envs)) and (way := self.ours(env, num_envs, kind))
+        ]
+
+
+def verdict(ours: Interval, other: Interval) -> str:
+    """Which of `VERDICTS` two rates allow; a single turn has no interval, and so none is told from it."""
+    if not min(ours.coverage, other.coverage):
+        return UNTOLD
+    if ours.low > other.high:
+        return FASTER
+    return SLOWER if ours.high < other.low else UNTOLD

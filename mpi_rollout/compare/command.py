@@ -27,7 +27,7 @@ def add_compare(commands: Any) -> None:
         ("--repeats", int, 5, "N", "turns of each system at each point"),
         ("--window-s", float, 0.25, "S", "length of one turn in seconds"),
         ("--order-seed", int, 0, "SEED", "of the random order of the turns"),
-        ("--timeout-s", float, 120.0, "S", "end a system whose set-up takes longer; it is kept as failed"),
+        ("--timeout-s", float, 120.0, "S", "end a system whose set-up or turn takes longer; it is kept as failed"),
         ("--launcher", str, "", "COMMAND", "what starts ranks, up to -n (default: mpirun)"),
         ("--out", str, "results/compare.h5", "FILE", "file of the comparison; an interrupted one is continued"),
     ):  # fmt: skip
@@ -48,10 +48,13 @@ def compare_command(options: argparse.Namespace) -> int:
     envs = names_list(options.env)
     if not envs:
         raise UsageError(f"--env must be env ids such as {ENVS}, got {options.env!r}")
+    systems = names_list(options.systems)
+    if options.systems and not systems:
+        raise UsageError(f"--systems must be names such as mpi-1,sync, got {options.systems!r}; leave it out for all")
     comparison = Comparison(
         envs=envs,
         num_envs=numbers_list("--num-envs")(options.num_envs),
-        systems=names_list(options.systems) or tuple(systems_of(ranks, num_cores)),
+        systems=systems or tuple(systems_of(ranks, num_cores)),
         ranks=ranks,
         num_cores=num_cores,
         repeats=options.repeats,

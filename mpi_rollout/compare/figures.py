@@ -1,9 +1,10 @@
 """The picture of a comparison: env steps per second against the number of envs, a panel for each env.
 
 Black and grey: it is printed so.  What is this program's is black, bare loops are dashed, the rest is grey; markers
-tell systems apart.
+tell systems apart, and of this program's ways their fillings what kind of env they step.
 """
 
+from itertools import cycle, product
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from mpi_rollout.scaling.figures import KINDS
 
 WIDTH, HEIGHT, LEGEND_WIDTH = 4.2, 5.0, 3.2  # Inches of a panel, and of the legend beside them.
 OURS, OTHERS = "osD^vPX", "s^vDo<>Pph*d"  # Markers, in the order of tables.
+LINES = ("-", "-.", ":")  # Of this program's: when its markers have all been used, the next.
 
 GREYS = {"sync": "0.4", "async": "0.4", "native": "0.4", "pool": "0.5", "sb3": "0.6", "envpool": "0.7", "minari": "0.5"}
 FILLS = {"native": "w", "record": "0.8"}  # Of markers; of others they are full.
@@ -60,13 +62,15 @@ def plot_comparison(path: str) -> list[str]:
 def looks_of(systems: dict[str, System]) -> dict[str, dict[str, Any]]:
     """How each system is drawn, by name."""
     found: dict[str, dict[str, Any]] = {}
-    ours, others = iter(OURS * len(systems)), iter(OTHERS * len(systems))
+    ours = {system.kind: cycle(product(LINES, OURS)) for system in systems.values()}
+    others = iter(OTHERS * len(systems))
     for name, system in systems.items():
         fill = {"markerfacecolor": FILLS[system.kind]} if system.kind in FILLS else {}
         if system.kind == "base":
             found[name] = {"color": "0.0" if name == "bare" else "0.5", "linestyle": "--", "linewidth": 1.5}
         elif system.is_ours:
-            found[name] = {"color": "0.0", "marker": next(ours), "linewidth": 1.8, **fill}
+            line, marker = next(ours[system.kind])
+            found[name] = {"color": "0.0", "marker": marker, "linestyle": line, "linewidth": 1.8, **fill}
         else:
             grey = GREYS[name.partition("-")[0]]
             found[name] = {"color": grey, "marker": next(others), "linewidth": 1.0, "linestyle": "-", **fill}

@@ -65,6 +65,18 @@ class Made:
         self.stepper.close()
 
 
+class MadeOfParts:
+    """A system whose envs are under way when its window ends: they come back before its turn does."""
+
+    def __init__(self, stepper: PartsStepper):
+        self.stepper, self.close = stepper, stepper.close
+
+    def take_turn(self, window_s: float) -> Turn:
+        turn = take_turn(self.stepper, window_s)
+        self.stepper.drain()
+        return turn
+
+
 class Recorded:
     """A system that stores an episode when it is over, which within a window it may never be.
 
@@ -160,10 +172,10 @@ class OurParts:
         """Nothing: leaving `connect` closes them."""
 
 
-def mpi_by_parts(setup: Setup) -> Made:
+def mpi_by_parts(setup: Setup) -> MadeOfParts:
     """This program with groups, or first ready."""
     actions = actions_of(setup.envs.single_action_space, setup.num_envs)
-    return Made(PartsStepper(OurParts(setup.envs), setup.num_envs, actions))
+    return MadeOfParts(PartsStepper(OurParts(setup.envs), setup.num_envs, actions))
 
 
 def _of_vector_env(envs: VectorEnv) -> Made:
@@ -254,7 +266,7 @@ class EnvPoolParts:
         return terminations, truncations, infos["env_id"]
 
 
-def envpool_by_parts(setup: Setup) -> Made:
+def envpool_by_parts(setup: Setup) -> MadeOfParts:
     """EnvPool, first ready: in batches of half of the envs, or the next smaller that all of them are a multiple of.
 
     What is under way at a turn's end must come back whole.
@@ -263,7 +275,7 @@ def envpool_by_parts(setup: Setup) -> Made:
     batch_size = next(size for size in range(num_envs // 2, 0, -1) if num_envs % size == 0)
     envs = _envpool(setup, batch_size)
     parts = EnvPoolParts(envs, num_envs // batch_size)
-    return Made(PartsStepper(parts, num_envs, actions_of(envs.action_space, num_envs)))
+    return MadeOfParts(PartsStepper(parts, num_envs, actions_of(envs.action_space, num_envs)))
 
 
 def minari(setup: Setup) -> Recorded:

@@ -46,6 +46,7 @@ class Recording:
     def take_turn(self, window_s: float) -> Turn:
         """Record for `window_s` seconds, and commit all of it."""
         config = self._config
+        Path(config.out + ".part").unlink(missing_ok=True)  # Of a turn that was ended, which no other goes on from.
         writer = self._open_writer(config, {"config": config.to_json()}, self._blocks, self._num_ranks)
         policy = RandomPolicy(self._facts.action_space, config.num_envs, SEED)
         collector = Collector(self._driver, policy, writer, NUM_BLOCKS, lambda _: None, lambda *_: None)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from mpi_rollout.compare.analysis import Analysis, Cell
+from mpi_rollout.compare.analysis import VERDICTS, Analysis, Cell, Standing
 from mpi_rollout.compare.comparison import Point
 from mpi_rollout.compare.file import ComparisonFile
 from mpi_rollout.scaling.report import machine
@@ -129,27 +129,34 @@ def _either(analysis: Analysis, env: str, num_envs: int, kinds: Sequence[str]) -
 
 
 def crossovers(analysis: Analysis, env: str) -> list[str]:
-    """Where this program is faster than each of the others."""
+    """Where this program is faster or slower than each of the others, and which of its ways that is."""
     told = []
     for name in analysis.systems(env):
         system = analysis.comparison.all_systems[name]
         if system.is_ours or system.kind == "base":
             continue
         for kind, words in KINDS[system.kind].items():
-            sizes, ahead = analysis.ahead(env, name, kind)
-            told += [f"{words} is faster than {system.title} {where(sizes, ahead)}"] if sizes else []
+            standings = analysis.standings(env, name, kind)
+            told += [f"{words} beside {system.title}: {_standing(analysis, standings)}"] if standings else []
     return told
 
 
-def where(sizes: list[int], ahead: list[int]) -> str:
+def _standing(analysis: Analysis, standings: Sequence[Standing]) -> str:
+    sizes, titles, told = [each.num_envs for each in standings], analysis.comparison.all_systems, []
+    for verdict in VERDICTS:
+        found = [each for each in standings if each.verdict == verdict]
+        ways = dict.fromkeys(titles[each.way].title.removeprefix("mpi_rollout, ") for each in found)
+        if found:
+            told.append(f"{verdict} {where(sizes, [each.num_envs for each in found])} ({' or '.join(ways)})")
+    return "; ".join(told)
+
+
+def where(sizes: list[int], found: list[int]) -> str:
     """At which of the numbers of envs, in words."""
-    if not ahead:
-        return f"at no size measured ({_envs(sizes)})"
-    if ahead == sizes:
-        return f"at all sizes measured ({_envs(sizes)})"
-    if ahead == sizes[-len(ahead) :]:
-        return f"from {_envs(ahead[:1])} on, not with {_envs(sizes[: -len(ahead)])}"
-    return f"with {_envs(ahead)}, not with {_envs([each for each in sizes if each not in ahead])}"
+    if found == sizes and len(sizes) > 1:
+        return f"at all sizes measured: {_envs(sizes)}"
+    is_end = len(found) > 1 and found == sizes[-len(found) :]  # One size alone tells of no other.
+    return f"from {_envs(found[:1])} on" if is_end else f"with {_envs(found)}"
 
 
 def notes(analysis: Analysis) -> list[str]:
@@ -158,7 +165,9 @@ def notes(analysis: Analysis) -> list[str]:
     return [
         f"medians over turns; ±: the interval that holds the true median with a probability of {100 * coverage:.0f} % "
         "or more; or: their intervals meet",
-        "t_os, t_row: a step of N envs takes N t_row + t_os, and t_env in the bare loop for each; a t_os below 0 means "
+        "faster, slower: their intervals are apart; all turns are of one start of the processes, and another start may "
+        "differ by more than the intervals say",
+        "t_os, t_row: N transitions take N t_row + t_os, and t_env each in the bare loop; a t_os below 0 means "
         "that the rows cost more the fewer they are, as where each is a message",
         "reset: of all envs at once, with the most envs that were measured",
         *disturbance(analysis),

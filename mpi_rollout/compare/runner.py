@@ -14,8 +14,15 @@ from mpi_rollout.compare.file import ComparisonFile, check_same_comparison, read
 from mpi_rollout.compare.processes import STOPPED, Processes, leaving_nothing_behind
 from mpi_rollout.compare.samples import Samples, Skip
 from mpi_rollout.compare.systems import System, reason_to_skip
-from mpi_rollout.errors import Interrupted, RolloutError, UsageError
-from mpi_rollout.scaling.jobs import JobFailed, Stop, check_launcher, default_launcher, stopping_on_signals
+from mpi_rollout.errors import Interrupted, RolloutError
+from mpi_rollout.scaling.jobs import (
+    JobFailed,
+    Stop,
+    check_launcher,
+    check_seconds,
+    default_launcher,
+    stopping_on_signals,
+)
 from mpi_rollout.scaling.workplace import claimed, now, origin, tell
 from mpi_rollout.storage.output import check_folder
 
@@ -28,7 +35,7 @@ def compare(comparison: Comparison, out: str, timeout_s: float, dry_run: bool = 
     Parameters
     ----------
     timeout_s
-        Of one system's set-up at one point.
+        Of one system's set-up at one point, and of a turn beyond its window.
 
     Raises
     ------
@@ -39,8 +46,7 @@ def compare(comparison: Comparison, out: str, timeout_s: float, dry_run: bool = 
     UsageError, DataError, StorageError, LaunchError
         There is no such env, or something else in the file's place, or no launcher, or no way to write.
     """
-    if timeout_s <= 0:
-        raise UsageError(f"--timeout-s must be more than 0, got {timeout_s:g}")
+    check_seconds("--timeout-s", timeout_s)
     probes = {env: probe(env) for env in comparison.envs}
     if dry_run:
         print("\n".join(told_plan(comparison, probes)))
@@ -120,8 +126,10 @@ class Runner:
                     self._take_turn(point, name, repeat)
             self.file.write(self._out, now())
         self._close(point, left)
-        num_failed = sum(sample.point == point for sample in self.file.samples.failed)
-        tell(f"{place}: {point}: {len(left) - num_failed} systems" + f", {num_failed} failed" * bool(num_failed))
+        failed = [each for each in self.file.samples.failed if each.point == point and each.system in names]
+        num = len(left) - len(failed)
+        told = f"{num} system{'s' * (num != 1)}" + f", {len(failed)} failed" * bool(failed)
+        tell(f"{place}: {point}: {told}")
 
     def _left(self, point: Point) -> list[System]:
         """The systems with turns to take; those that do not apply are noted."""

@@ -1,7 +1,8 @@
 """One system's envs, stepped, timed and counted: the same way for all, whatever their interface.
 
 A stepper has `reset`, `sweep` and `count`.  A sweep is one step of all envs, or what one `recv` brings, and returns
-what is needed to count later: nothing is counted while the clock runs.  Of bare loops it is several steps of all envs.
+what is needed to count later: nothing is counted while the clock runs.  Of bare loops of fast envs it is several
+steps of all envs.
 """
 
 from collections.abc import Sequence
@@ -17,7 +18,8 @@ from mpi_rollout.layout import rows_of
 
 SEED = 0  # Of the first reset of each turn: env i has SEED + i.
 WARM_UP_SHARE, LEAST_WARM_UP = 0.1, 1  # Of the window, and in sweeps: caches and branch predictors are others' now.
-STEPS_PER_LOOK = 64  # Of a bare loop between two looks at the clock, which takes 1 % of a CartPole's step.
+STEPS_PER_LOOK = 64  # Of a bare loop at most between two looks at the clock, which takes 1 % of a CartPole's step.
+LOOK_S = 0.001  # Steps that take longer need no more of them between two looks, and would overrun the window.
 
 
 class Turn(NamedTuple):
@@ -80,15 +82,30 @@ class BareStepper:
     def __init__(self, envs: Sequence[gymnasium.Env], actions: Sequence[Sequence[Any]], first_env: int = 0):
         self._envs, self._first = envs, first_env
         self._steps = [env.step for env in envs]
-        per_look = max(1, STEPS_PER_LOOK // len(envs))
-        self._looks = cycle([actions[start : start + per_look] for start in range(0, len(actions), per_look)])
+        self._actions, self._most_per_look = actions, max(1, STEPS_PER_LOOK // len(envs))
+        self._look_every(1)
+
+    def _look_every(self, num_steps: int) -> None:
+        """Let a sweep be this many steps of all envs."""
+        starts = range(0, len(self._actions), num_steps)
+        self._per_look, self._looks = num_steps, cycle([self._actions[at : at + num_steps] for at in starts])
 
     def reset(self) -> None:
         for index, env in enumerate(self._envs):
             env.reset(seed=SEED + self._first + index)
 
     def sweep(self) -> int:
-        """Several steps of all envs; returns how many env steps those were."""
+        """Some steps of all envs; returns how many env steps those were.
+
+        The first sweeps find out how many fit: they are those of the warm-up.
+        """
+        start = perf_counter()
+        env_steps = self._step_rows()
+        if self._per_look < self._most_per_look and perf_counter() - start < LOOK_S / 2:
+            self._look_every(min(2 * self._per_look, self._most_per_look))
+        return env_steps
+
+    def _step_rows(self) -> int:
         steps, rows = self._steps, next(self._looks)
         for row in rows:
             for index, (step, action) in enumerate(zip(steps, row, strict=True)):
@@ -152,20 +169,24 @@ class VecEnvStepper:
 
 
 class PartsStepper:
-    """Envs that come back some at a time, and are sent on at once; rows after an episode's end are no env steps."""
+    """Envs that come back some at a time, and are sent on at once; rows after an episode's end are no env steps.
+
+    The first sweep after a reset sends to all.  After the last of a turn `drain` has what is under way come back, so
+    that the next reset, which is timed, waits for no step.
+    """
 
     def __init__(self, parts: "Parts", num_envs: int, actions: Sequence[Any]):
         self._parts, self._actions = parts, cycle(actions)
         self._ended, self._num_flying = np.zeros(num_envs, np.bool_), 0
 
     def reset(self) -> None:
-        while self._num_flying:  # What was sent comes back first.
-            self._num_flying -= len(self._parts.recv()[2])
         self._parts.reset()
-        self._parts.send(next(self._actions), None)
-        self._num_flying, self._ended[:] = len(self._ended), False
+        self._ended[:] = False
 
     def sweep(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        if not self._num_flying:
+            self._parts.send(next(self._actions), None)
+            self._num_flying = len(self._ended)
         found = self._parts.recv()
         self._parts.send(rows_of(next(self._actions), found[2]), found[2])
         return found
@@ -177,9 +198,13 @@ class PartsStepper:
             ended[indices] = terminations | truncations
         return int(env_steps)
 
-    def close(self) -> None:
+    def drain(self) -> None:
+        """Receive all that was sent."""
         while self._num_flying:
             self._num_flying -= len(self._parts.recv()[2])
+
+    def close(self) -> None:
+        self.drain()
         self._parts.close()
 
 

@@ -1,6 +1,7 @@
 """What is compared: the systems by name, and where one does not apply, why.  Nothing is started here."""
 
 import importlib.util
+import re
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -133,5 +134,8 @@ def _envs_of_envpool() -> frozenset[str]:
 
 
 def envpool_id(env: str) -> str:
-    """An env id as EnvPool knows it: without the module that registers it, and without a namespace."""
-    return env.rpartition(":")[2].rpartition("/")[2]
+    """An env id as EnvPool knows it: Atari's without namespace, others as they are.
+
+    An id with another namespace, or of a module that registers it, is an env of its own, whatever its name.
+    """
+    return re.sub("^(ale_py:)?ALE/", "", env)

@@ -1,6 +1,7 @@
 """Running one job of a study, whatever becomes of it: to its end, to its time limit, or until somebody stops us."""
 
 import json
+import math
 import os
 import select
 import shutil
@@ -13,7 +14,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from mpi_rollout.errors import Interrupted, LaunchError
+from mpi_rollout.errors import Interrupted, LaunchError, UsageError
 from mpi_rollout.mpi import claimed_size
 
 ENDING_S = 5.0
@@ -63,6 +64,12 @@ def check_launcher(program: str) -> None:
             f"a study starts mpirun by itself, but a launcher started {size} of it ({variable}={size}); start it "
             "without one"
         )
+
+
+def check_seconds(option: str, seconds: float) -> None:
+    """Raise UsageError if an option is no length of time."""
+    if not 0 < seconds < math.inf:
+        raise UsageError(f"{option} must be more than 0 and finite, got {seconds:g}")
 
 
 class Stop:
@@ -153,10 +160,24 @@ def _end(process: subprocess.Popen) -> None:
 
 
 def tail(told: str) -> str:
-    """What a job said last: its own messages, or if it has none, the launcher's."""
-    own = [line for line in told.splitlines() if line.startswith("mpi_rollout: ")]
-    text = "\n".join(own) or told.strip()
-    return f": {text[-NUM_TOLD:].removeprefix('mpi_rollout: ')}" if text else ""
+    """What a job said last: its own messages, or if it has none, the launcher's.
+
+    Of these the first line is all that people are told at first: so frames are left out, and a traceback's last line,
+    the error, comes first.
+    """
+    lines = [line for line in told.strip().splitlines() if line.strip(" \t-=*")]
+    own = [line for line in lines if line.startswith("mpi_rollout: ")]
+    text = "\n".join(own or lines)[-NUM_TOLD:]
+    if not own and (error := _error_of(lines)):
+        text = f"{error}\n{text}"
+    return f": {text.removeprefix('mpi_rollout: ')}" if text else ""
+
+
+def _error_of(lines: list[str]) -> str:
+    """The line below the last traceback, which names the error; empty without one."""
+    starts = [place for place, line in enumerate(lines) if line.startswith("Traceback (most recent call last)")]
+    below = lines[starts[-1] + 1 :] if starts else []
+    return next((line for line in below if not line.startswith((" ", "\t"))), "")
 
 
 def _summary(printed: str, told: str) -> dict[str, Any]:

@@ -12,7 +12,15 @@ from pathlib import Path
 from mpi_rollout.errors import Interrupted, RolloutError, UsageError
 from mpi_rollout.scaling import report
 from mpi_rollout.scaling.file import StudyFile, check_same_study, read_study
-from mpi_rollout.scaling.jobs import JobFailed, Stop, check_launcher, default_launcher, run_job, stopping_on_signals
+from mpi_rollout.scaling.jobs import (
+    JobFailed,
+    Stop,
+    check_launcher,
+    check_seconds,
+    default_launcher,
+    run_job,
+    stopping_on_signals,
+)
 from mpi_rollout.scaling.machine import machine_facts
 from mpi_rollout.scaling.samples import Samples
 from mpi_rollout.scaling.study import Point, Study
@@ -53,8 +61,7 @@ def measure(study: Study, out: str, timeout_s: float, dry_run: bool = False) -> 
     UsageError, DataError, StorageError, LaunchError
         There is something else in the file's place, or no launcher, or no way to write.
     """
-    if timeout_s <= 0:
-        raise UsageError(f"--timeout-s must be more than 0, got {timeout_s:g}")
+    check_seconds("--timeout-s", timeout_s)
     if dry_run:
         print("\n".join(commands(study, out, study.launcher or launcher_if_any())))
         return 0

@@ -6,7 +6,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -20,7 +20,10 @@ def job_folder(out: str) -> Path:
 
 @contextmanager
 def claimed(out: str) -> Iterator[Path]:
-    """A folder for the jobs' own files, beside the study's: made anew, and removed in the end.
+    """A folder for the jobs' own files, beside the study's: empty, and removed in the end.
+
+    What a study that was killed left in it is removed; but not on a file system without locks, where it may be of one
+    that goes on.
 
     Raises
     ------
@@ -44,11 +47,22 @@ def claimed(out: str) -> Iterator[Path]:
         ) from error
     except OSError:  # A file system without locks.
         pass
+    else:
+        _empty(folder)
     try:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         os.close(descriptor)
+
+
+def _empty(folder: Path) -> None:
+    for each in folder.iterdir():
+        if each.is_dir() and not each.is_symlink():
+            shutil.rmtree(each, ignore_errors=True)
+        else:
+            with suppress(OSError):  # Nobody's loss, unless it is in the way: then who finds it says so.
+                each.unlink()
 
 
 def origin() -> dict[str, str]:
