@@ -24,7 +24,10 @@ LEAST_PROBED = 4
 SMALL_BYTES, LARGE_BYTES = 8, 65_536  # Of observations, to tell bytes from envs.
 SHORTEST_S, LONGEST_S = 0.001, 0.02  # Of a probe's env step: shorter sleeps are not exact, longer ones take long.
 JOB_S, LEAST_STEPS, MOST_STEPS = 2.0, 25, 2000
-ORDER_HEADER_BYTES = 16
+FIGURES = {  # Of `Envs`, as the command line calls them.
+    "step_s": "--env-step-s", "step_spread_s": "--env-step-spread-s", "observation_bytes": "--obs-bytes",
+    "action_bytes": "--action-bytes",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -32,9 +35,9 @@ class Envs:
     """What the model has to know of envs, of one each."""
 
     step_s: float
-    step_spread_s: float
-    observation_bytes: int
-    action_bytes: int
+    step_spread_s: float = 0.0
+    observation_bytes: int = 64
+    action_bytes: int = 8
 
     def workload(self, envs_per_rank: int) -> Workload:
         """Messages as this program lays them out."""
@@ -200,13 +203,11 @@ class Simulation:
 
 def _check_envs(envs: Envs) -> None:
     least = {"step_s": 0.0, "step_spread_s": 0.0, "observation_bytes": 1, "action_bytes": 1}
-    names = {"step_s": "--env-step-s", "step_spread_s": "--env-step-spread-s", "observation_bytes": "--obs-bytes",
-             "action_bytes": "--action-bytes"}  # fmt: skip
     for name, bound in least.items():
         value = getattr(envs, name)
         if not bound <= value < math.inf or (name == "step_s" and value == 0):
             than = "more than 0" if name == "step_s" else f"at least {bound:g}"
-            raise UsageError(f"{names[name]} must be {than}, got {value:g}")
+            raise UsageError(f"{FIGURES[name]} must be {than}, got {value:g}")
 
 
 def constants_of(given: Mapping[str, float]) -> Constants:
