@@ -247,6 +247,7 @@ def test_another_question_is_not_answered_in_the_same_file(job: Job):
         ),
         ((*ENVS, *CONSTANTS, "--env-kwargs", '{"level": 3}'), 64, "--env-kwargs are those of --env or --env-factory"),
         ((*ENVS, *CONSTANTS, "--probe", "1,2,3,4"), 64, "--probe measures constants, which are given or from a study"),
+        ((*ENVS, *CONSTANTS, "--envs-per-rank", str(2**50)), 64, "--envs-per-rank must be at most 2147483647, got"),
         ((*ENVS, *CONSTANTS, "--timeout-s", "nan"), 64, "--timeout-s must be more than 0, got nan"),
         (
             (*ENVS, *CONSTANTS, "--ranks", str(2**63)),
@@ -271,6 +272,7 @@ def test_a_real_env_is_measured_and_carried_to_many_ranks(job: Job):
     assert result.code == 0, result.err
     assert "envs, measured: " in result.out and "observations of 16 bytes, actions of 8" in result.out
     file = read_simulation(str(job.folder / "sim.h5"))
+    assert ", resets included, observations" in result.out
     assert 1e-6 < file.envs.step_s < 1e-3 and file.envs.step_spread_s > 0
     again = sim(job, "--env", "CartPole-v1", "--envs-per-rank", "64", *CONSTANTS, "--ranks", "1,16")
     assert again.out == result.out  # It is not measured again.

@@ -5,7 +5,6 @@ import os
 import shlex
 import sys
 import tempfile
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -22,7 +21,7 @@ from mpi_rollout.scaling.env_probe import EnvFigures, probe_env
 from mpi_rollout.scaling.jobs import JobFailed, Stop, check_launcher, default_launcher, run_job, stopping_on_signals
 from mpi_rollout.scaling.machine import cpu_model, free_memory
 from mpi_rollout.scaling.runner import launcher_if_any
-from mpi_rollout.scaling.study import arguments_of
+from mpi_rollout.scaling.study import arguments_of, in_order
 from mpi_rollout.scaling.workplace import tell
 from mpi_rollout.tune import report
 from mpi_rollout.tune.candidates import Candidate, Costs, candidates, narrow
@@ -203,7 +202,7 @@ class _Tuner:
         print("\n".join([*report.env_lines(self._subject, self._env), report.exchange_line(self._costs),
                          *report.left_out_lines(left_out), ""]), flush=True)  # fmt: skip
         trials: list[Trial] = []
-        order = self._order(kept)
+        order = in_order(kept, self._tuning.repeats, self._tuning.order_seed)
         try:
             for repeat, candidate in order:
                 if not any(trial.candidate == candidate and trial.error for trial in trials):
@@ -215,12 +214,6 @@ class _Tuner:
             if trials:
                 print("\n".join(report.trial_lines(self._subject, trials)), flush=True)
         return trials
-
-    def _order(self, kept: Sequence[Candidate]) -> list[tuple[int, Candidate]]:
-        """Repeat by repeat, in another random order in each."""
-        rng = np.random.default_rng(self._tuning.order_seed)
-        return [(repeat, kept[place]) for repeat in range(self._tuning.repeats)
-                for place in rng.permutation(len(kept)).tolist()]  # fmt: skip
 
     def _try(self, candidate: Candidate, repeat: int) -> Trial:
         try:

@@ -13,8 +13,9 @@ import numpy as np
 from mpi_rollout.config import RolloutConfig, flag
 from mpi_rollout.errors import UsageError
 from mpi_rollout.layout import RESULTS, SlotLayout
+from mpi_rollout.options import MOST
 from mpi_rollout.scaling.model import Constants, Workload
-from mpi_rollout.scaling.study import arguments_of
+from mpi_rollout.scaling.study import arguments_of, in_order
 
 MEASURED, GIVEN = "measured", "given"
 MOST_CHECKED = 64  # Ranks of a job on one machine: each is a Python of 100 MB that has to start.
@@ -122,15 +123,7 @@ class Simulation:
     launcher: str = ""
 
     def __post_init__(self):
-        for name, value, least in (
-            ("--repeats", self.repeats, 1), ("--order-seed", self.order_seed, 0),
-            ("--envs-per-rank", self.envs_per_rank, 1), ("--fragment-length", min(self.fragment_lengths, default=1), 1),
-        ):  # fmt: skip
-            if value < least:
-                raise UsageError(f"{name} must be at least {least}, got {value}")
-        for name, ranks in (("--check", self.check), ("--probe", self.probe)):
-            if max(ranks, default=0) > MOST_CHECKED:
-                raise UsageError(f"{name} starts real jobs, of {MOST_CHECKED} ranks at most, got {max(ranks)}")
+        self._check_counts()
         for name, value in self.given.items():
             if not 0 <= value < math.inf:
                 raise UsageError(f"{flag(name)} must be a number of seconds and at least 0, got {value:g}")
@@ -146,6 +139,19 @@ class Simulation:
             shlex.split(self.launcher)
         except ValueError as error:
             raise UsageError(f"--launcher {self.launcher!r}: {error}") from error
+
+    def _check_counts(self) -> None:
+        for name, value, least in (
+            ("--repeats", self.repeats, 1), ("--order-seed", self.order_seed, 0),
+            ("--envs-per-rank", self.envs_per_rank, 1), ("--fragment-length", min(self.fragment_lengths, default=1), 1),
+        ):  # fmt: skip
+            if value < least:
+                raise UsageError(f"{name} must be at least {least}, got {value}")
+        if self.envs_per_rank > MOST:
+            raise UsageError(f"--envs-per-rank must be at most {MOST}, got {self.envs_per_rank}")
+        for name, ranks in (("--check", self.check), ("--probe", self.probe)):
+            if max(ranks, default=0) > MOST_CHECKED:
+                raise UsageError(f"{name} starts real jobs, of {MOST_CHECKED} ranks at most, got {max(ranks)}")
 
     @property
     def env_name(self) -> str:
@@ -167,12 +173,7 @@ class Simulation:
     def settings(self, envs: Envs) -> list[Setting]:
         """All jobs, repeat by repeat, in another random order in each."""
         kinds = [*self._probes(envs), *self._checks(envs)]
-        rng = np.random.default_rng(self.order_seed)
-        return [
-            Setting(*kinds[place], repeat)
-            for repeat in range(self.repeats)
-            for place in rng.permutation(len(kinds)).tolist()
-        ]
+        return [Setting(*kind, repeat) for repeat, kind in in_order(kinds, self.repeats, self.order_seed)]
 
     def _probes(self, envs: Envs) -> list[tuple[Any, ...]]:
         if self.constants_from != MEASURED:
