@@ -1,5 +1,6 @@
 """The limit of a run, measured in the same job: bare loops over the same envs, on all ranks at the same time."""
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -20,17 +21,23 @@ class Limit:
         self._measure: Callable[[float], float] | None = None
 
     def __call__(self, seconds: float) -> float:
-        """Env steps per second of bare loops that run on all ranks at the same time.  **Collective.**"""
+        """Env steps per second of bare loops that run on all ranks at the same time.  **Collective.**
+
+        A rank without envs sleeps as long: its wait for the others' results would take a core from their loops.
+        """
         try:
             if self._measure is None and self._envs:
                 self._measure = self._make()
         finally:
             self._comm.Barrier()  # Also when this rank has failed: the others wait here.
         try:
-            return self._measure(seconds) if self._measure else 0.0
+            if self._measure:
+                return self._measure(seconds)
         except Exception as error:
             what = f"{type(error).__name__}: {error}"
             raise EnvError(f"measuring the limit: {what}; leave out --measure-limit") from error
+        time.sleep(seconds)
+        return 0.0
 
     def _make(self) -> Callable[[float], float]:
         draw = RandomPolicy(self._action_space, self._config.num_envs, self._config.seed)

@@ -8,6 +8,8 @@ from typing import Any
 from mpi_rollout.config import flag
 from mpi_rollout.errors import UsageError
 
+MOST = 2**31 - 1  # As MPI counts ranks; and files of studies count in 64 bits what are products of such numbers.
+
 
 def add_option(parser: argparse.ArgumentParser, each: Field) -> None:
     """Add one field of the configuration as an option."""
@@ -49,7 +51,7 @@ def json_object(text: str) -> dict[str, Any]:
 
 
 def numbers(option: str, what: str, example: str, text: str) -> tuple[int, ...]:
-    """Read a list of whole numbers from 1 on, in ascending order.
+    """Read a list of whole numbers from 1 to `MOST`, in ascending order.
 
     Raises
     ------
@@ -62,6 +64,8 @@ def numbers(option: str, what: str, example: str, text: str) -> tuple[int, ...]:
         found = {0}
     if min(found) < 1:
         raise UsageError(f"{option} must be {what} such as {example}, got {text!r}")
+    if max(found) > MOST:
+        raise UsageError(f"{option} must be {what} up to {MOST}, got {max(found)}")
     return tuple(sorted(found))
 
 
@@ -74,3 +78,9 @@ def ranks_list(text: str) -> tuple[int, ...]:
         It is no list of numbers of ranks.
     """
     return tuple(sorted({1, *numbers("--ranks", "numbers of ranks", "1,2,4,8", text)}))
+
+
+def check_timeout(timeout_s: float) -> None:
+    """Raise UsageError if a value of --timeout-s is no time; infinity is none that ends."""
+    if not timeout_s > 0:  # Nor is NaN.
+        raise UsageError(f"--timeout-s must be more than 0, got {timeout_s:g}")

@@ -11,6 +11,7 @@ from studies import FACTS, ORIGIN, RUN, made_up, make_study
 from mpi_rollout.errors import DataError, StorageError, UsageError
 from mpi_rollout.scaling.file import StudyFile, check_same_study, read_study
 from mpi_rollout.scaling.samples import Samples
+from mpi_rollout.scaling.tables import replaced
 
 UPDATED = "2026-01-02T04:05:06+00:00"
 
@@ -120,3 +121,11 @@ def test_a_file_is_of_the_same_study_on_the_same_machine_by_the_same_program(fil
         "--seed was 0, is 1; num cores was 64, is 32; commit was abc1234, is unknown; "
         "give the same to continue it, or use another --out"
     )
+
+
+def test_what_fails_while_a_file_is_written_leaves_the_one_before_and_nothing_beside_it(tmp_path: Path, file):
+    path = tmp_path / "study.h5"
+    file.write(str(path), UPDATED)
+    with pytest.raises(KeyboardInterrupt), replaced(str(path)):
+        raise KeyboardInterrupt
+    assert read_study(str(path)) == file and list(tmp_path.iterdir()) == [path]

@@ -159,6 +159,18 @@ def test_without_costs_nothing_saturates():
     assert saturation(Constants(), WORK) is None and ceiling(Constants(), WORK) == math.inf
 
 
+@pytest.mark.parametrize("fragment_length", [None, 1, 16])
+@pytest.mark.parametrize("env_step_s", [1e-8, 1e-7, 1e-6, 1e-5, 1e-3])
+@pytest.mark.parametrize("root_s", [0.0, 2e-5])
+def test_no_number_of_ranks_has_a_rate_above_the_ceiling(env_step_s, root_s, fragment_length):
+    """Also of envs so short that a second rank costs the root more than it brings."""
+    work, constants = replace(WORK, env_step_s=env_step_s), replace(MADE_UP, root_s=root_s, policy_s=root_s / 2)
+    highest = ceiling(constants, work, fragment_length)
+    ranks = [*range(1, 100), *(2**power for power in range(7, 31))]
+    rates = [4 * each / predict(constants, work, each, fragment_length).seconds for each in ranks]
+    assert max(rates) <= highest and max(rates) == pytest.approx(highest, rel=0.01)
+
+
 @pytest.mark.parametrize("fragment_length", [None, 16])
 def test_rates_come_close_to_the_ceiling_and_never_above(fragment_length):
     highest = ceiling(MADE_UP, WORK, fragment_length)

@@ -211,6 +211,13 @@ def test_a_machine_on_which_other_work_ran_is_told_of():
     assert notes[1][:-1] == notes[0] and "a rank had no more than 0.55 of a core" in notes[1][-1]
 
 
+def test_ranks_that_slept_while_they_waited_are_no_sign_of_other_work():
+    found = outcome(2, 512, 1000, slept=True)
+    found["ranks"][1]["cpu_share"] = 0.55
+    samples = Samples().with_outcome(0, "", 64, found)
+    assert samples.jobs[0].slept and report.disturbance(Analysis(make_study(num_ranks=(1, 2)), samples)) == []
+
+
 def test_the_report_names_the_base_case_of_natively_vectorized_envs():
     study = make_study(vectorization_mode="vector_entry_point")
     assert study.base_case == "bare step loop over the env's own vectorized version of 512 envs, one rank"

@@ -12,12 +12,16 @@ from collections.abc import Callable
 from dataclasses import fields
 from fcntl import ioctl
 from pathlib import Path
+from types import SimpleNamespace
 
 import h5py
 import numpy as np
 import pytest
 from conftest import Job, Result, job_environment, once
+from gymnasium.spaces import Discrete
 
+from mpi_rollout.config import RolloutConfig
+from mpi_rollout.limit import Limit
 from mpi_rollout.report import Outcome
 from mpi_rollout.timing import PHASES
 
@@ -195,6 +199,15 @@ def test_the_limit_is_measured_between_the_parts_of_a_run_and_told(job, num_rank
     [line] = [line for line in lines if line.startswith("limit: ")]
     median, low, high = np.median(ratios), min(ratios), max(ratios)
     assert line.endswith(f"the run reached {median:.3f} of it (median of 5 parts, {low:.3f} to {high:.3f})")
+
+
+def test_a_rank_without_envs_sleeps_while_the_others_measure_the_limit(monkeypatch):
+    """What spins in a wait instead may take the core of a bare loop."""
+    slept, barriers = [], []
+    monkeypatch.setattr("time.sleep", slept.append)
+    comm = SimpleNamespace(Barrier=lambda: barriers.append(len(slept)))
+    limit = Limit(RolloutConfig(env="CartPole-v1"), comm, range(0), Discrete(2))
+    assert limit(0.25) == 0.0 and (slept, barriers) == ([0.25], [0])
 
 
 @pytest.mark.any_mpi

@@ -7,6 +7,7 @@ import signal
 import sys
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import tuned
 from conftest import TESTS, Job, Result, processes_in
@@ -46,6 +47,12 @@ def costs(policy_s: float = 0.0, spread_s: float = 0.0, exchange_s: dict[int, fl
     return Costs(64, 1e-3, spread_s, policy_s, found)
 
 
+SELDOM = EnvFigures(  # A reset of 20 ms each 200 steps of 100 us: as much time as all the steps.
+    step_s=1e-4, step_spread_s=0.0, num_steps=20_000, reset_s=0.02, reset_spread_s=0.0, steps_per_episode=200,
+    observation_bytes=8, action_bytes=8, bytes_per_env=0.0, process_bytes=0, policy_s=0.0, is_native=False,
+)  # fmt: skip
+
+
 def names(found) -> set[str]:
     return {str(each) for each in found}
 
@@ -69,6 +76,30 @@ def test_a_slow_policy_keeps_what_overlaps_it_with_steps_and_nothing_else():
 def test_envs_of_unequal_times_keep_what_does_not_wait():
     kept, _ = narrow(candidates((1, 2, 4), 64, False), costs(spread_s=1e-3))
     assert {"-n 4 --num-groups 2", "-n 4 --mode async --batch-size 2"} <= names(kept)
+
+
+def test_seldom_and_long_resets_keep_what_does_not_wait_for_them():
+    found = Costs(64, SELDOM.env_s, SELDOM.env_spread_s, 0.0, {1: 1e-5, 4: 5e-5})
+    kept, _ = narrow(candidates((1, 2, 4), 64, False), found)
+    waiting = {"--num-groups 2", "--dedicated-root --num-groups 2", "--dedicated-root --mode async --batch-size 2"}
+    assert {f"-n 4 {options}" for options in waiting} <= names(kept)
+
+
+def test_the_spread_of_steps_and_resets_is_that_of_drawn_times():
+    env = replace(SELDOM, step_spread_s=5e-5, reset_spread_s=0.01)
+    draws = np.random.default_rng(1)
+    drawn = draws.gamma(4, 1e-4 / 4, 200_000)
+    drawn += (draws.random(drawn.size) < 1 / 200) * draws.gamma(4, 0.02 / 4, drawn.size)
+    assert (env.env_s, env.env_spread_s) == (
+        pytest.approx(drawn.mean(), rel=0.05),
+        pytest.approx(drawn.std(), rel=0.05),
+    )
+    assert env.reset_share == pytest.approx(0.5)
+
+
+def test_an_env_without_resets_has_the_time_and_spread_of_its_steps():
+    env = replace(SELDOM, step_spread_s=5e-5, reset_s=0.0, steps_per_episode=0.0)
+    assert (env.env_s, env.env_spread_s, env.reset_share) == (1e-4, pytest.approx(5e-5), 0.0)
 
 
 def test_a_slow_exchange_keeps_fewer_ranks_and_still_all_of_them():
@@ -105,6 +136,14 @@ def test_of_candidates_that_tie_the_simplest_is_chosen():
     assert choose(found).candidate == Candidate(2)
 
 
+def test_what_is_slower_than_a_candidate_that_is_surely_slower_is_no_tie_however_wide_its_interval():
+    found = rated(trials(one=[70, 80, 85, 86, 101], two=[97, 98, 98, 99, 99], groups=[100, 103, 105, 107, 110]))
+    assert [(str(each.candidate), each.is_tie) for each in found] == [
+        ("-n 2 --num-groups 2", True), ("-n 2", False), ("-n 1", False)
+    ]  # fmt: skip
+    assert choose(found).candidate == Candidate(2, num_groups=2)
+
+
 def test_a_candidate_that_is_surely_faster_is_chosen_however_many_options_it_has():
     assert choose(rated(trials(groups=[100, 110, 120], two=[80, 85, 90]))).candidate == Candidate(2, num_groups=2)
 
@@ -138,9 +177,11 @@ def test_a_sleeping_env_takes_as_long_as_it_sleeps_and_has_no_resets():
     assert (found.steps_per_episode, found.reset_share) == (0.0, 0.0)
 
 
+@pytest.mark.filterwarnings("ignore:.*unversioned")
 def test_an_env_with_a_vectorized_version_is_known():
     assert measure_env(RolloutConfig(env="CartPole-v1"), 0.1).is_native
     assert not measure_env(RolloutConfig(env="Acrobot-v1"), 0.1).is_native
+    assert measure_env(RolloutConfig(env="CartPole"), 0.1).is_native  # Without a version the newest is meant.
 
 
 def test_all_that_may_win_is_tried_and_the_simplest_of_the_fastest_named(job: Job):
@@ -151,7 +192,7 @@ def test_all_that_may_win_is_tried_and_the_simplest_of_the_fastest_named(job: Jo
         "resets: ",
         "observations of 12 bytes, actions of 8",
         "memory: ",
-        "10,000.0 us on 2 ranks",
+        "12.0 us on 1 rank, 10,002.0 us on 2 ranks",
     ):
         assert words in result.out
     assert rows(result) == sorted(ALL, key=lambda name: -ALL[name])
@@ -230,12 +271,29 @@ def test_an_env_that_fails_by_itself_is_told_before_any_job(job: Job, trouble, w
     assert "gymnasium.make" in result.messages[-1] and processes_in(job.folder) == []
 
 
+def test_a_policy_that_fails_is_not_taken_for_the_env(job: Job):
+    result = tune(job, *ENV, "--policy", "tuned:fail")
+    assert (result.code, result.messages[-1]) == (
+        65,
+        "--policy tuned:fail: ZeroDivisionError: no observation is good enough",
+    )
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
         ((), 64, "give one of --env ID and --env-factory MODULE:CALLABLE, got none"),
         ((*ENV, "--repeats", "0"), 64, "--repeats must be at least 1, got 0"),
-        ((*ENV, "--trial-s", "0"), 64, "--trial-s must be more than 0, got 0"),
+        ((*ENV, "--trial-s", "0"), 64, "--trial-s must be a number of seconds and more than 0, got 0"),
+        ((*ENV, "--trial-s", "inf"), 64, "--trial-s must be a number of seconds and more than 0, got inf"),
+        ((*ENV, "--trial-s", "nan"), 64, "--trial-s must be a number of seconds and more than 0, got nan"),
+        ((*ENV, "--timeout-s", "nan"), 64, "--timeout-s must be more than 0, got nan"),
+        ((*ENV, "--ranks", "1,8"), 64, "--num-envs must be at least the largest of --ranks, got 6 envs for 8 ranks"),
+        (
+            (*ENV, "--ranks", str(2**64)),
+            64,
+            "--ranks must be numbers of ranks up to 2147483647, got 18446744073709551616",
+        ),
         ((*ENV, "--ranks", "two"), 64, "--ranks must be numbers of ranks such as 1,2,4,8, got 'two'"),
         ((*ENV, "--launcher", "no-such-mpirun"), 78, "there is no program no-such-mpirun"),
         ((*ENV, "--launcher", "'"), 64, '--launcher "\'": No closing quotation'),
@@ -262,7 +320,7 @@ def test_a_single_job_of_each_is_said_to_be_too_few():
 
 
 def test_the_memory_of_all_envs_and_ranks_is_told_and_too_much_is_warned_of():
-    env = EnvFigures(1e-3, 0.0, 100, 0.0, 0.0, 8, 8, 2e9, 100_000_000, 0.0, False)
+    env = replace(SELDOM, bytes_per_env=2e9, process_bytes=100_000_000)
     subject = Subject("Big-v1", 6, 2, "mpirun", (), "node7", 20_000_000_000)
     told = "memory: 2 GB per env and at least 100 MB per rank; on 2 ranks 12.2 GB, free 20 GB"
     assert memory_lines(subject, env) == [told]

@@ -1,13 +1,13 @@
 """Waits that leave the core to others: few looks, and none that comes much too late."""
 
 import json
-import os
 from itertools import pairwise
 
 import pytest
 from conftest import Job
 
 from mpi_rollout import waiting
+from mpi_rollout.cores import num_usable_cores
 from mpi_rollout.waiting import LONGEST_S, NEXT_SHARE, NUM_REMEMBERED, YIELDING_S, Sleeping, is_crowded
 
 LOOK_S = 2e-6
@@ -127,7 +127,7 @@ def test_ranks_must_share_cores_where_a_host_has_fewer_for_them(ranks: list, exp
 def test_ranks_sleep_where_there_are_more_of_them_than_cores(job: Job, num_ranks: int):
     result = job(num_ranks, *SHORT)
     assert result.code == 0, result.err
-    assert json.loads(result.out)["slept"] is (num_ranks > len(os.sched_getaffinity(0)))
+    assert json.loads(result.out)["slept"] is (num_ranks > num_usable_cores())
 
 
 @pytest.mark.mpi(2)

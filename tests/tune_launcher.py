@@ -11,7 +11,7 @@ import time
 
 from launcher import outcome
 
-LIMIT_PER_S, ALONE_S = 20_000.0, 1e-5
+LIMIT_PER_S, ALONE_S, WRITE_S = 20_000.0, 1e-5, 2e-6
 
 
 def main() -> None:
@@ -33,6 +33,8 @@ def main() -> None:
     found = outcome(num_ranks, int(given.get("num-envs", 64)), int(given.get("num-steps", 1000)))
     exchange_s = float(os.environ["EXCHANGE_S"]) if num_ranks > 1 else ALONE_S
     found["losses"]["exchange"] = exchange_s / found["seconds"] * found["num_steps"]
+    if is_idle:
+        found["losses"] |= {"policy": 0.0, "write": WRITE_S / found["seconds"] * found["num_steps"]}
     limit = [(rate, LIMIT_PER_S)] * 5 if "--measure-limit" in words else []
     print(json.dumps(found | {"env_steps_per_s": rate, "limit": limit}))
 

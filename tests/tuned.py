@@ -41,3 +41,8 @@ def count_calls(observations: np.ndarray) -> np.ndarray:
     """A policy."""
     assert observations.shape == (6, 3)
     return np.zeros(len(observations), np.int64)
+
+
+def fail(observations: np.ndarray) -> np.ndarray:
+    """A policy that cannot."""
+    raise ZeroDivisionError("no observation is good enough")

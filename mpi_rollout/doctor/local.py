@@ -75,6 +75,6 @@ def judge_env(env_id: str) -> list[Finding]:
         env.close()
     step_us = float(np.mean(times.step_s)) * 1e6
     found = f"{env_id}: {step_us:,.1f} us per step, observations of {nbytes:,} bytes"
-    if times.num_resets:
+    if times.steps_per_episode:
         found += f", {times.reset_mean_s * 1e6:,.1f} us per reset after {times.steps_per_episode:,.0f} steps on average"
     return [Finding("env", found, figures={"env_step_us": step_us, "observation_bytes": nbytes})]

@@ -13,21 +13,25 @@ _LEAST_STEPS, _WARM_UP_STEPS = 20, 5
 
 
 class Times(NamedTuple):
-    """Seconds of each step, in order, without the first few; of all resets but the first together; their number."""
+    """Seconds of each step, in order, without the first few; of each reset but the first."""
 
     step_s: np.ndarray
-    reset_s: float
-    num_resets: int
+    reset_s: np.ndarray
 
     @property
     def reset_mean_s(self) -> float:
         """0 if no episode ended."""
-        return self.reset_s / self.num_resets if self.num_resets else 0.0
+        return float(self.reset_s.mean()) if len(self.reset_s) else 0.0
+
+    @property
+    def reset_spread_s(self) -> float:
+        """0 if no episode ended."""
+        return float(self.reset_s.std()) if len(self.reset_s) else 0.0
 
     @property
     def steps_per_episode(self) -> float:
         """On average; 0 if no episode ended."""
-        return len(self.step_s) / self.num_resets if self.num_resets else 0.0
+        return len(self.step_s) / len(self.reset_s) if len(self.reset_s) else 0.0
 
 
 def time_steps(env: gymnasium.Env, seed: int = 0, window_s: float = WINDOW_S) -> Times:
@@ -35,7 +39,7 @@ def time_steps(env: gymnasium.Env, seed: int = 0, window_s: float = WINDOW_S) ->
     seeds = episode_seeds(seed, 0)
     env.action_space.seed(seed)
     env.reset(seed=next(seeds))
-    steps, reset_s, num_resets, begin = [], 0.0, 0, perf_counter()
+    steps, resets, begin = [], [], perf_counter()
     while len(steps) < _LEAST_STEPS + _WARM_UP_STEPS or perf_counter() - begin < window_s:
         action = env.action_space.sample()
         before = perf_counter()
@@ -44,5 +48,5 @@ def time_steps(env: gymnasium.Env, seed: int = 0, window_s: float = WINDOW_S) ->
         steps.append(after - before)
         if terminated or truncated:
             env.reset(seed=next(seeds))
-            reset_s, num_resets = reset_s + perf_counter() - after, num_resets + 1
-    return Times(np.array(steps[_WARM_UP_STEPS:]), reset_s, num_resets)
+            resets.append(perf_counter() - after)
+    return Times(np.array(steps[_WARM_UP_STEPS:]), np.array(resets))

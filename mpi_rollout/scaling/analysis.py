@@ -28,6 +28,8 @@ class PointFigures:
         Env steps per second of bare loops on all of these ranks at once.
     cpu_share
         Of the rank that had the least of a core.
+    slept
+        Ranks slept while they waited, in some job.
     speed_up, efficiency
         None without a base case.
     shares
@@ -50,6 +52,7 @@ class PointFigures:
     communication_efficiency: float
     karp_flatt: float
     cpu_share: float
+    slept: bool
     shares: dict[str, float]
     losses: dict[str, float]
     exchange_s: float
@@ -107,6 +110,7 @@ class Analysis:
             ),
             karp_flatt=statistics.karp_flatt(speed_up.median, num_ranks) if speed_up else np.nan,
             cpu_share=_median(min(rank.cpu_share for rank in self._ranks(row)) for row, _ in jobs),
+            slept=any(job.slept for _, job in jobs),
             shares=shares,
             losses=self._losses(shares, env_step_s),
             exchange_s=_median(job.exchange_s / job.num_steps for _, job in jobs),

@@ -5,6 +5,7 @@ line of JSON, as jobs do.
 """
 
 import json
+import math
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -25,7 +26,6 @@ from mpi_rollout.scaling.jobs import JobFailed, Stop, run_job
 
 MAKING_S, MOST_MADE = 1.0, 8
 POLICY_S, POLICY_CALLS = 0.25, 200
-OFTEN = 0.999  # What is longer and seldomer is other work on the machine.
 PROGRAM = "from mpi_rollout.scaling.env_probe import serve; serve()"
 
 
@@ -36,9 +36,9 @@ class EnvFigures:
     Parameters
     ----------
     step_s, step_spread_s
-        Mean and standard deviation of a step's seconds; the latter with the longest thousandth cut to the rest.
-    reset_s
-        Mean of a reset's seconds, the first one left out; 0 if no episode ended.
+        Mean and standard deviation of a step's seconds, resets apart.
+    reset_s, reset_spread_s
+        The same of a reset, the first one left out; 0 if no episode ended.
     steps_per_episode
         On average; 0 if no episode ended.
     bytes_per_env, process_bytes
@@ -53,6 +53,7 @@ class EnvFigures:
     step_spread_s: float
     num_steps: int
     reset_s: float
+    reset_spread_s: float
     steps_per_episode: float
     observation_bytes: int
     action_bytes: int
@@ -62,11 +63,29 @@ class EnvFigures:
     is_native: bool
 
     @property
+    def resets_per_step(self) -> float:
+        return 1 / self.steps_per_episode if self.steps_per_episode else 0.0
+
+    @property
     def reset_share(self) -> float:
         """Of an env's time."""
-        if not self.steps_per_episode:
-            return 0.0
-        return self.reset_s / (self.reset_s + self.steps_per_episode * self.step_s)
+        return self.resets_per_step * self.reset_s / self.env_s
+
+    @property
+    def env_s(self) -> float:
+        """Mean of what a step takes with the reset after it, if there is one."""
+        return self.step_s + self.resets_per_step * self.reset_s
+
+    @property
+    def env_spread_s(self) -> float:
+        """Standard deviation of that.
+
+        A step has a reset after it with the probability `resets_per_step`, whatever the step took: var(B R) =
+        E[B] E[R**2] - (E[B] E[R])**2.  Nothing is cut: what is seldom and long is what the other ranks wait for.
+        """
+        share = self.resets_per_step
+        resets_s2 = share * (self.reset_spread_s**2 + (1 - share) * self.reset_s**2)
+        return math.sqrt(self.step_spread_s**2 + resets_s2)
 
 
 def probe_env(
@@ -85,6 +104,8 @@ def probe_env(
     ------
     UsageError
         There is no such env, or it does not take its arguments.
+    DataError
+        The policy failed.
     EnvError
         It failed, crashed, or took longer than `timeout_s` seconds.
     Interrupted
@@ -97,6 +118,8 @@ def probe_env(
     except JobFailed as error:
         if error.code == UsageError.exit_code:
             raise UsageError(str(error).partition(": ")[2]) from error
+        if error.code == DataError.exit_code:
+            raise DataError(str(error).partition(": ")[2]) from error
         raise EnvError(
             f"measuring {name} by itself: {error}; try it without MPI: gymnasium.make, reset, step"
         ) from None
@@ -129,19 +152,19 @@ def measure_env(config: RolloutConfig, window_s: float = WINDOW_S) -> EnvFigures
     nbytes = [sum(leaf.nbytes for leaf in leaves(space)) for space in (observation_space, action_space)]
     policy_s = measure_policy(config, observation_space)
     times = time_steps(env, config.seed, window_s)
-    often = np.minimum(times.step_s, np.quantile(times.step_s, OFTEN))
     return EnvFigures(
         step_s=float(np.mean(times.step_s)),
-        step_spread_s=float(np.std(often)),
+        step_spread_s=float(np.std(times.step_s)),
         num_steps=len(times.step_s),
         reset_s=times.reset_mean_s,
+        reset_spread_s=times.reset_spread_s,
         steps_per_episode=times.steps_per_episode,
         observation_bytes=nbytes[0],
         action_bytes=nbytes[1],
         bytes_per_env=measure_memory(make, config, env),
         process_bytes=process_bytes,
         policy_s=policy_s,
-        is_native=has_native(make),
+        is_native=has_native(make, env),
     )
 
 
@@ -184,9 +207,9 @@ def measure_policy(config: RolloutConfig, observation_space: gymnasium.Space) ->
     return float(np.median(taken))
 
 
-def has_native(make: EnvMaker) -> bool:
-    """Whether a registered env has a vectorized version of its own."""
-    if not isinstance(make.env, str):
-        return False
-    spec = gymnasium.spec(make.env.rpartition(":")[2])
-    return spec.vector_entry_point is not None
+def has_native(make: EnvMaker, made: gymnasium.Env) -> bool:
+    """Whether a registered env has a vectorized version of its own.
+
+    The env that was made knows which version of it an id without one means.
+    """
+    return isinstance(make.env, str) and made.spec is not None and made.spec.vector_entry_point is not None

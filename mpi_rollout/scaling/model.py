@@ -170,7 +170,18 @@ def saturation(constants: Constants, work: Workload, fragment_length: int | None
 
 
 def ceiling(constants: Constants, work: Workload, fragment_length: int | None = None) -> float:
-    """Env steps per second that no number of such ranks exceeds: what the root takes for each of them."""
+    """Env steps per second that no number of such ranks exceeds: what the root takes for each of them.
+
+    Or the rate of a single rank, if that is more: it sends no messages.  There is no other: a step of p ranks takes
+    at least A + B p seconds, where 1/B gives the limit of many ranks, and one of a single rank at most A + B.  So
+    if A is not negative, rates stay below the limit; and if it is, none is above that of one rank.
+    """
+    alone = work.envs_per_rank / predict(constants, work, 1, fragment_length).seconds
+    return max(alone, _limit(constants, work, fragment_length))
+
+
+def _limit(constants: Constants, work: Workload, fragment_length: int | None) -> float:
+    """Env steps per second that ever more ranks come close to."""
     if fragment_length is None:
         nbytes = work.order_bytes_per_env * work.envs_per_rank + work.slot_bytes
         policy_s = constants.policy_s_per_env * work.envs_per_rank

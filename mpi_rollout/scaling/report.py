@@ -107,8 +107,8 @@ def notes(analysis: Analysis) -> list[str]:
 
 
 def disturbance(analysis: Analysis) -> list[str]:
-    """A line if ranks that should have had cores of their own had less."""
-    share = min((each.cpu_share for each in analysis.fit_points), default=1.0)
+    """A line if ranks that should have had cores of their own, and never sleep to wait, had less."""
+    share = min((each.cpu_share for each in analysis.fit_points if not each.slept), default=1.0)
     if share >= QUIET:
         return []
     return [

@@ -21,6 +21,8 @@ class Job:
         Of one exchange: what goes to every rank, and what comes back from each.
     oversubscribed
         Some host had more ranks than cores for them.
+    slept
+        Ranks slept while they waited: they have less than a core also where nobody disturbs them.
     """
 
     num_ranks: int
@@ -39,6 +41,7 @@ class Job:
     order_bytes: int = 0
     slot_bytes: int = 0
     oversubscribed: bool = False
+    slept: bool = False
     binding: str = ""
     hosts: str = ""
     mpi_library: str = ""

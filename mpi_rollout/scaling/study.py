@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from collections.abc import Sequence
 from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any, NamedTuple
 
@@ -104,21 +105,22 @@ class Study:
         )  # fmt: skip
 
     def order(self) -> list[Point]:
-        """All jobs, repeat by repeat; the numbers of ranks in another random order in each.
-
-        So a machine that gets slower during the study slows all numbers of ranks alike.
-        """
-        rng = np.random.default_rng(self.order_seed)
-        return [
-            Point(int(num_ranks), repeat)
-            for repeat in range(self.repeats)
-            for num_ranks in rng.permutation(self.num_ranks)
-        ]
+        """All jobs."""
+        return [Point(ranks, repeat) for repeat, ranks in in_order(self.num_ranks, self.repeats, self.order_seed)]
 
     def command(self, launcher: str, python: str, num_ranks: int, out: str) -> list[str]:
         """The command of one job."""
         options = arguments_of(self.config(num_ranks, out))
         return [*shlex.split(launcher), "-n", str(num_ranks), python, "-m", "mpi_rollout", "run", *options]
+
+
+def in_order(kinds: Sequence[Any], repeats: int, seed: int) -> list[tuple[int, Any]]:
+    """Repeats and kinds of all jobs, repeat by repeat; the kinds in another random order in each.
+
+    So a machine that gets slower meanwhile slows all kinds alike.
+    """
+    rng = np.random.default_rng(seed)
+    return [(repeat, kinds[place]) for repeat in range(repeats) for place in rng.permutation(len(kinds)).tolist()]
 
 
 def arguments_of(config: RolloutConfig) -> list[str]:

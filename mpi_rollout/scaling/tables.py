@@ -35,9 +35,10 @@ def replaced(path: str) -> Iterator[h5py.File]:
             os.fsync(written.fileno())
         os.replace(new, path)
     except (OSError, RuntimeError) as error:
-        with suppress(OSError):
-            os.unlink(new)
         raise StorageError(f"--out {path}: cannot write {new}: {first_line(error)}") from error
+    finally:
+        with suppress(OSError):  # If all went well, it has another name by now.
+            os.unlink(new)
 
 
 @contextmanager

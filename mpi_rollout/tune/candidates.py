@@ -84,11 +84,12 @@ class Costs:
     Parameters
     ----------
     env_s, env_spread_s
-        Mean and standard deviation of one env's step, its share of resets included in the mean.
+        Mean and standard deviation of one env's step with the reset after it, if there is one.
     exchange_s
-        Of an exchange, by the number of ranks, for two of them at least; in between it is interpolated.
+        Of an exchange, and what else the program does on the root in a step, by the number of ranks, for two of them
+        at least; in between it is interpolated.
     policy_s
-        Of all envs' actions.
+        Of all envs' actions; 0 for the random policy, which is in `exchange_s`.
     """
 
     num_envs: int

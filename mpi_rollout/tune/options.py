@@ -17,7 +17,7 @@ def add_tune(commands: Any) -> None:
         allow_abbrev=False,
     )  # fmt: skip
     parser.add_argument("--ranks", type=ranks_list, default=(), help="numbers of ranks to try, at most as many as "
-                        "cores (default: 1, 2, 4, ... and all cores)")  # fmt: skip
+                        "envs (default: 1, 2, 4, ... and all cores of this machine)")  # fmt: skip
     parser.add_argument("--repeats", type=int, default=5, help="jobs of each candidate (default: 5)")
     parser.add_argument("--order-seed", type=int, default=0, help="of the random order of the jobs (default: 0)")
     parser.add_argument("--trial-s", type=float, default=3.0, help="seconds of steps in a job (default: 3)")

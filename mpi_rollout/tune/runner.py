@@ -1,10 +1,10 @@
 """Tuning: measure the env by itself, the exchange with idle envs, then the candidates as real jobs, in random order."""
 
+import math
 import os
 import shlex
 import sys
 import tempfile
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -16,11 +16,12 @@ from mpi_rollout.config import RolloutConfig
 from mpi_rollout.cores import num_usable_cores
 from mpi_rollout.envs.timed import WINDOW_S
 from mpi_rollout.errors import Interrupted, RolloutError, StorageError, UsageError
+from mpi_rollout.options import check_timeout
 from mpi_rollout.scaling.env_probe import EnvFigures, probe_env
 from mpi_rollout.scaling.jobs import JobFailed, Stop, check_launcher, default_launcher, run_job, stopping_on_signals
 from mpi_rollout.scaling.machine import cpu_model, free_memory
 from mpi_rollout.scaling.runner import launcher_if_any
-from mpi_rollout.scaling.study import arguments_of
+from mpi_rollout.scaling.study import arguments_of, in_order
 from mpi_rollout.scaling.workplace import tell
 from mpi_rollout.tune import report
 from mpi_rollout.tune.candidates import Candidate, Costs, candidates, narrow
@@ -63,14 +64,19 @@ class Tuning:
         for name, value, least in (("--repeats", self.repeats, 1), ("--order-seed", self.order_seed, 0)):
             if value < least:
                 raise UsageError(f"{name} must be at least {least}, got {value}")
-        for name, seconds in (("--trial-s", self.trial_s), ("--timeout-s", self.timeout_s)):
-            if seconds <= 0:
-                raise UsageError(f"{name} must be more than 0, got {seconds:g}")
+        if not 0 < self.trial_s < math.inf:
+            raise UsageError(f"--trial-s must be a number of seconds and more than 0, got {self.trial_s:g}")
+        check_timeout(self.timeout_s)
         try:
             shlex.split(self.launcher)
         except ValueError as error:
             raise UsageError(f"--launcher {self.launcher!r}: {error}") from error
-        _ = self.config  # Refuses here what every job would refuse.
+        num_envs = self.config.num_envs  # Refuses here what every job would refuse.
+        if self.ranks and num_envs < self.ranks[-1]:
+            raise UsageError(
+                f"--num-envs must be at least the largest of --ranks, got {num_envs} envs for {self.ranks[-1]} ranks; "
+                "use more envs or fewer ranks"
+            )
 
     @cached_property
     def config(self) -> RolloutConfig:
@@ -81,8 +87,8 @@ class Tuning:
     def num_ranks(self) -> tuple[int, ...]:
         """Numbers of ranks to try, ascending; none has more ranks than envs."""
         cores = num_usable_cores()
-        ranks = self.ranks or tuple(sorted({2**power for power in range(cores.bit_length())} | {cores}))
-        return tuple(each for each in ranks if each <= self.config.num_envs)
+        usual = sorted({2**power for power in range(cores.bit_length())} | {cores})
+        return self.ranks or tuple(each for each in usual if each <= self.config.num_envs)
 
     @property
     def subject(self) -> report.Subject:
@@ -151,9 +157,8 @@ class _Tuner:
         env = probe_env(
             self._tuning.run, self._folder, self._tuning.timeout_s, self._stop, min(WINDOW_S, self._tuning.trial_s)
         )
-        per_step_s = env.step_s + (env.reset_s / env.steps_per_episode if env.steps_per_episode else 0.0)
         self._env = env
-        self._costs = Costs(self._subject.num_envs, per_step_s, env.step_spread_s, env.policy_s)
+        self._costs = Costs(self._subject.num_envs, env.env_s, env.env_spread_s, env.policy_s)
 
     def commands(self) -> list[str]:
         """Those of all candidates; without the exchange none of those that overlap can be left out."""
@@ -166,6 +171,7 @@ class _Tuner:
         """By jobs of idle envs with as large observations, on one rank and on all.
 
         The least of some jobs: other work on the machine makes it only longer, and what is left out is not tried.
+        Laying out rows that nobody stores is the root's work too, and so are random actions, if the run has them.
         """
         found: dict[int, float] = {}
         for ranks in sorted({1, self._tuning.num_ranks[-1]}) * EXCHANGE_JOBS:
@@ -180,9 +186,15 @@ class _Tuner:
             except JobFailed as error:
                 tell(f"measuring the exchange failed: {str(error).splitlines()[0]}; nothing is left out for it")
                 return
-            seconds = outcome["losses"]["exchange"] * outcome["seconds"] / outcome["num_steps"]
+            shares = [outcome["losses"][name] for name in self._root_phases]
+            seconds = sum(shares) * outcome["seconds"] / outcome["num_steps"]
             found[ranks] = min(seconds, found.get(ranks, seconds))
         self._costs = replace(self._costs, exchange_s=found)
+
+    @property
+    def _root_phases(self) -> tuple[str, ...]:
+        is_random = self._tuning.config.policy == "random"
+        return ("exchange", "write", "policy") if is_random else ("exchange", "write")
 
     def run(self) -> list[Trial]:
         """Try what may win; print what was found, also when somebody stops us."""
@@ -190,7 +202,7 @@ class _Tuner:
         print("\n".join([*report.env_lines(self._subject, self._env), report.exchange_line(self._costs),
                          *report.left_out_lines(left_out), ""]), flush=True)  # fmt: skip
         trials: list[Trial] = []
-        order = self._order(kept)
+        order = in_order(kept, self._tuning.repeats, self._tuning.order_seed)
         try:
             for repeat, candidate in order:
                 if not any(trial.candidate == candidate and trial.error for trial in trials):
@@ -202,12 +214,6 @@ class _Tuner:
             if trials:
                 print("\n".join(report.trial_lines(self._subject, trials)), flush=True)
         return trials
-
-    def _order(self, kept: Sequence[Candidate]) -> list[tuple[int, Candidate]]:
-        """Repeat by repeat, in another random order in each."""
-        rng = np.random.default_rng(self._tuning.order_seed)
-        return [(repeat, kept[place]) for repeat in range(self._tuning.repeats)
-                for place in rng.permutation(len(kept)).tolist()]  # fmt: skip
 
     def _try(self, candidate: Candidate, repeat: int) -> Trial:
         try:
@@ -221,7 +227,7 @@ class _Tuner:
     def _config(self, candidate: Candidate) -> RolloutConfig:
         """Bare loops are measured where each core has its rank, once for each way of stepping."""
         seconds = self._seconds.get(candidate) or self._costs.seconds(candidate)
-        num_steps = min(max(round(self._tuning.trial_s / max(seconds, 1e-9)), LEAST_STEPS), MOST_STEPS)
+        num_steps = round(min(max(self._tuning.trial_s / max(seconds, 1e-9), LEAST_STEPS), MOST_STEPS))
         has_all = candidate.is_lockstep and candidate.num_ranks == self._tuning.num_ranks[-1]  # Never left out.
         return replace(
             self._tuning.config, num_steps=num_steps, out=str(self._folder / "run.h5"), json=True, progress="none",

@@ -31,7 +31,8 @@ class Rated:
 def rated(trials: Sequence[Trial]) -> list[Rated]:
     """Candidates without a failed job, the fastest median first.
 
-    Two are a tie where their intervals overlap: these jobs do not tell which is faster.
+    Two are a tie where their intervals overlap: these jobs do not tell which is faster.  Not so one whose median is
+    below that of another that is surely slower than the best: its interval is wide, which makes it no faster.
     """
     failed = {trial.candidate for trial in trials if trial.error}
     rates: dict[Candidate, list[float]] = {}
@@ -42,7 +43,9 @@ def rated(trials: Sequence[Trial]) -> list[Rated]:
     if not intervals:
         return []
     best = max(intervals.values(), key=lambda each: each.median)
-    found = [Rated(each, len(rates[each]), rate, rate.high >= best.low) for each, rate in intervals.items()]
+    surely_slower = max((each.median for each in intervals.values() if each.high < best.low), default=0.0)
+    found = [Rated(each, len(rates[each]), rate, rate.high >= best.low and rate.median > surely_slower)
+             for each, rate in intervals.items()]  # fmt: skip
     return sorted(found, key=lambda each: -each.rate.median)
 
 

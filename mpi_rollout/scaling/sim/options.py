@@ -8,7 +8,7 @@ from typing import Any
 from mpi_rollout.config import RolloutConfig, flag
 from mpi_rollout.errors import UsageError
 from mpi_rollout.options import add_option, numbers, ranks_list
-from mpi_rollout.scaling.sim.question import CONSTANT_NAMES, GIVEN, MEASURED, MOST_CHECKED, Envs, Simulation
+from mpi_rollout.scaling.sim.question import CONSTANT_NAMES, FIGURES, GIVEN, MEASURED, MOST_CHECKED, Envs, Simulation
 
 RANKS = ",".join(str(2**power) for power in range(15))
 PROBE = "1,3,4,6,8,16,32"
@@ -41,11 +41,12 @@ def add_sim(kinds: Any) -> None:
 
 def _add_envs(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("envs", "either figures of them, or a real one that is measured")
-    group.add_argument("--env-step-s", type=float, metavar="S", help="seconds of one env's step")
-    group.add_argument("--env-step-spread-s", type=float, default=0.0, metavar="S",
+    group.add_argument("--env-step-s", type=float, dest="step_s", metavar="S", help="seconds of one env's step")
+    group.add_argument("--env-step-spread-s", type=float, dest="step_spread_s", metavar="S",
                        help="standard deviation of that, for the wait for the slowest rank (default: 0)")  # fmt: skip
-    group.add_argument("--obs-bytes", type=int, default=64, help="of one observation (default: 64)")
-    group.add_argument("--action-bytes", type=int, default=8, help="of one action (default: 8)")
+    group.add_argument("--obs-bytes", type=int, dest="observation_bytes", metavar="N",
+                       help="of one observation (default: 64)")  # fmt: skip
+    group.add_argument("--action-bytes", type=int, dest="action_bytes", metavar="N", help="of one action (default: 8)")
     group.add_argument("--fragment-length", type=_fragments, default="32", metavar="L,...",
                        help="steps between two exchanges where the policy is on the workers; a curve for each "
                        "(default: 32)")  # fmt: skip
@@ -68,7 +69,7 @@ def _add_constants(parser: argparse.ArgumentParser) -> None:
 
 def _add_jobs(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("jobs", "of envs that sleep, started by mpirun, in random order")
-    group.add_argument("--probe", type=partial(_some_ranks, "--probe"), default=PROBE, metavar="RANKS",
+    group.add_argument("--probe", type=partial(_some_ranks, "--probe"), metavar="RANKS",
                        help=f"numbers of ranks that measure the constants (default: {PROBE})")  # fmt: skip
     group.add_argument("--check", type=partial(_some_ranks, "--check"), default=(), metavar="RANKS",
                        help=f"numbers of ranks, up to {MOST_CHECKED}, at which the model is compared with real jobs; "
@@ -96,16 +97,28 @@ def question_of(options: argparse.Namespace) -> Simulation:
     if given and options.constants is not None:
         raise UsageError(f"give constants by --constants or one by one, got both: {flag(next(iter(given)))} too")
     constants_from = options.constants or (GIVEN if given else MEASURED)
-    envs = None
-    if options.env_step_s is not None:
-        envs = Envs(options.env_step_s, options.env_step_spread_s, options.obs_bytes, options.action_bytes)
+    if constants_from != MEASURED and options.probe is not None:
+        raise UsageError("--probe measures constants, which are given or from a study here; leave it out, or these")
+    probe = (options.probe or _some_ranks("--probe", PROBE)) if constants_from == MEASURED else ()
+    return Simulation(
+        options.ranks, options.envs_per_rank, *_envs_of(options), options.fragment_length, constants_from, given,
+        probe, options.check, options.repeats, options.order_seed, options.launcher.strip(),
+    )  # fmt: skip
+
+
+def _envs_of(options: argparse.Namespace) -> tuple[Envs | None, dict[str, Any]]:
+    """Figures of envs, and options of a real one; one of the two is empty, or the question is refused."""
+    given = {name: getattr(options, name) for name in FIGURES if getattr(options, name) is not None}
     has_env = options.env is not None or options.env_factory is not None
     env = {name: getattr(options, name) for name in ENV_OPTIONS} if has_env else {}
-    return Simulation(
-        options.ranks, options.envs_per_rank, envs, env, options.fragment_length, constants_from, given,
-        options.probe if constants_from == MEASURED else (), options.check, options.repeats, options.order_seed,
-        options.launcher.strip(),
-    )  # fmt: skip
+    if options.env_kwargs and not has_env:
+        raise UsageError("--env-kwargs are those of --env or --env-factory, got neither; add one, or leave them out")
+    if "step_s" in given:
+        return Envs(**given), env
+    if has_env and given:
+        name = FIGURES[next(iter(given))]
+        raise UsageError(f"{name} goes with --env-step-s; a real env is measured, so leave it out")
+    return None, env
 
 
 def sim_command(options: argparse.Namespace) -> int:

@@ -13,8 +13,9 @@ import numpy as np
 from mpi_rollout.config import RolloutConfig, flag
 from mpi_rollout.errors import UsageError
 from mpi_rollout.layout import RESULTS, SlotLayout
+from mpi_rollout.options import MOST
 from mpi_rollout.scaling.model import Constants, Workload
-from mpi_rollout.scaling.study import arguments_of
+from mpi_rollout.scaling.study import arguments_of, in_order
 
 MEASURED, GIVEN = "measured", "given"
 MOST_CHECKED = 64  # Ranks of a job on one machine: each is a Python of 100 MB that has to start.
@@ -24,7 +25,10 @@ LEAST_PROBED = 4
 SMALL_BYTES, LARGE_BYTES = 8, 65_536  # Of observations, to tell bytes from envs.
 SHORTEST_S, LONGEST_S = 0.001, 0.02  # Of a probe's env step: shorter sleeps are not exact, longer ones take long.
 JOB_S, LEAST_STEPS, MOST_STEPS = 2.0, 25, 2000
-ORDER_HEADER_BYTES = 16
+FIGURES = {  # Of `Envs`, as the command line calls them.
+    "step_s": "--env-step-s", "step_spread_s": "--env-step-spread-s", "observation_bytes": "--obs-bytes",
+    "action_bytes": "--action-bytes",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -32,9 +36,9 @@ class Envs:
     """What the model has to know of envs, of one each."""
 
     step_s: float
-    step_spread_s: float
-    observation_bytes: int
-    action_bytes: int
+    step_spread_s: float = 0.0
+    observation_bytes: int = 64
+    action_bytes: int = 8
 
     def workload(self, envs_per_rank: int) -> Workload:
         """Messages as this program lays them out."""
@@ -119,15 +123,7 @@ class Simulation:
     launcher: str = ""
 
     def __post_init__(self):
-        for name, value, least in (
-            ("--repeats", self.repeats, 1), ("--order-seed", self.order_seed, 0),
-            ("--envs-per-rank", self.envs_per_rank, 1), ("--fragment-length", min(self.fragment_lengths, default=1), 1),
-        ):  # fmt: skip
-            if value < least:
-                raise UsageError(f"{name} must be at least {least}, got {value}")
-        for name, ranks in (("--check", self.check), ("--probe", self.probe)):
-            if max(ranks, default=0) > MOST_CHECKED:
-                raise UsageError(f"{name} starts real jobs, of {MOST_CHECKED} ranks at most, got {max(ranks)}")
+        self._check_counts()
         for name, value in self.given.items():
             if not 0 <= value < math.inf:
                 raise UsageError(f"{flag(name)} must be a number of seconds and at least 0, got {value:g}")
@@ -143,6 +139,19 @@ class Simulation:
             shlex.split(self.launcher)
         except ValueError as error:
             raise UsageError(f"--launcher {self.launcher!r}: {error}") from error
+
+    def _check_counts(self) -> None:
+        for name, value, least in (
+            ("--repeats", self.repeats, 1), ("--order-seed", self.order_seed, 0),
+            ("--envs-per-rank", self.envs_per_rank, 1), ("--fragment-length", min(self.fragment_lengths, default=1), 1),
+        ):  # fmt: skip
+            if value < least:
+                raise UsageError(f"{name} must be at least {least}, got {value}")
+        if self.envs_per_rank > MOST:
+            raise UsageError(f"--envs-per-rank must be at most {MOST}, got {self.envs_per_rank}")
+        for name, ranks in (("--check", self.check), ("--probe", self.probe)):
+            if max(ranks, default=0) > MOST_CHECKED:
+                raise UsageError(f"{name} starts real jobs, of {MOST_CHECKED} ranks at most, got {max(ranks)}")
 
     @property
     def env_name(self) -> str:
@@ -164,12 +173,7 @@ class Simulation:
     def settings(self, envs: Envs) -> list[Setting]:
         """All jobs, repeat by repeat, in another random order in each."""
         kinds = [*self._probes(envs), *self._checks(envs)]
-        rng = np.random.default_rng(self.order_seed)
-        return [
-            Setting(*kinds[place], repeat)
-            for repeat in range(self.repeats)
-            for place in rng.permutation(len(kinds)).tolist()
-        ]
+        return [Setting(*kind, repeat) for repeat, kind in in_order(kinds, self.repeats, self.order_seed)]
 
     def _probes(self, envs: Envs) -> list[tuple[Any, ...]]:
         if self.constants_from != MEASURED:
@@ -200,13 +204,11 @@ class Simulation:
 
 def _check_envs(envs: Envs) -> None:
     least = {"step_s": 0.0, "step_spread_s": 0.0, "observation_bytes": 1, "action_bytes": 1}
-    names = {"step_s": "--env-step-s", "step_spread_s": "--env-step-spread-s", "observation_bytes": "--obs-bytes",
-             "action_bytes": "--action-bytes"}  # fmt: skip
     for name, bound in least.items():
         value = getattr(envs, name)
         if not bound <= value < math.inf or (name == "step_s" and value == 0):
             than = "more than 0" if name == "step_s" else f"at least {bound:g}"
-            raise UsageError(f"{names[name]} must be {than}, got {value:g}")
+            raise UsageError(f"{FIGURES[name]} must be {than}, got {value:g}")
 
 
 def constants_of(given: Mapping[str, float]) -> Constants:

@@ -50,9 +50,10 @@ def workload(file: SimulationFile) -> str:
     """What the model knows of the envs, and from where."""
     envs, how = file.envs, "measured" if file.question.env else "given"
     spread = f" (standard deviation {envs.step_spread_s * 1e3:.4g})" if envs.step_spread_s else ""
+    resets = ", resets included" * bool(file.question.env)
     return (
-        f"envs, {how}: {envs.step_s * 1e3:.4g} ms per step{spread}, observations of {envs.observation_bytes:,} bytes, "
-        f"actions of {envs.action_bytes:,}"
+        f"envs, {how}: {envs.step_s * 1e3:.4g} ms per step{spread}{resets}, observations of "
+        f"{envs.observation_bytes:,} bytes, actions of {envs.action_bytes:,}"
     )
 
 

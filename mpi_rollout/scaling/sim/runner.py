@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mpi_rollout.errors import Interrupted, RolloutError, UsageError
+from mpi_rollout.options import check_timeout
 from mpi_rollout.scaling.env_probe import probe_env
 from mpi_rollout.scaling.jobs import JobFailed, Stop, check_launcher, default_launcher, run_job, stopping_on_signals
 from mpi_rollout.scaling.machine import machine_facts
@@ -36,8 +37,7 @@ def simulate(question: Simulation, out: str, timeout_s: float, dry_run: bool = F
     UsageError, DataError, StorageError, LaunchError
         There is something else in the file's place, or no launcher, or no way to write.
     """
-    if timeout_s <= 0:
-        raise UsageError(f"--timeout-s must be more than 0, got {timeout_s:g}")
+    check_timeout(timeout_s)
     if dry_run:
         print("\n".join(commands(question, out)))
         return 0
@@ -71,7 +71,8 @@ def _ending(file: SimulationFile, out: str) -> int:
     analysis = SimulationAnalysis(file)
     if analysis.constants is None:
         raise RolloutError(
-            f"no constants: {analysis.fitting.result}; give more numbers of ranks by --probe, or constants"
+            f"no constants: {analysis.fitting.result}; give more numbers of ranks by --probe, or "
+            "constants, and another --out"
         )
     return 0
 
@@ -99,7 +100,7 @@ def _known(question: Simulation) -> Known | None:
 def _measured(question: Simulation, folder: Path, timeout_s: float, stop: Stop) -> Envs:
     tell(f"measuring {question.env_name}")
     found = probe_env({**question.env, "num_envs": question.envs_per_rank}, folder, timeout_s, stop)
-    return Envs(found.step_s, found.step_spread_s, found.observation_bytes, found.action_bytes)
+    return Envs(found.env_s, found.env_spread_s, found.observation_bytes, found.action_bytes)
 
 
 class _Runner:
