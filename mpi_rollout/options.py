@@ -78,9 +78,3 @@ def ranks_list(text: str) -> tuple[int, ...]:
         It is no list of numbers of ranks.
     """
     return tuple(sorted({1, *numbers("--ranks", "numbers of ranks", "1,2,4,8", text)}))
-
-
-def check_timeout(timeout_s: float) -> None:
-    """Raise UsageError if a value of --timeout-s is no time; infinity is none that ends."""
-    if not timeout_s > 0:  # Nor is NaN.
-        raise UsageError(f"--timeout-s must be more than 0, got {timeout_s:g}")

@@ -248,7 +248,7 @@ def test_another_question_is_not_answered_in_the_same_file(job: Job):
         ((*ENVS, *CONSTANTS, "--env-kwargs", '{"level": 3}'), 64, "--env-kwargs are those of --env or --env-factory"),
         ((*ENVS, *CONSTANTS, "--probe", "1,2,3,4"), 64, "--probe measures constants, which are given or from a study"),
         ((*ENVS, *CONSTANTS, "--envs-per-rank", str(2**50)), 64, "--envs-per-rank must be at most 2147483647, got"),
-        ((*ENVS, *CONSTANTS, "--timeout-s", "nan"), 64, "--timeout-s must be more than 0, got nan"),
+        ((*ENVS, *CONSTANTS, "--timeout-s", "nan"), 64, "--timeout-s must be more than 0 and finite, got nan"),
         (
             (*ENVS, *CONSTANTS, "--ranks", str(2**63)),
             64,

@@ -287,7 +287,7 @@ def test_a_policy_that_fails_is_not_taken_for_the_env(job: Job):
         ((*ENV, "--trial-s", "0"), 64, "--trial-s must be a number of seconds and more than 0, got 0"),
         ((*ENV, "--trial-s", "inf"), 64, "--trial-s must be a number of seconds and more than 0, got inf"),
         ((*ENV, "--trial-s", "nan"), 64, "--trial-s must be a number of seconds and more than 0, got nan"),
-        ((*ENV, "--timeout-s", "nan"), 64, "--timeout-s must be more than 0, got nan"),
+        ((*ENV, "--timeout-s", "nan"), 64, "--timeout-s must be more than 0 and finite, got nan"),
         ((*ENV, "--ranks", "1,8"), 64, "--num-envs must be at least the largest of --ranks, got 6 envs for 8 ranks"),
         (
             (*ENV, "--ranks", str(2**64)),

@@ -16,9 +16,16 @@ from mpi_rollout.config import RolloutConfig
 from mpi_rollout.cores import num_usable_cores
 from mpi_rollout.envs.timed import WINDOW_S
 from mpi_rollout.errors import Interrupted, RolloutError, StorageError, UsageError
-from mpi_rollout.options import check_timeout
 from mpi_rollout.scaling.env_probe import EnvFigures, probe_env
-from mpi_rollout.scaling.jobs import JobFailed, Stop, check_launcher, default_launcher, run_job, stopping_on_signals
+from mpi_rollout.scaling.jobs import (
+    JobFailed,
+    Stop,
+    check_launcher,
+    check_seconds,
+    default_launcher,
+    run_job,
+    stopping_on_signals,
+)
 from mpi_rollout.scaling.machine import cpu_model, free_memory
 from mpi_rollout.scaling.runner import launcher_if_any
 from mpi_rollout.scaling.study import arguments_of, in_order
@@ -66,7 +73,7 @@ class Tuning:
                 raise UsageError(f"{name} must be at least {least}, got {value}")
         if not 0 < self.trial_s < math.inf:
             raise UsageError(f"--trial-s must be a number of seconds and more than 0, got {self.trial_s:g}")
-        check_timeout(self.timeout_s)
+        check_seconds("--timeout-s", self.timeout_s)
         try:
             shlex.split(self.launcher)
         except ValueError as error:

@@ -9,9 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from mpi_rollout.errors import Interrupted, RolloutError, UsageError
-from mpi_rollout.options import check_timeout
 from mpi_rollout.scaling.env_probe import probe_env
-from mpi_rollout.scaling.jobs import JobFailed, Stop, check_launcher, default_launcher, run_job, stopping_on_signals
+from mpi_rollout.scaling.jobs import (
+    JobFailed,
+    Stop,
+    check_launcher,
+    check_seconds,
+    default_launcher,
+    run_job,
+    stopping_on_signals,
+)
 from mpi_rollout.scaling.machine import machine_facts
 from mpi_rollout.scaling.runner import launcher_if_any
 from mpi_rollout.scaling.samples import Samples
@@ -37,7 +44,7 @@ def simulate(question: Simulation, out: str, timeout_s: float, dry_run: bool = F
     UsageError, DataError, StorageError, LaunchError
         There is something else in the file's place, or no launcher, or no way to write.
     """
-    check_timeout(timeout_s)
+    check_seconds("--timeout-s", timeout_s)
     if dry_run:
         print("\n".join(commands(question, out)))
         return 0
