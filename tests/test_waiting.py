@@ -1,6 +1,7 @@
 """Waits that leave the core to others: few looks, and none that comes much too late."""
 
 import json
+import math
 from itertools import pairwise
 
 import pytest
@@ -8,7 +9,7 @@ from conftest import Job
 
 from mpi_rollout import waiting
 from mpi_rollout.cores import num_usable_cores
-from mpi_rollout.waiting import LONGEST_S, NEXT_SHARE, NUM_REMEMBERED, YIELDING_S, Sleeping, is_crowded
+from mpi_rollout.waiting import FIRST_SHARE, LONGEST_S, NEXT_SHARE, NUM_REMEMBERED, YIELDING_S, Sleeping, is_crowded
 
 LOOK_S = 2e-6
 SHORT = ("--env", "CartPole-v1", "--num-envs", "4", "--num-steps", "2", "--json", "--out", "run.h5")
@@ -69,7 +70,8 @@ def test_waits_that_take_long_each_time_need_few_looks_and_are_seldom_too_late(c
     sleeping = Sleeping()
     for _ in range(NUM_REMEMBERED + 1):
         looks, late_s = wait(clock, sleeping, seconds)
-    assert looks <= 8 + 1.5 * seconds / LONGEST_S
+    first_s = min(FIRST_SHARE * seconds, LONGEST_S)
+    assert looks <= 4 + math.log(seconds / first_s) / math.log(1 + NEXT_SHARE)
     assert late_s <= NEXT_SHARE * seconds + YIELDING_S
 
 
