@@ -71,7 +71,7 @@ def test_waits_that_take_long_each_time_need_few_looks_and_are_seldom_too_late(c
     for _ in range(NUM_REMEMBERED + 1):
         looks, late_s = wait(clock, sleeping, seconds)
     first_s = min(FIRST_SHARE * seconds, LONGEST_S)
-    assert looks <= 4 + math.log(seconds / first_s) / math.log(1 + NEXT_SHARE)
+    assert looks <= 8 + math.log(seconds / first_s) / math.log(1 + NEXT_SHARE)
     assert late_s <= NEXT_SHARE * seconds + YIELDING_S
 
 
