@@ -15,7 +15,8 @@ from conftest import TESTS, Job, Result, processes_in
 from mpi_rollout.cli import main
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.partition import Division
-from mpi_rollout.scaling.env_probe import EnvFigures, measure_env
+from mpi_rollout.scaling.env_probe import EnvFigures, measure_env, probe_env
+from mpi_rollout.scaling.jobs import Stop
 from mpi_rollout.tune.candidates import Candidate, Costs, candidates, narrow
 from mpi_rollout.tune.report import Subject, command, memory_lines, size, trial_lines
 from mpi_rollout.tune.trials import Trial, choose, limit_of, rated
@@ -166,8 +167,13 @@ def test_an_env_is_measured_as_it_is():
     assert (found.observation_bytes, found.action_bytes, found.is_native) == (12, 8, False)
     assert found.steps_per_episode == pytest.approx(7, rel=0.1) and 0 < found.reset_share < 1
     assert found.step_s > 0 and found.policy_s > 0 and found.process_bytes > 10_000_000
-    heavy = measure_env(RolloutConfig(env_factory="tuned:Plain", env_kwargs={"heavy": True}, num_envs=6), 0.1)
-    assert heavy.bytes_per_env == pytest.approx(tuned.HEAVY_BYTES, rel=0.1)
+
+
+def test_memory_of_an_env_is_measured_in_a_process_that_has_freed_none(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", f"{TESTS.parent}:{TESTS}")
+    options = {"env_factory": "tuned:Plain", "env_kwargs": {"heavy": True}, "num_envs": 6}
+    found = probe_env(options, tmp_path, 60.0, Stop(), 0.1)
+    assert found.bytes_per_env == pytest.approx(tuned.HEAVY_BYTES, rel=0.1)
 
 
 def test_a_sleeping_env_takes_as_long_as_it_sleeps_and_has_no_resets():
