@@ -15,7 +15,7 @@ from mpi_rollout.infos import Infos, info_leaves, names_of
 from mpi_rollout.layout import describe
 from mpi_rollout.partition import Division
 from mpi_rollout.slices import Slice
-from mpi_rollout.waiting import must_share_cores
+from mpi_rollout.waiting import has_many_ranks_per_core
 from mpi_rollout.worker import Worker
 
 
@@ -131,5 +131,5 @@ def assemble(
 def _sleeps(comm: Any, plan: Plan) -> bool:
     """Whether ranks are to sleep while they wait; of those that may be lost MPI's own waits alone tell."""
     if plan.wait == "auto":
-        return not plan.is_surviving and must_share_cores(comm)
+        return not plan.is_surviving and has_many_ranks_per_core(comm)
     return plan.wait == "sleep"

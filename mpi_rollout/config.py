@@ -83,7 +83,7 @@ class RolloutConfig:
     dedicated_root: bool = option(False, "rank 0 steps no envs")
     wait: str = option(
         "auto", "how a rank waits for messages: at the cost of its core, which is quickest, or asleep; auto is asleep "
-        "where a host has more ranks than cores", choices=WAITS,
+        "where a host has four ranks or more for each core", choices=WAITS,
     )  # fmt: skip
     trajectories: bool = option(True, "store what the envs did, not the throughput alone")
     measure_limit: bool = option(False, "measure bare env.step loops between parts of the run and tell the ratio")

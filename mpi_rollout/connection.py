@@ -86,8 +86,8 @@ def connect(
     check_finite
         NaN and infinity in observations and rewards are failures.
     wait
-        How a rank waits for messages: "spin", at the cost of its core, "sleep", or "auto": asleep where a host has more
-        ranks than cores.
+        How a rank waits for messages: "spin", at the cost of its core, "sleep", or "auto": asleep where a host has four
+        ranks or more for each core.
     comm
         The ranks to connect, COMM_WORLD by default; the root is its rank 0.
     timeout_s

@@ -1,7 +1,9 @@
 """How a rank waits for messages: at the cost of a core, or asleep.
 
-MPI's own waits spin.  Nothing is quicker where each rank has a core to itself; where ranks share cores, those who wait
-take them from those who work.  So where a host has more ranks than cores, ranks look, sleep, and look again.
+MPI's own waits spin.  Nothing is quicker where each rank has a core to itself, and where two or three share one they
+are still quicker: both MPIs let others run then.  Of 64 ranks on two cores those who wait take MPICH's cores from those
+who work (results/README.md, "How ranks wait").  So where a host has many more ranks than cores, which is for envs that
+wait themselves, ranks look, sleep, and look again.
 """
 
 import math
@@ -14,15 +16,17 @@ from typing import Any
 from mpi_rollout.cores import processor_quota
 from mpi_rollout.mpi import ROOT
 
+MANY = 4  # Ranks for each core: with fewer, sleeping was never the quicker.
 NUM_REMEMBERED = 4
-YIELDING_S = 1e-4  # The shortest sleep takes nearly as long.
+YIELDING_S = 1e-3  # Of shorter waits each sleep would be a large part.
+SHORTEST_S = 5e-5
 FIRST_SHARE = 0.5  # Of the shortest of the last waits: so the first look comes before what is waited for.
 NEXT_SHARE = 0.03  # Of what has been waited: by how much a look may come too late.
 LONGEST_S = 0.02
 
 
-def must_share_cores(comm: Any) -> bool:
-    """Whether some host has more ranks than cores that they may use.  **Collective.**"""
+def has_many_ranks_per_core(comm: Any) -> bool:
+    """Whether some host has `MANY` times as many ranks as cores that they may use, or more.  **Collective.**"""
     found = comm.gather((os.uname().nodename, os.sched_getaffinity(0), processor_quota()), ROOT)
     return comm.bcast(is_crowded(found) if comm.rank == ROOT else None, ROOT)
 
@@ -33,7 +37,7 @@ def is_crowded(ranks: Sequence[tuple[str, set[int], float | None]]) -> bool:
     for host, cores, quota in ranks:
         hosts.setdefault(host, []).append((cores, quota))
     return any(
-        len(there) > min(len(set().union(*(cores for cores, _ in there))), there[0][1] or math.inf)
+        len(there) >= MANY * min(len(set().union(*(cores for cores, _ in there))), there[0][1] or math.inf)
         for there in hosts.values()
     )
 
@@ -115,7 +119,7 @@ class Sleeping:
             if pause_s < YIELDING_S and missed_s < YIELDING_S:
                 os.sched_yield()
             else:
-                sleep(max(pause_s, YIELDING_S / 2))
+                sleep(max(pause_s, SHORTEST_S))
             now = perf_counter()
             pause_s = min(NEXT_SHARE * (now - start), LONGEST_S)
         # It came between the last two looks.  If all there was is a first sleep, that may have been far too long.

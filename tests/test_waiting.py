@@ -9,10 +9,19 @@ from conftest import Job
 
 from mpi_rollout import waiting
 from mpi_rollout.cores import num_usable_cores
-from mpi_rollout.waiting import FIRST_SHARE, LONGEST_S, NEXT_SHARE, NUM_REMEMBERED, YIELDING_S, Sleeping, is_crowded
+from mpi_rollout.waiting import (
+    FIRST_SHARE,
+    LONGEST_S,
+    MANY,
+    NEXT_SHARE,
+    NUM_REMEMBERED,
+    YIELDING_S,
+    Sleeping,
+    is_crowded,
+)
 
 LOOK_S = 2e-6
-SHORT = ("--env", "CartPole-v1", "--num-envs", "4", "--num-steps", "2", "--json", "--out", "run.h5")
+SHORT = ("--env", "CartPole-v1", "--num-envs", "8", "--num-steps", "2", "--json", "--out", "run.h5")
 
 
 class Clock:
@@ -111,25 +120,26 @@ def test_what_is_over_is_told_by_its_index(clock: Clock):
 @pytest.mark.parametrize(
     ("ranks", "expected"),
     [
-        ([("a", {0, 1}, None)] * 2, False),
-        ([("a", {0, 1}, None)] * 3, True),
-        ([("a", {0}, None), ("a", {1}, None)], False),  # Bound to cores of their own.
-        ([("a", {0}, None)] * 2, True),
-        ([("a", {0}, None), ("b", {0}, None)], False),
-        ([("a", {0, 1}, 1.5)] * 2, True),
-        ([("a", {0, 1, 2, 3}, 2.0)] * 2, False),
-        ([("a", {0}, None), ("b", {0}, None), ("b", {0}, None)], True),
+        ([("a", {0, 1}, None)] * 7, False),
+        ([("a", {0, 1}, None)] * 8, True),
+        ([("a", {0}, None), ("a", {1}, None)] * 3, False),  # Bound to cores of their own.
+        ([("a", {0}, None)] * 4, True),
+        ([("a", {0}, None), ("b", {0}, None)] * 3, False),
+        ([("a", {0, 1}, 1.5)] * 6, True),
+        ([("a", {0, 1, 2, 3}, 2.0)] * 7, False),
+        ([("a", {0, 1, 2, 3}, 2.0)] * 8, True),
+        ([("a", {0}, None), *[("b", {0}, None)] * 4], True),
     ],
 )
-def test_ranks_must_share_cores_where_a_host_has_fewer_for_them(ranks: list, expected: bool):
+def test_a_host_has_many_ranks_for_each_core_by_its_own_cores_and_quota(ranks: list, expected: bool):
     assert is_crowded(ranks) is expected
 
 
-@pytest.mark.mpi(1, 2, 3)
-def test_ranks_sleep_where_there_are_more_of_them_than_cores(job: Job, num_ranks: int):
+@pytest.mark.mpi(2, 8)
+def test_ranks_sleep_where_there_are_many_for_each_core(job: Job, num_ranks: int):
     result = job(num_ranks, *SHORT)
     assert result.code == 0, result.err
-    assert json.loads(result.out)["slept"] is (num_ranks > num_usable_cores())
+    assert json.loads(result.out)["slept"] is (num_ranks >= MANY * num_usable_cores())
 
 
 @pytest.mark.mpi(2)
