@@ -13,8 +13,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from mpi_rollout.destination import Destination
 from mpi_rollout.driver import Driver, Lane
-from mpi_rollout.exchange import Command, Destination
+from mpi_rollout.exchange import Command
 from mpi_rollout.layout import Block, leaves, rows_of, tree_of
 from mpi_rollout.policy import Policy, RandomPolicy
 from mpi_rollout.tally import Tally

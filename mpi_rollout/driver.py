@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 
 from mpi_rollout.actions import ActionCheck
+from mpi_rollout.destination import Destination
 from mpi_rollout.errors import RankLost, RolloutError
-from mpi_rollout.exchange import FAULT, MADE_ANEW, Command, Destination, Exchange, Exchanges
+from mpi_rollout.exchange import FAULT, MADE_ANEW, Command, Exchange, Exchanges
 from mpi_rollout.infos import add_columns, merge_infos
 from mpi_rollout.layout import Block, leaves, tree_of
 from mpi_rollout.mpi import ROOT
@@ -91,7 +92,7 @@ class Driver:
 
     def destinations(self, block: Block) -> dict[Lane, Destination]:
         """Prepare a block for having the slots of all lanes laid into its rows."""
-        return {lane: lane.exchange.destination(block, lane.slots) for lane in self.lanes}
+        return {lane: Destination(lane.exchange, block, lane.slots) for lane in self.lanes}
 
     def do(self, command: Command, *arguments: Any, actions: Any = None) -> None:
         """Have all envs do something else than a step, and wait for it.

@@ -19,7 +19,7 @@ import numpy as np
 from gymnasium import spaces
 
 from mpi_rollout.infos import pack_infos, unpack_infos
-from mpi_rollout.layout import Block, Leaf, SlotLayout, leaves, split_by_rank, tree_of
+from mpi_rollout.layout import Leaf, SlotLayout, leaves, tree_of
 from mpi_rollout.messages import INFOS_TAG, Alone, Direct, Lockstep, Overlapped
 from mpi_rollout.mpi import ROOT
 from mpi_rollout.partition import Division, Partition
@@ -65,6 +65,11 @@ class Exchange:
         One of the classes of `messages`.
     sleeps
         This rank sleeps while it waits; for `Direct` alone.
+
+    Attributes
+    ----------
+    slots
+        On the root those of all ranks, packed, of shape (num_ranks, nbytes).
     """
 
     def __init__(
@@ -82,7 +87,7 @@ class Exchange:
         elif kind is Direct:
             self.messages = self._make_direct(sleeps)
         else:
-            self.messages = kind(comm, self._order, self._slot, self._slots if self.is_root else None)
+            self.messages = kind(comm, self._order, self._slot, self.slots if self.is_root else None)
         if kind is Surviving and self.is_root:
             self.messages.marks = self.marks
 
@@ -91,7 +96,7 @@ class Exchange:
         if not self.is_root:
             return Direct(self.comm, self._order, self._slot, None, (), waiting)
         peers = [rank for rank in range(first, first + self.partition.num_ranks) if rank != ROOT]
-        return Direct(self.comm, self._order, None, [self._slots[peer - first] for peer in peers], peers, waiting)
+        return Direct(self.comm, self._order, None, [self.slots[peer - first] for peer in peers], peers, waiting)
 
     def _lay_out_order(self, action_space: spaces.Space) -> None:
         """Header of two int64, then the actions in columns of (num_envs, ...)."""
@@ -115,10 +120,10 @@ class Exchange:
         self.layout = SlotLayout(contents.observation_space, capacity, contents.has_final_observations, contents.infos)
         self.has_own_slot = self.comm.rank - self.first_rank in range(self.partition.num_ranks)
         if self.is_root:
-            self._slots = np.zeros((self.partition.num_ranks, self.layout.nbytes), np.uint8)
-            self._slot = self._slots[ROOT] if self.has_own_slot else None
-            _, self.marks, self._infos_nbytes = self.layout.header(self._slots)
-            self.columns = self.layout.columns(self._slots, capacity)
+            self.slots = np.zeros((self.partition.num_ranks, self.layout.nbytes), np.uint8)
+            self._slot = self.slots[ROOT] if self.has_own_slot else None
+            _, self.marks, self._infos_nbytes = self.layout.header(self.slots)
+            self.columns = self.layout.columns(self.slots, capacity)
         else:
             self._slot = np.zeros(self.layout.nbytes, np.uint8)
         if self.has_own_slot:
@@ -195,7 +200,7 @@ class Exchange:
             What its envs observed last, leaf by leaf, of shape (envs, ...).
         """
         rows = len(self.partition.envs_of(slot))
-        self._slots[slot, : self.layout.head_nbytes] = 0
+        self.slots[slot, : self.layout.head_nbytes] = 0
         self.columns.truncations[slot] = True
         for column, array in zip(self.columns.observation_arrays, observation_arrays, strict=True):
             column[slot, :rows] = array
@@ -203,10 +208,6 @@ class Exchange:
     def spread(self, value: Any = None) -> Any:
         """Send a Python object of the root to these ranks, pickled, right after an order: for what happens rarely."""
         return self.messages.spread(value)
-
-    def destination(self, block: Block, slots: slice) -> "Destination":
-        """Prepare a block for having slots laid into its rows; `slots` are their columns in its `step_s`."""
-        return Destination(self, block, slots)
 
     def free(self) -> None:
         """Give back what the messages hold."""
@@ -300,43 +301,3 @@ class Exchanges:
         # Of communicators that shrink nobody knows whether all ranks are there to free them together.
         for comm in () if self._is_surviving else (self.control, *self._comms):
             comm.Free()
-
-
-class Destination:
-    """A block seen as the slots are: a few strided copies, however many ranks and envs.
-
-    Observations are laid at once, since a policy waits for them.  Of a step's results only the heads of the slots
-    are kept, in one copy; `unpack` makes columns of them for many steps at a time.
-    """
-
-    def __init__(self, exchange: Exchange, block: Block, slots: slice):
-        layout, runs = exchange.layout, exchange.partition.runs
-        self.block, self._slots = block, slots
-        self._slot_heads = exchange._slots[:, : layout.head_nbytes]
-        self._heads = np.zeros((block.num_rows, *self._slot_heads.shape), np.uint8)
-        step_s, *_ = layout.header(self._heads.reshape(-1, layout.head_nbytes))
-        self._step_s = step_s.reshape(block.num_rows, exchange.partition.num_ranks)
-        self._observations = [
-            (target, part[run.ranks, : run.envs_per_rank])
-            for array, part in zip(block.observation_arrays, exchange.columns.observation_arrays, strict=True)
-            for run, target in zip(runs, split_by_rank(array, exchange.partition), strict=True)
-        ]
-        self._results = [
-            (target, part[:, run.ranks, : run.envs_per_rank])
-            for array, part in zip(block.results, layout.results(self._heads), strict=True)
-            for run, target in zip(runs, split_by_rank(array, exchange.partition), strict=True)
-        ]
-
-    def lay_observations(self, row: int) -> None:
-        for target, source in self._observations:
-            target[row] = source
-
-    def lay_results(self, row: int) -> None:
-        self._heads[row] = self._slot_heads
-
-    def unpack(self, start: int, stop: int) -> None:
-        """Make columns of the results of rows start to stop."""
-        rows = slice(start, stop)
-        self.block.step_s[rows, self._slots] = self._step_s[rows]
-        for target, source in self._results:
-            target[rows] = source[rows]

@@ -45,8 +45,6 @@ def is_crowded(ranks: Sequence[tuple[str, set[int], float | None]]) -> bool:
 class Spinning:
     """MPI's own waits."""
 
-    sleeps = False
-
     def one(self, request: Any) -> None:
         request.Wait()
 
@@ -72,8 +70,6 @@ class Sleeping:
     Longer sleeps do not save time: of 64 ranks on two cores all waits get longer by what each looks too late, and with
     these the sleeps.  Shares of 0.9 and 0.1 gave 0.6 of the rate of these (2026-11-21, envs that sleep 5 ms).
     """
-
-    sleeps = True
 
     def __init__(self):
         self._waited_s = deque([0.0], NUM_REMEMBERED)

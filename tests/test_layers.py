@@ -13,7 +13,7 @@ LAYERS = """
 errors
 deadline cores partition layout seeding timing infos actions config options status interrupts guard
 policy
-mpi waiting messages shrink exchange
+mpi waiting messages shrink exchange destination
 envs.outputs envs.inputs envs.time_limits envs.faults envs.members envs.loop envs.restoring envs.bare envs.timed envs
 watchdog slices worker driver vector_env assembly connection sb3 examples.train_ppo
 limit tally collector losses catchup
