@@ -192,7 +192,8 @@ def cut(content: bytes) -> list[bytes]:
 
 
 def test_a_truncated_file_is_refused(job: Job, complete: Path):
-    all_refused(job, cut(complete.read_bytes()), "cut.h5")
+    for said in all_refused(job, cut(complete.read_bytes()), "cut.h5"):
+        assert "is not a readable HDF5 file" in said
 
 
 def test_a_truncated_part_is_refused(job: Job):
@@ -204,7 +205,8 @@ def test_a_truncated_part_is_refused(job: Job):
     writer.drain()
     content = (job.folder / "run.h5.part").read_bytes()
     writer.discard()
-    all_refused(job, cut(content), "cut.h5.part")
+    for said in all_refused(job, cut(content), "cut.h5.part"):
+        assert "is not a readable HDF5 file" in said
 
 
 def test_a_finished_file_that_was_not_complete_can_be_told(job: Job):
