@@ -16,8 +16,8 @@ import h5py
 
 from mpi_rollout.compare.comparison import Comparison, differences
 from mpi_rollout.compare.samples import Sample, Samples, Skip
-from mpi_rollout.errors import DataError, UsageError
-from mpi_rollout.scaling.tables import add_table, check_version, facts_of, opened, replaced, rows_of, told_facts
+from mpi_rollout.errors import UsageError
+from mpi_rollout.scaling.tables import add_table, check_format, facts_of, opened, replaced, rows_of, told_facts
 
 FORMAT, FORMAT_VERSION = "mpi_rollout-compare", 1
 TABLES = {"turns": Sample, "skips": Skip}
@@ -69,11 +69,7 @@ def read_comparison(path: str) -> ComparisonFile:
         It is not one, or of a version that this program does not know.
     """
     with opened(path, "comparison") as file:
-        found = file.attrs.get("format")
-        if found != FORMAT:
-            what = f", but of format {found!r}" if found else ""
-            raise DataError(f"{path} is no comparison of mpi_rollout{what}; move it away or use another --out")
-        check_version(path, file.attrs, FORMAT_VERSION)
+        check_format(path, file.attrs, "comparison", FORMAT, FORMAT_VERSION)
         return _read(file)
 
 

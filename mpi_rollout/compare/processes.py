@@ -20,7 +20,6 @@ from mpi_rollout.scaling.jobs import LOOK_EVERY_S, JobFailed, Stop, tail
 
 ENDING_S = 3.0
 KILLING_S = 30.0
-STOPPED = "the comparison was"
 MARK = "MPI_ROLLOUT_COMPARISON"  # In the environment of all that is started, and so of all that that starts.
 
 
@@ -120,7 +119,7 @@ class Processes:
         """Wait for the answer for some seconds; tell whether there is one."""
         source = self._connection or self._socket
         ready = select.select([source, self._end], [], [], seconds)[0]
-        self._stop.check(STOPPED)
+        self._stop.check()
         if source in ready:
             if self._connection is not None:
                 return True

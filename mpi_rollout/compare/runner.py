@@ -11,17 +11,16 @@ from mpi_rollout.compare.comparison import Comparison, Point
 from mpi_rollout.compare.estimate import probe, told_plan
 from mpi_rollout.compare.facts import facts_now
 from mpi_rollout.compare.file import ComparisonFile, check_same_comparison, read_comparison
-from mpi_rollout.compare.processes import STOPPED, Processes, leaving_nothing_behind
+from mpi_rollout.compare.processes import Processes, leaving_nothing_behind
 from mpi_rollout.compare.samples import Samples, Skip
 from mpi_rollout.compare.systems import System, reason_to_skip
 from mpi_rollout.errors import Interrupted, RolloutError
 from mpi_rollout.scaling.jobs import (
     JobFailed,
     Stop,
-    check_launcher,
     check_seconds,
-    default_launcher,
     stopping_on_signals,
+    usable_launcher,
 )
 from mpi_rollout.scaling.workplace import claimed, now, origin, tell
 from mpi_rollout.storage.output import check_folder
@@ -53,7 +52,7 @@ def compare(comparison: Comparison, out: str, timeout_s: float, dry_run: bool = 
         return 0
     check_folder(out)
     launcher = _launcher(comparison)
-    with claimed(out) as folder, leaving_nothing_behind() as mark, stopping_on_signals() as stop:
+    with claimed(out) as folder, leaving_nothing_behind() as mark, stopping_on_signals("the comparison") as stop:
         start = partial(
             Processes, num_cores=comparison.num_cores, launcher=launcher, folder=folder, mark=mark,
             timeout_s=timeout_s, stop=stop,
@@ -70,9 +69,7 @@ def _launcher(comparison: Comparison) -> list[str]:
     """What starts ranks, if any are to be started."""
     if not any(system.is_ours for system in comparison.all_systems.values()):
         return []
-    found = shlex.split(comparison.launcher or default_launcher())
-    check_launcher(found[0])
-    return found
+    return shlex.split(usable_launcher(comparison.launcher))
 
 
 def _open(comparison: Comparison, out: str) -> ComparisonFile:
@@ -114,7 +111,7 @@ class Runner:
 
     def _measure(self, point: Point, place: str) -> None:
         """All turns at one point that are not taken yet."""
-        self._stop.check(STOPPED)
+        self._stop.check()
         left = self._left(point)
         if not left:
             return

@@ -16,9 +16,10 @@ from typing import Any
 import h5py
 
 from mpi_rollout.errors import DataError, UsageError
+from mpi_rollout.scaling import tables
 from mpi_rollout.scaling.samples import Job, Part, Rank, Samples
 from mpi_rollout.scaling.study import Study, differences
-from mpi_rollout.scaling.tables import add_table, check_version, facts_of, opened, replaced, rows_of, told_facts
+from mpi_rollout.scaling.tables import add_table, facts_of, opened, replaced, rows_of, told_facts
 
 FORMAT, FORMAT_VERSION = "mpi_rollout-scaling", 1
 TABLES = {"jobs": Job, "ranks": Rank, "parts": Part}
@@ -96,12 +97,9 @@ def check_format(path: str, attributes: Any) -> None:
     DataError
         The message says what it is, if that is known, and what to do with it.
     """
-    found = attributes.get("format")
-    if found == "mpi_rollout":
+    if attributes.get("format") == "mpi_rollout":
         raise DataError(f"{path} is a rollout, not a study; `python -m mpi_rollout inspect {path} --plot PNG` draws it")
-    if found != FORMAT:
-        raise DataError(f"{path} is no study of mpi_rollout" + (f", but of format {found!r}" if found else ""))
-    check_version(path, attributes, FORMAT_VERSION)
+    tables.check_format(path, attributes, "study", FORMAT, FORMAT_VERSION)
 
 
 def check_same_study(path: str, stored: StudyFile, study: Study, facts: dict[str, Any]) -> None:

@@ -4,6 +4,7 @@ import json
 import math
 import os
 import select
+import shlex
 import shutil
 import signal
 import subprocess
@@ -66,6 +67,27 @@ def check_launcher(program: str) -> None:
         )
 
 
+def usable_launcher(given: str) -> str:
+    """The launcher that was named, else the one there is, when it is known that it can be started.
+
+    Raises
+    ------
+    LaunchError
+        It cannot.
+    """
+    launcher = given or default_launcher()
+    check_launcher(shlex.split(launcher)[0])
+    return launcher
+
+
+def told_launcher(given: str) -> str:
+    """The same for printing commands: where there is no mpirun, its name will do."""
+    try:
+        return given or default_launcher()
+    except LaunchError:
+        return "mpirun"
+
+
 def check_seconds(option: str, seconds: float) -> None:
     """Raise UsageError if an option is no length of time."""
     if not 0 < seconds < math.inf:
@@ -73,20 +95,21 @@ def check_seconds(option: str, seconds: float) -> None:
 
 
 class Stop:
-    """Whether somebody asked us to stop: `number` is the signal, or 0."""
+    """Whether somebody asked us to stop `what`: `number` is the signal, or 0."""
 
-    def __init__(self):
-        self.number = 0
+    def __init__(self, what: str = "the study"):
+        self.what, self.number = what, 0
 
-    def check(self, what: str) -> None:
+    def check(self) -> None:
+        """Raise Interrupted if somebody did."""
         if self.number:
-            raise Interrupted(f"{what} stopped by {signal.Signals(self.number).name}")
+            raise Interrupted(f"{self.what} was stopped by {signal.Signals(self.number).name}")
 
 
 @contextmanager
-def stopping_on_signals() -> Iterator[Stop]:
+def stopping_on_signals(what: str = "the study") -> Iterator[Stop]:
     """Note SIGINT, SIGTERM and SIGUSR1 instead of dying of them."""
-    stop = Stop()
+    stop = Stop(what)
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
     def note(number: int, _frame: Any) -> None:
@@ -103,7 +126,8 @@ def stopping_on_signals() -> Iterator[Stop]:
 def run_job(command: list[str], folder: Path, timeout_s: float, stop: Stop) -> dict[str, Any]:
     """Run a command to its end; return the summary that it printed as a line of JSON.
 
-    Its output goes to files, not pipes: what outlives a launcher that was killed would keep those open.
+    Its output goes to files, not pipes: what outlives a launcher that was killed would keep those open.  Whatever
+    becomes of it, the folder is empty afterwards.
 
     Raises
     ------
@@ -112,6 +136,15 @@ def run_job(command: list[str], folder: Path, timeout_s: float, stop: Stop) -> d
     Interrupted
         Somebody asked us to stop; the job was ended.
     """
+    stop.check()
+    try:
+        return _run(command, folder, timeout_s, stop)
+    finally:
+        for each in folder.iterdir():
+            each.unlink(missing_ok=True)
+
+
+def _run(command: list[str], folder: Path, timeout_s: float, stop: Stop) -> dict[str, Any]:
     out, err = folder / "stdout", folder / "stderr"
     with out.open("w") as out_file, err.open("w") as err_file:
         process = subprocess.Popen(
@@ -122,11 +155,11 @@ def run_job(command: list[str], folder: Path, timeout_s: float, stop: Stop) -> d
     finally:
         _end(process)
     told = err.read_text(errors="replace")
-    stop.check("the study was")
+    stop.check()
     if not ended:
         raise JobFailed(f"did not end within {timeout_s:g} s" + tail(told))
     if process.returncode == Interrupted.exit_code:  # Somebody stopped the job, or its batch job's time is over.
-        raise Interrupted(f"the study was stopped with its job{tail(told)}")
+        raise Interrupted(f"{stop.what} was stopped with its job{tail(told)}")
     if process.returncode:
         code = process.returncode
         how = f"exit code {code}" if code > 0 else f"ended by {signal.Signals(-code).name}"

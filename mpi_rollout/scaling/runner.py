@@ -15,11 +15,11 @@ from mpi_rollout.scaling.file import StudyFile, check_same_study, read_study
 from mpi_rollout.scaling.jobs import (
     JobFailed,
     Stop,
-    check_launcher,
     check_seconds,
-    default_launcher,
     run_job,
     stopping_on_signals,
+    told_launcher,
+    usable_launcher,
 )
 from mpi_rollout.scaling.machine import machine_facts
 from mpi_rollout.scaling.samples import Samples
@@ -63,11 +63,10 @@ def measure(study: Study, out: str, timeout_s: float, dry_run: bool = False) -> 
     """
     check_seconds("--timeout-s", timeout_s)
     if dry_run:
-        print("\n".join(commands(study, out, study.launcher or launcher_if_any())))
+        print("\n".join(commands(study, out, told_launcher(study.launcher))))
         return 0
     check_folder(out)
-    launcher = study.launcher or default_launcher()
-    check_launcher(shlex.split(launcher)[0])
+    launcher = usable_launcher(study.launcher)
     with claimed(out) as folder, stopping_on_signals() as stop:
         file = _open(study, out)
         file = Runner(file, out, folder, launcher, timeout_s, stop).run()
@@ -75,14 +74,6 @@ def measure(study: Study, out: str, timeout_s: float, dry_run: bool = False) -> 
     if file.samples.num_failed:
         raise RolloutError(f"{file.samples.num_failed} of {len(file.samples.jobs)} jobs failed; {out} has their errors")
     return 0
-
-
-def launcher_if_any() -> str:
-    """For printing commands: without an mpirun its name will do."""
-    try:
-        return default_launcher()
-    except RolloutError:
-        return "mpirun"
 
 
 def _warm_up(study: Study) -> Point:
@@ -153,11 +144,6 @@ class Runner:
         tell(f"job {len(found.jobs)} of {total}: {point}: {told}")
 
     def _job(self, point: Point) -> dict:
-        self._stop.check("the study was")
         out = _job_out(self._folder, point)
         command = self.study.command(self._launcher, sys.executable, point.num_ranks, str(out))
-        try:
-            return run_job(command, self._folder, self._timeout_s, self._stop)
-        finally:
-            for each in self._folder.iterdir():
-                each.unlink(missing_ok=True)
+        return run_job(command, self._folder, self._timeout_s, self._stop)

@@ -67,8 +67,12 @@ def format_of(path: str) -> str | None:
     return None
 
 
-def check_version(path: str, attributes: Mapping[str, Any], known: int) -> None:
-    """Raise DataError if a file is of another version of its format."""
+def check_format(path: str, attributes: Mapping[str, Any], what: str, known_format: str, known: int) -> None:
+    """Raise DataError if a file is no `what`, or one of a version that this program does not know."""
+    found = attributes.get("format")
+    if found != known_format:
+        is_of = f", but of format {found!r}" if found else ""
+        raise DataError(f"{path} is no {what} of mpi_rollout{is_of}; move it away or use another --out")
     version = attributes.get("format_version")
     if version != known:
         raise DataError(f"{path} has format version {version}, this program knows {known}")

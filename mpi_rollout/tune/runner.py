@@ -20,14 +20,13 @@ from mpi_rollout.scaling.env_probe import EnvFigures, probe_env
 from mpi_rollout.scaling.jobs import (
     JobFailed,
     Stop,
-    check_launcher,
     check_seconds,
-    default_launcher,
     run_job,
     stopping_on_signals,
+    told_launcher,
+    usable_launcher,
 )
 from mpi_rollout.scaling.machine import cpu_model, free_memory
-from mpi_rollout.scaling.runner import launcher_if_any
 from mpi_rollout.scaling.study import arguments_of, in_order
 from mpi_rollout.scaling.workplace import tell
 from mpi_rollout.tune import report
@@ -125,10 +124,8 @@ def tune(tuning: Tuning, dry_run: bool = False) -> int:
     UsageError, EnvError, StorageError, LaunchError
         There is no such env, it fails by itself, or there is no way to start jobs or to write here.
     """
-    launcher = tuning.launcher or (launcher_if_any() if dry_run else default_launcher())
-    if not dry_run:
-        check_launcher(shlex.split(launcher)[0])
-    with _folder() as folder, stopping_on_signals() as stop:
+    launcher = (told_launcher if dry_run else usable_launcher)(tuning.launcher)
+    with _folder() as folder, stopping_on_signals("tuning") as stop:
         tuner = _Tuner(tuning, Path(folder), launcher, stop)
         tuner.measure_env()
         if dry_run:
@@ -247,12 +244,7 @@ class _Tuner:
         return [*start, "run", *arguments_of(config)]
 
     def _job(self, config: RolloutConfig, candidate: Candidate) -> dict[str, Any]:
-        self._stop.check("tuning was")
-        try:
-            return run_job(self._command(config, candidate), self._folder, self._tuning.timeout_s, self._stop)
-        finally:
-            for each in self._folder.iterdir():
-                each.unlink(missing_ok=True)
+        return run_job(self._command(config, candidate), self._folder, self._tuning.timeout_s, self._stop)
 
 
 def _told(trial: Trial) -> str:

@@ -15,12 +15,12 @@ from typing import Any
 
 import h5py
 
-from mpi_rollout.errors import DataError, UsageError
+from mpi_rollout.errors import UsageError
 from mpi_rollout.scaling.model import Constants
 from mpi_rollout.scaling.samples import Job
 from mpi_rollout.scaling.sim.constants import Known
 from mpi_rollout.scaling.sim.question import Envs, Setting, Simulation
-from mpi_rollout.scaling.tables import add_table, check_version, facts_of, opened, replaced, rows_of
+from mpi_rollout.scaling.tables import add_table, check_format, facts_of, opened, replaced, rows_of
 
 FORMAT, FORMAT_VERSION = "mpi_rollout-simulation", 1
 
@@ -85,15 +85,8 @@ def read_simulation(path: str) -> SimulationFile:
         It is not one, or of a version that this program does not know.
     """
     with opened(path, "simulation") as file:
-        _check_format(path, file.attrs)
+        check_format(path, file.attrs, "simulation", FORMAT, FORMAT_VERSION)
         return _read(file)
-
-
-def _check_format(path: str, attributes: Any) -> None:
-    found = attributes.get("format")
-    if found != FORMAT:
-        raise DataError(f"{path} is no simulation of mpi_rollout" + (f", but of format {found!r}" if found else ""))
-    check_version(path, attributes, FORMAT_VERSION)
 
 
 def _read(file: h5py.File) -> SimulationFile:

@@ -13,14 +13,13 @@ from mpi_rollout.scaling.env_probe import probe_env
 from mpi_rollout.scaling.jobs import (
     JobFailed,
     Stop,
-    check_launcher,
     check_seconds,
-    default_launcher,
     run_job,
     stopping_on_signals,
+    told_launcher,
+    usable_launcher,
 )
 from mpi_rollout.scaling.machine import machine_facts
-from mpi_rollout.scaling.runner import launcher_if_any
 from mpi_rollout.scaling.samples import Samples
 from mpi_rollout.scaling.sim import report
 from mpi_rollout.scaling.sim.analysis import Check, CurveRow, SimulationAnalysis
@@ -50,9 +49,7 @@ def simulate(question: Simulation, out: str, timeout_s: float, dry_run: bool = F
         return 0
     check_folder(out)
     has_jobs = bool(question.check) or question.constants_from == MEASURED
-    launcher = (question.launcher or default_launcher()) if has_jobs else ""
-    if has_jobs:
-        check_launcher(shlex.split(launcher)[0])
+    launcher = usable_launcher(question.launcher) if has_jobs else ""
     with claimed(out) as folder, stopping_on_signals() as stop:
         file = _open(question, out, folder, timeout_s, stop)
         file = _Runner(file, out, folder, launcher, timeout_s, stop).run()
@@ -64,7 +61,7 @@ def commands(question: Simulation, out: str) -> list[str]:
     """The commands of all jobs, as a shell would take them."""
     if question.envs is None:
         raise UsageError("--dry-run prints the jobs of given envs, got --env; give --env-step-s and --obs-bytes")
-    launcher = question.launcher or launcher_if_any()
+    launcher = told_launcher(question.launcher)
     return [
         shlex.join(question.command(launcher, sys.executable, setting, f"{out}.job/{place}.h5"))
         for place, setting in enumerate(question.settings(question.envs))
@@ -153,11 +150,6 @@ class _Runner:
         self.file.write(self._out, now(), words, curves=(CurveRow, rows), checks=(Check, analysis.checks))
 
     def _job(self, setting: Setting) -> dict[str, Any]:
-        self._stop.check("the study was")
         out = self._folder / f"{len(self.file.samples)}.h5"
         command = self.file.question.command(self._launcher, sys.executable, setting, str(out))
-        try:
-            return run_job(command, self._folder, self._timeout_s, self._stop)
-        finally:
-            for each in self._folder.iterdir():
-                each.unlink(missing_ok=True)
+        return run_job(command, self._folder, self._timeout_s, self._stop)
