@@ -66,7 +66,8 @@ def dying(after: dict[int, int], how: str = "kill", image: bool = False, num_env
 @once
 def undisturbed(factory: str, num_envs: int, num_steps: int, folder: Path) -> dict[str, np.ndarray]:
     arguments = ("--num-envs", str(num_envs), "--num-steps", str(num_steps), "--progress", "none")
-    return datasets(Job(folder).collect(None, "--env-factory", factory, *arguments, out=f"{factory}-{num_envs}.h5"))
+    out = f"{factory}-{num_envs}-{num_steps}.h5"
+    return datasets(Job(folder).collect(None, "--env-factory", factory, *arguments, out=out))
 
 
 @pytest.fixture(scope="session")
