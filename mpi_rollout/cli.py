@@ -12,9 +12,8 @@ from mpi_rollout.compare.command import add_compare
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.errors import RolloutError, UsageError
 from mpi_rollout.mpi import claimed_rank, share_refusal, with_stacks
-from mpi_rollout.options import add_option, ranks_list
-from mpi_rollout.scaling.sim.options import add_sim
-from mpi_rollout.scaling.study import RUN_OPTIONS, Study
+from mpi_rollout.options import add_option
+from mpi_rollout.scaling.options import add_scaling
 from mpi_rollout.tune.options import add_tune
 
 COMMANDS = ("run", "inspect", "verify", "recover", "scaling", "compare", "tune", "plot", "doctor")
@@ -81,39 +80,6 @@ def make_parser() -> Parser:
     return parser
 
 
-def add_scaling(commands: Any) -> None:
-    """Add `scaling strong` and `weak`, with their own options and those of a run that they are made of, and `sim`."""
-    scaling = commands.add_parser("scaling", help="measure how much faster more ranks are; starts mpirun by itself")
-    kinds = scaling.add_subparsers(required=True, metavar="strong|weak|sim")
-    own = (
-        (
-            "--ranks",
-            ranks_list,
-            "1,2,4,8",
-            "numbers of ranks; the base case is measured on 1, which is always among them",
-        ),
-        ("--repeats", int, 5, "jobs of each number of ranks"),
-        ("--order-seed", int, 0, "of the random order of the jobs"),
-        ("--timeout-s", float, 600.0, "end a job that takes longer; it is kept as failed"),
-        ("--launcher", str, "", "what starts the ranks, up to -n, such as 'srun --mpi=pmix' (default: mpirun)"),
-    )
-    for kind, size in (("strong", "--num-envs"), ("weak", "--envs-per-rank")):
-        of = "over all ranks, the same on any number of ranks" if kind == "strong" else "on each rank"
-        parser = kinds.add_parser(kind, help=f"{size}: envs {of}", allow_abbrev=False)
-        for name, reader, default, help_text in own:
-            told = help_text + f" (default: {default})" * (default != "")
-            parser.add_argument(name, type=reader, default=default, help=told)
-        parser.add_argument(size, dest="size", type=int, default=64, metavar="N", help=f"envs {of} (default: 64)")
-        parser.add_argument("--out", default=f"results/{kind}.h5", metavar="FILE", help="file of the study; if it was "
-                            f"interrupted there, it is continued (default: results/{kind}.h5)")  # fmt: skip
-        parser.add_argument("--dry-run", action="store_true", help="print the commands, start none")
-        for each in fields(RolloutConfig):
-            if each.name in RUN_OPTIONS:
-                add_option(parser, each)
-        parser.set_defaults(command=scaling_command, kind=kind)
-    add_sim(kinds)
-
-
 def add_plot(commands: Any) -> None:
     plot = commands.add_parser(
         "plot", help="draw studies and comparisons: a PNG and an SVG beside each file (needs the extra `plots`)"
@@ -166,15 +132,6 @@ def inspect_command(options: argparse.Namespace) -> int:
 
     print("\n".join(inspect(options.file, options.json, options.plot)))
     return 0
-
-
-def scaling_command(options: argparse.Namespace) -> int:
-    from mpi_rollout.scaling.runner import measure
-
-    run = {name: getattr(options, name) for name in RUN_OPTIONS}
-    names = ("kind", "ranks", "size", "repeats", "order_seed")
-    study = Study(*(getattr(options, name) for name in names), run, options.launcher.strip())
-    return measure(study, options.out, options.timeout_s, options.dry_run)
 
 
 def plot_command(options: argparse.Namespace) -> int:

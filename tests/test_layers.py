@@ -25,10 +25,10 @@ plots inspection replay durability
 doctor.findings doctor.probe doctor.launch doctor.rank doctor.ranks doctor.world
 doctor.folder doctor.leftovers doctor.local doctor
 scaling.tables scaling.study scaling.machine scaling.jobs scaling.workplace scaling.samples scaling.file
-scaling.statistics scaling.analysis scaling.report scaling.figures scaling.runner
+scaling.statistics scaling.analysis scaling.report scaling.figures scaling.parts scaling.runner
 scaling.model scaling.sleeping scaling.env_probe
 scaling.sim.question scaling.sim.constants scaling.sim.file scaling.sim.fitting scaling.sim.analysis
-scaling.sim.report scaling.sim.figures scaling.sim.runner scaling.sim.options scaling.sim scaling
+scaling.sim.report scaling.sim.figures scaling.sim.runner scaling.sim.options scaling.sim scaling.options scaling
 compare.systems compare.pool compare.steppers compare.makers compare.recording compare.process compare.processes
 compare.comparison compare.samples compare.facts compare.file compare.analysis compare.report compare.figures
 compare.estimate compare.runner compare compare.command

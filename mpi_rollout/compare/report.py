@@ -33,7 +33,7 @@ def title(file: ComparisonFile) -> str:
     comparison = file.comparison
     return (
         f"env steps per second with {_envs(comparison.num_envs)}, {comparison.repeats} turns of "
-        f"{comparison.window_s:g} s each: {machine(file)}, {file.origin['started'][:10]}"
+        f"{comparison.window_s:g} s each: {machine(file.origin['host'], file.facts)}, {file.origin['started'][:10]}"
     )
 
 

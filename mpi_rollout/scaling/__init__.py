@@ -7,6 +7,7 @@ samples     what jobs gave                                 figures     as pictur
 tables      rows of dataclasses in HDF5, whole files
 file        all of that in HDF5
 runner      does the study
+parts       puts one together that was done in parts
 workplace   the folder that a study has to itself
 
 model       what a step costs on any number of ranks       env_probe   one env, measured by itself

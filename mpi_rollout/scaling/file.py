@@ -110,8 +110,7 @@ def check_same_study(path: str, stored: StudyFile, study: Study, facts: dict[str
     UsageError
         The message says what differs.
     """
-    differing = differences(asdict(stored.study) | {"num_ranks": list(stored.study.num_ranks)}, study)
-    differing += told_facts(stored.facts, facts)
+    differing = differences(stored.study, study) + told_facts(stored.facts, facts)
     if differing:
         raise UsageError(
             f"--out {path}: it is of another study: {'; '.join(differing)}; give the same to continue it, "

@@ -1,6 +1,7 @@
 """What a measurement depends on besides its options: the machine and the program."""
 
 import importlib.metadata
+import os
 import platform
 import re
 import subprocess
@@ -16,10 +17,19 @@ def machine_facts() -> dict[str, str | int]:
     """What must stay the same for samples to belong to one study, by name."""
     return {
         "cpu_model": cpu_model(),
-        "num_cores": num_usable_cores(),
+        "num_cores": _num_cores(),
         "versions": ", ".join(f"{name} {version}" for name, version in (versions() | mpi4py_version()).items()),
         "commit": commit(),
     }
+
+
+def _num_cores() -> int:
+    """Of this machine as far as it is ours.
+
+    In a batch job all of the node's: what a job is allotted of them is another number each time, and no fact of the
+    machine.  What ranks may run on is told by themselves.
+    """
+    return os.cpu_count() or 1 if "SLURM_JOB_ID" in os.environ else num_usable_cores()
 
 
 def mpi4py_version() -> dict[str, str]:

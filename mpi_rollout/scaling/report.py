@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from mpi_rollout.scaling.analysis import Analysis, PointFigures
 from mpi_rollout.scaling.file import StudyFile
@@ -44,16 +45,23 @@ def title(file: StudyFile) -> str:
     size = f"{study.size:,} envs in all" if study.kind == "strong" else f"{study.size:,} envs per rank"
     libraries = dict.fromkeys(job.mpi_library for job in samples.jobs if job.mpi_library)
     return (
-        f"{study.kind} scaling of {study.env_name}, {size}, {study.run['num_steps']:,} steps a job: {machine(file)}, "
+        f"{study.kind} scaling of {study.env_name}, {size}, {study.run['num_steps']:,} steps a job: "
+        f"{machine(hosts(file), file.facts)}, "
         + "".join(f"{library}, " for library in libraries)
         + file.origin["started"][:10]
     )
 
 
-def machine(file: StudyFile) -> str:
+def machine(host: str, facts: dict[str, Any]) -> str:
     """Host, processor and cores."""
-    cores = file.facts["num_cores"]
-    return f"{file.origin['host']} ({file.facts['cpu_model']}, {cores} core{'s' * (cores > 1)})"
+    cores = facts["num_cores"]
+    return f"{host} ({facts['cpu_model']}, {cores} core{'s' * (cores > 1)})"
+
+
+def hosts(file: StudyFile) -> str:
+    """Where its jobs ran."""
+    used = {host for job in file.samples.jobs for host in job.hosts.split(", ") if host}
+    return f"{len(used)} hosts such as {min(used)}" if len(used) > 1 else min(used, default=file.origin["host"])
 
 
 def _base(file: StudyFile, analysis: Analysis) -> str:

@@ -4,14 +4,14 @@ A study is one job after the other, each started as a person would start it, by 
 `--dry-run` prints.  This process only waits meanwhile.  It starts no MPI, so it runs where mpirun runs.
 """
 
-import os
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 
-from mpi_rollout.errors import Interrupted, RolloutError, UsageError
+from mpi_rollout.errors import Interrupted, UsageError
 from mpi_rollout.scaling import report
-from mpi_rollout.scaling.file import StudyFile, check_same_study, read_study
+from mpi_rollout.scaling.file import StudyFile, check_same_study
 from mpi_rollout.scaling.jobs import (
     JobFailed,
     Stop,
@@ -22,7 +22,8 @@ from mpi_rollout.scaling.jobs import (
     usable_launcher,
 )
 from mpi_rollout.scaling.machine import machine_facts
-from mpi_rollout.scaling.samples import Samples
+from mpi_rollout.scaling.parts import check_failures, gathered, make_folder, part_of
+from mpi_rollout.scaling.samples import Samples, joined
 from mpi_rollout.scaling.study import Point, Study
 from mpi_rollout.scaling.workplace import claimed, job_folder, now, origin, tell
 from mpi_rollout.storage.output import check_folder
@@ -30,12 +31,20 @@ from mpi_rollout.storage.output import check_folder
 WARM_UP = -1
 
 
-def commands(study: Study, out: str, launcher: str) -> list[str]:
-    """The commands of a study as a shell would take them: the warm-up, then all jobs in their order."""
-    points = [_warm_up(study), *study.order()]
+def commands(study: Study, out: str, only: int | None) -> list[str]:
+    """The commands of what is left of a study as a shell would take them: the warm-up, then the jobs in their order."""
+    stored = gathered(out)
+    done = stored.samples.points if stored else set()
+    if stored:
+        # Asked where a batch job is not: neither the launcher nor the machine is that of the jobs.
+        check_same_study(
+            out, replace(stored, study=replace(stored.study, launcher=study.launcher)), study, stored.facts
+        )
+    left = [point for point in _order(study, only) if point not in done]
+    launcher, folder = told_launcher(study.launcher), job_folder(_file_of(out, only))
     return [
-        shlex.join(study.command(launcher, sys.executable, point.num_ranks, str(_job_out(job_folder(out), point))))
-        for point in points
+        shlex.join(study.command(launcher, sys.executable, point.num_ranks, str(_job_out(folder, point))))
+        for point in ([_warm_up(left)] if left else []) + left
     ]
 
 
@@ -44,13 +53,25 @@ def _job_out(folder: Path, point: Point) -> Path:
     return folder / f"{point.num_ranks}-{'warm-up' if point.repeat == WARM_UP else point.repeat}.h5"
 
 
-def measure(study: Study, out: str, timeout_s: float, dry_run: bool = False) -> int:
+def _file_of(out: str, only: int | None) -> str:
+    return out if only is None else part_of(out, only)
+
+
+def _order(study: Study, only: int | None) -> list[Point]:
+    return [point for point in study.order() if only in (None, point.num_ranks)]
+
+
+def measure(study: Study, out: str, timeout_s: float, dry_run: bool = False, only: int | None = None) -> int:
     """Do a study, or what is left of it; print what it shows; return the exit code.
 
     Parameters
     ----------
     timeout_s
         Of one job.
+    dry_run
+        Print the commands of what is left instead.
+    only
+        Do only the jobs of this number of ranks, into a file of their own; `parts.gather` puts such files together.
 
     Raises
     ------
@@ -62,51 +83,55 @@ def measure(study: Study, out: str, timeout_s: float, dry_run: bool = False) -> 
         There is something else in the file's place, or no launcher, or no way to write.
     """
     check_seconds("--timeout-s", timeout_s)
+    if only not in (None, *study.num_ranks):
+        raise UsageError(f"--only must be one of --ranks ({', '.join(map(str, study.num_ranks))}), got {only}")
     if dry_run:
-        print("\n".join(commands(study, out, told_launcher(study.launcher))))
+        print("\n".join(commands(study, out, only)))
         return 0
     check_folder(out)
     launcher = usable_launcher(study.launcher)
-    with claimed(out) as folder, stopping_on_signals() as stop:
-        file = _open(study, out)
-        file = Runner(file, out, folder, launcher, timeout_s, stop).run()
-    print("\n".join([*report.lines(file), f"file: {out}"]))
-    if file.samples.num_failed:
-        raise RolloutError(f"{file.samples.num_failed} of {len(file.samples.jobs)} jobs failed; {out} has their errors")
-    return 0
+    path = _file_of(out, only)
+    if only is not None:
+        make_folder(path)
+    with claimed(path) as folder, stopping_on_signals() as stop:
+        file = Runner(_open(study, out, only), path, folder, launcher, timeout_s, stop, _order(study, only)).run()
+    told = report.lines(file) if only is None else [f"`scaling gather {out}` puts this file and the others together"]
+    print("\n".join([*told, f"file: {path}"]))
+    return check_failures(file, path)
 
 
-def _warm_up(study: Study) -> Point:
+def _warm_up(order: list[Point]) -> Point:
     """A job whose result is dropped: the first one finds no file in the page cache and cores that are asleep."""
-    return Point(study.num_ranks[-1], WARM_UP)
+    return Point(max(point.num_ranks for point in order), WARM_UP)
 
 
-def _open(study: Study, out: str) -> StudyFile:
+def _open(study: Study, out: str, only: int | None) -> StudyFile:
     """What there is of this study; nothing yet, if there is no file."""
-    facts = machine_facts()
-    if not os.path.lexists(out):
+    facts, stored = machine_facts(), gathered(out)
+    if stored is None:
         return StudyFile(study, facts, origin(), Samples())
-    stored = read_study(out)
     check_same_study(out, stored, study, facts)
-    return stored
+    return replace(stored, samples=joined([stored.samples], only))
 
 
 class Runner:
     """Does the jobs that are left of a study, and has the file written after each."""
 
-    def __init__(self, file: StudyFile, out: str, folder: Path, launcher: str, timeout_s: float, stop: Stop):
-        self.file, self.study = file, file.study
+    def __init__(
+        self, file: StudyFile, out: str, folder: Path, launcher: str, timeout_s: float, stop: Stop, order: list[Point]
+    ):  # fmt: skip
+        self.file, self.study, self._order = file, file.study, order
         self._out, self._folder, self._launcher, self._timeout_s, self._stop = out, folder, launcher, timeout_s, stop
 
     def run(self) -> StudyFile:
         """Do them; return the study with all samples."""
-        order = self.study.order()
+        order = self._order
         left = [point for point in order if point not in self.file.samples.points]
         if len(left) < len(order):
             tell(f"{self._out} has {len(order) - len(left)} of {len(order)} jobs already")
         try:
             if left:
-                self._warm_up()
+                self._warm_up(_warm_up(left))
             for point in left:
                 self._add(point)
         except Interrupted as error:
@@ -114,11 +139,11 @@ class Runner:
             raise Interrupted(f"{error}; {num} of {len(order)} jobs are done; the same command continues") from error
         return self.file
 
-    def _warm_up(self) -> None:
+    def _warm_up(self, warm_up: Point) -> None:
         """Also finds out whether jobs would be of another MPI library than those there are."""
         known = {job.mpi_library for job in self.file.samples.jobs if not job.error}
         try:
-            found = self._job(_warm_up(self.study))["mpi_library"]
+            found = self._job(warm_up)["mpi_library"]
             if known and found not in known:
                 raise UsageError(
                     f"--out {self._out}: it is of another study: the MPI library was {', '.join(known)}, is {found}; "
@@ -127,7 +152,7 @@ class Runner:
         except JobFailed as error:
             if error.code == UsageError.exit_code:  # What no job can do, such as an env that does not exist.
                 raise UsageError(str(error).partition(": ")[2] or str(error)) from error
-            tell(f"the warm-up, {self.study.num_ranks[-1]} ranks, failed: {str(error).splitlines()[0]}")
+            tell(f"the warm-up, {warm_up.num_ranks} ranks, failed: {str(error).splitlines()[0]}")
 
     def _add(self, point: Point) -> None:
         file, started = self.file, now()
@@ -140,8 +165,7 @@ class Runner:
             told = f"failed: {str(error).splitlines()[0]}"
         self.file = StudyFile(file.study, file.facts, file.origin, found)
         self.file.write(self._out, now())
-        total = len(self.study.num_ranks) * self.study.repeats
-        tell(f"job {len(found.jobs)} of {total}: {point}: {told}")
+        tell(f"job {len(found.jobs)} of {len(self._order)}: {point}: {told}")
 
     def _job(self, point: Point) -> dict:
         out = _job_out(self._folder, point)

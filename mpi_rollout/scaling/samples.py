@@ -1,7 +1,7 @@
 """What the jobs of a study gave, as rows of tables: nothing is summed up over jobs here."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from mpi_rollout.scaling.study import Point
@@ -130,6 +130,34 @@ class Samples:
         """These and another job, which gave no result."""
         job = Job(*point, num_envs, started, error)
         return Samples((*self.jobs, job), self.ranks, self.parts)
+
+
+def joined(parts: Sequence[Samples], num_ranks: int | None = None) -> Samples:
+    """The jobs of all in the order in which they were started, or those on `num_ranks` of them.
+
+    Of two jobs that are the same point, the first part's is taken.
+    """
+    found = {
+        job.point: (part, row)
+        for part in reversed(parts)
+        for row, job in enumerate(part.jobs)
+        if num_ranks in (None, job.num_ranks)
+    }
+    kept = sorted(found.values(), key=lambda each: each[0].jobs[each[1]].started)
+    places = {(id(part), row): place for place, (part, row) in enumerate(kept)}
+    ranks, rates = (
+        sorted(
+            (
+                replace(each, job=places[id(part), each.job])
+                for part in parts
+                for each in getattr(part, table)
+                if (id(part), each.job) in places
+            ),
+            key=lambda each: each.job,
+        )
+        for table in ("ranks", "parts")
+    )
+    return Samples(tuple(part.jobs[row] for part, row in kept), tuple(ranks), tuple(rates))
 
 
 def _phases(outcome: dict[str, Any]) -> dict[str, float]:

@@ -3,7 +3,7 @@
 import json
 import shlex
 from collections.abc import Sequence
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -142,22 +142,16 @@ def _written(value: Any) -> str:
     return json.dumps(value) if isinstance(value, dict) else str(value)
 
 
-def differences(stored: dict[str, Any], study: Study) -> list[str]:
+def differences(stored: Study, study: Study) -> list[str]:
     """What a stored study has otherwise than this one, in the words of the command line."""
-    now = {**asdict(study), "num_ranks": list(study.num_ranks)}
-    names = {"num_ranks": "--ranks", "repeats": "--repeats", "order_seed": "--order-seed", "launcher": "--launcher"}
-    found = [
-        f"{name} was {_told(stored.get(key))}, is {_told(now[key])}"
-        for key, name in {"kind": "the kind", "size": study.size_option, **names}.items()
-        if stored.get(key) != now[key]
-    ]
-    before = stored.get("run", {})
-    return found + [
-        f"{flag(key)} was {_told(before.get(key))}, is {_told(value)}"
-        for key, value in study.run.items()
-        if before.get(key) != value
-    ]
+    names = {
+        "kind": "the kind", "size": study.size_option, "num_ranks": "--ranks", "repeats": "--repeats",
+        "order_seed": "--order-seed", "launcher": "--launcher",
+    }  # fmt: skip
+    pairs = [(name, getattr(stored, key), getattr(study, key)) for key, name in names.items()]
+    pairs += [(flag(key), stored.run.get(key), value) for key, value in study.run.items()]
+    return [f"{name} was {_told(before)}, is {_told(now)}" for name, before, now in pairs if before != now]
 
 
 def _told(value: Any) -> str:
-    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)

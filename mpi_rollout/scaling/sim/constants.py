@@ -8,7 +8,7 @@ from mpi_rollout.errors import DataError
 from mpi_rollout.scaling.analysis import Analysis, PointFigures
 from mpi_rollout.scaling.file import StudyFile, read_study
 from mpi_rollout.scaling.model import Constants, exchange_parts
-from mpi_rollout.scaling.report import machine
+from mpi_rollout.scaling.report import hosts, machine
 from mpi_rollout.scaling.statistics import NoFit, non_negative
 
 
@@ -49,7 +49,10 @@ def known_from_study(path: str) -> Known:
     )
     ranks = f"1 to {points[-1].num_ranks} ranks"
     when = file.origin["started"][:10]
-    return Known(constants, f"fitted to the {file.study.kind} study {path}, {ranks} on {machine(file)}, {when}")
+    return Known(
+        constants,
+        f"fitted to the {file.study.kind} study {path}, {ranks} on {machine(hosts(file), file.facts)}, {when}",
+    )
 
 
 def _policy_s_per_env(file: StudyFile, points: list[PointFigures]) -> float:

@@ -1,0 +1,75 @@
+"""The command line of `scaling`."""
+
+import argparse
+from dataclasses import fields
+from typing import Any
+
+from mpi_rollout.config import RolloutConfig
+from mpi_rollout.options import add_option, ranks_list
+from mpi_rollout.scaling.sim.options import add_sim
+from mpi_rollout.scaling.study import RUN_OPTIONS, Study
+
+
+def add_scaling(commands: Any) -> None:
+    """Add `scaling strong` and `weak`, with their own options and those of a run; `gather`, and `sim`."""
+    scaling = commands.add_parser("scaling", help="measure how much faster more ranks are; starts mpirun by itself")
+    kinds = scaling.add_subparsers(required=True, metavar="strong|weak|gather|sim")
+    for kind, size in (("strong", "--num-envs"), ("weak", "--envs-per-rank")):
+        _add_kind(kinds, kind, size)
+    _add_gather(kinds)
+    add_sim(kinds)
+
+
+def _add_kind(kinds: Any, kind: str, size: str) -> None:
+    of = "over all ranks, the same on any number of ranks" if kind == "strong" else "on each rank"
+    parser = kinds.add_parser(kind, help=f"{size}: envs {of}", allow_abbrev=False)
+    own = (
+        (
+            "--ranks",
+            ranks_list,
+            "1,2,4,8",
+            "numbers of ranks; the base case is measured on 1, which is always among them",
+        ),
+        ("--repeats", int, 5, "jobs of each number of ranks"),
+        ("--order-seed", int, 0, "of the random order of the jobs"),
+        ("--timeout-s", float, 600.0, "end a job that takes longer; it is kept as failed"),
+        ("--launcher", str, "", "what starts the ranks, up to -n, such as 'srun --mpi=pmix' (default: mpirun)"),
+    )
+    for name, reader, default, help_text in own:
+        told = help_text + f" (default: {default})" * (default != "")
+        parser.add_argument(name, type=reader, default=default, help=told)
+    parser.add_argument(size, dest="size", type=int, default=64, metavar="N", help=f"envs {of} (default: 64)")
+    parser.add_argument("--out", default=f"results/{kind}.h5", metavar="FILE", help="file of the study; if it was "
+                        f"interrupted there, it is continued (default: results/{kind}.h5)")  # fmt: skip
+    parser.add_argument("--only", type=int, metavar="R", help="do only the jobs of R ranks, into FILE.parts, e.g. in a "
+                        "batch job of their own; `scaling gather FILE` puts such parts together")  # fmt: skip
+    parser.add_argument("--dry-run", action="store_true", help="print the commands of what is left, start none")
+    for each in fields(RolloutConfig):
+        if each.name in RUN_OPTIONS:
+            add_option(parser, each)
+    parser.set_defaults(command=scaling_command, kind=kind)
+
+
+def _add_gather(kinds: Any) -> None:
+    parser = kinds.add_parser(
+        "gather", help="put a study together that was done with --only, tell what it shows", allow_abbrev=False
+    )
+    parser.add_argument("out", metavar="FILE", help="file of the study; its parts are in FILE.parts")
+    parser.set_defaults(command=gather_command)
+
+
+def scaling_command(options: argparse.Namespace) -> int:
+    """Measure."""
+    from mpi_rollout.scaling.runner import measure  # h5py is not for --help.
+
+    run = {name: getattr(options, name) for name in RUN_OPTIONS}
+    names = ("kind", "ranks", "size", "repeats", "order_seed")
+    study = Study(*(getattr(options, name) for name in names), run, options.launcher.strip())
+    return measure(study, options.out, options.timeout_s, options.dry_run, options.only)
+
+
+def gather_command(options: argparse.Namespace) -> int:
+    """Put together."""
+    from mpi_rollout.scaling.parts import gather
+
+    return gather(options.out)
