@@ -2,7 +2,7 @@
 # What the batch scripts have in common: settings, launcher, node-local copy.  They source it; it is not submitted.
 #
 # Expects `scripts`, the folder of this file, and `script`, the name of the one that runs.  `prepare_launch` gives
-#     start     array: the command that starts a program on all ranks, up to the program
+#     start     array: the command that starts a program on ranks, up to their number (-n) and the program
 #     PYTHON    that program
 #     num_ranks
 #     advice    what to set where the launcher does not start ranks of this MPI
@@ -10,6 +10,20 @@
 
 say() { printf '%s: %s\n' "$script" "$1" >&2; }
 refuse() { say "$1"; exit 78; } # A wrong launch or configuration, as the program has it.
+
+# The value of an option among arguments, or else another: value_of --out run.h5 ARGUMENTS...
+value_of() {
+    local option=$1 found=$2
+    shift 2
+    while [ $# -gt 0 ]; do
+        case $1 in
+        "$option"=*) found=${1#"$option="} ;;
+        "$option") found=${2:-} ;;
+        esac
+        shift
+    done
+    printf '%s' "$found"
+}
 
 read_site() {
     local site=${MPI_ROLLOUT_SITE:-$scripts/site.sh}
@@ -62,7 +76,7 @@ choose_launcher() {
         refuse "nothing starts ranks of $library: srun --mpi=$plugin does not work here and there is no mpiexec; set LAUNCHER in site.sh"
     fi
     case ${start[0]##*/}:${SLURM_HET_SIZE:-1} in
-    srun:1) add_srun_options "$num_ranks" "$cpus_per_rank" ;;
+    srun:1) add_srun_options "$cpus_per_rank" ;;
     srun:*) ;; # Each component has its own.
     *:1) add_mpiexec_options "$vendor" ;;
     *) refuse "${start[0]} does not start ranks in the components of a heterogeneous job, srun --mpi=$plugin does where SLURM has that plugin" ;;
@@ -75,19 +89,17 @@ can_load() { timeout 60 srun "--mpi=$1" --overlap --nodes=1 --ntasks=1 true > /d
 
 add_srun_options() {
     # --kill-on-bad-exit: where the site has it off, the ranks wait for one that was killed until the time limit.
-    start+=("--ntasks=$1" "--cpus-per-task=$2" --kill-on-bad-exit=1 --unbuffered "--cpu-bind=${BIND:-cores}")
+    start+=("--cpus-per-task=$1" --kill-on-bad-exit=1 --unbuffered "--cpu-bind=${BIND:-cores}")
 }
 
 add_mpiexec_options() {
-    if [ -z "${LAUNCHER:-}" ]; then
-        case $1:${BIND:-cores} in
-        "Open MPI:none") start+=(--map-by slot --bind-to none) ;;
-        "Open MPI:"*) start+=(--map-by "slot:PE=$cpus_per_rank" --bind-to core) ;;
-        *:none) ;;
-        *) start+=(-bind-to "core:$cpus_per_rank") ;;
-        esac
-    fi
-    start+=(-n "$num_ranks")
+    [ -z "${LAUNCHER:-}" ] || return 0
+    case $1:${BIND:-cores} in
+    "Open MPI:none") start+=(--map-by slot --bind-to none) ;;
+    "Open MPI:"*) start+=(--map-by "slot:PE=$cpus_per_rank" --bind-to core) ;;
+    *:none) ;;
+    *) start+=(-bind-to "core:$cpus_per_rank") ;;
+    esac
 }
 
 # Thousands of ranks that import from one file system take minutes: copy the virtual environment to each node first.
@@ -118,8 +130,8 @@ start_components() {
         tasks=SLURM_NTASKS_HET_GROUP_$group cpus=SLURM_CPUS_PER_TASK_HET_GROUP_$group
         [ "$group" -eq 0 ] || start+=(:)
         start+=("--het-group=$group")
-        add_srun_options "${!tasks:-1}" "${!cpus:-1}"
-        start+=(env "OMP_NUM_THREADS=${!cpus:-1}" "OPENBLAS_NUM_THREADS=${!cpus:-1}" "MKL_NUM_THREADS=${!cpus:-1}" "$@")
+        add_srun_options "${!cpus:-1}"
+        start+=(-n "${!tasks:-1}" env "OMP_NUM_THREADS=${!cpus:-1}" "OPENBLAS_NUM_THREADS=${!cpus:-1}" "MKL_NUM_THREADS=${!cpus:-1}" "$@")
     done
 }
 
@@ -129,4 +141,5 @@ prepare_launch() {
     set_environment
     choose_launcher
     stage_environment
+    trap clean_up EXIT
 }

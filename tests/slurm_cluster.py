@@ -8,6 +8,7 @@ children of this process, which stops them by process id; they are also told to 
 """
 
 import os
+import random
 import shutil
 import socket
 import subprocess
@@ -60,7 +61,7 @@ EnforcePartLimits=ALL
 SchedulerParameters=batch_sched_delay=0,sched_interval=2,bf_interval=2,sched_min_interval=0
 SlurmdTimeout=10
 MinJobAge=3600
-# MPICH names its shared memory after job and step: numbers of killed jobs must not come again
+# MPICH names its shared memory after job and step: no numbers of killed jobs, nor of another cluster at the same time
 FirstJobId={first_job}
 KillWait=5
 InactiveLimit=0
@@ -131,7 +132,7 @@ class Cluster:
             f"NodeName={node} NodeHostname={node} NodeAddr=127.0.0.1 Port={port} CPUs=8 RealMemory=16000 State=UNKNOWN"
             for node, port in zip(NODES, ports[1:], strict=True)
         ]
-        first_job = int(time.time()) % 50_000_000 + 1
+        first_job = random.randrange(1, 50_000_000)
         (self.folder / "slurm.conf").write_text(
             CONFIGURATION.format(
                 host=socket.gethostname(), folder=self.folder, port=ports[0], first_job=first_job,
@@ -200,10 +201,10 @@ class Cluster:
         """Of all nodes, e.g. idle."""
         return self.run("sinfo", "--noheader", "--Node", "--format=%T").stdout.split()
 
-    def run(self, *command: str, **extra: str) -> subprocess.CompletedProcess:
+    def run(self, *command: str, cwd: Path | None = None, **extra: str) -> subprocess.CompletedProcess:
         """Run one of SLURM's commands on this cluster."""
         environment = self.environment | extra
-        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S)
+        return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S)
 
     def submit(self, folder: Path, *arguments: str, **extra: str) -> str:
         """`sbatch` in a folder, to which the log `log` belongs; return the job's number."""

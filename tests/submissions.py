@@ -1,12 +1,14 @@
-"""How tests submit the scripts of `slurm/`, and what they find afterwards."""
+"""How tests submit the scripts of `slurm/`, and what they find afterwards; a plugin of pytest."""
 
 import shutil
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from conftest import TESTS
 from kept import committed
-from slurm_cluster import Cluster
+from slurm_cluster import Cluster, cluster, missing
 
 from mpi_rollout.status import read_status
 
@@ -14,6 +16,15 @@ SCRIPTS = TESTS.parent / "slurm"
 VENVS = {"Open MPI": TESTS.parent / ".venv", "MPICH": TESTS.parent / ".venv-mpich"}
 # More ranks than cores: SLURM cannot bind them here, and Open MPI cannot see that they must not spin.
 HERE = "BIND=none\nexport OMPI_MCA_mpi_yield_when_idle=1 OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1\n"
+
+
+@pytest.fixture(scope="session")
+def slurm() -> Iterator[Cluster]:
+    lack = missing()
+    if lack:
+        pytest.skip(lack)
+    with cluster() as each:
+        yield each
 
 
 class Submissions:
@@ -30,9 +41,17 @@ class Submissions:
         script: str = "collect.sbatch", **extra: str,
     ) -> str:  # fmt: skip
         """Submit; return the job's number."""
-        (self.folder / "site.sh").write_text(self.site + site)
-        environment = {"MPI_ROLLOUT_SITE": f"{self.folder}/site.sh", "PYTHONPATH": f"{TESTS.parent}:{TESTS}"} | extra
+        environment = self.environment(site) | extra
         return self.slurm.submit(self.folder, *options, str(SCRIPTS / script), *arguments, **environment)
+
+    def environment(self, site: str = "") -> dict[str, str]:
+        """That of who submits, when there is a site file with this at its end."""
+        (self.folder / "site.sh").write_text(self.site + site)
+        return {"MPI_ROLLOUT_SITE": f"{self.folder}/site.sh", "PYTHONPATH": f"{TESTS.parent}:{TESTS}"}
+
+    def submit_scaling(self, *arguments: str, site: str = "") -> subprocess.CompletedProcess:
+        """Start submit_scaling.sh as on a login node."""
+        return self.slurm.run(str(SCRIPTS / "submit_scaling.sh"), *arguments, cwd=self.folder, **self.environment(site))
 
     def run(self, *arguments: str, timeout_s: float = 60.0, **more) -> tuple[str, str]:
         """Submit and wait for the end; return the job's state and exit code."""
@@ -52,12 +71,21 @@ class Submissions:
     @property
     def messages(self) -> list[str]:
         """What the program and the script say, without what SLURM and MPI add."""
-        heads = ("mpi_rollout: ", "collect.sbatch: ", "train.sbatch: ")
+        heads = ("mpi_rollout: ", "collect.sbatch: ", "train.sbatch: ", "strong_scaling.sbatch: ")
         return [line for line in self.log.splitlines() if line.startswith(heads)]
 
     @property
     def status(self) -> dict:
         return read_status(str(self.out))
+
+
+@pytest.fixture(params=[*VENVS])
+def submit(request, slurm, tmp_path) -> Iterator[Submissions]:
+    yield Submissions(slurm, tmp_path, request.param)
+    slurm.cancel_all()
+
+
+one_mpi = pytest.mark.parametrize("submit", ["MPICH"], indirect=True)
 
 
 def without_plugins(folder: Path) -> str:

@@ -1,17 +1,16 @@
-"""The batch scripts of `slurm/`, submitted by sbatch to a real SLURM of two virtual nodes."""
+"""collect.sbatch and train.sbatch, submitted by sbatch to a real SLURM of two virtual nodes."""
 
 import json
 import shutil
 import subprocess
-from collections.abc import Iterator
 
 import h5py
 import numpy as np
 import pytest
 from conftest import TESTS, WHOLE, Job, assert_same_bytes, datasets
 from kept import committed
-from slurm_cluster import NODES, Cluster, cluster, missing
-from submissions import SCRIPTS, VENVS, Submissions, without_plugins
+from slurm_cluster import NODES
+from submissions import SCRIPTS, VENVS, Submissions, one_mpi, without_plugins
 
 ENV = ("--env-factory", "stopping:Paced", "--num-envs", "6", "--progress", "none", "--out", "run.h5")
 RUN = (*ENV, "--num-steps", str(WHOLE))
@@ -19,24 +18,6 @@ SHORT = (*ENV, "--num-steps", "20")
 PACE_S = "0.002"  # The first start then takes five seconds or more.
 PACED_AT_FIRST = f'[ -n "${{SLURM_RESTART_COUNT:-}}" ] || export PACE_S={PACE_S}\n'
 PLUGIN = {"Open MPI": "pmix", "MPICH": "pmi2"}
-
-
-@pytest.fixture(scope="module")
-def slurm() -> Iterator[Cluster]:
-    lack = missing()
-    if lack:
-        pytest.skip(lack)
-    with cluster() as each:
-        yield each
-
-
-@pytest.fixture(params=[*VENVS])
-def submit(request, slurm, tmp_path) -> Iterator[Submissions]:
-    yield Submissions(slurm, tmp_path, request.param)
-    slurm.cancel_all()
-
-
-one_mpi = pytest.mark.parametrize("submit", ["MPICH"], indirect=True)
 
 
 def expected(job: Job, *arguments: str) -> dict[str, np.ndarray]:
@@ -150,7 +131,7 @@ def test_a_job_that_took_no_step_does_not_restart_for_ever(submit):
     submit.out.with_name("run.status.json").write_text('{"state": "interrupted", "num_steps": 7}\n')
     assert submit.run(*SHORT, options=("--ntasks=1",), site="PATH=$PWD:$PATH\n") == ("FAILED", "75:0")
     [line] = submit.messages
-    assert "this start took no step: 7 of 20 are committed; give the job more --time" in line
+    assert "this start got nothing done: 7 of 20 steps, as before; give the job more --time" in line
 
 
 def test_a_rank_that_is_killed_ends_the_job(submit):

@@ -1,0 +1,51 @@
+# shellcheck shell=bash disable=SC2154  # Variables that the scripts and this file have in common.
+# How a batch job ends: told to stop before its time limit, it stops in good order and goes back into the queue.
+#
+# Expects launch.sh.  Gives `run_and_wait`, `go_on` and `asked`, the signal that told the job to stop.
+
+# bash heeds a signal while it waits, but not while it runs a program: so the program is in the background.  USR1 in
+# either case, since Open MPI's mpirun kills its ranks a quarter of a second after a SIGTERM.
+asked='' running=''
+heed() { asked=$1; [ -z "$running" ] || kill -USR1 "$running" 2> /dev/null; }
+trap 'heed USR1' USR1
+trap 'heed TERM' TERM
+
+# Run a program to its end; gives `code`.
+run_and_wait() {
+    if [ -n "$asked" ]; then # A program that has hardly begun would die of the signal.
+        say "stopped by SIG$asked before the ranks were started; give the job more --time"
+        exit 75
+    fi
+    "$@" &
+    running=$!
+    wait "$running"
+    code=$?
+    while [ "$code" -gt 128 ] && kill -0 "$running" 2> /dev/null; do # A trap has ended the wait.
+        wait "$running"
+        code=$?
+    done
+    running=''
+}
+
+# Put the job back into the queue, if that will get it further: how far it is, in words, and how far it was.
+go_on() {
+    local so_far=$1 before=$2
+    if [ "$asked" = TERM ]; then # scancel, preemption, `scontrol requeue`: SLURM does what it was told to do with the job.
+        say "stopped by SIGTERM, $so_far; unless SLURM starts the job again, the same sbatch command continues it"
+        exit 75
+    fi
+    if [ "$so_far" = "$before" ]; then # It would go on like this for ever.
+        say "this start got nothing done: $so_far, as before; give the job more --time, then the same sbatch command continues it"
+        exit 75
+    fi
+    if [ "${SLURM_RESTART_COUNT:-0}" -ge "${MAX_RESTARTS:-100}" ]; then
+        say "$so_far after ${SLURM_RESTART_COUNT:-0} restarts, and MAX_RESTARTS is ${MAX_RESTARTS:-100}; the same sbatch command continues it"
+        exit 75
+    fi
+    say "$so_far; back into the queue"
+    clean_up
+    scontrol requeue "$SLURM_JOB_ID" || { say "SLURM does not put the job back; the same sbatch command continues it"; exit 75; }
+    trap - TERM USR1
+    # A script that ended now might count as the end of the job.
+    sleep 60
+}

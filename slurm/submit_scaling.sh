@@ -1,0 +1,82 @@
+#!/bin/bash
+# Submit a scaling study: a batch job for each number of ranks, and one after all of them that puts the parts together.
+#
+#     slurm/submit_scaling.sh [--serial] [--one-array] [--dry-run] [OPTIONS OF SBATCH] strong|weak --ranks 1,2,4,8 --env ID ...
+#
+# What follows strong or weak is for `python -m mpi_rollout scaling`.  Settings of the cluster: slurm/site.sh.
+#
+#     --serial      one job after the other, on nodes that others may use too; without it the jobs run at the same time, each on
+#                   nodes that it has to itself
+#     --one-array   an array whose elements are all as large as the largest, instead of jobs of different sizes
+#     --dry-run     print the commands, submit nothing
+#
+# The same command again submits what is left.
+
+script=submit_scaling.sh
+scripts=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+# shellcheck source=slurm/launch.sh
+source "$scripts/launch.sh"
+
+serial='' one_array='' dry='' options=()
+while [ $# -gt 0 ]; do
+    case $1 in
+    strong | weak) break ;;
+    --serial) serial=1 ;;
+    --one-array) one_array=1 ;;
+    --dry-run) dry=1 ;;
+    *) options+=("$1") ;;
+    esac
+    shift
+done
+[ $# -gt 0 ] || refuse "strong or weak is missing; $script [OPTIONS OF SBATCH] strong|weak --ranks 1,2,4 --env ID --out FILE"
+kind=$1
+shift
+arguments=()
+for each in "$@"; do
+    if [ "$each" = --dry-run ]; then dry=1; else arguments+=("$each"); fi
+done
+exclusive=()
+[ -n "$serial" ] || exclusive=(--exclusive)
+out=$(value_of --out "results/$kind.h5" "${arguments[@]}")
+
+# What is wrong with a study is said here and not after hours in the queue.
+read_site
+commands=$("$PYTHON" -m mpi_rollout scaling "$kind" "${arguments[@]}" --dry-run) || exit
+mapfile -t ranks < <(sed -nE 's/.* -n ([0-9]+) .* -m mpi_rollout run .*/\1/p' <<< "$commands" | sort -nu)
+if [ ${#ranks[@]} -eq 0 ]; then
+    say "nothing of $out is left to measure; python -m mpi_rollout scaling gather $out puts it together"
+    exit 0
+fi
+
+# Submit a job; gives `number`.
+submitted=()
+submit() {
+    if [ -n "$dry" ]; then # Where a command needs the number of a job it has its name.
+        printf 'sbatch --parsable' && printf ' %q' "$@" && printf '\n'
+        number=${1#--job-name=}
+    elif number=$(sbatch --parsable "$@"); then
+        number=${number%%;*} # With the name of the cluster behind it where there are several.
+        say "$number: ${1#--job-name=}"
+    else
+        [ ${#submitted[@]} -eq 0 ] || scancel "${submitted[@]}"
+        refuse "sbatch refuses ${1#--job-name=}, see above; nothing is left in the queue"
+    fi
+    submitted+=("$number")
+}
+
+batch=$scripts/${kind}_scaling.sbatch
+if [ -n "$one_array" ]; then
+    elements=$(IFS=, && printf '%s' "${ranks[*]}")
+    submit "--job-name=$kind" "--array=$elements${serial:+%1}" "--output=%x-%a-%A.out" "--ntasks=${ranks[-1]}" \
+        "${exclusive[@]}" "${options[@]}" "$batch" "${arguments[@]}"
+else
+    for each in "${ranks[@]}"; do
+        after=()
+        [ -z "$serial" ] || [ ${#submitted[@]} -eq 0 ] || after=("--dependency=afterany:$number")
+        submit "--job-name=$kind-$each" "--ntasks=$each" "${after[@]}" "${exclusive[@]}" "${options[@]}" \
+            "$batch" "${arguments[@]}" --only "$each"
+    done
+fi
+all=$(IFS=: && printf '%s' "${submitted[*]}")
+# afterany: what some jobs have measured is put together too where others failed.
+submit "--job-name=$kind-gather" "--dependency=afterany:$all" "${options[@]}" --ntasks=1 "$batch" gather "$out"
