@@ -8,6 +8,8 @@
 #     advice    what to set where the launcher does not start ranks of this MPI
 # `clean_up` is to be called at the end.
 
+staged='' # Not what some variable of that name holds: `clean_up` removes it.
+
 say() { printf '%s: %s\n' "$script" "$1" >&2; }
 refuse() { say "$1"; exit 78; } # A wrong launch or configuration, as the program has it.
 
@@ -28,8 +30,12 @@ value_of() {
 read_site() {
     local site=${MPI_ROLLOUT_SITE:-$scripts/site.sh}
     [ -r "$site" ] || refuse "no settings of this cluster in $site; cp $scripts/site.example.sh $scripts/site.sh and edit it, or export MPI_ROLLOUT_SITE=FILE"
+    unset LAUNCHER BIND STAGE MAX_RESTARTS # Names that an environment may have for other things.
     # shellcheck source=slurm/site.example.sh
     source "$site" || refuse "$site has failed; see above, and try it on the login node: source $site"
+    set +eu # Its own affair; these scripts look at exit codes themselves.
+    case ${MAX_RESTARTS:-0} in *[!0-9]*) refuse "MAX_RESTARTS in $site must be a number, got $MAX_RESTARTS" ;; esac
+    case ${STAGE:-/} in /*) ;; *) refuse "STAGE in $site must be a folder such as /tmp, got $STAGE" ;; esac
     PYTHON=$(command -v python) || refuse "there is no python; have $site activate the virtual environment of mpi_rollout"
 }
 
@@ -52,7 +58,8 @@ set_environment() {
     # The program stops before the time limit by itself if it knows it, which older releases do not tell jobs.
     if [ -z "${SLURM_JOB_END_TIME:-}" ]; then
         local end
-        end=$(date -d "$(squeue --noheader --job "$SLURM_JOB_ID" --format=%e)" +%s 2> /dev/null) && export SLURM_JOB_END_TIME=$end
+        end=$(squeue --noheader --job "$SLURM_JOB_ID" --format=%e) && [ -n "$end" ] && end=$(date -d "$end" +%s 2> /dev/null) \
+            && export SLURM_JOB_END_TIME=$end
     fi
     # `make install` has Open MPI start more ranks than a machine has cores, which would all be on the first node.
     export PRTE_MCA_rmaps_default_mapping_policy=slot
@@ -60,16 +67,16 @@ set_environment() {
 
 choose_launcher() {
     local told vendor plugin mpiexec
-    told=$("$PYTHON" "$scripts/mpi_library.py" 2>&1) || refuse "$PYTHON cannot import mpi_rollout and load MPI: $(tail -n 1 <<< "$told"); have site.sh load the modules and activate the virtual environment"
+    told=$("$PYTHON" "$scripts/mpi_library.py" 2>&1) || [ -n "${asked:-}" ] || refuse "$PYTHON cannot import mpi_rollout and load MPI: $(tail -n 1 <<< "$told"); have site.sh load the modules and activate the virtual environment"
     { read -r vendor && read -r library && read -r mpiexec; } < <(tail -n 3 <<< "$told")
     # The wrong plugin makes each rank a world of its own, or aborts.
     case $vendor in "Open MPI") plugin=pmix ;; *) plugin=pmi2 ;; esac
-    advice="LAUNCHER='srun --mpi=$plugin' in site.sh (see srun --mpi=list), or LAUNCHER='${mpiexec:-mpirun}', is for $library"
+    advice="LAUNCHER='srun --mpi=$plugin' in site.sh (see srun --mpi=list), or LAUNCHER='${mpiexec/#-/mpirun}', is for $library"
     if [ -n "${LAUNCHER:-}" ]; then
-        read -ra start <<< "$LAUNCHER"
+        eval "start=($LAUNCHER)" # Words with quotes, as in any line of that file.
     elif can_load "$plugin"; then
         start=(srun "--mpi=$plugin")
-    elif [ -n "$mpiexec" ]; then
+    elif [ "$mpiexec" != - ]; then
         start=("$mpiexec")
         say "srun --mpi=$plugin does not work here, so $mpiexec starts the ranks"
     else
@@ -89,7 +96,8 @@ can_load() { timeout 60 srun "--mpi=$1" --overlap --nodes=1 --ntasks=1 true > /d
 
 add_srun_options() {
     # --kill-on-bad-exit: where the site has it off, the ranks wait for one that was killed until the time limit.
-    start+=("--cpus-per-task=$1" --kill-on-bad-exit=1 --unbuffered "--cpu-bind=${BIND:-cores}")
+    start+=("--cpus-per-task=$1" --kill-on-bad-exit=1 --unbuffered)
+    case ${start[*]} in *--cpu-bind*) ;; *) start+=("--cpu-bind=${BIND:-cores}") ;; esac
 }
 
 add_mpiexec_options() {
@@ -106,6 +114,10 @@ add_mpiexec_options() {
 stage_environment() {
     [ -n "${STAGE:-}" ] || return 0
     local from archive
+    if [ "${SLURM_HET_SIZE:-1}" -gt 1 ]; then
+        say "nothing is copied to $STAGE, since this is a heterogeneous job"
+        return 0
+    fi
     from=$("$PYTHON" -c 'import sys; print(sys.prefix)')
     staged=$STAGE/mpi_rollout-$SLURM_JOB_ID
     archive=$(mktemp --tmpdir mpi_rollout-XXXXXX.tar) || refuse "no room for a copy of $from in ${TMPDIR:-/tmp}"
@@ -119,7 +131,7 @@ stage_environment() {
     PYTHON=$staged/bin/python
 }
 
-clean_up() { [ -z "${staged:-}" ] || on_each_node "rm -rf '$staged' '$staged.tar'"; }
+clean_up() { [ -z "$staged" ] || on_each_node "rm -rf '$staged' '$staged.tar'"; }
 
 on_each_node() { srun --mpi=none --overlap --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --cpus-per-task=1 bash -c "$1"; }
 
@@ -137,6 +149,7 @@ start_components() {
 
 prepare_launch() {
     read_site
+    [ "${SLURM_HET_SIZE:-1}" -eq 1 ] || [ "$script" = train.sbatch ] || refuse "this job would be the first component of a heterogeneous job alone; submit it as one of a single component"
     count_ranks
     set_environment
     choose_launcher

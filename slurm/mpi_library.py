@@ -1,6 +1,6 @@
 """Tell a batch script of which MPI its ranks will be, without starting MPI, which may end a process without launcher.
 
-Three lines: the family of the MPI library that mpi4py loads, its name, and its mpiexec (empty if none is found).
+Three lines: the family of the MPI library that mpi4py loads, its name, and its mpiexec ("-" if none is found).
 """
 
 import shutil
@@ -13,7 +13,7 @@ from mpi_rollout.doctor.world import load_library
 def main() -> None:
     library, path = load_library()
     beside = Path(path).parent.parent / "bin" / "mpiexec"
-    mpiexec = str(beside) if path and beside.exists() else shutil.which("mpiexec") or ""
+    mpiexec = str(beside) if path and beside.exists() else shutil.which("mpiexec") or "-"
     print(vendor_of(library), library, mpiexec, sep="\n")
 
 

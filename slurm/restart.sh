@@ -10,12 +10,15 @@ heed() { asked=$1; [ -z "$running" ] || kill -USR1 "$running" 2> /dev/null; }
 trap 'heed USR1' USR1
 trap 'heed TERM' TERM
 
+# A program that has hardly begun dies of a signal.
+stopped_early() {
+    say "stopped by SIG$asked before the ranks had begun; give the job more --time, then the same sbatch command starts it"
+    exit 75
+}
+
 # Run a program to its end; gives `code`.
 run_and_wait() {
-    if [ -n "$asked" ]; then # A program that has hardly begun would die of the signal.
-        say "stopped by SIG$asked before the ranks were started; give the job more --time"
-        exit 75
-    fi
+    [ -z "$asked" ] || stopped_early
     "$@" &
     running=$!
     wait "$running"

@@ -1,7 +1,7 @@
 #!/bin/bash
 # Submit a scaling study: a batch job for each number of ranks, and one after all of them that puts the parts together.
 #
-#     slurm/submit_scaling.sh [--serial] [--one-array] [--dry-run] [OPTIONS OF SBATCH] strong|weak --ranks 1,2,4,8 --env ID ...
+#     slurm/submit_scaling.sh [--serial] [--one-array] [--dry-run] [--OPTION_OF_SBATCH=VALUE ...] strong|weak --ranks 1,2,4,8 --env ID ...
 #
 # What follows strong or weak is for `python -m mpi_rollout scaling`.  Settings of the cluster: slurm/site.sh.
 #
@@ -10,30 +10,42 @@
 #     --one-array   an array whose elements are all as large as the largest, instead of jobs of different sizes
 #     --dry-run     print the commands, submit nothing
 #
-# The same command again submits what is left.
+# When all of them have ended, the same command submits what is left; with --redo-failed at its end, what failed too.
 
 script=submit_scaling.sh
 scripts=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 # shellcheck source=slurm/launch.sh
 source "$scripts/launch.sh"
+# shellcheck source=slurm/study.sh
+source "$scripts/study.sh"
 
-serial='' one_array='' dry='' options=()
+serial='' one_array='' dry='' help='' options=()
 while [ $# -gt 0 ]; do
     case $1 in
     strong | weak) break ;;
     --serial) serial=1 ;;
     --one-array) one_array=1 ;;
     --dry-run) dry=1 ;;
-    *) options+=("$1") ;;
+    -h | --help)
+        sed -nE '2,/^$/s/^# ?//p' "${BASH_SOURCE[0]}"
+        exit
+        ;;
+    -n* | --ntasks | --ntasks=* | -a* | --array* | -d* | --dependency*) refuse "$1 is this script's own to choose; leave it out" ;;
+    -*) options+=("$1") ;;
+    *) refuse "strong or weak is missing before $1; options of sbatch stand before it, as --name=value" ;;
     esac
     shift
 done
-[ $# -gt 0 ] || refuse "strong or weak is missing; $script [OPTIONS OF SBATCH] strong|weak --ranks 1,2,4 --env ID --out FILE"
+[ $# -gt 0 ] || refuse "strong or weak is missing; $script strong|weak --ranks 1,2,4 --env ID --out FILE"
 kind=$1
 shift
 arguments=()
 for each in "$@"; do
-    if [ "$each" = --dry-run ]; then dry=1; else arguments+=("$each"); fi
+    case $each in
+    --dry-run) dry=1 ;;
+    -h | --help) help=1 ;;
+    *) arguments+=("$each") ;;
+    esac
 done
 exclusive=()
 [ -n "$serial" ] || exclusive=(--exclusive)
@@ -41,8 +53,9 @@ out=$(value_of --out "results/$kind.h5" "${arguments[@]}")
 
 # What is wrong with a study is said here and not after hours in the queue.
 read_site
-commands=$("$PYTHON" -m mpi_rollout scaling "$kind" "${arguments[@]}" --dry-run) || exit
-mapfile -t ranks < <(sed -nE 's/.* -n ([0-9]+) .* -m mpi_rollout run .*/\1/p' <<< "$commands" | sort -nu)
+[ -z "$help" ] || exec "$PYTHON" -m mpi_rollout scaling "$kind" --help
+commands=$(commands_left "$kind" "${arguments[@]}") || exit
+mapfile -t ranks < <(ranks_in "$commands")
 if [ ${#ranks[@]} -eq 0 ]; then
     say "nothing of $out is left to measure; python -m mpi_rollout scaling gather $out puts it together"
     exit 0

@@ -19,6 +19,8 @@ ValueError: diverged
         (MPIRUN, ": There are not enough slots available"),
         (MPIRUN + TRACEBACK, ": ValueError: diverged"),
         (TRACEBACK + MPIRUN, ": ValueError: diverged"),
+        (MPIRUN.replace("slots", "slots\0"), ": There are not enough slots available"),  # As Open MPI's says it.
+        ("srun: cluster configuration lacks support for cpu binding\nsrun: no room", ": srun: no room"),
         (TRACEBACK + "\nDuring handling of it:\n\n" + TRACEBACK.replace("Value", "Key"), ": KeyError: diverged"),
         ("Traceback (most recent call last):\n  File", ": Traceback (most recent call last):"),  # Ended meanwhile.
         (TRACEBACK + "mpi_rollout: rank 1: no licence\n" + MPIRUN, ": rank 1: no licence"),

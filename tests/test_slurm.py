@@ -116,7 +116,7 @@ def test_a_job_restarts_no_more_often_than_it_may(submit):
 def test_a_job_that_is_to_stop_before_it_has_begun_does_not_restart_for_ever(submit):
     assert submit.run(*SHORT, site="kill -USR1 $$\n") == ("FAILED", "75:0")
     [line] = submit.messages
-    assert "stopped by SIGUSR1 before the ranks were started; give the job more --time" in line
+    assert "stopped by SIGUSR1 before the ranks had begun; give the job more --time" in line
 
 
 @one_mpi
@@ -187,6 +187,45 @@ def test_what_cannot_run_fails_at_once_with_one_line_in_the_log(submit, what, op
 
 
 @one_mpi
+def test_variables_of_who_submits_are_not_taken_for_settings(submit):
+    """Nor is a folder removed because a variable of some name holds it."""
+    (submit.folder / "mine").mkdir()
+    names = dict.fromkeys(("staged", "STAGE", "LAUNCHER", "BIND", "MAX_RESTARTS"), f"{submit.folder}/mine")
+    number = submit(*SHORT, **names)
+    assert submit.slurm.finish(number)["JobState"] == "COMPLETED", submit.log
+    assert (submit.folder / "mine").exists() and submit.messages == []
+
+
+@one_mpi
+@pytest.mark.parametrize(
+    ("site", "words"),
+    [
+        ("STAGE=here\n", "must be a folder such as /tmp, got here"),
+        ("MAX_RESTARTS=many\n", "must be a number, got many"),
+        ("return 1\n", "has failed; see above, and try it on the login node: source "),
+    ],
+)
+def test_settings_that_cannot_be_are_refused_in_one_line(submit, site, words):
+    assert submit.run(*SHORT, site=site) == ("FAILED", "78:0")
+    [line] = submit.messages
+    assert words in line
+
+
+@one_mpi
+def test_a_site_file_may_have_bash_end_at_errors(submit):
+    launcher = "set -euo pipefail\nLAUNCHER=\"srun --mpi=pmi2 --comment='a b' --cpu-bind=none\"\n"
+    assert submit.run(*SHORT, site=launcher) == ("COMPLETED", "0:0"), submit.log
+    assert submit.messages == []
+
+
+@one_mpi
+def test_a_job_is_no_component_of_a_heterogeneous_one(submit):
+    state, code = submit.run(*SHORT, options=("--ntasks=1", ":", "--ntasks=2"))
+    assert (state, code) == ("FAILED", "78:0")
+    assert "the first component of a heterogeneous job alone" in submit.messages[0]
+
+
+@one_mpi
 def test_an_output_of_another_configuration_is_refused_and_left_alone(submit):
     submit.run(*SHORT, "--policy", "stopping:counting", STOP_AT="raise:5")
     state, code = submit.run(*SHORT, "--policy", "stopping:counting", "--seed", "5")
@@ -211,7 +250,10 @@ def test_a_partition_that_does_not_exist_is_refused_by_sbatch(slurm, tmp_path):
 def test_run_by_hand_the_script_says_how_to_submit_it():
     script = SCRIPTS / "collect.sbatch"
     done = subprocess.run(["bash", script], env={}, capture_output=True, text=True)
-    assert (done.returncode, done.stderr.count("\n")) == (78, 1) and f"sbatch --ntasks=N {script}" in done.stderr
+    assert (done.returncode, done.stderr.count("\n")) == (
+        78,
+        1,
+    ) and "sbatch --ntasks=N .../slurm/collect.sbatch" in done.stderr
 
 
 @one_mpi

@@ -120,6 +120,28 @@ def test_what_a_cancelled_job_has_not_done_is_told_and_the_same_command_submits_
 
 
 @one_mpi
+def test_a_study_of_more_ranks_than_the_job_has_is_refused_at_once(submit):
+    """srun would wait for room until the time of each job is over."""
+    state = submit.run(*STRONG[1:], script="strong_scaling.sbatch", options=("--ntasks=2",))
+    assert state == ("FAILED", "78:0")
+    assert submit.messages == [
+        "strong_scaling.sbatch: --ranks has 3, and this job 2; sbatch --ntasks=3, or fewer --ranks"
+    ]
+
+
+@one_mpi
+def test_what_failed_is_submitted_again_if_one_asks_for_it(submit):
+    wrong = "LAUNCHER='srun --mpi=none'\n"
+    jobs = submitted(submit, "--serial", *STRONG, site=wrong)
+    found = submit.slurm.finish(jobs["strong-gather"], 90.0)
+    assert (found["JobState"], found["ExitCode"]) == ("FAILED", "70:0"), logs(submit)
+    assert "4 of 6 jobs failed" in logs(submit)
+    assert "nothing of study.h5 is left to measure" in submit.submit_scaling(*STRONG).stderr
+    again = submit.submit_scaling(*STRONG, "--redo-failed", "--dry-run").stdout
+    assert "strong-1 " not in again and "strong-2 " in again and "strong-3 " in again
+
+
+@one_mpi
 def test_a_dry_run_prints_what_would_be_submitted(submit):
     done = submit.submit_scaling("--partition=test", *STRONG, "--dry-run")
     assert (done.returncode, done.stderr) == (0, "")
@@ -141,11 +163,18 @@ def test_a_dry_run_prints_what_would_be_submitted(submit):
 @pytest.mark.parametrize(
     "arguments, words",
     [
-        (STRONG[1:], "strong or weak is missing"),
+        (STRONG[1:], "strong or weak is missing before CartPole-v1"),
+        ((), "strong or weak is missing; submit_scaling.sh strong|weak --ranks"),
         ((*STRONG, "--num-envs", "2"), "--num-envs must be at least the largest of --ranks, got 2 envs for 3 ranks"),
         ((*STRONG, "--num-stops", "2"), "unrecognized arguments: --num-stops 2"),
         (("--partition=none", *STRONG), "sbatch refuses strong-1, see above; nothing is left in the queue"),
         (("--ntasks-per-node=1", *STRONG), "sbatch refuses strong-3, see above; nothing is left in the queue"),
+        (("--dependency=singleton", *STRONG), "--dependency=singleton is this script's own to choose; leave it out"),
+        (
+            ("--partition", "test", *STRONG),
+            "strong or weak is missing before test; options of sbatch stand before it, as --name=value",
+        ),
+        ((*STRONG[:-1], "no/study.h5"), "mkdir -p no"),
     ],
 )
 def test_a_study_that_cannot_be_is_refused_before_it_is_in_the_queue(submit, arguments, words):

@@ -20,6 +20,7 @@ from mpi_rollout.mpi import claimed_size
 
 ENDING_S = 5.0
 LOOK_EVERY_S = 0.5  # Also how long a signal waits: seldom enough to take nothing from what is measured.
+UNBOUND = "cluster configuration lacks support for cpu binding"  # srun says so before what matters, and goes on.
 NUM_TOLD = 2000  # Characters of a failed job's stderr that are kept.
 
 
@@ -198,7 +199,8 @@ def tail(told: str) -> str:
     Of these the first line is all that people are told at first: so frames are left out, and a traceback's last line,
     the error, comes first.
     """
-    lines = [line for line in told.strip().splitlines() if line.strip(" \t-=*")]
+    told = told.replace("\0", "")  # Open MPI's launcher writes some, and HDF5 takes none in a text.
+    lines = [line for line in told.strip().splitlines() if line.strip(" \t-=*") and UNBOUND not in line]
     own = [line for line in lines if line.startswith("mpi_rollout: ")]
     text = "\n".join(own or lines)[-NUM_TOLD:]
     if not own and (error := _error_of(lines)):

@@ -43,6 +43,7 @@ def _add_kind(kinds: Any, kind: str, size: str) -> None:
                         f"interrupted there, it is continued (default: results/{kind}.h5)")  # fmt: skip
     parser.add_argument("--only", type=int, metavar="R", help="do only the jobs of R ranks, into FILE.parts, e.g. in a "
                         "batch job of their own; `scaling gather FILE` puts such parts together")  # fmt: skip
+    parser.add_argument("--redo-failed", action="store_true", help="do jobs again that failed; otherwise they stay so")
     parser.add_argument("--dry-run", action="store_true", help="print the commands of what is left, start none")
     for each in fields(RolloutConfig):
         if each.name in RUN_OPTIONS:
@@ -65,7 +66,7 @@ def scaling_command(options: argparse.Namespace) -> int:
     run = {name: getattr(options, name) for name in RUN_OPTIONS}
     names = ("kind", "ranks", "size", "repeats", "order_seed")
     study = Study(*(getattr(options, name) for name in names), run, options.launcher.strip())
-    return measure(study, options.out, options.timeout_s, options.dry_run, options.only)
+    return measure(study, options.out, options.timeout_s, options.dry_run, options.only, options.redo_failed)
 
 
 def gather_command(options: argparse.Namespace) -> int:

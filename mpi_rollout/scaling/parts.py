@@ -52,12 +52,19 @@ def gathered(out: str) -> StudyFile | None:
     paths = files_of(out)
     if not paths:
         return None
-    files = [read_study(path) for path in paths]
+    files = [_readable(path) for path in paths]
     for path, each in zip(paths[1:], files[1:], strict=True):
         _check_same(paths[0], files[0], path, each)
     first = min(files, key=lambda each: each.origin["started"])
     samples = joined([each.samples for each in files])
     return StudyFile(first.study, first.facts, first.origin, samples)
+
+
+def _readable(path: str) -> StudyFile:
+    try:
+        return read_study(path)
+    except DataError as error:
+        raise DataError(f"{error}; move it away, and the command that began the study measures it again") from error
 
 
 def _check_same(first_path: str, first: StudyFile, path: str, other: StudyFile) -> None:

@@ -31,6 +31,7 @@ def lines(file: StudyFile) -> list[str]:
             *table(analysis.points),
             "",
             *notes(analysis),
+            *_of_parts(file),
             *map(_fit_line, *zip(*analysis.fits.items(), strict=True)),
         ]
         told.append(cause(analysis.fit_points))
@@ -112,6 +113,16 @@ def notes(analysis: Analysis) -> list[str]:
     if any(each.oversubscribed for each in analysis.points):
         found.append("* more ranks than cores: such points are in no fit and show no scaling")
     return found + disturbance(analysis)
+
+
+def _of_parts(file: StudyFile) -> list[str]:
+    """A line if each number of ranks was measured at a time, and maybe on nodes, of its own."""
+    if " --only " not in file.origin["command"]:
+        return []
+    return [
+        "each number of ranks was measured by a command of its own, not in turns with the others: what differs between "
+        "their nodes or hours is not in the ranges"
+    ]
 
 
 def disturbance(analysis: Analysis) -> list[str]:

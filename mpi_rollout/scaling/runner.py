@@ -23,7 +23,7 @@ from mpi_rollout.scaling.jobs import (
 )
 from mpi_rollout.scaling.machine import machine_facts
 from mpi_rollout.scaling.parts import check_failures, gathered, make_folder, part_of
-from mpi_rollout.scaling.samples import Samples, joined
+from mpi_rollout.scaling.samples import Samples, joined, of_ranks
 from mpi_rollout.scaling.study import Point, Study
 from mpi_rollout.scaling.workplace import claimed, job_folder, now, origin, tell
 from mpi_rollout.storage.output import check_folder
@@ -31,10 +31,10 @@ from mpi_rollout.storage.output import check_folder
 WARM_UP = -1
 
 
-def commands(study: Study, out: str, only: int | None) -> list[str]:
+def commands(study: Study, out: str, only: int | None, redo_failed: bool = False) -> list[str]:
     """The commands of what is left of a study as a shell would take them: the warm-up, then the jobs in their order."""
     stored = gathered(out)
-    done = stored.samples.points if stored else set()
+    done = _done(stored.samples, redo_failed) if stored else set()
     if stored:
         # Asked where a batch job is not: neither the launcher nor the machine is that of the jobs.
         check_same_study(
@@ -61,7 +61,13 @@ def _order(study: Study, only: int | None) -> list[Point]:
     return [point for point in study.order() if only in (None, point.num_ranks)]
 
 
-def measure(study: Study, out: str, timeout_s: float, dry_run: bool = False, only: int | None = None) -> int:
+def _done(samples: Samples, redo_failed: bool) -> set[Point]:
+    return samples.points - (samples.failed if redo_failed else set())
+
+
+def measure(
+    study: Study, out: str, timeout_s: float, dry_run: bool = False, only: int | None = None, redo_failed: bool = False
+) -> int:  # fmt: skip
     """Do a study, or what is left of it; print what it shows; return the exit code.
 
     Parameters
@@ -72,6 +78,8 @@ def measure(study: Study, out: str, timeout_s: float, dry_run: bool = False, onl
         Print the commands of what is left instead.
     only
         Do only the jobs of this number of ranks, into a file of their own; `parts.gather` puts such files together.
+    redo_failed
+        Do again what has failed before; otherwise it stays as it is.
 
     Raises
     ------
@@ -85,16 +93,19 @@ def measure(study: Study, out: str, timeout_s: float, dry_run: bool = False, onl
     check_seconds("--timeout-s", timeout_s)
     if only not in (None, *study.num_ranks):
         raise UsageError(f"--only must be one of --ranks ({', '.join(map(str, study.num_ranks))}), got {only}")
-    if dry_run:
-        print("\n".join(commands(study, out, only)))
-        return 0
     check_folder(out)
+    if dry_run:
+        print("\n".join(commands(study, out, only, redo_failed)))
+        return 0
     launcher = usable_launcher(study.launcher)
     path = _file_of(out, only)
     if only is not None:
         make_folder(path)
     with claimed(path) as folder, stopping_on_signals() as stop:
-        file = Runner(_open(study, out, only), path, folder, launcher, timeout_s, stop, _order(study, only)).run()
+        file = _open(study, out, only)
+        done = _done(file.samples, redo_failed)
+        file = replace(file, samples=joined([file.samples], done))
+        file = Runner(file, path, folder, launcher, timeout_s, stop, _order(study, only)).run()
     told = report.lines(file) if only is None else [f"`scaling gather {out}` puts this file and the others together"]
     print("\n".join([*told, f"file: {path}"]))
     return check_failures(file, path)
@@ -111,7 +122,7 @@ def _open(study: Study, out: str, only: int | None) -> StudyFile:
     if stored is None:
         return StudyFile(study, facts, origin(), Samples())
     check_same_study(out, stored, study, facts)
-    return replace(stored, samples=joined([stored.samples], only))
+    return stored if only is None else replace(stored, samples=of_ranks(stored.samples, only))
 
 
 class Runner:

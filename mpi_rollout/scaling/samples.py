@@ -110,8 +110,12 @@ class Samples:
         return {job.point for job in self.jobs}
 
     @property
+    def failed(self) -> set[Point]:
+        return {job.point for job in self.jobs if job.error}
+
+    @property
     def num_failed(self) -> int:
-        return sum(bool(job.error) for job in self.jobs)
+        return len(self.failed)
 
     def with_outcome(self, repeat: int, started: str, num_cores: int, outcome: dict[str, Any]) -> "Samples":
         """These and another job, whose run printed `outcome`; a host has `num_cores`, if nothing narrows them."""
@@ -132,8 +136,13 @@ class Samples:
         return Samples((*self.jobs, job), self.ranks, self.parts)
 
 
-def joined(parts: Sequence[Samples], num_ranks: int | None = None) -> Samples:
-    """The jobs of all in the order in which they were started, or those on `num_ranks` of them.
+def of_ranks(samples: Samples, num_ranks: int) -> Samples:
+    """The jobs on so many ranks."""
+    return joined([samples], {point for point in samples.points if point.num_ranks == num_ranks})
+
+
+def joined(parts: Sequence[Samples], points: set[Point] | None = None) -> Samples:
+    """The jobs of all in the order in which they were started, or of these those that are such points.
 
     Of two jobs that are the same point, the first part's is taken.
     """
@@ -141,7 +150,7 @@ def joined(parts: Sequence[Samples], num_ranks: int | None = None) -> Samples:
         job.point: (part, row)
         for part in reversed(parts)
         for row, job in enumerate(part.jobs)
-        if num_ranks in (None, job.num_ranks)
+        if points is None or job.point in points
     }
     kept = sorted(found.values(), key=lambda each: each[0].jobs[each[1]].started)
     places = {(id(part), row): place for place, (part, row) in enumerate(kept)}

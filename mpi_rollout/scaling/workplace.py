@@ -34,26 +34,38 @@ def claimed(out: str) -> Iterator[Path]:
     """
     folder = job_folder(out)
     try:
-        folder.mkdir(exist_ok=True)
-        descriptor = os.open(folder, os.O_RDONLY)
-    except OSError as error:
-        raise StorageError(f"--out {out}: cannot make the folder {folder}: {error.strerror}") from error
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        descriptor, is_locked = _open_locked(folder)
     except BlockingIOError as error:
-        os.close(descriptor)
         raise UsageError(
             f"--out {out}: another process does this study; wait for its end or use another --out"
         ) from error
-    except OSError:  # A file system without locks.
-        pass
-    else:
+    except OSError as error:
+        raise StorageError(f"--out {out}: cannot make the folder {folder}: {error.strerror}") from error
+    if is_locked:
         _empty(folder)
     try:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         os.close(descriptor)
+
+
+def _open_locked(folder: Path) -> tuple[int, bool]:
+    """A descriptor of the folder, made if need be, and whether it is locked; BlockingIOError if somebody else's."""
+    while True:
+        folder.mkdir(exist_ok=True)
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            raise
+        except OSError:  # A file system without locks.
+            return descriptor, False
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(descriptor), folder.stat()):
+                return descriptor, True
+        os.close(descriptor)  # Who had it before has removed it, between our two calls.
 
 
 def _empty(folder: Path) -> None:
