@@ -11,6 +11,8 @@ comma  := ,
 BIN    := $(VENV)/bin
 MPIRUN ?= $(if $(filter system,$(MPI)),mpirun,$(BIN)/mpirun)
 RANKS  ?= 2
+# The tests of batch jobs mostly wait for SLURM: several SLURMs side by side wait at the same time.
+CLUSTERS ?= 3
 
 # Open MPI refuses to run as root, which in a container one often is.
 ifeq ($(shell id -u),0)
@@ -59,7 +61,7 @@ test: install  ## run the whole test suite
 	$(BIN)/python -m pytest $(TESTS)
 
 slurm-test: install  ## test the batch scripts on a SLURM of its own, brought up and taken down here (needs its packages and root)
-	$(BIN)/python -m pytest tests/test_slurm.py $(TESTS)
+	$(BIN)/python -m pytest -n $(CLUSTERS) --dist worksteal tests/test_slurm.py tests/test_slurm_scaling.py $(TESTS)
 
 lint: install  ## check style and format
 	$(BIN)/ruff check --config .ci/ruff.toml .

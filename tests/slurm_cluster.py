@@ -23,7 +23,7 @@ PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "unshare", "setpr
 PACKAGES = "slurmctld slurmd slurm-client munge libpmix2"
 NODES = ("node1", "node2")
 SYSTEM_PATH = "/usr/sbin:/sbin"  # Debian's daemons are there, which is in nobody's PATH but root's.
-TIMEOUT_S = 30.0
+TIMEOUT_S = 60.0
 ENDS = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
 
 CONFIGURATION = """
@@ -113,6 +113,7 @@ class Cluster:
         self.environment["PATH"] = f"{os.environ['PATH']}:{SYSTEM_PATH}"
         self.environment["SLURM_CONF"] = str(folder / "slurm.conf")
         self._daemons: dict[str, subprocess.Popen] = {}
+        self._claim: socket.socket | None = None
 
     def up(self) -> None:
         """Start it and wait until both nodes are idle."""
@@ -127,7 +128,7 @@ class Cluster:
         for name in ("state", "local", *(f"{kind}.{node}" for kind in ("spool", "tmp", "local") for node in NODES)):
             (self.folder / name).mkdir()
         self._copy_pmix()
-        ports = free_ports(1 + len(NODES))
+        ports, self._claim = claim_ports(1 + len(NODES))
         nodes = [
             f"NodeName={node} NodeHostname={node} NodeAddr=127.0.0.1 Port={port} CPUs=8 RealMemory=16000 State=UNKNOWN"
             for node, port in zip(NODES, ports[1:], strict=True)
@@ -247,6 +248,8 @@ class Cluster:
                 daemon.wait()
         self._daemons.clear()
         self._kill_steps()
+        if self._claim:
+            self._claim.close()
 
     def _kill_steps(self, node: str | None = None) -> None:
         """Kill what outlives its slurmd: it is of this cluster and, if a node is given, of that."""
@@ -266,13 +269,27 @@ class Cluster:
         return name.stdout.strip()
 
 
-def free_ports(number: int) -> list[int]:
-    """Ports that nobody listens to."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(number)]
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
+def claim_ports(number: int) -> tuple[list[int], socket.socket]:
+    """Ports in a row for daemons, and a socket: as long as it is open, who else asks for ports gets others.
+
+    They are below those that Linux gives to connections (32768 and more): no connection takes one before its daemon is
+    there, nor while a node is lost.
+    """
+    blocks = range(10_000, 32_000, number + 1)
+    for first in random.sample(blocks, len(blocks)):
+        with suppress(OSError):
+            claim = socket.create_server(("", first))
+            ports = [*range(first + 1, first + 1 + number)]
+            if all(map(_is_free, ports)):
+                return ports, claim
+            claim.close()
+    raise RuntimeError(f"no {number} ports in a row are free between {blocks.start} and {blocks.stop}")
+
+
+def _is_free(port: int) -> bool:
+    with suppress(OSError), socket.create_server(("", port)):
+        return True
+    return False
 
 
 @contextmanager

@@ -88,10 +88,15 @@ def submit(request, slurm, tmp_path) -> Iterator[Submissions]:
 one_mpi = pytest.mark.parametrize("submit", ["MPICH"], indirect=True)
 
 
-def without_plugins(folder: Path) -> str:
-    """Settings of a site whose srun starts no MPI."""
+def with_srun(folder: Path, first: str) -> str:
+    """Settings of a site whose srun does something else first; `{srun}` is SLURM's own."""
     (folder / "bin").mkdir()
-    fake = folder / "bin" / "srun"
-    fake.write_text(f'#!/bin/sh\ncase "$*" in *--mpi=pm*) exit 1 ;; esac\nexec {shutil.which("srun")} "$@"\n')
+    fake, real = folder / "bin" / "srun", shutil.which("srun")
+    fake.write_text(f'#!/bin/sh\n{first.format(srun=real)}\nexec {real} "$@"\n')
     fake.chmod(0o755)
     return f"export PATH={folder}/bin:$PATH\n"
+
+
+def without_plugins(folder: Path) -> str:
+    """Settings of a site whose srun starts no MPI."""
+    return with_srun(folder, 'case "$*" in *--mpi=pm*) exit 1 ;; esac')

@@ -10,7 +10,7 @@ import pytest
 from conftest import TESTS, WHOLE, Job, assert_same_bytes, datasets
 from kept import committed
 from slurm_cluster import NODES
-from submissions import SCRIPTS, VENVS, Submissions, one_mpi, without_plugins
+from submissions import SCRIPTS, VENVS, Submissions, one_mpi, with_srun, without_plugins
 
 ENV = ("--env-factory", "stopping:Paced", "--num-envs", "6", "--progress", "none", "--out", "run.h5")
 RUN = (*ENV, "--num-steps", str(WHOLE))
@@ -306,6 +306,18 @@ def test_the_ranks_of_a_heterogeneous_job_are_one_world(submit):
     [root, *others], rewards = json.loads((submit.folder / "told").read_text())
     assert root == ["node1", "2"] and others == [["node2", "1"]] * 3
     assert rewards == [1.0] * 6
+
+
+@one_mpi
+@pytest.mark.parametrize("ending, state", [("", "COMPLETED"), ("raise RuntimeError", "FAILED")])
+def test_an_srun_that_outlives_the_ranks_of_a_heterogeneous_job_is_ended(submit, ending, state):
+    """As SLURM's does at times before 24.11, under --mpi=pmix: here one that always does."""
+    site = with_srun(submit.folder, 'case "$*" in *--het-group*) {srun} "$@"; sleep 1000 ;; esac')
+    (submit.folder / "my_train.py").write_text(f"from mpi4py import MPI\nMPI.COMM_WORLD.barrier()\n{ending}\n")
+    options = ("--ntasks=1", ":", "--ntasks=2")
+    ended = submit.run("my_train.py", options=options, script="train.sbatch", site=site, timeout_s=120.0)
+    assert ended[0] == state and (ended[1] == "0:0") == (state == "COMPLETED")
+    assert submit.messages == ["train.sbatch: all ranks have ended and srun has not; it is ended here"]
 
 
 @one_mpi

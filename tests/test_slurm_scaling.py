@@ -180,5 +180,6 @@ def test_a_dry_run_prints_what_would_be_submitted(submit):
 def test_a_study_that_cannot_be_is_refused_before_it_is_in_the_queue(submit, arguments, words):
     done = submit.submit_scaling(*arguments)
     assert done.returncode != 0 and words in done.stderr.splitlines()[-1]
-    assert submit.slurm.run("squeue", "--noheader").stdout == ""
+    # What was cancelled may still be there for a moment, as COMPLETING.
+    assert submit.slurm.run("squeue", "--noheader", "--states=PENDING,RUNNING").stdout == ""
     assert [*submit.folder.glob("study*")] == []
