@@ -68,6 +68,8 @@ InactiveLimit=0
 ReturnToService=2
 JobRequeue=1
 MailProg=/bin/true
+# daemons listen to this machine only
+CommunicationParameters=NoCtldInAddrAny,NoInAddrAny
 {nodes}
 PartitionName=test Nodes={names} Default=YES MaxTime=INFINITE DefaultTime=00:05:00 State=UP
 """
@@ -278,7 +280,7 @@ def claim_ports(number: int) -> tuple[list[int], socket.socket]:
     blocks = range(10_000, 32_000, number + 1)
     for first in random.sample(blocks, len(blocks)):
         with suppress(OSError):
-            claim = socket.create_server(("", first))
+            claim = socket.create_server(("127.0.0.1", first))
             ports = [*range(first + 1, first + 1 + number)]
             if all(map(_is_free, ports)):
                 return ports, claim
@@ -287,7 +289,7 @@ def claim_ports(number: int) -> tuple[list[int], socket.socket]:
 
 
 def _is_free(port: int) -> bool:
-    with suppress(OSError), socket.create_server(("", port)):
+    with suppress(OSError), socket.create_server(("127.0.0.1", port)):
         return True
     return False
 
