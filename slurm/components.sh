@@ -31,7 +31,8 @@ run_components() {
     if wait "$watch" 2> /dev/null; then code=$(code_of_ranks); fi # It has ended srun, whose own code says nothing.
 }
 
-# End srun when its step, which has been seen, is gone at two looks in a row that SLURM has answered.
+# End srun when its step, which has been seen, is gone at two looks in a row that SLURM has answered.  One that was never
+# seen is left alone: it may wait for its nodes, or be over within a second.
 end_after_ranks() {
     local steps seen='' missed=0
     while [ "$missed" -lt 2 ]; do
