@@ -1,17 +1,19 @@
 # shellcheck shell=bash disable=SC2034,SC2154  # Variables that the scripts and this file have in common.
 # Ranks in all components of a heterogeneous job.  Expects launch.sh.
 
-ranks=ranks # The name of the step that has them in a heterogeneous job.
-
 # Add to `start` the options and the program of each component, one after the other.
 start_components() {
-    local group tasks cpus
+    local group tasks cpus begin
+    begun=$(mktemp) || refuse "no room for a file in ${TMPDIR:-/tmp}"
+    # shellcheck disable=SC2016 # It is for the ranks.  Rank 0 is on the node of this script.
+    begin='[ "$SLURM_PROCID" != 0 ] || echo > "$0"; exec "$@"'
     for ((group = 0; group < SLURM_HET_SIZE; group++)); do
         tasks=SLURM_NTASKS_HET_GROUP_$group cpus=SLURM_CPUS_PER_TASK_HET_GROUP_$group
         [ "$group" -eq 0 ] || start+=(:)
-        start+=("--het-group=$group" "--job-name=$ranks")
+        start+=("--het-group=$group" --job-name=ranks)
         add_srun_options "${!cpus:-1}"
-        start+=(-n "${!tasks:-1}" env "OMP_NUM_THREADS=${!cpus:-1}" "OPENBLAS_NUM_THREADS=${!cpus:-1}" "MKL_NUM_THREADS=${!cpus:-1}" "$@")
+        start+=(-n "${!tasks:-1}" env "OMP_NUM_THREADS=${!cpus:-1}" "OPENBLAS_NUM_THREADS=${!cpus:-1}" "MKL_NUM_THREADS=${!cpus:-1}")
+        start+=(sh -c "$begin" "$begun" "$@")
     done
 }
 
@@ -27,20 +29,21 @@ run_components() {
     watch=$!
     wait "$srun"
     code=$?
+    rm -f "$begun"
     kill "$watch" 2> /dev/null
     if wait "$watch" 2> /dev/null; then code=$(code_of_ranks); fi # It has ended srun, whose own code says nothing.
 }
 
-# End srun when its step, which has been seen, is gone at two looks in a row that SLURM has answered.  One that was never
-# seen is left alone: it may wait for its nodes, or be over within a second.
+# End srun when its step has begun, and is gone at two looks in a row that SLURM has answered.
 end_after_ranks() {
-    local steps seen='' missed=0
+    local steps missed=0
     while [ "$missed" -lt 2 ]; do
-        sleep "${seen:-1}"
+        sleep 10
+        [ -s "$begun" ] || continue
         steps=$(squeue --noheader --steps --job="$(ids_of_components)" --format=%j 2> /dev/null) || continue
         case $steps in
-        *"$ranks"*) seen=15 missed=0 ;;
-        *) [ -z "$seen" ] || missed=$((missed + 1)) ;;
+        *ranks*) missed=0 ;;
+        *) missed=$((missed + 1)) ;;
         esac
     done
     trap '' TERM
