@@ -58,7 +58,13 @@ results: install  ## measure the studies of results/ again, and draw them: half 
 	$(ROLLOUT) plot $(STUDIES:%=results/%.h5)
 
 test: install  ## run the whole test suite
+ifdef TESTS
 	$(BIN)/python -m pytest $(TESTS)
+else
+	@# Tests without mpirun need one core: two at a time, but those of one file, which share runs, in the same process.
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not mpi"
+	$(BIN)/python -m pytest -m mpi
+endif
 
 slurm-test: install  ## test the batch scripts on a SLURM of its own, brought up and taken down here (needs its packages and root)
 	$(BIN)/python -m pytest -n $(CLUSTERS) --dist worksteal tests/test_slurm.py tests/test_slurm_scaling.py $(TESTS)
