@@ -67,7 +67,7 @@ else
 endif
 
 slurm-test: install  ## test the batch scripts on a SLURM of its own, brought up and taken down here (needs its packages and root)
-	$(BIN)/python -m pytest -n $(CLUSTERS) --dist worksteal tests/test_slurm.py tests/test_slurm_scaling.py $(TESTS)
+	$(BIN)/python -m pytest -n $(CLUSTERS) --dist worksteal tests/test_slurm*.py $(TESTS)
 
 lint: install  ## check style and format
 	$(BIN)/ruff check --config .ci/ruff.toml .

@@ -1,0 +1,56 @@
+"""train.sbatch, submitted by sbatch: one job, or a heterogeneous one."""
+
+import json
+
+import pytest
+from submissions import SCRIPTS, one_mpi, with_srun
+
+TRAIN = """
+import json, os, mpi_rollout
+from mpi4py import MPI
+hosts = MPI.COMM_WORLD.gather((os.uname().nodename, os.environ["OMP_NUM_THREADS"]), 0)
+with mpi_rollout.connect("CartPole-v1", num_envs=6, dedicated_root=True) as envs:
+    if envs is not None:
+        envs.reset(seed=1)
+        rewards = envs.step(envs.action_space.sample())[1]
+        json.dump([hosts, rewards.tolist()], open("told", "w"))
+"""
+
+
+def test_the_ranks_of_a_heterogeneous_job_are_one_world(submit):
+    (submit.folder / "my_train.py").write_text(TRAIN)
+    options = ("--ntasks=1", "--cpus-per-task=2", ":", "--ntasks=3")
+    state, _ = submit.run("my_train.py", options=options, script="train.sbatch")
+    assert state == "COMPLETED", submit.log
+    [root, *others], rewards = json.loads((submit.folder / "told").read_text())
+    assert root == ["node1", "2"] and others == [["node2", "1"]] * 3
+    assert rewards == [1.0] * 6
+
+
+@one_mpi
+@pytest.mark.parametrize("ending, state", [("", "COMPLETED"), ("raise RuntimeError", "FAILED")])
+def test_an_srun_that_outlives_the_ranks_of_a_heterogeneous_job_is_ended(submit, ending, state):
+    """As SLURM's does at times before 24.11, under --mpi=pmix: here one that always does."""
+    site = with_srun(submit.folder, 'case "$*" in *--het-group*) {srun} "$@"; sleep 1000 ;; esac')
+    (submit.folder / "my_train.py").write_text(f"from mpi4py import MPI\nMPI.COMM_WORLD.barrier()\n{ending}\n")
+    options = ("--ntasks=1", ":", "--ntasks=2")
+    ended = submit.run("my_train.py", options=options, script="train.sbatch", site=site, timeout_s=120.0)
+    assert ended[0] == state and (ended[1] == "0:0") == (state == "COMPLETED")
+    assert submit.messages == ["train.sbatch: all ranks have ended and srun has not; it is ended here"]
+
+
+@one_mpi
+def test_a_training_script_that_fails_on_one_rank_ends_the_job(submit):
+    (submit.folder / "my_train.py").write_text(
+        "from mpi4py import MPI\n"
+        "if MPI.COMM_WORLD.rank == 1:\n    raise RuntimeError('no licence')\n"
+        "MPI.COMM_WORLD.barrier()\n"
+    )
+    state, _ = submit.run("my_train.py", script="train.sbatch")
+    assert state == "FAILED" and "RuntimeError: no licence" in submit.log
+
+
+def test_the_training_job_without_a_training_script_says_how_to_submit_it(slurm, tmp_path):
+    number = slurm.submit(tmp_path, "--ntasks=1", str(SCRIPTS / "train.sbatch"))
+    assert slurm.finish(number)["ExitCode"] == "78:0"
+    assert (tmp_path / "log").read_text().count("\n") == 1
