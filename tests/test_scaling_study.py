@@ -12,6 +12,7 @@ from mpi_rollout.config import RolloutConfig
 from mpi_rollout.errors import UsageError
 from mpi_rollout.scaling import report, statistics
 from mpi_rollout.scaling.analysis import Analysis
+from mpi_rollout.scaling.machine import machine_facts
 from mpi_rollout.scaling.samples import Samples, ranges
 from mpi_rollout.scaling.statistics import NoFit
 from mpi_rollout.scaling.study import Study, arguments_of, differences
@@ -233,3 +234,13 @@ def test_without_a_base_case_there_are_rates_but_no_speed_ups():
 def test_without_any_result_the_report_tells_what_failed():
     file = made_up(make_study(num_ranks=(1,), repeats=1), failing=1)
     assert report.lines(file)[-1] == "failed: 1 rank, repeat 0: exit code 70: no licence"
+
+
+def test_in_a_batch_job_the_cores_are_those_of_the_node(monkeypatch):
+    """What a job is allotted of them may be another number when it is started again."""
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _pid: {0})
+    monkeypatch.setattr("os.cpu_count", lambda: 64)
+    assert machine_facts()["num_cores"] == 1
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    assert machine_facts()["num_cores"] == 64

