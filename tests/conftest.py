@@ -3,6 +3,7 @@
 This process never imports MPI.  A job that hangs is killed with all its processes and is a failed test.
 """
 
+import atexit
 import compileall
 import os
 import pickle
@@ -10,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -80,9 +82,26 @@ def job_environment(**extra: str) -> dict[str, str]:
     }
     if os.getuid() == 0:
         environment |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    environment["PRTE_MCA_prte_tmpdir_base"] = str(swept_sessions())
     environment["PRTE_MCA_rmaps_default_mapping_policy"] = ":oversubscribe"
     environment["OMPI_MCA_btl"] = "^ofi"
     return environment | extra
+
+
+@cache
+def sessions() -> Path:
+    """Where Open MPI's launchers have their session folders, `ompi.PID`."""
+    folder = Path(tempfile.mkdtemp(prefix="sessions-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+def swept_sessions() -> Path:
+    """That folder without those of killed launchers: the next one with the same process id would not start."""
+    for each in sessions().glob("ompi.*"):
+        if not Path("/proc", each.suffix[1:]).exists():
+            shutil.rmtree(each, ignore_errors=True)
+    return sessions()
 
 
 class Running:

