@@ -334,9 +334,9 @@ def test_a_segment_that_a_process_has_mapped_is_in_use():
 
 
 def test_the_folder_of_a_dead_launcher_is_named_and_that_of_a_live_one_is_not(tmp_path):
-    for pid in (os.getpid(), 2**22 + 1):  # Linux has no such process.
-        (tmp_path / f"ompi.{pid}").mkdir()
-        os.utime(tmp_path / f"ompi.{pid}", (1, 1))
+    for name in (os.getpid(), 2**22 + 1, "vm.0"):  # Linux has no process of the second; the last ends in a user id.
+        (tmp_path / f"ompi.{name}").mkdir()
+        os.utime(tmp_path / f"ompi.{name}", (1, 1))
     [found] = judge_sessions(tmp_path)
     assert found.state == WARN and found.found == f"1 of dead launchers in {tmp_path}: ompi.{2**22 + 1}"
 

@@ -53,7 +53,7 @@ def judge_sessions(folder: Path | None = None) -> list[Finding]:
     dead = sorted(
         path.name for path in _own(folder, SESSIONS)
         if path.is_dir() and path.suffix[1:].isdigit() and not Path("/proc", path.suffix[1:]).exists()
-        and not path.name.startswith("prte.")  # Those end in a user id.
+        and path.name.count(".") == 1  # `ompi.HOST.UID` and `prte.HOST.UID` end in a user id.
     )  # fmt: skip
     if not dead:
         return [Finding("sessions", f"no folders of dead launchers in {folder}")]
