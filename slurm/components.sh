@@ -39,6 +39,7 @@ end_after_ranks() {
     local steps missed=0
     while [ "$missed" -lt 2 ]; do
         sleep 10
+        kill -0 "$1" 2> /dev/null || return # It has ended by itself.
         [ -s "$begun" ] || continue
         steps=$(squeue --noheader --steps --job="$(ids_of_components)" --format=%j 2> /dev/null) || continue
         case $steps in
