@@ -2,10 +2,11 @@
 
 import argparse
 import json
-from dataclasses import MISSING, Field
+from collections.abc import Sequence
+from dataclasses import MISSING, Field, fields
 from typing import Any
 
-from mpi_rollout.config import flag
+from mpi_rollout.config import RolloutConfig, flag
 from mpi_rollout.errors import UsageError
 
 MOST = 2**31 - 1  # As MPI counts ranks; and files of studies count in 64 bits what are products of such numbers.
@@ -26,6 +27,37 @@ def add_option(parser: argparse.ArgumentParser, each: Field) -> None:
     if default not in (None, {}):
         help_text += f" (default: {default})"
     parser.add_argument(flag(each.name), dest=each.name, default=default, type=_reader(each), help=help_text, **extra)
+
+
+def add_run_options(parser: Any, names: Sequence[str]) -> None:
+    """Add these fields of the configuration as options, to a parser or a group of one."""
+    for each in fields(RolloutConfig):
+        if each.name in names:
+            add_option(parser, each)
+
+
+def add_job_options(parser: Any, of: str, repeats: int, timeout_s: float, dry_run: str) -> None:
+    """Add what all commands have that start jobs.
+
+    Parameters
+    ----------
+    of
+        What is repeated.
+    repeats, timeout_s
+        Defaults.
+    dry_run
+        What `--dry-run` does.
+    """
+    parser.add_argument("--repeats", type=int, default=repeats, help=f"jobs of each {of} (default: {repeats})")
+    parser.add_argument("--order-seed", type=int, default=0, help="of the random order of the jobs (default: 0)")
+    parser.add_argument(
+        "--timeout-s", type=float, default=timeout_s,
+        help=f"end a job, or an env measured by itself, that takes longer; it has failed (default: {timeout_s:g})",
+    )  # fmt: skip
+    parser.add_argument(
+        "--launcher", default="", help="what starts the ranks, up to -n, such as 'srun --mpi=pmix' (default: mpirun)"
+    )
+    parser.add_argument("--dry-run", action="store_true", help=dry_run)
 
 
 def _reader(each: Field) -> Any:

@@ -6,7 +6,7 @@
 #     PYTHON    that program
 #     num_ranks
 #     advice    what to set where the launcher does not start ranks of this MPI
-# `clean_up` is to be called at the end.
+# and has `clean_up` called at the end.
 
 staged='' # Not what some variable of that name holds: `clean_up` removes it.
 

@@ -1,5 +1,5 @@
 # shellcheck shell=bash disable=SC2154,SC1091  # Variables that the scripts and this file have in common.
-# What strong_scaling.sbatch and weak_scaling.sbatch do.  Expects launch.sh and restart.sh.
+# What strong_scaling.sbatch and weak_scaling.sbatch do.  Expects launch.sh; `do_study` restart.sh too.
 
 # The commands of the jobs of a study that are left, and how many they are, in words.
 commands_left() { "$PYTHON" -m mpi_rollout scaling "$@" --dry-run; }

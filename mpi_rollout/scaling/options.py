@@ -1,11 +1,9 @@
 """The command line of `scaling`."""
 
 import argparse
-from dataclasses import fields
 from typing import Any
 
-from mpi_rollout.config import RolloutConfig
-from mpi_rollout.options import add_option, ranks_list
+from mpi_rollout.options import add_job_options, add_run_options, ranks_list
 from mpi_rollout.scaling.sim.options import add_sim
 from mpi_rollout.scaling.study import RUN_OPTIONS, Study
 
@@ -23,31 +21,16 @@ def add_scaling(commands: Any) -> None:
 def _add_kind(kinds: Any, kind: str, size: str) -> None:
     of = "over all ranks, the same on any number of ranks" if kind == "strong" else "on each rank"
     parser = kinds.add_parser(kind, help=f"{size}: envs {of}", allow_abbrev=False)
-    own = (
-        (
-            "--ranks",
-            ranks_list,
-            "1,2,4,8",
-            "numbers of ranks; the base case is measured on 1, which is always among them",
-        ),
-        ("--repeats", int, 5, "jobs of each number of ranks"),
-        ("--order-seed", int, 0, "of the random order of the jobs"),
-        ("--timeout-s", float, 600.0, "end a job that takes longer; it is kept as failed"),
-        ("--launcher", str, "", "what starts the ranks, up to -n, such as 'srun --mpi=pmix' (default: mpirun)"),
-    )
-    for name, reader, default, help_text in own:
-        told = help_text + f" (default: {default})" * (default != "")
-        parser.add_argument(name, type=reader, default=default, help=told)
+    parser.add_argument("--ranks", type=ranks_list, default="1,2,4,8", help="numbers of ranks; the base case is "
+                        "measured on 1, which is always among them (default: 1,2,4,8)")  # fmt: skip
+    add_job_options(parser, "number of ranks", 5, 600.0, "print the commands of what is left, start none")
     parser.add_argument(size, dest="size", type=int, default=64, metavar="N", help=f"envs {of} (default: 64)")
     parser.add_argument("--out", default=f"results/{kind}.h5", metavar="FILE", help="file of the study; if it was "
                         f"interrupted there, it is continued (default: results/{kind}.h5)")  # fmt: skip
     parser.add_argument("--only", type=int, metavar="R", help="do only the jobs of R ranks, into FILE.parts, e.g. in a "
                         "batch job of their own; `scaling gather FILE` puts such parts together")  # fmt: skip
     parser.add_argument("--redo-failed", action="store_true", help="do jobs again that failed; otherwise they stay so")
-    parser.add_argument("--dry-run", action="store_true", help="print the commands of what is left, start none")
-    for each in fields(RolloutConfig):
-        if each.name in RUN_OPTIONS:
-            add_option(parser, each)
+    add_run_options(parser, RUN_OPTIONS)
     parser.set_defaults(command=scaling_command, kind=kind)
 
 

@@ -1,13 +1,12 @@
 """The command line of `scaling sim`."""
 
 import argparse
-from dataclasses import fields
 from functools import partial
 from typing import Any
 
-from mpi_rollout.config import RolloutConfig, flag
+from mpi_rollout.config import flag
 from mpi_rollout.errors import UsageError
-from mpi_rollout.options import add_option, numbers, ranks_list
+from mpi_rollout.options import add_job_options, add_run_options, numbers, ranks_list
 from mpi_rollout.scaling.sim.question import CONSTANT_NAMES, FIGURES, GIVEN, MEASURED, MOST_CHECKED, Envs, Simulation
 
 RANKS = ",".join(str(2**power) for power in range(15))
@@ -50,9 +49,7 @@ def _add_envs(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--fragment-length", type=_fragments, default="32", metavar="L,...",
                        help="steps between two exchanges where the policy is on the workers; a curve for each "
                        "(default: 32)")  # fmt: skip
-    for each in fields(RolloutConfig):
-        if each.name in ENV_OPTIONS:
-            add_option(group, each)
+    add_run_options(group, ENV_OPTIONS)
 
 
 _fragments = partial(numbers, "--fragment-length", "numbers of steps", "16,128")
@@ -74,11 +71,7 @@ def _add_jobs(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--check", type=partial(_some_ranks, "--check"), default=(), metavar="RANKS",
                        help=f"numbers of ranks, up to {MOST_CHECKED}, at which the model is compared with real jobs; "
                        "the largest, if larger than all of --probe, is in no fit")  # fmt: skip
-    group.add_argument("--repeats", type=int, default=3, help="jobs of each kind (default: 3)")
-    group.add_argument("--order-seed", type=int, default=0, help="of the random order of the jobs (default: 0)")
-    group.add_argument("--timeout-s", type=float, default=600.0, help="end a job that takes longer (default: 600)")
-    group.add_argument("--launcher", default="", help="what starts the ranks, up to -n (default: mpirun)")
-    group.add_argument("--dry-run", action="store_true", help="print the commands of the jobs, start none")
+    add_job_options(group, "kind", 3, 600.0, "print the commands of the jobs, start none")
 
 
 def _some_ranks(option: str, text: str) -> tuple[int, ...]:
