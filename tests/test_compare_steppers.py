@@ -25,6 +25,8 @@ NEXT_STEP = int((SWEEPS - SWEEPS // (LENGTHS + 1)).sum())  # Env steps of as man
 
 @pytest.fixture
 def made(request: pytest.FixtureRequest) -> Iterator[Made]:
+    if request.param.startswith("sb3_"):
+        pytest.importorskip("stable_baselines3")
     found = MAKERS[request.param](Setup("registered:Counting-v0", NUM_ENVS, 2))
     yield found
     found.close()
@@ -39,7 +41,6 @@ def test_rows_that_only_reset_are_not_counted(made: Made):
 
 @pytest.mark.parametrize("made", ["sb3_dummy", "sb3_subproc"], indirect=True)
 def test_where_the_step_that_ends_an_episode_resets_all_rows_are_counted(made: Made):
-    pytest.importorskip("stable_baselines3")
     made.stepper.reset()
     assert made.stepper.count([made.stepper.sweep() for _ in range(SWEEPS)]) == SWEEPS * NUM_ENVS
 
