@@ -8,12 +8,20 @@ from typing import Any
 
 from mpi_rollout.errors import StorageError, UsageError
 from mpi_rollout.storage.child import in_child
+from mpi_rollout.temporary import temporary_path
 
 SUFFIX = ".part"
 
 
-def verify(path: str, num_replayed: int = 0, replay_seed: int = 0, as_json: bool = False) -> list[str]:
+def verify(
+    path: str, num_replayed: int = 0, replay_seed: int = 0, as_json: bool = False, **consent: Any
+) -> list[str]:  # fmt: skip
     """Return the lines to print about a file in which nothing is wrong; replay some of its episodes.
+
+    Parameters
+    ----------
+    consent
+        Of `Consent`: which envs may be made to replay episodes.
 
     Raises
     ------
@@ -26,9 +34,10 @@ def verify(path: str, num_replayed: int = 0, replay_seed: int = 0, as_json: bool
     found = in_child("mpi_rollout.storage.verification:verify", path)
     found["seconds"] = time.perf_counter() - start
     if num_replayed > 0:
+        from mpi_rollout.consent import Consent
         from mpi_rollout.replay import replay  # Only this needs envs.
 
-        found |= replay(path, num_replayed, replay_seed)
+        found |= replay(path, num_replayed, replay_seed, Consent(**consent))
     return [json.dumps(found)] if as_json else _lines(found)
 
 
@@ -51,7 +60,7 @@ def recover(path: str, new_path: str | None, num_steps: int | None = None, as_js
     folder = os.path.dirname(os.path.abspath(new_path))
     if not os.path.isdir(folder):
         raise StorageError(f"cannot write {new_path}: there is no folder {folder}; mkdir -p {folder}")
-    temporary = f"{new_path}.recovering-{os.getpid()}"
+    temporary = temporary_path(new_path, "recovering")
     start = time.perf_counter()
     try:
         found = in_child("mpi_rollout.storage.recovery:recover", path, new_path, temporary, num_steps)

@@ -4,7 +4,10 @@ import json
 import statistics
 from typing import Any
 
-from mpi_rollout.storage.reader import summary
+from mpi_rollout.errors import printable
+from mpi_rollout.storage.child import in_child
+
+PATIENCE_S = 20.0  # A user waits, and looks at little.
 
 
 def inspect(path: str, as_json: bool = False, plot: str | None = None) -> list[str]:
@@ -13,16 +16,15 @@ def inspect(path: str, as_json: bool = False, plot: str | None = None) -> list[s
     Raises
     ------
     DataError
-        It is not a file of this program.
+        It is not a file of this program, or it is damaged.
     """
-    found = summary(path)
+    found = in_child("mpi_rollout.storage.reader:summary", path, patience_s=PATIENCE_S)
     if plot is not None:
-        from mpi_rollout.plots import plot_run
-
-        plot_run(path, plot)
+        in_child("mpi_rollout.plots:plot_run", path, plot)
     if as_json:
         return [json.dumps(found)]
-    return _head(found) + _trajectories(found) + ([f"figure        {plot}"] if plot else [])
+    lines = _head(found) + _trajectories(found) + ([f"figure        {plot}"] if plot else [])
+    return [printable(line) for line in lines]
 
 
 def _head(found: dict[str, Any]) -> list[str]:

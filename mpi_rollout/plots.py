@@ -1,35 +1,43 @@
 """Figures.  Needs the extra `plots`; draws into files, never to a screen."""
 
-import json
 from typing import Any
 
 import numpy as np
 
+from mpi_rollout.config import RolloutConfig
 from mpi_rollout.errors import UsageError
-from mpi_rollout.storage.reader import committed_episodes, open_file
+from mpi_rollout.storage.objects import Tell, attributes_of, count, parsed, text
+from mpi_rollout.storage.reader import committed_episodes, opened, throughput_tables
 from mpi_rollout.timing import PHASES
 
 
-def plot_run(path: str, figure_path: str) -> None:
+def plot_run(tell: Tell, path: str, figure_path: str) -> None:
     """Draw a run: returns of its episodes, its throughput over time, each rank's time by phase.
 
     Raises
     ------
     UsageError
         matplotlib is missing, or cannot write such a file.
+    DataError
+        The file cannot be read.
     """
     figure = new_figure("--plot", 11, 3.6)
-    with open_file(path) as file:
-        returns, rates, phases = figure.subplots(1, 3)
-        _plot_returns(returns, file)
-        _plot_rates(rates, file["throughput"])
-        _plot_phases(phases, file["throughput/ranks"][...])
-        config = json.loads(file.attrs["config"])
-        hosts = ", ".join(sorted(set(json.loads(file.attrs["hosts"]))))
-        name = config["env"] or config["env_factory"]
+    returns, rates, phases = figure.subplots(1, 3)
+    with opened(path, tell) as (file, note):
+        note("its tables")
+        attributes = attributes_of(file)
+        config = RolloutConfig.from_json(attributes.get("config"), path)
+        intervals, limit, ranks = throughput_tables(file)
+        episodes = committed_episodes(file) if "episodes" in file else None
+        hosts = ", ".join(sorted(set(parsed(attributes, "hosts", list))))
         figure.suptitle(
-            f"{name}, {config['num_envs']} envs, {file.attrs['num_ranks']} ranks on {hosts}, {file.attrs['started']}"
-        )
+            f"{config.env or config.env_factory}, {config.num_envs} envs, {count(attributes, 'num_ranks')} ranks on "
+            f"{hosts}, {text(attributes, 'started')}", parse_math=False,
+        )  # fmt: skip
+    tell("drawing")
+    _plot_returns(returns, episodes)
+    _plot_rates(rates, intervals, limit)
+    _plot_phases(phases, ranks)
     save(figure, "--plot", figure_path)
 
 
@@ -62,12 +70,11 @@ def save(figure: Any, what: str, path: str) -> None:
         raise UsageError(f"{what} {path}: {error}") from error
 
 
-def _plot_returns(axes: Any, file: Any) -> None:
+def _plot_returns(axes: Any, episodes: np.ndarray | None) -> None:
     axes.set(title="episode returns", xlabel="step of the episode's end", ylabel="return")
-    if "episodes" not in file:
+    if episodes is None:
         axes.text(0.5, 0.5, "no trajectories stored", ha="center", transform=axes.transAxes)
         return
-    episodes = committed_episodes(file)
     over = episodes[episodes["terminated"] | episodes["truncated"]]
     if not len(over):
         axes.text(0.5, 0.5, "no episode has ended", ha="center", transform=axes.transAxes)
@@ -83,9 +90,8 @@ def _plot_returns(axes: Any, file: Any) -> None:
     axes.legend(fontsize="small")
 
 
-def _plot_rates(axes: Any, throughput: Any) -> None:
+def _plot_rates(axes: Any, intervals: np.ndarray, limit: np.ndarray) -> None:
     axes.set(title="throughput", xlabel="seconds", ylabel="env steps per second")
-    intervals, limit = throughput["intervals"][...], throughput["limit"][...]
     axes.plot(intervals["time"], intervals["env_steps_per_s"], "k.-", label="this run")
     if len(limit):
         axes.axhline(

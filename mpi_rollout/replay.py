@@ -6,33 +6,38 @@ draws from its own generator alone.
 
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from itertools import groupby
 from typing import Any
 
 import h5py
 import numpy as np
 
 from mpi_rollout.config import RolloutConfig, versions
-from mpi_rollout.envs import maker_of
+from mpi_rollout.consent import Consent
+from mpi_rollout.envs import EnvMaker, maker_of
+from mpi_rollout.envs.faults import raised_at
 from mpi_rollout.envs.loop import LoopVectorEnv
-from mpi_rollout.errors import DataError, EnvError, UsageError
+from mpi_rollout.errors import DataError, EnvError, RolloutError, UsageError, words_of
 from mpi_rollout.layout import RESULTS, Leaf, leaves, tree_of
+from mpi_rollout.layout import describe as describe_space
 from mpi_rollout.storage.reader import committed_episodes
 from mpi_rollout.storage.unmarked import open_unmarked
 
 
-def replay(path: str, num_episodes: int, seed: int = 0) -> dict[str, Any]:
+def replay(path: str, num_episodes: int, seed: int, consent: Consent) -> dict[str, Any]:
     """Replay some episodes of a file that is known to be whole; return how many there were.
 
     Raises
     ------
     UsageError
-        Its episodes cannot be replayed.
+        Its episodes cannot be replayed, or its envs may not be made.
     DataError
         Not all came out the same; the message has the first difference.
     """
     with open_unmarked(path) as file:
-        config = RolloutConfig(**json.loads(file.attrs["config"]))
+        config = RolloutConfig.from_json(file.attrs["config"], path)
         if not config.trajectories:
             raise UsageError(f"--replay: {path} has no trajectories")
         if config.vectorization_mode != "sync":
@@ -40,11 +45,9 @@ def replay(path: str, num_episodes: int, seed: int = 0) -> dict[str, Any]:
                 f"--replay: episodes of {path} have no seed of their own (-1), since with --vectorization-mode "
                 f"{config.vectorization_mode} envs share a generator; without --replay the file can be verified"
             )
-        envs = LoopVectorEnv([maker_of(config)], infos=False)
-        replayed = Replay(file, envs)
+        consent.check(config, path)
         chosen = choose(committed_episodes(file), num_episodes, seed)
-        differences = [found for row in chosen if (found := replayed.failure_or_difference(row))]
-        envs.close()
+        differences = list(differences_of(file, maker_of(config), chosen))
         if differences:
             raise DataError(
                 f"{path}: {len(chosen) - len(differences)} of {len(chosen)} episodes come out the same; "
@@ -74,6 +77,25 @@ def _spread(rows: np.ndarray, number: int, draws: random.Random) -> Iterator[int
         yield int(draws.choice(part))
 
 
+def differences_of(file: h5py.File, make: EnvMaker, episodes: Sequence[np.void]) -> Iterator[str]:
+    """Replay episodes, those of each env in an env of its own; yield what is wrong of each that is not the same."""
+    by_env = sorted(episodes, key=lambda row: row["env_index"])
+    for env_index, rows in groupby(by_env, key=lambda row: int(row["env_index"])):
+        index = range(env_index, env_index + 1)
+        with closing(_made(make, index)) as envs:
+            replayed = Replay(file, envs)
+            yield from filter(None, map(replayed.failure_or_difference, rows))
+
+
+def _made(make: EnvMaker, index: range) -> LoopVectorEnv:
+    try:
+        return LoopVectorEnv(make.each(index), first_env_index=index.start, infos=False)
+    except RolloutError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise EnvError(f"--replay: env {index.start} cannot be made: {words_of(error)}{raised_at(error)}") from error
+
+
 class Replay:
     """Steps one env through stored episodes."""
 
@@ -81,6 +103,14 @@ class Replay:
         self._trajectories, self._envs = file["trajectories"], envs
         self._action_space = envs.single_action_space
         self._actions, self._observations = leaves(self._action_space), leaves(envs.single_observation_space)
+        made = {
+            "observation": describe_space(envs.single_observation_space),
+            "action": describe_space(self._action_space),
+        }
+        if json.dumps(made) != file.attrs["spaces"]:
+            raise DataError(
+                f"the envs of the file have the spaces {file.attrs['spaces']}, here they have {json.dumps(made)}"
+            )
 
     def _read(self, group: str, leaf: Leaf, row: np.void, more: int = 0) -> np.ndarray:
         """What is stored of an episode, shape (length + more, ...)."""

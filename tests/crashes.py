@@ -1,4 +1,4 @@
-"""Started by test_crashes with killer.c preloaded: one small run per write that it does, killed there.
+"""Started by test_crashes with killer.c preloaded: one small run per write that it does, killed or refused there.
 
 Each run and each look at what it left is a child, forked when all is imported.  Prints a line of JSON for each.
 """
@@ -16,7 +16,7 @@ import numpy as np
 from feed import SMALL, Feed, ending
 from gymnasium import spaces
 
-from mpi_rollout.errors import RolloutError
+from mpi_rollout.errors import RolloutError, StorageError
 from mpi_rollout.storage.reader import leaf_datasets
 from mpi_rollout.storage.recovery import recover
 
@@ -25,19 +25,29 @@ RUNS = {  # space, envs, rows of a block, steps, after which all are handed over
     "nested": (SMALL, 4, 4, 6, (1, 2, 3)),
     "pictures": (PICTURES, 15, 2, 3, (1,)),
 }
+HOWS = {"whole": 0, "torn": 1, "full": 2, "broken": 3}  # What killer.c does at a write.
+FAILS = 2  # From this one on, only the writes at the run's end count.
 PATIENCE_S = 30
 KILLER = ctypes.CDLL(os.environ["LD_PRELOAD"])
 
 
-def run(kind: str, report: int) -> None:
-    """A run; says what is committed as soon as it knows, and when the file is complete."""
+def run(kind: str, arm: Callable[[], None], is_at_end: bool, report: int) -> None:
+    """A run; says what is committed as soon as it knows, and how it ended.  Writes are counted from `arm` on."""
     space, num_envs, num_rows, num_steps, handed_over = RUNS[kind]
     feed = Feed(space, num_envs)
-    writer = feed.writer("run.h5", num_rows)
-    for _ in feed.fill(writer, num_steps, {*handed_over, num_steps}):
-        writer.drain()
-        os.write(report, f"committed {writer.num_committed}\n".encode())
-    writer.finish(ending(num_steps))
+    if not is_at_end:
+        arm()
+    try:
+        writer = feed.writer("run.h5", num_rows)
+        for _ in feed.fill(writer, num_steps, {*handed_over, num_steps}):
+            writer.drain()
+            os.write(report, f"committed {writer.num_committed}\n".encode())
+        if is_at_end:
+            arm()
+        writer.finish(ending(num_steps))
+    except StorageError as error:
+        os.write(report, f"failed {error}\n".encode())
+        os._exit(error.exit_code)  # As a run leaves.
     os.write(report, b"complete\n")
 
 
@@ -81,19 +91,22 @@ def in_fork(task: Callable[[int], None]) -> tuple[list[str], int]:
     return lines, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def main(kind: str, is_torn: bool) -> None:
+def main(kind: str, how: int) -> None:
     for number in range(1, 10000):
         for path in Path().iterdir():
             path.unlink()
 
-        def killed(report: int, number: int = number) -> None:
-            KILLER.killer_arm(ctypes.c_long(number), ctypes.c_long(is_torn), report)
-            run(kind, report)
+        def struck(report: int, number: int = number) -> None:
+            def arm() -> None:
+                KILLER.killer_arm(ctypes.c_long(number), ctypes.c_long(how), report)
 
-        said, code = in_fork(killed)
+            run(kind, arm, how >= FAILS, report)
+
+        said, code = in_fork(struck)
         committed = [int(line.split()[1]) for line in said if line.startswith("committed")]
         write = [line for line in said if line.startswith("write")]
         outcome = {"number": number, "committed": max(committed, default=0), "write": write, "code": code}
+        outcome["ended"] = said[-1]
         if code == 0:
             print(json.dumps(outcome | {"said": said[-1:]}), flush=True)
             return
@@ -102,4 +115,4 @@ def main(kind: str, is_torn: bool) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2] == "torn")
+    main(sys.argv[1], HOWS[sys.argv[2]])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import h5py
 import numpy as np
-from conftest import WHOLE, Job, Result, Running, datasets, is_hydra, processes_in
+from conftest import WHOLE, Job, Result, Running, are_gone, datasets, is_hydra
 
 HOST = os.uname().nodename
 ENVS = ("--num-envs", "6", "--progress", "none")
@@ -63,7 +63,7 @@ def assert_ended_soon(result: Result, folder: Path, within_s: float) -> None:
     """The job was over, with all its processes, so many seconds after its first env had failed."""
     assert time.time() - float((folder / "failed_at").read_text()) < within_s
     assert result.seconds < LAUNCHED_S
-    assert processes_in(folder) == []
+    assert are_gone(folder, 1.0)  # MPICH's launcher ends some 10 ms before the ranks that it has killed.
 
 
 def is_code(result: Result, code: int) -> bool:

@@ -1,23 +1,31 @@
-/* LD_PRELOAD: kills the process with SIGKILL at its n-th write to a file called *.part*, before that or amid it.
+/* LD_PRELOAD: something happens at the n-th write of the process to a file called *.part*.
 
-   killer_arm(n, is_torn, report): n counts from 1; with is_torn the first half of the n-th write is done; where and
-   how many bytes it would have been is written to the descriptor `report`. */
+   killer_arm(n, how, report): n counts from 1; `how` is one of
+
+   0   the process is killed with SIGKILL before the write
+   1   the same, after the first half of the write
+   2   the write fails with ENOSPC
+   3   this write and all after it fail with EIO
+
+   Where it would have been, and of how many bytes, is written to the descriptor `report`. */
 
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <errno.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/types.h>
 #include <unistd.h>
 
-static long left, is_torn;
+enum { KILL, TEAR, FAIL_ONCE, FAIL_ON };
+static long left, how;
 static int report;
 
-void killer_arm(long n, long torn, int descriptor)
+void killer_arm(long n, long kind, int descriptor)
 {
     left = n;
-    is_torn = torn;
+    how = kind;
     report = descriptor;
 }
 
@@ -32,30 +40,37 @@ static int is_part(int descriptor)
     return strstr(path, ".part") != NULL;
 }
 
-/* Whether this is the write to die at. */
-static int is_last(int descriptor, size_t count, off_t offset)
+/* Whether this is the write that something happens at. */
+static int is_due(int descriptor, size_t count, off_t offset)
 {
     if (left <= 0 || !is_part(descriptor) || --left > 0)
         return 0;
     dprintf(report, "write %zu %lld\n", count, (long long)offset);
+    if (how == FAIL_ON)
+        left = 1;
     return 1;
 }
 
-static void die(void)
+/* Die, or return what a write that fails returns. */
+static int fail(void)
 {
-    kill(getpid(), SIGKILL);
-    for (;;)
-        pause();
+    if (how == KILL || how == TEAR) {
+        kill(getpid(), SIGKILL);
+        for (;;)
+            pause();
+    }
+    errno = how == FAIL_ON ? EIO : ENOSPC;
+    return -1;
 }
 
 #define NEXT(name) ((__typeof__(&name))dlsym(RTLD_NEXT, #name))
 
 ssize_t pwrite(int descriptor, const void *bytes, size_t count, off_t offset)
 {
-    if (is_last(descriptor, count, offset)) {
-        if (is_torn)
+    if (is_due(descriptor, count, offset)) {
+        if (how == TEAR)
             NEXT(pwrite)(descriptor, bytes, count / 2, offset);
-        die();
+        return fail();
     }
     return NEXT(pwrite)(descriptor, bytes, count, offset);
 }
@@ -67,18 +82,18 @@ ssize_t pwrite64(int descriptor, const void *bytes, size_t count, off_t offset)
 
 ssize_t write(int descriptor, const void *bytes, size_t count)
 {
-    if (is_last(descriptor, count, -1)) {
-        if (is_torn)
+    if (is_due(descriptor, count, -1)) {
+        if (how == TEAR)
             NEXT(write)(descriptor, bytes, count / 2);
-        die();
+        return fail();
     }
     return NEXT(write)(descriptor, bytes, count);
 }
 
 int ftruncate(int descriptor, off_t length)
 {
-    if (is_last(descriptor, 0, length))
-        die();
+    if (is_due(descriptor, 0, length))
+        return fail();
     return NEXT(ftruncate)(descriptor, length);
 }
 

@@ -4,6 +4,8 @@ killer.c kills before the n-th write, or in its middle; crashes.py runs and look
 torn anywhere.  One of metadata may not: HDF5 then refuses what it describes, at once and without handing out anything
 wrong.  Linux looks for a SIGKILL between the pages of a write, not within one: of the writes of metadata, some hundred
 bytes each, only those that cross the end of a page can be torn so.  A loss of power can tear any.
+
+The writes at the end of a run may also fail, one or all from there on: that is told in one line.
 """
 
 import json
@@ -23,14 +25,25 @@ TIMEOUT_S = 300
 
 
 def crash(folder: Path, killer: str, kind: str, how: str) -> list[dict]:
-    """What became of a run killed at each of its writes; the last one is not killed."""
+    """What became of a run killed or refused at each of its writes; nothing happens to the last one."""
     folder.mkdir()
     done = subprocess.run(
         [sys.executable, str(TESTS / "crashes.py"), kind, how],
         cwd=folder, env=job_environment(LD_PRELOAD=killer), capture_output=True, text=True, timeout=TIMEOUT_S,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    assert (done.returncode, done.stderr) == (0, "")
     return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.mark.parametrize(("how", "words"), [("full", "No space left on device"), ("broken", "Input/output error")])
+def test_a_write_that_fails_at_the_end_ends_the_run_in_one_line_whichever_it_is(tmp_path: Path, how: str, words: str):
+    """Also where HDF5 would forget the error and crash later: nothing is on stderr, and the exit code is 74."""
+    *failed, last = crash(tmp_path / how, preloadable("killer.c", tmp_path), "nested", how)
+    assert last["code"] == 0 and len(failed) > 15
+    for each in failed:
+        assert each["code"] == 74, each
+        assert each["ended"].startswith(f"failed cannot write run.h5.part: {words} ("), each
+        assert num_recovered(each) >= each["committed"], each
 
 
 @pytest.fixture(scope="module")

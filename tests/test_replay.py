@@ -93,7 +93,7 @@ def test_the_choice_follows_from_the_seed_and_is_spread():
 def test_every_episode_of_a_run_comes_out_the_same(job: Job, env: tuple[str, str], num_steps: int):
     (job.folder / "nested.py").write_text(NESTED)
     path = job.collect(2, *env, "--num-envs", "3", "--num-steps", str(num_steps), "--seed", "5")
-    result = job(None, "verify", str(path), "--replay", "100000", "--json")
+    result = job(None, "verify", str(path), "--replay", "100000", "--json", *env)
     assert result.code == 0, result.err
     found = json.loads(result.out)
     assert found["replayed"] == found["episodes"] > 3
@@ -106,21 +106,21 @@ def test_simulators_and_games_come_out_the_same(job: Job, module: str):
     pytest.importorskip(module)
     env = {"mujoco": "HumanoidStandup-v5", "ale_py": "ale_py:ALE/Breakout-v5"}[module]
     path = job.collect(2, "--env", env, "--num-envs", "2", "--num-steps", "150")
-    result = job(None, "verify", str(path), "--replay", "3")
+    result = job(None, "verify", str(path), "--replay", "3", "--env", env)
     assert result.code == 0, result.err
     assert "steps from seed and actions: every byte the same" in result.out
 
 
 def test_an_env_that_knows_its_earlier_episodes_is_found(job: Job):
     path = job.collect(2, "--env-factory", "envs:Counting", "--num-envs", "3", "--num-steps", "60")
-    result = job(None, "verify", str(path), "--replay", "10")
+    result = job(None, "verify", str(path), "--replay", "10", "--env-factory", "envs:Counting")
     assert result.code == 65 and "of 10 episodes come out the same; the episode of env " in result.err
 
 
 def test_an_env_that_does_not_follow_from_its_seed_is_found_with_the_first_difference(job: Job):
     (job.folder / "moody.py").write_text(MOODY)
     path = job.collect(1, "--env-factory", "moody:make", "--num-envs", "1", "--num-steps", "300")
-    result = job(None, "verify", str(path), "--replay", "10")
+    result = job(None, "verify", str(path), "--replay", "10", "--trust")
     assert result.code == 65 and result.err.count("\n") == 1
     assert re.search(
         r"run\.h5: \d of 10 episodes come out the same; the episode of env 0 from step \d+ on, seed \d+, differs "
@@ -139,6 +139,18 @@ def test_a_changed_reward_with_a_good_checksum_is_found(job: Job):
     assert job(None, "verify", str(path)).code == 0
     assert "in its step 3: rewards is 2.0 in the file, 1.0 in the replay" in (
         job(None, "verify", str(path), "--replay", "1").err
+    )
+
+
+def test_an_env_that_cannot_be_made_any_more_is_told_in_one_line(job: Job):
+    source = "import gymnasium\ndef make(): return gymnasium.make('CartPole-v1')\n"
+    (job.folder / "gone.py").write_text(source)
+    path = job.collect(1, "--env-factory", "gone:make", "--num-envs", "1", "--num-steps", "10")
+    (job.folder / "gone.py").write_text("def make(): raise OSError('the licence server is away')\n")
+    result = job(None, "verify", str(path), "--replay", "1", "--trust")
+    assert (result.code, result.err) == (
+        70,
+        "mpi_rollout: --replay: env 0 cannot be made: OSError: the licence server is away (gone.py, line 1)\n",
     )
 
 

@@ -18,7 +18,7 @@ from conftest import assert_same_bytes, job_environment
 from feed import IMAGES, LARGE_ROWS, PLAIN, RESULTS, SMALL, Feed, ending
 from gymnasium import spaces
 
-from mpi_rollout.errors import StorageError
+from mpi_rollout.errors import StorageError, UsageError
 from mpi_rollout.layout import Block
 from mpi_rollout.seeding import SeedTable, episode_seeds
 from mpi_rollout.storage import rows_per_block
@@ -342,7 +342,7 @@ def test_a_second_writer_is_refused_and_the_first_goes_on(tmp_path: Path):
         [sys.executable, "-c", "from feed import Feed; Feed(seed=1).writer('run.h5', 4)"],
         cwd=tmp_path, env=job_environment(), capture_output=True, text=True, timeout=60,
     )  # fmt: skip
-    assert re.search(r"StorageError: .*; another run writes there or has written; move the file", second.stderr)
+    assert re.search(r"UsageError: run\.h5\.part: another run is writing it; wait for its end", second.stderr)
     for _ in steps:
         pass
     first.finish(ending(20))
@@ -351,9 +351,35 @@ def test_a_second_writer_is_refused_and_the_first_goes_on(tmp_path: Path):
 
 def test_a_part_that_another_run_has_left_is_not_touched(tmp_path: Path):
     (tmp_path / "run.h5.part").write_bytes(b"precious")
-    with pytest.raises(StorageError, match=r"another run writes there or has written; move the file"):
+    with pytest.raises(UsageError, match=r"run\.h5\.part: another run is writing it; wait for its end"):
         Feed().writer(tmp_path / "run.h5", 4)
     assert (tmp_path / "run.h5.part").read_bytes() == b"precious"
+    assert [path.name for path in tmp_path.iterdir()] == ["run.h5.part"]
+
+
+def test_a_file_that_was_completed_since_this_run_looked_is_not_touched(tmp_path: Path):
+    (tmp_path / "run.h5").write_bytes(b"precious")
+    with pytest.raises(UsageError, match=r"run\.h5: another run is writing it; wait for its end"):
+        Feed().writer(tmp_path / "run.h5", 4)
+    assert [path.name for path in tmp_path.iterdir()] == ["run.h5"]
+
+
+def test_of_writers_that_start_at_once_one_goes_on(tmp_path: Path):
+    code = "import sys; from feed import *; feed = Feed(); sys.stdin.read(1); writer = feed.writer('run.h5', 4)\n"
+    code += "print('made', flush=True); sys.stdin.read(1)"
+    starts = [
+        subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, env=job_environment(), text=True,
+                         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        for _ in range(6)
+    ]  # fmt: skip
+    for each in starts:
+        each.stdin.write(".")
+        each.stdin.flush()
+    said = [each.communicate(timeout=60) for each in starts]
+    assert [out for out, _ in said].count("made\n") == 1
+    refused = [err for out, err in said if not out]
+    assert len(refused) == 5 and all("UsageError: run.h5.part" in err and "another run is" in err for err in refused)
+    assert [path.name for path in tmp_path.iterdir()] == ["run.h5.part"]
 
 
 def test_a_file_that_appears_during_a_run_is_not_overwritten(tmp_path: Path):
@@ -411,10 +437,11 @@ def test_memory_is_bounded_by_the_blocks_that_go_round(tmp_path: Path):
 
 READER = """
 import hashlib, json, sys
-from mpi_rollout.storage.reader import committed_episodes, leaf_datasets, open_file
+import h5py
+from mpi_rollout.storage.reader import committed_episodes, leaf_datasets
 
 for line in sys.stdin:
-    with open_file(line.strip()) as file:
+    with h5py.File(line.strip(), libver="latest", swmr=line.strip().endswith(".part"), locking=False) as file:
         num_steps = int(file["trajectories"].attrs["num_steps"])
         datasets = leaf_datasets(file["trajectories"])
         counted = {name: each[: num_steps + name.startswith("observations")] for name, each in datasets.items()}

@@ -5,8 +5,6 @@ import os
 import random
 import re
 import shutil
-import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,7 +16,6 @@ from feed import IMAGES, LARGE_ROWS, SMALL, Feed, ending
 from gymnasium import spaces
 
 from mpi_rollout.errors import DataError
-from mpi_rollout.storage import child
 from mpi_rollout.storage.chunks import places
 from mpi_rollout.storage.reader import leaf_datasets
 from mpi_rollout.storage.recovery import copy_prefix, schema_of
@@ -89,12 +86,12 @@ def test_a_changed_bit_in_data_is_found_with_dataset_and_rows(path: Path, name: 
     verify(quiet, str(path))
 
 
-def test_damaged_chunks_are_counted(path: Path):
+def test_a_few_damaged_chunks_are_named(path: Path):
     for step in (0, 8):
         for name in ("rewards", "terminations"):
             flip(path, chunk_of(path, f"trajectories/{name}", step, 0)[0])
     message = refused(path)
-    assert message.count("the checksum does not fit") == 3 and message.endswith("; and 1 more")
+    assert message.count("the checksum does not fit") == 3 and message.endswith("; and more")
 
 
 def test_no_changed_byte_anywhere_goes_unseen(path: Path):
@@ -216,7 +213,7 @@ WRONG = [
     (lambda file: file.attrs.modify("seed", 1), "the attributes of its root group are not what was written"),
     (lambda file: file.attrs.__setitem__("config", "{}"), "the attributes of its root group are not what was"),
     (lambda file: file.attrs.__delitem__("digest"), "there is no digest of its attributes"),
-    (lambda file: file.attrs.__delitem__("hosts"), "the attributes of its root group are not what was written"),
+    (lambda file: file.attrs.__delitem__("hosts"), "its attribute hosts is missing"),
 ]
 
 
@@ -247,31 +244,6 @@ def test_a_file_is_verified_while_it_is_written(tmp_path: Path):
 def test_the_checksum_of_a_superblock_is_that_of_hdf5(path: Path):
     head = path.read_bytes()[:48]
     assert lookup3(head[:44]) == head[44:]
-
-
-# The child.
-
-
-def hang(tell: Callable[[str], None], path: str) -> None:
-    tell("reading its middle")
-    time.sleep(600)
-
-
-def crash(tell: Callable[[str], None], path: str) -> None:
-    tell("reading its end")
-    os.kill(os.getpid(), signal.SIGSEGV)
-
-
-def test_a_child_that_hangs_is_ended_and_what_it_was_doing_told():
-    with pytest.raises(DataError, match=r"run\.h5: no answer for 0\.5 s while (starting|reading its middle); the file"):
-        child.in_child("test_verify:hang", "run.h5", patience_s=0.5)
-
-
-def test_a_child_that_crashes_is_told_with_what_it_was_doing():
-    with pytest.raises(
-        DataError, match=r"run\.h5: HDF5 crashed while reading its end \(SIGSEGV\); the file is damaged"
-    ):
-        child.in_child("test_verify:crash", "run.h5")
 
 
 # The commands.

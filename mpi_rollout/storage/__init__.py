@@ -1,63 +1,27 @@
-"""The HDF5 file: how it is made, filled, committed, closed and read.  Only the root imports this."""
+"""The HDF5 file: how it is made, filled, committed, closed and read.  Only the root imports this.
 
-import json
-from collections.abc import Mapping
-from dataclasses import asdict
+Its names are loaded when they are first asked for: a process that reads a file loads nothing that
+writes or runs envs.
+"""
+
+from importlib import import_module
 from typing import Any
 
-import h5py
-
-from mpi_rollout.config import RolloutConfig, versions
-from mpi_rollout.envs.restoring import Past
-from mpi_rollout.layout import Block
-from mpi_rollout.storage.episodes import EpisodeTable, make_table
-from mpi_rollout.storage.output import Output, open_output
-from mpi_rollout.storage.reader import open_file
-from mpi_rollout.storage.schema import Schema, rows_per_block
-from mpi_rollout.storage.unmarked import open_unmarked
-from mpi_rollout.storage.writer import Ending, Prefix, Writer
-
-__all__ = [
-    "Ending",
-    "EpisodeTable",
-    "Output",
-    "Schema",
-    "Writer",
-    "open_file",
-    "open_output",
-    "open_unmarked",
-    "open_writer",
-    "rows_per_block",
-]
+_MODULES = {
+    "Ending": "writer",
+    "EpisodeTable": "episodes",
+    "Output": "output",
+    "Schema": "schema",
+    "Writer": "writer",
+    "open_output": "output",
+    "open_unmarked": "unmarked",
+    "open_writer": "opening",
+    "rows_per_block": "schema",
+}
+__all__ = [*_MODULES]
 
 
-def open_writer(
-    config: RolloutConfig,
-    attributes: dict[str, Any],
-    blocks: list[Block],
-    num_ranks: int,
-    past: Past | None = None,
-    lost: Mapping[int, int] | None = None,
-) -> Writer:
-    """Make the file of a run and the thread that writes it.
-
-    Parameters
-    ----------
-    past
-        Where an earlier start of the run came to, whose file is continued.
-    lost
-        Envs whose running episode cannot be continued, and the first step that is not what it was.
-
-    Raises
-    ------
-    StorageError
-        The file cannot be made.
-    """
-    libraries = {"h5py": h5py.__version__, "hdf5": h5py.version.hdf5_version}
-    attributes = attributes | {"versions": json.dumps(versions() | libraries)}
-    schema = Schema(attributes, blocks[0].named if config.trajectories else {}, num_ranks)
-    if not config.trajectories:
-        return Writer(config.out, schema, [], None)
-    episodes = make_table(asdict(config))
-    prefix = None if past is None else Prefix(past.num_steps, lost or {})
-    return Writer(config.out, schema, blocks, episodes, prefix)
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

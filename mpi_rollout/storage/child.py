@@ -1,71 +1,161 @@
-"""Work on files that may be damaged, in a process of its own: HDF5 can hang in one or crash.
+"""Work on files that may be damaged or hostile, in a process of its own: HDF5 can hang in one, crash, or eat memory.
 
-The child prints a line of JSON for every sign of life, and one for how it ended.
+The child prints a line of JSON for every sign of life, and one for how it ended.  What it returns is data.  Its memory
+is limited; it ends with its parent; and nobody but its parent ends it: the signals that ask a job to stop are blocked
+in it, since the parent heeds them.
 """
 
 import importlib
 import json
 import os
+import resource
 import selectors
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+import traceback
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from mpi_rollout import errors
-from mpi_rollout.errors import DataError, RolloutError
+from mpi_rollout.errors import DataError, Interrupted, RolloutError
+from mpi_rollout.interrupts import STOP_SIGNALS, is_main_thread
+from mpi_rollout.parent import end_with
 
 PATIENCE_S = 60.0  # Without a sign of life.  A sign comes with each chunk, of 1 MiB or so.
+LOOK_EVERY_S = 0.2
 TELL_EVERY_S = 0.2
+BLOCKED_SIGNALS = (*STOP_SIGNALS, signal.SIGHUP, signal.SIGUSR2)
+CRASH_SIGNALS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL)
+# Interpreter, NumPy and HDF5 take 60 MB.  The rest is in proportion to the file, which is not compressed: `verify`
+# takes 1.3 bytes per byte of a file of which most are episodes (each of one step), and that is the worst one.
+MEMORY_NBYTES, MEMORY_PER_BYTE = 2**30, 4
+# No filter that a file names is loaded from a library; one thread, since each would count as 40 MB of memory.
+VARIABLES = {"HDF5_PLUGIN_PRELOAD": "::", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 PROGRAM = "from mpi_rollout.storage.child import serve; serve()"
 
 
 def in_child(task: str, path: str, *arguments: Any, patience_s: float = PATIENCE_S) -> Any:
     """Call `task`, a `module:function`, with a function to tell what it does, a path and JSON-able arguments.
 
+    Returns
+    -------
+    What the task has returned, JSON-able.
+
     Raises
     ------
     RolloutError
-        The task raised it.
+        The task raised it; or the child failed for a reason that says nothing about the file.
     DataError
-        The child crashed, or gave no sign of life for too long.
+        The child crashed in C code, or gave no sign of life for too long.
+    Interrupted
+        This process was asked to stop meanwhile.
     """
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    command = [sys.executable, "-c", PROGRAM, json.dumps([task, path, *arguments])]
-    with subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as process:
-        doing = "starting"
+    doing = "starting"
+    with _heeding() as asked, tempfile.TemporaryFile() as words, _started(task, path, *arguments, words=words) as child:
         try:
-            for line in _lines(process.stdout, patience_s):
+            for line in _lines(child.stdout, patience_s, asked):
                 said = json.loads(line)
                 if "refused" in said:
                     raise getattr(errors, said["kind"])(said["refused"])
                 if "done" in said:
                     return said["done"]
                 doing = said["doing"]
-        except TimeoutError:
+            child.wait(patience_s)
+        except (TimeoutError, subprocess.TimeoutExpired):
             raise DataError(
                 f"{path}: no answer for {patience_s:g} s while {doing}; the file is damaged, or its disk fails"
             ) from None
+        except InterruptedError:
+            name = signal.Signals(asked[0]).name
+            raise Interrupted(f"{path}: stopped by {name} while {doing}; the file was left as it is") from None
         finally:
-            process.kill()
-    raise DataError(f"{path}: HDF5 crashed while {doing} ({_ending(process.returncode)}); the file is damaged")
+            child.kill()
+        raise _failure(path, doing, child.returncode, words)
 
 
-def _lines(pipe: Any, patience_s: float) -> Iterator[bytes]:
-    """Lines as they come, until the end; TimeoutError if nothing comes for too long."""
+@contextmanager
+def _heeding() -> Iterator[list[int]]:
+    """Collect the signals that ask to stop, in the main thread; those that nobody has heeded come again at the end."""
+    asked: list[int] = []
+    before: dict[int, Any] = {}
+    if is_main_thread():
+        # A handler that is None is not Python's, and could not be put back.
+        heard = [number for number in BLOCKED_SIGNALS if signal.getsignal(number) not in (None, signal.SIG_IGN)]
+        before = {number: signal.signal(number, lambda number, _: asked.append(number)) for number in heard}
+    try:
+        yield asked
+    except Interrupted:
+        asked.clear()
+        raise
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for number in asked:
+            signal.raise_signal(number)
+
+
+@contextmanager
+def _started(task: str, path: str, *arguments: Any, words: Any) -> Iterator[subprocess.Popen]:
+    """A child at work, born with the stop signals blocked; what it says on stderr goes to `words`."""
+    environment = os.environ | VARIABLES | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-c", PROGRAM, json.dumps([os.getpid(), task, path, *arguments])]
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED_SIGNALS)
+    try:
+        child = subprocess.Popen(
+            command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=words
+        )
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    with child:
+        yield child
+
+
+def _lines(pipe: Any, patience_s: float, asked: list[int]) -> Iterator[bytes]:
+    """Lines as they come, until the end.
+
+    Raises
+    ------
+    TimeoutError
+        Nothing came for too long.
+    InterruptedError
+        Something is in `asked`.
+    """
     with selectors.DefaultSelector() as selector:
         selector.register(pipe, selectors.EVENT_READ)
-        rest = b""
-        while True:
-            if not selector.select(patience_s):
-                raise TimeoutError
-            data = os.read(pipe.fileno(), 65536)
+        rest, silent_s = b"", 0.0  # Not by the clock: it goes on while both processes are suspended.
+        while not asked:
+            if not selector.select(min(LOOK_EVERY_S, patience_s)):
+                silent_s += LOOK_EVERY_S
+                if silent_s >= patience_s:
+                    raise TimeoutError
+                continue
+            data, silent_s = os.read(pipe.fileno(), 65536), 0.0
             if not data:
                 return
             *lines, rest = (rest + data).split(b"\n")
             yield from lines
+        raise InterruptedError
+
+
+def _failure(path: str, doing: str, code: int, words: Any) -> RolloutError:
+    """What the end of a child says that has not answered."""
+    if -code in CRASH_SIGNALS:
+        return DataError(f"{path}: HDF5 crashed while {doing} ({signal.Signals(-code).name}); the file is damaged")
+    if code == -signal.SIGKILL:
+        return RolloutError(
+            f"{path}: the process that read it was killed (SIGKILL) while {doing}: by the system for want of memory, "
+            "or by somebody; that says nothing about the file; try again, with more memory if it happens again"
+        )
+    words.seek(0)
+    sys.stderr.write(words.read().decode(errors="replace"))
+    return RolloutError(
+        f"{path}: reading it failed while {doing} ({_ending(code)}); that is an error of mpi_rollout or of its "
+        "installation, and says nothing about the file"
+    )
 
 
 def _ending(code: int) -> str:
@@ -74,17 +164,37 @@ def _ending(code: int) -> str:
 
 def serve() -> None:
     """In the child: do what the command line says."""
-    task, *arguments = json.loads(sys.argv[1])
-    module, _, name = task.partition(":")
+    parent, task, path, *arguments = json.loads(sys.argv[1])
+    end_with(parent)
     signs = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
+    module, _, name = task.partition(":")
+    function = getattr(importlib.import_module(module), name)
+    limit_memory(path)
     try:
-        answer = {"done": getattr(importlib.import_module(module), name)(teller(signs), *arguments)}
+        answer = {"done": function(teller(signs), path, *arguments)}
     except RolloutError as error:
         answer = {"refused": str(error), "kind": type(error).__name__}
+    except MemoryError:
+        answer = {"refused": f"{path}: reading it takes more memory than a file of its size can need; it is damaged"}
+        answer["kind"] = DataError.__name__
+    except Exception:
+        traceback.print_exc()
+        os._exit(1)
     signs.write(json.dumps(answer) + "\n")
     signs.close()
     os._exit(0)  # After a failure HDF5 may crash in the interpreter's end.
+
+
+def limit_memory(path: str) -> None:
+    """Let this process have no more memory than a whole file of that size makes it need."""
+    try:
+        nbytes = MEMORY_NBYTES + MEMORY_PER_BYTE * os.path.getsize(path)
+    except OSError:
+        nbytes = MEMORY_NBYTES
+    _, most = resource.getrlimit(resource.RLIMIT_DATA)
+    nbytes = nbytes if most == resource.RLIM_INFINITY else min(nbytes, most)
+    resource.setrlimit(resource.RLIMIT_DATA, (nbytes, most))
 
 
 def teller(signs: Any) -> Callable[[str], None]:

@@ -111,6 +111,17 @@ class TableWriter:
         self._chunks.seal()
 
 
+def fill(dataset: h5py.Dataset, rows: np.ndarray) -> None:
+    """Write all rows of a dataset whose length is fixed.
+
+    HDF5's own writing passes through its chunk cache: when the disk refuses the chunk, the cache forgets the error, and
+    the next flush crashes the process (HDF5 2.0).
+    """
+    writer = ChunkWriter(dataset)
+    writer.num_rows = 0
+    writer.append(rows, 0, len(rows))
+
+
 def read_chunk(dataset: h5py.Dataset, place: tuple[int, ...]) -> tuple[np.ndarray, bool]:
     """The bytes of a chunk, of which nothing is checked, and whether it has a checksum.
 

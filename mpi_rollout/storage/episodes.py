@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from mpi_rollout.config import RolloutConfig
 from mpi_rollout.seeding import SeedTable
 from mpi_rollout.storage.schema import EPISODE
 
@@ -146,11 +147,10 @@ class StoredResults:
     truncations: np.ndarray
 
 
-def make_table(config: Mapping[str, Any], faults: Iterable[np.void] = ()) -> EpisodeTable:
+def make_table(config: RolloutConfig, faults: Iterable[np.void] = ()) -> EpisodeTable:
     """The table of a run with this configuration, empty; it knows of some rows of /faults."""
-    num_envs = config["num_envs"]
-    has_seeds = config["vectorization_mode"] == "sync"
-    table = EpisodeTable(num_envs, SeedTable(config["seed"], num_envs) if has_seeds else None)
+    has_seeds = config.vectorization_mode == "sync"
+    table = EpisodeTable(config.num_envs, SeedTable(config.seed, config.num_envs) if has_seeds else None)
     for fault in faults:
         table.note_fault(int(fault["env_index"]), int(fault["step"]))
     return table

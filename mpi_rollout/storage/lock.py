@@ -9,16 +9,50 @@ from mpi_rollout.errors import StorageError, UsageError
 FAR = 2**62  # The byte that is locked: far from any data.  HDF5's own locks are of another kind and stay as they are.
 
 
-def lock(path: str, made: int | None = None) -> int:
-    """Lock an unfinished file for this process; return the descriptor that holds the lock until it is closed.
-
-    Parameters
-    ----------
-    made
-        A descriptor of the file, if this process has just made it: another may have removed it before it was locked.
+class Lock:
+    """A lock on an unfinished file, held until `release` or the end of the process.
 
     An open file description lock: it is not lost when HDF5 closes the same file, and readers need not care.  A file
     system without locks gives none, and lets every run in; see `why_no_locks`.
+
+    Parameters
+    ----------
+    descriptor
+        Of the file at `path`; the lock owns it from now on.
+
+    Raises
+    ------
+    UsageError
+        Another run holds the lock, or has put another file in its place.
+    """
+
+    def __init__(self, path: str, descriptor: int):
+        self._descriptor = descriptor
+        try:
+            acquire(descriptor)
+        except (BlockingIOError, PermissionError) as error:
+            self.release()
+            raise refusal(path) from error
+        except OSError:  # There are no locks; the root has said so.
+            pass
+        if not is_at(path, descriptor):
+            self.release()
+            raise refusal(path)
+
+    def sync(self) -> None:
+        """Have the file on the disk."""
+        os.fsync(self._descriptor)
+
+    def release(self) -> None:
+        os.close(self._descriptor)
+
+
+def refusal(path: str) -> UsageError:
+    return UsageError(f"{path.removesuffix('.new')}: another run is writing it; wait for its end or use another --out")
+
+
+def lock(path: str) -> Lock:
+    """Lock an unfinished file for this process.
 
     Raises
     ------
@@ -27,24 +61,28 @@ def lock(path: str, made: int | None = None) -> int:
     StorageError
         It cannot be written to.
     """
-    refusal = UsageError(f"{path}: another run is writing it; wait for its end or use another --out")
     try:
-        descriptor = os.open(path, os.O_RDWR)
+        return Lock(path, os.open(path, os.O_RDWR | os.O_CLOEXEC))
     except FileNotFoundError as error:
-        raise refusal from error
+        raise refusal(path) from error
     except OSError as error:
         raise StorageError(f"cannot write {path}: {error.strerror}; move it away or use another --out") from error
+
+
+def make_locked(path: str) -> Lock:
+    """Make an empty file and lock it.
+
+    Raises
+    ------
+    UsageError
+        There is one, or another run has taken it meanwhile for one that a killed run has left.
+    OSError
+        It cannot be made.
+    """
     try:
-        acquire(descriptor)
-    except (BlockingIOError, PermissionError) as error:
-        os.close(descriptor)
-        raise refusal from error
-    except OSError:  # There are none; the root has told.
-        pass
-    if not is_at(path, descriptor if made is None else made):
-        os.close(descriptor)
-        raise refusal
-    return descriptor
+        return Lock(path, os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
+    except FileExistsError as error:
+        raise refusal(path) from error
 
 
 def acquire(descriptor: int) -> None:

@@ -10,10 +10,10 @@ from mpi_rollout.envs.restoring import Past
 from mpi_rollout.errors import Complete, DataError, StorageError, UsageError
 from mpi_rollout.status import read_status, status_path
 from mpi_rollout.storage.child import in_child
-from mpi_rollout.storage.lock import lock, why_no_locks
+from mpi_rollout.storage.lock import Lock, lock, why_no_locks
 from mpi_rollout.storage.past import check_same_run, read_past
-from mpi_rollout.storage.reader import open_file
 from mpi_rollout.storage.unmarked import open_unmarked
+from mpi_rollout.temporary import temporary_path
 
 FRESH_S = 60.0  # A status that is older is not of a run that is under way on another host.
 
@@ -28,11 +28,20 @@ class Output:
         Where an earlier start of the run came to; None if there was none, or none that committed a step.
     warning
         What the user must see to, as nothing else does; "" for nothing.
+    lock
+        Of the unfinished file of `past`: no other run continues it, also while this one brings its envs back, until
+        `release`.
     """
 
     path: str
     past: Past | None = None
     warning: str = ""
+    lock: Lock | None = None
+
+    def release(self) -> None:
+        """Let other runs have the unfinished file."""
+        if self.lock is not None:
+            self.lock.release()
 
 
 def open_output(config: RolloutConfig) -> Output:
@@ -58,17 +67,22 @@ def open_output(config: RolloutConfig) -> Output:
     remove_unfinished(part + ".new")
     if not os.path.lexists(part):
         return Output(path, warning=warning)
-    lock(part)
-    past = look_into(config, part)
-    if past is None or past.num_steps == 0:
+    lock_of_part = lock(part)
+    try:
+        past = look_into(config, part)
+        if past is not None and past.num_steps > 0:
+            if config.vectorization_mode == "vector_entry_point":
+                raise UsageError(
+                    f"--out {path}: {part} cannot be continued: natively vectorized envs share a random generator and "
+                    "cannot be brought back; keep what there is with `python -m mpi_rollout recover`, or move it away"
+                )
+            return Output(path, past, warning, lock_of_part)
         os.unlink(part)
-        return Output(path, warning=warning)
-    if config.vectorization_mode == "vector_entry_point":
-        raise UsageError(
-            f"--out {path}: {part} cannot be continued: natively vectorized envs share a random generator and cannot "
-            "be brought back; keep what there is with `python -m mpi_rollout recover`, or move it away"
-        )
-    return Output(path, past, warning)
+    except BaseException:
+        lock_of_part.release()
+        raise
+    lock_of_part.release()
+    return Output(path, warning=warning)
 
 
 def warning_of(path: str, why_not: str) -> str:
@@ -107,13 +121,11 @@ def refuse_running(path: str) -> None:
 def refuse_complete(config: RolloutConfig, path: str) -> None:
     """Say what it is that has the name of the complete file; always raises."""
     try:
-        file = open_file(path)
+        found = in_child("mpi_rollout.storage.reader:identity", path)
     except DataError as error:
         raise UsageError(f"--out {path}: {path} exists; move it away or use another --out ({error})") from error
-    with file:
-        check_same_run(config, file, path)
-        is_complete = bool(file.attrs["finished"].strip())
-    if not is_complete:
+    check_same_run(config, found["config"], path)
+    if not found["complete"]:
         raise UsageError(
             f"--out {path}: {path} was recovered from this run before its end; move it away to continue the run"
         )
@@ -129,10 +141,10 @@ def remove_unfinished(path: str) -> None:
         That start still lives.
     """
     if os.path.lexists(path):
-        descriptor = lock(path)
+        lock_of_old = lock(path)
         with suppress(FileNotFoundError):
             os.unlink(path)
-        os.close(descriptor)
+        lock_of_old.release()
 
 
 def look_into(config: RolloutConfig, part: str) -> Past | None:
@@ -153,7 +165,7 @@ def look_into(config: RolloutConfig, part: str) -> Past | None:
             "of what is whole, or move it away to begin anew"
         ) from error
     with open_unmarked(part) as file:
-        check_same_run(config, file, part)
+        check_same_run(config, file.attrs["config"], part)
         return read_past(file, config.seed) if config.trajectories else None
 
 
@@ -172,7 +184,7 @@ def check_folder(path: str) -> str:
     folder = os.path.dirname(os.path.abspath(path))
     if not os.path.isdir(folder):
         raise StorageError(f"--out {path}: there is no folder {folder}; mkdir -p {os.path.dirname(path)}")
-    probe = f"{path}.probe-{os.getpid()}"  # Access rights do not tell: a file system can be read-only.
+    probe = temporary_path(path, "probe")  # Access rights do not tell: a file system can be read-only.
     try:
         descriptor = os.open(probe, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
         why_not = why_no_locks(descriptor)

@@ -3,41 +3,51 @@
 import json
 from collections.abc import Collection, Mapping
 from types import MappingProxyType
+from typing import Any
 
 import h5py
 import numpy as np
 
-from mpi_rollout.config import DATA_OPTIONS, RolloutConfig, flag
+from mpi_rollout.config import DATA_OPTIONS, RolloutConfig, difference
 from mpi_rollout.envs.restoring import Past
-from mpi_rollout.errors import UsageError
+from mpi_rollout.errors import UsageError, shortened
 from mpi_rollout.storage.chunks import ChunkWriter, TableWriter, places, read_chunk
 from mpi_rollout.storage.episodes import EpisodeTable, make_table, stored_results
-from mpi_rollout.storage.reader import Tell, committed_episodes, committed_faults, leaf_datasets
+from mpi_rollout.storage.objects import Tell
+from mpi_rollout.storage.reader import committed_episodes, committed_faults, leaf_datasets
 from mpi_rollout.storage.schema import FAULT, fault_row
 
 NONE_LOST: Mapping[int, int] = MappingProxyType({})
 
 
-def check_same_run(config: RolloutConfig, file: h5py.File, path: str) -> None:
-    """Refuse to go on with the file of another run.
+def check_same_run(config: RolloutConfig, stored: str, path: str) -> None:
+    """Refuse to go on with the file of another run; `stored` is its configuration, in JSON.
 
     Raises
     ------
     UsageError
         Options that decide on the data differ; the message has them.
+    DataError
+        The file's options cannot be read.
     """
-    stored = json.loads(file.attrs["config"])
-    now = json.loads(config.to_json())
+    before, now = (
+        {name: getattr(options, name) for name in DATA_OPTIONS}
+        for options in (RolloutConfig.from_json(stored, path), config)
+    )
     differing = [
-        f"{flag(name)} was {json.dumps(stored.get(name))}, is {json.dumps(now[name])}"
-        for name in DATA_OPTIONS
-        if stored.get(name) != now[name]
+        difference(name, before[name], now[name], lambda value: shortened(_json(value)))
+        for name in now
+        if _json(before[name]) != _json(now[name])
     ]
     if differing:
         raise UsageError(
             f"--out {config.out}: {path} is of another run: {'; '.join(differing)}; "
             "give the same options to continue it, or move it away"
         )
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, sort_keys=True)
 
 
 def read_past(file: h5py.File, seed: int) -> Past:
@@ -82,7 +92,7 @@ def copy_prefix(
         num_rows = num_steps + name.startswith("observations")
         _copy_rows(dataset, ChunkWriter(destination["trajectories"][name]), num_rows, tell)
     faults = committed_faults(source, num_steps)
-    table = make_table(json.loads(source.attrs["config"]), faults)
+    table = make_table(RolloutConfig.from_json(source.attrs["config"], str(source.filename)), faults)
     for results in stored_results(source["trajectories"], num_steps):
         tell(f"rewards and ends from step {results.start:,} on")
         table.add(results, 0, len(results.rewards))

@@ -9,12 +9,13 @@ import h5py
 import numpy as np
 
 from mpi_rollout.errors import DataError, StorageError, system_words
-from mpi_rollout.storage.chunks import ChunkWriter, TableWriter
+from mpi_rollout.storage.chunks import ChunkWriter, TableWriter, fill
+from mpi_rollout.storage.naming import free_space, give_name
+from mpi_rollout.storage.objects import Tell
 from mpi_rollout.storage.past import copy_prefix
-from mpi_rollout.storage.reader import Tell, leaf_datasets
+from mpi_rollout.storage.reader import leaf_datasets
 from mpi_rollout.storage.schema import LATER_ATTRIBUTES, Schema
-from mpi_rollout.storage.verification import Verification, opened, verify
-from mpi_rollout.storage.writer import free_space, give_name
+from mpi_rollout.storage.verification import Verification, verify, verifying
 
 
 def recover(tell: Tell, path: str, new_path: str, temporary: str, num_steps: int | None = None) -> dict[str, Any]:
@@ -41,7 +42,7 @@ def recover(tell: Tell, path: str, new_path: str, temporary: str, num_steps: int
     StorageError
         The new file cannot be written.
     """
-    with opened(path, tell) as source:
+    with verifying(path, tell) as source:
         source.attributes()
         source.structure()
         source.lengths()
@@ -92,7 +93,7 @@ def _finish(source: h5py.File, destination: h5py.File, is_all: bool) -> None:
     destination["throughput"].attrs.modify("seconds", seconds)
     TableWriter(destination["throughput/limit"]).append(throughput["limit"][...])
     if throughput["ranks"].id.get_num_chunks():
-        destination["throughput/ranks"][...] = throughput["ranks"][...]
+        fill(destination["throughput/ranks"], throughput["ranks"][...])
     if is_all and source.attrs["finished"].strip():
         destination.attrs.modify("finished", source.attrs["finished"])
     else:

@@ -15,6 +15,8 @@ import numpy as np
 from mpi_rollout.timing import PHASES
 
 FORMAT = "mpi_rollout"
+# To be raised when older versions would misread a file.  A new option needs no new version: a reader knows a file's
+# options by their names, see `RolloutConfig.from_json`.
 FORMAT_VERSION = 1
 CHUNK_NBYTES = 2**20  # HDF5's readers keep 1 MiB of chunks per dataset before version 2.0.
 
@@ -55,15 +57,22 @@ class Schema:
     named: dict[str, np.ndarray]
     num_ranks: int
 
-    def create(self, path: str, swmr_mode: bool = True) -> h5py.File:
+    def create(self, path: str, swmr_mode: bool = True, is_locked: bool = False) -> h5py.File:
         """Make the file with all its objects, empty.
+
+        Parameters
+        ----------
+        is_locked
+            There is a file, which this process has made and locked; it is filled.
 
         Raises
         ------
         FileExistsError
-            There is one.  It is not touched: mode "w" would destroy it even while another process writes it.
+            There is one of another process.  It is not touched.
         """
-        file = h5py.File(path, "x", libver="latest", locking=False)  # `storage.lock` keeps runs apart.
+        file = h5py.File(
+            path, "w" if is_locked else "x", libver="latest", locking=False
+        )  # `storage.lock` keeps runs apart.
         file.attrs["format"] = FORMAT
         file.attrs["format_version"] = FORMAT_VERSION
         for name, value in self.attributes.items():

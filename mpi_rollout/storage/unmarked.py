@@ -58,6 +58,10 @@ def open_unmarked(path: str) -> h5py.File:
     OSError
         It cannot be.
     """
+    with open(path, "rb") as file:
+        head = file.read(len(SIGNATURE))
+    if head[:-1] == SIGNATURE[:-1] and head != SIGNATURE:  # Others' files: no superblock but ours has a mark.
+        return h5py.File(path, "r", locking=False)
     return h5py.File(Unmarked(path), "r", libver="latest")
 
 

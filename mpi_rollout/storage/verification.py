@@ -3,26 +3,44 @@
 Chunks are read from where HDF5's index says that they are, not through HDF5: so it is known which are damaged.
 """
 
-import json
+import math
 import os
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import islice
 from typing import Any
 
 import h5py
 import numpy as np
 
-from mpi_rollout.errors import DataError, RolloutError, first_line
+from mpi_rollout.config import RolloutConfig
+from mpi_rollout.errors import DataError
 from mpi_rollout.layout import RESULTS, Leaf
 from mpi_rollout.storage.checksum import CHECKSUM_NBYTES, fletcher32
 from mpi_rollout.storage.chunks import WITHOUT_CHECKSUM, places
 from mpi_rollout.storage.episodes import make_table, stored_results
-from mpi_rollout.storage.reader import Tell, check_format, committed_faults, leaf_datasets
-from mpi_rollout.storage.schema import EPISODE, FAULT, INTERVAL, LIMIT, RANK, digest_of
-from mpi_rollout.storage.unmarked import open_unmarked
+from mpi_rollout.storage.objects import (
+    ContentError,
+    Tell,
+    attributes_of,
+    check_room,
+    count,
+    group_of,
+    number,
+    parsed,
+    table_of,
+    text,
+)
+from mpi_rollout.storage.reader import (
+    check_attributes,
+    committed_faults,
+    leaf_datasets,
+    num_steps_of,
+    opened,
+    steadily,
+)
+from mpi_rollout.storage.schema import EPISODE, FAULT, INTERVAL, LIMIT, RANK
 
-ATTEMPTS = 3
 NUM_NAMED = 3  # Damaged chunks that a message names.
 
 
@@ -34,61 +52,32 @@ def verify(tell: Tell, path: str) -> dict[str, Any]:
     DataError
         Something is wrong; the message says what and where.
     """
-    for attempt in range(ATTEMPTS):
-        before = _state(path)
-        try:
-            with opened(path, tell) as verification:
-                return verification.everything()
-        except DataError:
-            if attempt + 1 == ATTEMPTS or _state(path) == before:
-                raise
-        time.sleep(0.5)  # A run writes it, and may have been about to change what was read.
-    raise AssertionError
+    return steadily(path, lambda: _verify(tell, path))
+
+
+def _verify(tell: Tell, path: str) -> dict[str, Any]:
+    with verifying(path, tell) as verification:
+        return verification.everything()
 
 
 def check_chunks(path: str) -> None:
     """Check what a commit cannot have spoiled by itself: attributes, lengths, every chunk's checksum."""
-    with opened(path, lambda doing: None) as verification:
+    with verifying(path, lambda doing: None) as verification:
         verification.lengths()
         verification.chunks()
 
 
-def _state(path: str) -> tuple[int, int] | None:
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return found.st_size, found.st_mtime_ns
-
-
 @contextmanager
-def opened(path: str, tell: Tell) -> Iterator["Verification"]:
+def verifying(path: str, tell: Tell) -> Iterator["Verification"]:
     """Open a file of this program that may be damaged.
 
     Raises
     ------
     DataError
-        It is not one; or HDF5 or we could not make sense of it, here or in the `with` block.
+        It is not one; or it cannot be read, here or in the `with` block.
     """
-    if not os.path.isfile(path):
-        raise DataError(f"{path}: no such file")
-    doing = "its superblock"
-
-    def note(what: str) -> None:
-        nonlocal doing
-        doing = what
-        tell(f"reading {what}")
-
-    note(doing)
-    try:
-        with open_unmarked(path) as file:
-            note("its root group")
-            check_format(file, path)
-            yield Verification(file, path, note)
-    except RolloutError:
-        raise
-    except Exception as error:  # Damaged bytes have any value.
-        raise DataError(f"{path}: cannot read {doing}: {type(error).__name__}: {first_line(error)}") from error
+    with opened(path, tell) as (file, note):
+        yield Verification(file, path, note)
 
 
 class Verification:
@@ -96,11 +85,13 @@ class Verification:
 
     def __init__(self, file: h5py.File, path: str, tell: Tell):
         self.file, self.path, self.tell = file, path, tell
-        self.is_complete = bool(file.attrs["finished"].strip())
-        self.is_sealed = self.is_complete or "recovered" in file.attrs
+        self.root = attributes_of(file)
+        self.is_complete = bool(text(self.root, "finished").strip())
+        self.is_sealed = self.is_complete or "recovered" in self.root
         self.has_trajectories = "trajectories" in file
-        self.num_steps = int(file["trajectories"].attrs["num_steps"]) if self.has_trajectories else 0
+        self.num_steps = num_steps_of(file) if self.has_trajectories else 0
         self.num_chunks = self.nbytes = 0
+        self._room = np.empty(0, np.uint8)
 
     def everything(self) -> dict[str, Any]:
         self.attributes()
@@ -127,15 +118,14 @@ class Verification:
         raise DataError(f"{self.path}: {what}")
 
     def attributes(self) -> None:
-        """Those of all objects can be read, those of the root are as they were written."""
+        """Those of the root are as they were written."""
         self.tell("attributes")
-        self.file.visititems(lambda _, item: dict(item.attrs) and None)
-        attributes = dict(self.file.attrs)
-        if "digest" not in attributes:
+        if "digest" not in self.root:
             self.refuse("there is no digest of its attributes: an earlier version wrote it, without checksums")
-        if digest_of(attributes) != attributes["digest"]:
-            self.refuse("the attributes of its root group are not what was written: their digest does not fit")
-        self.config = json.loads(attributes["config"])
+        check_attributes(self.root)
+        self.config = RolloutConfig.from_json(self.root["config"], self.path)
+        throughput = attributes_of(group_of(self.file, "throughput"))
+        count(throughput, "env_steps"), number(throughput, "seconds")
 
     def structure(self) -> None:
         """The datasets are those that follow from configuration and spaces."""
@@ -144,8 +134,10 @@ class Verification:
         for name, (dtype, shape) in expected.items():
             if name not in found:
                 self.refuse(f"there is no {name}")
-            if (got := (found[name].dtype, found[name].shape[1:])) != (dtype, shape):
+            if (got := (found[name].dtype, (found[name].shape or ())[1:])) != (dtype, shape):
                 self.refuse(f"{name} should be {dtype} {shape} a row, got {got[0]} {got[1]}")
+            if found[name].chunks is None or found[name].chunks[2:] != tuple(max(size, 1) for size in shape[1:]):
+                self.refuse(f"{name} is not cut into chunks of whole rows")
             if not found[name].fletcher32:
                 self.refuse(f"{name} has no checksums")
         if unknown := sorted(found.keys() - expected.keys()):
@@ -155,16 +147,16 @@ class Verification:
         """Of every dataset the dtype and the shape without its first axis."""
         expected = {"throughput/intervals": (INTERVAL, ()), "throughput/limit": (LIMIT, ()), "faults": (FAULT, ())}
         expected["throughput/ranks"] = RANK, ()
-        if not self.config["trajectories"]:
+        if not self.config.trajectories:
             return expected
         expected["episodes"] = EPISODE, ()
-        spaces = json.loads(self.file.attrs["spaces"])
+        spaces = parsed(self.root, "spaces", dict)
         groups = {"": RESULTS}
-        groups |= {f"{name}s": described_leaves(spaces[name]) for name in ("observation", "action")}
+        groups |= {f"{name}s": described_leaves(spaces.get(name)) for name in ("observation", "action")}
         for group, leaves in groups.items():
             for leaf in leaves:
                 path = f"trajectories/{group}/{leaf.path}".replace("//", "/").rstrip("/")
-                expected[path] = leaf.dtype, (self.config["num_envs"], *leaf.shape)
+                expected[path] = leaf.dtype, (self.config.num_envs, *leaf.shape)
         return expected
 
     def lengths(self) -> None:
@@ -173,7 +165,7 @@ class Verification:
             expected, got = self._num_rows(name), len(dataset)
             if got < expected or (got > expected and self.is_sealed):
                 self.refuse(f"trajectories/{name} has {got:,} rows, expected {expected:,}: one for each step")
-        num_ranks = int(self.file.attrs.get("num_ranks", len(self.file["throughput/ranks"])))
+        num_ranks = int(self.root.get("num_ranks", len(self.file["throughput/ranks"])))
         if len(self.file["throughput/ranks"]) != num_ranks:
             self.refuse(f"throughput/ranks has {len(self.file['throughput/ranks'])} rows for {num_ranks} ranks")
 
@@ -186,26 +178,30 @@ class Verification:
         return leaf_datasets(self.file["trajectories"]) if self.has_trajectories else {}
 
     def chunks(self) -> None:
-        """Read every chunk that holds a row which counts; compare the checksums."""
-        counted = {f"trajectories/{name}": self._num_rows(name) for name in self._trajectories()}
-        problems = []
+        """Read every chunk that holds a row which counts, and compare the checksums, until a few do not fit."""
+        counted = {name: len(dataset) for name, dataset in leaf_datasets(self.file).items()}
+        counted |= {f"trajectories/{name}": self._num_rows(name) for name in self._trajectories()}
+        if not self.is_complete:  # Written at the end of a run.
+            del counted["throughput/ranks"]
+        for name, num_rows in counted.items():
+            check_room(self.file, name, self.file[name], num_rows, room=0)
         with open(self.path, "rb", buffering=0) as file:
-            for name, dataset in leaf_datasets(self.file).items():
-                problems += self._chunks_of(name, dataset, counted.get(name, len(dataset)), file.fileno())
-        if problems:
-            more = f"; and {len(problems) - NUM_NAMED:,} more" if len(problems) > NUM_NAMED else ""
-            self.refuse("; ".join(problems[:NUM_NAMED]) + more)
+            problems = (each for name, rows in counted.items() for each in self._chunks_of(name, rows, file.fileno()))
+            named = list(islice(problems, NUM_NAMED + 1))
+        if named:
+            self.refuse("; ".join(named[:NUM_NAMED]) + ("; and more" if len(named) > NUM_NAMED else ""))
 
-    def _chunks_of(self, name: str, dataset: h5py.Dataset, num_rows: int, descriptor: int) -> Iterator[str]:
+    def _chunks_of(self, name: str, num_rows: int, descriptor: int) -> Iterator[str]:
         """Yield what is wrong with a dataset's first rows."""
+        dataset = self.file[name]
         rows = dataset.chunks[0]
-        buffer = np.empty(dataset.dtype.itemsize * int(np.prod(dataset.chunks)) + CHECKSUM_NBYTES, np.uint8)
+        nbytes = dataset.dtype.itemsize * math.prod(dataset.chunks)
         for row in range(0, num_rows, rows):
             self.tell(f"{name} from row {row:,} on")
             for place in places(dataset, row):
                 may_lack = not self.is_sealed and row + rows > num_rows
-                problem = self._chunk(dataset.id.get_chunk_info_by_coord(place), buffer, descriptor, may_lack)
-                if problem and not (name == "throughput/ranks" and not self.is_complete):
+                problem = self._chunk(dataset.id.get_chunk_info_by_coord(place), nbytes, descriptor, may_lack)
+                if problem:
                     yield f"{name}, {self._rows(dataset, place)}: {problem}"
 
     @staticmethod
@@ -214,17 +210,19 @@ class Verification:
         envs = f" of envs {place[1]} to {ends[1]}" if len(place) > 1 and dataset.chunks[1] < dataset.shape[1] else ""
         return f"rows {place[0]:,} to {ends[0]:,}{envs}"
 
-    def _chunk(self, info: Any, buffer: np.ndarray, descriptor: int, may_lack: bool) -> str:
-        """What is wrong with a chunk."""
+    def _chunk(self, info: Any, nbytes: int, descriptor: int, may_lack: bool) -> str:
+        """What is wrong with a chunk, which has so many bytes without its checksum."""
         has_checksum = not (info.filter_mask or 0) & WITHOUT_CHECKSUM
-        expected = len(buffer) if has_checksum else len(buffer) - CHECKSUM_NBYTES
+        expected = nbytes + CHECKSUM_NBYTES * has_checksum
         if info.byte_offset is None:
             return "there is no such chunk"
         if info.size != expected:
             return f"the chunk has {info.size} bytes, expected {expected}"
         if not (has_checksum or may_lack):
             return "the chunk has no checksum"
-        data = buffer[:expected]
+        if info.byte_offset + expected > os.fstat(descriptor).st_size:
+            return "the file ends amid the chunk"
+        data = self._buffer(expected)
         got = os.preadv(descriptor, [data], info.byte_offset)
         while 0 < got < expected and (more := os.preadv(descriptor, [data[got:]], info.byte_offset + got)):
             got += more
@@ -234,6 +232,12 @@ class Verification:
         if has_checksum and fletcher32(data[:-CHECKSUM_NBYTES]) != data[-CHECKSUM_NBYTES:].tobytes():
             return "the checksum does not fit"
         return ""
+
+    def _buffer(self, nbytes: int) -> np.ndarray:
+        """Room for a chunk, the same for all chunks of a size."""
+        if len(self._room) != nbytes:
+            self._room = np.empty(nbytes, np.uint8)
+        return self._room
 
     def episodes(self) -> int:
         """Compare /episodes with what follows from rewards, ends, faults and seeds; return how many there are.
@@ -247,7 +251,7 @@ class Verification:
         ended = table.take(self.num_steps)
         expected = np.concatenate([ended, table.unfinished(self.num_steps)])
         self.tell("episodes")
-        rows = self.file["episodes"][...]
+        rows = table_of(self.file, "episodes", EPISODE)
         if not self.is_sealed:
             rows = rows[rows["start"] + rows["length"] <= self.num_steps]
         if not (len(rows) == len(expected) or (len(ended) <= len(rows) <= len(expected) and not self.is_sealed)):
@@ -263,10 +267,18 @@ class Verification:
         return len(rows)
 
 
-def described_leaves(description: dict[str, Any], keys: tuple[str | int, ...] = ()) -> tuple[Leaf, ...]:
-    """The leaves of a space from what `layout.describe` says of it."""
+def described_leaves(description: Any) -> tuple[Leaf, ...]:
+    """The leaves of a space from what `layout.describe` says of it; ContentError if that is no space."""
+    try:
+        return tuple(_leaves(description, ()))
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise ContentError(f"its attribute spaces describes no space: {description!r:.80}") from error
+
+
+def _leaves(description: dict[str, Any], keys: tuple[str | int, ...]) -> Iterator[Leaf]:
     parts = description.get("subspaces")
     if parts is None:
-        return (Leaf(keys, np.dtype(description["dtype"]), tuple(description["shape"])),)
-    items = parts.items() if isinstance(parts, dict) else enumerate(parts)
-    return tuple(leaf for key, child in items for leaf in described_leaves(child, (*keys, key)))
+        yield Leaf(keys, np.dtype(description["dtype"]), tuple(description["shape"]))
+        return
+    for key, child in parts.items() if isinstance(parts, dict) else enumerate(parts):
+        yield from _leaves(child, (*keys, key))

@@ -9,7 +9,6 @@ so what `num_steps` counts is there even after a SIGKILL; see `chunks` for what 
 
 import os
 import queue
-import shutil
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -19,16 +18,22 @@ from typing import Any
 
 import numpy as np
 
-from mpi_rollout.errors import StorageError, system_words
+from mpi_rollout.console import take_free_descriptors
+from mpi_rollout.errors import RolloutError, StorageError, system_words
 from mpi_rollout.layout import Block
-from mpi_rollout.storage.chunks import ChunkWriter, TableWriter
+from mpi_rollout.storage.chunks import ChunkWriter, TableWriter, fill
 from mpi_rollout.storage.episodes import EpisodeTable
-from mpi_rollout.storage.lock import lock
+from mpi_rollout.storage.lock import Lock, make_locked, refusal
+from mpi_rollout.storage.naming import free_space, give_name, put_in_free_place
 from mpi_rollout.storage.past import copy_prefix
 from mpi_rollout.storage.schema import FAULT, INTERVAL, LIMIT, RANK, Schema, fault_row
 from mpi_rollout.storage.unmarked import open_unmarked
 from mpi_rollout.storage.verification import check_chunks
 from mpi_rollout.timing import PHASES
+
+# What has ended a writer.  Its stack holds the objects of HDF5, which would fail once more, and say so, if Python
+# freed them before the process leaves.
+_kept: list[Exception] = []
 
 
 @dataclass(frozen=True)
@@ -77,6 +82,8 @@ class Writer:
 
     Raises
     ------
+    UsageError
+        From the constructor, when another run writes there.
     StorageError
         From any method, when the thread could not write.
     """
@@ -95,6 +102,7 @@ class Writer:
         self.worst_commit_s = 0.0
         self.num_waits = 0
         self._error: Exception | None = None
+        self._lock: Lock | None = None
         self._schema, self._episodes = schema, episodes
         self._intervals: list[tuple[float, int, float]] = []
         self._faults: list[tuple[int, int, bytes]] = []
@@ -142,6 +150,12 @@ class Writer:
         """Close and remove the unfinished file."""
         self._ask(self._discard)
 
+    def release(self) -> None:
+        """Let other runs write there.  Last of all: what they say of themselves then stands."""
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
     def _ask(self, task: Callable[[], Any]) -> Any:
         answer: queue.SimpleQueue = queue.SimpleQueue()
         self._work.put((lambda: answer.put(task()), ()))
@@ -155,6 +169,8 @@ class Writer:
     def _raise_error(self) -> None:
         if self._error is None:
             return
+        if isinstance(self._error, RolloutError):
+            raise self._error
         if isinstance(self._error, FileExistsError):
             raise StorageError(
                 f"{self._error}; another run writes there or has written; move the file or use another --out"
@@ -174,24 +190,27 @@ class Writer:
                 task(*arguments)
             except Exception as error:  # HDF5 reports a full disk as RuntimeError.
                 self._error = error
+                _kept.append(error)
                 return
 
     def _create(self) -> None:
-        """Begin a new file, which gets its name when it has all its objects and is locked."""
+        """Begin a new file, which gets its name when it has all its objects."""
         self._make(self.part + ".new")
         put_in_free_place(self.part + ".new", self.part)
         self._open_columns()
 
     def _make(self, path: str) -> None:
+        """Make the file of a run that nobody else writes."""
+        take_free_descriptors()
+        self._lock = make_locked(path)
         try:
-            self._file = self._schema.create(path)
-        except FileExistsError:
-            raise
+            if os.path.lexists(self.path):  # Another run was here between this run's look at the place and the lock.
+                raise refusal(self.path)
+            self._file = self._schema.create(path, is_locked=True)
         except Exception:
             with suppress(OSError):
                 os.unlink(path)
             raise
-        self._lock = lock(path, self._file.id.get_vfd_handle())
         self._num_rows_seen = 0
 
     def _open_columns(self) -> None:
@@ -207,7 +226,7 @@ class Writer:
         self._num_rows_seen = past.num_steps
         self._open_columns()
         self._commit(past.num_steps)
-        os.fsync(self._lock)
+        self._lock.sync()
         os.replace(self.part + ".new", self.part)
 
     def _append(self, block: Block, num_rows: int) -> None:
@@ -251,7 +270,7 @@ class Writer:
         throughput = self._file["throughput"]
         self._write_notes()
         self._tables["throughput/limit"].append(np.array(ending.limit, LIMIT))
-        throughput["ranks"][...] = rank_rows(ending.ranks)
+        fill(throughput["ranks"], rank_rows(ending.ranks))
         throughput.attrs.modify("env_steps", np.int64(ending.env_steps))
         throughput.attrs.modify("seconds", np.float64(ending.seconds))
         for each in (*self._columns.values(), *self._tables.values()):
@@ -269,53 +288,6 @@ class Writer:
     def _discard(self) -> None:
         self._file.close()
         os.unlink(self.part)
-
-
-def put_in_free_place(temporary: str, path: str) -> None:
-    """Rename a file if there is none with the new name.
-
-    Raises
-    ------
-    FileExistsError
-        There is one.
-    """
-    try:
-        os.link(temporary, path)
-        os.unlink(temporary)
-    except FileExistsError:
-        os.unlink(temporary)
-        raise FileExistsError(f"{path} has appeared meanwhile") from None
-    except OSError:  # A file system without hard links.
-        if os.path.lexists(path):
-            raise FileExistsError(f"{path} has appeared meanwhile") from None
-        os.rename(temporary, path)
-
-
-def give_name(temporary: str, path: str) -> None:
-    """Put a file that is whole on the disk under its name.
-
-    Raises
-    ------
-    FileExistsError
-        There is one with that name.
-    """
-    with open(temporary, "rb") as file:
-        os.fsync(file.fileno())
-    if os.path.lexists(path):
-        raise FileExistsError(f"{path} has appeared meanwhile")
-    os.replace(temporary, path)
-    folder = os.open(os.path.dirname(os.path.abspath(path)), os.O_RDONLY)
-    os.fsync(folder)
-    os.close(folder)
-
-
-def free_space(path: str) -> str:
-    """Say how much the file system of a file has left: most often what is wrong when it cannot be written."""
-    folder = os.path.dirname(os.path.abspath(path))
-    try:
-        return f"{shutil.disk_usage(folder).free / 1e6:.1f} MB free in {folder}"
-    except OSError as error:
-        return f"{folder}: {error.strerror}"
 
 
 def rank_rows(reports: list[dict[str, Any]]) -> np.ndarray:
