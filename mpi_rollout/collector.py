@@ -15,7 +15,9 @@ import numpy as np
 
 from mpi_rollout.destination import Destination
 from mpi_rollout.driver import Driver, Lane
+from mpi_rollout.errors import PolicyError, SignalInterrupt, words_of
 from mpi_rollout.exchange import Command
+from mpi_rollout.exits import ends_forked
 from mpi_rollout.layout import Block, leaves, rows_of, tree_of
 from mpi_rollout.policy import Policy, RandomPolicy
 from mpi_rollout.tally import Tally
@@ -222,7 +224,14 @@ class Collector:
         if self._is_random:
             actions = rows_of(self.policy.at(tracks[0].step), tracks[0].lane.envs)
         else:
-            actions = self.policy(self._observations(tracks))
+            observations = self._observations(tracks)
+            try:
+                with ends_forked:
+                    actions = self.policy(observations)
+            except SignalInterrupt:
+                raise
+            except BaseException as error:
+                raise PolicyError(f"policy: {words_of(error)}") from error
         self.clock.lap("policy")
         self.driver.send([track.lane for track in tracks], actions, self._is_random)
         for track in tracks:
@@ -230,10 +239,13 @@ class Collector:
                 array[track.row, track.lane.envs] = sent
 
     def _observations(self, tracks: list[Track]) -> Any:
-        """The last observations of some lanes' envs, C-contiguous; of one lane without a copy."""
+        """Copies of the last observations of some lanes' envs, C-contiguous.
+
+        The policy may write into them: what it gets shares no memory with the block, which is stored.
+        """
         views = [track.block.block.observations_of(track.row, track.lane.envs) for track in tracks]
-        if len(views) == 1:
-            return views[0]
+        if isinstance(views[0], np.ndarray):
+            return np.concatenate(views)
         space = self.driver.observation_space
         return tree_of(space, (np.concatenate([leaf.of(view) for view in views]) for leaf in leaves(space)))
 

@@ -16,10 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from mpi_rollout.errors import DataError, UsageError
+from mpi_rollout.errors import DataError, UsageError, words_of
 from mpi_rollout.layout import Leaf
 
 Infos = str | Mapping[str, Any]
+FINAL_OBS = "final_obs"  # Under this name Gymnasium gives objects as they are, dicts too.
 
 
 def info_leaves(infos: Infos, has_final_infos: bool = False) -> tuple[Leaf, ...]:
@@ -81,17 +82,22 @@ def tell(told: dict[str, Told], info: dict[str, Any], row: int) -> dict[str, Tol
     Of numbers of several types the first env's decides for all; on a rank nobody knows yet who that is.
     """
     for key, value in info.items():
+        is_nested = isinstance(value, dict) and key != FINAL_OBS
         if key not in told:
-            told[key] = Told(inside={} if isinstance(value, dict) else None)
+            told[key] = Told(inside={} if is_nested else None)
         entry = told[key]
         entry.rows.append(row)
-        if isinstance(value, dict) != (entry.inside is not None):
-            raise DataError(f"info {key!r} is a dict in one env and {type(value).__name__} in another; make them alike")
-        if isinstance(value, dict):
+        if is_nested != (entry.inside is not None):
+            raise _half_a_dict(key, entry.values[0] if is_nested else value)
+        if is_nested:
             tell(entry.inside, value, row)
         else:
             entry.values.append(value.copy() if isinstance(value, np.ndarray) else value)
     return told
+
+
+def _half_a_dict(key: str, value: Any) -> DataError:
+    return DataError(f"info {key!r} is a dict in one env and {type(value).__name__} in another; make them alike")
 
 
 def pack_infos(infos: dict[str, Any]) -> bytes:
@@ -110,7 +116,7 @@ def pack_infos(infos: dict[str, Any]) -> bytes:
                 pickle.dumps(value)
             except Exception as cause:
                 raise DataError(
-                    f"info {key!r} cannot be sent: {type(cause).__name__}: {cause}; name the infos that are wanted, "
+                    f"info {key!r} cannot be sent: {words_of(cause)}; name the infos that are wanted, "
                     'or connect(..., infos="none")'
                 ) from error
         raise
@@ -201,13 +207,16 @@ def merge_infos(num_envs: int, parts: Iterable[tuple[slice, dict[str, Any]]]) ->
 
 def _add_told(merged: dict[str, Any], num_envs: int, start: int, key: str, told: Told) -> None:
     rows = [start + row for row in told.rows]
+    before = merged.get(key)
+    if before is not None and isinstance(before, dict) != (told.inside is not None):
+        raise _half_a_dict(key, told.values[0] if told.inside is None else before[merged[f"_{key}"]][0])
     if told.inside is not None:
         inside = merged.setdefault(key, {})
         for name, entry in told.inside.items():
             _add_told(inside, num_envs, start, name, entry)
     else:
         if key not in merged:
-            merged[key] = _array_for(told.values[0], num_envs)
+            merged[key] = _array_for(None if key == FINAL_OBS else told.values[0], num_envs)
         _assign(merged[key], rows, told.values, key)
     merged.setdefault(f"_{key}", np.zeros(num_envs, np.bool_))[rows] = True
 

@@ -56,7 +56,7 @@ def leaves(space: spaces.Space, keys: tuple[str | int, ...] = ()) -> tuple[Leaf,
     place = f" at {'/'.join(map(str, keys))!r}" if keys else ""
     raise UsageError(
         f"{type(space).__name__} spaces have no fixed shape and cannot be gathered, got {space}{place}; "
-        "make it a Box, Discrete, MultiDiscrete or MultiBinary with a gymnasium wrapper and pass that by --env-factory"
+        "make it a Box, Discrete, MultiDiscrete or MultiBinary with a gymnasium wrapper around the env"
     )
 
 
@@ -73,6 +73,14 @@ def _(space: spaces.Dict, keys=()):
 @leaves.register
 def _(space: spaces.Tuple, keys=()):
     return tuple(leaf for index, child in enumerate(space.spaces) for leaf in leaves(child, (*keys, index)))
+
+
+def is_castable(got: np.dtype, wanted: np.dtype) -> bool:
+    """Tell whether a dtype may become another one: of the same kind, or of a kind that holds it (bool, int, float).
+
+    Integers of any size and sign may become each other, if their values allow it; that is for the caller to check.
+    """
+    return got == wanted or np.can_cast(got, wanted, "same_kind") or (got.kind in "iu" and wanted.kind in "iu")
 
 
 def tree_of(space: spaces.Space, arrays: Iterable[Any]) -> Any:

@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from mpi_rollout.errors import Field, UsageError
+
 
 class Run(NamedTuple):
     """Neighbouring ranks that own equally many envs: what one strided copy can move."""
@@ -33,7 +35,7 @@ class Partition:
 
     Raises
     ------
-    ValueError
+    UsageError
         A rank that should step envs would get none.
     """
 
@@ -44,14 +46,14 @@ class Partition:
 
     def __post_init__(self):
         if self.num_workers < 1:
-            raise ValueError(
-                "--dedicated-root needs at least 2 ranks, got 1; start the program with mpirun -n 2 or more"
+            raise UsageError(
+                Field("dedicated_root"), " needs at least 2 ranks, got 1; start the program with mpirun -n 2 or more"
             )
         if self.num_envs < self.num_workers:
-            raise ValueError(
-                f"--num-envs must be at least the number of ranks that step envs, got {self.num_envs} envs on "
-                f"{self.num_workers} ranks; use more envs or fewer ranks"
-            )
+            raise UsageError(
+                Field("num_envs"), f" must be at least the number of ranks that step envs, got {self.num_envs} envs on "
+                f"{self.num_workers} ranks; use more envs or fewer ranks",
+            )  # fmt: skip
 
     @property
     def envs(self) -> range:
@@ -101,7 +103,7 @@ class Division:
 
     Raises
     ------
-    ValueError
+    UsageError
         A rank that should step envs would get none.
     """
 
@@ -114,10 +116,10 @@ class Division:
     def __post_init__(self):
         whole = self.whole
         if self.num_envs < self.num_groups * whole.num_workers:
-            raise ValueError(
-                f"--num-groups {self.num_groups} needs at least {self.num_groups} envs for each rank that steps envs, "
-                f"got {self.num_envs} envs on {whole.num_workers} ranks; use more envs or fewer groups"
-            )
+            raise UsageError(
+                Field("num_groups"), f" {self.num_groups} needs at least {self.num_groups} envs for each rank that "
+                f"steps envs, got {self.num_envs} envs on {whole.num_workers} ranks; use more envs or fewer groups",
+            )  # fmt: skip
 
     @property
     def whole(self) -> Partition:

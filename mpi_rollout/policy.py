@@ -1,7 +1,7 @@
 """Policies: callables from batched observations to batched actions.
 
-Observations come as views of shape (num_envs, ...) that are valid until the end of the policy's next
-call; `torch.from_numpy` takes them without a copy.
+A policy gets arrays of shape (num_envs, ...) that are its own: it may keep them, and write into them.
+`torch.from_numpy` takes them without a copy.
 """
 
 from collections.abc import Callable

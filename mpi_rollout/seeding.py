@@ -1,12 +1,16 @@
-"""Where every random number of a run comes from: (seed, env_index, episode or step), never a rank.
+"""Where every random number of a run comes from: (seed, env_index, episode or step), and not the rank.
+
+Python's and NumPy's global generators are the exception: a process has one of each for all its envs.
 
 All streams are `numpy.random.SeedSequence(seed, spawn_key=...)`; the length of the key keeps its uses apart:
-one word for an env's episodes, two for a policy's draws, three for a natively vectorized slice.  Gymnasium's
-own `seed + i` is not used: two runs with seeds 0 and 1 would share all but one of their streams.
+one word for an env's episodes, two for a policy's draws, three for a natively vectorized slice, four for the
+global generators.  Gymnasium's own `seed + i` is not used: two runs with seeds 0 and 1 would share all but one
+of their streams.
 
 Episode k of env i has for its seed word k of `SeedSequence(seed, spawn_key=(i,)).generate_state(...)`.
 """
 
+import random
 from collections.abc import Iterator
 
 import numpy as np
@@ -47,6 +51,21 @@ def draws_of_policy(seed: int, leaf: int, block: int) -> np.random.Generator:
     Draw in the order env, step, component: then no draw depends on how many envs there are.
     """
     return np.random.Generator(np.random.Philox(np.random.SeedSequence(seed, spawn_key=(leaf, block))))
+
+
+def seed_global_generators(seed: int, rank: int, num_steps: int = 0) -> None:
+    """Seed `random` and `numpy.random`, from which some envs and policies draw.
+
+    What they draw is not promised to be the same on another number of ranks, nor after the run was continued.
+
+    Parameters
+    ----------
+    num_steps
+        That the run has already where it is continued: else it would draw once more what it has drawn at its begin.
+    """
+    words = np.random.SeedSequence(seed, spawn_key=(rank, num_steps, 0, 0)).generate_state(8)
+    random.seed(words[:4].tobytes())
+    np.random.seed(words[4:])
 
 
 def seed_of_slice(seed: int, env_indices: range) -> int:

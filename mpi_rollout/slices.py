@@ -7,11 +7,14 @@ import numpy as np
 from gymnasium.vector import VectorEnv
 
 from mpi_rollout.envs.faults import ABORT, OnFault, not_finite
+from mpi_rollout.envs.inputs import Options
 from mpi_rollout.envs.loop import LoopVectorEnv
+from mpi_rollout.envs.outputs import Casting
 from mpi_rollout.envs.restoring import Past, Restoring
 from mpi_rollout.errors import DataError
 from mpi_rollout.exchange import Command, Exchange
 from mpi_rollout.infos import Infos, tell, write_columns
+from mpi_rollout.layout import Leaf
 from mpi_rollout.seeding import seed_of_slice
 from mpi_rollout.watchdog import Work
 
@@ -34,13 +37,14 @@ class Slice:
         self._pickles_infos, self._has_none = infos == "all", infos == "none"
         self.has_told = False
         self._is_checked = on_fault.check_finite and not self._is_loop  # Which checks by itself.
+        self._casting = Casting(on_fault.strict_dtypes)
         self._info_columns = list(zip(exchange.layout.infos, exchange.slot.info_arrays, strict=True))
         if self._is_loop:
             envs.write_to(exchange.slot)
             envs.add_info = tell
 
-    def reset(self, seed: Any = None, mask: np.ndarray | None = None, options: dict[str, Any] | None = None) -> None:
-        """Reset the envs, or those of a mask over all envs of the job; `seed` is for all of them too.
+    def reset(self, seed: Any = None, mask: np.ndarray | None = None, options: Options = None) -> None:
+        """Reset the envs, or those of a mask over all envs of the job; `seed` and `options` are for all of them too.
 
         An int seeds env i with seed + i, as Gymnasium does, and a natively vectorized slice by `seed_of_slice`.
         """
@@ -50,6 +54,8 @@ class Slice:
             seed = each if self._is_loop else seed_of_slice(seed, self.env_indices)
         elif seed is not None:
             seed = seed[mine]
+        if isinstance(options, list):
+            options = options[mine]
         if mask is not None:
             options = (options or {}) | {"reset_mask": mask[mine]}
         self._fill(self.envs.reset(seed=seed, options=options))
@@ -151,7 +157,7 @@ class Slice:
         slot, leaves = self.exchange.slot, self.exchange.layout.observations
         columns = [(leaf.path, array) for leaf, array in zip(leaves, slot.observation_arrays, strict=True)]
         floats = [(f"observation {name}".strip(), array) for name, array in columns if array.dtype.kind == "f"]
-        found = not_finite([*floats, ("reward", slot.results[0])])
+        found = not_finite([(name, array.dtype, array) for name, array in (*floats, ("reward", slot.results[0]))])
         for place, what in found.items():
             raise DataError(f"env {self.env_indices[place]}: {what}, which is not finite")
 
@@ -160,10 +166,20 @@ class Slice:
         for leaf, column in zip(self.exchange.layout.observations, slot.observation_arrays, strict=True):
             part = leaf.of(observations)
             if part.shape != column.shape or part.dtype != column.dtype:
-                raise DataError(
-                    f"envs {self.env_indices}: observation {leaf.path!r} should be {column.dtype} of shape "
-                    f"{column.shape}, got {part.dtype} of shape {part.shape}"
-                )
+                part = self._cast(leaf, part, column.shape)
             column[...] = part
         for column, values in zip(slot.results, results, strict=False):  # A reset has no results.
             column[...] = values
+
+    def _cast(self, leaf: Leaf, part: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+        """What natively vectorized envs gave in another dtype than their space's, or DataError."""
+        envs, why = f"envs {self.env_indices.start} to {self.env_indices.stop - 1}", ""
+        try:
+            if part.shape == shape:
+                return self._casting.cast(leaf, part, envs)
+        except (TypeError, ValueError) as error:
+            why = f": {error}"
+        raise DataError(
+            f"{envs}: observation {leaf.path!r} should be {leaf.dtype} of shape {shape}, got {part.dtype} of shape "
+            f"{part.shape}{why}"
+        )

@@ -1,8 +1,9 @@
 """What every rank does with an order: step its slice, fill its slot.  The root obeys its own orders too.
 
-When an env fails, the rank does not leave: it marks its slot and stays in the exchange, so that the root learns of
-it at the step where it happened, commits all that is whole, and ends the job with the cause.  Should the root not
-come to that in `GRACE_S` (another rank may be in the midst of a long step), the rank tells and aborts by itself.
+When an env fails, the rank does not leave: it marks its slot and stays in the exchange, so that the root learns of it
+at the step where it happened.  A trainer may reset all envs then, and go on.  A run commits all that is whole, and ends
+the job with the cause.  Should the root of a run not come to that in `GRACE_S` (another rank may be in the midst of a
+long step), the rank tells and aborts by itself.
 """
 
 import gc
@@ -18,16 +19,20 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
+from mpi_rollout.console import say
 from mpi_rollout.deadline import process_start
-from mpi_rollout.envs.faults import EnvTimeout
-from mpi_rollout.errors import DataError, EnvError, RankLost, RolloutError
+from mpi_rollout.ending import limit_s
+from mpi_rollout.errors import DataError, EnvError, RankLost, RolloutError, SignalInterrupt, message_of, words_of
 from mpi_rollout.exchange import FAULT, MADE_ANEW, Command, Exchange, Exchanges
+from mpi_rollout.exits import ends_forked
+from mpi_rollout.interrupts import STOP_SIGNALS, Cut
 from mpi_rollout.mpi import abort
 from mpi_rollout.slices import Slice
 from mpi_rollout.timing import Clock
 from mpi_rollout.watchdog import Watchdog, Work
 
 GRACE_S = 1.5
+CLOSE_LIMIT_S = 60.0  # An env may have a video to write.
 
 
 @dataclass(frozen=True)
@@ -49,6 +54,11 @@ class Worker:
         This rank's envs for each exchange that it steps envs for, in env order; none on a dedicated root.
     methods
         What the root may call by name on all ranks.
+
+    Attributes
+    ----------
+    aborts_if_unheard
+        After a failure end the job, if the root does not learn of it soon.
     """
 
     def __init__(
@@ -61,8 +71,10 @@ class Worker:
         self.clock = Clock()
         self.stop_signal = 0  # The signal by which somebody asked this rank to stop.
         self._slice_of = {slice_.exchange: slice_ for slice_ in slices}
-        own = {"report": self.report, "call_envs": self.call_envs, "end_replay": self.end_replay}
-        self._methods = own | (methods or {})
+        own = [self.report, self.call_envs, self.end_replay, self.begin_anew]
+        self._methods = {method.__name__: method for method in own} | (methods or {})
+        self.aborts_if_unheard = False
+        self._is_calling = False
         self._fault: Fault | None = None
         self._watch: threading.Timer | None = None
         self._active: Slice | None = None  # Whose envs are at work.
@@ -89,14 +101,14 @@ class Worker:
         asked
             Signals that came before.
         """
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        for number in STOP_SIGNALS:
             signal.signal(number, self._ask_to_stop)
         if asked:
             self._ask_to_stop(asked[0], None)
 
     def _ask_to_stop(self, number: int, _frame: Any) -> None:
         if self._stop_asked_at and monotonic() - self._stop_asked_at > 1.0:
-            raise KeyboardInterrupt
+            raise SignalInterrupt
         self._stop_asked_at = self._stop_asked_at or monotonic()
         self.stop_signal = number
 
@@ -110,14 +122,17 @@ class Worker:
         return None if active is None else active.at_work()
 
     def _say(self, what: str) -> None:
-        os.write(2, f"mpi_rollout: {self._place}, {what}\n".encode(errors="backslashreplace"))
+        say(f"mpi_rollout: {self._place}, {what}\n")
 
     def _give_up(self, why: str) -> None:
         self._say(why)
         abort(self.exchanges.control, EnvError.exit_code)
 
-    def serve(self) -> int:
-        """Obey orders until the root says stop; return the exit code that it gives.  For all ranks but the root."""
+    def serve(self) -> tuple[int, int]:
+        """Obey orders until the root says stop, or switch to another connection; return this last order and its code.
+
+        For all ranks but the root.
+        """
         self.clock.restart()
         while True:
             try:
@@ -125,7 +140,7 @@ class Worker:
             except RankLost:  # What the root ordered last is void.
                 continue
 
-    def _serve(self) -> int:
+    def _serve(self) -> tuple[int, int]:
         while True:
             exchange = self.exchanges.await_order()
             self.clock.lap("wait")
@@ -136,7 +151,10 @@ class Worker:
                     if other is not exchange:
                         other.await_order()
                 self.close()
-                return code
+                return command, code
+            if command == Command.SWITCH:
+                exchange.messages.listen()
+                return command, code
             if command == Command.CALL:
                 name, args = pickle.loads(self.exchanges.spread())
                 self.exchanges.collect(self.call(name, *args))
@@ -159,17 +177,20 @@ class Worker:
         slice_ = self._slice_of.get(exchange)
         faults: list[tuple[int, str, str]] = []
         if slice_ is not None and self._fault is None:
-            self._active = slice_
             try:
-                slice_.do(command, arguments)
+                self._active = slice_
+                with ends_forked:
+                    slice_.do(command, arguments)
                 faults = slice_.take_faults()
-            except KeyboardInterrupt:
-                raise
+                self._active = None  # From here on nothing is cut any more, see `interrupts`.
             except BaseException as error:
+                self._active = None
+                if is_stop(error):
+                    raise
                 self._fault = self._describe(error, f", step {slice_.num_steps}")
                 exchange.put_infos({})  # Those of an earlier step are not to be sent again.
-                self._begin_grace()
-            self._active = None
+                if self.aborts_if_unheard:
+                    self._begin_grace()
             for _, message, times in faults:
                 self._say(f"step {slice_.num_steps}: {message}; {times}")
         mark = MADE_ANEW if faults and slice_.has_told else -self.stop_signal
@@ -179,18 +200,32 @@ class Worker:
     def call(self, name: str, *args: Any) -> bytes:
         """Run one of `methods`; return what it returns, pickled, or a `Fault` if it fails or that cannot be."""
         try:
-            return pickle.dumps(self._methods[name](*args))
-        except (KeyboardInterrupt, RankLost):
-            raise
+            with ends_forked:
+                return pickle.dumps(self._methods[name](*args))
         except BaseException as error:
+            if is_stop(error) or isinstance(error, RankLost):
+                raise
             return pickle.dumps(self._describe(error))
 
     def call_envs(self, method: str, *args: Any) -> dict[int, Any]:
         """Call `call_some`, `set_some` or `render` of all slices; return results by env index."""
         found: dict[int, Any] = {}
-        for slice_ in self.slices:
-            found |= getattr(slice_, method)(*args) or {}
+        try:
+            self._is_calling = True
+            for slice_ in self.slices:
+                found |= getattr(slice_, method)(*args) or {}
+        finally:
+            self._is_calling = False
         return found
+
+    def is_in_envs(self) -> bool:
+        """Whether envs of this rank are at work: what they do may be cut short, see `interrupts`."""
+        return self._is_calling or self._active is not None
+
+    def begin_anew(self) -> None:
+        """Forget a failure: all envs will be reset."""
+        self._end_grace()
+        self._fault = None
 
     def end_replay(self, lost: Sequence[int]) -> None:
         """See `Slice.end_replay`."""
@@ -212,7 +247,9 @@ class Worker:
 
     def _describe(self, error: BaseException, when: str = "") -> Fault:
         place = f"{self._place}{when}"
-        what = str(error) if isinstance(error, RolloutError) else f"{type(error).__name__}: {error}"
+        what = "interrupted amid its step" if isinstance(error, Cut) else message_of(error)
+        if not isinstance(error, RolloutError | Cut):
+            what = words_of(error)
         code = error.exit_code if isinstance(error, RolloutError) else EnvError.exit_code
         cause = error.__cause__ if isinstance(error, RolloutError) else error
         stack = "" if cause is None or isinstance(error, DataError) else "".join(traceback.format_exception(cause))
@@ -229,21 +266,34 @@ class Worker:
 
     def _tell_and_abort(self) -> None:
         fault = self._fault
-        os.write(2, f"{fault.stack}mpi_rollout: {fault.message}\n".encode(errors="backslashreplace"))
+        say(f"{fault.stack}mpi_rollout: {fault.message}\n")
         abort(self.exchanges.control, fault.exit_code)
 
     def close(self) -> None:
-        """Close the envs.  The run is over and its data are safe: an env that cannot close is only told of."""
+        """Close the envs.  The run is over and its data are safe: an env that cannot close is only told of.
+
+        In a run there is a limit for it, as there is for all that is left to do at its end.
+        """
+        if self.aborts_if_unheard and self._watchdog is None:
+            self.watch(limit_s(CLOSE_LIMIT_S))
         for slice_ in self.slices:
             self._active = slice_
             try:
-                slice_.envs.close()
-            except (Exception, SystemExit, EnvTimeout) as error:
+                with ends_forked:
+                    slice_.envs.close()
+            except BaseException as error:
+                if is_stop(error):
+                    raise
                 place = f"rank {self.rank} ({os.uname().nodename})"
-                os.write(2, f"mpi_rollout: {place}: closing its envs: {type(error).__name__}: {error}\n".encode())
+                say(f"mpi_rollout: {place}: closing its envs: {words_of(error)}\n")
             self._active = None
         if self._watchdog is not None:
             self._watchdog.close()
+
+
+def is_stop(error: BaseException) -> bool:
+    """Whether a signal ends the whole run, and not just the call of an env that it came amid."""
+    return isinstance(error, SignalInterrupt) and not isinstance(error, Cut)
 
 
 @contextmanager

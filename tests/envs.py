@@ -281,6 +281,32 @@ class Agreeing(Telling):
         return {key: value for key, value in super().tell(more).items() if key not in ("mixed", "either")}
 
 
+class Loose(Counting):
+    """Observes what Gymnasium casts to its space, and gives as it is where an episode ends."""
+
+    observation_space = spaces.Dict(
+        {
+            "kind": spaces.Discrete(1000),
+            "level": spaces.Box(0, 99, (), np.float32),
+            "doubles": spaces.Box(-9, 99, (2,), np.float32),
+            "listed": spaces.Box(-9, 99, (3,), np.int16),
+        }
+    )
+
+    def observe(self):
+        number = self.step_number
+        doubles = np.array([number / 3, self.episode / 7])
+        return {"kind": number, "level": number / 7, "doubles": doubles, "listed": [number, self.action, 5]}
+
+
+class Ready(Counting):
+    """Can be stepped before it is reset."""
+
+    def __init__(self):
+        super().__init__()
+        self.step_number, self.episode = 0, 0
+
+
 class Dozing(Agreeing):
     """Sleeps before a step now and then, for as long as it likes, so that ranks are ready in any order."""
 
@@ -313,3 +339,24 @@ class Holding(Counting):
     def step(self, action):
         *outputs, info = super().step(action)
         return *outputs, info | ({"lock": self.lock} if self.tells else {})
+
+
+class Stumbling(gymnasium.Wrapper):
+    """A CartPole that fails once, in the next "step" or "reset", when `fails` is set to that."""
+
+    def __init__(self):
+        super().__init__(gymnasium.make("CartPole-v1"))
+        self.fails = ""
+
+    def reset(self, *, seed=None, options=None):
+        self.fail_in("reset")
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action):
+        self.fail_in("step")
+        return super().step(action)
+
+    def fail_in(self, where):
+        if self.fails == where:
+            self.fails = ""
+            raise RuntimeError("the simulator has stumbled")

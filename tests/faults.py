@@ -45,6 +45,10 @@ def hanging_later():
     return Counting() if RANK != 1 or is_first_job() else Failing("hang", after=0)
 
 
+def report(worker):
+    os._exit(3)
+
+
 class Leaving(Image):
     """Ends its process on one rank, in something else than a step."""
 
@@ -57,7 +61,7 @@ class Leaving(Image):
         if self.when == "making" or (self.when == "bare" and Leaving.made > 2):  # Of 6 envs on 3 ranks.
             os._exit(3)
         if self.when == "reporting":
-            Worker.report = lambda worker: os._exit(3)
+            Worker.report = report
 
     def reset(self, *, seed=None, options=None):
         if self.when == "first reset":
@@ -128,6 +132,21 @@ class InReset(Image):
             FAILED_AT.write_text(str(time.time()))
             raise FileNotFoundError("there is no map of this level")
         return super().reset(seed=seed, options=options)
+
+
+def importing():
+    """What an env's constructor does whose package is of another version."""
+    raise ImportError("cannot import name 'physics' from 'simulator'")
+
+
+def adding():
+    """What an env's constructor does that has a mistake."""
+    return 1 + "one"
+
+
+def forgetful():
+    """Makes an env and does not return it."""
+    Image()
 
 
 def unlicensed(rank=None):

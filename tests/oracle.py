@@ -56,16 +56,24 @@ def rollout(
 def record(envs: VectorEnv, num_steps: int, seed: int = 5) -> list[tuple[Any, ...]]:
     """All that a vector env returns in some steps: the reset first, in DISABLED mode also those of ended envs.
 
-    The action of env i in step t depends on i and t alone.
+    The action of env i in step t depends on i and t alone.  What is returned is written into after it was recorded, as
+    trainers may do, and must not matter.
     """
     policy = RandomPolicy(envs.single_action_space, envs.num_envs, seed)
     is_disabled = envs.metadata["autoreset_mode"] == AutoresetMode.DISABLED
-    returned = [deepcopy(envs.reset(seed=seed))]
+    returned: list[tuple[Any, ...]] = []
+
+    def take(outputs: tuple[Any, ...]) -> None:
+        returned.append(deepcopy(outputs))
+        for leaf in leaves(envs.single_observation_space):
+            leaf.of(outputs[0]).fill(1)
+
+    take(envs.reset(seed=seed))
     for step in range(num_steps):
-        returned.append(deepcopy(envs.step(deepcopy(policy.at(step)))))
+        take(envs.step(deepcopy(policy.at(step))))
         ended = returned[-1][2] | returned[-1][3]
         if is_disabled and ended.any():
-            returned.append(deepcopy(envs.reset(options={"reset_mask": ended})))
+            take(envs.reset(options={"reset_mask": ended}))
     return returned
 
 
@@ -88,11 +96,19 @@ def facts_of(envs: VectorEnv) -> dict[str, Any]:
 
 
 def resets_of(envs: VectorEnv) -> list[tuple[Any, dict[str, Any]]]:
-    """What resets of `envs.Agreeing` give with seeds of every kind; without any, generators go on as they are."""
+    """What resets of `envs.Agreeing` give with seeds of every kind, and of some envs amid their episodes.
+
+    Without seeds generators go on as they are.
+    """
     count = envs.num_envs
     seeds = [3, list(range(count, 0, -1)), None, [None] * count, [*range(count - 1), None], tuple(range(count)), 2**31]
     given = [envs.reset(seed=seed, options={"level": index}) for index, seed in enumerate(seeds)]
-    return [*given, envs.reset(), envs.reset(options={})]
+    given += [envs.reset(), envs.reset(options={}), envs.reset(options={"reset_mask": np.ones(count, np.bool_)})]
+    for step in range(12):
+        given.append(deepcopy(envs.step(np.full(count, 3))))
+        if step % 3:
+            given.append(envs.reset(seed=step, options={"reset_mask": np.arange(count) % 3 == step % 3, "level": step}))
+    return given
 
 
 class Rows:

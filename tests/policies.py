@@ -1,6 +1,12 @@
 """Policies for `--policy`: some that look at what they see, some that return what they must not."""
 
+from itertools import count
+from typing import Any
+
 import numpy as np
+from envs import Nested
+
+from mpi_rollout.policy import RandomPolicy
 
 
 def leaning(observations: np.ndarray) -> np.ndarray:
@@ -13,10 +19,51 @@ def by_look(observations: np.ndarray) -> np.ndarray:
     return 2 + observations.sum(axis=1) % 5
 
 
+class Scribbling:
+    """Decides as another policy, then writes into all that it was ever given or has returned, and takes it apart."""
+
+    def __init__(self, policy: Any):
+        self.policy, self.seen = policy, []
+
+    def __call__(self, observations: Any) -> Any:
+        actions = self.policy(observations)
+        for tree in (*self.seen, observations):
+            fill(tree)
+        self.seen = [*self.seen[-3:], observations, actions]
+        return actions
+
+
+def fill(tree: Any) -> None:
+    if isinstance(tree, dict):
+        for key in list(tree):
+            fill(tree.pop(key))
+    elif isinstance(tree, tuple):
+        for part in tree:
+            fill(part)
+    else:
+        assert tree.flags.writeable and tree.flags.c_contiguous
+        tree.fill(1)
+
+
+def drawn(_observations: Any, steps=count()) -> Any:  # noqa: B008  It counts over calls.
+    """For 16 `envs.Nested`: what the random policy does with seed 0."""
+    return RandomPolicy(Nested.action_space, 16, 0).at(next(steps))
+
+
+scribbling_by_look, scribbling_nested = Scribbling(by_look), Scribbling(drawn)
+
+
 def too_large(observations: np.ndarray) -> np.ndarray:
     """Actions that CartPole does not have, for env 1."""
     actions = np.zeros(len(observations), np.int64)
     actions[1] = 2
+    return actions
+
+
+def too_strong(observations: np.ndarray) -> np.ndarray:
+    """For Pendulum: more than it can, of the first env by rounding alone."""
+    actions = np.full((len(observations), 1), 7.5)
+    actions[0] = np.nextafter(np.float32(2), np.float32(3))
     return actions
 
 

@@ -155,6 +155,22 @@ def test_groups_and_first_ready_write_the_bytes_of_the_plain_run(collected, plai
 
 
 @pytest.mark.any_mpi
+@pytest.mark.mpi(1, 3)
+def test_a_policy_may_write_into_all_that_it_gets(plain, tmp_path: Path, num_ranks: int):
+    """What is stored is what the envs gave; also where the policy keeps it, and writes into the actions it returned."""
+    ways = [(), ("--num-groups", "3"), ("--mode", "async"), ("--mode", "async", "--batch-size", "2")]
+    ways = [way for way in ways if num_ranks > 1 or "--batch-size" not in way]
+    commands = [(*DOZING, "--policy", "policies:scribbling_by_look", *way) for way in ways]
+    commands.append((*WHAT["nested"], "--policy", "policies:scribbling_nested"))
+    files = [tmp_path / f"{index}.h5" for index in range(len(commands))]
+    commands = [(*command, "--out", file.name) for command, file in zip(commands, files, strict=True)]
+    assert Job(tmp_path).train(num_ranks, "runs", commands, NUM_ROWS) == [0] * len(files)
+    for file in files[:-1]:
+        assert_same_bytes(datasets(file), plain("by look"))
+    assert_same_bytes(datasets(files[-1]), plain("nested"))
+
+
+@pytest.mark.any_mpi
 @pytest.mark.mpi(3)
 @pytest.mark.parametrize("way", [("--num-groups", "2"), ("--mode", "async")], ids=["two groups", "first ready"])
 def test_throughput_can_be_measured_alone(job: Job, num_ranks: int, way: tuple[str, ...]):

@@ -8,7 +8,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-from conftest import Job, Start, assert_same_bytes, datasets, once, processes_in
+from conftest import Job, Start, are_gone, assert_same_bytes, datasets, once
 
 from mpi_rollout.errors import UsageError
 from mpi_rollout.seeding import SeedTable
@@ -74,7 +74,9 @@ def test_every_episode_has_the_seed_that_its_number_gives(alone, kind: str):
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_file_is_verified_and_replayed(alone, job: Job, kind: str):
     path = alone(kind)[0]
-    verified, inspected = job.series([Start(["verify", path, "--replay", "12", "--json"]), Start(["inspect", path])])
+    verified, inspected = job.series(
+        [Start(["verify", path, "--replay", "12", "--json", "--trust"]), Start(["inspect", path])]
+    )
     assert verified.code == 0 and json.loads(verified.out)["replayed"] == 12
     assert re.search(r"faults +\d+, the last in step \d+: env \d", inspected.out)
 
@@ -130,14 +132,14 @@ def test_an_env_that_hangs_is_named_interrupted_and_made_anew(job: Job, num_rank
         r"\(episode \d, seed \d+\): ", named[0],
     )  # fmt: skip
     assert 'moody.py", line' in result.err
-    assert job(None, "verify", "run.h5", "--replay", "2").code == 0
+    assert job(None, "verify", "run.h5", "--replay", "2", "--trust").code == 0
 
 
 @pytest.mark.mpi(2)
 @pytest.mark.parametrize("only", [0, 1], ids=["root", "other"])
 def test_an_env_that_hangs_ends_the_run_with_all_steps_before(job: Job, num_ranks: int, only: int):
     result = job(num_ranks, *hanging("sleep", 100, only))
-    assert result.code == 70 and processes_in(job.folder) == []
+    assert result.code == 70 and are_gone(job.folder, 1.0)
     last = next(message for message in result.messages if "before are in run.h5.part" in message)
     found = re.match(
         rf"rank {only} \(\S+, envs \d to \d\), step (\d+): env \d, step \d of its episode: took longer", last
@@ -149,14 +151,14 @@ def test_an_env_that_hangs_ends_the_run_with_all_steps_before(job: Job, num_rank
 @pytest.mark.mpi(2)
 def test_an_env_that_works_in_c_for_ever_ends_the_job(job: Job, num_ranks: int):
     result = job(num_ranks, *hanging("work in C", 100, 1), "--on-env-error", "restart", timeout=30)
-    assert result.code not in (0, None) and processes_in(job.folder) == []
+    assert result.code not in (0, None) and are_gone(job.folder, 1.0)
     assert "cannot be interrupted; ending the job" in result.messages[-1] and result.messages[-1].startswith("rank 1 ")
 
 
 @pytest.mark.mpi(2)
 def test_an_env_that_holds_the_interpreters_lock_is_named_and_ends_the_job(job: Job, num_ranks: int):
     result = job(num_ranks, *hanging("hold the lock", 100, 1), "--on-env-error", "restart", timeout=30)
-    assert result.code not in (0, None) and processes_in(job.folder) == []
+    assert result.code not in (0, None) and are_gone(job.folder, 1.0)
     assert re.search(
         r'moody.py", line \d+ in <lambda>\n.*\n  File "<rank 1 \(\S+\)>", line \d+ in env [23]\n', result.err
     )
@@ -185,7 +187,7 @@ def test_an_env_that_fails_when_its_episode_is_taken_again_is_lost_and_the_run_g
             Start(arguments, environment={"STOP_AT": "raise:9", "AGAIN": "1"}),
             Start(["verify", "run.h5.part"]),
             Start(arguments),
-            Start(["verify", "run.h5", "--replay", "5"]),
+            Start(["verify", "run.h5", "--replay", "5", "--trust"]),
         ]
     )
     assert [each.code for each in (stopped, again, verified, whole, replayed)] == [70, 70, 0, 0, 0], replayed.err

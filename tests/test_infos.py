@@ -13,7 +13,7 @@ from envs import Agreeing
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from oracle import differences, record
 
-from mpi_rollout.errors import UsageError
+from mpi_rollout.errors import DataError, UsageError
 from mpi_rollout.infos import info_leaves, merge_infos, names_of, tell
 
 pytestmark = pytest.mark.any_mpi
@@ -88,6 +88,13 @@ def test_of_numbers_of_several_types_the_first_envs_decides_for_all(values: list
     """As in FrozenLake-v1: its `prob` is the int 1 after a reset, and the float 1/3 after a step."""
     infos = [{"prob": value, "deep": {"prob": value}} for value in values]
     assert differences(merged(infos, edges), added(infos)) == []
+
+
+@pytest.mark.parametrize("edges", EDGES, ids=str)
+@pytest.mark.parametrize("values", [[{"a": 1}, 2], [2, {"a": 1}]], ids=str)
+def test_a_dict_beside_a_number_is_refused_on_whichever_ranks_they_are(values: list[Any], edges: list[int]):
+    with pytest.raises(DataError, match=r"info 'x' is a dict in one env and int(64)? in another; make them alike"):
+        merged([{"x": value} for value in [values[0]] * 6 + values[1:]], edges)
 
 
 def test_of_no_infos_comes_an_empty_dict():
@@ -244,3 +251,48 @@ def test_infos_that_are_not_as_they_were_wanted_are_an_error_that_names_them(wro
     raised, text = wrong[name]
     assert raised == "RankError" and text.startswith("rank ")
     assert repr(WRONG[name][-1]) in text
+
+
+UNREADABLE = """
+import gymnasium, numpy as np
+import mpi_rollout
+from mpi_rollout.errors import DataError
+class Diverged(Exception):
+    def __init__(self, place, step):  # So pickle can write it, and not read it again.
+        super().__init__(f"diverged at {place}")
+class Telling(gymnasium.Wrapper):
+    says, number = False, 0
+    def __init__(self, env_index):
+        super().__init__(gymnasium.make("CartPole-v1"))
+        self.env_index = env_index
+    def step(self, action):
+        self.number += 1
+        info = {"number": 100 * self.number + self.env_index} | ({"error": Diverged(1, 2)} if self.says else {})
+        return *self.env.step(action)[:4], info
+with mpi_rollout.connect(Telling, 6, num_groups=GROUPS) as envs:
+    if envs is not None:
+        envs.reset(seed=1)
+        envs.set_attr("says", [False, False, True, False, False, True])
+        envs.send(np.zeros(6, int))
+        try:
+            for _ in range(GROUPS): envs.recv()
+        except DataError as error:
+            print(str(error).split(";")[0])
+        envs.reset(seed=1)
+        envs.set_attr("says", False)
+        envs.set_attr("number", 8)
+        envs.send(np.zeros(6, int))
+        print([number for _ in range(GROUPS) for number in envs.recv()[4]["number"].tolist()])
+"""
+
+
+@pytest.mark.mpi(3)
+@pytest.mark.parametrize(("groups", "envs"), [(1, "2 to 3"), (2, "2 to 2")])
+def test_infos_that_the_root_cannot_read_are_an_error_and_the_next_ones_are_their_own(
+    job: Job, num_ranks: int, groups: int, envs: str
+):
+    result = job.script(num_ranks, UNREADABLE.replace("GROUPS", str(groups)))
+    assert result.code == 0, result.err
+    told, numbers = result.out.splitlines()
+    assert told.startswith(f"envs {envs}: their infos cannot be read on rank 0: TypeError: Diverged.__init__() missing")
+    assert numbers == str([900, 901, 902, 903, 904, 905])

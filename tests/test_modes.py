@@ -25,6 +25,7 @@ ENVS: dict[str, dict[str, Any]] = {  # With the keyword arguments that make epis
     "envs:Nested": {},
     "envs:Image": {},
     "envs:Telling": {},
+    "envs:Loose": {},
 }
 MODES = [mode.name.lower() for mode in AutoresetMode]
 WAYS: dict[str, dict[str, Any]] = {

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from mpi_rollout.errors import UsageError
 from mpi_rollout.layout import split_by_rank
 from mpi_rollout.partition import Division, Partition
 
@@ -46,12 +47,12 @@ def test_a_rank_out_of_the_world_owns_nothing():
 
 @pytest.mark.parametrize(("num_ranks", "dedicated_root"), [(3, False), (4, True)])
 def test_fewer_envs_than_ranks_that_step_them_are_refused(num_ranks: int, dedicated_root: bool):
-    with pytest.raises(ValueError, match=r"--num-envs must be at least .* got 2 envs on 3 ranks; use more envs or"):
+    with pytest.raises(UsageError, match=r"num_envs must be at least .* got 2 envs on 3 ranks; use more envs or"):
         Partition(2, num_ranks, dedicated_root)
 
 
 def test_a_dedicated_root_alone_is_refused():
-    with pytest.raises(ValueError, match=r"--dedicated-root needs .* got 1; start the program with mpirun -n 2"):
+    with pytest.raises(UsageError, match=r"dedicated_root needs .* got 1; start the program with mpirun -n 2"):
         Partition(4, 1, dedicated_root=True)
 
 
@@ -129,7 +130,5 @@ def test_places_say_in_which_row_of_which_rank_each_env_is(
 
 @pytest.mark.parametrize(("num_ranks", "dedicated_root"), [(2, False), (3, True)])
 def test_more_groups_than_each_rank_has_envs_are_refused(num_ranks: int, dedicated_root: bool):
-    with pytest.raises(
-        ValueError, match=r"--num-groups 3 needs at least 3 envs for each .* got 5 envs on 2 ranks; use"
-    ):
+    with pytest.raises(UsageError, match=r"num_groups 3 needs at least 3 envs for each .* got 5 envs on 2 ranks; use"):
         Division(5, num_ranks, dedicated_root, num_groups=3)

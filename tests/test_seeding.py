@@ -4,6 +4,7 @@ from itertools import islice
 
 import numpy as np
 import pytest
+from conftest import Job, datasets
 
 from mpi_rollout import seeding
 from mpi_rollout.seeding import SeedTable, draws_of_policy, episode_seeds, seed_of_slice
@@ -71,3 +72,78 @@ def test_slices_have_seeds_of_their_own():
     slices = [(seed, range(start, stop)) for seed in (0, 1) for start, stop in ((0, 4), (4, 8), (0, 8))]
     assert len({seed_of_slice(*each) for each in slices}) == len(slices)
     assert seed_of_slice(0, range(4)) not in first_seeds(0, 0, 100)
+
+
+GLOBAL = """
+import random
+import gymnasium
+import numpy as np
+import stopping
+
+
+class Global(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(0, 1, (3,), np.float64)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self):
+        self.drawn, self.num_steps = np.random.random(), 0
+
+    def observe(self):
+        return np.array([self.drawn, np.random.random(), random.random()])
+
+    def reset(self, seed=None, options=None):
+        return self.observe(), {}
+
+    def step(self, action):
+        self.num_steps += 1
+        return self.observe(), 0.0, self.num_steps % 4 == 0, False, {}
+
+
+calls = []
+
+
+def act(observations):
+    calls.append(observations)
+    stopping.stop_if(str(len(calls)))
+    return np.zeros(len(observations), int)
+"""
+
+
+@pytest.mark.any_mpi
+def test_envs_that_draw_from_the_global_generators_give_the_same_on_the_same_ranks_and_each_rank_its_own(job: Job):
+    (job.folder / "globally.py").write_text(GLOBAL)
+    run = ("--env-factory", "globally:Global", "--num-envs", "4", "--num-steps", "9", "--progress", "none")
+    first, again, other = (
+        datasets(job.collect(2, *run, "--seed", seed, out=f"{number}.h5"))["observations"]
+        for number, seed in enumerate(["1", "1", "2"])
+    )
+    assert first.tobytes() == again.tobytes()
+    assert len(set(first[..., 1:].ravel()) | set(other[..., 1:].ravel())) == 2 * 10 * 4 * 2
+    assert len(set(first[0, :, 0])) == 4
+
+
+@pytest.mark.any_mpi
+def test_a_run_that_is_continued_does_not_draw_again_what_it_has_drawn(job: Job):
+    (job.folder / "globally.py").write_text(GLOBAL)
+    sizes = ("--num-envs", "2", "--num-steps", "24", "--progress", "none", "--out", "run.h5")
+    run = ("--env-factory", "globally:Global", "--policy", "globally:act", *sizes)
+    assert job(None, *run, STOP_AT="raise:14").code == 70
+    assert job(None, *run).code == 0
+    observations = datasets(job.folder / "run.h5")["observations"]
+    assert len(set(observations[..., 2].ravel())) == 25 * 2
+
+
+@pytest.mark.any_mpi
+def test_a_trainers_own_global_generators_stay_as_they_are(job: Job):
+    code = """
+import random
+import numpy as np
+import mpi_rollout
+random.seed(3), np.random.seed(3)
+before = random.getstate(), np.random.get_state()[1].tolist()
+with mpi_rollout.connect("CartPole-v1", 2) as envs:
+    envs.reset(seed=1)
+    envs.step(envs.action_space.sample())
+assert (random.getstate(), np.random.get_state()[1].tolist()) == before
+"""
+    assert job.script(None, code).code == 0

@@ -27,11 +27,14 @@ class OnFault:
         NaN and infinity in observations and rewards are failures.
     timeout_s
         A call of an env that takes longer is one; None is no limit.
+    strict_dtypes
+        Observations of another dtype than their space's end the run, instead of being cast.
     """
 
     max_restarts: int = 0
     check_finite: bool = False
     timeout_s: float | None = None
+    strict_dtypes: bool = False
 
 
 ABORT = OnFault()
@@ -45,24 +48,24 @@ class NotFinite(Exception):
     """An env gave NaN or infinity."""
 
 
-def not_finite(columns: Iterable[tuple[str, Sequence[Any]]]) -> dict[int, str]:
+def not_finite(columns: Iterable[tuple[str, np.dtype, Sequence[Any]]]) -> dict[int, str]:
     """Find the envs that gave NaN or infinity.
 
     Parameters
     ----------
     columns
-        What to call it, and what each env gave.
+        What to call it, the dtype that it is stored as, and what each env gave.
 
     Returns
     -------
     By place what is not finite.  What is no array of numbers is left out: whoever stores it will say so.
     """
     found: dict[int, str] = {}
-    for name, parts in columns:
-        if are_finite(parts):
+    for name, dtype, parts in columns:
+        if are_finite(parts, dtype):
             continue
         try:
-            array = np.asarray(parts, np.float64)
+            array = np.asarray(parts).astype(dtype)
         except (TypeError, ValueError):
             continue
         for place, *where in np.argwhere(~np.isfinite(array)).tolist():
@@ -71,21 +74,22 @@ def not_finite(columns: Iterable[tuple[str, Sequence[Any]]]) -> dict[int, str]:
     return found
 
 
-def are_finite(parts: Sequence[Any]) -> bool:
+def are_finite(parts: Sequence[Any], dtype: np.dtype) -> bool:
     """Tell, soon, that all is well; False where that is not sure."""
     try:
-        return bool(np.isfinite(np.concatenate(parts) if np.shape(parts[0]) else np.array(parts)).all())
+        array = np.concatenate(parts) if np.shape(parts[0]) else np.array(parts)
+        return bool(np.isfinite(array.astype(dtype, copy=False)).all())
     except (TypeError, ValueError, IndexError):
         return False
 
 
-def floats_of(observations: Sequence[Leaf], outputs: Any) -> Iterator[tuple[str, Any]]:
-    """The parts of observations that can be NaN, with their names."""
+def floats_of(observations: Sequence[Leaf], outputs: Any) -> Iterator[tuple[str, np.dtype, Any]]:
+    """The parts of observations that can be NaN, with their names and dtypes."""
     for leaf in observations:
         if leaf.dtype.kind == "f":
             name = f"observation {leaf.path!r}" if leaf.path else "observation"
             with suppress(TypeError, LookupError):
-                yield name, [leaf.of(output) for output in outputs] if leaf.keys else outputs
+                yield name, leaf.dtype, [leaf.of(output) for output in outputs] if leaf.keys else outputs
 
 
 def named(function: Callable[..., Any], env_index: int) -> Callable[..., Any]:

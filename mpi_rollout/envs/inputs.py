@@ -1,11 +1,11 @@
 """What the envs of a loop are given: one action each, one seed each, and which of them to reset."""
 
 from collections.abc import Callable, Sequence
+from operator import index
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
-from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import iterate
 
 
@@ -29,6 +29,34 @@ def _copied(action: Any) -> Any:
     return action.copy() if isinstance(action, np.ndarray) else action
 
 
+def read_seed(seed: Any, num_envs: int) -> int | list[int | None] | None:
+    """A trainer's seed or seeds, as integers of Python, which Gymnasium's generators ask for.
+
+    Raises
+    ------
+    TypeError, ValueError
+        They are no integers, are negative, or the list is not as long as there are envs.
+    """
+    if seed is None:
+        return None
+    if hasattr(seed, "__index__") and not np.ndim(seed):
+        return _read_seed(seed)
+    if not np.iterable(seed) or isinstance(seed, str):
+        raise TypeError(f"seed must be a whole number, or a list with one for each of {num_envs} envs, got {seed!r}")
+    seeds = [None if each is None else _read_seed(each) for each in seed]
+    return list(seed_of_each(seeds, num_envs))
+
+
+def _read_seed(seed: Any) -> int:
+    try:
+        seed = index(seed)
+    except TypeError:
+        raise TypeError(f"seed must be a whole number, got {seed!r}") from None
+    if seed < 0:
+        raise ValueError(f"seed must be at least 0, got {seed}")
+    return seed
+
+
 def seed_of_each(seed: int | Sequence[int | None] | None, num_envs: int) -> Sequence[int | None]:
     """The seeds that `reset` gives: none, counted on from one, or those of a list.
 
@@ -46,9 +74,25 @@ def seed_of_each(seed: int | Sequence[int | None] | None, num_envs: int) -> Sequ
     return seed
 
 
-def take_reset_mask(
-    options: dict[str, Any] | None, num_envs: int, mode: AutoresetMode
-) -> tuple[np.ndarray | None, dict[str, Any] | None]:
+Options = dict[str, Any] | Sequence[dict[str, Any] | None] | None
+
+
+def options_of_each(options: Options, num_envs: int) -> Sequence[dict[str, Any] | None]:
+    """The options that `reset` gives: the same to all envs, or those of a list.
+
+    Raises
+    ------
+    ValueError
+        The list is not as long as there are envs.
+    """
+    if not isinstance(options, list | tuple):
+        return [options] * num_envs
+    if len(options) != num_envs:
+        raise ValueError(f"options must be a dict or a list with one for each of {num_envs} envs, got {len(options)}")
+    return options
+
+
+def take_reset_mask(options: Options, num_envs: int) -> tuple[np.ndarray | None, Options]:
     """Part `reset_mask` from the other options of `reset`, which are for the envs; the caller's dict stays as it is.
 
     A mask without a True is let pass: it may be a slice of a larger one.
@@ -56,16 +100,11 @@ def take_reset_mask(
     Raises
     ------
     TypeError, ValueError
-        It is no mask of `num_envs`, or envs are reset without it.
+        It is no mask of `num_envs`.
     """
-    if options is None or "reset_mask" not in options:
+    if not isinstance(options, dict) or "reset_mask" not in options:
         return None, options
     mask, name = options["reset_mask"], "options['reset_mask']"
-    if mode is not AutoresetMode.DISABLED:
-        raise ValueError(
-            f"{name} needs autoreset_mode DISABLED, got {mode.name}, which resets envs by itself; "
-            "leave it out, or make the envs with AutoresetMode.DISABLED"
-        )
     if not isinstance(mask, np.ndarray):
         raise TypeError(f"{name} must be a numpy array, got {type(mask).__name__}; use np.array(mask, dtype=np.bool_)")
     if mask.shape != (num_envs,):

@@ -6,6 +6,7 @@ the price: outputs are written once, into arrays that the caller gives (a rank's
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
 from operator import call
 from typing import Any
 
@@ -14,10 +15,19 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from mpi_rollout.envs.faults import ABORT, NotFinite, OnFault, floats_of, not_finite
-from mpi_rollout.envs.inputs import seed_of_each, take_reset_mask
+from mpi_rollout.envs.inputs import Options, options_of_each, seed_of_each, take_reset_mask
 from mpi_rollout.envs.members import Members
-from mpi_rollout.envs.outputs import ObservationRows, info_misfit, misfit, no_outcome, row_by_row
-from mpi_rollout.errors import DataError
+from mpi_rollout.envs.outputs import (
+    Casting,
+    ObservationRows,
+    info_misfit,
+    is_exact,
+    no_outcome,
+    row_by_row,
+    write_result,
+)
+from mpi_rollout.errors import DataError, SignalInterrupt
+from mpi_rollout.infos import FINAL_OBS
 from mpi_rollout.layout import RESULTS, Columns, SlotLayout, leaves, tree_of
 
 
@@ -35,8 +45,8 @@ class LoopVectorEnv(Members):
         Of the first env, for messages.
     autoreset_mode
         NEXT_STEP: an env is reset in the step after its episode's end, its action is ignored.  SAME_STEP: in the
-        same step; the last observation is then in `columns.final_observation_arrays` (not in the infos).  DISABLED:
-        only by `reset`, with a mask `options["reset_mask"]` of the envs to reset; the others stay as they are.
+        same step; the last observation is then in `columns.final_observation_arrays`, and in the infos only where its
+        types are not those of its space.  DISABLED: only by `reset`.
     infos
         True: those that `SyncVectorEnv` returns.  False: always {}, for no time.  Names: what envs say under these.
     on_fault
@@ -61,6 +71,7 @@ class LoopVectorEnv(Members):
         self.metadata = dict(self.envs[0].metadata) | {"autoreset_mode": self.autoreset_mode}
         self._infos = infos
         is_same_step = self.autoreset_mode is AutoresetMode.SAME_STEP
+        self._leaves, self._casting = leaves(self.single_observation_space), Casting(on_fault.strict_dtypes)
         layout = SlotLayout(self.single_observation_space, self.num_envs, has_final_observations=is_same_step)
         self.write_to(layout.one(np.zeros(layout.nbytes, np.uint8), self.num_envs))
         self._steps = [self._named(index, env.step) for index, env in enumerate(self._inner)]
@@ -70,9 +81,7 @@ class LoopVectorEnv(Members):
         self.add_info = self._add_info  # As in Gymnasium; a rank gathers them to be sent.
         self._ends = np.zeros(self.num_envs, np.bool_)
         self._ended: list[int] = []  # And not reset since.
-        self._keeps_observations = self.autoreset_mode is AutoresetMode.DISABLED
-        self._observations: list[Any] = []  # Those of now, for the envs that a mask leaves out.
-        self._checked = leaves(self.single_observation_space) if on_fault.check_finite else ()
+        self._checked = self._leaves if on_fault.check_finite else ()
         self._outcomes: list[Any] | None = None  # Of the sweep under way as many as have come.
         self.failing: set[int] | None = (
             None  # While episodes are taken again: envs that failed, and are left out since.
@@ -81,39 +90,50 @@ class LoopVectorEnv(Members):
     def write_to(self, columns: Columns) -> None:
         """From now on write outputs into these arrays of `num_envs` rows, and return them."""
         self.columns = columns
-        parts, first = leaves(self.single_observation_space), self._first_env_index
-        self._rows = ObservationRows(parts, columns.observation_arrays, first)
+        parts, first = self._leaves, self._first_env_index
+        self._rows = ObservationRows(parts, columns.observation_arrays, first, self._casting)
+        self._own_rows = row_by_row(parts, columns.observation_arrays, first, self._casting)
         if self.autoreset_mode is AutoresetMode.SAME_STEP:
-            self._final_rows = row_by_row(parts, columns.final_observation_arrays, first, self.num_envs)
+            self._final_rows = row_by_row(parts, columns.final_observation_arrays, first, self._casting)
 
-    def reset(self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None):
+    def reset(self, *, seed: int | Sequence[int | None] | None = None, options: Options = None):
         """Start a new episode in every env, or in those of `options["reset_mask"]`, a bool array of `num_envs`.
 
         The outermost wrappers are called: OrderEnforcing allows rendering only after that.
+
+        Parameters
+        ----------
+        options
+            For all envs, or a list with those of each.
         """
         seeds = seed_of_each(seed, self.num_envs)
-        mask, options = take_reset_mask(options, self.num_envs, self.autoreset_mode)
+        mask, options = take_reset_mask(options, self.num_envs)
         indices = list(range(self.num_envs)) if mask is None else mask.nonzero()[0].tolist()
-        return self._reset_these(indices, seeds, options, self._observations_around(indices))
+        return self._reset_these(indices, seeds, options_of_each(options, self.num_envs))
 
     def reset_some(self, indices: Sequence[int]) -> tuple[Any, dict[str, Any]]:
         """Begin an episode in some envs only; others, which have not begun any, are to be held till they do."""
         for index in set(range(self.num_envs)).difference(indices):
             self._reset_from_outside(index)
-        last = [self._last_observation(index) for index in range(self.num_envs)]
-        return self._reset_these(indices, [None] * self.num_envs, None, last)
+        return self._reset_these(indices, [None] * self.num_envs, [None] * self.num_envs)
 
-    def _reset_these(self, indices: Sequence[int], seeds: Sequence[Any], options: Any, observations: list[Any]):
-        infos: dict[str, Any] = {}
+    def _reset_these(self, indices: Sequence[int], seeds: Sequence[Any], options: Sequence[Any]):
+        """Reset some envs; the rows of the others stay as they are."""
+        observations, infos = [], {}
         for index in indices:
-            observations[index], info = self._begin(index, self._given_reset(index, seeds[index], options))
+            observation, info = self._begin(index, self._given_reset(index, seeds[index], options[index]))
             if not self.failing or index not in self.failing:
                 self._calls[index] = self._steps[index]
+            observations.append(observation)
             self._add_infos(infos, self._wanted([info]), index)
         for column in self.columns.results:
             column[indices] = 0
         self._ended = sorted(set(self._ended).difference(indices))
-        self._write_observations(observations)
+        if len(indices) == self.num_envs:
+            self._rows.write(observations)
+        else:
+            for index, observation in zip(indices, observations, strict=True):
+                self._own_rows[index].write([observation])
         return self.columns.observations, infos
 
     def hold(self, index: int, observation: Any) -> None:
@@ -128,14 +148,6 @@ class LoopVectorEnv(Members):
     def end_episode(self, index: int) -> None:
         """Have one env begin a new episode in the next step."""
         self._ended = sorted({*self._ended, index})
-
-    def _observations_around(self, indices: list[int]) -> list[Any]:
-        """The observations of now, those of `indices` to be replaced."""
-        if len(indices) == self.num_envs:
-            return [None] * self.num_envs
-        if not self._observations:
-            raise DataError("the first reset must be one of all envs; call reset() without options['reset_mask']")
-        return list(self._observations)
 
     def step(self, actions: Any):
         """Step every env; where its episode ended, do what the autoreset mode says.
@@ -154,7 +166,7 @@ class LoopVectorEnv(Members):
             observations, gathered = self._begin_again(observations, infos)
         else:
             gathered = self._add_infos({}, infos)
-        self._write_observations(observations)
+        self._rows.write(observations)
         return self.columns.observations, *self.columns.results, gathered
 
     def _sweep(self, actions: Any) -> tuple[tuple[Any, ...], ...]:
@@ -169,7 +181,7 @@ class LoopVectorEnv(Members):
             self._calls[index] = self._steps[index]
         columns = self._transposed(outcomes)
         if self._on_fault.check_finite:
-            found = not_finite([*floats_of(self._checked, columns[0]), ("reward", columns[1])])
+            found = not_finite([*floats_of(self._checked, columns[0]), ("reward", RESULTS[0].dtype, columns[1])])
             for index, what in found.items():
                 outcomes[index] = self._forgive(index, NotFinite(what))
             columns = self._transposed(outcomes) if found else columns
@@ -184,7 +196,7 @@ class LoopVectorEnv(Members):
                 outcomes.extend(pending)  # If one raises, its place is known, and the others can go on.
                 if len(outcomes) < self.num_envs:
                     raise StopIteration  # An env has raised it, and `extend` taken it for the end.
-            except KeyboardInterrupt:
+            except SignalInterrupt:
                 raise
             except BaseException as error:
                 self._outcomes = None
@@ -253,7 +265,7 @@ class LoopVectorEnv(Members):
                 for what in not_finite(floats_of(self._checked, [observation])).values():
                     raise NotFinite(what)
                 return observation, info
-            except KeyboardInterrupt:
+            except SignalInterrupt:
                 raise
             except BaseException as error:
                 if self.failing is not None:
@@ -280,6 +292,8 @@ class LoopVectorEnv(Members):
         for index in self._ended:
             self._add_infos(gathered, infos[start:index], start)
             self._final_rows[index].write([observations[index]])
+            if self._infos is True and not is_exact(self._leaves, observations[index]):
+                self._add_infos(gathered, [{FINAL_OBS: deepcopy(observations[index])}], index)
             self._add_infos(gathered, [{"final_info": info} for info in infos[index : index + 1]], index)
             observations[index], info = self._begin(index)
             self._add_infos(gathered, self._wanted([info]), index)
@@ -290,20 +304,12 @@ class LoopVectorEnv(Members):
     def _write_results(self, *results: tuple[Any, ...]) -> None:
         columns = self.columns.results
         for leaf, column, values in zip(RESULTS, columns, results, strict=True):
-            try:
-                column[:] = values
-            except (TypeError, ValueError) as error:
-                raise misfit(leaf, values, self._first_env_index, error) from error
+            write_result(leaf, column, values, self._first_env_index)
         _, terminations, truncations = columns
         if self._time.num_steps >= self._time.next_deadline:
             self._time.apply(truncations)
         np.logical_or(terminations, truncations, out=self._ends)
         self._ended = self._ends.nonzero()[0].tolist()
-
-    def _write_observations(self, observations: Sequence[Any]) -> None:
-        self._rows.write(observations)
-        if self._keeps_observations:
-            self._observations = list(observations)
 
     def _wanted(self, infos: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
         """One dict per env, or nothing where nobody wants to know."""

@@ -1,7 +1,7 @@
 """Single envs behind the parts of `VectorEnv`'s contract that concern each of them by itself, in no hurry."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,16 @@ from gymnasium.vector.utils import batch_space
 from mpi_rollout.envs.faults import EnvTimeout, NotFinite, OnFault, named, raised_at
 from mpi_rollout.envs.inputs import action_splitter
 from mpi_rollout.envs.time_limits import TimeLimits, step_over_wrappers
-from mpi_rollout.errors import DataError, EnvError, RolloutError, UsageError
+from mpi_rollout.errors import (
+    DataError,
+    EnvError,
+    RolloutError,
+    SignalInterrupt,
+    UsageError,
+    message_of,
+    words_of,
+)
+from mpi_rollout.exits import end_if_forked
 from mpi_rollout.layout import describe, leaves
 
 MAKE_PATIENCE = 10.0  # Simulators may take long to start: so many times the limit of a step.
@@ -81,7 +90,7 @@ class Members(VectorEnv):
             if got != expected:
                 raise UsageError(
                     f"all envs must have the same {name}, env {self._first_env_index} has {expected}, "
-                    f"env {self._first_env_index + index} has {got}; make them equal in --env-factory"
+                    f"env {self._first_env_index + index} has {got}; make them equal"
                 )
 
     def _restart(self, index: int, error: BaseException) -> None:
@@ -92,6 +101,7 @@ class Members(VectorEnv):
         EnvError, DataError
             It has failed too often, or cannot be made.
         """
+        end_if_forked(error)
         fault = self._error(index, error)
         most = self._on_fault.max_restarts
         if self._num_restarts[index] == most:
@@ -111,14 +121,21 @@ class Members(VectorEnv):
         EnvError
             It cannot be made.
         """
-        with suppress(Exception, SystemExit, EnvTimeout), self._calling(index):  # What is wrong with it is known.
-            self.envs[index].close()
+        try:
+            with self._calling(index):
+                self.envs[index].close()
+        except SignalInterrupt:
+            raise
+        except BaseException:  # What is wrong with it is known.
+            pass
         try:
             with self._calling(index, patience=MAKE_PATIENCE):
                 env = self._env_fns[index]()
             self._check_spaces(index, env)
-        except (Exception, SystemExit, EnvTimeout) as error:
-            what = error if isinstance(error, RolloutError) else f"{type(error).__name__}: {error}"
+        except SignalInterrupt:
+            raise
+        except BaseException as error:
+            what = error if isinstance(error, RolloutError) else words_of(error)
             raise EnvError(f"env {self._first_env_index + index} could not be made anew: {what}") from error
         self.envs[index] = env
         self._inner[index], limits = step_over_wrappers(env)
@@ -139,10 +156,10 @@ class Members(VectorEnv):
         if isinstance(error, NotFinite):
             return DataError(f"{what}{error}, which is not finite")
         if isinstance(error, SystemExit):
-            return EnvError(f"{what}called sys.exit({error.code})")
+            return EnvError(f"{what}called sys.exit({message_of(error)})")
         if isinstance(error, EnvTimeout):
             return EnvError(f"{what}{error}")
-        return EnvError(f"{what}{type(error).__name__}: {error}")
+        return EnvError(f"{what}{words_of(error)}")
 
     def describe(self, place: int) -> str:
         """Which env it is that stands at a place, and how far."""
@@ -249,13 +266,20 @@ class Members(VectorEnv):
         return self.get_attr("np_random_seed")
 
     def close_extras(self, **kwargs: Any) -> None:
-        """Close all envs, also when one cannot be closed; raise what the first of these raises."""
+        """Close all envs, also when one cannot be closed; raise what the first of these raises.
+
+        Where one takes too long, the others are left: as a rule they are alike, and each would take as long.
+        """
         problems = []
         for index, env in enumerate(self.envs):
             try:
                 with self._calling(index):
                     env.close()
-            except (Exception, SystemExit, EnvTimeout) as error:
+            except SignalInterrupt:
+                raise
+            except BaseException as error:
                 problems.append(error)
+                if isinstance(error, EnvTimeout):
+                    break
         if problems:
             raise problems[0]

@@ -1,15 +1,53 @@
-"""Writing what single envs return into columns, converting nothing that the space does not promise.
+"""Writing what single envs return into columns.
 
-Values are looked at one by one only when they did not fit, to name the env whose fault it is.
+What has the dtype of its space is written at once.  Only what did not fit is looked at: it is cast, as by Gymnasium's
+`SyncVectorEnv`, unless its kind is another one or an integer would lose its value; then the message names the env.
 """
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from mpi_rollout.errors import DataError
-from mpi_rollout.layout import RESULTS, Leaf
+from mpi_rollout.errors import DataError, message_of, words_of
+from mpi_rollout.layout import RESULTS, Leaf, is_castable
+
+MISFITS = (TypeError, ValueError, AttributeError, LookupError)
+
+
+class Casting:
+    """What is done about observations that do not have the dtype of their space, by all that write a slice's.
+
+    Parameters
+    ----------
+    is_strict
+        They are refused; else they are cast, and the first one of each leaf is warned of.
+    """
+
+    def __init__(self, is_strict: bool = False):
+        self.is_strict = is_strict
+        self._warned: set[Leaf] = set()
+
+    def cast(self, leaf: Leaf, values: np.ndarray, envs: str) -> np.ndarray:
+        """The same values, to be stored with the leaf's dtype.
+
+        Raises
+        ------
+        TypeError, ValueError
+            They are refused.
+        """
+        if self.is_strict:
+            raise TypeError(f"strict_dtypes refuses {values.dtype}")
+        fitted = fitting(values, leaf.dtype)
+        if leaf not in self._warned:
+            self._warned.add(leaf)
+            warnings.warn(
+                f"{envs}: {_name(leaf)} is {values.dtype}, its space is {leaf.dtype}; it is cast from now on; "
+                "set strict_dtypes to refuse it instead",
+                stacklevel=2,
+            )
+        return fitted
 
 
 class ObservationRows:
@@ -25,10 +63,12 @@ class ObservationRows:
         Of the first row, for messages.
     """
 
-    def __init__(self, observations: Sequence[Leaf], arrays: Sequence[np.ndarray], first_env_index: int):
-        self._first_env_index = first_env_index
+    def __init__(
+        self, observations: Sequence[Leaf], arrays: Sequence[np.ndarray], first_env_index: int, casting: Casting
+    ):
+        self._first_env_index, self._casting = first_env_index, casting
         self._targets = [
-            (leaf, column.reshape(int(np.prod(column.shape[: 1 + bool(leaf.shape)])), *leaf.shape[1:]))
+            (leaf, column.reshape(int(np.prod(column.shape[: 1 + bool(leaf.shape)])), *leaf.shape[1:]), write_leaf)
             for leaf, column in zip(observations, arrays, strict=True)
         ]
 
@@ -40,26 +80,44 @@ class ObservationRows:
         DataError
             One is not what the space says.
         """
-        for leaf, target in self._targets:
+        for leaf, target, write in self._targets:
             try:
                 parts = [leaf.of(observation) for observation in observations] if leaf.keys else observations
-                write_leaf(leaf, parts, target)
-            except (TypeError, ValueError, AttributeError, LookupError) as error:
-                raise misfit(leaf, observations, self._first_env_index, error) from error
+                write(leaf, parts, target)
+            except MISFITS as error:
+                self._cast(leaf, observations, error)
+
+    def _cast(self, leaf: Leaf, observations: Sequence[Any], error: Exception) -> None:
+        """Write what did not fit, if it can be cast, and cast this leaf from now on."""
+        place = [target[0] for target in self._targets].index(leaf)
+        _, target, write = self._targets[place]
+        try:
+            if write is cast_leaf or not leaf.shape:
+                raise error
+            parts = [np.asarray(leaf.of(observation)) for observation in observations]
+            cast_leaf(leaf, parts, target)
+            index = [part.dtype == leaf.dtype for part in parts].index(False)
+            self._casting.cast(leaf, parts[index], f"env {self._first_env_index + index}")
+        except MISFITS:
+            raise misfit(leaf, observations, self._first_env_index, error, self._casting.is_strict) from error
+        self._targets[place] = leaf, target, cast_leaf
 
 
 def row_by_row(
-    observations: Sequence[Leaf], arrays: Sequence[np.ndarray], first_env_index: int, num_envs: int
+    observations: Sequence[Leaf],
+    arrays: Sequence[np.ndarray],
+    first_env_index: int,
+    casting: Casting,
 ) -> list[ObservationRows]:
     """The same columns, to be written one env at a time."""
     return [
-        ObservationRows(observations, [array[index : index + 1] for array in arrays], first_env_index + index)
-        for index in range(num_envs)
+        ObservationRows(observations, [array[index : index + 1] for array in arrays], first_env_index + index, casting)
+        for index in range(len(arrays[0]))
     ]
 
 
 def write_leaf(leaf: Leaf, parts: Sequence[Any], target: np.ndarray) -> None:
-    """Write one part per env into a column, converting nothing that the space does not promise.
+    """Write one part per env into a column.  Arrays must have the leaf's dtype, scalars may be numbers of its kind.
 
     Parameters
     ----------
@@ -77,43 +135,110 @@ def write_leaf(leaf: Leaf, parts: Sequence[Any], target: np.ndarray) -> None:
         np.concatenate(parts, out=target, casting="no")  # Checks the dtype and all axes but the first.
         return
     values = np.array(parts)
-    if values.shape != target.shape or not _fits(values.dtype, leaf):
-        raise ValueError("not scalars of the space's dtype")
-    target[:] = values
+    if values.shape != target.shape:
+        raise ValueError("not scalars")
+    target[:] = fitting(values, leaf.dtype)
 
 
-def _fits(got: np.dtype, leaf: Leaf) -> bool:
-    """Arrays must have the dtype itself; a scalar may be any Python or NumPy number of its kind."""
-    if leaf.shape:
-        return got == leaf.dtype
-    kinds = {"i": "iub", "u": "iub", "b": "b", "f": "fiu"}
-    return got.kind in kinds[leaf.dtype.kind]
+def cast_leaf(leaf: Leaf, parts: Sequence[Any], target: np.ndarray) -> None:
+    """Do the same with arrays of any dtype that can be cast."""
+    if set(map(len, parts)) != {leaf.shape[0]}:
+        raise ValueError("not of the space's shape")
+    values = np.concatenate(parts)
+    if values.shape != target.shape:
+        raise ValueError("not of the space's shape")
+    target[...] = fitting(values, leaf.dtype)
 
 
-def misfit(leaf: Leaf, outputs: Sequence[Any], first_env_index: int, error: Exception) -> DataError:
+def fitting(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """The same values, to be stored as another dtype.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Their kind is another one, or an integer is too large.
+    """
+    if values.dtype == dtype:
+        return values
+    if not is_castable(values.dtype, dtype):
+        raise TypeError(f"{values.dtype} cannot become {dtype}")
+    if dtype.kind in "iu" and (values.astype(dtype) != values).any():
+        raise ValueError(f"with values that {dtype} cannot hold")
+    return values
+
+
+def write_result(leaf: Leaf, column: np.ndarray, values: Sequence[Any], first_env_index: int) -> None:
+    """Write one reward or end per env; each may be an array of one element.
+
+    Raises
+    ------
+    DataError
+        One is no number.
+    """
+    try:
+        column[:] = values
+    except (TypeError, ValueError):
+        for index, value in enumerate(values):
+            try:
+                column[index] = value.item() if isinstance(value, np.ndarray) else value
+            except (TypeError, ValueError) as error:
+                raise misfit(leaf, [value], first_env_index + index, error) from error
+
+
+def misfit(
+    leaf: Leaf, outputs: Sequence[Any], first_env_index: int, error: Exception, is_strict: bool = False
+) -> DataError:
     """Name the first env whose observation or result is not what the leaf says."""
     for index, output in enumerate(outputs, first_env_index):
+        way_out = "correct the env or its space"
         try:
-            array = np.asarray(output if leaf in RESULTS else leaf.of(output))
-            if array.shape == leaf.shape and _fits(array.dtype, leaf):
+            array = np.asarray(output if is_result(leaf) else leaf.of(output))
+            reason = _reason(leaf, array, is_strict)
+            if reason is None:
                 continue
-            got = f"{array.dtype} of shape {array.shape}"
+            got = f"{array.dtype} of shape {array.shape}{reason}"
+            if array.shape == leaf.shape and array.dtype.kind in "biuf" and not leaf.keys:
+                way_out += ", or wrap the env with gymnasium.wrappers.DtypeObservation"
         except (TypeError, ValueError, LookupError) as problem:
-            got = f"{type(output).__name__} without it ({type(problem).__name__}: {problem})"
-        name = leaf.path if leaf in RESULTS else f"observation {leaf.path!r}" if leaf.path else "observation"
+            got = f"{type(output).__name__} without it ({words_of(problem)})"
         return DataError(
-            f"env {index}: its {name} should be {leaf.dtype} of shape {leaf.shape}, got "
-            f"{got}; correct the env or its space, or wrap it in --env-factory, e.g. with "
-            "gymnasium.wrappers.DtypeObservation"
+            f"env {index}: {_name(leaf)} should be {leaf.dtype} of shape {leaf.shape}, got {got}; {way_out}"
         )
-    return DataError(f"envs {first_env_index} to {first_env_index + len(outputs) - 1}: {error}")
+    return DataError(f"envs {first_env_index} to {first_env_index + len(outputs) - 1}: {message_of(error)}")
+
+
+def _reason(leaf: Leaf, array: np.ndarray, is_strict: bool) -> str | None:
+    """Why one env's part is refused, where its dtype and shape do not say it; None if it is not refused."""
+    if array.shape != leaf.shape:
+        return ""
+    if is_strict and leaf.shape:
+        return "" if array.dtype != leaf.dtype else None
+    try:
+        fitting(array, leaf.dtype)
+    except TypeError:
+        return ""
+    except ValueError as error:
+        return f" {error}"
+    return None
+
+
+def is_result(leaf: Leaf) -> bool:
+    """Tell whether it is one of `RESULTS` itself: a leaf of an observation may be equal to one."""
+    return any(leaf is result for result in RESULTS)
+
+
+def _name(leaf: Leaf) -> str:
+    """What messages call a leaf of an observation, or a result."""
+    if is_result(leaf):
+        return f"its {leaf.path}"
+    return f"its observation {leaf.path!r}" if leaf.path else "its observation"
 
 
 def info_misfit(info: Any, env_index: int, error: Exception) -> DataError:
     """Name the env whose info cannot stand beside those of the envs before it."""
     return DataError(
         f"env {env_index}: its info should be a dict, its values of the types and shapes that other envs' have, got "
-        f"{repr(info)[:200]} ({type(error).__name__}: {error}); make them alike, or name the infos that are wanted"
+        f"{repr(info)[:200]} ({words_of(error)}); make them alike, or name the infos that are wanted"
     )
 
 
@@ -125,4 +250,13 @@ def no_outcome(outcomes: Sequence[Any], first_env_index: int) -> DataError:
     return DataError(
         f"env {first_env_index + index}: its step should return observation, reward, terminated, truncated "
         f"and info, got {got}; envs of the old gym are made new by gymnasium's shimmy"
+    )
+
+
+def is_exact(observations: Sequence[Leaf], observation: Any) -> bool:
+    """Tell whether an env's observation has the types with which it comes out of columns: NumPy's, of its space."""
+    parts = [(leaf, leaf.of(observation)) for leaf in observations]
+    return all(
+        type(part) is np.ndarray and part.dtype == leaf.dtype if leaf.shape else type(part) is leaf.dtype.type
+        for leaf, part in parts
     )

@@ -1,0 +1,204 @@
+"""Observations whose dtype is not that of their space: cast as by Gymnasium's `SyncVectorEnv`, or refused."""
+
+import re
+import warnings
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from conftest import Job, Start, datasets
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from oracle import record
+
+from mpi_rollout.envs.faults import OnFault
+from mpi_rollout.envs.loop import LoopVectorEnv
+from mpi_rollout.errors import DataError
+
+NEXT_STEP, SAME_STEP = AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP
+
+
+class Casual(gymnasium.Env):
+    """Observes `convert` of the number of its step, in a space of another dtype; ends after three steps."""
+
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, space: spaces.Space, convert: Callable[[int], Any]):
+        self.observation_space, self.convert = space, convert
+
+    def reset(self, *, seed=None, options=None):
+        self.number = 0
+        return self.convert(0), {}
+
+    def step(self, action):
+        self.number += 1
+        return self.convert(self.number), 1.5, self.number == 3, False, {}
+
+
+def casual_float64() -> Casual:
+    """For `--env-factory`."""
+    return Casual(FLOATS, lambda number: np.array([number / 3, 0.1]))
+
+
+FLOATS, BYTES = spaces.Box(-9, 9, (2,), np.float32), spaces.Box(0, 255, (2,), np.uint8)
+INTS = spaces.Box(-100, 100, (2,), np.int16)
+NESTED = spaces.Dict(a=FLOATS, b=spaces.Tuple((INTS, spaces.Discrete(9))))
+CAST: dict[str, tuple[spaces.Space, Callable[[int], Any], str]] = {  # Space, observation, what is warned of.
+    "float64": (FLOATS, lambda n: np.array([n / 3, 0.1]), "observation is float64, its space is float32"),
+    "float16": (FLOATS, lambda n: np.array([n / 3, 0.1], np.float16), "observation is float16, its space is float32"),
+    "big-endian": (FLOATS, lambda n: np.array([n / 3, 0.1], ">f4"), "observation is >f4, its space is float32"),
+    "ints as floats": (FLOATS, lambda n: np.array([n, 7]), "observation is int64, its space is float32"),
+    "bools as floats": (FLOATS, lambda n: np.array([n > 1, True]), "observation is bool, its space is float32"),
+    "list of floats": (FLOATS, lambda n: [n / 3, 0.1], "observation is float64, its space is float32"),
+    "tuple of ints": (FLOATS, lambda n: (n, 7), "observation is int64, its space is float32"),
+    "small ints": (INTS, lambda n: np.array([n, -7]), "observation is int64, its space is int16"),
+    "bools as ints": (INTS, lambda n: np.array([n > 1, True]), "observation is bool, its space is int16"),
+    "a leaf": (
+        NESTED,
+        lambda n: {"a": np.array([n / 3, 0.1]), "b": (np.zeros(2, np.int16), n)},
+        "observation 'a' is float64, its space is float32",
+    ),
+}
+
+
+def recorded(envs: Any, num_steps: int = 9) -> tuple[list[Any], list[str]]:
+    """What envs give in some steps, and the warnings of ours meanwhile."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        returned = record(envs, num_steps)
+    return returned, [str(each.message) for each in caught if "its space is" in str(each.message)]
+
+
+def bytes_of(tree: Any) -> Any:
+    if isinstance(tree, dict):
+        return {key: bytes_of(value) for key, value in tree.items()}
+    return tuple(map(bytes_of, tree)) if isinstance(tree, tuple) else (tree.dtype, tree.tobytes())
+
+
+@pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP], ids=lambda mode: mode.name)
+@pytest.mark.parametrize("name", CAST)
+def test_it_is_cast_as_by_gymnasium_with_one_warning(name: str, mode: AutoresetMode):
+    space, convert, warned = CAST[name]
+    makes = [partial(Casual, space, convert)] * 3
+    ours, said = recorded(LoopVectorEnv(makes, autoreset_mode=mode, first_env_index=4, infos=False))
+    theirs, _ = recorded(SyncVectorEnv(makes, autoreset_mode=mode))
+    assert [bytes_of(each[0]) for each in ours] == [bytes_of(each[0]) for each in theirs]
+    assert len(said) == 1 and said[0].startswith(f"env 4: its {warned}; it is cast from now on; set strict_dtypes")
+
+
+def test_an_env_that_differs_only_later_is_named():
+    makes = [
+        partial(Casual, FLOATS, lambda n, at=at: np.zeros(2, np.float64 if n == at else np.float32)) for at in (7, 2)
+    ]
+    assert [each[:24] for each in recorded(LoopVectorEnv(makes, infos=False))[1]] == ["env 1: its observation is"[:24]]
+
+
+REFUSED: dict[str, tuple[spaces.Space, Any, str]] = {
+    "floats as ints": (INTS, np.zeros(2), r"int16 of shape \(2,\), got float64 of .*, or wrap .*DtypeObservation$"),
+    "complex": (
+        FLOATS,
+        np.zeros(2, complex),
+        r"float32 of shape \(2,\), got complex128 of shape \(2,\); .* its space$",
+    ),
+    "text": (FLOATS, ["a", "b"], r"float32 of shape \(2,\), got <U1 of shape \(2,\); correct the env or its space$"),
+    "a large int": (INTS, np.array([0, 2**15]), r"got int64 of shape \(2,\) with values that int16 cannot hold; "),
+    "a negative int": (BYTES, np.array([-1, 0]), r"got int64 of shape \(2,\) with values that uint8 cannot hold; "),
+    "a large scalar": (
+        spaces.Box(0, 9, (), np.uint8),
+        300,
+        r"got int64 of shape \(\) with values that uint8 cannot hold",
+    ),
+    "a shape": (FLOATS, np.zeros((1, 2)), r"got float64 of shape \(1, 2\); correct the env or its space$"),
+    "another shape": (FLOATS, np.zeros(3), r"got float64 of shape \(3,\); correct the env or its space$"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_other_kinds_and_shapes_and_lost_values_are_refused_with_the_env(name: str):
+    space, observation, message = REFUSED[name]
+    convert = lambda n: space.low if n < 2 else observation  # noqa: E731
+    loop = LoopVectorEnv([partial(Casual, space, lambda n: space.low), partial(Casual, space, convert)], infos=False)
+    with pytest.raises(DataError, match=f"^env 1: its observation should be .*{message}"):
+        record(loop, 5)
+
+
+def test_integers_of_another_sign_are_cast_if_they_fit():
+    """Gymnasium refuses these, also lists of small numbers for an image."""
+    loop = LoopVectorEnv([partial(Casual, BYTES, lambda n: [n, 255])], infos=False)
+    assert recorded(loop)[0][1][0].tolist() == [[1, 255]]
+
+
+@pytest.mark.parametrize("name", CAST)
+def test_strict_dtypes_refuses_what_has_another_dtype(name: str):
+    space, convert, _ = CAST[name]
+    loop = LoopVectorEnv([partial(Casual, space, convert)] * 2, on_fault=OnFault(strict_dtypes=True))
+    with pytest.raises(
+        DataError, match=r"^env 0: its observation .*should be .*, got .* of shape \(2,\); correct the env"
+    ):
+        loop.reset()
+
+
+def test_scalars_of_python_are_no_other_dtype():
+    makes = [partial(Casual, spaces.Box(-9, 9, (), np.float32), lambda n: n / 3)] * 2
+    returned, said = recorded(LoopVectorEnv(makes, infos=False, on_fault=OnFault(strict_dtypes=True)))
+    assert returned[1][0].tolist() == [float(np.float32(1 / 3))] * 2 and said == []
+
+
+def test_what_is_infinite_only_as_it_is_stored_is_not_finite():
+    convert = lambda n: np.array([1e300 if n == 2 else 0.0, 1.0])  # noqa: E731
+    loop = LoopVectorEnv([partial(Casual, FLOATS, convert)], on_fault=OnFault(check_finite=True))
+    with np.errstate(over="ignore"), pytest.raises(DataError, match=r"its observation is inf at \[0\], which is not"):
+        record(loop, 5)
+
+
+class Ending(Casual):
+    """Returns rewards and ends as arrays of one element."""
+
+    def __init__(self, shape: Sequence[int]):
+        super().__init__(FLOATS, lambda n: np.zeros(2, np.float32))
+        self.shape = shape
+
+    def step(self, action):
+        observation, reward, *ends, info = super().step(action)
+        return observation, np.full(self.shape, reward), *(np.full(self.shape, end) for end in ends), info
+
+
+@pytest.mark.parametrize("num_envs", [1, 3])
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1)], ids=str)
+def test_rewards_and_ends_may_be_arrays_of_one_element(num_envs: int, shape: tuple[int, ...]):
+    ours = record(LoopVectorEnv([partial(Ending, shape)] * num_envs, infos=False), 4)
+    for step, (_, rewards, terminations, truncations, _) in enumerate(ours[1:], 1):
+        assert rewards.tolist() == [1.5 * (step < 4)] * num_envs and not truncations.any()
+        assert terminations.tolist() == [step == 3] * num_envs
+
+
+def test_a_reward_of_two_elements_is_refused():
+    loop = LoopVectorEnv([partial(Ending, (2,))] * 3)
+    with pytest.raises(
+        DataError, match=r"env 0: its rewards should be float64 of shape \(\), got float64 of shape \(2,\)"
+    ):
+        record(loop, 1)
+
+
+FEW = ("--num-envs", "3", "--num-steps", "5", "--progress", "none")
+NATIVE = ("--vectorization-mode", "vector_entry_point")
+
+
+@pytest.mark.parametrize(
+    ("env", "who"),
+    [
+        (("--env-factory", "test_dtypes:casual_float64"), "env 0: its observation"),
+        (("--env", "registered:DoubleCartPole-v0", *NATIVE), "envs 0 to 2: its observation"),
+    ],
+    ids=["single envs", "natively vectorized envs"],
+)
+def test_a_run_casts_and_says_so_unless_it_is_strict(job: Job, env: tuple[str, ...], who: str):
+    starts = [Start((*env, *FEW, "--out", "cast.h5")), Start((*env, *FEW, "--out", "strict.h5", "--strict-dtypes"))]
+    cast, strict = job.series(starts)
+    assert cast.code == 0, cast.err
+    assert len(re.findall(f"UserWarning: {who} is float64, its space is float32; it is cast", cast.err)) == 1
+    assert datasets(job.folder / "cast.h5")["observations"].dtype == np.float32
+    assert strict.code == 65 and "should be float32 of shape" in strict.err, strict.err
