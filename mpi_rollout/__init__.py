@@ -3,8 +3,17 @@
 Importing this package starts no MPI and reads no file: it works on a login node.
 """
 
+from typing import Any
+
 __version__ = "0.1.0"
+__all__ = ["RankError", "connect"]
 
-from mpi_rollout.connection import connect
 
-__all__ = ["connect"]
+def __getattr__(name: str) -> Any:
+    """Load what a trainer needs when it is first asked for: what only reads files starts without Gymnasium."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from mpi_rollout.connection import connect
+    from mpi_rollout.driver import RankError
+
+    return {"RankError": RankError, "connect": connect}[name]

@@ -1,7 +1,7 @@
 """Bringing the ranks together: each makes its envs, all agree, then they have exchanges and a worker each."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +9,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from mpi_rollout.envs import EnvFacts, EnvMaker, make_slice
 from mpi_rollout.envs.faults import ABORT, OnFault
-from mpi_rollout.errors import UsageError
+from mpi_rollout.errors import Field, UsageError
 from mpi_rollout.exchange import Contents, Exchanges
 from mpi_rollout.infos import Infos, info_leaves, names_of
 from mpi_rollout.layout import describe
@@ -69,28 +69,14 @@ class Part:
         }
 
 
-def divide(num_envs: int, num_ranks: int, dedicated_root: bool, num_groups: int, first_ready: bool) -> Division:
-    """Make a `Division`.
-
-    Raises
-    ------
-    UsageError
-        Some rank would have nothing to do.
-    """
-    try:
-        return Division(num_envs, num_ranks, dedicated_root, num_groups, first_ready)
-    except ValueError as error:
-        raise UsageError(str(error)) from error
-
-
-def check_batch_size(division: Division, batch_size: int, name: str) -> None:
+def check_batch_size(division: Division, batch_size: int) -> None:
     """Raise UsageError if `recv` would wait for more ranks than there are, or fewer than one."""
     most = len(division.parts) if division.first_ready else 1
     if not isinstance(batch_size, int) or not 1 <= batch_size <= most:
         what = (
             f"1 to {most}, the ranks that step envs" if division.first_ready else "1 unless ranks are served as ready"
         )
-        raise UsageError(f"{name} must be {what}, got {batch_size!r}")
+        raise UsageError(Field("batch_size"), f" must be {what}, got {batch_size!r}")
 
 
 def make_part(plan: Plan, rank: int) -> Part:
@@ -98,9 +84,22 @@ def make_part(plan: Plan, rank: int) -> Part:
     info_leaves(plan.infos)  # Or they are refused.
     options = plan.seed, plan.autoreset_mode, names_of(plan.infos), plan.on_fault
     envs = tuple(make_slice(plan.make, indices, *options) for indices in plan.division.envs_of(rank))
+    check_instances(zip(plan.division.envs_of(rank), envs, strict=True))
     facts = EnvFacts.of(envs[0]) if envs else None
     is_sent = facts is not None and plan.division.num_ranks > 1
     return Part(plan, envs, facts.portable() if is_sent else facts)
+
+
+def check_instances(slices: Iterable[tuple[range, VectorEnv]]) -> None:
+    """Raise UsageError if two envs are the same object: each would step the other."""
+    owners: dict[int, int] = {}
+    for indices, envs in slices:
+        for index, env in zip(indices, getattr(envs, "envs", ()), strict=False):
+            first = owners.setdefault(id(getattr(env, "unwrapped", env)), index)
+            if first != index:
+                raise UsageError(
+                    f"env {first} and env {index} are the same object; what makes envs must return a new one each time"
+                )
 
 
 def assemble(
@@ -118,6 +117,8 @@ def assemble(
     if comm.size > 1:
         first = plan.division.stepping_ranks[0]
         facts = comm.bcast(facts if comm.rank == first else None, first)
+    if part.envs:  # They know what could not be sent.
+        facts = EnvFacts.of(part.envs[0])
     infos = info_leaves(plan.infos, plan.has_final_observations)
     contents = Contents(facts.observation_space, facts.action_space, plan.has_final_observations, infos)
     exchanges = Exchanges(comm, plan.division, contents, plan.is_surviving, _sleeps(comm, plan))

@@ -1,46 +1,40 @@
 """`connect`: the envs of all ranks for a trainer on the root.
 
 All ranks run the trainer's script.  In `with connect(...) as envs` the root gets a vector env; every other rank
-serves it inside, comes out when the root leaves, and gets None.
+serves it inside, comes out when the root leaves, and gets None.  A second connection that the root opens meanwhile is
+served by the same ranks.  In one process `envs = connect(...)` is enough.
 """
 
-import atexit
-import json
-import os
-import re
-import signal
-import sys
-import threading
-import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
 import gymnasium
+import numpy as np
 from gymnasium.vector import AutoresetMode
 
-from mpi_rollout import mpi
-from mpi_rollout.assembly import Part, Plan, assemble, check_batch_size, divide, make_part
-from mpi_rollout.config import MAX_TIMEOUT_S, VECTORIZATION_MODES, WAITS, versions
-from mpi_rollout.driver import Driver
+from mpi_rollout.assembly import Plan, check_batch_size
+from mpi_rollout.config import ACTION_MODES, MAX_TIMEOUT_S, VECTORIZATION_MODES, WAITS
 from mpi_rollout.envs import EnvMaker
 from mpi_rollout.envs.faults import OnFault
-from mpi_rollout.errors import RolloutError, UsageError
+from mpi_rollout.errors import UsageError
 from mpi_rollout.infos import Infos
+from mpi_rollout.parent import end_with_launcher
+from mpi_rollout.partition import Division
+from mpi_rollout.session import Connection, is_alone
 from mpi_rollout.vector_env import MPIVectorEnv
-from mpi_rollout.worker import Worker, unwatched_by_gc
-
-GRACE_S = 5.0  # For ranks to end the step that they are in when a trainer has failed.
 
 
 def connect(
-    env: str | Callable[..., gymnasium.Env],
-    num_envs: int,
+    env: str | Callable[..., gymnasium.Env] | None = None,
+    num_envs: int | None = None,
     *,
-    env_kwargs: Mapping[str, Any] | None = None,
+    env_fns: Sequence[Callable[..., gymnasium.Env]] | None = None,
+    env_kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
     autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP,
     vectorization_mode: str = "sync",
     infos: Infos = "all",
+    actions: str = "pass",
     copy: bool = True,
     num_groups: int = 1,
     batch_size: int | None = None,
@@ -48,20 +42,25 @@ def connect(
     max_env_restarts: int = 0,
     env_timeout_s: float | None = None,
     check_finite: bool = False,
+    strict_dtypes: bool = False,
     wait: str = "auto",
     comm: Any = None,
     timeout_s: float = 300.0,
-) -> "Connection":
+) -> Connection | MPIVectorEnv:
     """Connect all ranks' envs to a trainer.  **Collective**: to be entered on all ranks, with the same arguments.
 
     Parameters
     ----------
     env
-        An env id, or a callable that returns one env.
+        An env id, or a callable that returns one env.  A callable that has a parameter `env_index` is given the index
+        of the env, from 0 to num_envs - 1.
     num_envs
         Over all ranks.
+    env_fns
+        Instead of `env`: a list of callables, one for each env, as Gymnasium's SyncVectorEnv and Stable-Baselines3's
+        DummyVecEnv take it.  Each rank calls those of its own envs only.
     env_kwargs
-        Keyword arguments for the env.
+        Keyword arguments for every env, or a list with those of each env.
     autoreset_mode
         "next_step", "same_step" or "disabled", as in Gymnasium.
     vectorization_mode
@@ -69,6 +68,11 @@ def connect(
     infos
         "all" gives what Gymnasium's SyncVectorEnv gives, which costs nothing where envs say nothing; a mapping such as
         {"lives": int} gives these alone, cheaply; "none" none.  See `mpi_rollout.infos`.
+    actions
+        What to do with actions outside of their space.  "pass": floats reach the env as they are, as in Gymnasium's
+        SyncVectorEnv, but in the dtype of their space; integers that are outside are refused.  "clip": they are set
+        to the nearest bound; NaN is refused.  "check": they are refused; a float that is outside by rounding alone is
+        set to the bound.
     copy
         False: observations are views that live until the call after the next; see `mpi_rollout.vector_env`.
     num_groups
@@ -78,15 +82,19 @@ def connect(
     dedicated_root
         The root steps no envs: where it is busy with a policy, or beside a GPU.
     max_env_restarts
-        How often each env may be made anew when it fails; 0: the first failure ends the job.  Its episode is then
-        truncated, with its last observation, reward 0 and, with infos="all", the failure as its info "env_error"; all
-        failures are told on stderr.  The new env has no values of `set_attr`, and a generator that nobody has seeded.
+        How often each env may be made anew when it fails.  0: its failure is raised on the root as a RankError.  Where
+        it is made anew, its episode is truncated, with its last observation, reward 0 and, with infos="all", the
+        failure as its info "env_error"; all failures are told on stderr.  The new env has no values of `set_attr`, and
+        a generator that nobody has seeded.
     env_timeout_s
         How long a step or reset may take; more is a failure.
     check_finite
         NaN and infinity in observations and rewards are failures.
+    strict_dtypes
+        Refuse observations of another dtype than their space's.  By default they are cast, as by SyncVectorEnv, if no
+        integer loses its value, and each rank warns of the first one.
     wait
-        How a rank waits for messages: "spin", at the cost of its core, "sleep", or "auto": asleep where a host has four
+        How a rank waits for messages: "spin" (fastest, uses the core) or "sleep"; "auto" sleeps where a host has four
         ranks or more for each core.
     comm
         The ranks to connect, COMM_WORLD by default; the root is its rank 0.
@@ -95,30 +103,46 @@ def connect(
 
     Returns
     -------
-    A context manager that gives a `MPIVectorEnv` on the root, and None elsewhere when all is over.
+    With several ranks a context manager.  On the root it gives a `MPIVectorEnv`; elsewhere None, when all is over.
+    With one rank the `MPIVectorEnv` itself, which may be used in a `with` statement or without: it is closed at the
+    end of the program.
 
     Raises
     ------
     RolloutError
-        On entering, on the root: an argument cannot work, or ranks do not agree.  Other ranks leave with its exit
-        code.
+        On the root: an argument cannot work, or ranks do not agree.  Other ranks leave with its exit code.  With
+        several ranks it is raised on entering the `with` statement.
     """
-    make = EnvMaker(env, dict(env_kwargs or {}), vectorization_mode)
-    on_fault = OnFault(max_env_restarts, check_finite, env_timeout_s)
-    request = Request(
-        make, num_envs, autoreset_mode, infos, copy, num_groups, batch_size, dedicated_root, on_fault, wait
+    end_with_launcher()
+    num_envs, num_groups, batch_size, max_env_restarts = map(
+        _plain, (num_envs, num_groups, batch_size, max_env_restarts)
     )
-    return Connection(request, comm, timeout_s)
+    on_fault = OnFault(max_env_restarts, check_finite, env_timeout_s, strict_dtypes)
+    request = Request(
+        env, num_envs, env_fns, {} if env_kwargs is None else env_kwargs, vectorization_mode, autoreset_mode, infos,
+        actions, copy, num_groups, batch_size, dedicated_root, on_fault, wait,
+    )  # fmt: skip
+    connection = Connection(request, comm, timeout_s)
+    return connection.__enter__() if is_alone(comm, timeout_s) else connection
+
+
+def _plain(value: Any) -> Any:
+    """NumPy's integers as Python's, so that they are the same in what ranks compare."""
+    return int(value) if isinstance(value, np.integer) else value
 
 
 @dataclass(frozen=True)
 class Request:
     """The arguments of `connect` that must be the same on all ranks."""
 
-    make: EnvMaker
-    num_envs: int
+    env: str | Callable[..., gymnasium.Env] | None
+    num_envs: int | None
+    env_fns: Sequence[Callable[..., gymnasium.Env]] | None
+    env_kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]]
+    vectorization_mode: str
     autoreset_mode: str | AutoresetMode
     infos: Infos
+    actions: str
     copy: bool
     num_groups: int
     batch_size: int | None
@@ -134,19 +158,47 @@ class Request:
         UsageError
             An argument cannot work.
         """
-        chosen = ("vectorization_mode", VECTORIZATION_MODES, self.make.vectorization_mode), ("wait", WAITS, self.wait)
+        chosen = (
+            ("vectorization_mode", VECTORIZATION_MODES, self.vectorization_mode),
+            ("wait", WAITS, self.wait),
+            ("actions", ACTION_MODES, self.actions),
+        )
         for name, allowed, value in chosen:
             if value not in allowed:
                 raise UsageError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
         if self.batch_size is not None and self.num_groups > 1:
             raise UsageError(f"batch_size makes a group of each rank, got num_groups={self.num_groups} too; use one")
-        for name in ("num_envs", "num_groups"):
-            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
-                raise UsageError(f"{name} must be a whole number of at least 1, got {getattr(self, name)!r}")
+        make, num_envs = self.make, self.count
+        for name, value in (("num_envs", num_envs), ("num_groups", self.num_groups)):
+            if type(value) is not int or value < 1:
+                raise UsageError(f"{name} must be a whole number of at least 1, got {value!r}")
+        make.check(num_envs)
         is_first_ready = self.batch_size is not None
-        division = divide(self.num_envs, num_ranks, self.dedicated_root, self.num_groups, is_first_ready)
-        check_batch_size(division, self.batch_size if is_first_ready else 1, "batch_size")
-        return Plan(self.make, division, None, self.mode, self.infos, self._checked_on_fault(), wait=self.wait)
+        division = Division(num_envs, num_ranks, self.dedicated_root, self.num_groups, is_first_ready)
+        check_batch_size(division, self.batch_size if is_first_ready else 1)
+        return Plan(make, division, None, self.mode, self.infos, self._checked_on_fault(), wait=self.wait)
+
+    @property
+    def make(self) -> EnvMaker:
+        """What makes the envs.
+
+        Raises
+        ------
+        UsageError
+            It is given twice, or not at all.
+        """
+        if (self.env is None) == (self.env_fns is None):
+            raise UsageError(f"give one of env and env_fns, got {'none' if self.env is None else 'both'}")
+        if not isinstance(self.env_fns, list | tuple | None):
+            raise UsageError(f"env_fns must be a list of callables, one for each env, got {self.env_fns!r}")
+        env = self.env if self.env_fns is None else tuple(self.env_fns)
+        kwargs = tuple(self.env_kwargs) if isinstance(self.env_kwargs, list | tuple) else self.env_kwargs
+        return EnvMaker(env, kwargs, self.vectorization_mode)
+
+    @property
+    def count(self) -> Any:
+        """The number of envs: as it was given, or of `env_fns`."""
+        return self.num_envs if self.env_fns is None or self.num_envs is not None else len(self.env_fns)
 
     def _checked_on_fault(self) -> OnFault:
         most, timeout_s = self.on_fault.max_restarts, self.on_fault.timeout_s
@@ -169,106 +221,8 @@ class Request:
 
     def fingerprint(self) -> dict[str, str]:
         """How ranks tell that they mean the same: each argument as text, a callable by its name."""
-        values = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "make"}
-        make = self.make
-        values |= {"env": make.name, "env_kwargs": make.kwargs, "vectorization_mode": make.vectorization_mode}
-        del values["on_fault"]
+        values = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "on_fault"}
+        values |= {"num_envs": self.count, "env" if self.env_fns is None else "env_fns": self.make.name}
         values |= {"max_env_restarts": self.on_fault.max_restarts, "check_finite": self.on_fault.check_finite}
-        values |= {"env_timeout_s": self.on_fault.timeout_s}
+        values |= {"env_timeout_s": self.on_fault.timeout_s, "strict_dtypes": self.on_fault.strict_dtypes}
         return {f"the argument {name} of connect": repr(value) for name, value in values.items()}
-
-
-class Connection:
-    """What `connect` returns: use it in a `with` statement, once."""
-
-    def __init__(self, request: Request, comm: Any, timeout_s: float):
-        self._request, self._comm, self._timeout_s = request, comm, timeout_s
-        self._envs: MPIVectorEnv | None = None
-        self._worker: Worker | None = None
-
-    def __getattr__(self, name: str) -> Any:
-        raise AttributeError(
-            f"connect() gives envs in a with statement only, got .{name} without one; "
-            "write `with mpi_rollout.connect(...) as envs:`"
-        )
-
-    def __enter__(self) -> MPIVectorEnv | None:
-        if self._comm is None:
-            mpi.start_mpi_on_all_ranks(self._timeout_s)
-        comm = self._comm = mpi.world() if self._comm is None else self._comm
-        mpi.meet(comm, self._timeout_s, "mpi_rollout.connect")
-        try:
-            part, _ = mpi.agree(comm, self._prepare, self._fingerprint)
-        except RolloutError as error:
-            if comm.rank != mpi.ROOT:
-                sys.exit(error.exit_code)  # The root says why.
-            raise
-        if comm.rank != mpi.ROOT:
-            return self._serve(part)
-        atexit.register(self._check_closed)
-        self._worker, facts = assemble(comm, part)
-        driver = Driver(self._worker.exchanges, self._worker)
-        request = self._request
-        self._envs = MPIVectorEnv(driver, facts, request.mode, request.batch_size or 1, request.copy)
-        self._envs.interrupts.watch()
-        return self._envs
-
-    def _prepare(self) -> Part:
-        try:
-            return make_part(self._request.plan(self._comm.size), self._comm.rank)
-        except UsageError as error:  # It names options; here they are arguments.
-            named = re.sub(r"--([a-z][a-z-]*)", lambda match: match[1].replace("-", "_"), str(error))
-            raise UsageError(named) from error
-
-    def _fingerprint(self, part: Part) -> dict[str, str]:
-        return self._request.fingerprint() | {"the versions": json.dumps(versions())} | part.fingerprint()
-
-    def _serve(self, part: Part) -> None:
-        with mpi.all_or_none(self._comm):
-            worker, _ = assemble(self._comm, part)
-            # A terminal sends Ctrl-C to all ranks: what it means is the trainer's to say.
-            handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
-            with unwatched_by_gc():
-                code = worker.serve()
-            signal.signal(signal.SIGINT, handler)
-            worker.exchanges.free()
-        if code:
-            sys.exit(code)  # The trainer has failed.
-
-    def __exit__(self, kind: type | None, error: BaseException | None, _traceback: Any) -> None:
-        if self._envs is None:
-            return
-        self._envs.interrupts.unwatch()
-        code = exit_code_of(error)
-        watch = threading.Timer(GRACE_S, self._abort, (error, code))
-        watch.daemon = True
-        if error is not None or self._envs.interrupts.is_broken:  # It cannot be known whether the ranks answer.
-            watch.start()
-        self._envs.close(code=code)
-        self._worker.exchanges.free()
-        watch.cancel()
-        atexit.unregister(self._check_closed)
-
-    def _abort(self, error: BaseException | None, code: int) -> None:
-        if error is not None:
-            sys.stderr.write("".join(traceback.format_exception(error)))
-        sys.stderr.write(f"mpi_rollout: the trainer left while ranks were stepping; ended them after {GRACE_S:g} s\n")
-        mpi.abort(self._comm, code or RolloutError.exit_code)
-
-    def _check_closed(self) -> None:
-        """At the interpreter's end: ranks that still serve would hang it."""
-        if self._envs is not None and not self._envs.closed:
-            sys.stderr.write(
-                f"mpi_rollout: rank 0 ({os.uname().nodename}): the trainer ended without closing its envs; "
-                "use `with mpi_rollout.connect(...) as envs:`, or call envs.close()\n"
-            )
-            mpi.abort(self._comm, RolloutError.exit_code)
-
-
-def exit_code_of(error: BaseException | None) -> int:
-    """The code with which Python leaves after an exception."""
-    if error is None:
-        return 0
-    if isinstance(error, SystemExit):
-        return error.code if isinstance(error.code, int) else int(error.code is not None)
-    return 1

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from mpi_rollout.actions import ActionCheck
+from mpi_rollout.actions import ActionReader
 from mpi_rollout.destination import Destination
-from mpi_rollout.errors import RankLost, RolloutError
+from mpi_rollout.errors import DataError, RankLost, RolloutError, words_of
 from mpi_rollout.exchange import FAULT, MADE_ANEW, Command, Exchange, Exchanges
 from mpi_rollout.infos import add_columns, merge_infos
 from mpi_rollout.layout import Block, leaves, tree_of
@@ -34,22 +34,26 @@ class RankError(RolloutError):
 class Lane:
     """The envs of one exchange: neighbours, `envs` of all."""
 
-    def __init__(self, exchange: Exchange, slots: slice, action_leaves: tuple):
+    def __init__(self, exchange: Exchange, slots: slice):
         self.exchange, self.slots = exchange, slots
         self.env_indices = np.arange(exchange.partition.envs.start, exchange.partition.envs.stop)
         self.envs = slice(exchange.partition.envs.start, exchange.partition.envs.stop)
         self.num_envs = len(self.env_indices)
         self.order: tuple[Any, ...] = ()  # What the root's own slice has to obey before its slots are complete.
-        self._targets = list(zip(action_leaves, exchange.action_arrays, strict=True))
 
-    def put(self, actions: Any, start: int) -> None:
-        """Fill the order with the rows of actions from `start` on."""
-        for leaf, target in self._targets:
-            target[...] = leaf.of(actions)[start : start + self.num_envs]
+    def put(self, arrays: Sequence[np.ndarray], start: int) -> None:
+        """Fill the order with the rows from `start` on of the actions, an array for each leaf."""
+        for array, target in zip(arrays, self.exchange.action_arrays, strict=True):
+            target[...] = array[start : start + self.num_envs]
 
 
 class Driver:
     """Drives all ranks.  Only on the root; other ranks `Worker.serve`.
+
+    Parameters
+    ----------
+    actions
+        The mode in which actions are read, see `actions.ActionReader`.
 
     Attributes
     ----------
@@ -61,25 +65,29 @@ class Driver:
         The lanes whose slots have not been taken in, in the order in which orders were posted to them.
     on_loss
         Called with the ranks that are gone, before the slots of the step in which they were lost are taken in.
+    has_fault
+        An env has failed, and its rank steps none of its envs until `begin_anew`; or what envs say has no place.
     """
 
-    def __init__(self, exchanges: Exchanges, worker: Worker):
+    def __init__(self, exchanges: Exchanges, worker: Worker, actions: str):
         self.exchanges, self.worker, self.clock = exchanges, worker, worker.clock
         contents = exchanges.contents
         self.observation_space, self.action_space = contents.observation_space, contents.action_space
         pairs = zip(exchanges.all, exchanges.slots, strict=True)
-        self.lanes = [Lane(exchange, slots, leaves(self.action_space)) for exchange, slots in pairs]
+        self.lanes = [Lane(exchange, slots) for exchange, slots in pairs]
         self.under_way: dict[Lane, None] = {}
         self.made_anew: list[tuple[Lane, int, str]] = []
         self.on_loss: Callable[[list[int]], None] | None = None
         self.num_envs = exchanges.division.num_envs
         self._lane_of = {lane.exchange: lane for lane in self.lanes}
-        self._check = ActionCheck(self.action_space)
+        self._read = ActionReader(self.action_space, actions)
+        self._action_leaves = leaves(self.action_space)
         self._serves_first_ready = exchanges.division.first_ready
         own = [lane for lane in self.lanes if lane.exchange.first_rank == ROOT]
         self._own_lane = own[0] if own and self._serves_first_ready else None
         self._num_passed = 0  # Slots of others that have come while the root's own slice waits to be stepped.
         self._told_signal = 0
+        self.has_fault = self.has_stopped = False
 
     @property
     def stop_signal(self) -> int:
@@ -105,10 +113,11 @@ class Driver:
             Of all envs, where they matter.
         """
         pickled = packed(arguments)
+        arrays = () if actions is None else self._arrays(actions)
         try:
             for lane in self.lanes:
-                if actions is not None:
-                    lane.put(actions, lane.envs.start)
+                if arrays:
+                    lane.put(arrays, lane.envs.start)
                 self._post(lane, command, arguments)
                 lane.exchange.spread(pickled)
             while self.under_way:
@@ -123,23 +132,25 @@ class Driver:
         Parameters
         ----------
         actions
-            Of shape (num_envs of these lanes, ...), or a tree of such arrays.
+            Of shape (num_envs of these lanes, ...), a tree of such arrays, or for Dict and Tuple a list of samples.
         trusted
-            Their dtypes, shapes and values are known to be right: they are only copied.
+            They are arrays whose dtypes, shapes and values are known to be right: they are only copied.
 
         Raises
         ------
-        DataError
+        ActionError
             Their shape, dtype or values are not of the action space; nothing was sent.
         """
-        if not trusted:
-            self._check(actions, indices_of(lanes))
+        arrays = self._arrays(actions) if trusted else self._read(actions, indices_of(lanes))
         start = 0
         for lane in lanes:
-            lane.put(actions, start)
+            lane.put(arrays, start)
             self._post(lane, Command.STEP)
             start += lane.num_envs
         self.clock.lap("send")
+
+    def _arrays(self, actions: Any) -> list[np.ndarray]:
+        return [leaf.of(actions) for leaf in self._action_leaves]
 
     def _post(self, lane: Lane, command: Command, arguments: tuple[Any, ...] = ()) -> None:
         lane.exchange.post_order(command)
@@ -190,18 +201,31 @@ class Driver:
         return found
 
     def take_infos(self, lanes: Sequence[Lane]) -> dict[str, Any]:
-        """The infos that came with the last slots of some lanes, as one dict; to be taken once."""
-        parts, start = [], 0
-        for lane in lanes:
-            for rows, infos in lane.exchange.take_infos():
-                parts.append((slice(start + rows.start, start + rows.stop), infos))
-            start += lane.num_envs
-        merged = merge_infos(start, parts) if parts else {}
+        """The infos that came with the last slots of some lanes, as one dict; to be taken once.
+
+        Raises
+        ------
+        DataError
+            Envs say what cannot stand in one dict, or cannot be read here.  It is as if an env had failed.
+        """
+        try:
+            merged = self._merged_infos(lanes)
+        except DataError:
+            self.has_fault = True
+            raise
         for index, leaf in enumerate(lanes[0].exchange.layout.infos):
             pairs = [(lane.exchange, lane.exchange.columns.info_arrays[index]) for lane in lanes]
             values, mask = (np.concatenate([exchange.take(pair[i]) for exchange, pair in pairs]) for i in (0, 1))
             add_columns(merged, leaf, values, mask)
         return merged
+
+    def _merged_infos(self, lanes: Sequence[Lane]) -> dict[str, Any]:
+        parts, start = [], 0
+        for lane in lanes:
+            for rows, infos in lane.exchange.take_infos():
+                parts.append((slice(start + rows.start, start + rows.stop), infos))
+            start += lane.num_envs
+        return merge_infos(start, parts) if parts else {}
 
     def final_observations(self, lanes: Sequence[Lane], ended: np.ndarray) -> np.ndarray:
         """An array of objects, as Gymnasium has it: of each env that ended its last observation, else None."""
@@ -221,8 +245,8 @@ class Driver:
                 told = [infos["faults"] for _, infos in lane.exchange.take_infos()]
                 self.made_anew += [(lane, index, message) for faults in told for index, message in faults]
         if (marks == FAULT).any():
-            for lane in lanes:
-                lane.exchange.take_infos()  # Nobody asks for these any more, but what was sent must be received.
+            self._drop_infos()
+            self.has_fault = True
             faults = [report["fault"] for report in self.call_ranks("report") if report["fault"] is not None]
             raise RankError(faults[0], len(faults))
         if marks.min() < 0:
@@ -230,13 +254,41 @@ class Driver:
         if (marks == LOST).any():
             self.on_loss(np.flatnonzero(marks == LOST).tolist())
 
-    def drain(self) -> None:
-        """Wait for what is under way, and leave it where it is."""
+    def drain(self, is_void: bool = False) -> None:
+        """Wait for what is under way, and leave it where it is.
+
+        Parameters
+        ----------
+        is_void
+            It is of no use to anybody: the root need not step its own envs for it.
+        """
         while self.under_way:
             lane = next(iter(self.under_way))
-            self._complete(lane)
-            lane.exchange.take_infos()
+            if is_void:
+                lane.exchange.await_slots()
+            else:
+                self._complete(lane)
+            lane.exchange.drop_infos()
             del self.under_way[lane]
+        if is_void:
+            self._drop_infos()
+
+    def _drop_infos(self) -> None:
+        """Receive infos that nobody asks for any more."""
+        for lane in self.lanes:
+            if lane not in self.under_way:
+                lane.exchange.drop_infos()
+
+    def switch(self, number: int) -> None:
+        """Have the other ranks await the orders of another connection."""
+        for exchange in self.exchanges.callers:
+            exchange.post_order(Command.SWITCH, number)
+
+    def begin_anew(self) -> None:
+        """Be ready to reset all envs, whatever was under way and whichever of them have failed."""
+        self.drain(is_void=True)
+        self.call_ranks("begin_anew")
+        self.has_fault = False
 
     def call_ranks(self, name: str, *args: Any) -> list[Any]:
         """Call a method of every rank's worker; return what they return, in rank order.
@@ -266,7 +318,8 @@ class Driver:
 
     def stop(self, code: int = 0) -> None:
         """Let the other ranks out of `serve`, with the job's exit code."""
-        self.drain()
+        self.has_stopped = True
+        self.drain(is_void=True)
         for exchange in self.exchanges.all:
             exchange.post_order(Command.STOP, code)
         self.worker.close()
@@ -290,4 +343,4 @@ def packed(value: Any) -> bytes:
     try:
         return pickle.dumps(value)
     except Exception as error:
-        raise TypeError(f"what is sent to the ranks must be picklable, got {type(error).__name__}: {error}") from error
+        raise TypeError(f"what is sent to the ranks must be picklable, got {words_of(error)}") from error

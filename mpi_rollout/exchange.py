@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
+from mpi_rollout.errors import DataError, words_of
 from mpi_rollout.infos import pack_infos, unpack_infos
 from mpi_rollout.layout import Leaf, SlotLayout, leaves, tree_of
 from mpi_rollout.messages import INFOS_TAG, Alone, Direct, Lockstep, Overlapped
@@ -40,6 +41,7 @@ class Command(IntEnum):
     STOP = 4
     RESTORE = 5
     REPLAY = 6
+    SWITCH = 7
 
 
 @dataclass(frozen=True)
@@ -131,9 +133,15 @@ class Exchange:
             self.slot = self.layout.one(self._slot, len(self.envs))
 
     def post_order(self, command: Command, code: int = 0) -> None:
-        """Send the order out: the root's side of `await_order`."""
+        """Send the order out: the root's side of `await_order`.
+
+        Parameters
+        ----------
+        code
+            STOP: the job's exit code.  SWITCH: the number of the connection whose orders are to be awaited.
+        """
         if command != self._command:  # In a run of steps the header stays as it is.
-            self._command = command
+            self._command = None if code else command
             self._header[:] = command, code
         self.messages.post_order()
 
@@ -146,7 +154,7 @@ class Exchange:
 
     @property
     def order(self) -> tuple[Command, int]:
-        """The command and the exit code of the last order."""
+        """The command and the code of the last order."""
         command, code = self._header.tolist()
         return command, code
 
@@ -173,8 +181,16 @@ class Exchange:
     def take_infos(self) -> list[tuple[slice, dict[str, Any]]]:
         """Receive the infos that follow the slots; return rows and infos of the ranks whose envs had any."""
         own, self.infos = self.infos, []
+        return own + [(rows, self._unpack(rows, pickled)) for rows, pickled in self._receive_infos()]
+
+    def drop_infos(self) -> None:
+        """Receive them for nobody: the ranks have sent them, and wait until they are received."""
+        self.infos = []
+        self._receive_infos()
+
+    def _receive_infos(self) -> list[tuple[slice, np.ndarray]]:
         if not np.count_nonzero(self._infos_nbytes):
-            return own
+            return []
         from mpi4py import MPI
 
         received = []
@@ -182,9 +198,19 @@ class Exchange:
             pickled = np.empty(self._infos_nbytes[slot], np.uint8)
             self.comm.Recv([pickled, MPI.BYTE], self.first_rank + slot, INFOS_TAG)
             envs, first = self.partition.envs_of(slot), self.partition.first_env
-            received.append((slice(envs.start - first, envs.stop - first), unpack_infos(pickled)))
+            received.append((slice(envs.start - first, envs.stop - first), pickled))
         self._infos_nbytes[:] = 0  # They are taken.
-        return own + received
+        return received
+
+    def _unpack(self, rows: slice, pickled: np.ndarray) -> dict[str, Any]:
+        try:
+            return unpack_infos(pickled)
+        except Exception as error:
+            first = self.partition.first_env
+            raise DataError(
+                f"envs {first + rows.start} to {first + rows.stop - 1}: their infos cannot be read on rank 0: "
+                f'{words_of(error)}; name the infos that are wanted, or connect(..., infos="none")'
+            ) from error
 
     def take(self, column: np.ndarray, rows: Any = slice(None)) -> np.ndarray:
         """Copy rows, counted in env order, of one of `columns`."""

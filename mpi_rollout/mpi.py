@@ -1,8 +1,9 @@
-"""MPI as a world: who started us, do the ranks agree, how all of them end.
+"""MPI as a world: who started us, and how all of its ranks end.
 
 mpi4py is imported inside the functions: importing it starts MPI, which on many login nodes ends the process.
 """
 
+import ctypes
 import faulthandler
 import fcntl
 import os
@@ -10,28 +11,24 @@ import re
 import stat
 import sys
 import termios
+import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from time import monotonic, sleep
 from typing import Any
 
-from mpi_rollout.errors import (
-    Complete,
-    Interrupted,
-    LaunchError,
-    RolloutError,
-    StorageError,
-    UsageError,
-    first_line,
-)
-from mpi_rollout.guard import release
+from mpi_rollout import exits
+from mpi_rollout.console import STDERR, say, settle
+from mpi_rollout.ending import Ending
+from mpi_rollout.errors import Interrupted, LaunchError, RolloutError, first_line
+from mpi_rollout.guard import is_guarded, release
 
-ROOT, STDERR = 0, 2
-MEETING_TAG = 32123  # On a communicator that may be the user's; every MPI has tags up to 32767.
+ROOT = 0
 GRACE_S = 2.0
 _RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
 _SIZE_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
+_endings: list[Ending] = []  # At most one.
 
 
 def claimed_rank() -> int:
@@ -52,16 +49,48 @@ def claimed_size() -> tuple[int, str]:
     return 1, ""
 
 
-def start_mpi_on_all_ranks(timeout_s: float) -> None:
-    """Start MPI, or after `timeout_s` seconds end this process with its stack.  **Collective.**
+def start_mpi_on_all_ranks(timeout_s: float, limit: str = "timeout_s") -> None:
+    """Start MPI, or after `timeout_s` seconds say that ranks are missing and end this process.  **Collective.**
 
-    MPI_Init waits for all ranks, and Open MPI's for ever if one has left without it.  No Python code runs meanwhile,
-    so what can be said then is the name of this function, in the stack.
+    MPI_Init waits for all ranks, and Open MPI's for ever if one has left without it.
+
+    Parameters
+    ----------
+    limit
+        What the user calls the time limit.
     """
-    faulthandler.dump_traceback_later(timeout_s, exit=True)
-    from mpi4py import MPI  # noqa: F401
+    import mpi4py
 
-    faulthandler.cancel_dump_traceback_later()
+    if "mpi4py.MPI" not in sys.modules:
+        mpi4py.rc.initialize, mpi4py.rc.finalize = False, mpi4py.rc.finalize is not False
+    from mpi4py import MPI
+
+    if MPI.Is_initialized():
+        return
+    timer = threading.Timer(timeout_s, _miss_ranks, (timeout_s, limit))
+    timer.daemon = True
+    timer.start()
+    _init(MPI, mpi4py.rc)
+    timer.cancel()
+
+
+def _init(MPI: Any, rc: Any) -> None:  # noqa: N803  As mpi4py has it.
+    """Do as mpi4py does when it is imported, but let other threads run meanwhile: it would hold Python's lock."""
+    level = getattr(MPI, f"THREAD_{rc.thread_level.upper()}") if rc.threads else MPI.THREAD_SINGLE
+    libraries = ctypes.CDLL(None), ctypes.CDLL(MPI.__file__)  # First what a profiler has put before MPI.
+    init = next(library.MPI_Init_thread for library in libraries if hasattr(library, "MPI_Init_thread"))
+    if init(None, None, level, ctypes.byref(ctypes.c_int())):
+        raise LaunchError(f"MPI_Init of {library()} failed")
+    for comm in (MPI.COMM_SELF, MPI.COMM_WORLD):
+        comm.Set_errhandler(MPI.ERRORS_RETURN)
+
+
+def _miss_ranks(timeout_s: float, limit: str) -> None:
+    say(
+        f"mpi_rollout: rank {claimed_rank()} ({os.uname().nodename}): another rank has not started MPI within "
+        f"{timeout_s:g} s; start this program on all {claimed_size()[0]} ranks, or give them more time by {limit}\n"
+    )
+    exits.leave_now(LaunchError.exit_code)
 
 
 def with_stacks(call: Callable[[], Any]) -> Any:
@@ -76,7 +105,7 @@ def with_stacks(call: Callable[[], Any]) -> Any:
 
 
 def world() -> Any:
-    """Start MPI and return COMM_WORLD.  **Collective.**
+    """Return COMM_WORLD of an MPI that has been started.  **Collective.**
 
     Raises
     ------
@@ -96,6 +125,28 @@ def world() -> Any:
     return comm
 
 
+def shared_ranks(first: Any, second: Any) -> str:
+    """Which ranks two communicators of this process share: "all", in the same order, "some" others, or "none"."""
+    from mpi4py import MPI
+
+    if MPI.Comm.Compare(first, second) in (MPI.IDENT, MPI.CONGRUENT):
+        return "all"
+    both = MPI.Group.Intersection(first.Get_group(), second.Get_group())
+    return "some" if both.size > 1 else "none"
+
+
+def check_thread() -> None:
+    """Raise LaunchError if this thread must not use MPI as it was started."""
+    from mpi4py import MPI
+
+    if MPI.Query_thread() < MPI.THREAD_SERIALIZED and not MPI.Is_thread_main():
+        raise LaunchError(
+            "MPI was started for one thread only (mpi4py.rc.thread_level is "
+            f"{'single' if MPI.Query_thread() == MPI.THREAD_SINGLE else 'funneled'}), and this is another one; use "
+            "mpi_rollout in the main thread, or leave thread_level as it is by default"
+        )
+
+
 def check_size(comm: Any, expect_ranks: int | None) -> None:
     """Raise LaunchError if there are not `expect_ranks` ranks."""
     if expect_ranks is not None and comm.size != expect_ranks:
@@ -107,94 +158,6 @@ def library() -> str:
     from mpi4py import MPI
 
     return MPI.Get_library_version().split(",")[0].split("\n")[0].strip("\x00 ")
-
-
-def meet(comm: Any, timeout_s: float, what: str) -> None:
-    """Wait until all ranks have called this.  **Collective.**
-
-    A rank that never does would leave the others in their first collective for ever: after `timeout_s` seconds they
-    say who is missing, and end the job.
-    """
-    deadline = monotonic() + timeout_s
-    if comm.rank == ROOT:
-        awaited = {rank: comm.irecv(source=rank, tag=MEETING_TAG) for rank in range(1, comm.size)}
-    else:
-        comm.isend(None, ROOT, MEETING_TAG).Wait()
-        awaited = {ROOT: comm.irecv(source=ROOT, tag=MEETING_TAG)}
-        deadline += GRACE_S  # The root knows best who is missing.
-    pause_s = 0.0
-    while awaited:
-        awaited = {rank: request for rank, request in awaited.items() if not request.test()[0]}
-        if awaited and monotonic() > deadline:
-            ranks = ", ".join(map(str, list(awaited)[:8])) + (" ..." if len(awaited) > 8 else "")
-            sys.stderr.write(
-                f"mpi_rollout: rank {comm.rank} ({os.uname().nodename}): rank {ranks} has not called {what} within "
-                f"{timeout_s:g} s; call it on all ranks, or give it a longer timeout_s\n"
-            )
-            abort(comm, LaunchError.exit_code)
-        sleep(pause_s)
-        pause_s = min(pause_s + 1e-4, 0.02)
-    if comm.rank == ROOT:
-        for request in [comm.isend(None, rank, MEETING_TAG) for rank in range(1, comm.size)]:
-            request.Wait()
-
-
-def agree(comm: Any, prepare: Callable[[], Any], fingerprint: Callable[[Any], dict[str, str]]) -> tuple[Any, list[str]]:
-    """Prepare on every rank and go on only if all could and all mean the same.  **Collective.**
-
-    Parameters
-    ----------
-    prepare
-        Gives this rank's part; may raise, on some ranks or on all.
-    fingerprint
-        Of a prepared part, what must be equal wherever it is given.
-
-    Returns
-    -------
-    The prepared part, and on the root the hosts of all ranks.
-
-    Raises
-    ------
-    RolloutError
-        On all ranks alike; the first rank's reason stands for all.
-    """
-    part, problem, marks = None, None, {}
-    try:
-        part = prepare()
-        marks = fingerprint(part)
-    except RolloutError as error:
-        problem = error
-    except KeyboardInterrupt:
-        problem = Interrupted("interrupted before the first step")
-    except BaseException as error:
-        stack = "".join(traceback.format_exception(error)).rstrip()
-        problem = RolloutError(f"{type(error).__name__}: {error}\n{stack}")
-    reports = comm.gather((problem, marks, os.uname().nodename), ROOT)
-    verdict = comm.bcast(_verdict(reports) if comm.rank == ROOT else None, ROOT)
-    if verdict is not None:
-        raise verdict
-    return part, [host for *_, host in reports or ()]
-
-
-def _verdict(reports: list[tuple[RolloutError | None, dict[str, str], str]]) -> RolloutError | None:
-    failed = [rank for rank, (problem, *_) in enumerate(reports) if problem is not None]
-    if failed:
-        problem, _, host = reports[failed[0]]
-        is_of_the_run = failed == [ROOT] and isinstance(
-            problem, UsageError | StorageError | Complete
-        )  # Output and policy.
-        where = "" if len(failed) == len(reports) or is_of_the_run else f"rank {failed[0]} ({host}): "
-        return type(problem)(f"{where}{problem}")
-    expected: dict[str, tuple[str, int]] = {}
-    for rank, (_, marks, host) in enumerate(reports):
-        for key, got in marks.items():
-            first, first_rank = expected.setdefault(key, (got, rank))
-            if got != first:
-                return LaunchError(
-                    f"the ranks do not agree on {key}: rank {first_rank} has {first}, rank {rank} ({host}) has {got}; "
-                    "start all ranks with the same command in the same environment"
-                )
-    return None
 
 
 def take_names_off_shared_memory(comm: Any) -> None:
@@ -218,24 +181,6 @@ def take_names_off_shared_memory(comm: Any) -> None:
     host.Free()
 
 
-def share_refusal(error: RolloutError) -> RolloutError:
-    """Tell all ranks of an error from before MPI was started; return the one that stands for all.  **Collective.**
-
-    A rank that left by itself would make the launcher end the others, rank 0 perhaps before it has told why.
-    """
-    if claimed_size()[0] == 1 or "mpi4py.MPI" in sys.modules:
-        return error
-
-    def refuse() -> None:
-        raise error
-
-    try:
-        agree(world(), refuse, lambda part: {})
-    except RolloutError as verdict:
-        return verdict
-    return error
-
-
 @contextmanager
 def all_or_none(comm: Any) -> Iterator[None]:
     """End all ranks when this one leaves by an exception that the others do not know of.
@@ -248,21 +193,55 @@ def all_or_none(comm: Any) -> Iterator[None]:
     except RolloutError:
         raise
     except KeyboardInterrupt:
-        sys.stderr.write(f"mpi_rollout: rank {comm.rank} ({os.uname().nodename}): interrupted\n")
+        say(f"mpi_rollout: rank {comm.rank} ({os.uname().nodename}): interrupted\n")
         abort(comm, Interrupted.exit_code)
     except BaseException as error:
-        sys.stdout.flush()
+        exits.end_if_forked(error)
         place, lost = f"rank {comm.rank} ({os.uname().nodename})", lost_ranks(comm, error)
         if is_loss(error):
             what = first_line(error).removesuffix(", error stack:")
-            sys.stderr.write(f"mpi_rollout: {place}: another rank is gone; MPI says: {what}\n")
+            say(f"mpi_rollout: {place}: another rank is gone; MPI says: {what}\n")
         elif not lost:
-            sys.stderr.write(f"mpi_rollout: {place} failed:\n{traceback.format_exc()}")
+            say(f"mpi_rollout: {place} failed:\n{traceback.format_exc()}")
         elif comm.rank == min({*range(comm.size)} - {*lost}):
-            sys.stderr.write(f"mpi_rollout: lost rank {', '.join(map(str, lost))}, and the job ends with it\n")
+            say(f"mpi_rollout: lost rank {', '.join(map(str, lost))}, and the job ends with it\n")
         else:
             sleep(GRACE_S)  # One tells for all, and aborts.
         abort(comm, RolloutError.exit_code)
+
+
+@contextmanager
+def no_early_end(comm: Any, others_go_on: bool = False) -> Iterator[None]:
+    """Inside, an env, a policy or a library that would end this rank, or its MPI, ends the job and is told of.
+
+    See `exits`.
+
+    Parameters
+    ----------
+    others_go_on
+        It ends this rank alone: the others go on without it.
+    """
+    from mpi4py import MPI
+
+    def refuse(what: str) -> None:
+        place, end = f"rank {comm.rank} ({os.uname().nodename})", "it is lost" if others_go_on else "the job ends"
+        say(f"mpi_rollout: {place}: an env, a policy or a library called {what} before the run was over; {end}\n")
+        if others_go_on:
+            settle()
+            exits.leave_now(RolloutError.exit_code)
+        abort(comm, RolloutError.exit_code)
+
+    # MPI_Finalize deletes what is attached to COMM_SELF while all of MPI still works.
+    is_over = False
+    key = MPI.Comm.Create_keyval(delete_fn=lambda *_: None if is_over else exits.refuse("MPI.Finalize()"))
+    MPI.COMM_SELF.Set_attr(key, None)
+    try:
+        with exits.no_early_end(refuse):
+            yield
+    finally:
+        is_over = True  # What is around this one still refuses.
+        MPI.COMM_SELF.Delete_attr(key)
+        MPI.Comm.Free_keyval(key)
 
 
 def is_loss(error: BaseException) -> bool:
@@ -284,10 +263,20 @@ def lost_ranks(comm: Any, error: BaseException) -> list[int]:
 
 def abort(comm: Any, code: int) -> None:
     """End all ranks at once with an exit code, when the launcher has what they said.  Does not return."""
-    sys.stderr.flush()
+    settle()
     _await_reader(STDERR)
     release()
+    exits.allow_all()  # MPI_Abort may call exit().
+    if is_guarded() and _is_last():
+        exits.leave_now(code)  # With --with-ft ulfm, mpirun (5.0.11) makes 0 of what the last rank gives to MPI_Abort.
     comm.Abort(code)
+
+
+def _is_last() -> bool:
+    """Whether all other ranks are lost; only ULFM tells."""
+    from mpi4py import MPI
+
+    return MPI.COMM_WORLD.Get_failed().size == MPI.COMM_WORLD.size - 1
 
 
 def _await_reader(descriptor: int, timeout_s: float = 1.0) -> None:
@@ -306,6 +295,22 @@ def _await_reader(descriptor: int, timeout_s: float = 1.0) -> None:
             sleep(0.001)
 
 
+def finalize() -> None:
+    """End MPI, if it was started and has not been ended.  **Collective.**"""
+    MPI = sys.modules.get("mpi4py.MPI")  # noqa: N806  As mpi4py has it.
+    if MPI is not None and MPI.Is_initialized() and not MPI.Is_finalized():
+        MPI.Finalize()
+
+
+def watch_end(comm: Any, code: int) -> Ending:
+    """See to it that this rank ends when its program is through, with this code if the program gives no other."""
+    if not _endings:
+        _endings.append(Ending(f"rank {comm.rank} ({os.uname().nodename})", finalize))
+    [ending] = _endings
+    ending.code = code
+    return ending
+
+
 def leave(code: int, finalizes: bool = True) -> None:
     """Leave MPI in good order but not through the interpreter's own end, which a broken HDF5 file would crash.
 
@@ -314,8 +319,7 @@ def leave(code: int, finalizes: bool = True) -> None:
     """
     from mpi4py import MPI
 
-    sys.stdout.flush()
-    sys.stderr.flush()
+    settle()
     if finalizes:
         MPI.Finalize()
-    os._exit(code)
+    exits.leave_now(code)

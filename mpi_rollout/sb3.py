@@ -7,19 +7,23 @@
 
 Import it on the root only, as above: Stable-Baselines3 brings PyTorch, which ranks that step envs have no use for.
 
-Where it differs from DummyVecEnv: actions outside of their space are refused; numbers in infos have the dtype that
-Gymnasium's vector infos give all envs alike; options for a reset must be the same for all envs; `set_attr` sets an
-attribute where it is among the wrappers, not on the outermost one.
+In one process it can be made as DummyVecEnv is: `MPIVecEnv(env_fns)`, `make_vec_env(..., vec_env_cls=MPIVecEnv)`.
+
+Where it differs from DummyVecEnv: integer actions outside of their space are refused; numbers in infos have the dtype
+that Gymnasium's vector infos give all envs alike; `set_attr` sets an attribute where it is among the wrappers, not on
+the outermost one.
 """
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from typing import Any
 
+import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
+from mpi_rollout.connection import connect
 from mpi_rollout.layout import leaves, tree_of
 from mpi_rollout.vector_env import MPIVectorEnv
 
@@ -41,22 +45,29 @@ class MPIVecEnv(VecEnv):
     Parameters
     ----------
     envs
-        What `mpi_rollout.connect(..., autoreset_mode="same_step")` gives on the root.
+        What `mpi_rollout.connect(..., autoreset_mode="same_step")` gives on the root.  In one process also a list of
+        callables that return one env each; they are connected here.
+    options
+        For such a list: arguments of `mpi_rollout.connect`.
 
     Raises
     ------
     TypeError, ValueError
-        It is something else, or its envs reset in another way.
+        It is something else, or its envs reset in another way, or it is a list of callables on several ranks.
     NotImplementedError
         Stable-Baselines3 has no use for nested observation spaces.
     """
 
-    def __init__(self, envs: MPIVectorEnv):
-        if not isinstance(envs, MPIVectorEnv):
+    def __init__(self, envs: MPIVectorEnv | Sequence[Callable[[], gymnasium.Env]], **options: Any):
+        if isinstance(envs, list | tuple):
+            envs = connect_alone(envs, options)
+        elif not isinstance(envs, MPIVectorEnv):
             raise TypeError(
                 f"MPIVecEnv needs the envs that mpi_rollout.connect gives on the root, got {type(envs).__name__}; "
                 "other ranks are given None: use it below `if envs is not None:`"
             )
+        elif options:
+            raise TypeError(f"{', '.join(options)}: give this to mpi_rollout.connect, which has made these envs")
         mode = envs.metadata["autoreset_mode"]
         if mode != AutoresetMode.SAME_STEP:
             raise ValueError(
@@ -70,9 +81,7 @@ class MPIVecEnv(VecEnv):
 
     def reset(self) -> Any:
         """Start a new episode in every env, with the seeds and options set since the last time."""
-        options = self._options[0] or None
-        if any((other or None) != options for other in self._options):
-            raise NotImplementedError(f"options must be the same for all envs, got {self._options}; give one dict")
+        options = [each or None for each in self._options] if any(self._options) else None
         seeds = None if self._seeds == [None] * self.num_envs else list(self._seeds)
         observations, infos = self._envs.reset(seed=seeds, options=options)
         self.reset_infos = [{} for _ in range(self.num_envs)]
@@ -174,6 +183,24 @@ class MPIVecEnv(VecEnv):
     def close(self) -> None:
         """Let the other ranks out of `connect`."""
         self._envs.close()
+
+
+def connect_alone(env_fns: Sequence[Callable[[], gymnasium.Env]], options: dict[str, Any]) -> MPIVectorEnv:
+    """Connect the envs of one process.
+
+    Raises
+    ------
+    ValueError
+        There are several ranks.  The others would have to connect as well, and to serve until this one is done.
+    """
+    envs = connect(env_fns=env_fns, **{"autoreset_mode": AutoresetMode.SAME_STEP} | options)
+    if not isinstance(envs, MPIVectorEnv):
+        raise ValueError(
+            "MPIVecEnv makes envs in one process only, got several ranks; on all of them use "
+            '`with mpi_rollout.connect(env_fns=..., autoreset_mode="same_step") as envs:` and '
+            "there, on the root, MPIVecEnv(envs)"
+        )
+    return envs
 
 
 def give(each: Infos, infos: dict[str, Any]) -> None:

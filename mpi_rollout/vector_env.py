@@ -18,10 +18,12 @@ from gymnasium.vector.utils import batch_space
 
 from mpi_rollout.driver import Driver, Lane, RankError, indices_of
 from mpi_rollout.envs import EnvFacts
-from mpi_rollout.envs.inputs import seed_of_each, take_reset_mask
+from mpi_rollout.envs.inputs import Options, options_of_each, read_seed, take_reset_mask
 from mpi_rollout.exchange import Command
+from mpi_rollout.infos import FINAL_OBS
 from mpi_rollout.interrupts import Interrupts
-from mpi_rollout.layout import leaves, tree_of
+from mpi_rollout.layout import tree_of
+from mpi_rollout.turns import Turns
 
 NUM_ROWS = 2  # Of observations: those before a step and those after it.
 
@@ -37,67 +39,107 @@ class MPIVectorEnv(VectorEnv):
         With first ready, the number of ranks whose envs `recv` waits for.
     copy
         False: observations are views, see the module.
+    turns
+        Of the connections over the same ranks; None in one process.
 
     Attributes
     ----------
     num_envs, observation_space, action_space, single_observation_space, single_action_space, spec, render_mode
         As Gymnasium has them.
+    autoreset_mode
+        As SyncVectorEnv has it.
     metadata
         That of the envs, and `autoreset_mode`.
+    has_turn
+        The ranks await the orders of these envs, not those of another connection.
     """
 
-    def __init__(self, driver: Driver, facts: EnvFacts, autoreset_mode: AutoresetMode, batch_size: int, copy: bool):
+    def __init__(
+        self,
+        driver: Driver,
+        facts: EnvFacts,
+        autoreset_mode: AutoresetMode,
+        batch_size: int,
+        copy: bool,
+        turns: Turns | None = None,
+    ):
         self._driver, self._batch_size, self._copy = driver, batch_size, copy
-        self.interrupts = Interrupts()
         self.num_envs = driver.num_envs
         self.single_observation_space, self.single_action_space = driver.observation_space, driver.action_space
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
         self.spec, self.render_mode = facts.spec, facts.render_mode
         self.metadata = facts.metadata | {"autoreset_mode": autoreset_mode}
-        self._mode, self._share_generator = autoreset_mode, facts.share_generator
-        self._leaves = leaves(self.single_observation_space)
+        self.autoreset_mode, self._is_native = autoreset_mode, facts.share_generator
         self._block = driver.block(NUM_ROWS)
         self._destinations = driver.destinations(self._block)
         self._row = dict.fromkeys(driver.lanes, 0)  # Of each lane's last observations.
         self._arrived: list[Lane] = []
+        self._turns, self.has_turn = turns, turns is None or not turns.open
         self._is_reset = False
+        self._enforces_order = facts.spec is not None and facts.spec.order_enforce  # Others may be stepped at once.
         self._ended = np.zeros(self.num_envs, np.bool_)
         self._lane_of_env = np.concatenate([np.full(each.num_envs, i) for i, each in enumerate(driver.lanes)])
+        self.interrupts = Interrupts(driver.worker.is_in_envs)  # Last of all: it is there until `close`.
 
-    def reset(self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None):
-        """Start a new episode in every env, or in DISABLED mode in those of `options["reset_mask"]`.
+    def reset(self, *, seed: int | Sequence[int | None] | None = None, options: Options = None):
+        """Start a new episode in every env, or in those of `options["reset_mask"]`.
 
         Parameters
         ----------
         seed
             An int s seeds env i with s + i, a list each env by itself; None leaves the envs' generators alone.
         options
-            For the envs.  `reset_mask` is a bool array of shape (num_envs,) with at least one True.
+            For the envs: a dict, or a list with one for each env.  `reset_mask` in a dict is a bool array of shape
+            (num_envs,) with at least one True; envs that it leaves out go on with their episodes.
 
         Returns
         -------
         Observations of shape (num_envs, ...), infos.
         """
+        self._begin_anew_if_need_be()
         self._check_idle("reset")
-        seed = int(seed) if isinstance(seed, int | np.integer) else seed if seed is None else list(seed)
-        mask, options = take_reset_mask(options, self.num_envs, self._mode)
-        self._check_reset(seed, mask)
+        seed = read_seed(seed, self.num_envs)
+        mask, options = take_reset_mask(options, self.num_envs)
+        self._check_reset(seed, mask, options)
         lanes = self._driver.lanes
         with self.interrupts:
             self._driver.do(Command.RESET, seed, mask, options)
             self._is_reset = True
+            self.interrupts.forget()
             self._ended[slice(None) if mask is None else mask] = False
             self._lay(lanes)
-        return self._observations(self._pieces(lanes)), self._infos(lanes)
+            return self._observations(self._pieces(lanes)), self._infos(lanes)
 
-    def _check_reset(self, seed: Any, mask: np.ndarray | None) -> None:
-        seed_of_each(seed, self.num_envs)
-        if isinstance(seed, list) and self._share_generator:
-            raise ValueError("natively vectorized envs share a random generator, got a list of seeds; give one int")
+    def _begin_anew_if_need_be(self) -> None:
+        """After a failure or an interrupt nobody waits any more for what is under way, and all envs must be reset."""
+        self._check_open()
+        is_lost = self.interrupts.has_interrupted and (self._driver.under_way or self._arrived)
+        if is_lost or self._needs_reset():
+            with self.interrupts:
+                self._drop()
+                self._driver.begin_anew()
+                self.interrupts.forget()
+
+    def _drop(self) -> None:
+        """Wait no more for what is under way: all envs must be reset."""
+        self._is_reset = False
+        self._arrived.clear()
+        self._driver.drain(is_void=True)
+
+    def _needs_reset(self) -> bool:
+        return self._driver.has_fault or self.interrupts.is_broken
+
+    def _check_reset(self, seed: Any, mask: np.ndarray | None, options: Options) -> None:
+        options_of_each(options, self.num_envs)
+        for name, is_given in {
+            "seeds": isinstance(seed, list), "options": isinstance(options, list), "reset_mask": mask is not None
+        }.items():  # fmt: skip
+            if is_given and self._is_native:
+                raise ValueError(f"natively vectorized envs are reset together, got {name} for each; give one for all")
         if mask is not None and not mask.any():
             raise ValueError("options['reset_mask'] must have at least one True, got none; leave it out to reset all")
-        if mask is not None and not self._is_reset:
+        if mask is not None and not mask.all() and not self._is_reset:
             raise ResetNeeded("the first reset must be of all envs; reset without options['reset_mask'] first")
 
     def step(self, actions: Any):
@@ -106,7 +148,7 @@ class MPIVectorEnv(VectorEnv):
         Parameters
         ----------
         actions
-            Of shape (num_envs, ...), or a tree of such arrays.
+            Of shape (num_envs, ...), or a tree of such arrays; for Dict and Tuple spaces also a list of samples.
 
         Returns
         -------
@@ -127,13 +169,13 @@ class MPIVectorEnv(VectorEnv):
         Parameters
         ----------
         actions
-            Of shape (len(envs_slice), ...), or a tree of such arrays.
+            Of shape (len(envs_slice), ...), or a tree of such arrays, or a list of samples, as for `step`.
         envs_slice
             For which envs, as `recv` returned it; None is all.
 
         Raises
         ------
-        DataError
+        ActionError
             Shape, dtype or values are not of the action space; nothing was sent.
         ResetNeeded, AlreadyPendingCallError, ValueError
             These envs do not wait for actions; nothing was sent.
@@ -156,7 +198,8 @@ class MPIVectorEnv(VectorEnv):
 
     def _check_ready(self, lanes: Sequence[Lane]) -> None:
         self._check_open()
-        if not self._is_reset:
+        self._check_whole()
+        if self._enforces_order and not self._is_reset:
             raise ResetNeeded("step before reset; call reset() first")
         for lane in lanes:
             if lane in self._driver.under_way or lane in self._arrived:
@@ -165,7 +208,7 @@ class MPIVectorEnv(VectorEnv):
                     "call recv() between two sends",
                     "send",
                 )
-        if self._mode == AutoresetMode.DISABLED and self._ended.any():
+        if self.autoreset_mode == AutoresetMode.DISABLED and self._ended.any():
             ended = [int(index) for index in indices_of(lanes) if self._ended[index]]
             if ended:
                 raise ValueError(
@@ -181,8 +224,41 @@ class MPIVectorEnv(VectorEnv):
     def _check_open(self) -> None:
         if self.closed:
             raise ClosedEnvironmentError("these envs are closed: the ranks have left; connect again for more")
-        if self.interrupts.is_broken:
+        if self.interrupts.is_broken and self._driver.exchanges.division.num_ranks > 1:
             raise ClosedEnvironmentError("an exchange with the ranks was left half done; leave the with statement")
+        if not self.has_turn:
+            self._turns.give(self)
+
+    def ask(self, method: str, *args: Any) -> None:
+        """Call a method of every rank's worker, for what concerns more than the envs."""
+        self._check_idle(method)
+        with self.interrupts:
+            self._driver.call_ranks(method, *args)
+
+    def yield_turn(self, number: int, is_closing: bool) -> None:
+        """Have the ranks await the orders of the connection with this number, which is to be closed or goes on.
+
+        Raises
+        ------
+        AlreadyPendingCallError
+            The envs are stepping, and nobody has interrupted the program meanwhile.
+        """
+        is_pending = self._driver.under_way or self._arrived
+        if is_pending and not is_closing and not self.interrupts.has_interrupted:
+            raise AlreadyPendingCallError(
+                "envs of another connection have been sent actions and not been received; call recv() there until all "
+                "have come",
+                "connect",
+            )
+        with self.interrupts:
+            if is_pending:
+                self._drop()
+            self._driver.switch(number)
+            self.has_turn = False
+
+    def _check_whole(self) -> None:
+        if self._needs_reset():
+            raise ResetNeeded("an env failed, or was interrupted amid its step; call reset() to begin anew")
 
     def recv(self):
         """Wait for envs to have stepped: the group sent first, or the `batch_size` ranks that are ready first.
@@ -196,9 +272,10 @@ class MPIVectorEnv(VectorEnv):
         NoAsyncCallError
             Nothing was sent.
         RankError
-            An env failed on some rank.
+            An env failed on some rank; the next `reset` of all envs begins anew.
         """
         self._check_open()
+        self._check_whole()
         if not self._driver.under_way and not self._arrived:
             raise NoAsyncCallError("recv without send; call send(actions) first", "recv")
         with self.interrupts:
@@ -225,7 +302,7 @@ class MPIVectorEnv(VectorEnv):
         pieces = self._pieces(lanes)
         rewards, terminations, truncations = (join(column, pieces, copy=True) for column in self._block.results)
         ended = terminations | truncations
-        if self._mode == AutoresetMode.DISABLED:
+        if self.autoreset_mode == AutoresetMode.DISABLED:
             self._ended[indices_of(lanes)] = ended
         return self._observations(pieces), rewards, terminations, truncations, self._infos(lanes, ended)
 
@@ -247,9 +324,17 @@ class MPIVectorEnv(VectorEnv):
     def _infos(self, lanes: Sequence[Lane], ended: np.ndarray | None = None) -> dict[str, Any]:
         infos = self._driver.take_infos(lanes)
         self._driver.made_anew.clear()  # Whoever wants to know asks for infos.
-        if self._mode == AutoresetMode.SAME_STEP and ended is not None and ended.any():
-            infos["final_obs"], infos["_final_obs"] = self._driver.final_observations(lanes, ended), ended
+        if self.autoreset_mode == AutoresetMode.SAME_STEP and ended is not None and ended.any():
+            infos[FINAL_OBS], infos[f"_{FINAL_OBS}"] = self._final_observations(lanes, ended, infos), ended
         return infos
+
+    def _final_observations(self, lanes: Sequence[Lane], ended: np.ndarray, infos: dict[str, Any]) -> np.ndarray:
+        """Of each env that ended its last observation, else None: from the slots, or as the env gave it."""
+        is_told = infos.get(f"_{FINAL_OBS}", np.zeros(len(ended), np.bool_))
+        found = self._driver.final_observations(lanes, ended & ~is_told)
+        for index in np.flatnonzero(is_told & ended):
+            found[index] = infos[FINAL_OBS][index]
+        return found
 
     def render(self) -> tuple[Any, ...]:
         """What each env's `render` gives, in env order."""
@@ -308,7 +393,17 @@ class MPIVectorEnv(VectorEnv):
 
     def close_extras(self, code: int = 0, **_kwargs: Any) -> None:
         """Let the other ranks out of `connect`, with the job's exit code."""
-        self._driver.stop(code)
+        if not self.has_turn:
+            self._turns.give(self, is_closing=True)
+        try:
+            with self.interrupts:
+                self.closed = True  # Also if a handler of the program raises at the end of this: all is done then.
+                self._driver.stop(code)
+                self._driver.exchanges.free()
+                if self._turns is not None:
+                    self._turns.close(self)
+        finally:
+            self.interrupts.close()
 
 
 def join(array: np.ndarray, pieces: list[tuple[int, slice]], copy: bool) -> np.ndarray:

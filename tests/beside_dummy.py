@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from envs import Nested
 from gymnasium.wrappers import OrderEnforcing, TimeLimit, TransformReward
-from sb3_envs import Drawing, Pair, Rich, Several, cart, draw
+from sb3_envs import Doubles, Drawing, Pair, Rich, Several, cart, draw
 
 import mpi_rollout
 
@@ -160,7 +160,8 @@ def seeds_and_options(envs: Any, make: Callable[[], gymnasium.Env]) -> tuple[lis
     """What env 4 was given in two resets after each setting; how many seeds five envs get where none is said."""
     vec_env, dummy = both = begun(envs, make)
     given = []
-    for options in (None, {"a": 1}, [{"a": [2]}] * 5, [{}] * 5):
+    each_its_own = [{"a": index} for index in range(5)]
+    for options in (None, {"a": 1}, [{"a": [2]}] * 5, [{}] * 5, each_its_own):
         for each in both:
             each.seed(3)
             each.set_options(options)
@@ -171,16 +172,6 @@ def seeds_and_options(envs: Any, make: Callable[[], gymnasium.Env]) -> tuple[lis
     assert len(set(vec_env.seed())) == 5
     vec_env.reset()
     return given, len({info["seed"] for info in vec_env.reset_infos})
-
-
-def options_that_differ(envs: Any, make: Callable[[], gymnasium.Env]) -> tuple[int, ...]:
-    """They are refused, and then forgotten."""
-    vec_env, _ = begun(envs, make)
-    vec_env.set_options([{"a": i} for i in range(5)])
-    with pytest.raises(NotImplementedError, match="options must be the same for all envs"):
-        vec_env.reset()
-    vec_env.set_options()
-    return vec_env.reset().shape
 
 
 def infos(envs: Any, make: Callable[[], gymnasium.Env]) -> tuple[list[Any], list[Any], list[Any]]:
@@ -249,6 +240,26 @@ def num_learnt_the_same(envs: Any, make: Callable[[], gymnasium.Env], algorithm:
     return len(found[2][0])
 
 
+def evaluating(envs: Any, make: Callable[[], gymnasium.Env]) -> float:
+    """Learning with other envs over the same ranks for evaluation gives what it gives with two DummyVecEnvs."""
+    import torch
+    from stable_baselines3 import PPO
+    from stable_baselines3.common.callbacks import EvalCallback
+
+    torch.set_num_threads(1)
+    with mpi_rollout.connect(make, 3, autoreset_mode="same_step") as others:
+        results = []
+        for train, test in zip(pair(envs, make), pair(others, make), strict=True):
+            train.seed(3)
+            test.seed(4)
+            callback = EvalCallback(test, eval_freq=5, n_eval_episodes=4, verbose=0, warn=False)
+            model = PPO("MlpPolicy", train, n_steps=16, seed=1, device="cpu").learn(160, callback=callback)
+            parameters = [parameter.detach().numpy() for parameter in model.policy.parameters()]
+            results.append((parameters, callback.last_mean_reward))
+    assert_same(*results)
+    return callback.last_mean_reward
+
+
 ppo = partial(num_learnt_the_same, algorithm="PPO", n_steps=16)
 
 
@@ -280,14 +291,16 @@ CHECKS: dict[str, Check] = {
     "drawing": Check(drawing),
     "no drawing": Check(no_drawing, Rich),
     "seeds and options": Check(seeds_and_options, Rich),
-    "options that differ": Check(options_that_differ),
+    "steps of doubles": Check(stepping, Doubles, 3),
     "next step": Check(refusal, cart, 2, {"autoreset_mode": "next_step"}),
     "disabled": Check(refusal, cart, 2, {"autoreset_mode": "disabled"}),
     "nested": Check(refusal_by_both, Nested, 2),
     "PPO": Check(partial(ppo, wrap="VecMonitor"), cart),
     "PPO in wrappers": Check(partial(ppo, wrap="VecFrameStack VecNormalize VecMonitor"), cart),
     "DQN": Check(partial(num_learnt_the_same, algorithm="DQN", wrap="", learning_starts=20), cart),
+    "PPO from doubles": Check(partial(ppo, wrap="VecNormalize VecMonitor"), Doubles),
     "PPO from a Dict": Check(partial(ppo, wrap="VecMonitor"), Several),
+    "evaluating": Check(evaluating, cart),
     "closing": Check(closing),
 }
 

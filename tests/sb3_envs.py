@@ -36,6 +36,15 @@ class Rich(Counting):
         return observation, reward, terminated, truncated, info | ({"TimeLimit.truncated": 7} if terminated else {})
 
 
+class Doubles(Counting):
+    """Observes float64 in a float32 space."""
+
+    observation_space, action_space = spaces.Box(-9, 99, (4,), np.float32), spaces.Discrete(5)
+
+    def observe(self):
+        return super().observe() / 3
+
+
 class Several(Counting):
     """Observes a Dict of what Stable-Baselines3 has a use for."""
 

@@ -4,6 +4,7 @@ import os
 import re
 from typing import Any
 
+import numpy as np
 import pytest
 from conftest import Job
 
@@ -17,15 +18,21 @@ REFUSED: dict[str, tuple[str, Any, dict[str, Any], str]] = {  # Env, num_envs, o
     "unknown version": ("CartPole-v7", 4, {}, r"^env CartPole-v7: .* versioned environments: \[ `v0`, `v1` \]"),
     "no env": ("", 4, {}, r"Malformed environment ID"),
     "unknown package": ("no_such_package:Env-v0", 4, {}, r"install it, or correct the name before the colon"),
+    "import in a constructor": ("faults:importing", 4, {}, r"^env faults:importing: cannot import name 'physics'"),
+    "mistake in a constructor": ("faults:adding", 4, {}, r"^TypeError: unsupported operand type\(s\) for \+: 'int'"),
+    "no env made": ("faults:forgetful", 4, {}, r"^faults:forgetful must return an env, got None$"),
     "space without shape": ("envs:Text", 4, {}, r"^Text spaces have no fixed shape .* at 'mission'"),
     "unknown keyword": (POLE, 4, {"env_kwargs": {"levle": 3}}, r"^env_kwargs {'levle': 3} do not fit CartPole-v1"),
+    "option as keyword": (POLE, 4, {"env_kwargs": {"--no-gain": 3}}, r"^env_kwargs {'--no-gain': 3} do not fit Cart"),
     "no envs": (POLE, 0, {}, r"^num_envs must be a whole number of at least 1, got 0"),
+    "true envs": (POLE, True, {}, r"^num_envs must be a whole number of at least 1, got True"),
     "half an env": (POLE, 2.5, {}, r"^num_envs must be a whole number of at least 1, got 2.5"),
     "a word of envs": (POLE, "4", {}, r"^num_envs must be a whole number of at least 1, got '4'"),
     "too few envs": (POLE, 1, {}, r"^num_envs must be at least the number of ranks that step envs, got 1 envs on 2"),
     "mode": (POLE, 4, {"autoreset_mode": "later"}, r"^autoreset_mode must be one of next_step, same_step, disabled, "),
     "no mode": (POLE, 4, {"autoreset_mode": None}, r"^autoreset_mode must be one of .*, got None"),
     "vectorization": (POLE, 4, {"vectorization_mode": "async"}, r"^vectorization_mode must be one of sync, vector_"),
+    "actions": (POLE, 4, {"actions": "round"}, r"^actions must be one of check, clip, pass, got 'round'"),
     "infos": (POLE, 4, {"infos": "some"}, r'^infos must be "none", "all" or names with dtypes'),
     "no infos": (POLE, 4, {"infos": None}, r'^infos must be "none", "all" or names with dtypes .*, got None'),
     "listed infos": (POLE, 4, {"infos": ["lives"]}, r'^infos must be "none", "all" or names with dtypes .*, got \['),
@@ -38,7 +45,7 @@ REFUSED: dict[str, tuple[str, Any, dict[str, Any], str]] = {  # Env, num_envs, o
     "batch of root": (POLE, 4, {"batch_size": 2, "dedicated_root": True}, r"^batch_size must be 1 to 1, the ranks"),
     "batch and groups": (POLE, 4, {"batch_size": 1, "num_groups": 2}, r"^batch_size makes a group of each rank, got "),
     "no native version": ("Acrobot-v1", 4, {"vectorization_mode": "vector_entry_point"}, r"have a vector entry point"),
-    "native by itself": ("envs:Counting", 4, {"vectorization_mode": "vector_entry_point"}, r"needs a registered env"),
+    "native by itself": ("envs:Counting", 4, {"vectorization_mode": "vector_entry_point"}, r"the id of a registered"),
     "native mode": (
         POLE, 4, {"vectorization_mode": "vector_entry_point", "autoreset_mode": "same_step"}, r"reset in the next step",
     ),
@@ -60,9 +67,16 @@ def refusals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, s
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_work_is_refused_on_all_ranks_and_said_at_the_root(refusals, name: str):
     raised, text = refusals[name]
-    kinds = {"env of a rank": "RolloutError", "spaces": "LaunchError"}
+    kinds = dict.fromkeys(("env of a rank", "mistake in a constructor"), "RolloutError") | {"spaces": "LaunchError"}
     assert raised == kinds.get(name, "UsageError"), text
-    assert re.search(REFUSED[name][3], text) and "--" not in text
+    assert re.search(REFUSED[name][3], text) and "--" not in text.replace("--no-gain", "")
+
+
+@pytest.mark.mpi(2)
+def test_numbers_may_be_numpys(job: Job, num_ranks: int):
+    options = {"num_groups": np.int64(2), "max_env_restarts": np.int32(0)}
+    [returned] = job.train(num_ranks, "recordings", [(POLE, np.int64(4), 3, options)])
+    assert len(returned) == 4
 
 
 # Ranks that do not mean the same.
@@ -75,6 +89,7 @@ OTHERS: dict[str, tuple[str, int, dict[str, Any]]] = {
     "env_kwargs": (POLE, 4, {"env_kwargs": {"sutton_barto_reward": True}}),
     "autoreset_mode": (POLE, 4, {"autoreset_mode": "disabled"}),
     "infos": (POLE, 4, {"infos": {"lives": int}}),
+    "actions": (POLE, 4, {"actions": "clip"}),
     "copy": (POLE, 4, {"copy": False}),
     "num_groups": (POLE, 4, {"num_groups": 2}),
     "batch_size": (POLE, 4, {"batch_size": 1}),

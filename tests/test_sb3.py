@@ -11,7 +11,7 @@ from conftest import Job, Result, job_environment, mpiexec, once, run_job
 
 pytestmark = pytest.mark.skipif(find_spec("stable_baselines3") is None, reason="pip install 'mpi_rollout[sb3]'")
 
-STEPS = ["steps of CartPole", "steps with infos", "steps of a Dict", "steps of a Tuple"]
+STEPS = ["steps of CartPole", "steps with infos", "steps of a Dict", "steps of a Tuple", "steps of doubles"]
 PARTS = ["CartPole, ready by three", "infos, groups", "Dict, ready singly", "Tuple, ready by two"]
 
 Told = Callable[[str, int], Any]
@@ -82,12 +82,9 @@ def test_without_a_render_mode_there_are_no_images(told: Told):
 def test_seeds_and_options_are_used_once(told: Told):
     given, num_drawn = told("seeds and options")
     nothing = [None, None]
-    assert given == [[7, None], nothing, [7, {"a": 1}], nothing, [7, {"a": [2]}], nothing, [7, None], nothing]
+    assert given[:8] == [[7, None], nothing, [7, {"a": 1}], nothing, [7, {"a": [2]}], nothing, [7, None], nothing]
+    assert given[8:] == [[7, {"a": 4}], nothing]
     assert num_drawn == 5
-
-
-def test_options_that_differ_between_envs_are_refused(told: Told):
-    assert told("options that differ") == (5, 4)
 
 
 @pytest.mark.parametrize(("name", "mode"), [("next step", "NextStep"), ("disabled", "Disabled")])
@@ -113,13 +110,17 @@ def test_without_stable_baselines3_the_message_says_what_to_install():
     assert "pip install 'mpi_rollout[sb3]'" in result.stderr.splitlines()[-1]
 
 
-@pytest.mark.parametrize("name", ["PPO", "PPO in wrappers", "DQN"])
+@pytest.mark.parametrize("name", ["PPO", "PPO in wrappers", "PPO from doubles", "DQN"])
 def test_algorithms_and_wrappers_learn_exactly_as_with_dummy_vec_env(told: Told, name: str):
     assert told(name) == 7
 
 
 def test_dict_observations_are_learnt_from(told: Told):
     assert told("PPO from a Dict") == 7
+
+
+def test_envs_for_evaluation_are_served_by_the_same_ranks(told: Told):
+    assert told("evaluating") > 0
 
 
 def test_closing_it_lets_the_other_ranks_out(told: Told):
@@ -142,3 +143,32 @@ def test_the_example_learns_to_balance_the_pole_which_takes_long(job: Job):
     result = example(job, timeout=300.0)
     assert result.code == 0, result.err
     assert float(result.out.split()[2]) >= 475
+
+
+MAKE_VEC_ENV = """
+import numpy as np
+from stable_baselines3 import PPO
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.vec_env import DummyVecEnv
+from mpi_rollout.sb3 import MPIVecEnv
+
+def learnt(vec_env_cls, **options):
+    envs = make_vec_env("CartPole-v1", 4, seed=3, vec_env_cls=vec_env_cls, vec_env_kwargs=options)
+    model = PPO("MlpPolicy", envs, n_steps=64, batch_size=64, n_epochs=2, seed=1, device="cpu").learn(512)
+    envs.close()
+    return [value.numpy().tobytes() for value in model.policy.state_dict().values()], len(model.ep_info_buffer)
+
+assert learnt(MPIVecEnv, infos="all", num_groups=2) == learnt(DummyVecEnv)
+"""
+
+
+def test_make_vec_env_of_stable_baselines3_makes_it_in_one_process(job: Job):
+    result = job.script(None, MAKE_VEC_ENV)
+    assert result.code == 0, result.err
+
+
+@pytest.mark.mpi(2)
+def test_on_several_ranks_a_list_of_callables_is_refused_at_once_with_the_way_that_works(job: Job, num_ranks: int):
+    result = job.script(num_ranks, MAKE_VEC_ENV, timeout=30)
+    assert result.code != 0
+    assert "MPIVecEnv makes envs in one process only, got several ranks; on all of them use `with mpi_" in result.err

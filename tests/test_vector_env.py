@@ -10,7 +10,7 @@ import pytest
 from conftest import Job, once
 from envs import Agreeing
 from gymnasium.vector import SyncVectorEnv
-from oracle import differences, facts_of, resets_of, rollout
+from oracle import differences, facts_of, record, resets_of, rollout
 
 from mpi_rollout.policy import RandomPolicy
 
@@ -86,6 +86,10 @@ except Exception as error:
     print(type(error).__name__, error)
 print(envs.step(np.full(7, 2))[1].tolist())
 """
+UNORDERED = """
+print(envs.step(np.full(7, 3))[0][:, 2:].tolist())
+print(envs.reset()[0][:, 2:].tolist())
+"""
 POLE = "CartPole-v1"
 DIRECT: dict[str, tuple[str, str, dict[str, Any]]] = {  # Code for the root, env, and how to connect to 7 of them.
     "spec": (
@@ -99,6 +103,7 @@ DIRECT: dict[str, tuple[str, str, dict[str, Any]]] = {  # Code for the root, env
     "views": (VIEWS, POLE, {"copy": False}),
     "views of two groups": (VIEWS, POLE, {"copy": False, "num_groups": 2}),
     "asking": (ASKING, POLE, {}),
+    "unordered": (UNORDERED, "envs:Ready", {}),
     "unsendable": (UNSENDABLE, "envs:Holding", {}),
 } | {
     f"failing, {way}": (FAILING, "envs:on_rank", {"env_kwargs": {"rank": 1, "after": 2}, **WAYS[way]})
@@ -168,6 +173,12 @@ def test_it_closes_once_and_says_so_afterwards(printed, num_ranks: int):
 
 
 @pytest.mark.mpi(3)
+def test_envs_that_allow_it_are_stepped_before_a_reset(printed, num_ranks: int):
+    """As by SyncVectorEnv and DummyVecEnv; those of gymnasium.make do not."""
+    assert printed("unordered", num_ranks) == f"{[[1, 3]] * 7}\n{[[0, -1]] * 7}\n"
+
+
+@pytest.mark.mpi(3)
 def test_send_and_recv_are_the_halves_of_step(printed, num_ranks: int):
     observations, rewards = map(bytes.fromhex, printed("halves", num_ranks).split())
     envs = SyncVectorEnv([lambda: gymnasium.make("CartPole-v1")] * 7)
@@ -206,3 +217,29 @@ def test_what_a_rank_cannot_send_is_an_error_at_the_root_and_the_envs_go_on(prin
     first, second = printed("unsendable", num_ranks).splitlines()
     assert re.match(r"RankError rank 0 \(.*cannot pickle '_thread.lock' object", first)
     assert second == str([1.2] * 7)
+
+
+@pytest.mark.mpi(1, 3)
+def test_after_an_env_has_failed_a_reset_of_all_begins_anew(told, num_ranks: int):
+    """Whichever env it was, in a step or in a reset; until then envs are not stepped."""
+    expected = record(pole(7), 12)
+    for way, found in told("past_failures", num_ranks).items():
+        for first, second, recorded in found:
+            assert re.match(
+                r"RankError: rank \d .*, step \d+: env \d, .*RuntimeError: the simulator has stumbled", first
+            )
+            assert second == "ResetNeeded: an env failed, or was interrupted amid its step; call reset() to begin anew"
+            assert differences(recorded, expected) == [], way
+        assert [int(first.partition(": env ")[2][0]) for first, *_ in found] == [i for i in range(7) for _ in "ab"]
+
+
+@pytest.mark.mpi(1, 3)
+def test_after_an_interrupt_a_reset_begins_anew(told, num_ranks: int):
+    """As in a notebook whose cell was interrupted."""
+    expected = record(pole(7), 3)
+    for way, found in told("past_interrupts", num_ranks).items():
+        assert all(differences(recorded, expected) == [] for recorded in found) and len(found) >= 24, way
+
+
+def pole(num_envs: int) -> SyncVectorEnv:
+    return SyncVectorEnv([lambda: gymnasium.make("CartPole-v1")] * num_envs)

@@ -1,6 +1,7 @@
 """What tests have trainers do, on all ranks of a job: `Job.train` runs one of these functions there."""
 
 import pickle
+import signal
 import time
 import traceback
 from collections import Counter
@@ -10,10 +11,11 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import mistakes
 import numpy as np
 from gymnasium.vector import VectorEnv
-from oracle import Rows, facts_of, record, resets_of
+from oracle import Rows, differences, facts_of, record, resets_of
 from policies import by_look
 from wraps import WRAPPERS
 
@@ -226,6 +228,97 @@ def failures(cases: Sequence[tuple[str, int, int, dict[str, Any]]]) -> list[tupl
             except Exception as error:
                 found.append((type(error).__name__, str(error)))
     return found
+
+
+def past_failures(ways: Sequence[dict[str, Any]]) -> list[list[tuple[str, str, list[Any]]]]:
+    """Of each env that fails, in a step and in a reset, for some ways to connect: what the failure raised, what a step
+    raised after it, and `oracle.record` of a new beginning.
+    """
+    found = []
+    for options in ways:
+        with connect("envs:Stumbling", 7, **options) as envs:
+            if envs is not None:
+                places = [(index, where) for index in range(7) for where in ("step", "reset")]
+                found.append([_past_failure(envs, *place) for place in places])
+    return found
+
+
+def _past_failure(envs: MPIVectorEnv, index: int, where: str) -> tuple[str, str, list[Any]]:
+    envs.reset(seed=0)
+    envs.set_attr("fails", [where if i == index else "" for i in range(7)])
+    raised = []
+    actions = np.zeros(7, int)
+    for name, *arguments in (("reset",) if where == "reset" else ("step", actions)), ("step", actions), ("recv",):
+        try:
+            getattr(envs, name)(*arguments)
+        except Exception as error:
+            raised.append(f"{type(error).__name__}: {error}")
+    assert raised[1] == raised[2]
+    return raised[0], raised[1], record(envs, 12)
+
+
+def past_interrupts(ways: Sequence[dict[str, Any]], num_interrupts: int = 24) -> list[list[Any]]:
+    """`oracle.record` after each of some interrupts, wherever the trainer then is: in a call of the envs or outside."""
+    signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
+    found = []
+    for options in ways:
+        with connect("CartPole-v1", 7, **options) as envs:
+            if envs is not None:
+                found.append([_past_interrupt(envs, number) for number in range(num_interrupts)])
+    return found
+
+
+def _past_interrupt(envs: MPIVectorEnv, number: int) -> Any:
+    """Interrupt what uses the envs by `step`, or by `send` and `recv`."""
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 1e-3 + 7e-5 * number)
+        envs.reset()
+        while number % 2:
+            envs.step(np.zeros(7, int))
+        while True:
+            envs.send(np.zeros(7, int))
+            num_left = 7
+            while num_left:
+                num_left -= len(envs.recv()[-1])
+    except KeyboardInterrupt:
+        return record(envs, 3)
+
+
+def two_at_once(cases: Sequence[tuple[str, dict[str, Any], dict[str, Any]]]) -> list[list[Any]]:
+    """What two connections over the same ranks give: in which form they are opened, and how each connects."""
+    found: list[list[Any]] = []
+    for form, first, second in cases:
+        if form == "both on all ranks":
+            with connect("CartPole-v1", 7, **first) as train, connect("Acrobot-v1", 5, **second) as test:
+                if train is not None:
+                    found.append(_in_turn(train, test))
+            continue
+        with connect("CartPole-v1", 7, **first) as train:
+            if train is not None:  # The second one is opened on the root alone, and not closed last.
+                name = "Acrobot-v1"
+                for _ in range(2):
+                    with connect("Acrobot-v1", 5, **second):
+                        pass
+                test = mpi_rollout.connect(lambda name=name: gymnasium.make(name), 5, **second).__enter__()
+                found.append(_in_turn(train, test))
+                train.close()
+                found[-1].append(record(test, 12))
+                test.close()
+    return found
+
+
+def _in_turn(train: MPIVectorEnv, test: MPIVectorEnv) -> list[Any]:
+    """`oracle.record` of each, then of the second one between two steps of the first."""
+    train_rows, test_rows = record(train, 12), record(test, 12)
+    train.reset(seed=5)
+    actions = RandomPolicy(train.single_action_space, 7, 5)
+    stepped = []
+    for step in range(12):
+        stepped.append(train.step(actions.at(step).copy())[0].copy())
+        if step % 5 == 2:
+            assert differences(record(test, 12), test_rows) == []
+    assert all(np.array_equal(row, before[0]) for row, before in zip(stepped, train_rows[1:], strict=True))
+    return [train_rows, test_rows]
 
 
 def past_failing_envs(infos: Any) -> list[tuple[list[int], list[int]]]:

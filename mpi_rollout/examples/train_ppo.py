@@ -9,9 +9,10 @@ import sys
 import time
 
 import mpi_rollout
+from mpi_rollout.vector_env import MPIVectorEnv
 
 
-def train(envs: mpi_rollout.vector_env.MPIVectorEnv, total_steps: int, seed: int) -> float:
+def train(envs: MPIVectorEnv, total_steps: int, seed: int) -> float:
     """Train on these envs, then return the mean return of 100 of their episodes."""
     import torch
     from stable_baselines3 import PPO

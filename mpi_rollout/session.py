@@ -1,0 +1,226 @@
+"""A connection's life: the ranks meet and agree; then the root drives the envs, and the other ranks serve it.
+
+In one process there is nobody to meet: the envs are there at once, and the end of the program closes them.
+"""
+
+import atexit
+import json
+import os
+import sys
+import threading
+import traceback
+from contextlib import nullcontext
+from typing import Any
+from weakref import WeakSet, finalize
+
+import cloudpickle
+
+from mpi_rollout import agreement, exits, mpi
+from mpi_rollout.assembly import Part, assemble, make_part
+from mpi_rollout.config import versions
+from mpi_rollout.console import say
+from mpi_rollout.driver import Driver
+from mpi_rollout.envs import EnvFacts
+from mpi_rollout.errors import RolloutError, UsageError
+from mpi_rollout.interrupts import Interrupts, is_main_thread, unheeded
+from mpi_rollout.turns import Turns
+from mpi_rollout.vector_env import MPIVectorEnv
+from mpi_rollout.worker import Worker, unwatched_by_gc
+
+GRACE_S = 5.0  # For ranks to end the step that they are in when a trainer has failed.
+
+
+class Connection:
+    """What `connect` returns where there are several ranks: use it in a `with` statement, once.
+
+    Parameters
+    ----------
+    request
+        The `connection.Request` that all ranks agree on; pickled, where the root has sent it.
+    """
+
+    def __init__(self, request: Any, comm: Any, timeout_s: float = 0.0):
+        self._request, self._comm, self._timeout_s = request, comm, timeout_s
+        self._envs: MPIVectorEnv | None = None
+        self._made: tuple[Worker, EnvFacts] | RolloutError | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"with several ranks, connect gives envs in a with statement only, got .{name} without one; "
+            "write `with mpi_rollout.connect(...) as envs:`"
+        )
+
+    def __enter__(self) -> MPIVectorEnv | None:
+        rank = mpi.claimed_rank() if self._comm is None else self._comm.rank
+        # From here on: the other ranks' signals are for the trainer to heed, also while envs are being made.
+        with unheeded() if rank != mpi.ROOT and is_main_thread() else nullcontext():
+            self._enter()
+        if self._comm.size > 1:
+            _entered.add(self)
+        return self._envs
+
+    def _enter(self) -> None:
+        if self._comm is None:
+            mpi.start_mpi_on_all_ranks(self._timeout_s)
+        comm = self._comm = mpi.world() if self._comm is None else self._comm
+        is_inside = any(mpi.shared_ranks(other._comm, comm) == "all" for other in _entered)
+        if comm.rank == mpi.ROOT:
+            _turns[:] = [turns for turns in _turns if turns.open]
+            open_ones = [turns for turns in _turns if mpi.shared_ranks(turns.comm, comm) != "none"]
+            self._open_beside(open_ones[0]) if open_ones else self._open(is_inside)
+        elif not is_inside:  # What is opened inside of another connection is served with that one.
+            self._serve()
+
+    def _open(self, is_inside: bool) -> None:
+        """Meet the other ranks, if there are any, and drive them."""
+        if is_inside:
+            raise UsageError(
+                "connect in the with statement of a connection that is closed: the other ranks are past it already; "
+                "leave that with statement first"
+            )
+        turns = self._meet()
+        self._drive(turns, *self._make(turns))
+        if self._comm.size > 1:
+            _turns.append(turns)
+            turns.kept.enter_context(mpi.no_early_end(self._comm))
+
+    def _open_beside(self, turns: Turns) -> None:
+        """Have the ranks that serve another connection make these envs too."""
+        if mpi.shared_ranks(turns.comm, self._comm) == "some":
+            raise UsageError(
+                "connect over some of the ranks that serve a connection which is open; give both the same comm, or "
+                "close that one first"
+            )
+        try:
+            pickled = cloudpickle.dumps(self._request)
+        except Exception as error:
+            raise UsageError(
+                "while a connection is open, what another one is told is sent to the ranks and must be picklable, got "
+                f"{type(error).__name__}: {error}; give the env by its id, or a function of a module with env_kwargs"
+            ) from error
+        turns.entering = self
+        try:
+            turns.holder.ask("connect", pickled)
+        finally:
+            turns.entering = None
+        if isinstance(self._made, RolloutError):
+            raise self._made
+        self._drive(turns, *self._made)
+
+    def _serve(self) -> None:
+        turns = self._meet()
+        try:
+            turns.add(self._make(turns)[0])
+        except RolloutError as error:
+            sys.exit(error.exit_code)  # The root says why.
+        with mpi.all_or_none(self._comm), mpi.no_early_end(self._comm), unwatched_by_gc(), unheeded():
+            code = turns.serve()
+        mpi.watch_end(self._comm, code)
+        if code:
+            sys.exit(code)  # The trainer has failed.
+
+    def _meet(self) -> Turns:
+        agreement.meet(self._comm, self._timeout_s, "mpi_rollout.connect")
+        return Turns(self._comm)
+
+    def _make(self, turns: Turns) -> tuple[Worker, EnvFacts]:
+        """Agree with the other ranks, and make envs and exchanges.  **Collective.**"""
+        comm = self._comm
+
+        def connect(pickled: bytes) -> None:  # It is kept, and must not keep `self`.
+            """Make another connection.  The root calls it by name on all ranks, and itself is entering it."""
+            another = turns.entering or Connection(pickled, comm)
+            try:
+                another._made = another._make(turns)
+            except RolloutError as error:  # On all ranks alike.
+                another._made = error
+                return
+            if turns.entering is None:
+                turns.add(another._made[0])
+
+        with nullcontext() if comm.size == 1 else mpi.no_early_end(comm):
+            part, _ = agreement.agree(comm, self._prepare, self._fingerprint)
+            with mpi.all_or_none(comm):
+                return assemble(comm, part, lambda _: {"connect": connect})
+
+    def _drive(self, turns: Turns, worker: Worker, facts: EnvFacts) -> None:
+        request, is_alone = self._request, self._comm.size == 1
+        driver = Driver(worker.exchanges, worker, request.actions)
+        self._envs = envs = MPIVectorEnv(
+            driver, facts, request.mode, request.batch_size or 1, request.copy, None if is_alone else turns
+        )
+        if is_alone:
+            finalize(envs, _close, driver, envs.interrupts, os.getpid())
+        else:
+            turns.add(envs)
+
+    def _prepare(self) -> Part:
+        mpi.check_thread()
+        if self._comm.rank != mpi.ROOT and not is_main_thread():
+            raise UsageError(
+                "connect must be called in the main thread of all ranks but rank 0, got thread "
+                f"{threading.current_thread().name}: signals that interrupt envs reach that thread alone"
+            )
+        if isinstance(self._request, bytes):
+            self._request = cloudpickle.loads(self._request)
+        return make_part(self._request.plan(self._comm.size), self._comm.rank)
+
+    def _fingerprint(self, part: Part) -> dict[str, str]:
+        return self._request.fingerprint() | {"the versions": json.dumps(versions())} | part.fingerprint()
+
+    def __exit__(self, kind: type | None, error: BaseException | None, _traceback: Any) -> None:
+        _entered.discard(self)
+        if error is not None:
+            exits.end_if_forked(error)
+        if self._envs is None or exits.is_forked():
+            return
+        code = exits.exit_code_of(error)
+        watch = threading.Timer(GRACE_S, self._abort, (error, code))
+        watch.daemon = True
+        if error is not None or self._envs.interrupts.is_broken:  # It cannot be known whether the ranks answer.
+            watch.start()
+        self._envs.close(code=code)
+        watch.cancel()
+        if self._comm.size > 1:
+            mpi.watch_end(self._comm, code)
+
+    def _abort(self, error: BaseException | None, code: int) -> None:
+        if error is not None:
+            say("".join(traceback.format_exception(error)))
+        say(f"mpi_rollout: the trainer left while ranks were stepping; ended them after {GRACE_S:g} s\n")
+        mpi.abort(self._comm, code or RolloutError.exit_code)
+
+
+# In whose with statement this rank is.  Weak, for those that are entered by hand, and never left.
+_entered: WeakSet[Connection] = WeakSet()
+_turns: list[Turns] = []  # Whose root this rank is.
+
+
+@atexit.register
+def _check_closed() -> None:
+    """At the interpreter's end: ranks that still serve would hang it."""
+    for turns in _turns:
+        if turns.open and not exits.is_forked():
+            say(
+                f"mpi_rollout: rank 0 ({os.uname().nodename}): the trainer ended without closing its envs; "
+                "use `with mpi_rollout.connect(...) as envs:`, or call envs.close()\n"
+            )
+            mpi.abort(turns.comm, RolloutError.exit_code)
+
+
+def is_alone(comm: Any, timeout_s: float) -> bool:
+    """Whether there are no other ranks to connect.  Starts MPI, if no launcher says that there are others."""
+    if comm is not None:
+        return comm.size == 1
+    if mpi.claimed_size()[0] > 1:
+        return False
+    mpi.start_mpi_on_all_ranks(timeout_s)
+    return mpi.world().size == 1
+
+
+def _close(driver: Driver, interrupts: Interrupts, pid: int) -> None:
+    """Close the envs of one process when nobody has them any more, or at the program's end; not those of a parent."""
+    if not driver.has_stopped and os.getpid() == pid:
+        driver.stop()
+        driver.exchanges.free()
+        interrupts.close()
