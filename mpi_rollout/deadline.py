@@ -69,6 +69,6 @@ def process_start() -> float:
     """When this process was started, in seconds since the epoch: imports count too."""
     with open("/proc/self/stat") as file:
         ticks = int(file.read().rpartition(")")[2].split()[19])
-    with open("/proc/uptime") as file:
-        uptime_s = float(file.read().split()[0])
-    return time.time() - uptime_s + ticks / os.sysconf("SC_CLK_TCK")
+    # Not /proc/uptime: lxcfs gives the age of a container there, and these ticks count from the boot of its host.
+    since_boot_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+    return time.time() - since_boot_s + ticks / os.sysconf("SC_CLK_TCK")

@@ -2,12 +2,50 @@
 
 import os
 import re
+import traceback
+from collections.abc import Callable
+
+
+class Field(str):
+    """The name of an option in a message, such as num_envs: `connect` has it as an argument, the command line not."""
 
 
 class RolloutError(Exception):
-    """A run cannot go on.  The message is one that its user can act on."""
+    """A run cannot go on.  The message is one that its user can act on.
+
+    It may be given in parts, of which those that are a `Field` are shown as each user types them.
+    """
 
     exit_code = 70
+
+    def __str__(self) -> str:
+        return self.shown(str)
+
+    def shown(self, name: Callable[[str], str]) -> str:
+        """The message, with the options called as `name` calls them."""
+        text = "".join(name(part) if isinstance(part, Field) else str(part) for part in self.args)
+        return "\n".join(map(printable, text.split("\n")))
+
+
+def printable(line: str) -> str:
+    """A line as a terminal may show it: what is in a file, or what an env says, does not control it."""
+    return "".join(letter if letter.isprintable() or letter == "\t" else ascii(letter)[1:-1] for letter in line)
+
+
+def words_of(error: BaseException) -> str:
+    """The type and message of an exception of user code; see `message_of`."""
+    return ": ".join(filter(None, (type(error).__name__, message_of(error))))
+
+
+def message_of(error: BaseException) -> str:
+    """The message of an exception of user code, as text that can be printed, sent and stored anywhere.
+
+    Its `str()` may itself raise, or give characters that no encoding has.
+    """
+    try:
+        return str(error).encode(errors="backslashreplace").decode()
+    except BaseException as second:
+        return f"(its message cannot be read: str() raises {type(second).__name__})"
 
 
 def first_line(error: BaseException) -> str:
@@ -15,10 +53,17 @@ def first_line(error: BaseException) -> str:
     return (str(error) or type(error).__name__).splitlines()[0]
 
 
+def shortened(text: str, most: int = 300) -> str:
+    """A text for a message, without its end where it is long."""
+    return text if len(text) <= most else f"{text[:most]} ..."
+
+
 def system_words(error: BaseException) -> str:
     """What the system said of a file; HDF5 has that amid much else, and without its number at times."""
     found = re.search(r"errno = (\d+)", str(error))
-    return os.strerror(int(found[1])) if found else first_line(error)
+    if found:
+        return os.strerror(int(found[1]))
+    return getattr(error, "strerror", None) or first_line(error)
 
 
 class UsageError(RolloutError):
@@ -33,10 +78,23 @@ class DataError(RolloutError):
     exit_code = 65
 
 
+class ActionError(DataError, ValueError):
+    """Actions are not what their space says: also what Gymnasium's vector envs raise where their number is wrong."""
+
+
 class EnvError(RolloutError):
     """An environment raised, or tried to leave the process."""
 
     exit_code = 70
+
+
+class PolicyError(RolloutError):
+    """The policy raised, or tried to leave the process."""
+
+    @property
+    def stack(self) -> str:
+        """Where."""
+        return "".join(traceback.format_exception(self.__cause__))
 
 
 class RankLost(RolloutError):
@@ -59,6 +117,10 @@ class Interrupted(RolloutError):
     """Somebody asked the run to stop; what it committed is kept."""
 
     exit_code = 75
+
+
+class SignalInterrupt(KeyboardInterrupt):
+    """A signal ends what is under way.  Any other KeyboardInterrupt comes from an env or a policy, which has failed."""
 
 
 class LaunchError(RolloutError):

@@ -6,13 +6,15 @@ so: `exit(1)` in a library, STOP in Fortran.  So the rank is a child of the proc
 itself by SIGKILL when the rank leaves before the run's end.
 """
 
-import ctypes
 import os
 import signal
 
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
+from mpi_rollout.errors import RolloutError
+from mpi_rollout.interrupts import STOP_SIGNALS
+from mpi_rollout.parent import end_with
+
 LOOK_EVERY_S = 0.5
-FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+OVER, LAST = b".", b"1"
 _pipes: list[int] = []  # To the process that stands in for this one.
 
 
@@ -23,31 +25,43 @@ def guard() -> None:
     if pid:
         os.close(writer)
         _stand_in_for(pid, reader)
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # It has gone before it could take the child with it.
-        os.kill(os.getpid(), signal.SIGKILL)
+    end_with(parent)
     _pipes.append(writer)
 
 
 def release() -> None:
     """Say that the run is over, well or badly: from now on the exit code is what the launcher gets."""
     for writer in _pipes:
-        os.write(writer, b".")
+        os.write(writer, OVER)
+
+
+def be_last() -> None:
+    """Say that no other rank is left to be told: the launcher would make 0 of the signal of the last one."""
+    for writer in _pipes:
+        os.write(writer, LAST)
+
+
+def is_guarded() -> bool:
+    """Whether another process stands for this one."""
+    return bool(_pipes)
 
 
 def _stand_in_for(pid: int, reader: int) -> None:
     """Wait for the child and end as it did.  Does not return."""
-    for number in FORWARDED:
+    for number in STOP_SIGNALS:
         signal.signal(number, lambda number, _frame: os.kill(pid, number))
     status = _wait_for(pid, os.getppid())
     os.set_blocking(reader, False)  # Processes that the rank has left behind may still hold the other end.
     try:
-        is_over = bool(os.read(reader, 1))
+        said = os.read(reader, 16)
     except BlockingIOError:
-        is_over = False
-    if not is_over or os.WIFSIGNALED(status):
+        said = b""
+    if not said:
         os.kill(os.getpid(), signal.SIGKILL)
-    os._exit(os.waitstatus_to_exitcode(status))
+    code = os.waitstatus_to_exitcode(status)
+    if code < 0:
+        code = 128 - code
+    os._exit(code if OVER in said else code or RolloutError.exit_code)
 
 
 def _wait_for(pid: int, launcher: int) -> int:

@@ -8,7 +8,7 @@ from gymnasium import spaces
 
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.envs import make_bare, maker_of
-from mpi_rollout.errors import EnvError
+from mpi_rollout.errors import EnvError, words_of
 from mpi_rollout.layout import rows_of
 from mpi_rollout.policy import BLOCK_STEPS, RandomPolicy
 
@@ -34,7 +34,7 @@ class Limit:
             if self._measure:
                 return self._measure(seconds)
         except Exception as error:
-            what = f"{type(error).__name__}: {error}"
+            what = words_of(error)
             raise EnvError(f"measuring the limit: {what}; leave out --measure-limit") from error
         time.sleep(seconds)
         return 0.0

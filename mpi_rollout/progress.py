@@ -2,11 +2,11 @@
 
 import os
 import shutil
-import sys
 from typing import Any
 
 import numpy as np
 
+from mpi_rollout.console import STDERR, Stderr, say
 from mpi_rollout.timing import Clock
 
 LINE_EVERY_S = 10.0
@@ -19,7 +19,7 @@ def launcher_terminal() -> str | None:
     try:
         return find_terminal()
     except OSError:
-        return "/dev/stderr" if sys.stderr.isatty() else None
+        return "/dev/stderr" if os.isatty(STDERR) else None
 
 
 def find_terminal() -> str | None:
@@ -27,8 +27,8 @@ def find_terminal() -> str | None:
 
     Goes up the parents as long as they are an MPI launcher or its helpers.
     """
-    if sys.stderr.isatty():
-        return os.ttyname(sys.stderr.fileno())
+    if os.isatty(STDERR):
+        return os.ttyname(STDERR)
     pid = os.getppid()
     while _process_name(pid).startswith(("mpirun", "mpiexec", "prterun", "prted", "orterun", "orted", "hydra")):
         try:
@@ -111,7 +111,7 @@ class Bar:
 
         self._shares, self._slowest = Shares(clock), Slowest()
         self._bar = tqdm(
-            total=num_steps, unit="step", ncols=_columns_of(terminal), file=sys.stderr, leave=False, mininterval=0,
+            total=num_steps, unit="step", ncols=_columns_of(terminal), file=Stderr(), leave=False, mininterval=0,
             bar_format="{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} steps, {elapsed}<{remaining}{postfix}",
         )  # fmt: skip
 
@@ -133,12 +133,12 @@ class Lines:
 
     def tell(self, num_steps: int, env_steps: int, env_steps_per_s: float, step_s: np.ndarray) -> None:
         self.every_s = LINE_EVERY_S
-        sys.stderr.write(
+        say(
             f"mpi_rollout: {num_steps:,} of {self._total:,} steps ({100 * num_steps / self._total:.0f}%), "
             f"{env_steps:,} env steps, {env_steps_per_s:,.0f} env steps/s, {self._shares.take()}"
-            f"{self._slowest.take(step_s)}\n"
+            f"{self._slowest.take(step_s)}\n",
+            patience_s=0.0,
         )
-        sys.stderr.flush()
 
     def close(self) -> None:
         pass

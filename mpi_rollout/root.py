@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import sys
 import traceback
 from collections import Counter
 from collections.abc import Mapping
@@ -15,10 +14,12 @@ from mpi_rollout import mpi
 from mpi_rollout.catchup import catch_up, load
 from mpi_rollout.collector import Collector, Discard
 from mpi_rollout.config import RolloutConfig
+from mpi_rollout.console import STDOUT, say
 from mpi_rollout.deadline import Deadline
 from mpi_rollout.driver import Driver, RankError
 from mpi_rollout.envs import EnvFacts
-from mpi_rollout.errors import DataError, Interrupted, RolloutError, StorageError
+from mpi_rollout.envs.restoring import Past
+from mpi_rollout.errors import DataError, Interrupted, PolicyError, RolloutError, StorageError, UsageError, words_of
 from mpi_rollout.layout import Block, describe
 from mpi_rollout.losses import Losses
 from mpi_rollout.policy import Policy, RandomPolicy
@@ -56,10 +57,10 @@ class Root:
         facts: EnvFacts,
         hosts: list[str],
     ):
-        self.config, self.past, self.facts, self.hosts = config, output.past, facts, hosts
+        self.config, self.output, self.past, self.facts, self.hosts = config, output, output.past, facts, hosts
         self.deadline, self.status = Deadline(config.max_walltime), Status(config.out, config.num_steps)
-        self.driver = Driver(worker.exchanges, worker)
-        self.losses = Losses(config, self.driver, hosts, self._show)
+        self.driver = Driver(worker.exchanges, worker, config.actions)
+        self.losses = Losses(config, self.driver, hosts, say)
         self.driver.on_loss = lambda ranks: self.losses.note(ranks, self.collector, self.writer)
         self.policy = policy or RandomPolicy(facts.action_space, config.num_envs, config.seed)
         self.progress = make_progress(config.progress, config.num_steps, self.driver.clock)
@@ -75,24 +76,36 @@ class Root:
 
     def drive(self) -> int:
         """Run, and let all ranks out with the exit code that is returned."""
-        code, outcome = 0, None
+        try:
+            code = self._drive()
+        except BaseException as error:  # This ends the job at once; whoever called says why.
+            is_stopped = isinstance(error, KeyboardInterrupt)
+            code = Interrupted.exit_code if is_stopped else RolloutError.exit_code
+            self._tell_status("interrupted" if is_stopped else "failed", code, words_of(error))
+            raise
+        self.output.release()  # Others may write there: this run has told how it ended.
+        if self.writer is not None:
+            self.writer.release()
+        self.driver.stop(code)
+        return code
+
+    def _drive(self) -> int:
         try:
             self._collect()
             outcome = self._finish(complete=True)
-        except DataError as error:  # The policy's actions; what envs give comes as RankError.
-            code = self._end_badly(DataError(f"{self._place(1)}: {error}"))
+        except (DataError, PolicyError) as error:  # The policy's actions; what envs give comes as RankError.
+            error.args = (f"{self._place(1)}: ", *error.args)
+            return self._end_badly(error)
         except RolloutError as error:
-            code = self._end_badly(error)
-        except (Exception, SystemExit) as error:  # From the policy: it is the user's code that runs here.
+            return self._end_badly(error)
+        except Exception as error:
             if mpi.is_loss(error):
                 raise
-            self._show(traceback.format_exc())
-            code = self._end_badly(RolloutError(f"{self._place(1)}: {type(error).__name__}: {error}"))
-        if outcome is not None:
-            self._tell(outcome)
-            self._tell_status("complete", 0, outcome.file)
-        self.driver.stop(code)
-        return code
+            say(traceback.format_exc())
+            return self._end_badly(RolloutError(f"{self._place(1)}: {words_of(error)}"))
+        self._tell_status("complete", 0, outcome.file)
+        self._print(json.dumps(outcome.as_dict()) if self.config.json else "\n".join(outcome.lines()))
+        return 0
 
     def _note_fault(self, env_index: int, step: int, message: str) -> None:
         self.restarts[env_index] += 1
@@ -109,22 +122,13 @@ class Root:
         return max(num_past, 0 if self.writer is None else self.writer.num_committed)
 
     def _collect(self) -> None:
-        config, past = self.config, self.past
         if self._warning:
-            self._show(f"mpi_rollout: {self._warning}\n")
-        self.status.tell("running", num_steps=self._num_safe)
-        lost = self._catch_up() if past is not None else {}
-        sink = self._make_sink(lost)
-        reset_seed = config.seed if config.vectorization_mode == "vector_entry_point" else None
-        self.collector = Collector(
-            self.driver, self.policy, sink, NUM_BLOCKS, self._look, self._note_fault, config.batch_size, reset_seed
-        )
-        if past is None:
+            say(f"mpi_rollout: {self._warning}\n")
+        if self.past is None:
+            self._make_collector({})
             self.collector.start()
         else:
-            num_ended = int((past.starts > past.num_steps).sum()) + len(lost)
-            self.collector.go_on(past.num_steps, num_ended, lambda block: load(block, past, lost, self._source))
-            self._source.close()
+            self._go_on(self.past)
         before = self._measure_limit() if self.config.measure_limit else 0.0
         for num_steps in self._parts():
             rate = self._advance(num_steps)
@@ -133,25 +137,43 @@ class Root:
                 self.limit.append((rate, (before + after) / 2))
                 before = after
 
-    def _catch_up(self) -> dict[int, int]:
-        """Bring the envs to where an earlier start of the run left them; tell of those that do not come there."""
+    def _go_on(self, past: Past) -> None:
+        """Be where an earlier start of the run came to."""
         from mpi_rollout.storage import open_unmarked
 
-        start, past, config = perf_counter(), self.past, self.config
-        self._source = open_unmarked(config.out + ".part")  # Also when another file has taken its place.
-        lost = catch_up(self.driver, past, self._source, self._check_stop)
+        self.status.tell("running", num_steps=self._num_safe)
+        with open_unmarked(self.config.out + ".part") as source:  # Also when another file has taken its place.
+            lost = self._catch_up(past, source)
+            self._make_collector(lost)
+            num_ended = int((past.starts > past.num_steps).sum()) + len(lost)
+            self.collector.go_on(past.num_steps, num_ended, lambda block: load(block, past, lost, source))
+
+    def _catch_up(self, past: Past, source: Any) -> dict[int, int]:
+        """Bring the envs to where an earlier start of the run left them; tell of those that do not come there."""
+        start, config = perf_counter(), self.config
+        lost = catch_up(self.driver, past, source, self._check_stop)
+        self.driver.call_ranks("seed_again", past.num_steps)
         num_again = past.num_steps - past.first_step
         self._catch_up_s = perf_counter() - start
-        self._show(
+        say(
             f"mpi_rollout: continuing {config.out}.part after {past.num_steps:,} of {config.num_steps:,} steps; took "
             f"{num_again:,} steps again in {self._catch_up_s:.1f} s\n"
         )
         for index, step in list(lost.items())[:8]:
-            self._show(
+            say(
                 f"mpi_rollout: env {index} did not reproduce step {step} of its running episode, which is ended as "
                 "truncated and faulted\n"
             )
         return lost
+
+    def _make_collector(self, lost: Mapping[int, int]) -> None:
+        """Make the file and what fills it; from then on the run is under way."""
+        config, sink = self.config, self._make_sink(lost)
+        self.status.tell("running", num_steps=self._num_safe)
+        reset_seed = config.seed if config.vectorization_mode == "vector_entry_point" else None
+        self.collector = Collector(
+            self.driver, self.policy, sink, NUM_BLOCKS, self._look, self._note_fault, config.batch_size, reset_seed
+        )
 
     def _parts(self) -> list[int]:
         """The run's steps, cut where the limit is measured in between."""
@@ -173,11 +195,10 @@ class Root:
 
     def _attributes(self) -> dict[str, Any]:
         facts = self.facts
-        spec = facts.spec if self.config.env is not None else None
         described = {"observation": describe(facts.observation_space), "action": describe(facts.action_space)}
         return {
             "config": self.config.to_json(),
-            "env_spec": spec.to_json() if spec is not None else "",
+            "env_spec": facts.described_spec,
             "spaces": json.dumps(described),
             "seed": self.config.seed,
             "num_envs": self.config.num_envs,
@@ -273,21 +294,15 @@ class Root:
             slept=self.driver.exchanges.sleeps,
         )
 
-    def _tell(self, outcome: Outcome) -> None:
-        self._print(json.dumps(outcome.as_dict()) if self.config.json else "\n".join(outcome.lines()))
-
     @staticmethod
     def _print(text: str) -> None:
-        try:
-            print(text, flush=True)
-        except BrokenPipeError:  # Nobody reads any more, as after `head`; that is no failure of the run.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        say(f"{text}\n", STDOUT)
 
     def _end_badly(self, error: RolloutError) -> int:
         """Keep what is whole, say what happened, return the exit code."""
         self.progress.close()
-        if isinstance(error, RankError):
-            self._show(error.stack)
+        if isinstance(error, RankError | PolicyError):
+            say(error.stack)
         kept = ""
         if self.writer is not None and not isinstance(error, StorageError):
             try:
@@ -295,8 +310,10 @@ class Root:
             except RolloutError as second:
                 error.args = (f"{error}; then {second}",)
                 error.exit_code = second.exit_code
-        self._show(f"mpi_rollout: {error}{kept}\n")
-        self._tell_status("interrupted" if isinstance(error, Interrupted) else "failed", error.exit_code, str(error))
+        say(f"mpi_rollout: {error}{kept}\n")
+        if not isinstance(error, UsageError):  # Else another run writes there, and the status is its own.
+            state = "interrupted" if isinstance(error, Interrupted) else "failed"
+            self._tell_status(state, error.exit_code, str(error))
         if self.config.json:
             self._print(json.dumps({"error": str(error) + kept, "exit_code": error.exit_code}))
         return error.exit_code
@@ -320,12 +337,6 @@ class Root:
         self.collector.hand_over()
         outcome = self._finish(complete=False)
         return f"; the {num_steps:,} steps before are in {outcome.file}"
-
-    @staticmethod
-    def _show(text: str) -> None:
-        sys.stdout.flush()
-        sys.stderr.write(text)
-        sys.stderr.flush()
 
 
 def now() -> str:

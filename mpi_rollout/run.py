@@ -1,19 +1,28 @@
 """One run on all ranks: make the envs, agree, then serve or drive."""
 
+import gc
 import json
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from threading import Timer
 from typing import Any
 
-from mpi_rollout import mpi
-from mpi_rollout.assembly import Part, Plan, assemble, check_batch_size, divide, make_part
+from mpi_rollout import agreement, mpi
+from mpi_rollout.assembly import Part, Plan, assemble, check_batch_size, make_part
 from mpi_rollout.config import RolloutConfig, load_callable, versions
 from mpi_rollout.envs import maker_of
-from mpi_rollout.envs.faults import OnFault
-from mpi_rollout.errors import StorageError
-from mpi_rollout.guard import guard, release
+from mpi_rollout.envs.faults import OnFault, raised_at
+from mpi_rollout.errors import EnvError, SignalInterrupt, StorageError
+from mpi_rollout.guard import be_last, guard, release
+from mpi_rollout.interrupts import STOP_SIGNALS
 from mpi_rollout.limit import Limit
+from mpi_rollout.parent import end_with_launcher
+from mpi_rollout.partition import Division
 from mpi_rollout.policy import Policy
 from mpi_rollout.root import Root
+from mpi_rollout.seeding import seed_global_generators
 from mpi_rollout.shrink import check_ulfm, is_ulfm_on
 from mpi_rollout.worker import unwatched_by_gc
 
@@ -28,8 +37,12 @@ def run(config: RolloutConfig) -> int:
     """
     asked: list[int] = []  # From now on, SIGUSR1 ends a run in good order; unheard it would kill a rank.
     signal.signal(signal.SIGUSR1, lambda number, frame: asked.append(number))
+    signal.signal(signal.SIGINT, _interrupt)
+    end_with_launcher()
     if is_ulfm_on():  # The launcher then ends no job because of a rank, whatever --ft says.
         guard()
+        if mpi.claimed_size()[0] == 1:
+            be_last()
     try:
         return _run(config, asked)
     finally:
@@ -37,40 +50,72 @@ def run(config: RolloutConfig) -> int:
 
 
 def _run(config: RolloutConfig, asked: list[int]) -> int:
-    comm = mpi.world()
+    comm = agreement.come_together(config.start_timeout)
     with mpi.all_or_none(comm):
-        (part, policy, output), hosts = mpi.agree(
-            comm, lambda: prepare(config, comm), lambda prepared: fingerprint(config, prepared[0])
-        )
-        mpi.take_names_off_shared_memory(comm)
-        envs = part.plan.division.whole.envs_of(comm.rank)
-        worker, facts = assemble(
-            comm, part, lambda each: {"limit": Limit(config, each.control, envs, each.contents.action_space)}
-        )
-        with unwatched_by_gc():
-            worker.stop_on_signals(asked)
-            root = Root(config, policy, output, worker, facts, hosts) if comm.rank == mpi.ROOT else None
-            code = worker.serve() if root is None else root.drive()
-            worker.exchanges.free()
-            if config.ft == "shrink":
-                release()
-                mpi.leave(code, finalizes=False)
-            if code == StorageError.exit_code:
-                # HDF5 crashes in the interpreter's end if it could not write.  All ranks leave so: else MPICH's
-                # launcher would kill those that take longer than the root, and tell that instead.
-                mpi.leave(code)
-            return code
+        with mpi.no_early_end(comm, others_go_on=config.ft == "shrink"):
+            code, timer = _collect(config, comm, asked)
+        for number in STOP_SIGNALS:  # Their handlers hold the envs.
+            signal.signal(number, lambda *_: None)
+        gc.collect()  # What is left of the envs goes now, as long as somebody can say whose `__del__` does not end.
+        timer.cancel()
+        if config.ft == "shrink":
+            release()
+            mpi.leave(code, finalizes=False)
+        if code == StorageError.exit_code:
+            # HDF5 crashes in the interpreter's end if it could not write.  All ranks leave so: else MPICH's
+            # launcher would kill those that take longer than the root, and tell that instead.
+            mpi.leave(code)
+        return code
 
 
+def _collect(config: RolloutConfig, comm: Any, asked: list[int]) -> tuple[int, Timer]:
+    """Do the run; return the exit code, and who watches that the envs, which go now, do not keep the process."""
+    (part, policy, output), hosts = agreement.agree(
+        comm, lambda: prepare(config, comm), lambda prepared: fingerprint(config, prepared[0])
+    )
+    mpi.take_names_off_shared_memory(comm)
+    envs = part.plan.division.whole.envs_of(comm.rank)
+    seed_again = partial(seed_global_generators, config.seed, comm.rank)
+    worker, facts = assemble(
+        comm, part, lambda each: {
+            "limit": Limit(config, each.control, envs, each.contents.action_space), "seed_again": seed_again
+        },
+    )  # fmt: skip
+    with unwatched_by_gc():
+        worker.stop_on_signals(asked)
+        worker.aborts_if_unheard = True
+        root = Root(config, policy, output, worker, facts, hosts) if comm.rank == mpi.ROOT else None
+        code = worker.serve()[1] if root is None else root.drive()
+        worker.exchanges.free()
+        return code, mpi.watch_end(comm, code).begin()
+
+
+def _interrupt(_number: int, _frame: Any) -> None:
+    raise SignalInterrupt
+
+
+@contextmanager
+def no_other_interrupt() -> Iterator[None]:
+    """Have a KeyboardInterrupt that no signal raised be what it is: an env or a policy has failed."""
+    try:
+        yield
+    except SignalInterrupt:
+        raise
+    except KeyboardInterrupt as error:
+        raise EnvError(f"an env or policy raised KeyboardInterrupt while it was made{raised_at(error)}") from error
+
+
+@no_other_interrupt()
 def prepare(config: RolloutConfig, comm: Any) -> tuple[Part, Policy | None, Any]:
     """Check and make on this rank all that can be before the first message of the run."""
     mpi.check_size(comm, config.expect_ranks)
+    seed_global_generators(config.seed, comm.rank)  # Before any code of envs and policy, which may do it otherwise.
     if config.ft == "shrink":
         check_ulfm(comm)
-    division = divide(
+    division = Division(
         config.num_envs, comm.size, config.dedicated_root, config.num_groups, first_ready=config.mode == "async"
     )
-    check_batch_size(division, config.batch_size, "--batch-size")
+    check_batch_size(division, config.batch_size)
     plan = Plan(
         maker_of(config), division, config.seed, on_fault=on_fault_of(config), is_surviving=config.ft == "shrink",
         wait=config.wait,
@@ -87,7 +132,7 @@ def prepare(config: RolloutConfig, comm: Any) -> tuple[Part, Policy | None, Any]
 def on_fault_of(config: RolloutConfig) -> OnFault:
     """What a run does about envs that fail."""
     max_restarts = config.max_env_restarts if config.on_env_error == "restart" else 0
-    return OnFault(max_restarts, config.check_finite, config.env_timeout)
+    return OnFault(max_restarts, config.check_finite, config.env_timeout, config.strict_dtypes)
 
 
 def fingerprint(config: RolloutConfig, part: Part) -> dict[str, str]:

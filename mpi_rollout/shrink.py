@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from mpi_rollout.errors import LaunchError, RankLost, RolloutError, UsageError
+from mpi_rollout.guard import be_last
 from mpi_rollout.mpi import GRACE_S, ROOT, abort, library
 
 ULFM_VARIABLE = "OMPI_MCA_mpi_ft_enable"  # What `mpirun --with-ft ulfm` sets.
@@ -219,6 +220,8 @@ class Surviving:
             else:
                 sleep(GRACE_S)  # One tells for all, and aborts.
             abort(comm, RolloutError.exit_code)
+        if comm.size == 1:
+            be_last()
         self._aim()
 
     def _agree(self, is_leaving: bool) -> bool:

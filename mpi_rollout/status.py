@@ -6,9 +6,12 @@ committed), of_num_steps, starts (how often the run was started), pid, host, upd
 
 import json
 import os
+import stat
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
+
+MOST_CHARS = 2**20  # Of a status, which has some hundred.
 
 
 def status_path(out: str) -> str:
@@ -36,22 +39,65 @@ class Status:
         """
         self._values |= {"state": state, "pid": os.getpid(), "host": os.uname().nodename} | values
         self._values["updated"] = datetime.now(UTC).isoformat(timespec="seconds")
-        new = f"{self._path}.new"
+        text = json.dumps(self._values) + "\n"
         try:
-            with open(new, "w") as file:
-                json.dump(self._values, file)
-                file.write("\n")
-            os.replace(new, self._path)
+            replace(self._path, text)
         except OSError:  # On a full disk: the run itself says so.
-            with suppress(OSError):
-                os.unlink(new)
+            overwrite(self._path, text)
+
+
+def replace(path: str, text: str) -> None:
+    """Write a file anew, in one piece: who reads meanwhile sees the old one or the new one.
+
+    What stands in the way is removed, never followed: it may be a symbolic link.
+    """
+    new = f"{path}.new"
+    with suppress(FileNotFoundError):
+        os.unlink(new)
+    try:
+        with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), "w") as file:
+            file.write(text)
+        os.replace(new, path)
+    except OSError:
+        with suppress(OSError):
+            os.unlink(new)
+        raise
+
+
+def overwrite(path: str, text: str) -> None:
+    """Write a file in its own place, for which a full disk has room; where even that fails, remove it.
+
+    A status that is no longer true is worse than none.
+    """
+    data = text.encode()
+    with suppress(OSError), open(open_regular(path, os.O_WRONLY | os.O_NOFOLLOW), "wb", buffering=0) as file:
+        if file.write(data) == len(data):
+            file.truncate()
+            return
+    with suppress(OSError):
+        os.unlink(path)
+
+
+def open_regular(path: str, flags: int) -> int:
+    """Open a file; return its descriptor.  What is no file, such as a pipe, could be waited for for ever.
+
+    Raises
+    ------
+    OSError
+        It cannot be opened, or is no regular file.
+    """
+    descriptor = os.open(path, flags | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(f"{path} is no regular file")
+    return descriptor
 
 
 def read_status(out: str) -> dict[str, Any]:
     """The last status of an output, {} without one."""
     try:
-        with open(status_path(out)) as file:
-            found = json.load(file)
-            return found if isinstance(found, dict) else {}
-    except (OSError, ValueError):
+        with open(open_regular(status_path(out), os.O_RDONLY)) as file:
+            values = json.loads(file.read(MOST_CHARS))
+            return values if isinstance(values, dict) else {}
+    except (OSError, ValueError, RecursionError):
         return {}

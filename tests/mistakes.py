@@ -101,11 +101,16 @@ OF_ARGUMENTS: dict[str, Mistake] = {
     "unknown attribute": lambda envs: envs.get_attr("no_such_thing"),
     "unknown method": lambda envs: envs.call("no_such_thing", 3),
     "a method that takes no arguments": lambda envs: envs.call("close", 1, 2, 3),
-    "a mask that is not for this mode": masked(np.ones(12, bool)),
+    "a fraction of a seed": reset_with(seed=1.5),
+    "a seed in words": reset_with(seed="four"),
+    "a fraction of a seed for one env": reset_with(seed=[1.5] * 12),
+    "a negative seed": reset_with(seed=-1),
+    "a negative seed for one env": reset_with(seed=[*range(11), -1]),
+    "too few options": reset_with(options=[{}] * 11),
 }
 UNSENDABLE: dict[str, Mistake] = {
     "options": reset_with(options={"level": lambda: 3}),
-    "a seed": reset_with(seed=[lambda: 3] * 12),
+    "options of each": reset_with(options=[{"level": lambda: 3}] * 12),
     "a value": lambda envs: envs.set_attr("level", lambda: 3),
     "an argument": lambda envs: envs.call("close", lambda: 3),
 }
@@ -166,7 +171,7 @@ def before_reset(envs: MPIVectorEnv) -> dict[str, tuple[str, str]]:
     """What is raised when envs are used that were never reset."""
     uses = {"step": lambda: envs.step(good(envs)), "send": lambda: envs.send(good(envs)), "recv": envs.recv}
     if envs.metadata["autoreset_mode"] == AutoresetMode.DISABLED:
-        uses["reset with a mask"] = lambda: masked(np.ones(12, bool))(envs)
+        uses["reset with a mask"] = lambda: masked(LAST_OF_SIX)(envs)
     found = {}
     for name, use in uses.items():
         try:

@@ -1,12 +1,13 @@
 """Failing together: whatever fails, wherever, the job ends soon, says it once, and keeps what it had."""
 
+import json
 import os
 import re
 import signal
 
 import h5py
 import pytest
-from conftest import WHOLE, are_gone, assert_same_bytes, datasets, run_job
+from conftest import WHOLE, Start, are_gone, assert_same_bytes, datasets, run_job
 from kept import (
     ENVS,
     HOST,
@@ -145,7 +146,7 @@ def test_when_a_process_is_gone_the_job_ends_and_committed_steps_can_be_read(job
     rank = 0 if place == "root" else num_ranks - 1
     result = job(num_ranks, *fails(how, rank, after=LATE, num_steps=WHOLE))
     assert_ended_soon(result, job.folder, 5.0)
-    assert result.code not in (0, 64, 65, 70, 74, 75, 78)
+    assert is_code(result, 70) if how == "os_exit" else result.code not in (0, 64, 65, 70, 74, 75, 78)
     assert outputs(job.folder) == ["run.h5.part"]
     assert assert_begins(job.folder / "run.h5.part", whole) >= 255
 
@@ -207,8 +208,13 @@ def test_a_list_that_has_the_numbers_of_the_space_is_taken(job, num_ranks):
 @pytest.mark.parametrize(
     ("step", "policy", "code", "what"),
     [
-        (1, "raises", 70, "ArithmeticError: the network has diverged"),  # What else can be in step 1: see test_policy.
-        (8, "raises", 70, "ArithmeticError: the network has diverged"),
+        (
+            1,
+            "raises",
+            70,
+            "policy: ArithmeticError: the network has diverged",
+        ),  # For other failures: test_policy.
+        (8, "raises", 70, "policy: ArithmeticError: the network has diverged"),
         (8, "short", 65, "the policy's action must be float32 of shape (6, 2), got float32 of shape (5, 2)"),
         (8, "whole", 65, "the policy's action must be float32 of shape (6, 2), got complex128 of shape (6, 2)"),
         (8, "nothing", 65, "the policy's action must be float32 of shape (6, 2), got object of shape ()"),
@@ -234,6 +240,58 @@ def test_a_failing_policy_ends_the_job_with_its_step_its_cause_and_all_steps_bef
         assert committed(job.folder / "run.h5.part") == 7
         with h5py.File(job.folder / "run.h5.part") as file:
             assert file["trajectories/actions"].shape == (7, 6, 2) and (file["trajectories/actions"][...] == 0.5).all()
+
+
+# --- What is raised is no `Exception`, or cannot be told
+
+
+WORDS = {
+    "interrupt": "KeyboardInterrupt",
+    "base": "Stop: enough",
+    "exit": "GeneratorExit",
+    "mute": "Mute: (its message cannot be read: str() raises RuntimeError)",
+    "surrogate": "ValueError: file \\udcff is missing",
+}
+
+
+@pytest.mark.any_mpi
+def test_whatever_an_env_or_a_policy_raises_is_named_and_loses_no_step(job):
+    """A KeyboardInterrupt is one of them, if no signal came: continued by a script, such a run would fail for ever."""
+    runs = {}
+    for what, words in WORDS.items():
+        env = ("--env-factory", "unruly:Raising", *kwargs(what=what), "--num-steps", "20", *ENVS, *OUT)
+        policy = ("--env-factory", "envs:Counting", "--policy", f"unruly:{what}", "--num-steps", "20", *ENVS, *OUT)
+        runs[f"{what} env"] = (env, f"envs 0 to 5), step 5: env 0, step 5 of its episode: {words}; the 4 steps")
+        runs[f"{what} policy"] = (policy, f"({HOST}), step 8: policy: {words}; the 7 steps")
+        runs[f"{what} restarted"] = ((*env, "--on-env-error", "restart"), f"{words} (unruly.py, line ")
+    folders = {name: job.folder / name.replace(" ", "-") for name in runs}
+    for folder in folders.values():
+        folder.mkdir()
+    results = job.series([Start(arguments, folders[name]) for name, (arguments, _) in runs.items()])
+    for (name, (_, words)), result in zip(runs.items(), results, strict=True):
+        is_restarted = name.endswith("restarted")
+        assert result.code == (0 if is_restarted else 70), result.err
+        assert len(result.messages) == 1 and words in result.messages[0]
+        assert result.num_tracebacks == (0 if is_restarted else 1)
+        status = json.loads((folders[name] / "run.status.json").read_text())
+        assert (status["state"], status["exit_code"]) == (("complete", 0) if is_restarted else ("failed", 70))
+
+
+@pytest.mark.mpi(2)
+def test_a_keyboard_interrupt_of_an_env_on_another_rank_is_a_failure_like_others(job, num_ranks):
+    result = job(num_ranks, "--env-factory", "unruly:Raising", *kwargs(what="interrupt", rank=1), *ENVS, *OUT)
+    assert result.code == 70 and len(result.messages) == 1
+    assert re.search(r"rank 1 \(.*, step \d: env 3, step \d of its episode: KeyboardInterrupt;", result.messages[0])
+    assert committed(job.folder / "run.h5.part") >= 4
+
+
+@pytest.mark.any_mpi
+@pytest.mark.mpi(1, 2)
+def test_a_keyboard_interrupt_while_envs_are_made_is_a_failure_too(job, num_ranks):
+    result = job(num_ranks, "--env-factory", "unruly:never_made", *ENVS, *OUT)
+    assert result.code == 70 and len(result.messages) == 1
+    assert "an env or policy raised KeyboardInterrupt while it was made (unruly.py, line " in result.messages[0]
+    assert outputs(job.folder) == []
 
 
 # --- What is beside the steps

@@ -11,13 +11,15 @@ pytestmark = pytest.mark.any_mpi
 
 WAYS: dict[str, dict[str, Any]] = {
     "lockstep": {},
+    "checked": {"actions": "check"},
+    "checked, two groups": {"actions": "check", "num_groups": 2},
     "two groups": {"num_groups": 2},
     "first ready": {"batch_size": 1},
     "disabled": {"autoreset_mode": "disabled"},
     "disabled, two groups": {"autoreset_mode": "disabled", "num_groups": 2},
 }
 JOBS = {  # The kinds of mistakes, and the ways to connect in which they are made.
-    "actions": ["lockstep", "two groups"],
+    "actions": ["checked", "checked, two groups"],
     "order": ["lockstep", "two groups", "first ready"],
     "arguments": ["lockstep", "first ready"],
     "what cannot be sent": ["lockstep", "two groups", "first ready"],
@@ -28,16 +30,16 @@ PENDING, STEPPING = "AlreadyPendingCallError", "while envs are stepping; call re
 WHERE = "envs_slice must be what recv returned, got "
 TOLD: dict[str, dict[str, tuple[str, str]]] = {
     "actions": {
-        "too few": ("DataError", "action must be float32 of shape (12, 1), got float32 of shape (11, 1)"),
-        "too many": ("DataError", "action must be float32 of shape (12, 1), got float32 of shape (13, 1)"),
-        "flat": ("DataError", "action must be float32 of shape (12, 1), got float32 of shape (12,)"),
-        "complex": ("DataError", "action must be float32 of shape (12, 1), got complex128 of shape (12, 1)"),
-        "text": ("DataError", "action must be float32 of shape (12, 1), got <U4 of shape (12, 1)"),
-        "none": ("DataError", "action must be float32 of shape (12, 1), got object of shape ()"),
-        "ragged": ("DataError", "action cannot be read: ValueError: "),
-        "nan": ("DataError", "action for env 7, component [0] must be in -2.0 to 2.0, got nan"),
-        "too large": ("DataError", "action for env 11, component [0] must be in -2.0 to 2.0, got 2.5"),
-        "minus infinity": ("DataError", "action for env 0, component [0] must be in -2.0 to 2.0, got -inf"),
+        "too few": ("ActionError", "action must be float32 of shape (12, 1), got float32 of shape (11, 1)"),
+        "too many": ("ActionError", "action must be float32 of shape (12, 1), got float32 of shape (13, 1)"),
+        "flat": ("ActionError", "action must be float32 of shape (12, 1), got float32 of shape (12,)"),
+        "complex": ("ActionError", "action must be float32 of shape (12, 1), got complex128 of shape (12, 1)"),
+        "text": ("ActionError", "action must be float32 of shape (12, 1), got <U4 of shape (12, 1)"),
+        "none": ("ActionError", "action must be float32 of shape (12, 1), got object of shape ()"),
+        "ragged": ("ActionError", "action cannot be read: ValueError: "),
+        "nan": ("ActionError", "action for env 7, component [0] must be in -2.0 to 2.0, got nan"),
+        "too large": ("ActionError", "action for env 11, component [0] must be in -2.0 to 2.0, got 2.5"),
+        "minus infinity": ("ActionError", "action for env 0, component [0] must be in -2.0 to 2.0, got -inf"),
     },
     "order": {
         "two sends": (PENDING, "have been sent actions and not been received; call recv() between two sends"),
@@ -59,11 +61,16 @@ TOLD: dict[str, dict[str, tuple[str, str]]] = {
         "unknown attribute": ("AttributeError", "has no attribute 'no_such_thing'"),
         "unknown method": ("AttributeError", "has no attribute 'no_such_thing'"),
         "a method that takes no arguments": ("RankError", "TypeError: "),
-        "a mask that is not for this mode": ("ValueError", "needs autoreset_mode DISABLED, got NEXT_STEP"),
+        "a fraction of a seed": ("TypeError", "seed must be a whole number, or a list with one for each of 12"),
+        "a seed in words": ("TypeError", "one for each of 12 envs, got 'four'"),
+        "a fraction of a seed for one env": ("TypeError", "seed must be a whole number, got 1.5"),
+        "a negative seed": ("ValueError", "seed must be at least 0, got -1"),
+        "a negative seed for one env": ("ValueError", "seed must be at least 0, got -1"),
+        "too few options": ("ValueError", "options must be a dict or a list with one for each of 12 envs, got 11"),
     },
     "what cannot be sent": dict.fromkeys(KINDS["what cannot be sent"], ("", "pickle")),
     "slices": dict.fromkeys(KINDS["slices"], ("ValueError", WHERE)) | {
-        "actions for another part": ("DataError", "must be float32 of shape (6, 1), got float32 of shape (12, 1)"),
+        "actions for another part": ("ActionError", "must be float32 of shape (6, 1), got float32 of shape (12, 1)"),
         "the same part twice": (PENDING, "envs 0 to 5 have been sent actions and not been received; call recv()"),
         "all while one is under way": (PENDING, "envs 0 to 5 have been sent actions and not been received"),
         "step while one is under way": (PENDING, "envs 6 to 11 have been sent actions and not been received"),

@@ -295,6 +295,7 @@ DIFFERENT = [
     ("--policy", "stopping:binary", '--policy was "stopping:counting", is "stopping:binary"'),
     ("--env-factory", "stopping:Nested", '--env-factory was "stopping:Counting", is "stopping:Nested"'),
     ("--vectorization-mode", "vector_entry_point", '--vectorization-mode was "sync", is "vector_entry_point"'),
+    ("--no-trajectories", "--no-trajectories was not given, is given"),
 ]
 
 
@@ -305,7 +306,7 @@ def test_another_run_is_refused_with_what_differs(job: Job, stopped: Path, is_co
         path = stopped.with_suffix("")
         stopped.rename(path)
     before = path.read_bytes()
-    results = job.series([Start([*RUNS["Counting"], *OUT, option, value]) for option, value, _ in DIFFERENT])
+    results = job.series([Start([*RUNS["Counting"], *OUT, *options]) for *options, _ in DIFFERENT])
     for result, (*_, said) in zip(results, DIFFERENT, strict=True):
         assert result.code == 64 and len(result.messages) == 1
         assert said in result.messages[0] and "move it away" in result.messages[0]

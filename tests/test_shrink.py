@@ -45,6 +45,11 @@ def start(job: Job, num_ranks: int, *arguments: str) -> Running:
     return Running(command, job.folder)
 
 
+def messages(result: Result) -> list[str]:
+    """What the program says, but for how a rank came to leave."""
+    return [each for each in result.messages if not each.endswith("before the run was over; it is lost")]
+
+
 def run(job: Job, num_ranks: int, *arguments: str) -> Result:
     return start(job, num_ranks, *arguments).finish()
 
@@ -78,7 +83,7 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def losses(result: Result) -> dict[int, int]:
     """Of the envs that the run says it has lost the first step that they did not take, counted from 0."""
     found: dict[int, int] = {}
-    for message in result.messages:
+    for message in messages(result):
         told = re.match(rf"lost rank \d+ \({HOST}\), envs? (\d+)(?: to (\d+))?, at step ([\d,]+); going on", message)
         assert told, result.err
         first, last = int(told[1]), int(told[2] or told[1])
@@ -128,7 +133,7 @@ def test_the_job_goes_on_without_a_rank_however_it_has_gone(ulfm, job, shelf, nu
     lost = losses(result)
     step = lost[4] + 1
     assert lost.keys() == {4, 5, 6} and 150 < step < NUM_STEPS
-    assert result.messages == [f"lost rank 1 ({HOST}), envs 4 to 6, at step {step}; going on with 7 of 10 envs"]
+    assert messages(result) == [f"lost rank 1 ({HOST}), envs 4 to 6, at step {step}; going on with 7 of 10 envs"]
     assert f"lost 3 of 10 envs: rank 1 ({HOST}), envs 4 to 6, at step {step}" in result.out
     assert_whole_but(lost, job.folder / "run.h5", undisturbed("envs:Nested", 10, NUM_STEPS, shelf))
     assert faults_in(job.folder / "run.h5") == sorted(lost.items())
@@ -141,8 +146,8 @@ def test_two_losses_one_after_the_other(ulfm, job, shelf, num_ranks, image, fact
     result = run(job, num_ranks, *dying({3: 60, 1: 150}, image=image))
     assert result.code == 0, result.err
     lost = losses(result)
-    assert len(result.messages) == 2 and lost.keys() == {3, 4, 5, 8, 9} and lost[8] < lost[3]
-    assert result.messages[1].endswith("going on with 5 of 10 envs")
+    assert len(messages(result)) == 2 and lost.keys() == {3, 4, 5, 8, 9} and lost[8] < lost[3]
+    assert messages(result)[1].endswith("going on with 5 of 10 envs")
     assert_whole_but(lost, job.folder / "run.h5", undisturbed(factory, 10, NUM_STEPS, shelf))
 
 
@@ -171,10 +176,10 @@ def test_a_root_without_envs_goes_on_until_no_rank_is_left_that_has_some(ulfm, j
     assert_whole_but(losses(result), job.folder / "run.h5", whole)
     (job.folder / "run.h5").unlink()
     result = run(job, num_ranks, *dying({1: 20, 2: 100}), "--dedicated-root")
-    assert result.code == 70 and len(result.messages) == 2
+    assert result.code == 70 and len(messages(result)) == 2
     assert re.search(
         r"lost rank 2 \(.*\), envs 5 to 9, at step \d+; no rank is left that steps envs; the \d+ steps",
-        result.messages[1],
+        messages(result)[1],
     )
     assert committed(job.folder / "run.h5.part") >= 100
 
@@ -204,7 +209,7 @@ def test_killed_at_random_moments(ulfm, job, shelf, num_ranks, moment):
         time.sleep(pause_s)
         kill(run, rank, draw.randrange(2))
     result = run.finish()
-    assert result.code == 0 and len(result.messages) in (1, 2), result.err  # The run may be over before the second.
+    assert result.code == 0 and len(messages(result)) in (1, 2), result.err  # The run may be over before the second.
     whole = undisturbed("envs:Image" if moment % 2 else "envs:Nested", 10, 3 * NUM_STEPS, shelf)
     assert_whole_but(losses(result), job.folder / "run.h5", whole)
     assert is_empty(job.folder)
@@ -228,11 +233,21 @@ def test_a_rank_lost_outside_the_steps_never_hangs_the_job(ulfm, job, num_ranks,
     result = run(job, num_ranks, "--env-factory", "faults:Leaving", *kwargs(rank=1, when=when), *SHORT)
     assert is_empty(job.folder)
     if when == "reporting":  # All its steps are there.
-        assert result.code == 0 and result.messages == [f"lost rank 1 ({HOST}) between two steps"]
+        assert result.code == 0 and messages(result) == [f"lost rank 1 ({HOST}) between two steps"]
         assert outputs(job.folder) == ["run.h5"]
     else:
-        assert result.code == 70 and len(result.messages) == 1 and "lost rank 1" in result.messages[0], result.err
+        assert result.code == 70 and len(messages(result)) == 1 and "lost rank 1" in messages(result)[0], result.err
         assert outputs(job.folder) == []
+
+
+@pytest.mark.mpi(2)
+@pytest.mark.parametrize("how", ["exit()", "kill"])
+def test_the_last_of_two_ranks_ends_the_job_with_an_error_too(ulfm, job, num_ranks, how):
+    """Of the last rank mpirun makes 0, whatever it gives to MPI_Abort."""
+    result = run(
+        job, num_ranks, "--env-factory", "departures:Departing", *kwargs(how=how, rank=1, is_making=True), *SHORT
+    )
+    assert result.code == 70 and messages(result) == ["lost rank 1, and the job ends with it"]
 
 
 @pytest.mark.mpi(3)
@@ -240,7 +255,7 @@ def test_a_rank_lost_while_the_limit_is_measured_ends_the_job(ulfm, job, num_ran
     arguments = ("--env-factory", "faults:Leaving", *kwargs(rank=1, when="bare"), *SHORT)
     result = run(job, num_ranks, *arguments, "--measure-limit")
     assert result.code == 70 and is_empty(job.folder)
-    assert result.messages == [f"lost rank 1 ({HOST}) between two steps"]
+    assert messages(result) == [f"lost rank 1 ({HOST}) between two steps"]
 
 
 @pytest.mark.mpi(3)
@@ -259,7 +274,7 @@ def test_a_run_that_lost_envs_is_interrupted_and_stops_with_the_code_for_it(ulfm
     run.interrupt(0)
     result = run.finish()
     assert result.code == 75 and is_empty(job.folder), result.err
-    assert len(result.messages) == 2 and "stopped by SIGINT" in result.messages[1]
+    assert len(messages(result)) == 2 and "stopped by SIGINT" in messages(result)[1]
     assert committed(job.folder / "run.h5.part") > 0
 
 
@@ -319,6 +334,6 @@ def assert_verified(job: Job, name: str) -> None:
 @pytest.mark.mpi
 def test_the_option_is_refused_before_anything_is_made(job, num_ranks, arguments, code, message):
     result = job(num_ranks, "--env", "CartPole-v1", "--ft", "shrink", "--out", "run.h5", *arguments)
-    assert result.code == code and len(result.messages) == 1
-    assert result.messages[0].startswith(message)
+    assert result.code == code and len(messages(result)) == 1
+    assert messages(result)[0].startswith(message)
     assert outputs(job.folder) == []

@@ -1,5 +1,6 @@
 """`<name>.status.json`: what a batch script can ask."""
 
+import errno
 import json
 import os
 from datetime import datetime
@@ -85,7 +86,55 @@ def test_it_is_replaced_in_one_piece(tmp_path: Path):
     assert os.listdir(tmp_path) == ["run.status.json"]
 
 
-@pytest.mark.parametrize("text", ["", "{", "[1]", '{"starts": "many"}', "\0\1"])
+def test_a_full_disk_has_room_for_how_the_run_ended(tmp_path: Path, monkeypatch):
+    """It has none for a new file: then the old one is written in its place, be it longer or shorter."""
+    out = str(tmp_path / "run.h5")
+    status = Status(out, 10)
+    status.tell("running", message="as far as it is")
+
+    def refuse(path: str, text: str) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("mpi_rollout.status.replace", refuse)
+    for message in ("it is full " * 20, "it is full"):
+        status.tell("failed", exit_code=74, message=message)
+        found = read_status(out)
+        assert (found["state"], found["exit_code"], found["message"]) == ("failed", 74, message)
+    monkeypatch.setattr("mpi_rollout.status.open_regular", refuse)
+    status.tell("complete")
+    assert os.listdir(tmp_path) == []  # Rather none than one that is not true.
+
+
+def test_what_stands_in_its_way_is_not_followed_and_not_waited_for(tmp_path: Path):
+    out, victim = str(tmp_path / "run.h5"), tmp_path / "victim"
+    victim.write_text("precious")
+    new = Path(f"{status_path(out)}.new")
+    for place in (new, Path(status_path(out))):
+        place.symlink_to(victim)
+        Status(out, 10).tell("running")
+        assert read_status(out)["state"] == "running" and victim.read_text() == "precious"
+        os.mkfifo(new)
+        Status(out, 10).tell("failed")
+        assert read_status(out)["state"] == "failed"
+        Path(status_path(out)).unlink()
+        os.mkfifo(status_path(out))
+        assert read_status(out) == {}
+        Path(status_path(out)).unlink()
+    assert os.listdir(tmp_path) == ["victim"]
+
+
+@pytest.mark.mpi(1, 2)
+def test_a_start_that_another_one_outran_leaves_the_status_of_that_one(job: Job, num_ranks):
+    """The envs of this one are made after it has looked what there is: they play the other start."""
+    arguments = ("--env-factory", "unruly:Outrunning", *RUN[2:])
+    result = job(num_ranks, *arguments)
+    assert result.code == 64
+    assert result.messages == ["run.h5.part: another run is writing it; wait for its end or use another --out"]
+    assert status(job) == {"state": "running"}
+    assert sorted(path.name for path in job.folder.iterdir()) == ["run.h5.part", "run.status.json"]
+
+
+@pytest.mark.parametrize("text", ["", "[" * 100000, "{", "[1]", '{"starts": "many"}', "\0\1"])
 def test_what_cannot_be_read_is_as_good_as_none(tmp_path: Path, text):
     out = str(tmp_path / "run.h5")
     Path(status_path(out)).write_text(text)

@@ -1,0 +1,124 @@
+"""What the program says to its user, on stdout and stderr.
+
+A run does not depend on who listens: saying something never fails, and never waits for ever.  Envs may close or replace
+`sys.stdout` and `sys.stderr`, or close their descriptors; what is said here goes to those that the command began with.
+"""
+
+import os
+import select
+import sys
+from contextlib import suppress
+from typing import Any, TextIO
+
+STDOUT, STDERR = 1, 2
+PATIENCE_S = 10.0  # With a reader that does not read.
+PIECE_NBYTES = 512  # A pipe that is ready takes as many without waiting (POSIX's least PIPE_BUF).
+
+_held: dict[int, int | TextIO] = {}  # Copies of the descriptors; of what stood for one, as in a notebook, the stream.
+
+
+def hold() -> None:
+    """Keep stdout and stderr as they are now, and have no character that they cannot take.
+
+    To be called when a command begins, before any code of users runs.
+    """
+    while _held:
+        _, output = _held.popitem()
+        if isinstance(output, int):
+            os.close(output)
+    take_free_descriptors()
+    sys.stdout = sys.stdout or os.fdopen(STDOUT, "w", closefd=False)  # None: it was closed from the begin.
+    sys.stderr = sys.stderr or os.fdopen(STDERR, "w", closefd=False)
+    for number, stream in ((STDOUT, sys.stdout), (STDERR, sys.stderr)):
+        _held[number] = os.dup(number) if _descriptor_of(stream) == number else stream
+        with suppress(OSError, AttributeError):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _descriptor_of(stream: TextIO) -> int | None:
+    try:
+        return stream.fileno()
+    except (OSError, ValueError, AttributeError):  # It has none, or was closed.
+        return None
+
+
+def take_free_descriptors() -> None:
+    """Open /dev/null as stdin, stdout and stderr where an env has closed these.
+
+    Else the next file to be opened would have the number, and everything that libraries print would go into it.
+    """
+    for number in (0, STDOUT, STDERR):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # It gets the lowest free number.
+
+
+def say(text: str, number: int = STDERR, patience_s: float = PATIENCE_S) -> None:
+    """Write text to stderr or stdout, as far as possible."""
+    with suppress(OSError):
+        write(text, number, patience_s)
+
+
+def write(text: str, number: int, patience_s: float = PATIENCE_S) -> None:
+    """Write text to stdout or stderr, after what was printed there; characters outside its encoding as escapes.
+
+    Raises
+    ------
+    OSError
+        It cannot be written.
+    """
+    stream = sys.__stdout__ if number == STDOUT else sys.__stderr__
+    if stream is None and number not in _held:
+        return
+    output = _held.get(number, number)
+    if getattr(output, "closed", False):
+        output = number
+    with suppress(Exception):
+        (sys.stdout if number == STDOUT else sys.stderr).flush()
+    if isinstance(output, int):
+        data = text.encode(getattr(stream, "encoding", None) or "utf-8", "backslashreplace")
+        _write_all(output, data, patience_s)
+        return
+    try:
+        print(text, end="", file=output, flush=True)
+    except ValueError as error:
+        raise OSError(f"it is closed ({error})") from error
+
+
+def _write_all(descriptor: int, data: bytes, patience_s: float) -> None:
+    ready = select.poll()
+    ready.register(descriptor, select.POLLOUT)
+    while data:
+        if not ready.poll(1000 * patience_s):
+            raise TimeoutError(f"nobody has read for {patience_s:g} s")
+        with suppress(BlockingIOError):
+            data = data[os.write(descriptor, data[:PIECE_NBYTES]) :]
+
+
+def settle() -> None:
+    """At the end of the program: whatever became of stdout, Python's own last flush of it must not fail.
+
+    It would be told as an ignored exception, and as exit code 120.
+    """
+    for name in ("stdout", "stderr"):
+        try:
+            getattr(sys, name).flush()
+        except Exception:  # What is left in its buffer goes nowhere.
+            original = getattr(sys, f"__{name}__")
+            setattr(sys, name, original)
+            with suppress(Exception):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), original.fileno())
+
+
+class Stderr:
+    """Stderr as a file, for a progress bar: what finds no reader at once is left out."""
+
+    def write(self, text: str) -> None:
+        say(text, STDERR, patience_s=0.0)
+
+    def flush(self) -> None:
+        pass
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(sys.__stderr__, name)

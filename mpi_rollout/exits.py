@@ -1,0 +1,216 @@
+"""How code of others may end a rank's process while a run is under way: by an exception, and in no other way.
+
+An env or a library that calls `exit()`, `os._exit()` or `MPI_Finalize()` would end the process, or its MPI, behind our
+back.  The launcher could take that for a good end, and the other ranks would wait for ever.  So these calls are told
+of and end the job.
+
+A process that an env has forked is no rank.  It may end as it likes, but it must not go on in our code, which would
+speak to the other ranks in the name of its parent: it ends where it would come back to us.
+"""
+
+import atexit
+import ctypes
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+from mpi_rollout.console import say
+from mpi_rollout.interrupts import STOP_SIGNALS
+
+FORKED_EXIT_CODE = 70
+STOPPING = ("mpi_rollout.run", "mpi_rollout.worker")  # Whose handlers stop a run; those of `interrupts` see to forks.
+leave_now = os._exit  # Without any refusal.
+_refusals: list[Callable[[str], None]] = []  # What to do about an early end, while there is somebody who minds.
+_rank_pid = 0
+_is_forked = False
+_mask: set[int] = set()  # The signals that were blocked before a fork.
+_raised: SystemExit | None = None  # By sys.exit, once `note_exits` was called.
+
+
+@contextmanager
+def no_early_end(refuse: Callable[[str], None]) -> Iterator[None]:
+    """Have a call inside that would end this process end the job instead, and say why.
+
+    Parameters
+    ----------
+    refuse
+        Called with the name of the function that was called; does not return.
+    """
+    if not _refusals:
+        _take_exits()
+    _refusals.append(refuse)
+    try:
+        yield
+    finally:
+        if _refusals:
+            _refusals.pop()
+            if not _refusals:
+                _give_exits_back()
+
+
+def refuse(what: str) -> None:
+    """Refuse a call that would end this process, if it is a rank in the midst of a run; else do nothing."""
+    if _refusals and os.getpid() == _rank_pid:
+        _refusals[-1](what)
+
+
+def allow_all() -> None:
+    """Refuse nothing from now on: the job is ending."""
+    _refusals.clear()
+
+
+def _take_exits() -> None:
+    global _rank_pid
+    if not _rank_pid:
+        os.register_at_fork(before=_hold_signals, after_in_parent=_let_signals_in, after_in_child=_become_nobody)
+        atexit.register(_end_python)
+    _rank_pid = os.getpid()
+    os._exit = _exit
+    if _IS_GLIBC:
+        _libc.__cxa_atexit(_at_exit, None, ctypes.byref(_handlers))
+
+
+def _give_exits_back() -> None:
+    os._exit = leave_now
+    if _IS_GLIBC:
+        _libc.__cxa_finalize(ctypes.byref(_handlers))  # Calls the handler, which has nothing to refuse, and forgets it.
+
+
+def _end_python() -> None:
+    """At the interpreter's end.  C's `exit()` comes after it, when no handler in Python can be called any more.
+
+    A forked process leaves here: mpi4py would finalize its parent's MPI.
+    """
+    _refusals.clear()
+    _give_exits_back()
+    if _is_forked:
+        _leave(noted_code())
+
+
+def _exit(code: int) -> None:
+    refuse(f"os._exit({code})")
+    leave_now(code)
+
+
+# What C calls in `exit()`; the address of `_handlers` is the name by which our handler is taken back.
+_libc = ctypes.CDLL(None)
+_IS_GLIBC = hasattr(_libc, "gnu_get_libc_version")  # Other libraries cannot take a handler back.
+_handlers = ctypes.c_int()
+
+
+@ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int)  # glibc gives these handlers the exit code as well.
+def _at_exit(_name: int, code: int) -> None:
+    """MPICH calls `exit()` by itself where another rank has aborted: not in others' code, and never with code 0."""
+    if code == 0 or ends_forked.is_inside:
+        refuse("exit()")
+
+
+def _become_nobody() -> None:
+    """In a process that a rank has forked: end as processes do, and be stopped by signals as they are."""
+    global _is_forked
+    _is_forked = True
+    _refusals.clear()
+    _give_exits_back()
+    note_exits()
+    for number in STOP_SIGNALS:
+        if getattr(signal.getsignal(number), "__module__", "") in STOPPING:
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    _let_signals_in()
+
+
+def _hold_signals() -> None:
+    """Before a fork: a signal to a child that still has our handlers would be lost."""
+    global _mask
+    _mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+
+
+def _let_signals_in() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _mask)
+
+
+def note_exits() -> None:
+    """Note from now on with which code the program calls `sys.exit`; see `noted_code`."""
+    sys.exit = _raise_exit
+
+
+def noted_code() -> int:
+    """The code with which Python leaves, as far as that is known while it ends."""
+    return exit_code_of(_raised or getattr(sys, "last_value", None))
+
+
+def _raise_exit(code: object = None) -> None:
+    global _raised
+    _raised = SystemExit(code)
+    raise _raised
+
+
+def is_forked() -> bool:
+    """Whether this process is none of a rank but was forked by one."""
+    return _is_forked
+
+
+def end_if_forked(error: BaseException | None = None) -> None:
+    """End this process if it is none of a rank but was forked by an env or a policy.
+
+    Parameters
+    ----------
+    error
+        By which it came back to us; without one it came back by returning.
+    """
+    if not _is_forked:
+        return
+    code = exit_code_of(error)
+    if error is None:
+        say(
+            f"mpi_rollout: {os.uname().nodename}: a process that an env or policy had forked came back from its call, "
+            "and was ended: it is no rank; end it in the call, by os._exit()\n"
+        )
+        code = FORKED_EXIT_CODE
+    elif not isinstance(error, SystemExit):
+        say("".join(traceback.format_exception(error)))
+    elif not isinstance(error.code, int | None):
+        say(f"{error.code}\n")
+    _leave(code)
+
+
+def _leave(code: int) -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+    leave_now(code)
+
+
+class EndsForked:
+    """`with ends_forked:` around a call of others' code: a process that it has forked does not come out of it.
+
+    Attributes
+    ----------
+    is_inside
+        Others' code is at work.
+    """
+
+    def __init__(self):
+        self.is_inside = False
+
+    def __enter__(self) -> None:
+        self.is_inside = True
+
+    def __exit__(self, kind: type | None, error: BaseException | None, _traceback: object) -> None:
+        self.is_inside = False
+        if _is_forked:
+            end_if_forked(error)
+
+
+ends_forked = EndsForked()
+
+
+def exit_code_of(error: BaseException | None) -> int:
+    """The code with which Python leaves after an exception."""
+    if error is None:
+        return 0
+    if isinstance(error, SystemExit):
+        return error.code if isinstance(error.code, int) else int(error.code is not None)
+    return 1

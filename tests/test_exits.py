@@ -1,0 +1,118 @@
+"""How a rank's process may end while a run is under way, and what becomes of processes that envs fork."""
+
+import h5py
+import pytest
+from conftest import Job
+from kept import HOST, OUT, kwargs
+
+SHORT = ("--num-envs", "6", "--num-steps", "20", "--progress", "none", *OUT)
+WHAT = "an env, a policy or a library called"
+
+
+def departing(how: str, rank: int) -> tuple[str, ...]:
+    return "--env-factory", "departures:Departing", *kwargs(how=how, rank=rank), *SHORT
+
+
+@pytest.mark.mpi(2)
+@pytest.mark.parametrize(("how", "rank"), [("os._exit(0)", 0), ("exit()", 1), ("MPI.Finalize()", 1)])
+def test_a_call_that_would_end_a_rank_ends_the_job_with_an_error(job: Job, num_ranks: int, how: str, rank: int):
+    result = job(num_ranks, *departing(how, rank))
+    assert result.code == 70
+    assert result.messages == [f"rank {rank} ({HOST}): {WHAT} {how} before the run was over; the job ends"]
+
+
+@pytest.mark.mpi(1)
+def test_a_policy_that_would_end_the_process_ends_the_job_with_an_error(job: Job, num_ranks: int):
+    result = job(num_ranks, "--env-factory", "envs:Image", *SHORT, "--policy", "departures:policy")
+    assert result.code == 70
+    assert result.messages == [f"rank 0 ({HOST}): {WHAT} os._exit(0) before the run was over; the job ends"]
+
+
+@pytest.mark.mpi(1, 2)
+def test_processes_that_envs_fork_end_alone_with_their_own_code(job: Job, num_ranks: int):
+    small = ("--num-envs", str(num_ranks), "--num-steps", "2", "--progress", "none")
+    result = job(num_ranks, "--env-factory", "departures:Forking", *small, *OUT)
+    assert result.code == 0, result.err
+    with h5py.File(job.folder / "run.h5") as file:
+        assert file["trajectories/rewards"][...].tolist() == [[1.0] * num_ranks] * 2
+    assert result.err.count("ValueError: in the child") == result.num_tracebacks == 2 * num_ranks
+    assert len(result.messages) == 2 * num_ranks and all("it is no rank" in message for message in result.messages)
+
+
+FORKING_TRAINER = """
+import os, sys
+import envs as test_envs
+import mpi_rollout
+def fork(error):
+    pid = os.fork()
+    if pid == 0:
+        raise error
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+with mpi_rollout.connect(test_envs.Counting, 4) as envs:
+    if envs is not None:
+        envs.reset(seed=0)
+        print(fork(SystemExit(3)), fork(ValueError("in the child")))
+        print(len(envs.step([2] * 4)[0]))
+if os.fork() == 0:
+    sys.exit(5)
+print(os.waitstatus_to_exitcode(os.wait()[1]))
+"""
+
+
+@pytest.mark.mpi(2)
+def test_processes_that_a_trainer_forks_touch_no_mpi(job: Job, num_ranks: int):
+    result = job.script(num_ranks, FORKING_TRAINER)
+    assert result.code == 0, result.err
+    # Two ranks at a time: the end of a line may come after the other's.
+    assert sorted(result.out.replace("\n", "")) == sorted("3 1455")
+
+
+@pytest.mark.mpi(2)
+def test_a_trainer_that_ends_its_process_ends_the_job_with_an_error(job: Job, num_ranks: int):
+    code = "import os, envs, mpi_rollout\nwith mpi_rollout.connect(envs.Counting, 4) as it:\n    it and os._exit(0)\n"
+    result = job.script(num_ranks, code)
+    assert result.code == 70
+    assert result.messages == [f"rank 0 ({HOST}): {WHAT} os._exit(0) before the run was over; the job ends"]
+
+
+@pytest.mark.mpi(2)
+@pytest.mark.parametrize("how", ["os._exit(0)", "exit()", "MPI.Finalize()"])
+def test_a_constructor_that_would_end_a_rank_of_a_trainer_ends_the_job_with_an_error(
+    job: Job, num_ranks: int, how: str
+):
+    code = "import departures, mpi_rollout\n"
+    code += (
+        f"with mpi_rollout.connect(lambda: departures.Departing({how!r}, 1, is_making=True), 4) as envs:\n    pass\n"
+    )
+    result = job.script(num_ranks, code)
+    assert result.code == 70
+    assert result.messages == [f"rank 1 ({HOST}): {WHAT} {how} before the run was over; the job ends"]
+
+
+@pytest.mark.mpi(2)
+def test_processes_that_envs_of_a_trainer_fork_when_they_are_made_end_alone(job: Job, num_ranks: int):
+    code = """
+import departures, envs as test_envs, mpi_rollout
+class Forking(test_envs.Image):
+    def __init__(self):
+        super().__init__()
+        self.codes = [departures.Forking.fork(self, how) for how in ("exit", "raise")]
+with mpi_rollout.connect(Forking, 2) as envs:
+    if envs is not None:
+        print(envs.get_attr("codes"))
+"""
+    result = job.script(num_ranks, code)
+    assert (result.code, result.out) == (0, "([True, True], [True, True])\n"), result.err
+
+
+@pytest.mark.mpi(2)
+def test_a_trainer_that_has_closed_stderr_and_leaves_without_its_envs_ends_all_ranks(job: Job, num_ranks: int):
+    program = """
+import sys, mpi_rollout
+envs = mpi_rollout.connect("CartPole-v1", 4).__enter__()
+if envs is not None:
+    envs.reset()
+    sys.stderr.close()
+"""
+    result = job.script(num_ranks, program, timeout=60)
+    assert result.code == 70 and "the trainer ended without closing its envs" in result.err
