@@ -1,13 +1,18 @@
 """Studies made up of outcomes whose figures are known, as the jobs of a real one would print them."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 from launcher import outcome
 
 from mpi_rollout.scaling.file import StudyFile
 from mpi_rollout.scaling.samples import Samples
 from mpi_rollout.scaling.study import Study
+from mpi_rollout.storage.contents import DIGEST, digest_of
 
 RUN = {
     "env": "Acrobot-v1", "env_factory": None, "env_kwargs": {}, "num_steps": 1000, "seed": 0, "policy": "random",
@@ -15,6 +20,14 @@ RUN = {
 }  # fmt: skip
 FACTS = {"cpu_model": "Made-up 9000", "num_cores": 64, "versions": "mpi_rollout 0.1.0", "commit": "abc1234"}
 ORIGIN = {"command": "python -m mpi_rollout scaling", "host": "node7", "started": "2026-01-02T03:04:05+00:00"}
+
+
+@contextmanager
+def edited(path: Path) -> Iterator[h5py.File]:
+    """A study's file to be changed, as if it had been written so."""
+    with h5py.File(path, "a") as file:
+        yield file
+        file.attrs[DIGEST] = digest_of(file)
 
 
 def make_study(kind: str = "strong", num_ranks: tuple[int, ...] = (1, 2), repeats: int = 2, **run: Any) -> Study:

@@ -316,7 +316,7 @@ def test_other_files_are_refused_with_what_they_are(tmp_path: Path, file: Compar
     with pytest.raises(DataError, match="no such file"):
         read_comparison(str(tmp_path / "none.h5"))
     (tmp_path / "text.h5").write_text("not HDF5")
-    with pytest.raises(DataError, match="is not a readable file of a comparison"):
+    with pytest.raises(DataError, match="is not a readable HDF5 file"):
         read_comparison(str(tmp_path / "text.h5"))
 
 

@@ -12,6 +12,7 @@ from gymnasium.vector import SyncVectorEnv
 from oracle import rollout
 
 from mpi_rollout.compare.pool import ProcessPoolVectorEnv
+from mpi_rollout.errors import UsageError
 from mpi_rollout.policy import RandomPolicy
 
 
@@ -59,5 +60,5 @@ def test_a_process_of_a_pool_that_dies_is_noticed_at_once():
 
 
 def test_more_processes_than_envs_are_refused():
-    with pytest.raises(ValueError, match="got 2 envs on 3 ranks"):
+    with pytest.raises(UsageError, match="got 2 envs on 3 ranks"):
         ProcessPoolVectorEnv(Counting, 2, 3)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import h5py
 import pytest
-from studies import FACTS, ORIGIN, RUN, made_up, make_study
+from studies import FACTS, ORIGIN, RUN, edited, made_up, make_study
 
 from mpi_rollout.errors import DataError, StorageError, UsageError
 from mpi_rollout.scaling.file import StudyFile, check_same_study, read_study
@@ -85,7 +85,18 @@ def test_other_files_are_refused_with_what_they_are(tmp_path: Path, attributes, 
     assert words in str(refusal.value)
 
 
-@pytest.mark.parametrize("damage", ["attribute", "table", "column", "JSON"])
+DAMAGE = {
+    "attribute": "its attribute study cannot be None",
+    "table": "there is no table parts",
+    "column": "a table has the columns",
+    "JSON": "its attribute study is no JSON",
+    "option": "its attribute study has an unknown sizes",
+    "type": "its attribute study: size cannot be '512'",
+    "value": "what it holds is not what was written: its digest does not fit",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
 def test_a_damaged_file_is_refused(tmp_path: Path, file: StudyFile, damage):
     path = str(tmp_path / "study.h5")
     file.write(path, UPDATED)
@@ -94,19 +105,34 @@ def test_a_damaged_file_is_refused(tmp_path: Path, file: StudyFile, damage):
             del study.attrs["study"]
         elif damage == "JSON":
             study.attrs["study"] = "{"
+        elif damage in ("option", "type"):
+            changed = {"option": ('"size"', '"sizes"'), "type": ("512", '"512"')}
+            study.attrs["study"] = study.attrs["study"].replace(*changed[damage])
+        elif damage == "value":
+            study["parts"][0] = (0, 1.0, 2.0)
         else:
             rows = study["parts"][...]
             del study["parts"]
             if damage == "column":
                 study["parts"] = rows[["job", "env_steps_per_s"]]
-    words = "a table has the columns" if damage == "column" else ""
-    with pytest.raises(DataError, match=rf"study\.h5 is not a readable file of a study: {words}"):
+    with pytest.raises(DataError, match=rf"study\.h5 is not a readable file of a study: {DAMAGE[damage]}"):
         read_study(path)
+
+
+@pytest.mark.parametrize(("table", "column", "value"), [("jobs", "seconds", 0.0), ("parts", "env_steps_per_s", -1.0)])
+def test_what_no_job_can_have_measured_is_refused(tmp_path: Path, file: StudyFile, table, column, value):
+    file.write(str(tmp_path / "study.h5"), UPDATED)
+    with edited(tmp_path / "study.h5") as study:
+        rows = study[table][...]
+        rows[column][-1] = value
+        study[table][...] = rows
+    with pytest.raises(DataError, match=rf"of a study: {table}, row \d+: {column} cannot be {value}"):
+        read_study(str(tmp_path / "study.h5"))
 
 
 def test_what_is_no_hdf5_file_or_not_there_is_refused(tmp_path: Path):
     (tmp_path / "study.h5").write_text("not HDF5")
-    for name, words in (("study.h5", "is not a readable file of a study"), ("none.h5", "none.h5: no such file")):
+    for name, words in (("study.h5", "is not a readable HDF5 file"), ("none.h5", "none.h5: no such file")):
         with pytest.raises(DataError, match=words):
             read_study(str(tmp_path / name))
 
@@ -129,3 +155,10 @@ def test_what_fails_while_a_file_is_written_leaves_the_one_before_and_nothing_be
     with pytest.raises(KeyboardInterrupt), replaced(str(path)):
         raise KeyboardInterrupt
     assert read_study(str(path)) == file and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_mistake_of_ours_in_reading_is_no_damage(tmp_path: Path, file: StudyFile, monkeypatch: pytest.MonkeyPatch):
+    file.write(str(tmp_path / "study.h5"), UPDATED)
+    monkeypatch.setattr("mpi_rollout.scaling.file.facts_of", lambda contents: contents["a mistake"])
+    with pytest.raises(TypeError):
+        read_study(str(tmp_path / "study.h5"))

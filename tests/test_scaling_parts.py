@@ -125,7 +125,7 @@ def test_jobs_that_failed_are_done_again_if_one_asks_for_it(job: Job):
 def test_a_damaged_part_is_named_with_the_way_out(tmp_path):
     out = write_parts(tmp_path, made_up(make_study(num_ranks=RANKS)))
     Path(part_of(out, 2)).write_bytes(b"no HDF5")
-    with pytest.raises(DataError, match=r"2\.h5 is not a readable file of a study: .*; move it away, and the command"):
+    with pytest.raises(DataError, match=r"2\.h5 is not a readable HDF5 file: .*; move it away, and the command"):
         gathered(out)
 
 

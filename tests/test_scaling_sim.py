@@ -15,7 +15,7 @@ import pytest
 import sim_launcher as known
 from conftest import TESTS, Job, Result, processes_in
 from gymnasium.utils.env_checker import check_env
-from studies import made_up, make_study
+from studies import edited, made_up, make_study
 
 from mpi_rollout.cli import main
 from mpi_rollout.layout import SlotLayout
@@ -89,7 +89,7 @@ def test_given_constants_are_checked_too_and_sharing_cores_is_measured_without_t
 def test_what_the_largest_number_of_ranks_shows_is_not_explained_away(job: Job):
     """Sharing cores costs 20 ms there, which nothing before told."""
     assert measured(job, "--check", "1,16").code == 0
-    with h5py.File(job.folder / "sim.h5", "a") as stored:
+    with edited(job.folder / "sim.h5") as stored:
         jobs = stored["jobs"][...]
         is_largest = (jobs["num_ranks"] == 16) & (stored["settings"]["is_check"])
         jobs["seconds"][is_largest] += 0.02 * jobs["num_steps"][is_largest]
@@ -102,7 +102,7 @@ def test_what_the_largest_number_of_ranks_shows_is_not_explained_away(job: Job):
 def test_where_enough_jobs_had_a_core_for_each_rank_the_others_are_in_no_fit(job: Job):
     """Exchanges of 12 ranks, the only ones that share cores, take thrice as long."""
     assert measured(job, "--probe", "1,3,4,6,8,12").code == 0
-    with h5py.File(job.folder / "sim.h5", "a") as stored:
+    with edited(job.folder / "sim.h5") as stored:
         jobs = stored["jobs"][...]
         jobs["oversubscribed"] = jobs["num_ranks"] == 12
         jobs["exchange_s"][jobs["oversubscribed"]] *= 3
@@ -123,7 +123,7 @@ def test_exact_measurements_give_the_same_curve_whichever_number_of_ranks_is_lef
 def test_what_hangs_on_one_number_of_ranks_is_told(job: Job):
     """Exchanges of 16 ranks take thrice as long as the others would have it."""
     assert measured(job, "--probe", "1,3,4,6,8,12,16").code == 0
-    with h5py.File(job.folder / "sim.h5", "a") as stored:
+    with edited(job.folder / "sim.h5") as stored:
         jobs = stored["jobs"][...]
         jobs["exchange_s"][jobs["num_ranks"] == 16] *= 3
         stored["jobs"][...] = jobs

@@ -82,7 +82,7 @@ def test_what_differs_between_studies_is_said_in_the_words_of_the_command_line()
     run = study.run | {"trajectories": True, "seed": 5}
     assert differences(replace(study, num_ranks=(1, 2, 4), size=64, run=run), study) == [
         "--num-envs was 64, is 512", "--ranks was 1,2,4, is 1,2", "--seed was 5, is 0",
-        "--trajectories was True, is False",
+        "--no-trajectories was not given, is given",
     ]  # fmt: skip
 
 

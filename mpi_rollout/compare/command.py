@@ -17,18 +17,17 @@ def add_compare(commands: Any) -> None:
     """Add the command `compare`."""
     parser = commands.add_parser(
         "compare", help="measure this program beside the vector envs that people use; starts mpirun by itself",
-        allow_abbrev=False,
     )  # fmt: skip
     for name, kind, default, metavar, told in (
         ("--env", str, ENVS, "IDS", "env ids as gymnasium.make takes them, with commas"),
         ("--num-envs", str, "1,2,4,8,16,64,256", "NS", "numbers of envs, with commas"),
-        ("--systems", str, "", "NAMES", f"which systems, with commas, of {SYSTEMS} (default: all)"),
-        ("--ranks", str, "", "RS", "numbers of this program's ranks that step envs (default: 1 and all cores)"),
-        ("--repeats", int, 5, "N", "turns of each system at each point"),
+        ("--systems", str, "", "NAMES", f"systems to measure, with commas, of {SYSTEMS} (default: all)"),
+        ("--ranks", str, "", "RS", "numbers of ranks of this program, with commas (default: 1 and all cores)"),
+        ("--repeats", int, 5, "N", "number of turns of each system at each point"),
         ("--window-s", float, 0.25, "S", "length of one turn in seconds"),
-        ("--order-seed", int, 0, "SEED", "of the random order of the turns"),
-        ("--timeout-s", float, 120.0, "S", "end a system whose set-up or turn takes longer; it is kept as failed"),
-        ("--launcher", str, "", "COMMAND", "what starts ranks, up to -n (default: mpirun)"),
+        ("--order-seed", int, 0, "SEED", "seed of the order of the turns"),
+        ("--timeout-s", float, 120.0, "S", "seconds of a set-up or turn; a system that takes longer has failed"),
+        ("--launcher", str, "", "COMMAND", "command that starts the ranks, up to -n (default: mpirun)"),
         ("--out", str, "results/compare.h5", "FILE", "file of the comparison; an interrupted one is continued"),
     ):  # fmt: skip
         told += f" (default: {default})" * (default != "")

@@ -9,7 +9,7 @@ from mpi_rollout.compare.comparison import Comparison, Point
 from mpi_rollout.compare.steppers import WARM_UP_SHARE
 from mpi_rollout.compare.systems import reason_to_skip
 from mpi_rollout.envs import EnvMaker
-from mpi_rollout.errors import EnvError
+from mpi_rollout.errors import EnvError, words_of
 from mpi_rollout.layout import leaves
 
 LOOK_S, LEAST_STEPS = 0.1, 3
@@ -42,7 +42,7 @@ def probe(env_id: str) -> Probe:
     try:
         return Probe(make_s, *_look_at(env))
     except Exception as error:
-        raise EnvError(f"--env {env_id}: {type(error).__name__}: {error}") from error
+        raise EnvError(f"--env {env_id}: {words_of(error)}") from error
     finally:
         env.close()
 

@@ -12,16 +12,13 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import h5py
-
 from mpi_rollout.compare.comparison import Comparison, differences
 from mpi_rollout.compare.samples import Sample, Samples, Skip
 from mpi_rollout.errors import UsageError
-from mpi_rollout.scaling.tables import add_table, check_format, facts_of, opened, replaced, rows_of, told_facts
+from mpi_rollout.scaling.tables import add_table, check_format, facts_of, opened, origin_of, replaced, told_facts
 
 FORMAT, FORMAT_VERSION = "mpi_rollout-compare", 1
 TABLES = {"turns": Sample, "skips": Skip}
-TUPLES = ("envs", "num_envs", "systems", "ranks")  # Which JSON gives back as lists.
 
 
 @dataclass(frozen=True)
@@ -68,20 +65,14 @@ def read_comparison(path: str) -> ComparisonFile:
     DataError
         It is not one, or of a version that this program does not know.
     """
-    with opened(path, "comparison") as file:
-        check_format(path, file.attrs, "comparison", FORMAT, FORMAT_VERSION)
-        return _read(file)
-
-
-def _read(file: h5py.File) -> ComparisonFile:
-    attributes = dict(file.attrs)
-    stored = json.loads(attributes["comparison"])
-    return ComparisonFile(
-        comparison=Comparison(**stored | {name: tuple(stored[name]) for name in TUPLES}),
-        facts=facts_of(attributes),
-        origin={name: attributes[name] for name in ("command", "host", "started")},
-        samples=Samples(**{name: rows_of(row, file[name][...]) for name, row in TABLES.items()}),
-    )
+    with opened(path, "comparison", [*TABLES]) as contents:
+        check_format(path, contents.attributes, "comparison", FORMAT, FORMAT_VERSION)
+        return ComparisonFile(
+            comparison=contents.record("comparison", Comparison),
+            facts=facts_of(contents),
+            origin=origin_of(contents),
+            samples=Samples(**{name: contents.rows(name, row) for name, row in TABLES.items()}),
+        )
 
 
 def check_same_comparison(path: str, stored: ComparisonFile, comparison: Comparison, facts: dict[str, Any]) -> None:

@@ -19,6 +19,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.vector.utils import batch_space
 
+from mpi_rollout.errors import words_of
 from mpi_rollout.layout import leaves, tree_of
 from mpi_rollout.partition import Partition
 
@@ -82,7 +83,7 @@ class ProcessPoolVectorEnv(VectorEnv):
                 self._put(outputs, mine)
                 os.write(answer, DONE)
             except Exception as error:
-                text = f"envs {indices.start} to {indices.stop - 1}: {type(error).__name__}: {error}"
+                text = f"envs {indices.start} to {indices.stop - 1}: {words_of(error)}"
                 os.write(answer, FAILED + text.encode()[:MESSAGE_BYTES])
 
     def _put(self, outputs: Sequence[Any], mine: slice) -> None:

@@ -18,6 +18,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from mpi_rollout.errors import words_of
+
 
 def main() -> int:
     """Serve until told to end."""
@@ -54,7 +56,7 @@ def connect_to(path: str) -> Connection:
 
 def told(error: BaseException) -> str:
     """An error in one line."""
-    return f"{type(error).__name__}: {error}".splitlines()[0]
+    return words_of(error).splitlines()[0]
 
 
 def serve(connection: Connection, system: dict[str, Any]) -> None:

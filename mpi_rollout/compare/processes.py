@@ -16,6 +16,7 @@ from typing import Any
 
 from mpi_rollout.compare.process import nearby
 from mpi_rollout.compare.systems import System
+from mpi_rollout.interrupts import STOP_SIGNALS
 from mpi_rollout.scaling.jobs import LOOK_EVERY_S, JobFailed, Stop, tail
 
 ENDING_S = 3.0
@@ -185,7 +186,7 @@ def leaving_nothing_behind() -> Iterator[str]:
 def _await_end(reader: int, mark: str) -> None:
     """What the child does.  Does not return."""
     os.setsid()  # What is sent to the whole session must not end both.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+    for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     os.read(reader, 1)
     end_all(mark)

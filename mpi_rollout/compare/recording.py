@@ -8,7 +8,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from mpi_rollout.assembly import Plan, assemble, divide, make_part
+from mpi_rollout.assembly import Plan, assemble, make_part
 from mpi_rollout.collector import Collector
 from mpi_rollout.compare.steppers import SEED, WARM_UP_SHARE, Turn
 from mpi_rollout.config import RolloutConfig
@@ -16,6 +16,7 @@ from mpi_rollout.driver import Driver
 from mpi_rollout.envs import EnvFacts, maker_of
 from mpi_rollout.layout import Block
 from mpi_rollout.mpi import ROOT
+from mpi_rollout.partition import Division
 from mpi_rollout.policy import RandomPolicy
 from mpi_rollout.worker import Worker, unwatched_by_gc
 
@@ -37,7 +38,7 @@ class Recording:
         from mpi_rollout import storage  # h5py is for the root alone.
 
         self._config, self._facts, self._num_ranks = config, facts, num_ranks
-        self._driver = Driver(worker.exchanges, worker)
+        self._driver = Driver(worker.exchanges, worker, "check")
         nbytes = Block.row_nbytes(facts.observation_space, facts.action_space, config.num_envs)
         num_rows = storage.rows_per_block(nbytes, config.num_steps)
         self._blocks = [self._driver.block(num_rows) for _ in range(NUM_BLOCKS)]
@@ -62,6 +63,7 @@ class Recording:
         writer.drain()
         seconds = perf_counter() - start
         writer.discard()
+        writer.release()
         return Turn(reset_s, collector.tally.env_steps - before, seconds, collector.num_steps - steps_before)
 
     @staticmethod
@@ -86,7 +88,7 @@ def record_on_ranks(comm: Any, env: str, num_envs: int, folder: Path, serve: Any
         env=env, num_envs=num_envs, num_steps=NUM_STEPS, seed=SEED, out=str(folder / f"{comm.size}.h5"),
         progress="none",
     )  # fmt: skip
-    plan = Plan(maker_of(config), divide(num_envs, comm.size, False, 1, False), config.seed)
+    plan = Plan(maker_of(config), Division(num_envs, comm.size), config.seed)
     worker, facts = assemble(comm, make_part(plan, comm.rank))
     with unwatched_by_gc():
         if comm.rank == ROOT:

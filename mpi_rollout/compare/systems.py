@@ -8,8 +8,8 @@ from typing import Any
 
 import gymnasium
 
-from mpi_rollout.assembly import divide
 from mpi_rollout.errors import UsageError
+from mpi_rollout.partition import Division
 
 INSTALL = "pip install 'mpi_rollout[compare]'"
 
@@ -103,7 +103,7 @@ def _reason_of_ours(system: System, env: str, num_envs: int) -> str:
     options = dict(system.options)
     is_dedicated, num_groups = options.get("dedicated_root", False), options.get("num_groups", 1)
     try:
-        divide(num_envs, system.num_ranks, is_dedicated, num_groups, "batch_size" in options)
+        Division(num_envs, system.num_ranks, is_dedicated, num_groups, "batch_size" in options)
     except UsageError:
         workers = f"{num_envs} env{'s' * (num_envs > 1)} for {system.num_ranks - is_dedicated} ranks that step envs"
         return workers + f", in {num_groups} groups" * (num_groups > 1)

@@ -18,8 +18,8 @@ from time import monotonic, sleep
 
 from mpi_rollout.doctor.findings import BAD, LAUNCH, Finding
 from mpi_rollout.errors import first_line
+from mpi_rollout.parent import end_with
 
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _ENDING_S = 2.0
 
 
@@ -148,8 +148,7 @@ def _examine_and_leave(examine: Callable[[Report], None], report: Report) -> Non
     It leaves by C's exit, not by `os._exit`: MPICH tells its launcher of MPI_Finalize in an exit handler, and without
     it the launcher ends the job as soon as the first rank has left, with exit code 0 or 9.
     """
-    libc = ctypes.CDLL(None)
-    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # No rank is left behind if a launcher ends the doctor.
+    end_with(os.getppid())  # No rank is left behind if a launcher ends the doctor.
     code = 0
     try:
         examine(report)
@@ -160,4 +159,4 @@ def _examine_and_leave(examine: Callable[[Report], None], report: Report) -> Non
             code = 1
     finally:
         sys.stdout.flush()
-        libc.exit(code)
+        ctypes.CDLL(None).exit(code)

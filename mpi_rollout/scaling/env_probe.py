@@ -17,10 +17,10 @@ import gymnasium
 import numpy as np
 from gymnasium.vector.utils import batch_space
 
-from mpi_rollout.config import RolloutConfig, load_callable
+from mpi_rollout.config import RolloutConfig, flag, load_callable
 from mpi_rollout.envs import EnvMaker, maker_of
 from mpi_rollout.envs.timed import WINDOW_S, time_steps
-from mpi_rollout.errors import DataError, EnvError, RolloutError, UsageError
+from mpi_rollout.errors import DataError, EnvError, RolloutError, UsageError, words_of
 from mpi_rollout.layout import leaves
 from mpi_rollout.scaling.jobs import JobFailed, Stop, run_job
 
@@ -134,10 +134,10 @@ def serve() -> None:
         options, window_s = json.loads(sys.argv[1])
         found = measure_env(RolloutConfig(**options), window_s)
     except RolloutError as error:
-        sys.stderr.write(f"mpi_rollout: {error}\n")
+        sys.stderr.write(f"mpi_rollout: {error.shown(flag)}\n")
         sys.exit(error.exit_code)
     except Exception as error:
-        sys.stderr.write(f"mpi_rollout: {type(error).__name__}: {error}\n")
+        sys.stderr.write(f"mpi_rollout: {words_of(error)}\n")
         sys.exit(EnvError.exit_code)
     printed.write(json.dumps(asdict(found) | {"complete": True}) + "\n")
     printed.flush()
@@ -203,7 +203,7 @@ def measure_policy(config: RolloutConfig, observation_space: gymnasium.Space) ->
             policy(observations)
             taken.append(perf_counter() - before)
     except Exception as error:
-        raise DataError(f"--policy {config.policy}: {type(error).__name__}: {error}") from error
+        raise DataError(f"--policy {config.policy}: {words_of(error)}") from error
     return float(np.median(taken))
 
 

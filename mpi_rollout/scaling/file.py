@@ -15,11 +15,12 @@ from typing import Any
 
 import h5py
 
+from mpi_rollout.config import RolloutConfig
 from mpi_rollout.errors import DataError, UsageError
 from mpi_rollout.scaling import tables
 from mpi_rollout.scaling.samples import Job, Part, Rank, Samples
 from mpi_rollout.scaling.study import Study, differences
-from mpi_rollout.scaling.tables import add_table, facts_of, opened, replaced, rows_of, told_facts
+from mpi_rollout.scaling.tables import add_table, facts_of, opened, origin_of, replaced, told_facts
 
 FORMAT, FORMAT_VERSION = "mpi_rollout-scaling", 1
 TABLES = {"jobs": Job, "ranks": Rank, "parts": Part}
@@ -73,20 +74,15 @@ def read_study(path: str) -> StudyFile:
     DataError
         It is not one, or of a version that this program does not know.
     """
-    with opened(path, "study") as file:
-        check_format(path, file.attrs)
-        return _read(file)
-
-
-def _read(file: h5py.File) -> StudyFile:
-    attributes = dict(file.attrs)
-    stored = json.loads(attributes["study"])
-    return StudyFile(
-        study=Study(**stored | {"num_ranks": tuple(stored["num_ranks"])}),
-        facts=facts_of(attributes),
-        origin={name: attributes[name] for name in ("command", "host", "started")},
-        samples=Samples(**{name: rows_of(row, file[name][...]) for name, row in TABLES.items()}),
-    )
+    with opened(path, "study", [*TABLES]) as contents:
+        check_format(path, contents.attributes)
+        RolloutConfig.from_json(json.dumps(contents.parsed("study").get("run")), path)  # Each of its jobs has these.
+        return StudyFile(
+            study=contents.record("study", Study),
+            facts=facts_of(contents),
+            origin=origin_of(contents),
+            samples=Samples(**{name: contents.rows(name, row) for name, row in TABLES.items()}),
+        )
 
 
 def check_format(path: str, attributes: Any) -> None:

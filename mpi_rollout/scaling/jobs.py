@@ -16,6 +16,7 @@ from time import monotonic
 from typing import Any
 
 from mpi_rollout.errors import Interrupted, LaunchError, UsageError
+from mpi_rollout.interrupts import STOP_SIGNALS
 from mpi_rollout.mpi import claimed_size
 
 ENDING_S = 5.0
@@ -111,12 +112,11 @@ class Stop:
 def stopping_on_signals(what: str = "the study") -> Iterator[Stop]:
     """Note SIGINT, SIGTERM and SIGUSR1 instead of dying of them."""
     stop = Stop(what)
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
     def note(number: int, _frame: Any) -> None:
         stop.number = number
 
-    before = {number: signal.signal(number, note) for number in numbers}
+    before = {number: signal.signal(number, note) for number in STOP_SIGNALS}
     try:
         yield stop
     finally:

@@ -20,23 +20,23 @@ def add_scaling(commands: Any) -> None:
 
 def _add_kind(kinds: Any, kind: str, size: str) -> None:
     of = "over all ranks, the same on any number of ranks" if kind == "strong" else "on each rank"
-    parser = kinds.add_parser(kind, help=f"{size}: envs {of}", allow_abbrev=False)
+    parser = kinds.add_parser(kind, help=f"{size}: envs {of}")
     parser.add_argument("--ranks", type=ranks_list, default="1,2,4,8", help="numbers of ranks; the base case is "
                         "measured on 1, which is always among them (default: 1,2,4,8)")  # fmt: skip
     add_job_options(parser, "number of ranks", 5, 600.0, "print the commands of what is left, start none")
     parser.add_argument(size, dest="size", type=int, default=64, metavar="N", help=f"envs {of} (default: 64)")
     parser.add_argument("--out", default=f"results/{kind}.h5", metavar="FILE", help="file of the study; if it was "
                         f"interrupted there, it is continued (default: results/{kind}.h5)")  # fmt: skip
-    parser.add_argument("--only", type=int, metavar="R", help="do only the jobs of R ranks, into FILE.parts, e.g. in a "
-                        "batch job of their own; `scaling gather FILE` puts such parts together")  # fmt: skip
-    parser.add_argument("--redo-failed", action="store_true", help="do jobs again that failed; otherwise they stay so")
+    parser.add_argument("--only", type=int, metavar="R", help="do only the jobs of R ranks, for example in a batch job "
+                        "of their own; they go to FILE.parts; `scaling gather FILE` puts them together")  # fmt: skip
+    parser.add_argument("--redo-failed", action="store_true", help="do failed jobs again; by default they stay failed")
     add_run_options(parser, RUN_OPTIONS)
     parser.set_defaults(command=scaling_command, kind=kind)
 
 
 def _add_gather(kinds: Any) -> None:
     parser = kinds.add_parser(
-        "gather", help="put a study together that was done with --only, tell what it shows", allow_abbrev=False
+        "gather", help="put together the parts of a study that was done with --only, and show the results"
     )
     parser.add_argument("out", metavar="FILE", help="file of the study; its parts are in FILE.parts")
     parser.set_defaults(command=gather_command)

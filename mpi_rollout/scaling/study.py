@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpi_rollout.config import RolloutConfig, flag
+from mpi_rollout.config import RolloutConfig, difference, flag, switch
 from mpi_rollout.errors import UsageError
 
 KINDS = ("strong", "weak")
@@ -61,6 +61,8 @@ class Study:
     launcher: str = ""
 
     def __post_init__(self):
+        if not self.num_ranks:
+            raise UsageError("--ranks must be one number or more, got none")
         if self.repeats < 1:
             raise UsageError(f"--repeats must be at least 1, got {self.repeats}")
         if self.order_seed < 0:
@@ -132,14 +134,14 @@ def arguments_of(config: RolloutConfig) -> list[str]:
         if value == default:
             continue
         if isinstance(default, bool):
-            arguments.append(flag("no-" + each.name if default else each.name))
+            arguments.append(switch(each.name))
         else:
             arguments.append(f"{flag(each.name)}={_written(value)}")  # One word: values may begin with a dash.
     return arguments
 
 
 def _written(value: Any) -> str:
-    return json.dumps(value) if isinstance(value, dict) else str(value)
+    return json.dumps(value) if isinstance(value, dict | list) else str(value)
 
 
 def differences(stored: Study, study: Study) -> list[str]:
@@ -149,8 +151,9 @@ def differences(stored: Study, study: Study) -> list[str]:
         "order_seed": "--order-seed", "launcher": "--launcher",
     }  # fmt: skip
     pairs = [(name, getattr(stored, key), getattr(study, key)) for key, name in names.items()]
-    pairs += [(flag(key), stored.run.get(key), value) for key, value in study.run.items()]
-    return [f"{name} was {_told(before)}, is {_told(now)}" for name, before, now in pairs if before != now]
+    found = [f"{name} was {_told(before)}, is {_told(now)}" for name, before, now in pairs if before != now]
+    run = stored.run
+    return found + [difference(key, run.get(key), now, str) for key, now in study.run.items() if run.get(key) != now]
 
 
 def _told(value: Any) -> str:

@@ -12,7 +12,6 @@ def add_tune(commands: Any) -> None:
     """Add the command `tune`."""
     parser = commands.add_parser(
         "tune", help="find the ranks and the mode that suit an env on this machine; starts mpirun by itself",
-        allow_abbrev=False,
     )  # fmt: skip
     parser.add_argument("--ranks", type=ranks_list, default=(), help="numbers of ranks to try, at most as many as "
                         "envs (default: 1, 2, 4, ... and all cores of this machine)")  # fmt: skip

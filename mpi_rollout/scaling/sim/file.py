@@ -20,7 +20,8 @@ from mpi_rollout.scaling.model import Constants
 from mpi_rollout.scaling.samples import Job
 from mpi_rollout.scaling.sim.constants import Known
 from mpi_rollout.scaling.sim.question import Envs, Setting, Simulation
-from mpi_rollout.scaling.tables import add_table, check_format, facts_of, opened, replaced, rows_of
+from mpi_rollout.scaling.tables import Contents, add_table, check_format, facts_of, opened, origin_of, replaced
+from mpi_rollout.storage.objects import ContentError
 
 FORMAT, FORMAT_VERSION = "mpi_rollout-simulation", 1
 
@@ -84,23 +85,25 @@ def read_simulation(path: str) -> SimulationFile:
     DataError
         It is not one, or of a version that this program does not know.
     """
-    with opened(path, "simulation") as file:
-        check_format(path, file.attrs, "simulation", FORMAT, FORMAT_VERSION)
-        return _read(file)
+    with opened(path, "simulation", ["settings", "jobs"]) as contents:
+        check_format(path, contents.attributes, "simulation", FORMAT, FORMAT_VERSION)
+        settings, jobs = contents.rows("settings", Setting), contents.rows("jobs", Job)
+        if len(settings) != len(jobs):
+            raise ContentError(f"it has {len(settings)} settings and {len(jobs)} jobs")
+        return SimulationFile(
+            question=contents.record("question", Simulation),
+            envs=contents.record("envs", Envs),
+            known=_known(contents),
+            facts=facts_of(contents),
+            origin=origin_of(contents),
+            samples=tuple(zip(settings, jobs, strict=True)),
+        )
 
 
-def _read(file: h5py.File) -> SimulationFile:
-    attributes = dict(file.attrs)
-    known = attributes["constants"]
-    pairs = zip(rows_of(Setting, file["settings"][...]), rows_of(Job, file["jobs"][...]), strict=True)
-    return SimulationFile(
-        question=Simulation.from_dict(json.loads(attributes["question"])),
-        envs=Envs(**json.loads(attributes["envs"])),
-        known=Known(Constants(**json.loads(known)), attributes["constants_origin"]) if known else None,
-        facts=facts_of(attributes),
-        origin={name: attributes[name] for name in ("command", "host", "started")},
-        samples=tuple(pairs),
-    )
+def _known(contents: Contents) -> Known | None:
+    if not contents.value("constants", str):
+        return None
+    return Known(contents.record("constants", Constants), contents.value("constants_origin", str))
 
 
 def check_same_simulation(path: str, stored: SimulationFile, question: Simulation, facts: dict[str, Any]) -> None:

@@ -25,7 +25,7 @@ HELP = {
 
 def add_sim(kinds: Any) -> None:
     """Add `scaling sim` to the kinds of `scaling`."""
-    parser = kinds.add_parser("sim", help="compute what more ranks than are at hand would do", allow_abbrev=False)
+    parser = kinds.add_parser("sim", help="compute the speed of more ranks than this machine has")
     parser.add_argument(
         "--ranks", type=ranks_list, default=RANKS, help=f"numbers of ranks to compute for (default: {RANKS})"
     )
@@ -39,13 +39,15 @@ def add_sim(kinds: Any) -> None:
 
 
 def _add_envs(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("envs", "either figures of them, or a real one that is measured")
+    group = parser.add_argument_group("envs", "give figures of an env, or a real env, which is measured")
     group.add_argument("--env-step-s", type=float, dest="step_s", metavar="S", help="seconds of one env's step")
     group.add_argument("--env-step-spread-s", type=float, dest="step_spread_s", metavar="S",
-                       help="standard deviation of that, for the wait for the slowest rank (default: 0)")  # fmt: skip
+                       help="standard deviation of --env-step-s; all wait for the slowest (default: 0)")  # fmt: skip
     group.add_argument("--obs-bytes", type=int, dest="observation_bytes", metavar="N",
-                       help="of one observation (default: 64)")  # fmt: skip
-    group.add_argument("--action-bytes", type=int, dest="action_bytes", metavar="N", help="of one action (default: 8)")
+                       help="bytes of one observation (default: 64)")  # fmt: skip
+    group.add_argument(
+        "--action-bytes", type=int, dest="action_bytes", metavar="N", help="bytes of one action (default: 8)"
+    )
     group.add_argument("--fragment-length", type=_fragments, default="32", metavar="L,...",
                        help="steps between two exchanges where the policy is on the workers; a curve for each "
                        "(default: 32)")  # fmt: skip
@@ -57,20 +59,22 @@ _fragments = partial(numbers, "--fragment-length", "numbers of steps", "16,128")
 
 def _add_constants(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group(
-        "constants", "measured on this machine by a few short jobs, unless they come from a study or are given here"
+        "constants", "a few short jobs measure them on this machine, unless they come from a study or are given here"
     )
-    group.add_argument("--constants", metavar="FILE", help="fit them to this study of `scaling weak` or `strong`")
+    group.add_argument(
+        "--constants", metavar="FILE", help="fit the constants to this study of `scaling weak` or `strong`"
+    )
     for name in CONSTANT_NAMES:
         group.add_argument(flag(name), type=float, metavar="S", help=HELP[name] + "; what is not given is 0")
 
 
 def _add_jobs(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("jobs", "of envs that sleep, started by mpirun, in random order")
+    group = parser.add_argument_group("jobs", "their envs sleep; mpirun starts them, in random order")
     group.add_argument("--probe", type=partial(_some_ranks, "--probe"), metavar="RANKS",
                        help=f"numbers of ranks that measure the constants (default: {PROBE})")  # fmt: skip
     group.add_argument("--check", type=partial(_some_ranks, "--check"), default=(), metavar="RANKS",
                        help=f"numbers of ranks, up to {MOST_CHECKED}, at which the model is compared with real jobs; "
-                       "the largest, if larger than all of --probe, is in no fit")  # fmt: skip
+                       "the largest is in no fit if it is larger than all of --probe")  # fmt: skip
     add_job_options(group, "kind", 3, 600.0, "print the commands of the jobs, start none")
 
 

@@ -163,13 +163,6 @@ class Simulation:
         """Ready for JSON, and the same after it."""
         return json.loads(json.dumps(asdict(self)))
 
-    @classmethod
-    def from_dict(cls, stored: Mapping[str, Any]) -> "Simulation":
-        """The inverse of `as_dict`."""
-        lists = {name: tuple(stored[name]) for name in ("num_ranks", "fragment_lengths", "probe", "check")}
-        envs = None if stored["envs"] is None else Envs(**stored["envs"])
-        return cls(**{**stored, **lists, "envs": envs})
-
     def settings(self, envs: Envs) -> list[Setting]:
         """All jobs, repeat by repeat, in another random order in each."""
         kinds = [*self._probes(envs), *self._checks(envs)]
