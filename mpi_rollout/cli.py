@@ -1,26 +1,43 @@
 """The command line: derived from the configuration, one function per command."""
 
 import argparse
-import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import fields
 from typing import Any
 
 from mpi_rollout import __version__
+from mpi_rollout.agreement import share_refusal
 from mpi_rollout.compare.command import add_compare
-from mpi_rollout.config import RolloutConfig
-from mpi_rollout.errors import RolloutError, UsageError
-from mpi_rollout.mpi import claimed_rank, share_refusal, with_stacks
-from mpi_rollout.options import add_option
+from mpi_rollout.config import RolloutConfig, flag
+from mpi_rollout.console import hold, say, settle
+from mpi_rollout.errors import RolloutError, StorageError, UsageError
+from mpi_rollout.mpi import claimed_rank, with_stacks
+from mpi_rollout.options import add_option, add_run_options
 from mpi_rollout.scaling.options import add_scaling
 from mpi_rollout.tune.options import add_tune
 
-COMMANDS = ("run", "inspect", "verify", "recover", "scaling", "compare", "tune", "plot", "doctor")
-
 
 class Parser(argparse.ArgumentParser):
-    """Refuses wrong options as everything else is refused: one line, once for all ranks, exit code 64."""
+    """Refuses wrong options as everything else is refused: one line, once for all ranks, exit code 64.
+
+    Options must be written out: a new one would else change what a command in a script means.
+
+    Attributes
+    ----------
+    commands
+        The names of its commands.
+    """
+
+    commands: Collection[str] = ()
+
+    def __init__(self, **options: Any):
+        super().__init__(**{"allow_abbrev": False} | options)
+
+    def add_subparsers(self, **options: Any) -> Any:
+        added = super().add_subparsers(**options)
+        self.commands = added.choices  # A view: those that are added later are in it.
+        return added
 
     def error(self, message: str) -> None:
         raise UsageError(f"{message}; see {self.prog} --help")
@@ -28,11 +45,13 @@ class Parser(argparse.ArgumentParser):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; return its exit code."""
+    hold()
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if not arguments or arguments[0] not in (*COMMANDS, "-h", "--help", "--version"):
+    parser = make_parser()
+    if not arguments or arguments[0] not in (*parser.commands, "-h", "--help", "--version"):
         arguments.insert(0, "run")
     try:
-        options, unknown = make_parser().parse_known_args(arguments)
+        options, unknown = parser.parse_known_args(arguments)
         if unknown:
             raise UsageError(
                 f"unrecognized arguments: {' '.join(unknown)}; see python -m mpi_rollout {arguments[0]} --help"
@@ -42,12 +61,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(error, UsageError):
             error = share_refusal(error)
         if claimed_rank() == 0:
-            sys.stdout.flush()
-            sys.stderr.write(f"mpi_rollout: {error}\n")
+            say(f"mpi_rollout: {error.shown(flag)}\n")
         return error.exit_code
     except BrokenPipeError:  # The reader of our output has gone, as `head` does.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    finally:
+        settle()
 
 
 def make_parser() -> Parser:
@@ -59,11 +78,11 @@ def make_parser() -> Parser:
     )
     parser.add_argument("--version", action="version", version=f"mpi_rollout {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    run = commands.add_parser("run", help="collect experience (the default command)", allow_abbrev=False)
+    run = commands.add_parser("run", help="collect experience (the default command)")
     for each in fields(RolloutConfig):
         add_option(run, each)
     run.set_defaults(command=run_command)
-    inspect = commands.add_parser("inspect", help="tell what is in a file, complete or not")
+    inspect = commands.add_parser("inspect", help="show what is in a file, complete or not")
     inspect.add_argument("file", metavar="FILE")
     inspect.add_argument("--json", action="store_true", help="print it as one line of JSON")
     inspect.add_argument(
@@ -90,8 +109,12 @@ def add_plot(commands: Any) -> None:
 
 def add_doctor(commands: Any) -> None:
     """Add the command `doctor`."""
-    doctor = commands.add_parser("doctor", help="tell what this machine will do to a run; start it as you start runs")
-    doctor.add_argument("--out", metavar="FOLDER", help="folder of the output (default: results, or this one)")
+    doctor = commands.add_parser("doctor", help="check this machine before a run; start it as you start runs")
+    doctor.add_argument(
+        "--out",
+        metavar="FOLDER",
+        help="folder of the output (default: results if it is there, else the current folder)",
+    )
     doctor.add_argument("--env", metavar="ID", help="make this env and time its steps")
     doctor.add_argument("--json", action="store_true", help="print it as one line of JSON")
     doctor.add_argument(
@@ -104,20 +127,54 @@ def add_verify(commands: Any) -> None:
     verify = commands.add_parser("verify", help="check all of a file, complete or not")
     verify.add_argument("file", metavar="FILE")
     verify.add_argument(
-        "--replay", type=int, default=0, metavar="N", help="step N episodes again, from seed and actions, and compare"
+        "--replay",
+        type=int,
+        default=0,
+        metavar="N",
+        help="step N episodes again from their seeds and actions, and compare every byte",
     )
-    verify.add_argument("--replay-seed", type=int, default=0, metavar="SEED", help="which episodes (default: 0)")
+    verify.add_argument(
+        "--replay-seed", type=int, default=0, metavar="SEED", help="seed of the choice of these episodes (default: 0)"
+    )
     verify.add_argument("--json", action="store_true", help="print what was found as one line of JSON")
+    add_run_options(
+        verify.add_argument_group(
+            "envs of a replay", "A replay runs the code of the envs.  Unless they are Gymnasium's own, give the "
+            "options of the run again: the code is then your choice, not the file's."
+        ),
+        ("env", "env_factory", "env_kwargs"),
+    )  # fmt: skip
+    verify.add_argument(
+        "--trust",
+        action="store_true",
+        help="replay with whatever envs the file names; this runs code that the file chooses",
+    )
     verify.set_defaults(command=verify_command)
 
 
 def add_recover(commands: Any) -> None:
-    recover = commands.add_parser("recover", help="make a complete file of what a killed run has committed")
+    recover = commands.add_parser("recover", help="make a complete file of the steps that a killed run has committed")
     recover.add_argument("file", metavar="FILE.part")
     recover.add_argument("dest", metavar="DEST", nargs="?", help="file to write; must not exist (default: FILE)")
-    recover.add_argument("--num-steps", type=int, metavar="N", help="only the first N steps of each env")
+    recover.add_argument("--num-steps", type=int, metavar="N", help="take only the first N steps of each env")
     recover.add_argument("--json", action="store_true", help="print what was found as one line of JSON")
     recover.set_defaults(command=recover_command)
+
+
+def show(lines: list[str]) -> None:
+    """Print what a command has to say.
+
+    Raises
+    ------
+    StorageError
+        It cannot be written; but that the reader has gone, as `head` does, is no failure.
+    """
+    try:
+        print("\n".join(lines), flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise StorageError(f"cannot write to stdout: {error.strerror}") from error
 
 
 def run_command(options: argparse.Namespace) -> int:
@@ -130,7 +187,7 @@ def run_command(options: argparse.Namespace) -> int:
 def inspect_command(options: argparse.Namespace) -> int:
     from mpi_rollout.inspection import inspect
 
-    print("\n".join(inspect(options.file, options.json, options.plot)))
+    show(inspect(options.file, options.json, options.plot))
     return 0
 
 
@@ -145,7 +202,7 @@ def plot_command(options: argparse.Namespace) -> int:
     # What is none of these is a study, or refused as if it were.
     drawers = {simulation.FORMAT: plot_simulation, comparison.FORMAT: plot_comparison}
     for path in options.files:
-        print("\n".join(drawers.get(format_of(path), plot_study)(path)))
+        show(drawers.get(format_of(path), plot_study)(path))
     return 0
 
 
@@ -158,12 +215,13 @@ def doctor_command(options: argparse.Namespace) -> int:
 def verify_command(options: argparse.Namespace) -> int:
     from mpi_rollout.durability import verify
 
-    print("\n".join(verify(options.file, options.replay, options.replay_seed, options.json)))
+    consent = {name: getattr(options, name) for name in ("env", "env_factory", "env_kwargs", "trust")}
+    show(verify(options.file, options.replay, options.replay_seed, options.json, **consent))
     return 0
 
 
 def recover_command(options: argparse.Namespace) -> int:
     from mpi_rollout.durability import recover
 
-    print("\n".join(recover(options.file, options.dest, options.num_steps, options.json)))
+    show(recover(options.file, options.dest, options.num_steps, options.json))
     return 0

@@ -1,23 +1,24 @@
-"""What a run is told: one frozen dataclass, from which the command line is derived and which the file stores."""
+"""The configuration of a run: one frozen dataclass.  The command line is derived from it, and the file stores it."""
 
 import importlib
 import json
 import platform
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
-import gymnasium
 import numpy as np
 
 from mpi_rollout import __version__
 from mpi_rollout.deadline import seconds_of
-from mpi_rollout.errors import UsageError
+from mpi_rollout.errors import DataError, UsageError, words_of
 
 VECTORIZATION_MODES = ("sync", "vector_entry_point")
 MODES = ("sync", "async")
 ON_ENV_ERROR = ("abort", "restart")
 FAULT_TOLERANCE = ("abort", "shrink")
+ACTION_MODES = ("check", "clip", "pass")
 WAITS = ("auto", "spin", "sleep")
 PROGRESS = ("auto", "bar", "lines", "none")
 
@@ -36,14 +37,15 @@ MAX_TIMEOUT_S = 1e6  # faulthandler counts microseconds in 64 bits; this is elev
 
 # What decides on the data, and so must not change when a run is continued.
 DATA_OPTIONS = (
-    "env", "env_factory", "env_kwargs", "num_envs", "num_steps", "seed", "policy", "vectorization_mode", "trajectories"
+    "env", "env_factory", "env_kwargs", "num_envs", "num_steps", "seed", "policy", "vectorization_mode", "trajectories",
+    "actions",
 )  # fmt: skip
 LEAST = {
     "num_envs": 1, "num_steps": 1, "seed": 0, "num_groups": 1, "batch_size": 1, "expect_ranks": 1, "max_env_restarts": 1
 }  # fmt: skip
 CHOICES = {
     "vectorization_mode": VECTORIZATION_MODES, "mode": MODES, "ft": FAULT_TOLERANCE, "on_env_error": ON_ENV_ERROR,
-    "wait": WAITS, "progress": PROGRESS,
+    "wait": WAITS, "progress": PROGRESS, "actions": ACTION_MODES,
 }  # fmt: skip
 
 
@@ -58,55 +60,93 @@ class RolloutConfig:
     """
 
     env: str | None = option(
-        None, "env id, as gymnasium.make takes it: CartPole-v1, ale_py:ALE/Breakout-v5", metavar="ID"
+        None, "id of a registered env, as gymnasium.make takes it: CartPole-v1, ale_py:ALE/Breakout-v5", metavar="ID"
     )
     env_factory: str | None = option(
-        None, "callable that returns one env, for envs that are not registered", metavar="MODULE:CALLABLE"
+        None,
+        "callable that returns one env, for envs that are not registered; if it has a parameter env_index, it gets "
+        "the index of the env",
+        metavar="MODULE:CALLABLE",
     )
-    env_kwargs: dict[str, Any] = option(dict, "JSON object of keyword arguments for the env", metavar="JSON")
-    num_envs: int = option(64, "envs over all ranks")
-    num_steps: int = option(1000, "steps of each env")
-    seed: int = option(0, "of everything random")
-    policy: str = option("random", "random, or a callable that takes batched observations", metavar="MODULE:CALLABLE")
+    env_kwargs: dict[str, Any] | list[dict[str, Any]] = option(
+        dict,
+        "keyword arguments of the envs: a JSON object for all envs, or a list with one object for each env",
+        metavar="JSON",
+    )
+    num_envs: int = option(64, "number of envs over all ranks")
+    num_steps: int = option(1000, "number of steps of each env")
+    seed: int = option(0, "seed of all random numbers")
+    policy: str = option(
+        "random",
+        "random, or a callable that makes a batch of actions from a batch of observations",
+        metavar="MODULE:CALLABLE",
+    )
+    actions: str = option(
+        "check", "what to do with actions outside of the action space: check refuses them, but corrects rounding "
+        "errors; clip sets them to the nearest bound; pass gives floats to the env as they are, and refuses integers "
+        "that are outside",
+        choices=ACTION_MODES,
+    )  # fmt: skip
     out: str = option(
-        "results/rollout.h5", "file to write; if the same run was interrupted there, it is continued", metavar="FILE"
+        "results/rollout.h5",
+        "file to write; if the same run was interrupted, the same command continues it",
+        metavar="FILE",
     )
     vectorization_mode: str = option(
-        "sync", "how a rank steps its envs: one after the other, or by the env's own vectorized version",
+        "sync", "how a rank steps its envs: sync, one after the other; vector_entry_point, by the env's own vectorized "
+        "version",
         choices=VECTORIZATION_MODES,
     )  # fmt: skip
     mode: str = option(
-        "sync", "all ranks in lockstep, or whichever rank is ready first", choices=MODES,
+        "sync", "sync: all ranks take each step together; async: the rank that is ready first is served first",
+        choices=MODES,
     )  # fmt: skip
-    num_groups: int = option(1, "groups of envs that are stepped in turn: 2 let the ranks step while the policy works")
-    batch_size: int = option(1, "with --mode async, the ranks whose envs the policy is given together")
-    dedicated_root: bool = option(False, "rank 0 steps no envs")
+    num_groups: int = option(
+        1, "number of groups of envs that are stepped in turn; with 2, the ranks step one group while the policy works "
+        "on the other",
+    )  # fmt: skip
+    batch_size: int = option(1, "with --mode async, the number of ranks whose envs the policy gets in one call")
+    dedicated_root: bool = option(False, "rank 0 steps no envs; it only drives the other ranks")
     wait: str = option(
-        "auto", "how a rank waits for messages: at the cost of its core, which is quickest, or asleep; auto is asleep "
-        "where a host has four ranks or more for each core", choices=WAITS,
+        "auto", "how a rank waits for messages: spin (fastest, uses the core) or sleep; auto sleeps where a host has "
+        "four ranks or more for each core", choices=WAITS,
     )  # fmt: skip
-    trajectories: bool = option(True, "store what the envs did, not the throughput alone")
-    measure_limit: bool = option(False, "measure bare env.step loops between parts of the run and tell the ratio")
-    limit_s: float = option(1.0, "with --measure-limit, seconds of each of its six measurements", metavar="S")
+    trajectories: bool = option(True, "measure throughput only; store no trajectories")
+    measure_limit: bool = option(
+        False, "between parts of the run, measure bare env.step loops too, and compare the run with them"
+    )
+    limit_s: float = option(1.0, "with --measure-limit, seconds of each of the six measurements", metavar="S")
     on_env_error: str = option(
-        "abort", "an env that fails ends the run, or is made anew: its episode is then truncated and faulted",
+        "abort", "what to do when an env raises: abort ends the run; restart makes the env again and marks its episode "
+        "as truncated and faulted",
         choices=ON_ENV_ERROR,
     )  # fmt: skip
-    max_env_restarts: int = option(10, "with --on-env-error restart, how often each env may be made anew", metavar="N")
+    max_env_restarts: int = option(10, "with --on-env-error restart, how often each env may be made again", metavar="N")
     env_timeout: float | None = option(
-        None, "seconds that a step or reset may take; one that takes longer is an error of that env", metavar="S"
+        None, "seconds that a step or reset of an env may take; a longer one is an error of that env", metavar="S"
     )
-    check_finite: bool = option(False, "NaN and infinity in observations and rewards are errors of the env")
+    check_finite: bool = option(False, "treat NaN and infinity in observations and rewards as errors of the env")
+    strict_dtypes: bool = option(
+        False, "refuse observations whose dtype is not that of their space; by default they are cast, as Gymnasium "
+        "does it, and a warning names the env",
+    )  # fmt: skip
     max_walltime: str | None = option(
-        None, "stop in time, with all steps committed, before this much time has passed: 01:30:00, as SLURM writes it",
+        None, "stop before the run has taken this long, with all steps committed; written as SLURM does: 01:30:00",
         metavar="TIME",
     )  # fmt: skip
     ft: str = option(
-        "abort", "when a rank is lost: end the job, or go on without its envs (mpirun --with-ft ulfm)",
+        "abort", "what to do when a rank is lost: abort ends the job; shrink goes on without its envs, and needs "
+        "mpirun --with-ft ulfm",
         choices=FAULT_TOLERANCE,
     )  # fmt: skip
-    expect_ranks: int | None = option(None, "refuse to run on any other number of ranks", metavar="N")
-    progress: str = option("auto", "how to tell how far it is: a bar on a terminal, else lines", choices=PROGRESS)
+    start_timeout: float = option(
+        600.0, "seconds that ranks wait for each other at the start; imports can take minutes where thousands of ranks "
+        "share a file system", metavar="S",
+    )  # fmt: skip
+    expect_ranks: int | None = option(None, "refuse to run on another number of ranks", metavar="N")
+    progress: str = option(
+        "auto", "how to show the progress; auto is a bar on a terminal, else lines", choices=PROGRESS
+    )
     json: bool = option(False, "print the summary as one line of JSON")
 
     def __post_init__(self):
@@ -119,17 +159,18 @@ class RolloutConfig:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise UsageError(f"{flag(name)} must be at least {least}, got {value}")
-        if not isinstance(self.env_kwargs, dict):
-            raise UsageError(f"--env-kwargs must be a JSON object, got {json.dumps(self.env_kwargs)}")
+        for kwargs in self.env_kwargs if isinstance(self.env_kwargs, list) else [self.env_kwargs]:
+            if not isinstance(kwargs, dict):
+                raise UsageError(
+                    f"--env-kwargs must be a JSON object, or a list of one for each env, got {json.dumps(kwargs)}"
+                )
         for name, allowed in CHOICES.items():
             if getattr(self, name) not in allowed:
                 raise UsageError(f"{flag(name)} must be one of {', '.join(allowed)}, got {getattr(self, name)}")
-        if not 0 < self.limit_s <= MAX_TIMEOUT_S:
-            raise UsageError(f"--limit-s must be more than 0 s and at most {MAX_TIMEOUT_S:g}, got {self.limit_s:g}")
-        if self.env_timeout is not None and not 0 < self.env_timeout <= MAX_TIMEOUT_S:
-            raise UsageError(
-                f"--env-timeout must be more than 0 s and at most {MAX_TIMEOUT_S:g}, got {self.env_timeout:g}"
-            )
+        for name in ("limit_s", "env_timeout", "start_timeout"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value <= MAX_TIMEOUT_S:
+                raise UsageError(f"{flag(name)} must be more than 0 s and at most {MAX_TIMEOUT_S:g}, got {value:g}")
         if self.max_walltime is not None:
             seconds_of(self.max_walltime)
         if self.mode == "async" and self.num_groups > 1:
@@ -148,10 +189,66 @@ class RolloutConfig:
         """All values, keys sorted."""
         return json.dumps(asdict(self), sort_keys=True)
 
+    @classmethod
+    def from_json(cls, text: Any, path: str) -> "RolloutConfig":
+        """Read what `to_json` has given to a file.  Options that the file does not have yet get their defaults.
+
+        Parameters
+        ----------
+        text
+            The file's attribute `config`; a damaged file may have anything there.
+        path
+            Of the file, for messages.
+
+        Raises
+        ------
+        DataError
+            It is no configuration, or a newer version's, which has options that are unknown here.
+        """
+        try:
+            values = json.loads(text)
+        except (TypeError, ValueError, RecursionError):
+            values = None
+        if not isinstance(values, dict):
+            raise DataError(f"{path}: its attribute config should be a JSON object, got {str(text)[:80]!r}")
+        kinds = get_type_hints(cls)
+        if unknown := sorted(values.keys() - kinds.keys()):
+            raise DataError(
+                f"{path}: its run had the option {flag(unknown[0])}, which mpi_rollout {__version__} does not know; "
+                "read it with the version that wrote it"
+            )
+        for name, value in values.items():
+            if not _is_of(value, kinds[name]):
+                raise DataError(f"{path}: {flag(name)} of its run cannot be {json.dumps(value)[:80]}")
+        try:
+            return cls(**values)
+        except UsageError as error:
+            raise DataError(f"{path}: no run has its options: {error}") from error
+
+
+def _is_of(value: Any, kind: Any) -> bool:
+    """Tell whether a value read from JSON has the type of a field; a whole number is a float as well."""
+    types = [get_origin(each) or each for each in (get_args(kind) if isinstance(kind, UnionType) else (kind,))]
+    return type(value) in types or (type(value) is int and float in types)
+
 
 def flag(name: str) -> str:
     """A field's option as the user types it."""
     return "--" + name.replace("_", "-")
+
+
+def switch(name: str) -> str:
+    """An option without a value, as the user types it: it changes what is so by default."""
+    return flag("no-" + name if getattr(RolloutConfig, name) else name)
+
+
+def difference(name: str, before: Any, now: Any, told: Callable[[Any], str]) -> str:
+    """What a message says of an option that is not what it was; `told` makes words of its values."""
+    if isinstance(now, bool):
+        default = getattr(RolloutConfig, name)
+        words = ("not given" if value in (default, None) else "given" for value in (before, now))
+        return "{} was {}, is {}".format(switch(name), *words)
+    return f"{flag(name)} was {told(before)}, is {told(now)}"
 
 
 def load_callable(spec: str, option_name: str) -> Callable[..., Any]:
@@ -172,9 +269,7 @@ def load_callable(spec: str, option_name: str) -> Callable[..., Any]:
     except AttributeError as error:
         raise UsageError(f"{option_name} {spec}: {error}") from error
     except Exception as error:
-        raise UsageError(
-            f"{option_name} {spec}: cannot import {module_name!r}: {type(error).__name__}: {error}"
-        ) from error
+        raise UsageError(f"{option_name} {spec}: cannot import {module_name!r}: {words_of(error)}") from error
     if not callable(target):
         raise UsageError(f"{option_name} {spec} is {type(target).__name__}, not callable")
     return target
@@ -182,5 +277,7 @@ def load_callable(spec: str, option_name: str) -> Callable[..., Any]:
 
 def versions() -> dict[str, str]:
     """Of what takes part in making the data."""
+    import gymnasium  # Not for whoever only reads a configuration.
+
     found = {"mpi_rollout": __version__, "python": platform.python_version()}
     return found | {"numpy": np.__version__, "gymnasium": gymnasium.__version__}

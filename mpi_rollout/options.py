@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import MISSING, Field, fields
 from typing import Any
 
-from mpi_rollout.config import RolloutConfig, flag
+from mpi_rollout.config import RolloutConfig, flag, switch
 from mpi_rollout.errors import UsageError
 
 MOST = 2**31 - 1  # As MPI counts ranks; and files of studies count in 64 bits what are products of such numbers.
@@ -17,11 +17,8 @@ def add_option(parser: argparse.ArgumentParser, each: Field) -> None:
     default = each.default_factory() if each.default is MISSING else each.default
     help_text = each.metadata["help"]
     if isinstance(default, bool):
-        name = "no-" + each.name if default else each.name
-        parser.add_argument(
-            flag(name), dest=each.name, default=default, help="do not " + help_text if default else help_text,
-            action="store_false" if default else "store_true",
-        )  # fmt: skip
+        action = "store_false" if default else "store_true"
+        parser.add_argument(switch(each.name), dest=each.name, default=default, help=help_text, action=action)
         return
     extra = {key: each.metadata[key] for key in ("choices", "metavar") if key in each.metadata}
     if default not in (None, {}):
@@ -48,26 +45,30 @@ def add_job_options(parser: Any, of: str, repeats: int, timeout_s: float, dry_ru
     dry_run
         What `--dry-run` does.
     """
-    parser.add_argument("--repeats", type=int, default=repeats, help=f"jobs of each {of} (default: {repeats})")
-    parser.add_argument("--order-seed", type=int, default=0, help="of the random order of the jobs (default: 0)")
+    parser.add_argument(
+        "--repeats", type=int, default=repeats, help=f"number of jobs of each {of} (default: {repeats})"
+    )
+    parser.add_argument("--order-seed", type=int, default=0, help="seed of the order of the jobs (default: 0)")
     parser.add_argument(
         "--timeout-s", type=float, default=timeout_s,
-        help=f"end a job, or an env measured by itself, that takes longer; it has failed (default: {timeout_s:g})",
+        help=f"seconds that a job, or an env measured by itself, may take; a longer one fails (default: {timeout_s:g})",
     )  # fmt: skip
     parser.add_argument(
-        "--launcher", default="", help="what starts the ranks, up to -n, such as 'srun --mpi=pmix' (default: mpirun)"
+        "--launcher",
+        default="",
+        help="command that starts the ranks, up to -n, such as 'srun --mpi=pmix' (default: mpirun)",
     )
     parser.add_argument("--dry-run", action="store_true", help=dry_run)
 
 
 def _reader(each: Field) -> Any:
     if each.name == "env_kwargs":
-        return json_object
+        return json_value
     return next((kind for kind in (int, float) if kind.__name__ in str(each.type)), str)
 
 
-def json_object(text: str) -> dict[str, Any]:
-    """Read the value of --env-kwargs.
+def json_value(text: str) -> Any:
+    """Read the value of --env-kwargs; `RolloutConfig` says what it may be.
 
     Raises
     ------

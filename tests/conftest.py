@@ -38,6 +38,13 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return is_left_out or None
 
 
+def pytest_configure() -> None:
+    """Heed the signals that a shell has its background jobs ignore: tests send them, and their jobs inherit that."""
+    for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, handler)
+
+
 @dataclass(frozen=True)
 class Result:
     """What a job left: exit code, output, seconds until all of its processes had gone."""

@@ -20,7 +20,7 @@ OTHER_VALUES = {
     "vectorization_mode": "vector_entry_point", "expect_ranks": "3", "progress": "bar", "mode": "async",
     "num_groups": "2", "batch_size": "3", "max_walltime": "10:00",
     "on_env_error": "restart", "max_env_restarts": "3", "env_timeout": "2.5", "ft": "shrink",
-    "wait": "sleep", "limit_s": "0.5",
+    "wait": "sleep", "limit_s": "0.5", "actions": "clip", "start_timeout": "30",
 }  # fmt: skip
 
 
@@ -125,9 +125,9 @@ BAD = [
     ([*GOOD, "--vectorization-mode", "async"], "argument --vectorization-mode: invalid choice: 'async'"),
     ([*GOOD, "--env-kwargs", "{level: 3}"], "--env-kwargs must be a JSON object such as '{\"level\": 3}', got"),
     ([*GOOD, "--env-kwargs", ""], "--env-kwargs must be a JSON object"),
-    ([*GOOD, "--env-kwargs", "[3]"], "--env-kwargs must be a JSON object, got [3]"),
-    ([*GOOD, "--env-kwargs", "null"], "--env-kwargs must be a JSON object, got null"),
-    ([*GOOD, "--env-kwargs", '"level"'], '--env-kwargs must be a JSON object, got "level"'),
+    ([*GOOD, "--env-kwargs", "[3]"], "--env-kwargs must be a JSON object, or a list of one for each env, got 3"),
+    ([*GOOD, "--env-kwargs", "null"], "--env-kwargs must be a JSON object, or a list of one for each env, got null"),
+    ([*GOOD, "--env-kwargs", '"level"'], 'must be a JSON object, or a list of one for each env, got "level"'),
     ([*GOOD, "--env-kwargs", '{"level": 3}'], "unexpected keyword argument 'level'"),
     (["--env", "CartPole-v1", "--env-kwargs", '{"levle": 3}'], "unexpected keyword argument 'levle'"),
     (["--env", "CartPoel-v1"], "Environment `CartPoel` doesn't exist. Did you mean: `CartPole`?"),
@@ -182,7 +182,7 @@ def test_where_a_space_is_refused_the_message_has_its_place_in_the_tree(job):
 )
 def test_an_env_whose_package_is_missing_names_the_extra_to_install(job, module, code, env, extra):
     message = refused(job, "--env", env, "--out", "run.h5", **stub(job.folder, module, code))
-    assert message.startswith(f"{env}: ")
+    assert message.startswith(f"--env {env}: ")
     assert message.endswith(f"pip install 'mpi_rollout[{extra}]'")
 
 

@@ -10,18 +10,20 @@ from conftest import TESTS, Job, job_environment
 
 PACKAGE = TESTS.parent / "mpi_rollout"
 LAYERS = """
-errors
-deadline cores partition layout seeding timing infos actions config options status interrupts guard
+errors console
+deadline cores partition layout seeding timing infos actions config options status interrupts parent guard
+exits ending temporary
 policy
-mpi waiting messages shrink exchange destination
+mpi agreement waiting messages shrink exchange destination
 envs.outputs envs.inputs envs.time_limits envs.faults envs.members envs.loop envs.restoring envs.bare envs.timed envs
-watchdog slices worker driver vector_env assembly connection sb3 examples.train_ppo
+watchdog slices worker driver turns vector_env assembly session connection sb3 examples.train_ppo
 limit tally collector losses catchup
-storage.child storage.unmarked storage.schema storage.reader storage.episodes
-storage.checksum storage.chunks storage.lock storage.past storage.verification storage.output storage.writer storage
+storage.child storage.unmarked storage.objects storage.contents storage.schema storage.reader storage.episodes
+storage.checksum storage.chunks storage.lock storage.naming storage.past storage.verification storage.output
+storage.writer storage.opening storage
 storage.recovery
 progress report root run
-plots inspection replay durability
+plots inspection consent replay durability
 doctor.findings doctor.probe doctor.launch doctor.rank doctor.ranks doctor.world
 doctor.folder doctor.leftovers doctor.local doctor
 scaling.tables scaling.study scaling.machine scaling.jobs scaling.workplace scaling.samples scaling.file

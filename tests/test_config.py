@@ -1,0 +1,85 @@
+"""The configuration as a file has it: written by this version, an older one, a newer one, or damaged."""
+
+import json
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+import h5py
+import pytest
+from conftest import Job, Start
+
+from mpi_rollout.config import RolloutConfig
+from mpi_rollout.errors import DataError
+from mpi_rollout.storage.schema import digest_of
+
+pytestmark = pytest.mark.any_mpi
+RUN = ("--env", "CartPole-v1", "--num-envs", "2", "--num-steps", "20", "--progress", "none")
+
+
+def change(path: Path, **values: Any) -> None:
+    """Change options of a file, or take out those whose value is None, as another version would have written it."""
+    with h5py.File(path, "r+") as file:
+        options = json.loads(file.attrs["config"]) | values
+        file.attrs["config"] = json.dumps({name: value for name, value in options.items() if value is not None})
+        file.attrs["digest"] = digest_of(file.attrs)
+
+
+def refusal(text: Any) -> str:
+    with pytest.raises(DataError) as error:
+        RolloutConfig.from_json(text, "run.h5")
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_what_is_written_is_read():
+    config = RolloutConfig(env="CartPole-v1", env_kwargs={"a": [1, None]}, limit_s=2, env_timeout=3, num_envs=7)
+    assert RolloutConfig.from_json(config.to_json(), "run.h5") == config
+
+
+def test_options_that_an_older_file_lacks_have_their_defaults():
+    assert RolloutConfig.from_json('{"env": "CartPole-v1"}', "run.h5") == RolloutConfig(env="CartPole-v1")
+
+
+def test_an_option_of_a_newer_version_is_refused_by_its_name():
+    told = refusal('{"env": "CartPole-v1", "num_moons": 3}')
+    assert told.startswith("run.h5: its run had the option --num-moons, which mpi_rollout ")
+    assert told.endswith("does not know; read it with the version that wrote it")
+
+
+@pytest.mark.parametrize(
+    "text", ["", "3", "{", "[" * 100_000, b"\xff", None, h5py.Empty("f")], ids=lambda text: str(text)[:9]
+)
+def test_what_is_no_configuration_is_refused(text: Any):
+    assert refusal(text).startswith("run.h5: its attribute config should be a JSON object, got ")
+
+
+@pytest.mark.parametrize("field", fields(RolloutConfig), ids=lambda each: each.name)
+def test_a_value_of_another_type_is_refused_with_the_option(field: Any):
+    other, written = (3, "3") if isinstance(field.default, bool) else (True, "true")
+    values = asdict(RolloutConfig(env="CartPole-v1")) | {field.name: other}
+    assert f"-{field.name.replace('_', '-')} of its run cannot be {written}" in refusal(json.dumps(values))
+
+
+def test_a_value_that_no_run_can_have_is_refused_with_the_file():
+    told = refusal('{"env": "CartPole-v1", "num_envs": 0}')
+    assert told == "run.h5: no run has its options: --num-envs must be at least 1, got 0"
+
+
+def test_every_reader_takes_files_of_older_versions_and_refuses_those_of_newer_ones(job: Job):
+    path = job.collect(None, *RUN)
+    part = job.folder / "run.h5.part"
+    part.write_bytes(path.read_bytes())
+    readers = [("inspect", path), ("verify", path), ("verify", path, "--replay", "1"), (*RUN, "--out", path)]
+    readers = [("recover", part, job.folder / "new.h5"), *readers]
+    for each in (path, part):
+        change(each, check_finite=None, wait=None, policy=None)
+    assert [(result.code, result.num_tracebacks) for result in job.series([Start(each) for each in readers])] == [
+        (0, 0)
+    ] * 5
+    (job.folder / "new.h5").unlink()
+    for each in (path, part):
+        change(each, num_moons=3)
+    for result in job.series([Start(each) for each in readers]):
+        assert (result.code, result.out, result.num_tracebacks) == (65, "", 0)
+        assert "its run had the option --num-moons" in result.err and result.err.count("\n") == 1
