@@ -2,8 +2,8 @@
 
 MPI's own waits spin.  Nothing is quicker where each rank has a core to itself, and where two or three share one they
 are still quicker: both MPIs let others run then.  Of 64 ranks on two cores those who wait take MPICH's cores from those
-who work (results/README.md, "How ranks wait").  So where a host has many more ranks than cores, which is for envs that
-wait themselves, ranks look, sleep, and look again.
+who work (results/measured/README.md, "How ranks wait").  So where a host has many more ranks than cores, which is for
+envs that wait themselves, ranks look, sleep, and look again.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Measure the figures of results/README.md again: python results/measure.py limit|lockstep|store|start|root.
+"""Measure the figures of README.md beside it again: python results/measured/measure.py limit|lockstep|store|start|root.
 
 Each prints a Markdown table with machine and date.  Ratios are taken between things that ran side by side in one
 run, several times, and are given as median and range; absolute times of a shared machine drift.
@@ -255,5 +255,5 @@ if __name__ == "__main__":
     }
     if what not in measures:
         sys.exit(__doc__)
-    print(f"{machine()}: `python results/measure.py {' '.join(sys.argv[1:])}`\n")
+    print(f"{machine()}: `python results/measured/measure.py {' '.join(sys.argv[1:])}`\n")
     measures[what](*words)

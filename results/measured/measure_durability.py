@@ -1,4 +1,4 @@
-"""Measure what durability costs: python results/measure_durability.py cost|resume [ROUNDS].
+"""Measure what durability costs: python results/measured/measure_durability.py cost|resume [ROUNDS].
 
 cost    runs that store, beside the same with a writer that takes no care: no checksums, no SWMR mode, no commits but
         the last, no status file; and beside the same with all that watches envs switched on
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from measure import BIN, machine, mpirun, spread
 
-TESTS = Path(__file__).resolve().parent.parent / "tests"
+TESTS = Path(__file__).resolve().parents[2] / "tests"
 CARTPOLE = "--env CartPole-v1 --num-envs 64 --num-steps 30000 --measure-limit"
 WATCHING = "--on-env-error restart --env-timeout 60 --check-finite"
 PENDULUM = "--env Pendulum-v1 --num-envs 256 --num-steps 1600 --policy stopping:torque"

@@ -1,4 +1,4 @@
-"""Measure the trainer's figures of results/README.md again: python results/measure_envs.py step|groups|ready.
+"""Measure the trainer's figures again: python results/measured/measure_envs.py step|groups|ready.
 
 Every system runs in processes of its own, one after the other, five rounds; ratios are taken within a round, and
 given as median and range.  Env steps are transitions: rows that only reset are not counted.
@@ -259,7 +259,7 @@ if __name__ == "__main__":
         if found is not None:
             print(found)
     elif what in RATIOS:
-        print(f"{machine()}: `python results/{Path(__file__).name} {what}`\n")
+        print(f"{machine()}: `python results/measured/{Path(__file__).name} {what}`\n")
         measure(RATIOS[what])
     else:
         sys.exit(__doc__)

@@ -1,4 +1,4 @@
-"""Measure how long a job that was stopped in time is away: python results/measure_requeue.py [ROUNDS].
+"""Measure how long a job that was stopped in time is away: python results/measured/measure_requeue.py [ROUNDS].
 
 Each round submits collect.sbatch to a SLURM of two virtual nodes on this machine (tests/slurm_cluster.py, which needs
 root), tells it to stop as SLURM does before a time limit, and takes from slurmctld's log and from the run itself:
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from measure import machine, spread
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 
 from conftest import TESTS
 from slurm_cluster import Cluster, cluster, missing

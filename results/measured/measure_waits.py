@@ -1,4 +1,4 @@
-"""Measure what spinning and sleeping waits cost: python results/measure_waits.py [ROUNDS].
+"""Measure what spinning and sleeping waits cost: python results/measured/measure_waits.py [ROUNDS].
 
 Envs that sleep need no core, so many ranks can be tried on few: what their runs lose is what the waits of the others
 take.  On cores of their own, and where real envs share cores, ratios say which wait is for what.

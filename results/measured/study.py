@@ -1,7 +1,7 @@
 """Do more envs in parallel give better returns for the same env steps, or only more of them a second?
 
-    python results/study.py run     trains on 2 ranks, for about ten minutes: results/study.json
-    python results/study.py draw    results/study.png, and a Markdown table
+    python results/measured/study.py run     trains on 2 ranks, for about ten minutes: results/measured/study.json
+    python results/measured/study.py draw    results/measured/study.png, and a Markdown table
 
 PPO on CartPole-v1.  Whatever the number of envs, each update learns from the same number of env steps, in the same
 minibatches and epochs, and runs have equally many updates: only how these steps are made differs, by few envs in long
