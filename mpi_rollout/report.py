@@ -110,7 +110,7 @@ class Outcome:
         state = "complete" if self.complete else "unfinished"
         lines = [
             f"{self.env_steps:,} env steps in {self.seconds:.2f} s: {self.env_steps_per_s:,.0f} env steps/s "
-            f"({self.num_envs} envs x {self.num_steps:,} steps on {self.num_ranks} ranks)",
+            f"({self.num_envs} envs x {self.num_steps - self.num_steps_before:,} steps on {self.num_ranks} ranks)",
             f"{'time' if self.in_lockstep else 'time of the root'}: {shares}",
             f"slowest rank: {slowest} ({host}), {self.step_s[slowest]:.2f} s in its envs; ranks on average "
             f"{self.mean_s:.2f} s",
@@ -122,6 +122,10 @@ class Outcome:
                 f"limit: {limit:,.0f} env steps/s (bare env.step loops on all ranks at once); the run reached "
                 f"{self.ratio_to_limit:.3f} of it (median of {len(ratios)} parts, "
                 f"{min(ratios):.3f} to {max(ratios):.3f})"
+            )
+        if self.num_steps_before:
+            lines.insert(
+                1, f"this start only: earlier ones took {self.num_steps_before:,} of the {self.num_steps:,} steps"
             )
         if self.restarts:
             first = ", ".join(map(str, list(self.restarts)[:8])) + (", ..." if len(self.restarts) > 8 else "")

@@ -201,6 +201,17 @@ def test_the_limit_is_measured_between_the_parts_of_a_run_and_told(job, num_rank
     assert line.endswith(f"the run reached {median:.3f} of it (median of 5 parts, {low:.3f} to {high:.3f})")
 
 
+def test_the_summary_of_a_continued_run_says_that_it_is_of_its_last_start():
+    outcome = Outcome(
+        "run.h5", 1, num_envs=4, num_steps=1000, env_steps=2400, seconds=2.0, phases=dict.fromkeys(PHASES, 0.1),
+        ranks=[{"host": "node7"}], step_s=[1.0], slowest_s=1.0, mean_s=1.0, num_steps_before=400,
+    )  # fmt: skip
+    assert outcome.lines()[:2] == [
+        "2,400 env steps in 2.00 s: 1,200 env steps/s (4 envs x 600 steps on 1 ranks)",
+        "this start only: earlier ones took 400 of the 1,000 steps",
+    ]
+
+
 def test_a_rank_without_envs_sleeps_while_the_others_measure_the_limit(monkeypatch):
     """What spins in a wait instead may take the core of a bare loop."""
     slept, barriers = [], []
