@@ -61,7 +61,7 @@ def test_a_complete_study_is_told_again_and_no_job_is_started(job: Job):
 def test_a_job_that_fails_is_kept_with_its_error_and_the_study_goes_on(job: Job):
     result = study(job, FAIL="2")
     assert result.code == 70
-    assert result.messages[-1] == "2 of 6 jobs failed; study.h5 has their errors"
+    assert result.messages[-1].startswith("2 of 6 jobs failed; study.h5 has their errors, ")
     error = "exit code 70: rank 1 (node7): the env has lost its licence"
     assert {each.error for each in stored(job).samples.jobs if each.num_ranks == 2} == {error}
     assert stored(job).samples.points == set(stored(job).study.order())
@@ -161,12 +161,13 @@ def test_two_processes_do_not_do_the_same_study(job: Job):
 
 
 def test_a_dry_run_prints_the_commands_and_starts_none(job: Job):
-    result = study(job, "--dry-run")
+    result = study(job, "--actions", "clip", "--strict-dtypes", "--dry-run")
     assert (result.code, result.err) == (0, "") and list(job.folder.iterdir()) == []
     commands = [shlex.split(line) for line in result.out.splitlines()]
     assert len(commands) == 7
     for command in commands:
-        assert command[:3] == [*shlex.split(LAUNCHER), "-n"] and "--env=CartPole-v1" in command
+        assert command[:3] == [*shlex.split(LAUNCHER), "-n"]
+        assert {"--env=CartPole-v1", "--actions=clip", "--strict-dtypes"} <= {*command}
     assert Counter(command[3] for command in commands[1:]) == ALL
 
 
@@ -179,6 +180,7 @@ def test_a_dry_run_prints_the_commands_and_starts_none(job: Job):
         (["--ranks", ""], 64, "--ranks must be numbers of ranks"),
         (["--timeout-s", "0"], 64, "--timeout-s must be more than 0 and finite, got 0"),
         (["--timeout-s", "nan"], 64, "--timeout-s must be more than 0 and finite, got nan"),
+        (["--json"], 64, "--json is for --dry-run"),
         (["--repeats", "0"], 64, "--repeats must be at least 1, got 0"),
         (["--num-steps", "0"], 64, "--num-steps must be at least 1, got 0"),
         (["--num-envs", "3"], 64, "--num-envs must be at least the largest of --ranks, got 3 envs for 4 ranks"),

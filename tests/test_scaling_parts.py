@@ -1,5 +1,6 @@
 """Studies whose numbers of ranks are measured apart, each by a command of its own, and put together."""
 
+import json
 import shlex
 from pathlib import Path
 
@@ -105,9 +106,10 @@ def test_what_was_put_together_before_stays_when_parts_are_removed(job: Job):
 def test_jobs_that_failed_are_told_of_by_the_part_and_by_the_whole(job: Job):
     results = [study(job, "--only", str(num_ranks), FAIL="2") for num_ranks in RANKS]
     assert [result.code for result in results] == [0, 70, 0]
-    assert results[1].messages[-1] == "2 of 2 jobs failed; study.h5.parts/2.h5 has their errors"
+    again = "and the command that began the study does them again with --redo-failed"
+    assert results[1].messages[-1] == f"2 of 2 jobs failed; study.h5.parts/2.h5 has their errors, {again}"
     result = gather(job)
-    assert (result.code, result.messages) == (70, ["2 of 6 jobs failed; study.h5 has their errors"])
+    assert (result.code, result.messages) == (70, [f"2 of 6 jobs failed; study.h5 has their errors, {again}"])
 
 
 def test_jobs_that_failed_are_done_again_if_one_asks_for_it(job: Job):
@@ -116,8 +118,12 @@ def test_jobs_that_failed_are_done_again_if_one_asks_for_it(job: Job):
     assert gather(job).code == 70
     assert study(job, "--dry-run").out.strip() == ""
     (job.folder / "log").unlink()
-    left = study(job, "--dry-run", "--redo-failed").out.splitlines()
-    assert [line.split(" -n ")[1].split()[0] for line in left] == ["2", "2", "2"]
+    assert json.loads(study(job, "--dry-run", "--json").out) == {"jobs": [], "warm_up": None, "num_failed": 2}
+    left = study(job, "--dry-run", "--redo-failed")
+    found = json.loads(study(job, "--dry-run", "--redo-failed", "--json").out)
+    assert [found["warm_up"], *(each["command"] for each in found["jobs"])] == left.out.splitlines()
+    assert [(each["num_ranks"], each["repeat"]) for each in found["jobs"]] == [(2, 0), (2, 1)]
+    assert found["num_failed"] == 0
     assert study(job, "--only", "2", "--redo-failed").code == 0 and started(job) == ["2", "2", "2"]
     assert gather(job).code == 0 and stored(job).samples.num_failed == 0 and len(stored(job).samples.jobs) == 6
 

@@ -86,6 +86,12 @@ def test_what_differs_between_studies_is_said_in_the_words_of_the_command_line()
     ]  # fmt: skip
 
 
+def test_a_study_that_was_stored_before_there_was_an_option_had_its_default():
+    stored = make_study()
+    assert differences(stored, make_study(actions="check", strict_dtypes=False)) == []
+    assert differences(stored, make_study(actions="clip")) == ["--actions was check, is clip"]
+
+
 # Samples.
 
 

@@ -3,6 +3,7 @@
 import argparse
 from typing import Any
 
+from mpi_rollout.errors import UsageError
 from mpi_rollout.options import add_job_options, add_run_options, ranks_list
 from mpi_rollout.scaling.sim.options import add_sim
 from mpi_rollout.scaling.study import RUN_OPTIONS, Study
@@ -29,6 +30,7 @@ def _add_kind(kinds: Any, kind: str, size: str) -> None:
                         f"interrupted there, it is continued (default: results/{kind}.h5)")  # fmt: skip
     parser.add_argument("--only", type=int, metavar="R", help="do only the jobs of R ranks, for example in a batch job "
                         "of their own; they go to FILE.parts; `scaling gather FILE` puts them together")  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="with --dry-run: print what is left as one line of JSON")
     parser.add_argument("--redo-failed", action="store_true", help="do failed jobs again; by default they stay failed")
     add_run_options(parser, RUN_OPTIONS)
     parser.set_defaults(command=scaling_command, kind=kind)
@@ -44,12 +46,17 @@ def _add_gather(kinds: Any) -> None:
 
 def scaling_command(options: argparse.Namespace) -> int:
     """Measure."""
-    from mpi_rollout.scaling.runner import measure  # h5py is not for --help.
+    from mpi_rollout.scaling.runner import measure, show_plan  # h5py is not for --help.
 
     run = {name: getattr(options, name) for name in RUN_OPTIONS}
     names = ("kind", "ranks", "size", "repeats", "order_seed")
     study = Study(*(getattr(options, name) for name in names), run, options.launcher.strip())
-    return measure(study, options.out, options.timeout_s, options.dry_run, options.only, options.redo_failed)
+    how = (study, options.out, options.timeout_s, options.only, options.redo_failed)
+    if options.dry_run:
+        return show_plan(*how, options.json)
+    if options.json:
+        raise UsageError("--json is for --dry-run; the results are in the file of the study")
+    return measure(*how)
 
 
 def gather_command(options: argparse.Namespace) -> int:

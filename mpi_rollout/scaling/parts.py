@@ -109,5 +109,8 @@ def gather(out: str) -> int:
 def check_failures(file: StudyFile, out: str) -> int:
     """0, if no job failed; otherwise RolloutError."""
     if file.samples.num_failed:
-        raise RolloutError(f"{file.samples.num_failed} of {len(file.samples.jobs)} jobs failed; {out} has their errors")
+        raise RolloutError(
+            f"{file.samples.num_failed} of {len(file.samples.jobs)} jobs failed; {out} has their errors, and the "
+            "command that began the study does them again with --redo-failed"
+        )
     return 0

@@ -4,9 +4,10 @@ A study is one job after the other, each started as a person would start it, by 
 `--dry-run` prints.  This process only waits meanwhile.  It starts no MPI, so it runs where mpirun runs.
 """
 
+import json
 import shlex
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mpi_rollout.errors import Interrupted, UsageError
@@ -31,21 +32,44 @@ from mpi_rollout.storage.output import check_folder
 WARM_UP = -1
 
 
-def commands(study: Study, out: str, only: int | None, redo_failed: bool = False) -> list[str]:
-    """The commands of what is left of a study as a shell would take them: the warm-up, then the jobs in their order."""
+@dataclass(frozen=True)
+class Plan:
+    """What is left of a study: a warm-up, and the jobs in their order, with their commands as a shell would take them.
+
+    Parameters
+    ----------
+    num_failed
+        How many jobs failed before and stay so.
+    """
+
+    commands: dict[Point, str]
+    num_failed: int = 0
+
+    def as_json(self) -> str:
+        """For scripts: jobs (num_ranks, repeat, command), warm_up (a command, or null), num_failed."""
+        warm_up = next((command for point, command in self.commands.items() if point.repeat == WARM_UP), None)
+        jobs = [point._asdict() | {"command": command} for point, command in self.commands.items()
+                if point.repeat != WARM_UP]  # fmt: skip
+        return json.dumps({"jobs": jobs, "warm_up": warm_up, "num_failed": self.num_failed})
+
+
+def plan(study: Study, out: str, only: int | None, redo_failed: bool = False) -> Plan:
+    """Find what is left of a study."""
     stored = gathered(out)
-    done = _done(stored.samples, redo_failed) if stored else set()
     if stored:
         # Asked where a batch job is not: neither the launcher nor the machine is that of the jobs.
         check_same_study(
             out, replace(stored, study=replace(stored.study, launcher=study.launcher)), study, stored.facts
         )
-    left = [point for point in _order(study, only) if point not in done]
+    samples = stored.samples if stored else Samples()
+    order, done = _order(study, only), _done(samples, redo_failed)
+    left = [point for point in order if point not in done]
     launcher, folder = told_launcher(study.launcher), job_folder(_file_of(out, only))
-    return [
-        shlex.join(study.command(launcher, sys.executable, point.num_ranks, str(_job_out(folder, point))))
+    commands = {
+        point: shlex.join(study.command(launcher, sys.executable, point.num_ranks, str(_job_out(folder, point))))
         for point in ([_warm_up(left)] if left else []) + left
-    ]
+    }
+    return Plan(commands, len(done & samples.failed & {*order}))
 
 
 def _job_out(folder: Path, point: Point) -> Path:
@@ -65,8 +89,32 @@ def _done(samples: Samples, redo_failed: bool) -> set[Point]:
     return samples.points - (samples.failed if redo_failed else set())
 
 
+def show_plan(
+    study: Study, out: str, timeout_s: float, only: int | None, redo_failed: bool, as_json: bool
+) -> int:  # fmt: skip
+    """Print the commands of what is left, start none; return the exit code.  Raises what `measure` does."""
+    check(study, out, timeout_s, only)
+    found = plan(study, out, only, redo_failed)
+    print(found.as_json() if as_json else "\n".join(found.commands.values()))
+    return 0
+
+
+def check(study: Study, out: str, timeout_s: float, only: int | None) -> None:
+    """Refuse what cannot be done before anything is started.
+
+    Raises
+    ------
+    UsageError, StorageError
+        An option cannot be, or there is no folder for the file.
+    """
+    check_seconds("--timeout-s", timeout_s)
+    if only not in (None, *study.num_ranks):
+        raise UsageError(f"--only must be one of --ranks ({', '.join(map(str, study.num_ranks))}), got {only}")
+    check_folder(out)
+
+
 def measure(
-    study: Study, out: str, timeout_s: float, dry_run: bool = False, only: int | None = None, redo_failed: bool = False
+    study: Study, out: str, timeout_s: float, only: int | None = None, redo_failed: bool = False
 ) -> int:  # fmt: skip
     """Do a study, or what is left of it; print what it shows; return the exit code.
 
@@ -74,8 +122,6 @@ def measure(
     ----------
     timeout_s
         Of one job.
-    dry_run
-        Print the commands of what is left instead.
     only
         Do only the jobs of this number of ranks, into a file of their own; `parts.gather` puts such files together.
     redo_failed
@@ -90,13 +136,7 @@ def measure(
     UsageError, DataError, StorageError, LaunchError
         There is something else in the file's place, or no launcher, or no way to write.
     """
-    check_seconds("--timeout-s", timeout_s)
-    if only not in (None, *study.num_ranks):
-        raise UsageError(f"--only must be one of --ranks ({', '.join(map(str, study.num_ranks))}), got {only}")
-    check_folder(out)
-    if dry_run:
-        print("\n".join(commands(study, out, only, redo_failed)))
-        return 0
+    check(study, out, timeout_s, only)
     launcher = usable_launcher(study.launcher)
     path = _file_of(out, only)
     if only is not None:

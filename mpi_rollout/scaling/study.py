@@ -15,7 +15,7 @@ KINDS = ("strong", "weak")
 # Options of a run that a study is made of; the rest is the study's own affair.
 RUN_OPTIONS = (
     "env", "env_factory", "env_kwargs", "num_steps", "seed", "policy", "vectorization_mode", "mode", "num_groups",
-    "trajectories", "wait", "limit_s",
+    "trajectories", "wait", "limit_s", "actions", "strict_dtypes",
 )  # fmt: skip
 
 
@@ -152,8 +152,9 @@ def differences(stored: Study, study: Study) -> list[str]:
     }  # fmt: skip
     pairs = [(name, getattr(stored, key), getattr(study, key)) for key, name in names.items()]
     found = [f"{name} was {_told(before)}, is {_told(now)}" for name, before, now in pairs if before != now]
-    run = stored.run
-    return found + [difference(key, run.get(key), now, str) for key, now in study.run.items() if run.get(key) != now]
+    # A file that was written before there was an option has none of it.
+    runs = [(key, stored.run.get(key, getattr(RolloutConfig, key, None)), now) for key, now in study.run.items()]
+    return found + [difference(key, before, now, str) for key, before, now in runs if before != now]
 
 
 def _told(value: Any) -> str:

@@ -5,7 +5,10 @@ from typing import Any
 
 from mpi_rollout.options import add_job_options, add_run_options, ranks_list
 
-RUN_OPTIONS = ("env", "env_factory", "env_kwargs", "num_envs", "seed", "policy", "trajectories", "wait")
+RUN_OPTIONS = (
+    "env", "env_factory", "env_kwargs", "num_envs", "seed", "policy", "trajectories", "wait", "actions",
+    "strict_dtypes",
+)  # fmt: skip
 
 
 def add_tune(commands: Any) -> None:
