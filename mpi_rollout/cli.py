@@ -1,6 +1,7 @@
 """The command line: derived from the configuration, one function per command."""
 
 import argparse
+import signal
 import sys
 from collections.abc import Collection, Sequence
 from dataclasses import fields
@@ -12,7 +13,7 @@ from mpi_rollout.compare.command import add_compare
 from mpi_rollout.config import RolloutConfig, flag
 from mpi_rollout.console import hold, say, settle
 from mpi_rollout.errors import RolloutError, StorageError, UsageError
-from mpi_rollout.mpi import claimed_rank, with_stacks
+from mpi_rollout.mpi import claimed_rank, claimed_size, with_stacks
 from mpi_rollout.options import add_option, add_run_options
 from mpi_rollout.scaling.options import add_scaling
 from mpi_rollout.tune.options import add_tune
@@ -60,6 +61,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except RolloutError as error:
         if isinstance(error, UsageError):
             error = share_refusal(error)
+        if claimed_size()[0] > 1:  # srun ends the other ranks when the first has left: they too leave with this code.
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
         if claimed_rank() == 0:
             say(f"mpi_rollout: {error.shown(flag)}\n")
         return error.exit_code

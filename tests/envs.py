@@ -10,7 +10,9 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-RANK = int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK", "0")))
+RANK = next(
+    (int(os.environ[name]) for name in ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID") if name in os.environ), 0
+)
 
 
 class Counting(gymnasium.Env):
@@ -147,8 +149,7 @@ def on_rank(rank: int, how: str = "raise", after: int = 5, sleep_s: float = 0.0)
 def different_space():
     """An env whose observation space is another one on each rank."""
     env = Counting()
-    mine = int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK", "0")))
-    env.observation_space = spaces.Box(-1, 2**62 - mine, (4,), np.int64)
+    env.observation_space = spaces.Box(-1, 2**62 - RANK, (4,), np.int64)
     return env
 
 

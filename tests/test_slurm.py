@@ -186,6 +186,13 @@ def test_what_cannot_run_fails_at_once_with_one_line_in_the_log(submit, what, op
     assert not submit.out.exists()
 
 
+def test_what_only_the_ranks_find_ends_the_job_with_its_own_code(submit):
+    """srun ends the other ranks by SIGTERM when the first has left, and 143 would be the job's code."""
+    arguments = ("--env-factory", "envs:different_space", *SHORT[2:], "--num-envs", "7")
+    assert submit.run(*arguments, options=("--nodes=2", "--ntasks=7")) == ("FAILED", "78:0")
+    assert "the ranks do not agree on the observation space" in submit.messages[0]
+
+
 @one_mpi
 def test_variables_of_who_submits_are_not_taken_for_settings(submit):
     """Nor is a folder removed because a variable of some name holds it."""
