@@ -1,6 +1,5 @@
 """The configuration of a run: one frozen dataclass.  The command line is derived from it, and the file stores it."""
 
-import importlib
 import json
 import platform
 from collections.abc import Callable
@@ -12,7 +11,7 @@ import numpy as np
 
 from mpi_rollout import __version__
 from mpi_rollout.deadline import seconds_of
-from mpi_rollout.errors import DataError, UsageError, words_of
+from mpi_rollout.errors import DataError, UsageError
 
 VECTORIZATION_MODES = ("sync", "vector_entry_point")
 MODES = ("sync", "async")
@@ -64,8 +63,8 @@ class RolloutConfig:
     )
     env_factory: str | None = option(
         None,
-        "callable that returns one env, for envs that are not registered; if it has a parameter env_index, it gets "
-        "the index of the env",
+        "callable that returns one env, for envs that are not registered; FILE.py:CALLABLE is possible, too; if it "
+        "has a parameter env_index, it gets the index of the env",
         metavar="MODULE:CALLABLE",
     )
     env_kwargs: dict[str, Any] | list[dict[str, Any]] = option(
@@ -78,7 +77,8 @@ class RolloutConfig:
     seed: int = option(0, "seed of all random numbers")
     policy: str = option(
         "random",
-        "random, or a callable that makes a batch of actions from a batch of observations",
+        "random, or a callable that makes a batch of actions from a batch of observations; FILE.py:CALLABLE is "
+        "possible, too; a class is called once, without arguments",
         metavar="MODULE:CALLABLE",
     )
     actions: str = option(
@@ -249,30 +249,6 @@ def difference(name: str, before: Any, now: Any, told: Callable[[Any], str]) -> 
         words = ("not given" if value in (default, None) else "given" for value in (before, now))
         return "{} was {}, is {}".format(switch(name), *words)
     return f"{flag(name)} was {told(before)}, is {told(now)}"
-
-
-def load_callable(spec: str, option_name: str) -> Callable[..., Any]:
-    """Import `module:callable`.
-
-    Raises
-    ------
-    UsageError
-        There is no such module or callable; the message has the reason.
-    """
-    module_name, colon, name = spec.partition(":")
-    if not (module_name and colon and name):
-        raise UsageError(f"{option_name} must be MODULE:CALLABLE, got {spec!r}")
-    try:
-        target: Any = importlib.import_module(module_name)
-        for part in name.split("."):
-            target = getattr(target, part)
-    except AttributeError as error:
-        raise UsageError(f"{option_name} {spec}: {error}") from error
-    except Exception as error:
-        raise UsageError(f"{option_name} {spec}: cannot import {module_name!r}: {words_of(error)}") from error
-    if not callable(target):
-        raise UsageError(f"{option_name} {spec} is {type(target).__name__}, not callable")
-    return target
 
 
 def versions() -> dict[str, str]:

@@ -3,7 +3,8 @@
 import os
 import re
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from difflib import get_close_matches
 
 
 class Field(str):
@@ -56,6 +57,12 @@ def first_line(error: BaseException) -> str:
 def shortened(text: str, most: int = 300) -> str:
     """A text for a message, without its end where it is long."""
     return text if len(text) <= most else f"{text[:most]} ..."
+
+
+def did_you_mean(word: str, names: Iterable[str]) -> str:
+    """The end of a message about a word that is unknown: the known one that is most like it, if one is."""
+    found = get_close_matches(word, list(names), n=1)
+    return f"; did you mean {found[0]}?" if found else ""
 
 
 def system_words(error: BaseException) -> str:

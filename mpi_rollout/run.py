@@ -11,13 +11,14 @@ from typing import Any
 
 from mpi_rollout import agreement, mpi
 from mpi_rollout.assembly import Part, Plan, assemble, check_batch_size, make_part
-from mpi_rollout.config import RolloutConfig, load_callable, versions
+from mpi_rollout.config import RolloutConfig, versions
 from mpi_rollout.envs import maker_of
 from mpi_rollout.envs.faults import OnFault, raised_at
 from mpi_rollout.errors import EnvError, SignalInterrupt, StorageError
 from mpi_rollout.guard import be_last, guard, release
 from mpi_rollout.interrupts import STOP_SIGNALS
 from mpi_rollout.limit import Limit
+from mpi_rollout.loading import load_policy
 from mpi_rollout.parent import end_with_launcher
 from mpi_rollout.partition import Division
 from mpi_rollout.policy import Policy
@@ -125,7 +126,7 @@ def prepare(config: RolloutConfig, comm: Any) -> tuple[Part, Policy | None, Any]
         from mpi_rollout.storage import open_output  # h5py is for the root alone.
 
         output = open_output(config)
-        policy = None if config.policy == "random" else load_callable(config.policy, "--policy")
+        policy = None if config.policy == "random" else load_policy(config.policy)
     return make_part(plan, comm.rank), policy, output
 
 

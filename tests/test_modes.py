@@ -11,7 +11,7 @@ from conftest import Job, once
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from oracle import differences, record
 
-from mpi_rollout.config import load_callable
+from mpi_rollout.loading import load_callable
 from mpi_rollout.partition import Division
 from mpi_rollout.policy import RandomPolicy
 from mpi_rollout.seeding import seed_of_slice

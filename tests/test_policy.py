@@ -7,9 +7,9 @@ from conftest import Job, Start, datasets
 from envs import Nested
 from gymnasium import spaces
 
-from mpi_rollout.config import load_callable
 from mpi_rollout.errors import UsageError
 from mpi_rollout.layout import leaves
+from mpi_rollout.loading import load_callable
 from mpi_rollout.policy import RandomPolicy
 
 
@@ -108,7 +108,7 @@ def test_random_actions_are_distributed_as_by_gymnasium(kind: str):
         ("no_such_module:policy", "--policy no_such_module:policy: cannot import 'no_such_module': ModuleNotFound"),
         ("policies:no_such_policy", "--policy policies:no_such_policy: module 'policies' has no attribute"),
         ("policies:np.pi", "--policy policies:np.pi is float, not callable"),
-        ("policies", "--policy must be MODULE:CALLABLE, got 'policies'"),
+        ("policies", "--policy must be MODULE:CALLABLE or FILE.py:CALLABLE, got 'policies'"),
     ],
 )
 def test_a_policy_that_cannot_be_loaded_is_refused(spec: str, message: str):

@@ -20,8 +20,8 @@ from policies import by_look
 from wraps import WRAPPERS
 
 import mpi_rollout
-from mpi_rollout.config import load_callable
 from mpi_rollout.driver import RankError
+from mpi_rollout.loading import load_callable
 from mpi_rollout.mpi import claimed_rank
 from mpi_rollout.partition import Division
 from mpi_rollout.policy import RandomPolicy

@@ -17,11 +17,12 @@ import gymnasium
 import numpy as np
 from gymnasium.vector.utils import batch_space
 
-from mpi_rollout.config import RolloutConfig, flag, load_callable
+from mpi_rollout.config import RolloutConfig, flag
 from mpi_rollout.envs import EnvMaker, maker_of
 from mpi_rollout.envs.timed import WINDOW_S, time_steps
 from mpi_rollout.errors import DataError, EnvError, RolloutError, UsageError, words_of
 from mpi_rollout.layout import leaves
+from mpi_rollout.loading import load_policy
 from mpi_rollout.scaling.jobs import JobFailed, Stop, run_job
 
 MAKING_S, MOST_MADE = 1.0, 8
@@ -192,7 +193,7 @@ def measure_policy(config: RolloutConfig, observation_space: gymnasium.Space) ->
     """The median seconds of a call of the policy, on made-up observations of all envs."""
     if config.policy == "random":
         return 0.0
-    policy = load_callable(config.policy, "--policy")
+    policy = load_policy(config.policy)
     observations = batch_space(observation_space, config.num_envs).sample()
     taken: list[float] = []
     try:

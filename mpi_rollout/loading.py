@@ -1,0 +1,123 @@
+"""Code of the user that the command line names: a callable of a module, or of a file."""
+
+import importlib
+import os
+import sys
+from collections.abc import Callable
+from inspect import signature
+from types import ModuleType
+from typing import Any
+
+from mpi_rollout.errors import PolicyError, UsageError, did_you_mean, words_of
+
+# How to load a policy from a file oneself, and how to call it: what `--policy` does not do yet.
+_MODELS = {
+    ".zip": ("from stable_baselines3 import PPO; model = PPO.load({file!r})", "model.predict(observations)[0]"),
+    ".onnx": (
+        "import onnxruntime; model = onnxruntime.InferenceSession({file!r})",
+        "model.run(None, {{model.get_inputs()[0].name: observations}})[0]",
+    ),
+    ".pt": ("import torch; model = torch.jit.load({file!r})", "model(torch.from_numpy(observations)).numpy()"),
+}
+_MODELS |= dict.fromkeys((".pth", ".pt2"), _MODELS[".pt"])
+
+
+def load_callable(spec: str, option: str) -> Callable[..., Any]:
+    """Import what `MODULE:CALLABLE` or `FILE.py:CALLABLE` names.
+
+    Raises
+    ------
+    UsageError
+        There is no such module, file or callable; the message has the reason.
+    """
+    target = _load(spec, option)
+    if not callable(target):
+        raise UsageError(f"{option} {spec} is {type(target).__name__}, not callable")
+    return target
+
+
+def load_policy(spec: str) -> Callable[[Any], Any]:
+    """The policy that `--policy` names: a function, or an object that is callable or has a method `act`.
+
+    A class is called once, without arguments.
+
+    Raises
+    ------
+    UsageError
+        There is no such policy.
+    PolicyError
+        Its class raises.
+    """
+    suffix = os.path.splitext(spec)[1].lower()
+    if suffix in _MODELS:
+        load, call = (text.format(file=spec) for text in _MODELS[suffix])
+        raise UsageError(
+            f"--policy {spec}: files of models cannot be given yet; write a file act.py with the two lines "
+            f"`{load}` and `def act(observations): return {call}`, and give --policy act.py:act"
+        )
+    policy = _load(spec, "--policy")
+    if isinstance(policy, type):
+        policy = _instance(policy, spec)
+    if not callable(policy):
+        policy = getattr(policy, "act", policy)
+    if not callable(policy):
+        name = type(policy).__name__
+        raise UsageError(f"--policy {spec} is {name}, not callable; give a function of a batch of observations")
+    return policy
+
+
+def _instance(kind: type, spec: str) -> Any:
+    try:
+        signature(kind).bind()
+    except ValueError:  # Of C code, which may not tell.
+        pass
+    except TypeError as error:
+        module = spec.rpartition(":")[0]
+        raise UsageError(
+            f"--policy {spec} is a class that needs arguments ({error}); make an instance in its module, such as "
+            f"policy = {kind.__name__}(...), and give --policy {module}:policy"
+        ) from error
+    try:
+        return kind()
+    except Exception as error:
+        raise PolicyError(f"--policy {spec}: {kind.__name__}() raises {words_of(error)}") from error
+
+
+def _load(spec: str, option: str) -> Any:
+    source, _, name = spec.rpartition(":")
+    if not (source and name):
+        raise UsageError(f"{option} must be MODULE:CALLABLE or FILE.py:CALLABLE, got {spec!r}")
+    try:
+        target: Any = _file(source, spec, option) if _is_file(source) else importlib.import_module(source)
+    except UsageError:
+        raise
+    except Exception as error:
+        raise UsageError(f"{option} {spec}: cannot import {source!r}: {words_of(error)}") from error
+    for part in name.split("."):
+        try:
+            target = getattr(target, part)
+        except AttributeError as error:
+            raise UsageError(f"{option} {spec}: {error}{did_you_mean(part, dir(target))}") from error
+    return target
+
+
+def _is_file(source: str) -> bool:
+    return "/" in source or source.endswith(".py")
+
+
+def _file(source: str, spec: str, option: str) -> ModuleType:
+    """Import a file as Python imports what stands beside a script: by its name, from its folder.
+
+    So its classes can be pickled, and it can import what stands beside it.
+    """
+    path = os.path.abspath(os.path.expanduser(source.removesuffix(".py") + ".py"))
+    folder, name = os.path.dirname(path), os.path.basename(path).removesuffix(".py")
+    if not os.path.isfile(path):
+        raise UsageError(f"{option} {spec}: there is no file {path}")
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    module = importlib.import_module(name)
+    found = getattr(module, "__file__", None)
+    if found is None or not os.path.samefile(found, path):
+        raise UsageError(f"{option} {spec}: {name} is also the name of {found or 'a module of Python'}; rename {path}")
+    return module
