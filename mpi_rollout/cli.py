@@ -16,6 +16,7 @@ from mpi_rollout.errors import RolloutError, StorageError, UsageError
 from mpi_rollout.mpi import claimed_rank, claimed_size, with_stacks
 from mpi_rollout.options import add_option, add_run_options
 from mpi_rollout.scaling.options import add_scaling
+from mpi_rollout.temporary import remove_empty_folders
 from mpi_rollout.tune.options import add_tune
 
 
@@ -69,6 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # The reader of our output has gone, as `head` does.
         return 0
     finally:
+        remove_empty_folders()
         settle()
 
 

@@ -23,9 +23,14 @@ from mpi_rollout.console import STDERR, say, settle
 from mpi_rollout.ending import Ending
 from mpi_rollout.errors import Interrupted, LaunchError, RolloutError, first_line
 from mpi_rollout.guard import is_guarded, release
+from mpi_rollout.lone import lone_world, refuse_ranks
 
 ROOT = 0
 GRACE_S = 2.0
+NO_LIBRARY = (
+    ImportError,
+    RuntimeError,
+)  # The second is that of mpi4py's wheels, which look for a library by themselves.
 _RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
 _SIZE_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
 _endings: list[Ending] = []  # At most one.
@@ -52,19 +57,23 @@ def claimed_size() -> tuple[int, str]:
 def start_mpi_on_all_ranks(timeout_s: float, limit: str = "timeout_s") -> None:
     """Start MPI, or after `timeout_s` seconds say that ranks are missing and end this process.  **Collective.**
 
-    MPI_Init waits for all ranks, and Open MPI's for ever if one has left without it.
+    MPI_Init waits for all ranks, and Open MPI's for ever if one has left without it.  Where there is no MPI library, a
+    process goes on that no launcher started with others.
 
     Parameters
     ----------
     limit
         What the user calls the time limit.
     """
-    import mpi4py
+    try:
+        import mpi4py
 
-    if "mpi4py.MPI" not in sys.modules:
-        mpi4py.rc.initialize, mpi4py.rc.finalize = False, mpi4py.rc.finalize is not False
-    from mpi4py import MPI
-
+        if _loaded() is None:
+            mpi4py.rc.initialize, mpi4py.rc.finalize = False, mpi4py.rc.finalize is not False
+        from mpi4py import MPI
+    except NO_LIBRARY:
+        size, variable = claimed_size()
+        return refuse_ranks(claimed_rank(), size, variable) if size > 1 else None
     if MPI.Is_initialized():
         return
     timer = threading.Timer(timeout_s, _miss_ranks, (timeout_s, limit))
@@ -72,6 +81,11 @@ def start_mpi_on_all_ranks(timeout_s: float, limit: str = "timeout_s") -> None:
     timer.start()
     _init(MPI, mpi4py.rc)
     timer.cancel()
+
+
+def _loaded() -> Any:
+    """mpi4py's module MPI, or None in a process that does without."""
+    return sys.modules.get("mpi4py.MPI")
 
 
 def _init(MPI: Any, rc: Any) -> None:  # noqa: N803  As mpi4py has it.
@@ -105,16 +119,16 @@ def with_stacks(call: Callable[[], Any]) -> Any:
 
 
 def world() -> Any:
-    """Return COMM_WORLD of an MPI that has been started.  **Collective.**
+    """Return COMM_WORLD of an MPI that has been started, or what stands for it in one process.  **Collective.**
 
     Raises
     ------
     LaunchError
         This process stands alone though a launcher started several: they run another MPI than the launcher is of.
     """
-    from mpi4py import MPI
-
-    comm = MPI.COMM_WORLD
+    if _loaded() is None:
+        return lone_world()
+    comm = _loaded().COMM_WORLD
     claimed, variable = claimed_size()
     if comm.size == 1 and claimed > 1:
         raise LaunchError(
@@ -137,9 +151,8 @@ def shared_ranks(first: Any, second: Any) -> str:
 
 def check_thread() -> None:
     """Raise LaunchError if this thread must not use MPI as it was started."""
-    from mpi4py import MPI
-
-    if MPI.Query_thread() < MPI.THREAD_SERIALIZED and not MPI.Is_thread_main():
+    MPI = _loaded()  # noqa: N806  As mpi4py has it.
+    if MPI is not None and MPI.Query_thread() < MPI.THREAD_SERIALIZED and not MPI.Is_thread_main():
         raise LaunchError(
             "MPI was started for one thread only (mpi4py.rc.thread_level is "
             f"{'single' if MPI.Query_thread() == MPI.THREAD_SINGLE else 'funneled'}), and this is another one; use "
@@ -154,9 +167,11 @@ def check_size(comm: Any, expect_ranks: int | None) -> None:
 
 
 def library() -> str:
-    """The MPI library in use, e.g. `Open MPI v5.0.11`."""
-    from mpi4py import MPI
-
+    """The MPI library in use, e.g. `Open MPI v5.0.11`; `no MPI library` without one."""
+    try:
+        from mpi4py import MPI
+    except NO_LIBRARY:
+        return "no MPI library"
     return MPI.Get_library_version().split(",")[0].split("\n")[0].strip("\x00 ")
 
 
@@ -166,13 +181,11 @@ def take_names_off_shared_memory(comm: Any) -> None:
     MPICH removes the name at MPI_Finalize only, so that each killed job would leave 1 MB a rank in /dev/shm.  Nobody
     needs the name when all ranks of the host have mapped it.  (Open MPI's launcher removes its ranks' segments.)
     """
-    from mpi4py import MPI
-
     if "MPICH" not in library() or not os.path.exists("/proc/self/maps"):
         return
     with open("/proc/self/maps") as file:
         mapped = set(re.findall(r"/dev/shm/mpich_shm_\S+$", file.read(), re.MULTILINE))
-    host = comm.Split_type(MPI.COMM_TYPE_SHARED)
+    host = comm.Split_type(_loaded().COMM_TYPE_SHARED)
     by_all = set.intersection(*host.allgather(mapped))
     if host.rank == 0:
         for path in by_all:
@@ -221,7 +234,6 @@ def no_early_end(comm: Any, others_go_on: bool = False) -> Iterator[None]:
     others_go_on
         It ends this rank alone: the others go on without it.
     """
-    from mpi4py import MPI
 
     def refuse(what: str) -> None:
         place, end = f"rank {comm.rank} ({os.uname().nodename})", "it is lost" if others_go_on else "the job ends"
@@ -231,13 +243,22 @@ def no_early_end(comm: Any, others_go_on: bool = False) -> Iterator[None]:
             exits.leave_now(RolloutError.exit_code)
         abort(comm, RolloutError.exit_code)
 
-    # MPI_Finalize deletes what is attached to COMM_SELF while all of MPI still works.
+    with _no_finalize(), exits.no_early_end(refuse):
+        yield
+
+
+@contextmanager
+def _no_finalize() -> Iterator[None]:
+    """Refuse MPI_Finalize, which deletes what is attached to COMM_SELF while all of MPI still works."""
+    MPI = _loaded()  # noqa: N806  As mpi4py has it.
+    if MPI is None:
+        yield
+        return
     is_over = False
     key = MPI.Comm.Create_keyval(delete_fn=lambda *_: None if is_over else exits.refuse("MPI.Finalize()"))
     MPI.COMM_SELF.Set_attr(key, None)
     try:
-        with exits.no_early_end(refuse):
-            yield
+        yield
     finally:
         is_over = True  # What is around this one still refuses.
         MPI.COMM_SELF.Delete_attr(key)
@@ -246,16 +267,14 @@ def no_early_end(comm: Any, others_go_on: bool = False) -> Iterator[None]:
 
 def is_loss(error: BaseException) -> bool:
     """Whether an error is how MPICH tells of a rank that is gone, right before its launcher ends the others."""
-    from mpi4py import MPI
-
-    return isinstance(error, MPI.Exception) and error.Get_error_class() == MPI.ERR_OTHER
+    MPI = _loaded()  # noqa: N806  As mpi4py has it.
+    return MPI is not None and isinstance(error, MPI.Exception) and error.Get_error_class() == MPI.ERR_OTHER
 
 
 def lost_ranks(comm: Any, error: BaseException) -> list[int]:
     """The ranks that are gone, if that is why there was an error; only Open MPI's ULFM tells."""
-    from mpi4py import MPI
-
-    if not isinstance(error, MPI.Exception) or error.Get_error_class() != MPI.ERR_PROC_FAILED:
+    MPI = _loaded()  # noqa: N806  As mpi4py has it.
+    if MPI is None or not isinstance(error, MPI.Exception) or error.Get_error_class() != MPI.ERR_PROC_FAILED:
         return []
     failed = comm.Get_failed()
     return failed.Translate_ranks(None, comm.Get_group())
@@ -297,7 +316,7 @@ def _await_reader(descriptor: int, timeout_s: float = 1.0) -> None:
 
 def finalize() -> None:
     """End MPI, if it was started and has not been ended.  **Collective.**"""
-    MPI = sys.modules.get("mpi4py.MPI")  # noqa: N806  As mpi4py has it.
+    MPI = _loaded()  # noqa: N806  As mpi4py has it.
     if MPI is not None and MPI.Is_initialized() and not MPI.Is_finalized():
         MPI.Finalize()
 
@@ -317,9 +336,7 @@ def leave(code: int, finalizes: bool = True) -> None:
     Without `finalizes` the launcher sees to the order: after the loss of a rank MPI_Finalize sometimes waits for it for
     ever (Open MPI 5.0.11, 5 of 14 jobs of three ranks that lost two).
     """
-    from mpi4py import MPI
-
     settle()
     if finalizes:
-        MPI.Finalize()
+        finalize()
     exits.leave_now(code)

@@ -215,6 +215,14 @@ def test_a_missing_folder_is_refused_with_the_command_that_makes_it(job):
     assert line.endswith("; mkdir -p new/results")
 
 
+def test_the_default_folder_is_made_in_any_folder_and_left_by_no_start_that_failed(job):
+    assert job(None, *GOOD).code == 0
+    assert (job.folder / "results" / "rollout.h5").exists()
+    (job.folder / "results").rename(job.folder / "elsewhere")
+    refused(job, *GOOD, "--policy", "nowhere:act")
+    assert not (job.folder / "results").exists()
+
+
 def test_an_output_below_a_regular_file_is_refused(job):
     (job.folder / "results").write_text("")
     assert "there is no folder" in refused(job, *GOOD, "--out", "results/run.h5", code=74)

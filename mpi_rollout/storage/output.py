@@ -13,8 +13,9 @@ from mpi_rollout.storage.child import in_child
 from mpi_rollout.storage.lock import Lock, lock, why_no_locks
 from mpi_rollout.storage.past import check_same_run, read_past
 from mpi_rollout.storage.unmarked import open_unmarked
-from mpi_rollout.temporary import temporary_path
+from mpi_rollout.temporary import make_folder, temporary_path
 
+DEFAULT_FOLDER = "results"  # Of each `--out` that is not given: it is made in whatever folder a command is started.
 FRESH_S = 60.0  # A status that is older is not of a run that is under way on another host.
 
 
@@ -182,6 +183,8 @@ def check_folder(path: str) -> str:
     if not os.path.basename(path):
         raise UsageError(f"--out must name a file, got {path!r}")
     folder = os.path.dirname(os.path.abspath(path))
+    if os.path.dirname(path) == DEFAULT_FOLDER:
+        make_folder(folder)
     if not os.path.isdir(folder):
         raise StorageError(f"--out {path}: there is no folder {folder}; mkdir -p {os.path.dirname(path)}")
     probe = temporary_path(path, "probe")  # Access rights do not tell: a file system can be read-only.
