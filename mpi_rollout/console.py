@@ -8,13 +8,17 @@ import os
 import select
 import sys
 from contextlib import suppress
-from typing import Any, TextIO
+from typing import TextIO
 
 STDOUT, STDERR = 1, 2
 PATIENCE_S = 10.0  # With a reader that does not read.
 PIECE_NBYTES = 512  # A pipe that is ready takes as many without waiting (POSIX's least PIPE_BUF).
 
+CLEAR_LINE = "\r\x1b[K"
+
 _held: dict[int, int | TextIO] = {}  # Copies of the descriptors; of what stood for one, as in a notebook, the stream.
+
+_start = ""  # Of what is said on stderr.
 
 
 def hold() -> None:
@@ -54,10 +58,16 @@ def take_free_descriptors() -> None:
             os.open(os.devnull, os.O_RDWR)  # It gets the lowest free number.
 
 
+def share_line(is_shared: bool) -> None:
+    """Say whether somebody shows a progress bar where our stderr goes: what is said begins in its place then."""
+    global _start
+    _start = CLEAR_LINE if is_shared else ""
+
+
 def say(text: str, number: int = STDERR, patience_s: float = PATIENCE_S) -> None:
     """Write text to stderr or stdout, as far as possible."""
     with suppress(OSError):
-        write(text, number, patience_s)
+        write((_start if number == STDERR else "") + text, number, patience_s)
 
 
 def write(text: str, number: int, patience_s: float = PATIENCE_S) -> None:
@@ -77,13 +87,17 @@ def write(text: str, number: int, patience_s: float = PATIENCE_S) -> None:
     with suppress(Exception):
         (sys.stdout if number == STDOUT else sys.stderr).flush()
     if isinstance(output, int):
-        data = text.encode(getattr(stream, "encoding", None) or "utf-8", "backslashreplace")
-        _write_all(output, data, patience_s)
+        _write_all(output, text.encode(encoding_of(number), "backslashreplace"), patience_s)
         return
     try:
         print(text, end="", file=output, flush=True)
     except ValueError as error:
         raise OSError(f"it is closed ({error})") from error
+
+
+def encoding_of(number: int) -> str:
+    """The encoding of stdout or stderr as they were when Python began."""
+    return getattr(sys.__stdout__ if number == STDOUT else sys.__stderr__, "encoding", None) or "utf-8"
 
 
 def _write_all(descriptor: int, data: bytes, patience_s: float) -> None:
@@ -112,13 +126,17 @@ def settle() -> None:
 
 
 class Stderr:
-    """Stderr as a file, for a progress bar: what finds no reader at once is left out."""
+    """Stderr in place of a terminal, see there: for a progress bar that is asked for where there is none."""
+
+    columns, is_gone, clear = 80, False, f"\r{' ' * 80}\r"
+
+    @property
+    def encoding(self) -> str:
+        return encoding_of(STDERR)
 
     def write(self, text: str) -> None:
+        """Write text; what finds no reader at once is left out."""
         say(text, STDERR, patience_s=0.0)
 
     def flush(self) -> None:
-        pass
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(sys.__stderr__, name)
+        """Nothing is kept back."""

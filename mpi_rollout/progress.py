@@ -1,65 +1,19 @@
-"""Telling how far a run is: a tqdm bar on a terminal, a plain line every 10 s in a log file."""
+"""Telling how far a run is: a bar, drawn by tqdm, on a terminal, a plain line every 10 s in a log file."""
 
-import os
-import shutil
+from collections.abc import Sequence
+from time import perf_counter
 from typing import Any
 
 import numpy as np
 
-from mpi_rollout.console import STDERR, Stderr, say
+from mpi_rollout.console import Stderr, say
+from mpi_rollout.terminal import Terminal, open_terminal
 from mpi_rollout.timing import Clock
 
 LINE_EVERY_S = 10.0
 SLOW = 1.5  # Times the median of the ranks, from which on a rank is worth a word.
 BAR_EVERY_S = 0.5
-
-
-def launcher_terminal() -> str | None:
-    """`find_terminal`, where the system tells: it is for looks only."""
-    try:
-        return find_terminal()
-    except OSError:
-        return "/dev/stderr" if os.isatty(STDERR) else None
-
-
-def find_terminal() -> str | None:
-    """The terminal behind this process's stderr, which under mpirun is a pipe to the launcher; None without one.
-
-    Goes up the parents as long as they are an MPI launcher or its helpers.
-    """
-    if os.isatty(STDERR):
-        return os.ttyname(STDERR)
-    pid = os.getppid()
-    while _process_name(pid).startswith(("mpirun", "mpiexec", "prterun", "prted", "orterun", "orted", "hydra")):
-        try:
-            target = os.readlink(f"/proc/{pid}/fd/2")
-        except OSError:
-            return None
-        if target.startswith(("/dev/pts/", "/dev/tty")):
-            return target
-        pid = _parent(pid)
-    return None
-
-
-def _process_name(pid: int) -> str:
-    try:
-        with open(f"/proc/{pid}/comm") as file:
-            return file.read().strip()
-    except OSError:
-        return ""
-
-
-def _parent(pid: int) -> int:
-    with open(f"/proc/{pid}/stat") as file:
-        return int(file.read().rpartition(")")[2].split()[1])
-
-
-def _columns_of(terminal: str) -> int:
-    try:
-        with open(terminal) as file:
-            return os.get_terminal_size(file.fileno()).columns
-    except OSError:
-        return shutil.get_terminal_size().columns
+LEAST_BAR = len(" 34%|##########| ")
 
 
 class Shares:
@@ -102,26 +56,75 @@ class Slowest:
 
 
 class Bar:
-    """One line that is written again and again."""
+    """One line that is written again and again, as long as there is a terminal; then plain lines.
+
+    Parameters
+    ----------
+    instead
+        Tells what a terminal that is gone cannot.
+    """
 
     every_s = BAR_EVERY_S
 
-    def __init__(self, num_steps: int, clock: Clock, terminal: str):
-        from tqdm import tqdm
+    def __init__(self, num_steps: int, clock: Clock, terminal: Terminal | Stderr, instead: "Lines"):
+        from tqdm import tqdm  # Only where there is a bar.
 
-        self._shares, self._slowest = Shares(clock), Slowest()
-        self._bar = tqdm(
-            total=num_steps, unit="step", ncols=_columns_of(terminal), file=Stderr(), leave=False, mininterval=0,
-            bar_format="{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} steps, {elapsed}<{remaining}{postfix}",
-        )  # fmt: skip
+        self._tqdm, self._terminal, self._instead = tqdm, terminal, instead
+        self._total, self._shares, self._slowest = num_steps, Shares(clock), Slowest()
+        self._begin: tuple[int, float] | None = None
+        self._num_columns = 0  # Of what is shown.
 
     def tell(self, num_steps: int, env_steps: int, env_steps_per_s: float, step_s: np.ndarray) -> None:
-        shares = self._shares.take() + self._slowest.take(step_s)
-        self._bar.set_postfix_str(f"{env_steps:,} env steps, {env_steps_per_s:,.0f}/s, {shares}", refresh=False)
-        self._bar.update(num_steps - self._bar.n)
+        if self._terminal.is_gone:
+            self._instead.tell(num_steps, env_steps, env_steps_per_s, step_s)
+            self.every_s = self._instead.every_s
+            return
+        now = perf_counter()
+        self._begin = self._begin or (num_steps, now)
+        parts = [
+            f"{env_steps_per_s:,.0f} env steps/s",
+            self._left(num_steps, now),
+            f"{num_steps:,}/{self._total:,} steps",
+            *self._shares.take().split(", "),
+            self._slowest.take(step_s).removeprefix(", "),
+            f"{env_steps:,} env steps",
+        ]
+        self._num_columns = max(self._terminal.columns - len("^C "), 1)  # Which is to stay in the line.
+        self._terminal.write("\r" + self._line(num_steps, parts))
+
+    def _left(self, num_steps: int, now: float) -> str:
+        """How long the rest takes if it goes on as since the first time that the bar was shown."""
+        first, began_at = self._begin
+        if num_steps == first:
+            return ""
+        seconds = (now - began_at) / (num_steps - first) * (self._total - num_steps)
+        return f"{self._tqdm.format_interval(seconds)} left"
+
+    def _line(self, num_steps: int, parts: Sequence[str]) -> str:
+        """What has room of these parts, the most important first, beside a bar that takes the rest of the line."""
+        text = fitting(parts, self._num_columns - LEAST_BAR)
+        is_ascii = not self._terminal.encoding.lower().startswith("utf")
+        line = self._tqdm.format_meter(
+            num_steps, self._total, 0, ncols=self._num_columns, ascii=is_ascii,
+            bar_format="{percentage:3.0f}%|{bar}| " + text,
+        )  # fmt: skip
+        return line[: self._num_columns].ljust(self._num_columns)
 
     def close(self) -> None:
-        self._bar.close()
+        if self._num_columns:
+            self._terminal.write(self._terminal.clear)
+            self._num_columns = 0
+
+
+def fitting(parts: Sequence[str], num_columns: int) -> str:
+    """As many of the first parts as have room in a line."""
+    text = ""
+    for part in filter(None, parts):
+        longer = f"{text}, {part}" if text else part
+        if len(longer) > num_columns:
+            break
+        text = longer
+    return text
 
 
 class Lines:
@@ -158,7 +161,8 @@ class Silence:
 
 def make_progress(kind: str, num_steps: int, clock: Clock) -> Bar | Lines | Silence:
     """Make what `--progress` names; `auto` is a bar where a terminal shows it, else lines."""
-    terminal = launcher_terminal() if kind in ("auto", "bar") else None
+    lines = Lines(num_steps, clock)
+    terminal = open_terminal() if kind in ("auto", "bar") else None
     if kind == "bar" or terminal:
-        return Bar(num_steps, clock, terminal or "")
-    return Silence() if kind == "none" else Lines(num_steps, clock)
+        return Bar(num_steps, clock, terminal or Stderr(), lines)
+    return Silence() if kind == "none" else lines

@@ -10,6 +10,8 @@ from datetime import UTC, datetime
 from time import perf_counter
 from typing import Any
 
+import numpy as np
+
 from mpi_rollout import mpi
 from mpi_rollout.catchup import catch_up, load
 from mpi_rollout.collector import Collector, Discard
@@ -64,6 +66,7 @@ class Root:
         self.driver.on_loss = lambda ranks: self.losses.note(ranks, self.collector, self.writer)
         self.policy = policy or RandomPolicy(facts.action_space, config.num_envs, config.seed)
         self.progress = make_progress(config.progress, config.num_steps, self.driver.clock)
+        worker.on_stop = self.progress.close  # Launchers do not wait long.
         self.writer: Any = None
         self.collector: Collector | None = None
         self.limit: list[tuple[float, float]] = []
@@ -71,6 +74,7 @@ class Root:
         self._warning = output.warning
         self.seconds, self.phases = 0.0, dict.fromkeys(PHASES, 0.0)
         self._looked_at, self._seen_env_steps = 0.0, 0
+        self._untold = np.zeros(2)  # Env steps and seconds since the last line.
         self._catch_up_s = 0.0
         self._began_at = self._tell_at = self._checked_at = self._worst_pause_s = 0.0
 
@@ -251,10 +255,13 @@ class Root:
         if self._looked_at and env_steps == self._seen_env_steps:
             return
         if self._looked_at:
-            rate = (env_steps - self._seen_env_steps) / (now_s - self._looked_at)
-            self.writer.add_interval(now_s - self._began_at, env_steps, rate)
+            new = np.array([env_steps - self._seen_env_steps, now_s - self._looked_at])
+            self.writer.add_interval(now_s - self._began_at, env_steps, new[0] / new[1])
+            self._untold += new
             if now_s >= self._tell_at:
+                rate = self._untold[0] / self._untold[1]
                 self.progress.tell(collector.num_steps, env_steps, rate, collector.tally.step_s)
+                self._untold[:] = 0
                 self._tell_at = now_s + self.progress.every_s
         elif not self._began_at:
             self._began_at, self._tell_at = now_s, now_s + self.progress.every_s

@@ -12,6 +12,7 @@ from typing import Any
 from mpi_rollout import agreement, mpi
 from mpi_rollout.assembly import Part, Plan, assemble, check_batch_size, make_part
 from mpi_rollout.config import RolloutConfig, versions
+from mpi_rollout.console import share_line
 from mpi_rollout.envs import maker_of
 from mpi_rollout.envs.faults import OnFault, raised_at
 from mpi_rollout.errors import EnvError, SignalInterrupt, StorageError
@@ -25,6 +26,7 @@ from mpi_rollout.policy import Policy
 from mpi_rollout.root import Root
 from mpi_rollout.seeding import seed_global_generators
 from mpi_rollout.shrink import check_ulfm, is_ulfm_on
+from mpi_rollout.terminal import find_terminal
 from mpi_rollout.worker import unwatched_by_gc
 
 
@@ -44,9 +46,11 @@ def run(config: RolloutConfig) -> int:
         guard()
         if mpi.claimed_size()[0] == 1:
             be_last()
+    share_line(config.progress in ("auto", "bar") and find_terminal() is not None)
     try:
         return _run(config, asked)
     finally:
+        share_line(False)
         release()
 
 

@@ -59,6 +59,8 @@ class Worker:
     ----------
     aborts_if_unheard
         After a failure end the job, if the root does not learn of it soon.
+    on_stop
+        Called at once by the signal that asks this rank to stop.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class Worker:
         self.exchanges, self.slices = exchanges, slices
         self.clock = Clock()
         self.stop_signal = 0  # The signal by which somebody asked this rank to stop.
+        self.on_stop: Callable[[], None] = lambda: None
         self._slice_of = {slice_.exchange: slice_ for slice_ in slices}
         own = [self.report, self.call_envs, self.end_replay, self.begin_anew]
         self._methods = {method.__name__: method for method in own} | (methods or {})
@@ -111,6 +114,7 @@ class Worker:
             raise SignalInterrupt
         self._stop_asked_at = self._stop_asked_at or monotonic()
         self.stop_signal = number
+        self.on_stop()
 
     def watch(self, timeout_s: float | None) -> None:
         """Have a call of an env that takes longer interrupted, or else the job ended; None is no limit."""

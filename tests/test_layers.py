@@ -22,7 +22,7 @@ storage.child storage.unmarked storage.objects storage.contents storage.schema s
 storage.checksum storage.chunks storage.lock storage.naming storage.past storage.verification storage.output
 storage.writer storage.opening storage
 storage.recovery
-progress report root run
+terminal progress report root run
 plots inspection consent replay durability
 doctor.findings doctor.probe doctor.launch doctor.rank doctor.ranks doctor.world
 doctor.folder doctor.leftovers doctor.local doctor

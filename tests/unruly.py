@@ -4,9 +4,12 @@ import os
 import sys
 from contextlib import suppress
 from pathlib import Path
+from time import sleep
 
 import numpy as np
 from envs import RANK, Counting
+
+from mpi_rollout.mpi import claimed_size
 
 
 class Stop(BaseException):
@@ -97,6 +100,25 @@ class Outrunning(Counting):
             return
         Path("run.h5.part").write_bytes(b"of the other")
         Path("run.status.json").write_text('{"state": "running"}')
+
+
+class Watched(Counting):
+    """Takes its time for steps until the file `seen` is there; then the first env of the last rank fails, once."""
+
+    num_made = 0
+
+    def __init__(self):
+        super().__init__()
+        self.fails = claimed_size()[0] == RANK + 1 and Watched.num_made == 0
+        Watched.num_made += 1
+
+    def step(self, action):
+        if not Path("seen").exists():
+            sleep(0.02)
+        elif self.fails:
+            self.fails = False
+            raise RuntimeError("the simulator stumbled")
+        return super().step(action)
 
 
 class Policy:

@@ -1,0 +1,150 @@
+"""The bar and the lines that tell how far a run is, without a run."""
+
+import os
+import pty
+import struct
+import termios
+from fcntl import ioctl
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from mpi_rollout import progress
+from mpi_rollout.progress import Bar, Lines, make_progress
+from mpi_rollout.root import Root
+from mpi_rollout.terminal import Terminal
+from mpi_rollout.timing import Clock
+
+pytestmark = pytest.mark.any_mpi
+STEP_S = np.array([1.0, 5.0, 1.0])
+
+
+class Screen:
+    """A terminal of some width that keeps what it got."""
+
+    is_gone, encoding, clear = False, "utf-8", "\r\x1b[K"
+
+    def __init__(self, columns: int):
+        self.columns, self.text = columns, ""
+
+    def write(self, text: str) -> None:
+        self.text += text
+
+
+def told(bar: Bar, num_steps: int, step_s: np.ndarray = STEP_S) -> str:
+    bar._terminal.text = ""
+    bar.tell(num_steps, 6 * num_steps, 12_345.6, step_s)
+    return bar._terminal.text.removeprefix("\r")
+
+
+def bar_of(screen: Screen) -> Bar:
+    return Bar(10_000, Clock(), screen, Lines(10_000, Clock()))
+
+
+@pytest.mark.parametrize("columns", [1, 3, 10, 40, 80, 200])
+def test_the_bar_fits_in_the_line_of_a_terminal(columns):
+    bar = bar_of(Screen(columns))
+    for num_steps in (1000, 5000, 10_000):
+        assert len(told(bar, num_steps)) == max(columns - 3, 1)
+
+
+def test_the_width_decides_what_the_bar_tells():
+    bar = bar_of(Screen(80))
+    told(bar, 1000)
+    bar._terminal.columns = 200  # It was resized.
+    line = told(bar, 5000, 2 * STEP_S)
+    assert line.startswith(" 50%|█████") and line.endswith(
+        "| 12,346 env steps/s, 00:00 left, 5,000/10,000 steps, envs 0%, exchange 0%, policy 0%, write 0%, "
+        "slowest rank 1 (5.0x median), 30,000 env steps"
+    )
+    bar._terminal.columns = 80
+    assert told(bar, 5000).endswith("  | 12,346 env steps/s, 00:00 left, 5,000/10,000 steps, envs 0%")
+    bar._terminal.columns = 45
+    assert told(bar, 5000).endswith("| 12,346 env steps/s")
+
+
+def test_a_terminal_without_blocks_gets_a_bar_of_ascii():
+    screen = Screen(80)
+    screen.encoding = "ascii"
+    assert told(bar_of(screen), 5000).startswith(" 50%|#####")
+
+
+def test_a_bar_that_is_closed_leaves_nothing_and_closes_once():
+    bar = bar_of(Screen(80))
+    told(bar, 5000)
+    bar._terminal.text = ""
+    bar.close()
+    bar.close()
+    assert bar._terminal.text == "\r\x1b[K"
+
+
+@pytest.fixture
+def terminal():
+    """A terminal, and the descriptor of who shows it."""
+    ours, theirs = pty.openpty()
+    ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 100, 0, 0))
+    opened = Terminal(os.open(os.ttyname(theirs), os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY))
+    os.close(theirs)
+    yield opened, ours
+    os.close(opened._descriptor)
+
+
+def test_a_terminal_knows_its_width_whenever_it_is_asked(terminal):
+    opened, ours = terminal
+    assert opened.columns == 100
+    ioctl(ours, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 0, 0, 0))
+    assert opened.columns == 80
+    os.close(ours)
+
+
+def test_a_terminal_that_takes_nothing_is_not_waited_for(terminal):
+    """As after Ctrl-S."""
+    opened, ours = terminal
+    for _ in range(5000):
+        opened.write("a line that nobody reads" * 3)
+    assert not opened.is_gone
+    os.close(ours)
+
+
+def test_a_terminal_that_is_gone_is_told_of_no_more_and_lines_take_its_place(terminal, capfd):
+    opened, ours = terminal
+    bar = bar_of(opened)
+    os.close(ours)
+    bar.tell(1000, 6000, 100.0, STEP_S)
+    assert opened.is_gone and bar.every_s < 1
+    bar.tell(2000, 12_000, 100.0, STEP_S)
+    bar.close()
+    err = capfd.readouterr().err
+    assert err.startswith("mpi_rollout: 2,000 of 10,000 steps (20%), 12,000 env steps, 100 env steps/s")
+    assert bar.every_s == progress.LINE_EVERY_S
+
+
+@pytest.mark.parametrize("path", ["/nowhere", "/dev/null", None])
+def test_where_no_terminal_can_be_opened_lines_tell(path, monkeypatch):
+    monkeypatch.setattr("mpi_rollout.terminal.find_terminal", lambda: path if path != "/dev/null" else None)
+    monkeypatch.setattr(os, "isatty", lambda _: False)
+    assert isinstance(make_progress("auto", 10, Clock()), Lines)
+
+
+def test_a_terminal_that_can_erase_nothing_gets_lines(monkeypatch):
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setattr("mpi_rollout.terminal.find_terminal", lambda: "/dev/null")
+    assert isinstance(make_progress("auto", 10, Clock()), Lines)
+
+
+def test_the_rate_is_that_since_the_last_line():
+    """Not that since the last look, of which there are many."""
+    rates = []
+    clock, status = SimpleNamespace(now=100.0), SimpleNamespace(tell=lambda *_, **__: None)
+    root = SimpleNamespace(
+        _check_stop=lambda: None, status=status, driver=SimpleNamespace(clock=clock),
+        writer=SimpleNamespace(num_committed=0, add_interval=lambda *_: None),
+        progress=SimpleNamespace(every_s=1.0, tell=lambda _n, _e, rate, _s: rates.append(float(rate))),
+        _looked_at=0.0, _seen_env_steps=0, _untold=np.zeros(2), _began_at=0.0, _tell_at=0.0,
+    )  # fmt: skip
+    for now, env_steps in ((100.0, 0), (100.5, 700), (101.0, 710), (101.5, 900), (102.0, 910)):
+        clock.now = now
+        collector = SimpleNamespace(num_steps=1, tally=SimpleNamespace(env_steps=env_steps, step_s=STEP_S))
+        Root._look(root, collector)
+    assert rates == [710.0, 200.0]
