@@ -3,7 +3,7 @@
 import argparse
 import signal
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -15,34 +15,10 @@ from mpi_rollout.console import hold, say, settle
 from mpi_rollout.errors import RolloutError, StorageError, UsageError
 from mpi_rollout.mpi import claimed_rank, claimed_size, with_stacks
 from mpi_rollout.options import add_option, add_run_options
+from mpi_rollout.parser import Parser
 from mpi_rollout.scaling.options import add_scaling
 from mpi_rollout.temporary import remove_empty_folders
 from mpi_rollout.tune.options import add_tune
-
-
-class Parser(argparse.ArgumentParser):
-    """Refuses wrong options as everything else is refused: one line, once for all ranks, exit code 64.
-
-    Options must be written out: a new one would else change what a command in a script means.
-
-    Attributes
-    ----------
-    commands
-        The names of its commands.
-    """
-
-    commands: Collection[str] = ()
-
-    def __init__(self, **options: Any):
-        super().__init__(**{"allow_abbrev": False} | options)
-
-    def add_subparsers(self, **options: Any) -> Any:
-        added = super().add_subparsers(**options)
-        self.commands = added.choices  # A view: those that are added later are in it.
-        return added
-
-    def error(self, message: str) -> None:
-        raise UsageError(f"{message}; see {self.prog} --help")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -12,7 +12,7 @@ PACKAGE = TESTS.parent / "mpi_rollout"
 LAYERS = """
 errors console
 deadline cores partition layout seeding timing infos actions config options status interrupts parent guard
-exits ending temporary loading
+exits ending temporary loading parser
 policy
 lone mpi agreement waiting messages shrink exchange destination
 envs.outputs envs.inputs envs.time_limits envs.faults envs.members envs.loop envs.restoring envs.bare envs.timed envs
