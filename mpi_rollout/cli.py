@@ -25,15 +25,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; return its exit code."""
     hold()
     arguments = list(sys.argv[1:] if argv is None else argv)
-    parser = make_parser()
-    if not arguments or arguments[0] not in (*parser.commands, "-h", "--help", "--version"):
-        arguments.insert(0, "run")
     try:
-        options, unknown = parser.parse_known_args(arguments)
-        if unknown:
-            raise UsageError(
-                f"unrecognized arguments: {' '.join(unknown)}; see python -m mpi_rollout {arguments[0]} --help"
-            )
+        options = make_parser().read(arguments, default="run")
         return options.command(options)
     except RolloutError as error:
         if isinstance(error, UsageError):

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import MISSING, Field, fields
 from typing import Any
@@ -64,7 +65,12 @@ def add_job_options(parser: Any, of: str, repeats: int, timeout_s: float, dry_ru
 def _reader(each: Field) -> Any:
     if each.name == "env_kwargs":
         return json_value
+    if each.name == "out":
+        return path
     return next((kind for kind in (int, float) if kind.__name__ in str(each.type)), str)
+
+
+path = os.path.expanduser  # Shells leave the ~ of --out=~/run.h5 as it is.
 
 
 def json_value(text: str) -> Any:

@@ -1,10 +1,17 @@
-"""Reading a command line."""
+"""Reading a command line: what is refused is refused in one line, with the way out."""
 
 import argparse
-from collections.abc import Collection
+import os
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from decimal import Decimal, InvalidOperation
 from typing import Any
 
-from mpi_rollout.errors import UsageError
+from mpi_rollout.errors import UsageError, did_you_mean, shortened
+
+DASHES = tuple("-\u2010\u2011\u2012\u2013\u2014\u2212")  # Documents make others of the one that options begin with.
+SMALLEST, LARGEST = -(2**63), 2**64 - 1  # What HDF5 and MPI have types for.
 
 
 class Parser(argparse.ArgumentParser):
@@ -15,18 +22,92 @@ class Parser(argparse.ArgumentParser):
     Attributes
     ----------
     commands
-        The names of its commands.
+        The parsers of its commands, by their names.
     """
 
-    commands: Collection[str] = ()
+    commands: Mapping[str, "Parser"] = {}
 
     def __init__(self, **options: Any):
         super().__init__(**{"allow_abbrev": False} | options)
+        self.register("type", int, whole_number)  # So of all options with type=int.
+        self.register("type", float, number)
 
     def add_subparsers(self, **options: Any) -> Any:
         added = super().add_subparsers(**options)
         self.commands = added.choices  # A view: those that are added later are in it.
         return added
 
+    def read(self, arguments: Sequence[str], default: str) -> argparse.Namespace:
+        """Read a command and its options; without the name of a command it is `default`.
+
+        Raises
+        ------
+        UsageError
+            A word is unknown, or an option has a value that it cannot have.
+        """
+        first = arguments[0] if arguments else "-"
+        if first.startswith(DASHES) and first not in ("-h", "--help", "--version"):
+            arguments = [default, *arguments]
+        elif not first.startswith(DASHES) and first not in self.commands:
+            raise UsageError(self._unknown_command(first))
+        options, unknown = self.parse_known_args(arguments)
+        if unknown:
+            raise UsageError(self._of(arguments)._unknown_word(unknown[0]))
+        return options
+
     def error(self, message: str) -> None:
+        message = re.sub(r"^argument (\S+): (?=must )", r"\1 ", message)
         raise UsageError(f"{message}; see {self.prog} --help")
+
+    def _of(self, words: Sequence[str]) -> "Parser":
+        """The parser of the command that a command line begins with."""
+        is_command = bool(words) and words[0] in self.commands
+        return self.commands[words[0]]._of(words[1:]) if is_command else self
+
+    def _unknown_command(self, word: str) -> str:
+        if os.path.isfile(word):
+            return f"there is no command before the file; try {self.prog} inspect {shlex.quote(word)}"
+        return f"there is no command {word!r}" + (
+            did_you_mean(word, self.commands) or f"; the commands are {', '.join(self.commands)}"
+        )
+
+    def _unknown_word(self, word: str) -> str:
+        if not word.startswith(DASHES):
+            return f"{shortened(word)!r} is one argument too many; see {self.prog} --help"
+        name = word.partition("=")[0]
+        is_like = did_you_mean(f"--{name.lstrip(''.join(DASHES))}", self._option_string_actions)
+        return f"there is no option {name}" + (is_like or f"; see {self.prog} --help")
+
+
+def whole_number(text: str) -> int:
+    """Read 1000, 1_000 or 1e3.
+
+    Raises
+    ------
+    argparse.ArgumentTypeError
+        It is no whole number, or one of more than 64 bits.
+    """
+    try:
+        value = Decimal(text)
+    except InvalidOperation:
+        value = Decimal("nan")
+    if value.is_finite() and SMALLEST <= value <= LARGEST and value == int(value):
+        return int(value)
+    what = "a whole number such as 1000 or 1e3"
+    if value.is_finite() and not SMALLEST <= value <= LARGEST:
+        what = f"a whole number of at most 64 bits, {LARGEST}"
+    raise argparse.ArgumentTypeError(f"must be {what}, got {shortened(text, 80)!r}")
+
+
+def number(text: str) -> float:
+    """Read a number.
+
+    Raises
+    ------
+    argparse.ArgumentTypeError
+        It is none.
+    """
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a number, got {shortened(text, 80)!r}") from None

@@ -74,6 +74,17 @@ def test_an_option_changes_its_field_and_no_other(field):
     assert type(after[field.name]) in (type(before[field.name]), str, int, float)
 
 
+@pytest.mark.parametrize(("text", "value"), [("1e3", 1000), ("64E3", 64000), ("1_000", 1000), ("2.0", 2)])
+def test_a_whole_number_may_be_written_in_any_way(text: str, value: int):
+    assert options_of("--num-steps", text)["num_steps"] == value
+    assert vars(make_parser().parse_args(["verify", "run.h5", "--replay", text]))["replay"] == value
+
+
+@pytest.mark.parametrize("command", [["run"], ["scaling", "weak"], ["scaling", "sim"], ["compare"]])
+def test_the_home_folder_is_known_where_the_shell_leaves_it_as_it_is(command: list[str]):
+    assert make_parser().parse_args([*command, "--out=~/run.h5"]).out == str(Path.home() / "run.h5")
+
+
 @pytest.mark.parametrize("field", fields(RolloutConfig), ids=lambda each: each.name)
 def test_the_help_has_every_option_with_its_meaning(field, capsys):
     with pytest.raises(SystemExit):
@@ -100,17 +111,32 @@ def test_help_and_version_need_no_mpi(job, arguments):
 BAD = [
     ([], "give one of --env ID and --env-factory MODULE:CALLABLE, got none"),
     (["--env", "CartPole-v1", "--env-factory", "envs:Counting"], "got both"),
-    ([*GOOD, "--nun-envs", "3"], "unrecognized arguments: --nun-envs 3"),
-    ([*GOOD, "--num-env", "3"], "unrecognized arguments: --num-env 3"),
-    (["colect"], "unrecognized arguments: colect"),
+    ([*GOOD, "--nun-envs", "3"], "there is no option --nun-envs; did you mean --num-envs?"),
+    ([*GOOD, "--num-env", "3"], "there is no option --num-env; did you mean --num-envs?"),
+    ([*GOOD, "--num_envs=3"], "there is no option --num_envs; did you mean --num-envs?"),
+    ([*GOOD, "-num-envs", "3"], "there is no option -num-envs; did you mean --num-envs?"),
+    ([*GOOD, "\u2013num-envs", "3"], "there is no option \u2013num-envs; did you mean --num-envs?"),
+    ([*GOOD, "--quickly"], "there is no option --quickly; see python -m mpi_rollout run --help"),
+    ([*GOOD, "64"], "'64' is one argument too many; see python -m mpi_rollout run --help"),
+    ([*GOOD, ""], "'' is one argument too many"),
+    (["scaling", "weak", "--env-per-rank", "3"], "there is no option --env-per-rank; did you mean --envs-per-rank?"),
+    (["verify", "run.h5", "--relpay", "3"], "there is no option --relpay; did you mean --replay?"),
+    (["inspekt", "run.h5"], "there is no command 'inspekt'; did you mean inspect?"),
+    (["simulate"], "there is no command 'simulate'; the commands are run, inspect, verify, "),
+    ([str(TESTS / "envs.py")], f"try python -m mpi_rollout inspect {TESTS / 'envs.py'}"),
     (["--env"], "argument --env: expected one argument"),
     ([*GOOD, "--num-envs", "0"], "--num-envs must be at least 1, got 0"),
     ([*GOOD, "--num-envs", "-4"], "--num-envs must be at least 1, got -4"),
-    ([*GOOD, "--num-envs", "many"], "argument --num-envs: invalid int value: 'many'"),
+    ([*GOOD, "--num-envs", "many"], "--num-envs must be a whole number such as 1000 or 1e3, got 'many'"),
     ([*GOOD, "--num-steps", "0"], "--num-steps must be at least 1, got 0"),
     ([*GOOD, "--num-steps", "-1"], "--num-steps must be at least 1, got -1"),
-    ([*GOOD, "--num-steps", "1.5"], "argument --num-steps: invalid int value: '1.5'"),
+    ([*GOOD, "--num-steps", "1.5"], "--num-steps must be a whole number such as 1000 or 1e3, got '1.5'"),
+    ([*GOOD, "--num-steps", "1e-3"], "--num-steps must be a whole number such as 1000 or 1e3, got '1e-3'"),
+    ([*GOOD, "--num-steps", "inf"], "--num-steps must be a whole number such as 1000 or 1e3, got 'inf'"),
+    ([*GOOD, "--num-steps", "1e999999999"], "--num-steps must be a whole number of at most 64 bits, "),
     ([*GOOD, "--seed", "-1"], "--seed must be at least 0, got -1"),
+    ([*GOOD, "--seed", "99999999999999999999"], "--seed must be a whole number of at most 64 bits, 1844674407"),
+    ([*GOOD, "--limit-s", "long"], "--limit-s must be a number, got 'long'"),
     ([*GOOD, "--expect-ranks", "0"], "--expect-ranks must be at least 1, got 0"),
     ([*GOOD, "--num-groups", "0"], "--num-groups must be at least 1, got 0"),
     ([*GOOD, "--num-groups", "5"], "--num-groups 5 needs at least 5 envs for each rank that steps envs, got"),
@@ -147,8 +173,12 @@ BAD = [
     ([*GOOD, "--policy", "policies:no_such"], "--policy policies:no_such: module 'policies' has no attribute"),
     ([*GOOD, "--policy", "faults:number"], "--policy faults:number is int, not callable"),
     ([*GOOD, "--out", ""], "--out must name a file, got ''"),
-    ([*GOOD, "--out", "folder/"], "--out must name a file, got 'folder/'"),
-    ([*GOOD, "--out", "."], "exists; move it away or use another --out"),
+    ([*GOOD, "--out", "a folder/"], "--out must name a file, got the folder a folder/; use --out 'a folder/run.h5'"),
+    ([*GOOD, "--out", "."], "--out must name a file, got the folder .; use --out ./run.h5"),
+    ([*GOOD, "--out", "my run.h5.part"], ".part is for files that are not complete; use --out 'my run.h5'"),
+    ([*GOOD, "--out", "-"], "--out - is no file, and HDF5 cannot be written to stdout; use --out run.h5"),
+    ([*GOOD, "--out", "/dev/null"], "--out /dev/null exists and is no file but a device, pipe or socket; use another"),
+    (["compare", "--out", "/dev/null"], "--out /dev/null exists and is no file but a device, pipe or socket"),
 ]  # fmt: skip
 
 
@@ -207,12 +237,12 @@ def test_what_has_the_name_of_an_unfinished_output_is_refused_and_not_touched(jo
 
 def test_an_output_that_is_a_dangling_link_is_refused(job):
     (job.folder / "run.h5").symlink_to("elsewhere.h5")
-    assert "run.h5 exists" in refused(job, *GOOD, "--out", "run.h5")
+    assert "run.h5 is a link to elsewhere.h5, which is not there" in refused(job, *GOOD, "--out", "run.h5")
 
 
 def test_a_missing_folder_is_refused_with_the_command_that_makes_it(job):
-    line = refused(job, *GOOD, "--out", "new/results/run.h5", code=74)
-    assert line.endswith("; mkdir -p new/results")
+    line = refused(job, *GOOD, "--out", "new/my results/run.h5", code=74)
+    assert line.endswith("; mkdir -p 'new/my results'")
 
 
 def test_the_default_folder_is_made_in_any_folder_and_left_by_no_start_that_failed(job):
@@ -225,7 +255,7 @@ def test_the_default_folder_is_made_in_any_folder_and_left_by_no_start_that_fail
 
 def test_an_output_below_a_regular_file_is_refused(job):
     (job.folder / "results").write_text("")
-    assert "there is no folder" in refused(job, *GOOD, "--out", "results/run.h5", code=74)
+    assert "results; that is a file; use another --out" in refused(job, *GOOD, "--out", "results/run.h5", code=74)
 
 
 @pytest.mark.skipif(not Path("/sys/kernel").is_dir(), reason="there is no sysfs, the folder in which nobody can write")
@@ -244,7 +274,7 @@ def test_inspecting_what_is_no_file_of_this_program_is_refused(job):
     ("arguments", "words"),
     [
         (["--env", "CartPoel-v1"], "Did you mean: `CartPole`?"),  # Found by all ranks, at the same time.
-        (["--nun-envs", "3"], "unrecognized arguments"),  # Before MPI starts.
+        (["--nun-envs", "3"], "there is no option --nun-envs"),  # Before MPI starts.
         ([*GOOD, "--policy", "policies:no_such"], "module 'policies' has no attribute 'no_such'"),  # By the root alone.
         ([*GOOD, "--num-envs", "1"], "--num-envs must be at least the number of ranks"),
         (

@@ -208,7 +208,7 @@ def test_a_slow_env_is_left_alone(job: Job, num_ranks: int):
 BAD = [
     (("--env-timeout", "0"), "--env-timeout must be more than 0"),
     (("--env-timeout", "nan"), "--env-timeout must be more than 0"),
-    (("--env-timeout", "soon"), "invalid float value"),
+    (("--env-timeout", "soon"), "--env-timeout must be a number, got 'soon'"),
     (("--on-env-error", "ignore"), "invalid choice"),
     (("--max-env-restarts", "0"), "--max-env-restarts must be at least 1"),
 ]

@@ -184,7 +184,7 @@ def test_a_dry_run_prints_the_commands_and_starts_none(job: Job):
         (["--repeats", "0"], 64, "--repeats must be at least 1, got 0"),
         (["--num-steps", "0"], 64, "--num-steps must be at least 1, got 0"),
         (["--num-envs", "3"], 64, "--num-envs must be at least the largest of --ranks, got 3 envs for 4 ranks"),
-        (["--envs-per-rank", "3"], 64, "unrecognized arguments: --envs-per-rank 3; see python -m mpi_rollout scaling"),
+        (["--envs-per-rank", "3"], 64, "there is no option --envs-per-rank; see python -m mpi_rollout scaling strong"),
         (["--out", "new/study.h5"], 74, "mkdir -p new"),
     ],
 )  # fmt: skip

@@ -166,7 +166,7 @@ def test_a_dry_run_prints_what_would_be_submitted(submit):
         (STRONG[1:], "strong or weak is missing before CartPole-v1"),
         ((), "strong or weak is missing; submit_scaling.sh strong|weak --ranks"),
         ((*STRONG, "--num-envs", "2"), "--num-envs must be at least the largest of --ranks, got 2 envs for 3 ranks"),
-        ((*STRONG, "--num-stops", "2"), "unrecognized arguments: --num-stops 2"),
+        ((*STRONG, "--num-stops", "2"), "there is no option --num-stops; did you mean --num-steps?"),
         (("--partition=none", *STRONG), "sbatch refuses strong-1, see above; nothing is left in the queue"),
         (("--ntasks-per-node=1", *STRONG), "sbatch refuses strong-3, see above; nothing is left in the queue"),
         (("--dependency=singleton", *STRONG), "--dependency=singleton is this script's own to choose; leave it out"),

@@ -5,6 +5,7 @@ from typing import Any
 
 from mpi_rollout.cores import num_usable_cores
 from mpi_rollout.errors import UsageError
+from mpi_rollout.options import path
 
 ENVS = "CartPole-v1,Acrobot-v1"
 SYSTEMS = (
@@ -28,7 +29,7 @@ def add_compare(commands: Any) -> None:
         ("--order-seed", int, 0, "SEED", "seed of the order of the turns"),
         ("--timeout-s", float, 120.0, "S", "seconds of a set-up or turn; a system that takes longer has failed"),
         ("--launcher", str, "", "COMMAND", "command that starts the ranks, up to -n (default: mpirun)"),
-        ("--out", str, "results/compare.h5", "FILE", "file of the comparison; an interrupted one is continued"),
+        ("--out", path, "results/compare.h5", "FILE", "file of the comparison; an interrupted one is continued"),
     ):  # fmt: skip
         told += f" (default: {default})" * (default != "")
         parser.add_argument(name, type=kind, default=default, metavar=metavar, help=told)

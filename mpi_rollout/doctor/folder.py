@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from time import perf_counter
 
 import numpy as np
@@ -72,7 +73,7 @@ def judge_access(folder: str) -> Finding | None:
     """BAD if no file can be made there: trying tells more than access rights, a file system can be read-only."""
     if not os.path.isdir(folder):
         what = "is no folder" if os.path.lexists(folder) else "does not exist"
-        advice = "give the folder of the output" if os.path.lexists(folder) else f"mkdir -p {folder}"
+        advice = "give the folder of the output" if os.path.lexists(folder) else f"mkdir -p {quote(str(folder))}"
         return Finding("folder", f"{folder} {what}", BAD, advice, FILES)
     try:
         tempfile.TemporaryFile(dir=folder).close()

@@ -11,6 +11,7 @@ It is written anew as a whole after each job and then put in the place of the on
 
 import json
 from dataclasses import asdict, dataclass
+from shlex import quote
 from typing import Any
 
 import h5py
@@ -94,7 +95,8 @@ def check_format(path: str, attributes: Any) -> None:
         The message says what it is, if that is known, and what to do with it.
     """
     if attributes.get("format") == "mpi_rollout":
-        raise DataError(f"{path} is a rollout, not a study; `python -m mpi_rollout inspect {path} --plot PNG` draws it")
+        command = f"python -m mpi_rollout inspect {quote(path)} --plot PNG"
+        raise DataError(f"{path} is a rollout, not a study; `{command}` draws it")
     tables.check_format(path, attributes, "study", FORMAT, FORMAT_VERSION)
 
 

@@ -4,7 +4,7 @@ import argparse
 from typing import Any
 
 from mpi_rollout.errors import UsageError
-from mpi_rollout.options import add_job_options, add_run_options, ranks_list
+from mpi_rollout.options import add_job_options, add_run_options, path, ranks_list
 from mpi_rollout.scaling.sim.options import add_sim
 from mpi_rollout.scaling.study import RUN_OPTIONS, Study
 
@@ -26,8 +26,8 @@ def _add_kind(kinds: Any, kind: str, size: str) -> None:
                         "measured on 1, which is always among them (default: 1,2,4,8)")  # fmt: skip
     add_job_options(parser, "number of ranks", 5, 600.0, "print the commands of what is left, start none")
     parser.add_argument(size, dest="size", type=int, default=64, metavar="N", help=f"envs {of} (default: 64)")
-    parser.add_argument("--out", default=f"results/{kind}.h5", metavar="FILE", help="file of the study; if it was "
-                        f"interrupted there, it is continued (default: results/{kind}.h5)")  # fmt: skip
+    parser.add_argument("--out", type=path, default=f"results/{kind}.h5", metavar="FILE", help="file of the study; if "
+                        f"it was interrupted there, it is continued (default: results/{kind}.h5)")  # fmt: skip
     parser.add_argument("--only", type=int, metavar="R", help="do only the jobs of R ranks, for example in a batch job "
                         "of their own; they go to FILE.parts; `scaling gather FILE` puts them together")  # fmt: skip
     parser.add_argument("--json", action="store_true", help="with --dry-run: print what is left as one line of JSON")

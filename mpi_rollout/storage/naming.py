@@ -2,8 +2,35 @@
 
 import os
 import shutil
+from shlex import quote
 
+from mpi_rollout.errors import UsageError
 from mpi_rollout.storage.lock import refusal
+
+
+def check_name(path: str) -> None:
+    """Refuse an output whose name no file can have, or has what is no file.
+
+    Raises
+    ------
+    UsageError
+        The message has a name that can be used.
+    """
+    if not path:
+        raise UsageError("--out must name a file, got ''")
+    if path == "-":
+        raise UsageError("--out - is no file, and HDF5 cannot be written to stdout; use --out run.h5")
+    if path.endswith("/") or os.path.isdir(path):
+        inside = quote(os.path.join(path, "run.h5"))
+        raise UsageError(f"--out must name a file, got the folder {path}; use --out {inside}")
+    if path.endswith(".part"):
+        name = quote(path.removesuffix(".part"))
+        raise UsageError(f"--out {path}: .part is for files that are not complete; use --out {name}")
+    if os.path.islink(path) and not os.path.exists(path):
+        target = os.readlink(path)
+        raise UsageError(f"--out {path} is a link to {target}, which is not there; remove it or use another --out")
+    if os.path.lexists(path) and not os.path.isfile(path):
+        raise UsageError(f"--out {path} exists and is no file but a device, pipe or socket; use another --out")
 
 
 def put_in_free_place(temporary: str, path: str) -> None:

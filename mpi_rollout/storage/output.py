@@ -3,6 +3,7 @@
 import os
 from contextlib import suppress
 from dataclasses import dataclass
+from shlex import quote
 from time import time
 
 from mpi_rollout.config import RolloutConfig
@@ -11,6 +12,7 @@ from mpi_rollout.errors import Complete, DataError, StorageError, UsageError
 from mpi_rollout.status import read_status, status_path
 from mpi_rollout.storage.child import in_child
 from mpi_rollout.storage.lock import Lock, lock, why_no_locks
+from mpi_rollout.storage.naming import check_name
 from mpi_rollout.storage.past import check_same_run, read_past
 from mpi_rollout.storage.unmarked import open_unmarked
 from mpi_rollout.temporary import make_folder, temporary_path
@@ -75,7 +77,8 @@ def open_output(config: RolloutConfig) -> Output:
             if config.vectorization_mode == "vector_entry_point":
                 raise UsageError(
                     f"--out {path}: {part} cannot be continued: natively vectorized envs share a random generator and "
-                    "cannot be brought back; keep what there is with `python -m mpi_rollout recover`, or move it away"
+                    f"cannot be brought back; keep what there is with `python -m mpi_rollout recover {quote(part)}`, "
+                    "or move it away"
                 )
             return Output(path, past, warning, lock_of_part)
         os.unlink(part)
@@ -115,7 +118,7 @@ def refuse_running(path: str) -> None:
     if is_alive:
         raise UsageError(
             f"{path}.part: another run is writing it, process {pid} on {host}; wait for its end or use another --out "
-            f"(if there is none, delete {status_path(path)})"
+            f"(if there is none, rm {quote(status_path(path))})"
         )
 
 
@@ -162,8 +165,8 @@ def look_into(config: RolloutConfig, part: str) -> Past | None:
         in_child("mpi_rollout.storage.verification:verify", part)
     except DataError as error:
         raise DataError(
-            f"{error}; {part} cannot be continued and was left as it is: `python -m mpi_rollout recover` makes a file "
-            "of what is whole, or move it away to begin anew"
+            f"{error}; {part} cannot be continued and was left as it is: `python -m mpi_rollout recover {quote(part)}` "
+            "makes a file of what is whole, or move it away to begin anew"
         ) from error
     with open_unmarked(part) as file:
         check_same_run(config, file.attrs["config"], part)
@@ -176,17 +179,18 @@ def check_folder(path: str) -> str:
     Raises
     ------
     UsageError
-        The path names no file.
+        The path can be no file.
     StorageError
         Its folder is missing or cannot be written to.
     """
-    if not os.path.basename(path):
-        raise UsageError(f"--out must name a file, got {path!r}")
+    check_name(path)
     folder = os.path.dirname(os.path.abspath(path))
     if os.path.dirname(path) == DEFAULT_FOLDER:
         make_folder(folder)
     if not os.path.isdir(folder):
-        raise StorageError(f"--out {path}: there is no folder {folder}; mkdir -p {os.path.dirname(path)}")
+        is_file = os.path.lexists(folder)
+        advice = "that is a file; use another --out" if is_file else f"mkdir -p {quote(os.path.dirname(path))}"
+        raise StorageError(f"--out {path}: there is no folder {folder}; {advice}")
     probe = temporary_path(path, "probe")  # Access rights do not tell: a file system can be read-only.
     try:
         descriptor = os.open(probe, os.O_CREAT | os.O_EXCL | os.O_WRONLY)

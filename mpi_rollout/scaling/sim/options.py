@@ -6,7 +6,7 @@ from typing import Any
 
 from mpi_rollout.config import flag
 from mpi_rollout.errors import UsageError
-from mpi_rollout.options import add_job_options, add_run_options, numbers, ranks_list
+from mpi_rollout.options import add_job_options, add_run_options, numbers, path, ranks_list
 from mpi_rollout.scaling.sim.question import CONSTANT_NAMES, FIGURES, GIVEN, MEASURED, MOST_CHECKED, Envs, Simulation
 
 RANKS = ",".join(str(2**power) for power in range(15))
@@ -30,8 +30,8 @@ def add_sim(kinds: Any) -> None:
         "--ranks", type=ranks_list, default=RANKS, help=f"numbers of ranks to compute for (default: {RANKS})"
     )
     parser.add_argument("--envs-per-rank", type=int, default=4, metavar="N", help="envs on each rank (default: 4)")
-    parser.add_argument("--out", default="results/sim.h5", metavar="FILE", help="file of the simulation; if it was "
-                        "interrupted there, it is continued (default: results/sim.h5)")  # fmt: skip
+    parser.add_argument("--out", type=path, default="results/sim.h5", metavar="FILE", help="file of the simulation; if "
+                        "it was interrupted there, it is continued (default: results/sim.h5)")  # fmt: skip
     _add_envs(parser)
     _add_constants(parser)
     _add_jobs(parser)
