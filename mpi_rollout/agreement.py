@@ -3,7 +3,8 @@
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from time import monotonic, sleep
 from typing import Any
 
@@ -84,21 +85,31 @@ def agree(comm: Any, prepare: Callable[[], Any], fingerprint: Callable[[Any], di
     """
     part, problem, marks = None, None, {}
     try:
-        with ends_forked:
+        with as_refusals():
             part = prepare()
-        marks = fingerprint(part)
+            marks = fingerprint(part)
     except RolloutError as error:
         problem = error
-    except KeyboardInterrupt:
-        problem = Interrupted("interrupted before the first step")
-    except BaseException as error:
-        stack = "".join(traceback.format_exception(error)).rstrip()
-        problem = RolloutError(f"{words_of(error)}\n{stack}")
     reports = comm.gather((problem, marks, os.uname().nodename), ROOT)
     verdict = comm.bcast(_verdict(reports) if comm.rank == ROOT else None, ROOT)
     if verdict is not None:
         raise verdict
     return part, [host for *_, host in reports or ()]
+
+
+@contextmanager
+def as_refusals() -> Iterator[None]:
+    """Have whatever others' code raises before a run begins be a RolloutError."""
+    try:
+        with ends_forked:
+            yield
+    except RolloutError:
+        raise
+    except KeyboardInterrupt as error:
+        raise Interrupted("interrupted before the first step") from error
+    except BaseException as error:
+        stack = "".join(traceback.format_exception(error)).rstrip()
+        raise RolloutError(f"{words_of(error)}\n{stack}") from error
 
 
 def _verdict(reports: list[tuple[RolloutError | None, dict[str, str], str]]) -> RolloutError | None:

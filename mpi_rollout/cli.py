@@ -55,6 +55,11 @@ def make_parser() -> Parser:
     run = commands.add_parser("run", help="collect experience (the default command)")
     for each in fields(RolloutConfig):
         add_option(run, each)
+    run.add_argument(
+        "--dry-run", action="store_true",
+        help="check options, output, policy and one env, in one process without MPI, and run nothing; --expect-ranks "
+        "tells for how many ranks",
+    )  # fmt: skip
     run.set_defaults(command=run_command)
     inspect = commands.add_parser("inspect", help="show what is in a file, complete or not")
     inspect.add_argument("file", metavar="FILE")
@@ -152,9 +157,12 @@ def show(lines: list[str]) -> None:
 
 
 def run_command(options: argparse.Namespace) -> int:
-    from mpi_rollout.run import run  # Reads files no more than it must: workers import no h5py.
+    from mpi_rollout.run import rehearse, run  # Reads files no more than it must: workers import no h5py.
 
     config = RolloutConfig(**{each.name: getattr(options, each.name) for each in fields(RolloutConfig)})
+    if options.dry_run:
+        show([rehearse(config, config.expect_ranks or 1)])
+        return 0
     return with_stacks(lambda: run(config))
 
 

@@ -10,10 +10,11 @@ from threading import Timer
 from typing import Any
 
 from mpi_rollout import agreement, mpi
+from mpi_rollout.agreement import as_refusals
 from mpi_rollout.assembly import Part, Plan, assemble, check_batch_size, make_part
 from mpi_rollout.config import RolloutConfig, versions
 from mpi_rollout.console import share_line
-from mpi_rollout.envs import maker_of
+from mpi_rollout.envs import EnvFacts, make_slice, maker_of
 from mpi_rollout.envs.faults import OnFault, raised_at
 from mpi_rollout.errors import EnvError, SignalInterrupt, StorageError
 from mpi_rollout.guard import be_last, guard, release
@@ -117,21 +118,53 @@ def prepare(config: RolloutConfig, comm: Any) -> tuple[Part, Policy | None, Any]
     seed_global_generators(config.seed, comm.rank)  # Before any code of envs and policy, which may do it otherwise.
     if config.ft == "shrink":
         check_ulfm(comm)
-    division = Division(
-        config.num_envs, comm.size, config.dedicated_root, config.num_groups, first_ready=config.mode == "async"
-    )
-    check_batch_size(division, config.batch_size)
-    plan = Plan(
-        maker_of(config), division, config.seed, on_fault=on_fault_of(config), is_surviving=config.ft == "shrink",
-        wait=config.wait,
-    )  # fmt: skip
+    plan = plan_of(config, comm.size)
     policy = output = None
     if comm.rank == mpi.ROOT:
         from mpi_rollout.storage import open_output  # h5py is for the root alone.
 
         output = open_output(config)
-        policy = None if config.policy == "random" else load_policy(config.policy)
+        policy = policy_of(config)
     return make_part(plan, comm.rank), policy, output
+
+
+def rehearse(config: RolloutConfig, num_ranks: int) -> str:
+    """Refuse what a run on so many ranks would refuse, as far as one process can tell; return that it would run.
+
+    It starts no MPI, makes one env, and writes nothing.
+
+    Raises
+    ------
+    RolloutError
+        As `run`.
+    """
+    from mpi_rollout.storage import check_output
+
+    with as_refusals():
+        seed_global_generators(config.seed, mpi.ROOT)
+        plan = plan_of(config, num_ranks)
+        check_output(config)
+        policy_of(config)
+        envs = make_slice(plan.make, range(1), config.seed, on_fault=plan.on_fault)
+        EnvFacts.of(envs).portable()
+        envs.close()
+    return f"ready: {config.num_envs} envs on {num_ranks} rank{'s' * (num_ranks > 1)}, --out {config.out}"
+
+
+def plan_of(config: RolloutConfig, num_ranks: int) -> Plan:
+    """What all ranks mean alike; UsageError if the envs do not go on so many ranks, or nothing makes them."""
+    division = Division(
+        config.num_envs, num_ranks, config.dedicated_root, config.num_groups, first_ready=config.mode == "async"
+    )
+    check_batch_size(division, config.batch_size)
+    return Plan(
+        maker_of(config), division, config.seed, on_fault=on_fault_of(config), is_surviving=config.ft == "shrink",
+        wait=config.wait,
+    )  # fmt: skip
+
+
+def policy_of(config: RolloutConfig) -> Policy | None:
+    return None if config.policy == "random" else load_policy(config.policy)
 
 
 def on_fault_of(config: RolloutConfig) -> OnFault:

@@ -5,9 +5,9 @@
 #     start     array: the command that starts a program on ranks, up to their number (-n) and the program
 #     PYTHON    that program
 #     num_ranks
-#     advice    what to set where the launcher does not start ranks of this MPI
 # and has `clean_up` called at the end.
 
+checks=() # A command that looks whether what is to run could, before anything is started on ranks.
 staged='' # Not what some variable of that name holds: `clean_up` removes it.
 
 say() { printf '%s: %s\n' "$script" "$1" >&2; }
@@ -65,34 +65,77 @@ set_environment() {
     export PRTE_MCA_rmaps_default_mapping_policy=slot
 }
 
-choose_launcher() {
-    local told vendor plugin mpiexec
+find_library() {
+    local told
     told=$("$PYTHON" "$scripts/mpi_library.py" 2>&1) || [ -n "${asked:-}" ] || refuse "$PYTHON cannot import mpi_rollout and load MPI: $(tail -n 1 <<< "$told"); have site.sh load the modules and activate the virtual environment"
     { read -r vendor && read -r library && read -r mpiexec; } < <(tail -n 3 <<< "$told")
-    # The wrong plugin makes each rank a world of its own, or aborts.
-    case $vendor in "Open MPI") plugin=pmix ;; *) plugin=pmi2 ;; esac
-    advice="LAUNCHER='srun --mpi=$plugin' in site.sh (see srun --mpi=list), or LAUNCHER='${mpiexec/#-/mpirun}', is for $library"
+}
+
+choose_launcher() {
+    local told plugin
+    case $vendor:$library in
+    "Open MPI":*) plugin=pmix ;;
+    *CRAY*) plugin=cray_shasta ;;
+    *) plugin=pmi2 ;;
+    esac
+    [[ $library != *Intel* ]] || find_pmi_library
     if [ -n "${LAUNCHER:-}" ]; then
         eval "start=($LAUNCHER)" # Words with quotes, as in any line of that file.
-    elif can_load "$plugin"; then
-        start=(srun "--mpi=$plugin")
-    elif [ "$mpiexec" != - ]; then
-        start=("$mpiexec")
-        say "srun --mpi=$plugin does not work here, so $mpiexec starts the ranks"
-    else
-        refuse "nothing starts ranks of $library: srun --mpi=$plugin does not work here and there is no mpiexec; set LAUNCHER in site.sh"
+        add_options
+        starts_ranks || refuse "LAUNCHER='$LAUNCHER' starts no ranks of $library that find each other ($(tail -n 1 <<< "$told")); leave it out, or LAUNCHER='srun --mpi=$plugin' in site.sh (see srun --mpi=list), or LAUNCHER='${mpiexec/#-/mpirun}'"
+        return
     fi
+    for plugin in $(default_plugin) "$plugin"; do
+        start=(srun "--mpi=$plugin")
+        add_options
+        ! starts_ranks || return 0
+    done
+    [ "$mpiexec" != - ] || refuse "nothing starts ranks of $library: srun --mpi=$plugin does not work here ($(tail -n 1 <<< "$told")) and there is no mpiexec; set LAUNCHER in site.sh"
+    unset I_MPI_PMI_LIBRARY # Which is for srun alone.
+    start=("$mpiexec")
+    add_options
+    say "srun --mpi=$plugin does not work here, so $mpiexec starts the ranks"
+}
+
+# What this site's srun takes, if it takes any.
+default_plugin() { scontrol show config 2> /dev/null | sed -nE 's/^MpiDefault *= *([^ ]*)$/\1/p' | grep -v -e '^none$' -e '^(null)$'; }
+
+# Under srun, Intel MPI needs SLURM's own library; without it each rank would be a world of its own.
+find_pmi_library() {
+    local folder each
+    [ -z "${I_MPI_PMI_LIBRARY:-}" ] || return 0
+    folder=$(scontrol show config 2> /dev/null | sed -nE 's/^PluginDir *= *([^:]*).*/\1/p')
+    for each in "${folder%/*}" /usr/lib64 /usr/lib/x86_64-linux-gnu /opt/slurm/lib64 /opt/slurm/lib; do
+        [ ! -e "$each/libpmi2.so" ] || { export I_MPI_PMI_LIBRARY=$each/libpmi2.so && return; }
+    done
+}
+
+# Whether `start` makes one world of two ranks; `told` is what they have said.  The wrong plugin makes each rank a world
+# of its own, or aborts, and one that is in `srun --mpi=list` may not find its library on the nodes.
+starts_ranks() {
+    local most=$((num_ranks > 1 ? 2 : 1)) try=("${start[@]}")
+    [ "${start[0]##*/}" != srun ] || try+=(--overlap) # The next step need not wait for the end of this one.
+    try+=(-n "$most" "$PYTHON" -c 'from mpi4py import MPI; MPI.COMM_WORLD.rank or print("a world of", MPI.COMM_WORLD.size)')
+    for _ in 1 2; do # Open MPI's start crashes at times.
+        told=$(timeout 120 "${try[@]}" 2>&1)
+        case $told in
+        *"a world of $most"*) return 0 ;;
+        *"a world of"*) return 1 ;;
+        *ModuleNotFoundError:* | *ImportError:*) refuse "a node lacks a Python module ($(grep -oE '[A-Za-z]*Error: .*' <<< "$told" | tail -n 1)); have the virtual environment where all nodes find it" ;;
+        esac
+        [ -z "${asked:-}" ] || return 0
+    done
+    return 1
+}
+
+add_options() {
     case ${start[0]##*/}:${SLURM_HET_SIZE:-1} in
     srun:1) add_srun_options "$cpus_per_rank" ;;
     srun:*) ;; # Each component has its own.
     *:1) add_mpiexec_options "$vendor" ;;
-    *) refuse "${start[0]} does not start ranks in the components of a heterogeneous job, srun --mpi=$plugin does where SLURM has that plugin" ;;
+    *) refuse "${start[0]} does not start ranks in the components of a heterogeneous job, srun --mpi=pmix or --mpi=pmi2 does where SLURM has that plugin" ;;
     esac
 }
-
-# A plugin may be in `srun --mpi=list` and its library not on the nodes.  --overlap: the next step need not wait for the
-# end of this one.
-can_load() { timeout 60 srun "--mpi=$1" --overlap --nodes=1 --ntasks=1 true > /dev/null 2>&1; }
 
 add_srun_options() {
     # --kill-on-bad-exit: where the site has it off, the ranks wait for one that was killed until the time limit.
@@ -140,6 +183,8 @@ prepare_launch() {
     [ "${SLURM_HET_SIZE:-1}" -eq 1 ] || [ "$script" = train.sbatch ] || refuse "this job would be the first component of a heterogeneous job alone; submit it as one of a single component"
     count_ranks
     set_environment
+    find_library
+    [ ${#checks[@]} -eq 0 ] || "${checks[@]}"
     choose_launcher
     stage_environment
     trap clean_up EXIT

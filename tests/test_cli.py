@@ -26,7 +26,7 @@ OTHER_VALUES = {
 
 def options_of(*arguments: str) -> dict:
     options = vars(make_parser().parse_args(["run", *arguments]))
-    options.pop("command")
+    options.pop("command"), options.pop("dry_run")
     return options
 
 

@@ -10,7 +10,7 @@ import pytest
 from conftest import TESTS, WHOLE, Job, assert_same_bytes, datasets
 from kept import committed
 from slurm_cluster import NODES
-from submissions import SCRIPTS, VENVS, Submissions, one_mpi, without_plugins
+from submissions import SCRIPTS, VENVS, Submissions, one_mpi, with_srun, without_plugins
 
 ENV = ("--env-factory", "stopping:Paced", "--num-envs", "6", "--progress", "none", "--out", "run.h5")
 RUN = (*ENV, "--num-steps", str(WHOLE))
@@ -160,9 +160,10 @@ def test_a_job_whose_output_is_complete_has_nothing_to_do(submit):
 def test_a_launcher_of_another_mpi_is_refused_with_the_right_one(submit, launcher):
     """Each rank would be alone in a world of its own, and do the whole run."""
     [wrong] = {*PLUGIN.values()} - {PLUGIN[submit.mpi]}
-    state, _ = submit.run(*SHORT, site=f"LAUNCHER='{launcher.format(wrong=wrong)}'\n")
-    assert state == "FAILED" and not submit.out.exists() and not submit.status
-    assert f"LAUNCHER='srun --mpi={PLUGIN[submit.mpi]}' in site.sh" in submit.messages[-1]
+    ended = submit.run(*SHORT, site=f"LAUNCHER='{launcher.format(wrong=wrong)}'\n")
+    assert ended == ("FAILED", "78:0") and not submit.out.exists() and not submit.status
+    [line] = submit.messages
+    assert "that find each other" in line and f"LAUNCHER='srun --mpi={PLUGIN[submit.mpi]}' in site.sh" in line
 
 
 @one_mpi
@@ -191,6 +192,47 @@ def test_what_only_the_ranks_find_ends_the_job_with_its_own_code(submit):
     arguments = ("--env-factory", "envs:different_space", *SHORT[2:], "--num-envs", "7")
     assert submit.run(*arguments, options=("--nodes=2", "--ntasks=7")) == ("FAILED", "78:0")
     assert "the ranks do not agree on the observation space" in submit.messages[0]
+
+
+THE_RUN = 'case "$*" in *"mpi_rollout run"*)'
+
+
+@one_mpi
+def test_ranks_that_crash_before_they_have_begun_are_started_once_more(submit):
+    site = with_srun(submit.folder, f"{THE_RUN} mkdir once 2> /dev/null && kill -SEGV $$ ;; esac")
+    assert submit.run(*SHORT, site=site) == ("COMPLETED", "0:0"), submit.log
+    [line] = submit.messages
+    assert "the ranks were not started (exit code 139), see above; they are started once more" in line
+
+
+@one_mpi
+@pytest.mark.parametrize(
+    ("said", "code", "what"),
+    [
+        ("slurmstepd: error: Detected 1 oom_kill event in StepId=1.0. Some of the step tasks have been OOM Killed.",
+         "137:0", "a node had no memory left; sbatch --mem-per-cpu=SIZE"),
+        ("ModuleNotFoundError: No module named 'numpy'", "78:0", "a node lacks a Python module"),
+        ("srun: error: something else", "70:0", "see above, and try the doctor"),
+    ],
+)  # fmt: skip
+def test_a_run_that_did_not_begin_ends_with_what_is_known_of_why(submit, said, code, what):
+    """Whatever the launcher's code is: of ranks that it has ended itself it is 143."""
+    site = with_srun(submit.folder, f'{THE_RUN} echo "{said}" >&2; exit 143 ;; esac')
+    assert submit.run(*SHORT, site=site) == ("FAILED", code)
+    assert f"the run did not begin (exit code 143): {what}" in submit.messages[-1]
+    assert len(submit.messages) == (2 if code == "70:0" else 1)
+
+
+@one_mpi
+def test_a_node_without_the_python_modules_is_told_of(submit):
+    python = submit.folder / "python"
+    real = f"{VENVS[submit.mpi]}/bin/python"
+    python.write_text(f'#!/bin/sh\n[ "$(hostname)" != node2 ] || exec {real} -S -E "$@"\nexec {real} "$@"\n')
+    python.chmod(0o755)
+    options = ("--nodes=2", "--ntasks=2")
+    assert submit.run(*SHORT, options=options, site="PATH=$PWD:$PATH\n") == ("FAILED", "78:0")
+    [line] = submit.messages
+    assert "a node lacks a Python module (ModuleNotFoundError: No module named 'mpi4py')" in line
 
 
 @one_mpi

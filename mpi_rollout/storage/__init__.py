@@ -13,6 +13,7 @@ _MODULES = {
     "Output": "output",
     "Schema": "schema",
     "Writer": "writer",
+    "check_output": "output",
     "open_output": "output",
     "open_unmarked": "unmarked",
     "open_writer": "opening",

@@ -62,11 +62,7 @@ def open_output(config: RolloutConfig) -> Output:
         The folder is missing or cannot be written to.
     """
     path, part = config.out, config.out + ".part"
-    warning = warning_of(path, check_folder(path))
-    if os.path.lexists(path):
-        refuse_complete(config, path)
-    if warning:
-        refuse_running(path)
+    warning = check_place(config)
     remove_unfinished(part + ".new")
     if not os.path.lexists(part):
         return Output(path, warning=warning)
@@ -87,6 +83,34 @@ def open_output(config: RolloutConfig) -> Output:
         raise
     lock_of_part.release()
     return Output(path, warning=warning)
+
+
+def check_place(config: RolloutConfig) -> str:
+    """Refuse a folder that cannot be written to, and a complete file; return what the user must see to, or ""."""
+    path = config.out
+    warning = warning_of(path, check_folder(path))
+    if os.path.lexists(path):
+        refuse_complete(config, path)
+    if warning:
+        refuse_running(path)
+    return warning
+
+
+def check_output(config: RolloutConfig) -> None:
+    """Refuse what `open_output` refuses, as far as a glance tells; change nothing.
+
+    Raises
+    ------
+    RolloutError
+        As `open_output`; but whether an unfinished file is damaged is not looked at, which takes its time.
+    """
+    part = config.out + ".part"
+    check_place(config)
+    for unfinished in filter(os.path.lexists, (part + ".new", part)):
+        lock(unfinished).release()
+    if os.path.lexists(part):
+        with suppress(DataError):
+            check_same_run(config, in_child("mpi_rollout.storage.reader:identity", part)["config"], part)
 
 
 def warning_of(path: str, why_not: str) -> str:
