@@ -1,0 +1,35 @@
+"""An editable install is found from anywhere, also from the folder that holds the clone, which is named as the package."""
+
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from conftest import TESTS
+
+pytestmark = pytest.mark.any_mpi
+
+BUILD = "import sys; from setuptools.build_meta import build_editable; print(build_editable(sys.argv[1]))"
+IMPORT = "import site, sys; site.addsitedir(sys.argv[1]); import mpi_rollout; print(mpi_rollout.__file__)"
+
+
+def python(*arguments: str, cwd: Path) -> str:
+    """The last line of what a Python prints that has no environment variables."""
+    done = subprocess.run([sys.executable, *arguments], cwd=cwd, env={}, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()[-1]
+
+
+def test_the_clone_does_not_hide_the_package(tmp_path: Path):
+    pytest.importorskip("setuptools", "70.1")  # Older ones need another package to build wheels.
+    clone, site = tmp_path / "mpi_rollout", tmp_path / "site"
+    (clone / "mpi_rollout").mkdir(parents=True)
+    (clone / "mpi_rollout" / "__init__.py").write_text('__version__ = "1"\n')
+    for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(TESTS.parent / name, clone)
+    wheel = python("-c", BUILD, str(tmp_path), cwd=clone)
+    zipfile.ZipFile(tmp_path / wheel).extractall(site)
+    # -S: without the install that this Python has.
+    assert python("-S", "-c", IMPORT, str(site), cwd=tmp_path) == str(clone / "mpi_rollout" / "__init__.py")
