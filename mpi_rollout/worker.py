@@ -20,6 +20,7 @@ from time import monotonic
 from typing import Any
 
 from mpi_rollout.console import say
+from mpi_rollout.cores import physical_cores
 from mpi_rollout.deadline import process_start
 from mpi_rollout.ending import limit_s
 from mpi_rollout.errors import DataError, EnvError, RankLost, RolloutError, SignalInterrupt, message_of, words_of
@@ -243,6 +244,7 @@ class Worker:
             "rank": self.rank,
             "host": os.uname().nodename,
             "cores": sorted(os.sched_getaffinity(0)),
+            "physical_cores": sorted(physical_cores(os.sched_getaffinity(0))),
             "cpu_share": time.process_time() / (time.time() - process_start()),
             "num_envs": sum(len(slice_.env_indices) for slice_ in self.slices),
             "seconds": self.clock.seconds,

@@ -51,6 +51,7 @@ set_environment() {
     export SRUN_CPUS_PER_TASK=$cpus_per_rank
     # After `sbatch --export=NONE` the ranks would get an empty environment too.
     export SLURM_EXPORT_ENV=ALL
+    export MPI_ROLLOUT_BIND=${BIND:-} # For the doctor.
     # NumPy's threads: as many as the node has cores, in each rank.
     export OMP_NUM_THREADS=$cpus_per_rank OPENBLAS_NUM_THREADS=$cpus_per_rank MKL_NUM_THREADS=$cpus_per_rank
     # Python holds back what it prints to a log for as long as it likes.

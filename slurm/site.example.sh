@@ -7,11 +7,23 @@
 # export SBATCH_PARTITION=standard
 # export SBATCH_ACCOUNT=project
 # export SBATCH_TIMELIMIT=04:00:00
+# export SBATCH_HINT=nomultithread        # a rank for each core, not for each of its hardware threads
+#     A job that may start with less time, e.g. before a maintenance, starts sooner, and continues itself:
+#     sbatch --time=24:00:00 --time-min=01:00:00 ...
 
 # --- where the program is
 # source /etc/profile                     # where batch jobs do not know `module`
 # module purge; module load python openmpi
 # source "$HOME/mpi_rollout/.venv/bin/activate"
+
+# --- or in a container: one file instead of thousands, which ranks by the hundreds would all read.  `python` is then a
+#     script in a folder that all nodes see; the MPI inside must be of the kind that the launcher starts.
+# PATH=$HOME/rollout:$PATH               # there a file `python`, chmod +x:
+#                                        #   #!/bin/sh
+#                                        #   exec apptainer exec --bind "$SCRATCH" "$HOME/rollout/rollout.sif" python "$@"
+
+# --- on Lustre, a folder whose files are spread over several disks: once, before the first run
+# lfs setstripe --stripe-count 8 --stripe-size 16M "$SCRATCH/rollouts"
 
 # --- what starts the ranks, up to the number of them.  Without it: srun with the plugin of the MPI that mpi4py loads,
 #     or if that is not there the mpiexec of that MPI.

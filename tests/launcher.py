@@ -41,8 +41,9 @@ def outcome(
         "losses": {name: part / seconds for name, part in parts.items()} | {"write": 0.0},
         "step_s": [slowest_s] + [others_s] * (num_ranks - 1),
         "ranks": [
-            {"rank": rank, "host": "node7", "cores": list(range(num_cores)), "num_envs": num_envs // num_ranks,
-             "cpu_share": 0.99, "seconds": dict.fromkeys(PHASES, 0.25)} for rank in range(num_ranks)
+            {"rank": rank, "host": "node7", "cores": list(range(num_cores)), "physical_cores": list(range(num_cores)),
+             "num_envs": num_envs // num_ranks, "cpu_share": 0.99, "seconds": dict.fromkeys(PHASES, 0.25)}
+            for rank in range(num_ranks)
         ],
         "limit": [(env_steps / seconds, num_ranks * BARE_PER_S / slower)] * 5,
         "order_bytes": order_bytes, "slot_bytes": slot_bytes,

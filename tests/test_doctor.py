@@ -12,6 +12,7 @@ from dataclasses import replace
 import pytest
 from conftest import TESTS, Job, Result, mpiexec, run_job
 
+from mpi_rollout.cores import physical_cores
 from mpi_rollout.doctor.findings import BAD, FILES, OK, WARN, Finding, exit_code
 from mpi_rollout.doctor.folder import Mount, judge_kind, judge_locks, mount_of
 from mpi_rollout.doctor.launch import OPEN_MPI, judge_launcher, judge_slurm, launcher_of
@@ -35,7 +36,8 @@ from mpi_rollout.doctor.ranks import (
 )
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-FIRST = RankFacts(0, "node1", frozenset({0, 1}), 4, None, ONE_THREAD, {"python": "3.11.2"}, "Open MPI v5", 3)
+FIRST = RankFacts(0, "node1", frozenset({0, 1}), 4, None, ONE_THREAD, {"python": "3.11.2"}, "Open MPI v5", 3,
+                  frozenset({0, 1}))  # fmt: skip
 CLAIMED = [{"OMPI_COMM_WORLD_SIZE": "2"}, {"PMI_SIZE": "2"}, {"SLURM_NTASKS": "2", "SLURM_STEP_ID": "0"}]
 
 
@@ -251,6 +253,26 @@ def test_ranks_bound_to_one_core_between_them_are_oversubscribed_on_a_host_of_mo
     [found] = judge_cores(ranks({"cores": frozenset({0})}, {"cores": frozenset({0})}))
     assert found.state == WARN and found.found == "oversubscribed: 2 ranks on 1 usable core of 4 (node1)"
     assert "unbind the ranks" in found.advice
+
+
+def test_ranks_on_two_hardware_threads_of_one_core_are_warned_of(tmp_path):
+    for thread in (0, 1, 64, 65):
+        (tmp_path / f"cpu{thread}" / "topology").mkdir(parents=True)
+        (tmp_path / f"cpu{thread}" / "topology" / "thread_siblings_list").write_text(
+            f"{thread % 64},{thread % 64 + 64}\n"
+        )
+    assert physical_cores({0, 1, 64, 65, 66}, tmp_path) == {0, 1, 66}
+    threads = ({0}, {64})
+    facts = [{"cores": frozenset(each), "physical_cores": physical_cores(each, tmp_path)} for each in threads]
+    [found] = judge_cores(ranks(*facts))
+    assert found.state == WARN and found.found == "2 ranks on the hardware threads of 1 core (node1)"
+    assert "SBATCH_HINT=nomultithread" in found.advice
+    assert judge_cores(ranks(facts[0], facts[1] | {"host": "node2"}))[0].state == OK
+
+
+def test_ranks_that_the_batch_script_was_told_not_to_bind_are_known():
+    [found] = judge_binding(ranks({}, {}), launcher_of({"SLURM_STEP_ID": "0", "SLURM_PROCID": "0"}), True)
+    assert found.state == OK and "leave BIND=none out of slurm/site.sh" in found.advice
 
 
 def test_a_containers_quota_counts_as_cores(tmp_path):

@@ -1,4 +1,4 @@
-"""An editable install is found from anywhere, also from the folder that holds the clone, which is named as the package."""
+"""An editable install is found from anywhere: also from the folder that holds the clone, which has the package's name."""
 
 import shutil
 import subprocess

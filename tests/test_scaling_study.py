@@ -110,7 +110,7 @@ def test_a_study_that_was_stored_before_there_was_an_option_had_its_default():
 def test_a_sample_knows_of_binding_and_of_more_ranks_than_cores(cores, num_cores, binding, oversubscribed):
     found = outcome(len(cores), 8 * len(cores), 10)
     for rank, own in zip(found["ranks"], cores, strict=True):
-        rank["cores"] = own
+        rank["cores"] = rank["physical_cores"] = own
     [job] = Samples().with_outcome(0, "", num_cores, found).jobs
     assert (job.binding, job.oversubscribed) == (binding, oversubscribed)
 
@@ -118,9 +118,17 @@ def test_a_sample_knows_of_binding_and_of_more_ranks_than_cores(cores, num_cores
 def test_cores_are_counted_host_by_host():
     found = outcome(4, 32, 10)
     for rank, host in zip(found["ranks"], "aabb", strict=True):
-        rank["host"], rank["cores"] = host, [0, 1]
+        rank["host"], rank["cores"], rank["physical_cores"] = host, [0, 1], [0, 1]
     [job] = Samples().with_outcome(0, "", 2, found).jobs
     assert (job.hosts, job.oversubscribed) == ("a, b", False)
+
+
+def test_two_ranks_on_the_threads_of_one_core_are_too_many():
+    found = outcome(2, 16, 10)
+    for rank, thread in zip(found["ranks"], (0, 64), strict=True):
+        rank["cores"], rank["physical_cores"] = [thread], [0]
+    [job] = Samples().with_outcome(0, "", 64, found).jobs
+    assert (job.binding, job.oversubscribed) == ("cores of their own", True)
 
 
 def test_cores_are_told_as_ranges():

@@ -5,7 +5,7 @@ import platform
 from dataclasses import dataclass
 
 from mpi_rollout.config import versions
-from mpi_rollout.cores import processor_quota
+from mpi_rollout.cores import physical_cores, processor_quota
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
@@ -17,7 +17,9 @@ class RankFacts:
     Parameters
     ----------
     cores
-        Those that its host lets it run on.
+        Those that its host lets it run on: hardware threads.
+    physical_cores
+        What these belong to, see `cores`.
     quota
         Of processor time in cores, where a container has one.
     threads
@@ -33,6 +35,7 @@ class RankFacts:
     versions: dict[str, str]
     library: str
     thread_level: int
+    physical_cores: frozenset[int]
 
     @classmethod
     def of(cls, rank: int, library: str, mpi4py_version: str, thread_level: int) -> "RankFacts":
@@ -40,5 +43,5 @@ class RankFacts:
         return cls(
             rank, platform.node(), frozenset(os.sched_getaffinity(0)), os.cpu_count() or 1, processor_quota(),
             {name: os.environ[name] for name in THREAD_VARIABLES if name in os.environ},
-            versions() | {"mpi4py": mpi4py_version}, library, thread_level,
+            versions() | {"mpi4py": mpi4py_version}, library, thread_level, physical_cores(os.sched_getaffinity(0)),
         )  # fmt: skip

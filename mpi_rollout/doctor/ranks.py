@@ -63,7 +63,7 @@ def judge_cores(ranks: Ranks) -> list[Finding]:
     found = f"{num_ranks} on {cores} usable core{'s' * (cores > 1)} of {of_host} ({host})"
     figures = {"ranks_on_host": len(there), "usable_cores": cores}
     if len(there) <= cores:
-        return [Finding("cores", found, figures=figures)]
+        return [_shared_units(ranks) or Finding("cores", found, figures=figures)]
     if cores < of_host:
         advice = f"ask for more cores for the job or container, or unbind the ranks: {len(there)} need as many cores"
     else:
@@ -71,15 +71,32 @@ def judge_cores(ranks: Ranks) -> list[Finding]:
     return [Finding("cores", f"oversubscribed: {found}", WARN, advice, figures=figures)]
 
 
-def judge_binding(ranks: Ranks, launcher: Launcher | None) -> list[Finding]:
-    """Whether ranks of one host have cores of their own."""
+def _shared_units(ranks: Ranks) -> Finding | None:
+    """Ranks that have a hardware thread each, but not a core."""
+    for host, there in by_host(ranks).items():
+        num_cores = len(frozenset().union(*(each.physical_cores for each in there)))
+        if len(there) > num_cores:
+            told = f"{len(there)} ranks on the hardware threads of {num_cores} core{'s' * (num_cores > 1)} ({host})"
+            advice = (
+                "one rank for each core: SBATCH_HINT=nomultithread in slurm/site.sh (sbatch --hint=nomultithread), or "
+                f"mpirun -n {num_cores}; two on one core share what it computes with"
+            )
+            return Finding(
+                "cores", told, WARN, advice, figures={"ranks_on_host": len(there), "usable_cores": num_cores}
+            )
+    return None
+
+
+def judge_binding(ranks: Ranks, launcher: Launcher | None, is_told_not_to: bool = False) -> list[Finding]:
+    """Whether ranks of one host have cores of their own; `is_told_not_to`: the batch script's settings unbind them."""
     hosts = by_host(ranks)
     if len(ranks) == len(hosts):
         return [Finding("binding", "one rank per host: " + _cores_told(ranks[0]))]
     if all(len({each.cores for each in there}) == 1 for there in hosts.values()):
         crowd = max(hosts.values(), key=len)
         note = f"none: the ranks of a host may all run on {_cores_told(crowd[0])}"
-        return [Finding("binding", note, advice=f"to have ranks stay on cores of their own: {_how_to_bind(launcher)}")]
+        how = "leave BIND=none out of slurm/site.sh" if is_told_not_to else _how_to_bind(launcher)
+        return [Finding("binding", note, advice=f"to have ranks stay on cores of their own: {how}")]
     for host, there in hosts.items():
         for first, second in combinations(there, 2) if len(there) <= 256 else pairwise(there):
             if shared := first.cores & second.cores:

@@ -93,7 +93,8 @@ def _examine_as_root(comm: Any, report: Report, facts: RankFacts, deadline: floa
         comm.send(not missing, rank, TAG)
     launcher = launcher_of(os.environ)
     report(*judge_hosts(ranks), *judge_versions(ranks), *judge_thread_level(ranks), *judge_cores(ranks))
-    report(*judge_binding(ranks, launcher), *judge_threads(ranks))
+    is_unbound = os.environ.get("MPI_ROLLOUT_BIND") == "none"  # By slurm/launch.sh.
+    report(*judge_binding(ranks, launcher, is_unbound), *judge_threads(ranks))
     if comm.size > 1 and not missing:
         report.doing("exchange", "see whether MPI's own tests pass between these hosts, and which network it uses")
         report(*judge_clocks(ranks, _times(comm)))

@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 from mpi_rollout.config import versions
-from mpi_rollout.cores import num_usable_cores
+from mpi_rollout.cores import num_cores_of_host, num_usable_cores
 
 PACKAGE = Path(__file__).parent.parent
 
@@ -29,7 +29,7 @@ def _num_cores() -> int:
     In a batch job all of the node's: what a job is allotted of them is another number each time, and no fact of the
     machine.  What ranks may run on is told by themselves.
     """
-    return os.cpu_count() or 1 if "SLURM_JOB_ID" in os.environ else num_usable_cores()
+    return num_cores_of_host() if "SLURM_JOB_ID" in os.environ else num_usable_cores()
 
 
 def mpi4py_version() -> dict[str, str]:

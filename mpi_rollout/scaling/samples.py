@@ -184,16 +184,17 @@ def _rank_row(job: int, rank: dict[str, Any], env_s: float) -> Rank:
     return Rank(job=job, cores=ranges(rank["cores"]), env_s=env_s, **same, **seconds)
 
 
-def _by_host(ranks: Sequence[dict[str, Any]]) -> list[list[set[int]]]:
-    """The cores of each rank, host by host."""
+def _by_host(ranks: Sequence[dict[str, Any]], which: str = "cores") -> list[list[set[int]]]:
+    """The hardware threads of each rank, or the cores that these belong to, host by host."""
     found: dict[str, list[set[int]]] = {}
     for rank in ranks:
-        found.setdefault(rank["host"], []).append(set(rank["cores"]))
+        found.setdefault(rank["host"], []).append(set(rank[which]))
     return list(found.values())
 
 
 def _is_oversubscribed(ranks: Sequence[dict[str, Any]], num_cores: int) -> bool:
-    return any(len(there) > min(num_cores, len(set().union(*there))) for there in _by_host(ranks))
+    hosts = _by_host(ranks, "physical_cores")
+    return any(len(there) > min(num_cores, len(set().union(*there))) for there in hosts)
 
 
 def _binding(ranks: Sequence[dict[str, Any]]) -> str:
