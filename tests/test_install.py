@@ -1,4 +1,4 @@
-"""An editable install is found from anywhere: also from the folder that holds the clone, which has the package's name."""
+"""An editable install is found from anywhere: also from the folder that holds the clone, named as the package."""
 
 import shutil
 import subprocess
