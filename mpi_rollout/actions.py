@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
+from mpi_rollout.bounds import rounding
 from mpi_rollout.errors import ActionError, words_of
 from mpi_rollout.layout import Leaf, bounds, is_castable, leaf_spaces, leaves
-
-NUM_ULPS = 4  # Scaling an action from -1 to 1 to its bounds takes four operations in floating point.
 
 
 class ActionReader:
@@ -120,9 +119,8 @@ def _round(leaf: Leaf, low: np.ndarray, high: np.ndarray, array: np.ndarray, env
     nearest = _nearest(leaf, low, high, array)
     is_close = nearest == array
     if leaf.dtype.kind == "f":
-        largest = np.maximum(*(np.where(np.isfinite(bound), np.abs(bound), 0) for bound in (low, high)))
         with np.errstate(invalid="ignore"):  # Infinity is not close to infinity, but equal.
-            is_close |= np.abs(nearest - array) <= NUM_ULPS * np.spacing(largest, dtype=leaf.dtype)
+            is_close |= np.abs(nearest - array) <= rounding(low, high, leaf.dtype)
     if not is_close.all():
         raise _outside(leaf, np.where(is_close, nearest, array), low, high, env_indices)
     return nearest

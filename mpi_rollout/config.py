@@ -125,7 +125,14 @@ class RolloutConfig:
     env_timeout: float | None = option(
         None, "seconds that a step or reset of an env may take; a longer one is an error of that env", metavar="S"
     )
-    check_finite: bool = option(False, "treat NaN and infinity in observations and rewards as errors of the env")
+    check_finite: bool = option(
+        False, "treat NaN and infinity in observations and rewards as errors of the env; by default they are stored, "
+        "counted in the file, and a warning names the first",
+    )  # fmt: skip
+    check_bounds: bool = option(
+        False, "treat observations outside of their space, rounding errors aside, as errors of the env; by default "
+        "they are stored, counted in the file, and a warning names the first",
+    )  # fmt: skip
     strict_dtypes: bool = option(
         False, "refuse observations whose dtype is not that of their space; by default they are cast, as Gymnasium "
         "does it, and a warning names the env",

@@ -42,6 +42,7 @@ def connect(
     max_env_restarts: int = 0,
     env_timeout_s: float | None = None,
     check_finite: bool = False,
+    check_bounds: bool = False,
     strict_dtypes: bool = False,
     wait: str = "auto",
     comm: Any = None,
@@ -90,6 +91,8 @@ def connect(
         How long a step or reset may take; more is a failure.
     check_finite
         NaN and infinity in observations and rewards are failures.
+    check_bounds
+        Observations outside of their space are failures, rounding errors aside.
     strict_dtypes
         Refuse observations of another dtype than their space's.  By default they are cast, as by SyncVectorEnv, if no
         integer loses its value, and each rank warns of the first one.
@@ -117,7 +120,7 @@ def connect(
     num_envs, num_groups, batch_size, max_env_restarts = map(
         _plain, (num_envs, num_groups, batch_size, max_env_restarts)
     )
-    on_fault = OnFault(max_env_restarts, check_finite, env_timeout_s, strict_dtypes)
+    on_fault = OnFault(max_env_restarts, check_finite, env_timeout_s, strict_dtypes, check_bounds)
     request = Request(
         env, num_envs, env_fns, {} if env_kwargs is None else env_kwargs, vectorization_mode, autoreset_mode, infos,
         actions, copy, num_groups, batch_size, dedicated_root, on_fault, wait,
@@ -224,5 +227,6 @@ class Request:
         values = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "on_fault"}
         values |= {"num_envs": self.count, "env" if self.env_fns is None else "env_fns": self.make.name}
         values |= {"max_env_restarts": self.on_fault.max_restarts, "check_finite": self.on_fault.check_finite}
+        values |= {"check_bounds": self.on_fault.check_bounds}
         values |= {"env_timeout_s": self.on_fault.timeout_s, "strict_dtypes": self.on_fault.strict_dtypes}
         return {f"the argument {name} of connect": repr(value) for name, value in values.items()}

@@ -6,6 +6,7 @@ import time
 from contextlib import suppress
 from typing import Any
 
+from mpi_rollout.bounds import told
 from mpi_rollout.errors import StorageError, UsageError
 from mpi_rollout.storage.child import in_child
 from mpi_rollout.temporary import temporary_path
@@ -77,6 +78,8 @@ def _lines(found: dict[str, Any]) -> list[str]:
         state = "complete and whole"
     elif found["recovered"]:
         state = "recovered and whole"
+    if found["wrong_values"]:
+        state += f", but {told(found['wrong_values'])}"
     lines = [
         f"{found['file']}: {state}",
         f"checksums     {found['chunks']:,} chunks, {found['nbytes'] / 1e6:,.1f} MB, read in {found['seconds']:.1f} s",

@@ -1,9 +1,11 @@
 """`inspect`: what is in a file, as a table, as JSON, as a picture."""
 
 import json
+import math
 import statistics
 from typing import Any
 
+from mpi_rollout.bounds import told
 from mpi_rollout.errors import printable
 from mpi_rollout.storage.child import in_child
 
@@ -22,9 +24,18 @@ def inspect(path: str, as_json: bool = False, plot: str | None = None) -> list[s
     if plot is not None:
         in_child("mpi_rollout.plots:plot_run", path, plot)
     if as_json:
-        return [json.dumps(found)]
+        return [json.dumps(finite(found), allow_nan=False)]
     lines = _head(found) + _trajectories(found) + ([f"figure        {plot}"] if plot else [])
     return [printable(line) for line in lines]
+
+
+def finite(value: Any) -> Any:
+    """The same data with None for each float that JSON has no word for."""
+    if isinstance(value, dict):
+        return {key: finite(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _head(found: dict[str, Any]) -> list[str]:
@@ -61,10 +72,9 @@ def _trajectories(found: dict[str, Any]) -> list[str]:
         f"episodes      {episodes['ended']:,} ended ({episodes['terminated']:,} terminated, "
         f"{episodes['truncated']:,} truncated), {episodes['under_way']:,} under way at the end",
     ]
-    for name in ("return", "length"):
-        if episodes[name] is not None:
-            spread = ", ".join(f"{key} {value:,.6g}" for key, value in episodes[name].items())
-            lines.append(f"  {name:<12}{spread}")
+    lines += [f"  {name:<12}{_spread(episodes[name])}" for name in ("return", "length")]
+    if found["wrong_values"]:
+        lines.append(f"wrong values  {told(found['wrong_values'])}")
     if faults := found["faults"]:
         last = faults[-1]
         lines.append(f"faults        {len(faults):,}, the last in step {last['step']:,}: {last['message']}")
@@ -73,3 +83,16 @@ def _trajectories(found: dict[str, Any]) -> list[str]:
     for name, each in found["datasets"].items():
         lines.append(f"  {name:<{width}}  {each['dtype']:<8} {tuple(each['shape'])}")
     return lines
+
+
+def _spread(spread: dict[str, float | None] | None) -> str:
+    """The figures of all episodes that have ended, in words."""
+    if spread is None:
+        return "no episode has ended"
+    num_left_out = spread["not_finite"]
+    figures = [f"{name} {value:,.6g}" for name, value in spread.items() if name != "not_finite" and value is not None]
+    if not num_left_out:
+        return ", ".join(figures)
+    if not figures:
+        return "not finite in any episode"
+    return f"{', '.join(figures)}; of {num_left_out:,} episodes not finite, and left out"

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from mpi_rollout.bounds import told
 from mpi_rollout.losses import Loss
 
 
@@ -36,6 +37,8 @@ class Outcome:
         Of one exchange: what goes to every rank, and what comes back from each.
     lost
         Ranks that the run went on without.
+    wrong_values
+        Observations and rewards in the file that are not what their spaces promise, see `storage.values`.
     slept
         Ranks slept while they waited for messages, see `waiting`.
     """
@@ -62,6 +65,7 @@ class Outcome:
     order_bytes: int = 0
     slot_bytes: int = 0
     lost: list[Loss] = field(default_factory=list)
+    wrong_values: list[dict[str, Any]] = field(default_factory=list)
     slept: bool = False
 
     @property
@@ -130,6 +134,8 @@ class Outcome:
         if self.restarts:
             first = ", ".join(map(str, list(self.restarts)[:8])) + (", ..." if len(self.restarts) > 8 else "")
             lines.append(f"made anew after failures: {sum(self.restarts.values())} times, envs {first}; see /faults")
+        if self.wrong_values:
+            lines.append(f"stored as they were: {told(self.wrong_values)}")
         if self.lost:
             num_lost = sum(loss.num_envs for loss in self.lost)
             lines.append(f"lost {num_lost} of {self.num_envs} envs: {'; '.join(map(str, self.lost))}")

@@ -250,6 +250,7 @@ class Root:
     def _look(self, collector: Collector) -> None:
         """Between two steps: stop if asked to, note and tell how far it is."""
         self._check_stop()
+        self._say_warnings()
         self.status.tell("running", num_steps=self.writer.num_committed)
         now_s, env_steps = self.driver.clock.now, collector.tally.env_steps
         if self._looked_at and env_steps == self._seen_env_steps:
@@ -267,6 +268,12 @@ class Root:
             self._began_at, self._tell_at = now_s, now_s + self.progress.every_s
         self._looked_at, self._seen_env_steps = now_s, env_steps
 
+    def _say_warnings(self) -> None:
+        """Say of wrong values what the writer has found since."""
+        warnings = self.writer.values.warnings if self.config.trajectories else []
+        while warnings:
+            say(f"mpi_rollout: {warnings.pop(0)}\n")
+
     def _finish(self, complete: bool) -> Outcome:
         """Close the file, with what the ranks have to report."""
         from mpi_rollout.storage import Ending
@@ -275,8 +282,10 @@ class Root:
         ranks, tally = self.losses.reports(), self.collector.tally
         exchange = self.driver.lanes[0].exchange
         ending = Ending(now(), tally.env_steps, self.seconds, ranks, self.limit, complete)
+        file = self.writer.finish(ending)
+        self._say_warnings()
         return Outcome(
-            file=self.writer.finish(ending),
+            file=file,
             num_ranks=len(ranks),
             num_envs=self.config.num_envs,
             num_steps=self.collector.num_steps,
@@ -294,6 +303,7 @@ class Root:
             num_steps_before=0 if self.past is None else self.past.num_steps,
             catch_up_s=self._catch_up_s,
             complete=complete,
+            wrong_values=self.writer.values.found if self.config.trajectories else [],
             mpi_library=mpi.library(),
             order_bytes=exchange.order_nbytes,
             slot_bytes=exchange.layout.nbytes,

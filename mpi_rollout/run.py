@@ -170,7 +170,7 @@ def policy_of(config: RolloutConfig) -> Policy | None:
 def on_fault_of(config: RolloutConfig) -> OnFault:
     """What a run does about envs that fail."""
     max_restarts = config.max_env_restarts if config.on_env_error == "restart" else 0
-    return OnFault(max_restarts, config.check_finite, config.env_timeout, config.strict_dtypes)
+    return OnFault(max_restarts, config.check_finite, config.env_timeout, config.strict_dtypes, config.check_bounds)
 
 
 def fingerprint(config: RolloutConfig, part: Part) -> dict[str, str]:

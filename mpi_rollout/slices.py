@@ -6,15 +6,15 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import VectorEnv
 
-from mpi_rollout.envs.faults import ABORT, OnFault, not_finite
+from mpi_rollout.envs.faults import ABORT, OnFault, OutputChecks
 from mpi_rollout.envs.inputs import Options
 from mpi_rollout.envs.loop import LoopVectorEnv
-from mpi_rollout.envs.outputs import Casting
+from mpi_rollout.envs.outputs import Casting, misfit
 from mpi_rollout.envs.restoring import Past, Restoring
 from mpi_rollout.errors import DataError
 from mpi_rollout.exchange import Command, Exchange
 from mpi_rollout.infos import Infos, tell, write_columns
-from mpi_rollout.layout import Leaf
+from mpi_rollout.layout import RESULTS, Leaf
 from mpi_rollout.seeding import seed_of_slice
 from mpi_rollout.watchdog import Work
 
@@ -36,7 +36,8 @@ class Slice:
         self._is_loop = isinstance(envs, LoopVectorEnv)
         self._pickles_infos, self._has_none = infos == "all", infos == "none"
         self.has_told = False
-        self._is_checked = on_fault.check_finite and not self._is_loop  # Which checks by itself.
+        # A loop checks by itself.
+        self._checks = None if self._is_loop else OutputChecks(envs.single_observation_space, on_fault)
         self._casting = Casting(on_fault.strict_dtypes)
         self._info_columns = list(zip(exchange.layout.infos, exchange.slot.info_arrays, strict=True))
         if self._is_loop:
@@ -147,19 +148,16 @@ class Slice:
             self._copy(observations, results)
         if self._pickles_infos:
             self.exchange.put_infos(infos)
-        if self._is_checked:
-            self._check_finite()
+        if self._checks:
+            self._check()
         for leaf, (values, mask) in self._info_columns:
             write_columns(infos, leaf, values, mask)
 
-    def _check_finite(self) -> None:
-        """Refuse NaN and infinity in what natively vectorized envs gave."""
-        slot, leaves = self.exchange.slot, self.exchange.layout.observations
-        columns = [(leaf.path, array) for leaf, array in zip(leaves, slot.observation_arrays, strict=True)]
-        floats = [(f"observation {name}".strip(), array) for name, array in columns if array.dtype.kind == "f"]
-        found = not_finite([(name, array.dtype, array) for name, array in (*floats, ("reward", slot.results[0]))])
-        for place, what in found.items():
-            raise DataError(f"env {self.env_indices[place]}: {what}, which is not finite")
+    def _check(self) -> None:
+        """Refuse wrong values in what natively vectorized envs gave."""
+        slot = self.exchange.slot
+        for place, what in self._checks.in_batch(slot.observations, slot.rewards).items():
+            raise DataError(f"env {self.env_indices[place]}: {what}")
 
     def _copy(self, observations: Any, results: list[np.ndarray]) -> None:
         slot = self.exchange.slot
@@ -168,7 +166,9 @@ class Slice:
             if part.shape != column.shape or part.dtype != column.dtype:
                 part = self._cast(leaf, part, column.shape)
             column[...] = part
-        for column, values in zip(slot.results, results, strict=False):  # A reset has no results.
+        for leaf, column, values in zip(RESULTS, slot.results, results, strict=False):  # A reset has no results.
+            if np.asarray(values).dtype.kind not in "biuf":
+                raise misfit(leaf, values, self.env_indices.start, TypeError("no numbers"))
             column[...] = values
 
     def _cast(self, leaf: Leaf, part: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:

@@ -10,7 +10,7 @@ from conftest import TESTS, Job, job_environment
 
 PACKAGE = TESTS.parent / "mpi_rollout"
 LAYERS = """
-errors console
+errors console bounds
 deadline cores partition layout seeding timing infos actions config options status interrupts parent guard
 exits ending temporary loading parser
 policy
@@ -18,9 +18,9 @@ lone mpi agreement waiting messages shrink exchange destination
 envs.outputs envs.inputs envs.time_limits envs.faults envs.members envs.loop envs.restoring envs.bare envs.timed envs
 watchdog slices worker driver turns vector_env assembly session connection sb3 examples.train_ppo
 limit tally collector losses catchup
-storage.child storage.unmarked storage.objects storage.contents storage.schema storage.reader storage.episodes
-storage.checksum storage.chunks storage.lock storage.naming storage.past storage.verification storage.output
-storage.writer storage.opening storage
+storage.child storage.unmarked storage.objects storage.contents storage.values storage.schema storage.reader
+storage.episodes storage.checksum storage.chunks storage.lock storage.naming storage.past storage.verification
+storage.output storage.writer storage.opening storage
 storage.recovery
 terminal progress report root run
 plots inspection consent replay durability

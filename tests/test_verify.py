@@ -280,7 +280,7 @@ def test_what_a_run_has_committed_becomes_a_complete_file(job: Job, kind: str, s
     inspect = ["inspect", recovered]
     result, in_json, in_words = job.series([Start(["recover", path]), Start([*inspect, "--json"]), Start(inspect)])
     assert (result.code, result.err) == (0, "")
-    assert result.out.startswith(f"{recovered}: recovered and whole\n")
+    assert result.out.startswith(f"{recovered}: recovered and whole")
     assert path.read_bytes() == before and sorted(job.folder.iterdir()) == [recovered, path]
     (job.folder / "same").mkdir()
     assert_same_bytes(datasets(recovered), datasets(written(job.folder / "same", "complete", space)))

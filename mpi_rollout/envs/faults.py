@@ -2,14 +2,16 @@
 
 import os
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from gymnasium import spaces
 
-from mpi_rollout.layout import Leaf
+from mpi_rollout.bounds import Bounds
+from mpi_rollout.layout import RESULTS, Leaf, bounds, leaf_spaces, leaves
 from mpi_rollout.mpi import claimed_rank
 
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
@@ -25,6 +27,8 @@ class OnFault:
         How often each env may be made anew when it has failed; 0 is never: the first failure ends the run.
     check_finite
         NaN and infinity in observations and rewards are failures.
+    check_bounds
+        Observations outside of their space are.
     timeout_s
         A call of an env that takes longer is one; None is no limit.
     strict_dtypes
@@ -35,6 +39,7 @@ class OnFault:
     check_finite: bool = False
     timeout_s: float | None = None
     strict_dtypes: bool = False
+    check_bounds: bool = False
 
 
 ABORT = OnFault()
@@ -44,52 +49,69 @@ class EnvTimeout(BaseException):
     """Raised in the midst of a call of an env that takes too long.  No `Exception`, which envs may catch."""
 
 
-class NotFinite(Exception):
-    """An env gave NaN or infinity."""
+class WrongValue(Exception):
+    """An env gave NaN, infinity, or an observation outside of its space."""
 
 
-def not_finite(columns: Iterable[tuple[str, np.dtype, Sequence[Any]]]) -> dict[int, str]:
-    """Find the envs that gave NaN or infinity.
+class OutputChecks:
+    """Looks for wrong values in what envs give, as they will be stored; false where there is nothing to look for."""
 
-    Parameters
-    ----------
-    columns
-        What to call it, the dtype that it is stored as, and what each env gave.
+    def __init__(self, space: spaces.Space, on_fault: OnFault):
+        self._kinds = ("not_finite",) * on_fault.check_finite + ("out_of_bounds",) * on_fault.check_bounds
+        infinite = np.array(-np.inf), np.array(np.inf)
+        self._leaves: list[tuple[Leaf, Bounds]] = []
+        for leaf, part in zip(leaves(space), leaf_spaces(space), strict=True):
+            is_bounded = on_fault.check_bounds or leaf.dtype.kind != "f"
+            checked = Bounds(leaf.dtype, *(bounds(part) if is_bounded else infinite))
+            if set(checked.kinds) & set(self._kinds):
+                self._leaves.append((leaf, checked))
+        reward = RESULTS[0]
+        self._reward = [(reward, Bounds(reward.dtype, *infinite))] if on_fault.check_finite else []
 
-    Returns
-    -------
-    By place what is not finite.  What is no array of numbers is left out: whoever stores it will say so.
-    """
-    found: dict[int, str] = {}
-    for name, dtype, parts in columns:
-        if are_finite(parts, dtype):
-            continue
-        try:
-            array = np.asarray(parts).astype(dtype)
-        except (TypeError, ValueError):
-            continue
-        for place, *where in np.argwhere(~np.isfinite(array)).tolist():
-            at = f" at [{', '.join(map(str, where))}]" if where else ""
-            found.setdefault(place, f"its {name} is {array[(place, *where)]}{at}")
-    return found
+    def __bool__(self) -> bool:
+        return bool(self._leaves or self._reward)
 
+    def in_each(self, observations: Sequence[Any], rewards: Sequence[Any] = ()) -> dict[int, str]:
+        """What is wrong by place, in one observation and reward per env.
 
-def are_finite(parts: Sequence[Any], dtype: np.dtype) -> bool:
-    """Tell, soon, that all is well; False where that is not sure."""
-    try:
-        array = np.concatenate(parts) if np.shape(parts[0]) else np.array(parts)
-        return bool(np.isfinite(array.astype(dtype, copy=False)).all())
-    except (TypeError, ValueError, IndexError):
-        return False
-
-
-def floats_of(observations: Sequence[Leaf], outputs: Any) -> Iterator[tuple[str, np.dtype, Any]]:
-    """The parts of observations that can be NaN, with their names and dtypes."""
-    for leaf in observations:
-        if leaf.dtype.kind == "f":
-            name = f"observation {leaf.path!r}" if leaf.path else "observation"
+        What is no array of numbers is left out: whoever stores it will say so.
+        """
+        found: dict[int, str] = {}
+        for leaf, checked in self._leaves:
             with suppress(TypeError, LookupError):
-                yield name, leaf.dtype, [leaf.of(output) for output in outputs] if leaf.keys else outputs
+                parts = [leaf.of(observation) for observation in observations] if leaf.keys else observations
+                self._look(found, leaf, checked, parts)
+        for leaf, checked in self._reward if len(rewards) else ():
+            self._look(found, leaf, checked, rewards)
+        return found
+
+    def in_batch(self, observations: Any, rewards: np.ndarray) -> dict[int, str]:
+        """The same in batched observations."""
+        found: dict[int, str] = {}
+        for leaf, checked in self._leaves:
+            self._look(found, leaf, checked, leaf.of(observations))
+        for leaf, checked in self._reward:
+            self._look(found, leaf, checked, rewards)
+        return found
+
+    def _look(self, found: dict[int, str], leaf: Leaf, checked: Bounds, parts: Sequence[Any]) -> None:
+        try:
+            values = np.concatenate(parts) if leaf.shape else np.array(parts)
+            values = values.astype(leaf.dtype, copy=False).reshape(len(parts), *leaf.shape)
+        except (TypeError, ValueError):
+            return
+        if checked.hold(values):
+            return
+        for kind, is_wrong in checked.wrong(values).items():
+            for place, *where in np.argwhere(is_wrong).tolist() if kind in self._kinds else ():
+                found.setdefault(place, f"its {name_of(leaf)} is {checked.words(kind, values[place, *where], where)}")
+
+
+def name_of(leaf: Leaf) -> str:
+    """What messages call a leaf of an observation, or the reward."""
+    if leaf is RESULTS[0]:
+        return "reward"
+    return f"observation {leaf.path!r}" if leaf.path else "observation"
 
 
 def named(function: Callable[..., Any], env_index: int) -> Callable[..., Any]:

@@ -14,12 +14,13 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
-from mpi_rollout.envs.faults import ABORT, NotFinite, OnFault, floats_of, not_finite
+from mpi_rollout.envs.faults import ABORT, OnFault, OutputChecks, WrongValue
 from mpi_rollout.envs.inputs import Options, options_of_each, seed_of_each, take_reset_mask
 from mpi_rollout.envs.members import Members
 from mpi_rollout.envs.outputs import (
     Casting,
     ObservationRows,
+    RewardColumn,
     info_misfit,
     is_exact,
     no_outcome,
@@ -81,7 +82,7 @@ class LoopVectorEnv(Members):
         self.add_info = self._add_info  # As in Gymnasium; a rank gathers them to be sent.
         self._ends = np.zeros(self.num_envs, np.bool_)
         self._ended: list[int] = []  # And not reset since.
-        self._checked = self._leaves if on_fault.check_finite else ()
+        self._checks = OutputChecks(self.single_observation_space, on_fault)
         self._outcomes: list[Any] | None = None  # Of the sweep under way as many as have come.
         self.failing: set[int] | None = (
             None  # While episodes are taken again: envs that failed, and are left out since.
@@ -92,6 +93,7 @@ class LoopVectorEnv(Members):
         self.columns = columns
         parts, first = self._leaves, self._first_env_index
         self._rows = ObservationRows(parts, columns.observation_arrays, first, self._casting)
+        self._rewards = RewardColumn(columns.rewards, first)
         self._own_rows = row_by_row(parts, columns.observation_arrays, first, self._casting)
         if self.autoreset_mode is AutoresetMode.SAME_STEP:
             self._final_rows = row_by_row(parts, columns.final_observation_arrays, first, self._casting)
@@ -180,10 +182,10 @@ class LoopVectorEnv(Members):
         for index in self._ended:
             self._calls[index] = self._steps[index]
         columns = self._transposed(outcomes)
-        if self._on_fault.check_finite:
-            found = not_finite([*floats_of(self._checked, columns[0]), ("reward", RESULTS[0].dtype, columns[1])])
+        if self._checks:
+            found = self._checks.in_each(columns[0], columns[1])
             for index, what in found.items():
-                outcomes[index] = self._forgive(index, NotFinite(what))
+                outcomes[index] = self._forgive(index, WrongValue(what))
             columns = self._transposed(outcomes) if found else columns
         return columns
 
@@ -262,8 +264,8 @@ class LoopVectorEnv(Members):
             try:
                 with self._calling(index):
                     observation, info = self._own_resets[index]() if reset is None else reset()
-                for what in not_finite(floats_of(self._checked, [observation])).values():
-                    raise NotFinite(what)
+                for what in self._checks.in_each([observation]).values():
+                    raise WrongValue(what)
                 return observation, info
             except SignalInterrupt:
                 raise
@@ -302,10 +304,11 @@ class LoopVectorEnv(Members):
         return observations, self._add_infos(gathered, infos[start:], start)
 
     def _write_results(self, *results: tuple[Any, ...]) -> None:
-        columns = self.columns.results
-        for leaf, column, values in zip(RESULTS, columns, results, strict=True):
+        rewards, *ends = results
+        self._rewards.write(rewards)
+        _, terminations, truncations = columns = self.columns.results
+        for leaf, column, values in zip(RESULTS[1:], columns[1:], ends, strict=True):
             write_result(leaf, column, values, self._first_env_index)
-        _, terminations, truncations = columns
         if self._time.num_steps >= self._time.next_deadline:
             self._time.apply(truncations)
         np.logical_or(terminations, truncations, out=self._ends)

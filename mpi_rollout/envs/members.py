@@ -11,7 +11,7 @@ from gymnasium.error import ResetNeeded
 from gymnasium.vector import VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from mpi_rollout.envs.faults import EnvTimeout, NotFinite, OnFault, named, raised_at
+from mpi_rollout.envs.faults import EnvTimeout, OnFault, WrongValue, named, raised_at
 from mpi_rollout.envs.inputs import action_splitter
 from mpi_rollout.envs.time_limits import TimeLimits, step_over_wrappers
 from mpi_rollout.errors import (
@@ -153,8 +153,8 @@ class Members(VectorEnv):
 
     def _error(self, place: int, error: BaseException) -> RolloutError:
         what = f"{self.describe(place)}: "
-        if isinstance(error, NotFinite):
-            return DataError(f"{what}{error}, which is not finite")
+        if isinstance(error, WrongValue):
+            return DataError(f"{what}{error}")
         if isinstance(error, SystemExit):
             return EnvError(f"{what}called sys.exit({message_of(error)})")
         if isinstance(error, EnvTimeout):

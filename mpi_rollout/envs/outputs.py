@@ -6,6 +6,9 @@ What has the dtype of its space is written at once.  Only what did not fit is lo
 
 import warnings
 from collections.abc import Sequence
+from functools import partial
+from struct import Struct
+from struct import error as StructError  # noqa: N812
 from typing import Any
 
 import numpy as np
@@ -167,13 +170,48 @@ def fitting(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
     return values
 
 
+class RewardColumn:
+    """A column into which one reward per env is written: numbers, and arrays of one element.
+
+    By `struct`, which takes none of what NumPy would make a number of: None, which becomes NaN, and text.  It takes
+    half of NumPy's time.
+    """
+
+    def __init__(self, column: np.ndarray, first_env_index: int):
+        self._column, self._first_env_index = column, first_env_index
+        self._pack = partial(Struct(f"{len(column)}d").pack_into, memoryview(column).cast("B"), 0)
+
+    def write(self, values: Sequence[Any]) -> None:
+        """Write them.
+
+        Raises
+        ------
+        DataError
+            One is no number.
+        """
+        try:
+            self._pack(*values)
+        except StructError:
+            for index, value in enumerate(values):
+                try:
+                    self._column[index] = float(value.item() if isinstance(value, np.ndarray) else _number(value))
+                except (TypeError, ValueError, OverflowError) as error:
+                    raise misfit(RESULTS[0], [value], self._first_env_index + index, error) from error
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, str | bytes):
+        raise TypeError("text is no number")
+    return value
+
+
 def write_result(leaf: Leaf, column: np.ndarray, values: Sequence[Any], first_env_index: int) -> None:
-    """Write one reward or end per env; each may be an array of one element.
+    """Write one end per env; each may be an array of one element.
 
     Raises
     ------
     DataError
-        One is no number.
+        One is no truth value.
     """
     try:
         column[:] = values
@@ -197,6 +235,8 @@ def misfit(
             if reason is None:
                 continue
             got = f"{array.dtype} of shape {array.shape}{reason}"
+            if is_result(leaf) and array.ndim == 0:
+                got = f"{output!r:.80}"
             if array.shape == leaf.shape and array.dtype.kind in "biuf" and not leaf.keys:
                 way_out += ", or wrap the env with gymnasium.wrappers.DtypeObservation"
         except (TypeError, ValueError, LookupError) as problem:

@@ -16,6 +16,7 @@ from mpi_rollout.storage.episodes import EpisodeTable, make_table, stored_result
 from mpi_rollout.storage.objects import Tell
 from mpi_rollout.storage.reader import committed_episodes, committed_faults, leaf_datasets
 from mpi_rollout.storage.schema import FAULT, fault_row
+from mpi_rollout.storage.values import ValueChecks
 
 NONE_LOST: Mapping[int, int] = MappingProxyType({})
 
@@ -70,6 +71,7 @@ def copy_prefix(
     num_steps: int,
     tell: Tell = lambda doing: None,
     lost: Mapping[int, int] = NONE_LOST,
+    values: ValueChecks | None = None,
 ) -> EpisodeTable:
     """Copy and commit the first steps of a run, the episodes that ended in them, its faults and intervals.
 
@@ -83,6 +85,8 @@ def copy_prefix(
         Just made by `Schema.create`, with the same chunks.
     lost
         Envs whose running episodes end here, as truncated and faulted, and the step that they did not reproduce.
+    values
+        Counts the wrong values.
 
     Returns
     -------
@@ -90,7 +94,9 @@ def copy_prefix(
     """
     for name, dataset in leaf_datasets(source["trajectories"]).items():
         num_rows = num_steps + name.startswith("observations")
-        _copy_rows(dataset, ChunkWriter(destination["trajectories"][name]), num_rows, tell)
+        _copy_rows(dataset, ChunkWriter(destination["trajectories"][name]), num_rows, tell, values)
+    if values is not None:
+        values.write(destination["trajectories"])
     faults = committed_faults(source, num_steps)
     table = make_table(RolloutConfig.from_json(source.attrs["config"], str(source.filename)), faults)
     for results in stored_results(source["trajectories"], num_steps):
@@ -112,7 +118,9 @@ def copy_prefix(
     return table
 
 
-def _copy_rows(dataset: h5py.Dataset, writer: ChunkWriter, num_rows: int, tell: Tell) -> None:
+def _copy_rows(
+    dataset: h5py.Dataset, writer: ChunkWriter, num_rows: int, tell: Tell, values: ValueChecks | None
+) -> None:
     rows = dataset.chunks[0]
     buffer = np.zeros((rows, *dataset.shape[1:]), dataset.dtype)
     for row in range(0, num_rows, rows):
@@ -121,6 +129,8 @@ def _copy_rows(dataset: h5py.Dataset, writer: ChunkWriter, num_rows: int, tell: 
         buffer[stop:] = np.zeros((), dataset.dtype)
         dataset.read_direct(buffer, np.s_[row : row + stop], np.s_[:stop])
         writer.append(buffer, row, stop)
+        if values is not None:
+            values.append(dataset.name.removeprefix("/trajectories/"), buffer, row, stop)
 
 
 def truncate(file: h5py.File, envs: Collection[int], num_steps: int) -> None:

@@ -28,6 +28,7 @@ from mpi_rollout.storage.objects import (
 )
 from mpi_rollout.storage.schema import EPISODE, FAULT, FORMAT, FORMAT_VERSION, INTERVAL, LIMIT, RANK, digest_of
 from mpi_rollout.storage.unmarked import open_unmarked
+from mpi_rollout.storage.values import counted_in
 
 ATTEMPTS = 3
 OURS = {"config", "spaces", "digest", "format_version"}  # Attributes that only files of this program have together.
@@ -213,7 +214,7 @@ def _throughput(file: h5py.File) -> dict[str, Any]:
         "env_steps": env_steps,
         "seconds": seconds,
         "env_steps_per_s": env_steps / seconds if seconds else 0.0,
-        "ratio_to_limit": [float(ratio) for ratio in ratios],
+        "ratio_to_limit": [float(ratio) for ratio in ratios if np.isfinite(ratio)],
     }
 
 
@@ -229,6 +230,7 @@ def _trajectories(file: h5py.File) -> dict[str, Any]:
     return {
         "num_steps": num_steps,
         "datasets": {name: {"shape": list(ds.shape), "dtype": str(ds.dtype)} for name, ds in datasets.items()},
+        "wrong_values": [wrong for name, ds in datasets.items() for wrong in counted_in(name, attributes_of(ds))],
         "num_transitions": int(episodes["length"].sum()),
         "episodes": {
             "ended": len(over),
@@ -241,12 +243,13 @@ def _trajectories(file: h5py.File) -> dict[str, Any]:
     }
 
 
-def _spread(values: np.ndarray) -> dict[str, float] | None:
+def _spread(values: np.ndarray) -> dict[str, float | None] | None:
+    """Figures of the finite values, None where there are none; and how many are not finite."""
     if not len(values):
         return None
-    return {
-        "min": float(values.min()),
-        "median": float(np.median(values)),
-        "mean": float(values.mean()),
-        "max": float(values.max()),
-    }
+    is_finite = np.isfinite(values)
+    finite = values[is_finite]
+    figures = {"min": np.min, "median": np.median, "mean": np.mean, "max": np.max}
+    with np.errstate(over="ignore"):
+        spread = {name: float(figure(finite)) if len(finite) else None for name, figure in figures.items()}
+    return spread | {"not_finite": int(np.count_nonzero(~is_finite))}

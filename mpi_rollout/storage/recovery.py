@@ -15,6 +15,7 @@ from mpi_rollout.storage.objects import Tell
 from mpi_rollout.storage.past import copy_prefix
 from mpi_rollout.storage.reader import leaf_datasets
 from mpi_rollout.storage.schema import LATER_ATTRIBUTES, Schema
+from mpi_rollout.storage.values import ValueChecks
 from mpi_rollout.storage.verification import Verification, verify, verifying
 
 
@@ -53,7 +54,8 @@ def recover(tell: Tell, path: str, new_path: str, temporary: str, num_steps: int
         except DataError as error:
             raise DataError(f"{error}; with --num-steps N only the first N steps are recovered") from error
         with _writing(new_path), schema_of(source.file).create(temporary, swmr_mode=False) as destination:
-            table = copy_prefix(source.file, destination, source.num_steps, tell)
+            values = ValueChecks(source.root)
+            table = copy_prefix(source.file, destination, source.num_steps, tell, values=values)
             TableWriter(destination["episodes"]).append(table.unfinished(source.num_steps))
             _finish(source.file, destination, is_all=source.num_steps == num_committed)
     found = verify(tell, temporary)

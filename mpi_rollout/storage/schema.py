@@ -12,6 +12,7 @@ from typing import Any
 import h5py
 import numpy as np
 
+from mpi_rollout.storage.values import ValueChecks
 from mpi_rollout.timing import PHASES
 
 FORMAT = "mpi_rollout"
@@ -101,12 +102,23 @@ class Schema:
                 path, (0, *array.shape[1:]), array.dtype, maxshape=(None, *array.shape[1:]),
                 chunks=chunk_shape(array), fletcher32=True,
             )  # fmt: skip
+        ValueChecks(self.attributes).write(trajectories)
 
 
 def fault_row(env_index: int, step: int, message: str) -> tuple[int, int, bytes]:
     """A row of /faults; a message that is too long loses its end."""
     room = FAULT["message"].itemsize
     return env_index, step, message.encode(errors="backslashreplace")[:room].decode(errors="ignore").encode()
+
+
+def rank_rows(reports: list[dict[str, Any]]) -> np.ndarray:
+    """Rows of /throughput/ranks from what the ranks reported."""
+    rows = np.zeros(len(reports), RANK)
+    for row, report in zip(rows, reports, strict=True):
+        row["rank"], row["host"], row["num_envs"] = report["rank"], report["host"].encode(), report["num_envs"]
+        for phase in PHASES:
+            row[phase] = report["seconds"][phase]
+    return rows
 
 
 def digest_of(attributes: Mapping[str, Any]) -> str:

@@ -15,12 +15,11 @@ import numpy as np
 
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.errors import DataError
-from mpi_rollout.layout import RESULTS, Leaf
+from mpi_rollout.layout import RESULTS
 from mpi_rollout.storage.checksum import CHECKSUM_NBYTES, fletcher32
 from mpi_rollout.storage.chunks import WITHOUT_CHECKSUM, places
 from mpi_rollout.storage.episodes import make_table, stored_results
 from mpi_rollout.storage.objects import (
-    ContentError,
     Tell,
     attributes_of,
     check_room,
@@ -40,6 +39,7 @@ from mpi_rollout.storage.reader import (
     steadily,
 )
 from mpi_rollout.storage.schema import EPISODE, FAULT, INTERVAL, LIMIT, RANK
+from mpi_rollout.storage.values import ValueChecks, described_leaves
 
 NUM_NAMED = 3  # Damaged chunks that a message names.
 
@@ -91,13 +91,15 @@ class Verification:
         self.has_trajectories = "trajectories" in file
         self.num_steps = num_steps_of(file) if self.has_trajectories else 0
         self.num_chunks = self.nbytes = 0
+        self._values: ValueChecks | None = None
         self._room = np.empty(0, np.uint8)
 
     def everything(self) -> dict[str, Any]:
         self.attributes()
         self.structure()
         self.lengths()
-        self.chunks()
+        self.chunks(counts_values=self.has_trajectories)
+        self.values()
         num_episodes = self.episodes() if self.has_trajectories else 0
         return {
             "file": self.path,
@@ -107,6 +109,7 @@ class Verification:
             "episodes": num_episodes,
             "chunks": self.num_chunks,
             "nbytes": self.nbytes,
+            "wrong_values": [] if self._values is None else self._values.found,
         }
 
     def take_only(self, num_steps: int) -> None:
@@ -152,7 +155,8 @@ class Verification:
         expected["episodes"] = EPISODE, ()
         spaces = parsed(self.root, "spaces", dict)
         groups = {"": RESULTS}
-        groups |= {f"{name}s": described_leaves(spaces.get(name)) for name in ("observation", "action")}
+        for name in ("observation", "action"):
+            groups[f"{name}s"] = tuple(leaf for leaf, *_ in described_leaves(spaces.get(name)))
         for group, leaves in groups.items():
             for leaf in leaves:
                 path = f"trajectories/{group}/{leaf.path}".replace("//", "/").rstrip("/")
@@ -177,7 +181,7 @@ class Verification:
     def _trajectories(self) -> dict[str, h5py.Dataset]:
         return leaf_datasets(self.file["trajectories"]) if self.has_trajectories else {}
 
-    def chunks(self) -> None:
+    def chunks(self, counts_values: bool = False) -> None:
         """Read every chunk that holds a row which counts, and compare the checksums, until a few do not fit."""
         counted = {name: len(dataset) for name, dataset in leaf_datasets(self.file).items()}
         counted |= {f"trajectories/{name}": self._num_rows(name) for name in self._trajectories()}
@@ -185,6 +189,8 @@ class Verification:
             del counted["throughput/ranks"]
         for name, num_rows in counted.items():
             check_room(self.file, name, self.file[name], num_rows, room=0)
+        if counts_values:
+            self._values = ValueChecks(self.root)
         with open(self.path, "rb", buffering=0) as file:
             problems = (each for name, rows in counted.items() for each in self._chunks_of(name, rows, file.fileno()))
             named = list(islice(problems, NUM_NAMED + 1))
@@ -203,6 +209,8 @@ class Verification:
                 problem = self._chunk(dataset.id.get_chunk_info_by_coord(place), nbytes, descriptor, may_lack)
                 if problem:
                     yield f"{name}, {self._rows(dataset, place)}: {problem}"
+                else:
+                    self._count_values(dataset, place, num_rows)
 
     @staticmethod
     def _rows(dataset: h5py.Dataset, place: tuple[int, ...]) -> str:
@@ -232,6 +240,25 @@ class Verification:
         if has_checksum and fletcher32(data[:-CHECKSUM_NBYTES]) != data[-CHECKSUM_NBYTES:].tobytes():
             return "the checksum does not fit"
         return ""
+
+    def _count_values(self, dataset: h5py.Dataset, place: tuple[int, ...], num_rows: int) -> None:
+        """Count the wrong values in the chunk that was read last."""
+        name = dataset.name.removeprefix("/trajectories/")
+        if self._values is not None and name in self._values.of:
+            nbytes = dataset.dtype.itemsize * math.prod(dataset.chunks)
+            values = self._room[:nbytes].view(dataset.dtype).reshape(dataset.chunks)
+            self._values.of[name].add(values[: num_rows - place[0], : dataset.shape[1] - place[1]], *place[:2])
+
+    def values(self) -> None:
+        """The attributes that count wrong values say what follows from the values; earlier versions wrote none."""
+        for name, check in self._values.of.items() if self._values is not None and self.is_sealed else ():
+            attributes = attributes_of(self.file["trajectories"][name])
+            for kind, follows in check.counts.items():
+                got = attributes.get(kind, follows)
+                if not np.array_equal(got, follows):
+                    self.refuse(
+                        f"trajectories/{name}: its attribute {kind} is {got}, from its values follows {follows}"
+                    )
 
     def _buffer(self, nbytes: int) -> np.ndarray:
         """Room for a chunk, the same for all chunks of a size."""
@@ -265,20 +292,3 @@ class Verification:
                     f"episodes, row {row:,}: {name} is {got[row]}, from rewards, ends and seeds follows {follows[row]}"
                 )
         return len(rows)
-
-
-def described_leaves(description: Any) -> tuple[Leaf, ...]:
-    """The leaves of a space from what `layout.describe` says of it; ContentError if that is no space."""
-    try:
-        return tuple(_leaves(description, ()))
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        raise ContentError(f"its attribute spaces describes no space: {description!r:.80}") from error
-
-
-def _leaves(description: dict[str, Any], keys: tuple[str | int, ...]) -> Iterator[Leaf]:
-    parts = description.get("subspaces")
-    if parts is None:
-        yield Leaf(keys, np.dtype(description["dtype"]), tuple(description["shape"]))
-        return
-    for key, child in parts.items() if isinstance(parts, dict) else enumerate(parts):
-        yield from _leaves(child, (*keys, key))

@@ -26,10 +26,10 @@ from mpi_rollout.storage.episodes import EpisodeTable
 from mpi_rollout.storage.lock import Lock, make_locked, refusal
 from mpi_rollout.storage.naming import free_space, give_name, put_in_free_place
 from mpi_rollout.storage.past import copy_prefix
-from mpi_rollout.storage.schema import FAULT, INTERVAL, LIMIT, RANK, Schema, fault_row
+from mpi_rollout.storage.schema import FAULT, INTERVAL, LIMIT, Schema, fault_row, rank_rows
 from mpi_rollout.storage.unmarked import open_unmarked
+from mpi_rollout.storage.values import ValueChecks
 from mpi_rollout.storage.verification import check_chunks
-from mpi_rollout.timing import PHASES
 
 # What has ended a writer.  Its stack holds the objects of HDF5, which would fail once more, and say so, if Python
 # freed them before the process leaves.
@@ -79,6 +79,8 @@ class Writer:
         Steps that a reader will find whatever happens.
     worst_commit_s
         The longest that a commit has taken.
+    values
+        Counts the wrong values in what is written; None without trajectories.
 
     Raises
     ------
@@ -104,6 +106,7 @@ class Writer:
         self._error: Exception | None = None
         self._lock: Lock | None = None
         self._schema, self._episodes = schema, episodes
+        self.values = ValueChecks(schema.attributes) if schema.named else None
         self._intervals: list[tuple[float, int, float]] = []
         self._faults: list[tuple[int, int, bytes]] = []
         self._work: queue.SimpleQueue = queue.SimpleQueue()
@@ -222,7 +225,7 @@ class Writer:
         """Begin with what the unfinished file has: a new file is made of it and takes its place when it has all."""
         self._make(self.part + ".new")
         with open_unmarked(self.part) as source:
-            self._episodes = copy_prefix(source, self._file, past.num_steps, lost=past.lost)
+            self._episodes = copy_prefix(source, self._file, past.num_steps, lost=past.lost, values=self.values)
         self._num_rows_seen = past.num_steps
         self._open_columns()
         self._commit(past.num_steps)
@@ -231,10 +234,13 @@ class Writer:
 
     def _append(self, block: Block, num_rows: int) -> None:
         start = max(self._num_rows_seen - block.start, 0)
-        is_full = num_rows == block.num_rows
+        is_full, has_more = num_rows == block.num_rows, False
         for name, column in self._columns.items():
             stop = num_rows + (name.startswith("observations") and not is_full)
             column.append(block.named[name], block.start, stop)
+            has_more |= self.values.append(name, block.named[name], block.start, stop)
+        if has_more:
+            self.values.write(self._file["trajectories"])
         if num_rows > start:
             self._episodes.add(block, start, num_rows)
         self._num_rows_seen = block.start + num_rows
@@ -288,13 +294,3 @@ class Writer:
     def _discard(self) -> None:
         self._file.close()
         os.unlink(self.part)
-
-
-def rank_rows(reports: list[dict[str, Any]]) -> np.ndarray:
-    """Rows of /throughput/ranks from what the ranks reported."""
-    rows = np.zeros(len(reports), RANK)
-    for row, report in zip(rows, reports, strict=True):
-        row["rank"], row["host"], row["num_envs"] = report["rank"], report["host"].encode(), report["num_envs"]
-        for phase in PHASES:
-            row[phase] = report["seconds"][phase]
-    return rows

@@ -1,0 +1,314 @@
+"""Observations outside of their space, and values that are not finite: found, said once, counted in the file."""
+
+import json
+import os
+import re
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import gymnasium
+import h5py
+import numpy as np
+import pytest
+from conftest import Job, Start
+from feed import Feed, ending
+from gymnasium import spaces
+
+from mpi_rollout.bounds import Bounds
+from mpi_rollout.envs.faults import OnFault
+from mpi_rollout.envs.loop import LoopVectorEnv
+from mpi_rollout.errors import DataError
+from mpi_rollout.layout import SlotLayout, bounds
+from mpi_rollout.slices import Slice
+from mpi_rollout.storage.recovery import recover
+from mpi_rollout.storage.verification import verify
+
+INF = np.inf
+FLOAT, BYTES = np.float32, np.uint8
+
+
+def quiet(doing: str) -> None:
+    pass
+
+
+class Wrong(gymnasium.Env):
+    """In its episodes of nine steps env 3 leaves a Box in step 4, env 1 a Discrete in step 2, env 2 is NaN from step 6.
+
+    The last reward of env 0 is infinite.
+    """
+
+    observation_space = spaces.Dict(
+        x=spaces.Box(-1, 1, (2,), np.float32),
+        n=spaces.Discrete(5),
+        image=spaces.Box(0, 255, (3,), np.uint8),
+        free=spaces.Box(-INF, INF, (), np.float64),
+    )
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, env_index: int, sulks: str = ""):
+        self.index, self.sulks = env_index, sulks
+
+    def reset(self, *, seed=None, options=None):
+        self.number = 0
+        return self.observe(), {}
+
+    def step(self, action):
+        self.number += 1
+        if self.number == 7 and self.index == 0 and os.path.exists(self.sulks):
+            raise OSError("there is no licence")
+        is_last = self.number == 9
+        return self.observe(), INF if is_last and self.index == 0 else 1.0, is_last, False, {}
+
+    def observe(self):
+        by_rounding = FLOAT(1) + FLOAT(1e-7)
+        return {
+            "x": np.array([1.5 if (self.index, self.number) == (3, 4) else 0, by_rounding], np.float32),
+            "n": 7 if (self.index, self.number) == (1, 2) else 1,
+            "image": np.array([0, 255, 3], np.uint8),
+            "free": np.nan if self.index == 2 and self.number > 5 else 1.0,
+        }
+
+
+RUN = ("--env-factory", "test_values:Wrong", "--num-envs", "4", "--num-steps", "100", "--progress", "none")
+COUNTS = {  # Of ten episodes and a reset row between each: rows, first step, its env.
+    "observations/x": {"out_of_bounds": [10, 4, 3], "not_finite": [0, -1, -1]},
+    "observations/n": {"out_of_bounds": [10, 2, 1]},
+    "observations/image": {},
+    "observations/free": {"not_finite": [40, 6, 2]},
+    "rewards": {"not_finite": [10, 8, 0]},
+    "terminations": {},
+    "truncations": {},
+    "actions": {},
+}
+
+
+def counts(path: Path) -> dict[str, dict[str, list[int]]]:
+    """The attributes of all datasets of /trajectories."""
+    found: dict[str, dict[str, list[int]]] = {}
+    with h5py.File(path) as file:
+        for name in COUNTS:
+            attributes = file["trajectories"][name].attrs
+            found[name] = {kind: attributes[kind].tolist() for kind in attributes}
+    return found
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Any]]:
+    """The file of a run on one rank, and what the run, `verify` and `inspect` say."""
+    job = Job(tmp_path_factory.mktemp("said"))
+    path = job.folder / "run.h5"
+    starts = [Start((*RUN, "--out", path)), Start((*RUN, "--out", job.folder / "json.h5", "--json"))]
+    starts += [Start((name, path, *options)) for name in ("verify", "inspect") for options in ((), ("--json",))]
+    return path, job.series(starts)
+
+
+def test_wrong_values_are_counted_in_the_file(said: tuple[Path, list[Any]]):
+    assert counts(said[0]) == COUNTS
+
+
+def test_a_run_says_the_first_of_each_leaf_once(said: tuple[Path, list[Any]]):
+    result = said[1][0]
+    assert (result.code, len(result.err.splitlines())) == (0, 4)
+    assert (
+        "mpi_rollout: env 3, step 4: its observation 'x' is 1.5 at [0], outside of its bounds -1.0 to 1.0; such values "
+        "are stored as they are, and counted in the file; --check-bounds makes them errors of the env\n"
+    ) in result.err
+    assert "env 1, step 2: its observation 'n' is 7, outside of its bounds 0 to 4; " in result.err
+    assert "env 2, step 6: its observation 'free' is nan, which is not finite; " in result.err
+    assert "env 0, step 8: its reward is inf, which is not finite; " in result.err
+    assert "\nstored as they were: " in result.out and "10 rewards not finite (first: env 0, step 8)" in result.out
+
+
+def test_verify_and_inspect_say_the_same_in_words_and_in_json(said: tuple[Path, list[Any]]):
+    _, (_, in_json, *results) = said
+    assert [result.code for result in results] == [0] * 4
+    verified, inspected = results[::2]
+    words = "10 observations 'x' outside of their space (first: env 3, step 4)"
+    first = verified.out.splitlines()[0]
+    assert "complete and whole, but " in first and words in first
+    assert words in next(line for line in inspected.out.splitlines() if line.startswith("wrong values  "))
+    found = [json.loads(result.out)["wrong_values"] for result in (in_json, *results[1::2])]
+    wrong = {"dataset": "observations/x", "kind": "out_of_bounds", "count": 10, "step": 4, "env_index": 3}
+    assert all(wrong in each and len(each) == 4 for each in found)
+
+
+def test_figures_of_returns_leave_out_what_is_not_finite(said: tuple[Path, list[Any]]):
+    *_, inspected, in_json = said[1]
+    found = json.loads(in_json.out, parse_constant=pytest.fail)["episodes"]
+    assert found["return"] == {"min": 9, "median": 9, "mean": 9, "max": 9, "not_finite": 10}
+    assert "return      min 9, median 9, mean 9, max 9; of 10 episodes not finite, and left out\n" in inspected.out
+
+
+@pytest.mark.any_mpi
+@pytest.mark.mpi(3)
+def test_ranks_and_interruptions_do_not_change_the_counts(job: Job, said: tuple[Path, list[Any]], num_ranks: int):
+    sulks = job.folder / "sulks"
+    sulks.touch()
+    arguments = (*RUN, "--env-kwargs", json.dumps({"sulks": str(sulks)}), "--out", "run.h5")
+    stopped = job(num_ranks, *arguments)
+    assert stopped.code == 70, stopped.err
+    sulks.unlink()
+    assert job(num_ranks, *arguments).code == 0
+    assert counts(job.folder / "run.h5") == counts(said[0])
+
+
+def test_what_is_recovered_has_the_counts_of_its_own_steps(tmp_path: Path):
+    feed = Feed()
+    writer = feed.writer(tmp_path / "run.h5", 8)
+    for _ in feed.fill(writer, 21, {3, 11, 19, 21}):
+        pass
+    writer.drain()
+    part = str(tmp_path / "run.h5.part")
+    found = [
+        recover(quiet, part, str(tmp_path / f"{number}.h5"), str(tmp_path / "temporary"), number) for number in (10, 21)
+    ]
+    whole = verify(quiet, writer.finish(ending(21)))
+    assert found[1]["wrong_values"] == whole["wrong_values"] != found[0]["wrong_values"] != []
+
+
+def test_counts_that_do_not_follow_from_the_values_are_refused(said: tuple[Path, list[Any]], tmp_path: Path):
+    path = tmp_path / "run.h5"
+    path.write_bytes(said[0].read_bytes())
+    with h5py.File(path, "a") as file:
+        file["trajectories/rewards"].attrs.modify("not_finite", np.array([0, -1, -1]))
+    with pytest.raises(DataError, match=r"trajectories/rewards: its attribute not_finite is \[ 0 -1 -1\], from its"):
+        verify(quiet, str(path))
+
+
+def steps_of(env_index: int, on_fault: OnFault) -> list[Any]:
+    """The rewards of a loop over one such env, in which failures are forgiven."""
+    loop = LoopVectorEnv([partial(Wrong, env_index)], infos=False, on_fault=on_fault, first_env_index=env_index)
+    loop.reset()
+    return [(*[float(array[0]) for array in loop.step(np.array([0]))[1:4]], list(loop.faults)) for _ in range(9)]
+
+
+@pytest.mark.parametrize(
+    ("env_index", "step", "what"),
+    [(3, 4, "'x' is 1.5 at [0], outside of its bounds -1.0 to 1.0"), (1, 2, "'n' is 7, outside of its bounds 0 to 4")],
+)
+def test_with_check_bounds_the_env_has_failed(env_index: int, step: int, what: str):
+    place = f"env {env_index}, step {step} of its episode: its observation {what}"
+    with pytest.raises(DataError, match=f"^{re.escape(place)}$"):
+        steps_of(env_index, OnFault(check_bounds=True))
+    assert steps_of(env_index, OnFault(check_finite=True))[-1][:3] == (1, 1, 0)
+    forgiven = steps_of(env_index, OnFault(check_bounds=True, max_restarts=3))
+    assert forgiven[step - 1] == (0, 0, 1, [(env_index, place, "made anew, 1 of 3 times")])
+
+
+def test_a_reset_outside_of_the_space_is_a_failure_too():
+    class High(Wrong):
+        def observe(self):
+            return super().observe() | {"n": 5}
+
+    loop = LoopVectorEnv([partial(High, 0)], on_fault=OnFault(check_bounds=True))
+    with pytest.raises(DataError, match=r"^env 0, reset: its observation 'n' is 5, outside of its bounds 0 to 4$"):
+        loop.reset()
+
+
+class Paying(Wrong):
+    """Its reward in the second step is another one."""
+
+    def __init__(self, reward: Any):
+        super().__init__(0)
+        self.reward = reward
+
+    def step(self, action):
+        observation, _, *rest = super().step(action)
+        return observation, self.reward if self.number == 2 else 1.0, *rest
+
+
+@pytest.mark.parametrize("reward", [None, "1.5", b"1", [1.0], (1.0, 2.0), np.zeros(2), np.array(None), 1j, {}])
+def test_a_reward_that_is_no_number_is_refused_with_the_env(reward: Any):
+    loop = LoopVectorEnv([partial(Paying, 1.0), partial(Paying, reward)], first_env_index=4, infos=False)
+    loop.reset()
+    loop.step(np.zeros(2, np.int64))
+    with pytest.raises(DataError, match=r"^env 5: its rewards should be float64 of shape .*, got "):
+        loop.step(np.zeros(2, np.int64))
+
+
+@pytest.mark.parametrize(
+    "reward", [3, True, np.float32(0.1), np.int8(-3), np.array(2.5), np.array([2.5]), -0.0, np.nan, 2**70, np.uint64(9)]
+)
+def test_a_reward_is_stored_as_by_numpy(reward: Any):
+    loop = LoopVectorEnv([partial(Paying, reward)], infos=False)
+    loop.reset()
+    loop.step(np.array([0]))
+    loop.step(np.array([0]))
+    assert loop.columns.rewards.tobytes() == np.asarray(reward, np.float64).tobytes()
+
+
+class Free(gymnasium.vector.VectorEnv):
+    """Natively vectorized, with rewards and observations that are wrong."""
+
+    def __init__(self, rewards: Any, x: float):
+        self.num_envs, self.rewards, self.x = 2, rewards, x
+        self.single_observation_space = spaces.Box(-1, 1, (1,), np.float64)
+
+    def step(self, actions):
+        ends = np.zeros((2, 2), bool)
+        return np.array([[0.0], [self.x]]), self.rewards, *ends, {}
+
+
+@pytest.mark.parametrize(
+    ("rewards", "x", "message"),
+    [
+        (np.array([1, None]), 0.0, "env 1: its rewards should be float64 of shape (), got None; correct"),
+        (np.ones(2), -1.5, "env 1: its observation is -1.5 at [0], outside of its bounds -1.0 to 1.0"),
+    ],
+)
+def test_natively_vectorized_envs_are_looked_at_too(rewards: Any, x: float, message: str):
+    layout = SlotLayout(spaces.Box(-1, 1, (1,), np.float64), 2)
+    slot = layout.one(np.zeros(layout.nbytes, np.uint8), 2)
+    exchange = SimpleNamespace(slot=slot, layout=layout, envs=range(2), actions=None)
+    slice_ = Slice(exchange, Free(rewards, x), on_fault=OnFault(check_bounds=True))
+    with pytest.raises(DataError, match=f"^{re.escape(message)}"):
+        slice_.step()
+
+
+def of(space: spaces.Space) -> Bounds:
+    return Bounds(np.dtype(space.dtype), *bounds(space))
+
+
+@pytest.mark.parametrize(
+    ("space", "kinds"),
+    [
+        (spaces.Box(0, 255, (2, 2), np.uint8), ()),
+        (spaces.Box(0, 254, (2, 2), np.uint8), ("out_of_bounds",)),
+        (spaces.Box(-INF, INF, (3,), np.float64), ("not_finite",)),
+        (spaces.Box(0, INF, (3,), np.float64), ("out_of_bounds", "not_finite")),
+        (spaces.Box(0, 1, (3,), np.bool_), ()),
+        (spaces.MultiBinary(3), ("out_of_bounds",)),
+        (spaces.Discrete(5), ("out_of_bounds",)),
+    ],
+)
+def test_only_what_values_of_a_dtype_can_be_is_looked_for(space: spaces.Space, kinds: tuple[str, ...]):
+    assert of(space).kinds == kinds
+
+
+UNEVEN = spaces.Box(np.array([-1, -INF], FLOAT), np.array([1, 100], FLOAT))
+WRONG = {  # A space, a value in it, one that is not, and what is wrong with it.
+    "Box": (spaces.Box(-1, 1, (2,), FLOAT), [0, 1 + 2e-7], [0, 1.001], "out_of_bounds"),
+    "each component": (UNEVEN, [1, -5], [-5, 1], "out_of_bounds"),
+    "one-sided": (UNEVEN, [-1, 99], [-1, 101], "out_of_bounds"),
+    "NaN": (UNEVEN, [0, 0], [0, np.nan], "not_finite"),
+    "infinity": (spaces.Box(-INF, INF, (2,), FLOAT), [0, 1e30], [0, INF], "not_finite"),
+    "largest bound": (spaces.Box(-np.finfo(FLOAT).max, np.finfo(FLOAT).max, (1,), FLOAT), [3e38], [-INF], "not_finite"),
+    "Discrete": (spaces.Discrete(5, start=2), 6, 7, "out_of_bounds"),
+    "MultiDiscrete": (spaces.MultiDiscrete([3, 5]), [2, 4], [3, 4], "out_of_bounds"),
+    "MultiBinary": (spaces.MultiBinary(2), [0, 1], [0, 2], "out_of_bounds"),
+    "bytes": (spaces.Box(1, 254, (2,), BYTES), [1, 254], [0, 255], "out_of_bounds"),
+    "int64": (spaces.Box(-1, 2**62, (2,), np.int64), [-1, 2**62], [-1, 2**62 + 1], "out_of_bounds"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_single_wrong_value_is_found_and_rounding_is_none(name: str):
+    space, right, wrong, kind = WRONG[name]
+    values = np.broadcast_to(np.array(right, space.dtype), (6, 3, *space.shape)).copy()
+    assert of(space).hold(values) and of(space).hold(values[0])
+    values[4, 1] = wrong
+    assert not of(space).hold(values)
+    rows = of(space).wrong(values)[kind].reshape(6, 3, -1).any(axis=2)
+    assert np.argwhere(rows).tolist() == [[4, 1]]
