@@ -13,6 +13,7 @@ from mpi_rollout.compare.command import add_compare
 from mpi_rollout.config import RolloutConfig, flag
 from mpi_rollout.console import hold, say, settle
 from mpi_rollout.errors import RolloutError, StorageError, UsageError
+from mpi_rollout.listing import add_list
 from mpi_rollout.mpi import claimed_rank, claimed_size, with_stacks
 from mpi_rollout.options import add_option, add_run_options
 from mpi_rollout.parser import Parser
@@ -68,6 +69,7 @@ def make_parser() -> Parser:
         "--plot", metavar="PNG", help="draw returns, throughput and time by phase (needs the extra `plots`)"
     )
     inspect.set_defaults(command=inspect_command)
+    add_list(commands)
     add_verify(commands)
     add_recover(commands)
     add_scaling(commands)

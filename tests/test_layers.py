@@ -23,7 +23,7 @@ storage.episodes storage.checksum storage.chunks storage.lock storage.naming sto
 storage.output storage.writer storage.opening storage
 storage.recovery
 terminal progress report root run
-plots inspection consent replay durability
+plots inspection listing consent replay durability
 doctor.findings doctor.probe doctor.launch doctor.rank doctor.ranks doctor.world
 doctor.folder doctor.leftovers doctor.local doctor
 scaling.tables scaling.study scaling.machine scaling.jobs scaling.workplace scaling.samples scaling.file

@@ -1,0 +1,98 @@
+"""`list`: the runs of some folders and how far each one is, by the `status.json` that each keeps beside its output."""
+
+import argparse
+import json
+import os
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from mpi_rollout.errors import UsageError, printable
+from mpi_rollout.status import read_status
+from mpi_rollout.storage.lock import is_locked
+
+ENDING = ".status.json"
+SILENT_S = 60.0  # A run tells how far it is every 10 s.
+HEAD = ("run", "state", "steps", "starts", "updated", "message")
+
+
+def add_list(commands: Any) -> None:
+    """Add the command `list`."""
+    parser = commands.add_parser("list", help="list the runs of a folder: how far each one is, and why it ended")
+    parser.add_argument(
+        "folders", metavar="FOLDER", nargs="*", help="default: results if it is there, else the current folder"
+    )
+    parser.add_argument("--json", action="store_true", help="print them as one line of JSON")
+    parser.set_defaults(command=list_command)
+
+
+def list_command(options: argparse.Namespace) -> int:
+    """Print the runs of the folders that were named."""
+    folders = options.folders or ["results" if os.path.isdir("results") else "."]
+    found = [run for folder in folders for run in runs_of(folder)]
+    if options.json:
+        print(json.dumps(found))
+    elif found:
+        print("\n".join(table(found)))
+    else:
+        print(f"no runs in {', '.join(folders)}: there is no *{ENDING}")
+    return 0
+
+
+def runs_of(folder: str) -> list[dict[str, Any]]:
+    """All runs whose output is in a folder, by name.
+
+    Returns
+    -------
+    What `status.json` has of each, the path of its output as `run`, and "killed" as its state where it says that it is
+    running but no process writes it.
+
+    Raises
+    ------
+    UsageError
+        There is no such folder.
+    """
+    if not os.path.isdir(folder):
+        raise UsageError(f"there is no folder {folder}; give the folder of --out")
+    outs = [str(path).removesuffix(ENDING) + ".h5" for path in sorted(Path(folder).glob(f"*{ENDING}"))]
+    statuses = [(out, read_status(out)) for out in outs]
+    return [{"run": out} | status | {"state": state_of(out, status)} for out, status in statuses if status]
+
+
+def state_of(out: str, status: dict[str, Any]) -> Any:
+    """The state that a status has; but of one that says "running" it is looked whether that is still so."""
+    state = status.get("state")
+    if state != "running" or is_locked(f"{out}.part"):
+        return state
+    # Not all file systems show a host the locks of another one, nor have all of them locks.
+    if status.get("host") == os.uname().nodename:
+        return state if Path(f"/proc/{status.get('pid')}").exists() else "killed"
+    return state if seconds_since(status.get("updated")) < SILENT_S else "killed"
+
+
+def seconds_since(updated: Any) -> float:
+    """Since a time as a status has it; infinity where it is none."""
+    try:
+        return (datetime.now(UTC) - datetime.fromisoformat(updated)).total_seconds()
+    except (TypeError, ValueError):
+        return float("inf")
+
+
+def table(runs: Sequence[dict[str, Any]]) -> list[str]:
+    """Lines for people."""
+    rows = [HEAD, *map(row, runs)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(f"{word:<{width}}" for word, width in zip(each, widths, strict=True)).rstrip() for each in rows]
+
+
+def row(run: dict[str, Any]) -> tuple[str, ...]:
+    """The words of one run."""
+    num_steps, total = run.get("num_steps"), run.get("of_num_steps")
+    steps = f"{num_steps} of {total}"
+    if isinstance(num_steps, int) and isinstance(total, int) and total > 0:
+        steps = f"{num_steps:,} of {total:,} ({100 * num_steps // total}%)"
+    has_ended_badly = run["state"] in ("interrupted", "failed")
+    message = str(run.get("message", "")).partition("\n")[0] if has_ended_badly else ""
+    words = (run["run"].removesuffix(".h5"), run["state"], steps, run.get("starts"), run.get("updated"), message)
+    return tuple(printable("" if word is None else str(word)) for word in words)
