@@ -56,12 +56,6 @@ set_environment() {
     export OMP_NUM_THREADS=$cpus_per_rank OPENBLAS_NUM_THREADS=$cpus_per_rank MKL_NUM_THREADS=$cpus_per_rank
     # Python holds back what it prints to a log for as long as it likes.
     export PYTHONUNBUFFERED=1
-    # The program stops before the time limit by itself if it knows it, which older releases do not tell jobs.
-    if [ -z "${SLURM_JOB_END_TIME:-}" ]; then
-        local end
-        end=$(squeue --noheader --job "$SLURM_JOB_ID" --format=%e) && [ -n "$end" ] && end=$(date -d "$end" +%s 2> /dev/null) \
-            && export SLURM_JOB_END_TIME=$end
-    fi
     # `make install` has Open MPI start more ranks than a machine has cores, which would all be on the first node.
     export PRTE_MCA_rmaps_default_mapping_policy=slot
 }

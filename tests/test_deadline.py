@@ -2,12 +2,13 @@
 
 import os
 import time
+from pathlib import Path
 
 import pytest
 from conftest import Job, assert_same_bytes, datasets
 
 from mpi_rollout import deadline
-from mpi_rollout.deadline import LEAST_MARGIN_S, Deadline, process_start, seconds_of
+from mpi_rollout.deadline import ASK_AGAIN_S, ASK_EVERY_S, LEAST_MARGIN_S, Deadline, process_start, seconds_of
 from mpi_rollout.errors import UsageError
 
 pytestmark = pytest.mark.any_mpi
@@ -52,7 +53,8 @@ def clock(monkeypatch: pytest.MonkeyPatch):
     def move(by_s: float) -> None:
         monkeypatch.setattr(deadline.time, "time", lambda: NOW + by_s)
 
-    monkeypatch.delenv("SLURM_JOB_END_TIME", raising=False)
+    for name in ("SLURM_JOB_END_TIME", "SLURM_JOB_ID", "SLURM_ARRAY_TASK_ID"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(deadline, "process_start", lambda: NOW)
     move(0.0)
     return move
@@ -90,6 +92,87 @@ def test_a_slurm_limit_that_is_no_time_is_none(clock, monkeypatch, value):
     monkeypatch.setenv("SLURM_JOB_END_TIME", value)
     clock(1e9)
     assert not Deadline(None).is_near(0.0, 0.0)
+
+
+class Squeue:
+    """A `squeue` on the path that says how much time is left, and notes what it was asked."""
+
+    def __init__(self, folder: Path):
+        self._file, self._asked = folder / "squeue", folder / "asked"
+
+    def say(self, told: str, then: str = "") -> None:
+        self._file.write_text(f'#!/bin/sh\necho "$*" >> {self._asked}\necho "{told}"\n{then}\n')
+        self._file.chmod(0o755)
+
+    def asked(self) -> list[str]:
+        """All that it was asked since the last time."""
+        lines = self._asked.read_text().splitlines() if self._asked.exists() else []
+        self._asked.unlink(missing_ok=True)
+        return lines
+
+
+@pytest.fixture
+def squeue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock) -> Squeue:
+    """This process is in job 7, which was to end 100 s from NOW when it began."""
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(NOW) + 100))
+    return Squeue(tmp_path)
+
+
+def test_a_limit_that_was_made_longer_is_heeded(clock, squeue):
+    end = Deadline(None)
+    clock(50.0)
+    assert not end.is_near(0.0, 0.0) and squeue.asked() == []
+    squeue.say("1-00:10:00")
+    clock(99.0)
+    assert not end.is_near(0.0, 0.0) and squeue.asked() == ["--noheader --jobs=7 --format=%L"]
+    clock(200.0)
+    assert not end.is_near(0.0, 0.0) and squeue.asked() == []
+    squeue.say("UNLIMITED")
+    clock(99 + 24 * 3600 + 599)
+    assert not end.is_near(0.0, 0.0)
+
+
+def test_a_limit_that_was_made_shorter_is_heeded_in_time(clock, squeue, monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(NOW) + 100_000))
+    end = Deadline(None)
+    squeue.say("30:00")
+    clock(ASK_EVERY_S - ASK_AGAIN_S + 1)
+    assert not end.is_near(0.0, 0.0) and len(squeue.asked()) == 1
+    squeue.say("0:01")
+    clock(ASK_EVERY_S + 1800.0)
+    assert end.is_near(0.0, 0.0) and end.reason == "the SLURM job's time limit"
+
+
+def test_a_release_that_tells_jobs_no_end_is_asked_at_once_and_not_at_each_step(clock, squeue, monkeypatch):
+    monkeypatch.delenv("SLURM_JOB_END_TIME")
+    monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "5")
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "3")
+    squeue.say("1:40")
+    end = Deadline("1:00:00")
+    assert [end.is_near(0.0, 0.0) for _ in range(3)] == [False] * 3
+    assert squeue.asked() == ["--noheader --jobs=5_3 --format=%L"] and end.reason == "the SLURM job's time limit"
+    squeue.say("0:01")
+    clock(99.0)
+    assert end.is_near(0.0, 0.0)
+
+
+@pytest.mark.parametrize("told", ["", "INVALID", "NOT_SET", "0:00", "slurm_load_jobs error"])
+def test_without_an_answer_the_limit_is_what_it_was(clock, squeue, told):
+    end = Deadline(None)
+    squeue.say(told, "exit 1")
+    clock(97.0)
+    assert not end.is_near(0.0, 0.0)
+    clock(98.5)
+    assert end.is_near(0.0, 0.0) and len(squeue.asked()) == 1
+
+
+def test_an_answer_that_does_not_come_is_not_waited_for(clock, squeue, monkeypatch):
+    monkeypatch.setattr(deadline, "ANSWER_S", 0.1)
+    squeue.say("1:00:00", "exec sleep 600")
+    clock(99.0)
+    assert Deadline(None).is_near(0.0, 0.0)
 
 
 def test_the_start_of_this_process_is_known():
