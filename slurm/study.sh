@@ -1,12 +1,16 @@
 # shellcheck shell=bash disable=SC2154,SC1091  # Variables that the scripts and this file have in common.
-# What strong_scaling.sbatch and weak_scaling.sbatch do.  Expects launch.sh; `do_study` restart.sh too.
+# What scaling.sbatch does.  Expects launch.sh; `do_study` restart.sh too.
 
-# The commands of the jobs of a study that are left, and how many they are, in words.
-commands_left() { "$PYTHON" -m mpi_rollout scaling "$@" --dry-run; }
-jobs_in() { printf 'jobs left: %s' "$(grep --count --invert-match -e '^$' -e '-warm-up\.h5' <<< "$1")"; }
+# What is left of a study, as JSON.
+plan_of() { "$PYTHON" -m mpi_rollout scaling "$@" --dry-run --json; }
 
-# The numbers of ranks of which a study has jobs left, ascending, from its commands.
-ranks_in() { sed -nE 's/.* -n ([0-9]+) .* -m mpi_rollout run .*/\1/p' <<< "$1" | sort -nu; }
+# What Python prints of a plan: told_of PLAN EXPRESSION, in which `plan` is the plan and `jobs` are its jobs.
+told_of() { "$PYTHON" -c "import json, sys; plan = json.loads(sys.argv[1]); jobs = plan['jobs']; print($2)" "$1"; }
+
+jobs_in() { printf 'jobs left: %s' "$(told_of "$1" 'len(jobs)')"; }
+
+# The numbers of ranks of which a study has jobs left, ascending.
+ranks_in() { told_of "$1" '*sorted({job["num_ranks"] for job in jobs})'; }
 
 draw() { "$PYTHON" -m mpi_rollout plot "$1" || say "there is no picture of $1, see above; python -m mpi_rollout plot $1 draws it elsewhere"; }
 
@@ -18,17 +22,17 @@ do_study() {
     prepare_launch
     # All ranks of a small job on one node, as if it were an allocation of its own, and not one on each.
     [ "${start[0]##*/}" != srun ] || start+=("--distribution=block:block,Pack")
-    before=$(commands_left "$@") || exit
+    before=$(plan_of "$@") || exit
     if [ -z "$(value_of --launcher '' "$@")" ]; then
         launcher=(--launcher "$("$PYTHON" -c 'import shlex, sys; print(shlex.join(sys.argv[1:]))' "${start[@]}")")
         # srun would wait for room until each job's time is over.
-        most=$(ranks_in "$before" | tail -n 1)
-        [ "${most:-0}" -le "$num_ranks" ] || refuse "--ranks has $most, and this job $num_ranks; sbatch --ntasks=$most, or fewer --ranks"
+        most=$(told_of "$before" 'max([job["num_ranks"] for job in jobs], default=0)')
+        [ "$most" -le "$num_ranks" ] || refuse "--ranks has $most, and this job $num_ranks; sbatch --ntasks=$most, or fewer --ranks"
     fi
     run_and_wait "$PYTHON" -m mpi_rollout scaling "$@" "${launcher[@]}"
     case $code in
     0 | 70) [ -n "$(value_of --only '' "$@")" ] || draw "$out" ;;
-    75) go_on "$(jobs_in "$(commands_left "$@")")" "$(jobs_in "$before")" ;;
+    75) go_on "$(jobs_in "$(plan_of "$@")")" "$(jobs_in "$before")" ;;
     *) [ -z "$asked" ] || [ "$code" -lt 128 ] || stopped_early ;;
     esac
     exit "$code"

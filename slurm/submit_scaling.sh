@@ -54,11 +54,21 @@ out=$(value_of --out "results/$kind.h5" "${arguments[@]}")
 # What is wrong with a study is said here and not after hours in the queue.
 read_site
 [ -z "$help" ] || exec "$PYTHON" -m mpi_rollout scaling "$kind" --help
-commands=$(commands_left "$kind" "${arguments[@]}") || exit
-mapfile -t ranks < <(ranks_in "$commands")
+plan=$(plan_of "$kind" "${arguments[@]}") || exit
+read -ra ranks < <(ranks_in "$plan")
 if [ ${#ranks[@]} -eq 0 ]; then
-    say "nothing of $out is left to measure; python -m mpi_rollout scaling gather $out puts it together"
+    failed=$(told_of "$plan" 'plan["num_failed"]')
+    redo=", but $failed of its jobs failed: the same command with --redo-failed does them again"
+    [ "$failed" -gt 0 ] || redo=''
+    say "nothing of $out is left to measure$redo; python -m mpi_rollout scaling gather $out puts it together"
     exit 0
+fi
+
+# Jobs of the same study would measure the same things twice.  Their numbers stand beside its parts.
+numbers=$out.parts/submitted
+if [ -r "$numbers" ]; then
+    queued=$(squeue --noheader --jobs="$(paste -sd, "$numbers")" --format=%i 2> /dev/null | paste -sd' ')
+    [ -z "$queued" ] || refuse "jobs of $out are in the queue already: $queued; wait for their end, or scancel them"
 fi
 
 # Submit a job; gives `number`.
@@ -69,25 +79,28 @@ submit() {
         number=${1#--job-name=}
     elif number=$(sbatch --parsable "$@"); then
         number=${number%%;*} # With the name of the cluster behind it where there are several.
+        mkdir -p "$out.parts"
+        [ ${#submitted[@]} -gt 0 ] || : > "$numbers"
+        echo "$number" >> "$numbers"
         say "$number: ${1#--job-name=}"
     else
-        [ ${#submitted[@]} -eq 0 ] || scancel "${submitted[@]}"
+        [ ${#submitted[@]} -eq 0 ] || { scancel "${submitted[@]}"; rm -f "$numbers"; rmdir "$out.parts" 2> /dev/null; }
         refuse "sbatch refuses ${1#--job-name=}, see above; nothing is left in the queue"
     fi
     submitted+=("$number")
 }
 
-batch=$scripts/${kind}_scaling.sbatch
+batch=$scripts/scaling.sbatch
 if [ -n "$one_array" ]; then
     elements=$(IFS=, && printf '%s' "${ranks[*]}")
     submit "--job-name=$kind" "--array=$elements${serial:+%1}" "--output=%x-%a-%A.out" "--ntasks=${ranks[-1]}" \
-        "${exclusive[@]}" "${options[@]}" "$batch" "${arguments[@]}"
+        "${exclusive[@]}" "${options[@]}" "$batch" "$kind" "${arguments[@]}"
 else
     for each in "${ranks[@]}"; do
         after=()
         [ -z "$serial" ] || [ ${#submitted[@]} -eq 0 ] || after=("--dependency=afterany:$number")
         submit "--job-name=$kind-$each" "--ntasks=$each" "${after[@]}" "${exclusive[@]}" "${options[@]}" \
-            "$batch" "${arguments[@]}" --only "$each"
+            "$batch" "$kind" "${arguments[@]}" --only "$each"
     done
 fi
 all=$(IFS=: && printf '%s' "${submitted[*]}")

@@ -71,7 +71,7 @@ class Submissions:
     @property
     def messages(self) -> list[str]:
         """What the program and the script say, without what SLURM and MPI add."""
-        heads = ("mpi_rollout: ", "collect.sbatch: ", "train.sbatch: ", "strong_scaling.sbatch: ")
+        heads = ("mpi_rollout: ", "collect.sbatch: ", "train.sbatch: ", "scaling.sbatch: ")
         return [line for line in self.log.splitlines() if line.startswith(heads)]
 
     @property

@@ -81,7 +81,7 @@ def test_a_study_is_submitted_as_one_array(submit):
 def test_a_whole_study_is_done_in_one_allocation(submit):
     """Of two nodes, where the ranks of a small job are on one of them, as in an allocation of their own."""
     options = ("--ntasks=3", "--nodes=2", "--ntasks-per-node=2")
-    state = submit.run(*STRONG[1:], script="strong_scaling.sbatch", options=options, timeout_s=90.0)
+    state = submit.run(*STRONG, script="scaling.sbatch", options=options, timeout_s=90.0)
     assert state == ("COMPLETED", "0:0"), submit.log
     hosts = {each.num_ranks: each.hosts for each in study_of(submit).samples.jobs}
     assert hosts == {1: NODES[0], 2: NODES[0], 3: ", ".join(NODES)}
@@ -107,6 +107,11 @@ def test_a_job_that_was_told_to_stop_goes_back_into_the_queue_and_what_puts_them
 def test_what_a_cancelled_job_has_not_done_is_told_and_the_same_command_submits_it(submit):
     jobs = submitted(submit, "--serial", *STRONG, site='[ "${SLURM_JOB_NAME:-}" != strong-2 ] || sleep 100\n')
     submit.slurm.wait_until(lambda: submit.slurm.job(jobs["strong-2"])["JobState"] == "RUNNING", "it runs", 60.0)
+    second = submit.submit_scaling(*STRONG)
+    assert second.returncode == 78 and all(
+        number in second.stderr for name, number in jobs.items() if name != "strong-1"
+    )
+    assert "jobs of study.h5 are in the queue already: " in second.stderr
     submit.slurm.run("scancel", jobs["strong-2"])
     found = submit.slurm.finish(jobs["strong-gather"], 90.0)
     assert (found["JobState"], found["ExitCode"]) == ("FAILED", "75:0"), logs(submit)
@@ -122,11 +127,9 @@ def test_what_a_cancelled_job_has_not_done_is_told_and_the_same_command_submits_
 @one_mpi
 def test_a_study_of_more_ranks_than_the_job_has_is_refused_at_once(submit):
     """srun would wait for room until the time of each job is over."""
-    state = submit.run(*STRONG[1:], script="strong_scaling.sbatch", options=("--ntasks=2",))
+    state = submit.run(*STRONG, script="scaling.sbatch", options=("--ntasks=2",))
     assert state == ("FAILED", "78:0")
-    assert submit.messages == [
-        "strong_scaling.sbatch: --ranks has 3, and this job 2; sbatch --ntasks=3, or fewer --ranks"
-    ]
+    assert submit.messages == ["scaling.sbatch: --ranks has 3, and this job 2; sbatch --ntasks=3, or fewer --ranks"]
 
 
 @one_mpi
@@ -136,7 +139,10 @@ def test_what_failed_is_submitted_again_if_one_asks_for_it(submit):
     found = submit.slurm.finish(jobs["strong-gather"], 90.0)
     assert (found["JobState"], found["ExitCode"]) == ("FAILED", "70:0"), logs(submit)
     assert "4 of 6 jobs failed" in logs(submit)
-    assert "nothing of study.h5 is left to measure" in submit.submit_scaling(*STRONG).stderr
+    told = submit.submit_scaling(*STRONG).stderr
+    assert (
+        "nothing of study.h5 is left to measure, but 4 of its jobs failed: the same command with --redo-failed" in told
+    )
     again = submit.submit_scaling(*STRONG, "--redo-failed", "--dry-run").stdout
     assert "strong-1 " not in again and "strong-2 " in again and "strong-3 " in again
 
@@ -150,7 +156,7 @@ def test_a_dry_run_prints_what_would_be_submitted(submit):
     assert [each[2:5] for each in commands[:3]] == [
         [f"--job-name=strong-{ranks}", f"--ntasks={ranks}", "--exclusive"] for ranks in RANKS
     ]
-    assert commands[1][-2:] == ["--only", "2"] and commands[1][6] == str(SCRIPTS / "strong_scaling.sbatch")
+    assert commands[1][-2:] == ["--only", "2"] and commands[1][6] == str(SCRIPTS / "scaling.sbatch")
     assert "--dependency=afterany:strong-1:strong-2:strong-3" in commands[3] and commands[3][-2:] == [
         "gather",
         "study.h5",
