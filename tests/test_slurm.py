@@ -3,6 +3,7 @@
 import json
 import shutil
 import subprocess
+from pathlib import Path
 
 import h5py
 import numpy as np
@@ -36,8 +37,15 @@ def test_shellcheck_finds_nothing():
     if shutil.which("shellcheck") is None:
         pytest.skip("there is no shellcheck; apt-get install shellcheck")
     files = [*SCRIPTS.glob("*.sh"), *SCRIPTS.glob("*.sbatch")]
+    files = [path for path in files if path.name != "site.sh"]  # Who uses the scripts here has one.
     done = subprocess.run(["shellcheck", "-x", *files], cwd=TESTS.parent, capture_output=True, text=True)
     assert files and done.returncode == 0, done.stdout
+
+
+def test_make_brings_what_these_tests_need():
+    """Tests of an MPI that is not there are skipped, which nobody sees."""
+    done = subprocess.run(["make", "--dry-run", "slurm-test"], cwd=TESTS.parent, capture_output=True, text=True)
+    assert "install MPI=openmpi" in done.stdout and "install MPI=mpich" in done.stdout
 
 
 @pytest.mark.parametrize("num_nodes", [1, 2])
@@ -104,12 +112,44 @@ def test_a_cancelled_job_stays_out_of_the_queue_and_the_same_command_continues_i
 
 
 @one_mpi
-def test_a_job_restarts_no_more_often_than_it_may(submit):
-    number = submit.start(*RUN, site="MAX_RESTARTS=0\n", PACE_S=PACE_S)
+def test_the_last_element_of_an_array_goes_back_into_the_queue_alone(submit):
+    """Its number is that of the whole array.  Each element has its own seed, output and log."""
+    site = f'[ "$SLURM_ARRAY_TASK_ID" = 1 ] || {{ {PACED_AT_FIRST.strip()}; }}\n'
+    options = ("--ntasks=2", "--array=1-2", "--output=%x-%A_%a.out")
+    arguments = (*ENV[:-1], "run-%a.h5", "--num-steps", str(WHOLE), "--seed", "%a")
+    number = submit(*arguments, site=site, options=options)
+    first, last = (submit.folder / f"run-{element}.h5" for element in (1, 2))
+    submit.slurm.wait_until(lambda: committed(Path(f"{last}.part")), "steps are committed")
+    submit.slurm.wait_until(first.exists, "the other one is complete")
+    before = first.stat().st_ino
+    submit.slurm.run("scancel", "--batch", "--signal=USR1", f"{number}_2")
+    submit.slurm.wait_until(last.exists, "the last one is complete")
+    jobs = [submit.slurm.finish(f"{number}_{element}") for element in (1, 2)]
+    assert [(job["JobState"], job["Restarts"]) for job in jobs] == [("COMPLETED", "0"), ("COMPLETED", "1")]
+    assert first.stat().st_ino == before and [h5py.File(path).attrs["seed"] for path in (first, last)] == [1, 2]
+    logs = [(submit.folder / f"collect-{number}_{element}.out").read_text() for element in (1, 2)]
+    assert ["back into the queue" in log for log in logs] == [False, True]
+
+
+@one_mpi
+@pytest.mark.parametrize(
+    ("site", "options", "words"),
+    [
+        ("MAX_RESTARTS=0\n", (), "after 0 restarts, and MAX_RESTARTS is 0; the same sbatch command continues it"),
+        ("", ("--no-requeue",), "the job was submitted with --no-requeue, so it ends here; the same sbatch command"),
+    ],
+)
+def test_a_job_restarts_no_more_often_than_it_may(submit, site, options, words):
+    number = submit.start(*RUN, site=site, options=("--ntasks=2", *options), PACE_S=PACE_S)
     submit.slurm.run("scancel", "--batch", "--signal=USR1", number)
     found = submit.slurm.finish(number)
     assert (found["JobState"], found["ExitCode"]) == ("FAILED", "75:0")
-    assert "after 0 restarts, and MAX_RESTARTS is 0; the same sbatch command continues it" in submit.messages[-1]
+    assert words in submit.messages[-1] and "back into the queue" not in submit.log
+
+
+@one_mpi
+def test_the_limit_that_a_running_job_has_counts_and_not_the_one_that_it_had(submit):
+    assert submit.run(*SHORT, site="export SLURM_JOB_END_TIME=1000000000\n") == ("COMPLETED", "0:0"), submit.log
 
 
 @one_mpi
