@@ -39,6 +39,46 @@ def test_an_srun_that_outlives_the_ranks_of_a_heterogeneous_job_is_ended(submit,
     assert submit.messages == ["train.sbatch: all ranks have ended and srun has not; it is ended here"]
 
 
+GOING_ON = """
+import signal, sys, mpi_rollout
+from pathlib import Path
+
+class Stop(Exception):
+    pass
+
+def stop(number, frame):
+    signal.signal(number, signal.SIG_IGN)
+    raise Stop
+
+with mpi_rollout.connect("CartPole-v1", num_envs=6) as envs:
+    if envs is not None and Path("saved").exists():
+        Path("done").touch()
+    elif envs is not None:
+        signal.signal(signal.SIGUSR1, stop)
+        try:
+            envs.reset(seed=1)
+            while True:
+                envs.step(envs.action_space.sample())
+                Path("begun").touch()
+        except Stop:
+            Path("saved").touch()
+            sys.exit(75)
+"""
+
+
+def test_a_training_script_that_is_told_to_stop_saves_and_goes_on(submit):
+    """Under MPICH on two nodes, under Open MPI as a heterogeneous job."""
+    (submit.folder / "my_train.py").write_text(GOING_ON)
+    ranks = ("--nodes=2", "--ntasks=2") if submit.mpi == "MPICH" else ("--ntasks=1", ":", "--ntasks=2")
+    number = submit("my_train.py", options=("--requeue", *ranks), script="train.sbatch")
+    submit.slurm.wait_until((submit.folder / "begun").exists, "it has begun")
+    submit.slurm.run("scancel", "--batch", "--signal=USR1", number)
+    submit.slurm.wait_until((submit.folder / "done").exists, "it has gone on")
+    found = submit.slurm.finish(number)
+    assert (found["JobState"], found["Restarts"]) == ("COMPLETED", "1"), submit.log
+    assert submit.messages == ["train.sbatch: the training script ended with exit code 75; back into the queue"]
+
+
 @one_mpi
 def test_a_training_script_that_fails_on_one_rank_ends_the_job(submit):
     (submit.folder / "my_train.py").write_text(
