@@ -15,7 +15,7 @@ from mpi_rollout.infos import Infos, info_leaves, names_of
 from mpi_rollout.layout import describe
 from mpi_rollout.partition import Division
 from mpi_rollout.slices import Slice
-from mpi_rollout.waiting import has_many_ranks_per_core
+from mpi_rollout.waiting import way_to_wait
 from mpi_rollout.worker import Worker
 
 
@@ -121,7 +121,7 @@ def assemble(
         facts = EnvFacts.of(part.envs[0])
     infos = info_leaves(plan.infos, plan.has_final_observations)
     contents = Contents(facts.observation_space, facts.action_space, plan.has_final_observations, infos)
-    exchanges = Exchanges(comm, plan.division, contents, plan.is_surviving, _sleeps(comm, plan))
+    exchanges = Exchanges(comm, plan.division, contents, plan.is_surviving, _way_to_wait(comm, plan))
     own = [exchange for exchange in exchanges.all if exchange.envs]
     slices = [Slice(exchange, envs, plan.infos, plan.on_fault) for exchange, envs in zip(own, part.envs, strict=True)]
     worker = Worker(exchanges, slices, methods(exchanges))
@@ -129,8 +129,8 @@ def assemble(
     return worker, facts
 
 
-def _sleeps(comm: Any, plan: Plan) -> bool:
-    """Whether ranks are to sleep while they wait; of those that may be lost MPI's own waits alone tell."""
-    if plan.wait == "auto":
-        return not plan.is_surviving and has_many_ranks_per_core(comm)
-    return plan.wait == "sleep"
+def _way_to_wait(comm: Any, plan: Plan) -> str:
+    """How ranks are to wait; of those that may be lost MPI's own waits alone tell."""
+    if plan.is_surviving:
+        return "spin"
+    return way_to_wait(comm) if plan.wait == "auto" else plan.wait

@@ -108,8 +108,8 @@ class RolloutConfig:
     batch_size: int = option(1, "with --mode async, the number of ranks whose envs the policy gets in one call")
     dedicated_root: bool = option(False, "rank 0 steps no envs; it only drives the other ranks")
     wait: str = option(
-        "auto", "how a rank waits for messages: spin (fastest, uses the core) or sleep; auto sleeps where a host has "
-        "four ranks or more for each core", choices=WAITS,
+        "auto", "how a rank waits for messages: spin (fastest, uses the core) or sleep; auto spins, and sleeps where a "
+        "host has four ranks or more for each core and while other programs share the cores", choices=WAITS,
     )  # fmt: skip
     trajectories: bool = option(True, "measure throughput only; store no trajectories")
     measure_limit: bool = option(

@@ -1,7 +1,11 @@
-"""How many cores this process may use.  The hardware threads of one core share its units, and count once."""
+"""How many cores this process may use, and how much of them it gets.
+
+The hardware threads of one core share its units, and count once.
+"""
 
 import os
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 
@@ -30,6 +34,33 @@ def num_usable_cores() -> int:
     """By its affinity and by its container's quota."""
     allowed, quota = len(physical_cores(os.sched_getaffinity(0))), processor_quota()
     return max(1, min(allowed, int(quota))) if quota else allowed
+
+
+@dataclass(frozen=True)
+class ProcessorTime:
+    """What a thread had of a core, in seconds: it ran, and it waited for its turn while others ran."""
+
+    ran_s: float
+    delayed_s: float
+
+    def since(self, before: "ProcessorTime") -> "ProcessorTime":
+        return ProcessorTime(self.ran_s - before.ran_s, self.delayed_s - before.delayed_s)
+
+    @property
+    def share(self) -> float:
+        """Of a core, while the thread had something to do: sleeping does not count."""
+        wanted_s = self.ran_s + self.delayed_s
+        return self.ran_s / wanted_s if wanted_s else 1.0
+
+
+def processor_time(path: str = "/proc/thread-self/schedstat") -> ProcessorTime | None:
+    """What the calling thread has had so far; None where the system does not say."""
+    try:
+        with open(path) as file:
+            ran_ns, delayed_ns = file.read().split()[:2]
+        return ProcessorTime(int(ran_ns) / 1e9, int(delayed_ns) / 1e9)
+    except (OSError, ValueError):
+        return None
 
 
 def processor_quota(root: Path = Path("/sys/fs/cgroup")) -> float | None:

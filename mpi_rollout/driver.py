@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from mpi_rollout.actions import ActionReader
+from mpi_rollout.changing import SHORT
 from mpi_rollout.destination import Destination
 from mpi_rollout.errors import DataError, RankLost, RolloutError, words_of
 from mpi_rollout.exchange import FAULT, MADE_ANEW, Command, Exchange, Exchanges
@@ -241,6 +242,8 @@ class Driver:
     def _heed(self, lanes: Sequence[Lane]) -> None:
         marks = np.concatenate([lane.exchange.marks for lane in lanes])
         for lane in lanes:
+            if (lane.exchange.marks == SHORT).any():
+                lane.exchange.messages.note_shortage()
             if (lane.exchange.marks == MADE_ANEW).any():
                 told = [infos["faults"] for _, infos in lane.exchange.take_infos()]
                 self.made_anew += [(lane, index, message) for faults in told for index, message in faults]

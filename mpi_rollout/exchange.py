@@ -1,9 +1,9 @@
 """An order goes out, slots come back: the only messages of a step.
 
-Order, from the root: command, exit code, then the actions of the exchange's envs, leaf by leaf.  Slot, to the root:
-see `layout.SlotLayout`.  Both are single buffers laid out once, so nothing is pickled in a step; how they travel is
-in `messages`.  One exchange over all ranks is lockstep; two over halves of the envs are double buffering; one per
-rank is first ready, first served.
+Order, from the root: command, exit code, how messages travel from then on (see `changing`), then the actions of the
+exchange's envs, leaf by leaf.  Slot, to the root: see `layout.SlotLayout`.  Both are single buffers laid out once, so
+nothing is pickled in a step; how they travel is in `messages`.  One exchange over all ranks is lockstep; two over
+halves of the envs are double buffering; one per rank is first ready, first served.
 
 Measured on two cores under Open MPI 5 (2026-11-21): gathering a large observation column by a Gatherv of its own
 to its final place, instead of unpacking it from the slot, is slower below 64 KiB a rank, saves 20 % of an
@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
+from mpi_rollout.changing import Changing
 from mpi_rollout.errors import DataError, words_of
 from mpi_rollout.infos import pack_infos, unpack_infos
 from mpi_rollout.layout import Leaf, SlotLayout, leaves, tree_of
@@ -25,7 +26,7 @@ from mpi_rollout.messages import INFOS_TAG, Alone, Direct, Lockstep, Overlapped
 from mpi_rollout.mpi import ROOT
 from mpi_rollout.partition import Division, Partition
 from mpi_rollout.shrink import Surviving
-from mpi_rollout.waiting import Sleeping, Spinning
+from mpi_rollout.waiting import Sleeping, waits_of
 
 # A slot's mark: 0 is all is well, the negative number of a signal asks for the run's end.
 FAULT = 1
@@ -64,9 +65,9 @@ class Exchange:
     partition
         Its rank 0 is the rank `first_rank` of the communicator.
     kind
-        One of the classes of `messages`.
-    sleeps
-        This rank sleeps while it waits; for `Direct` alone.
+        One of the classes of `messages`, or `Changing`.
+    waiting
+        How this rank waits, see `waiting`.
 
     Attributes
     ----------
@@ -74,9 +75,7 @@ class Exchange:
         On the root those of all ranks, packed, of shape (num_ranks, nbytes).
     """
 
-    def __init__(
-        self, comm: Any, partition: Partition, first_rank: int, contents: Contents, kind: type, sleeps: bool = False
-    ):
+    def __init__(self, comm: Any, partition: Partition, first_rank: int, contents: Contents, kind: type, waiting: Any):
         self.comm, self.partition, self.first_rank = comm, partition, first_rank
         self.is_root = comm.rank == ROOT
         self.envs = partition.envs_of(comm.rank - first_rank)
@@ -84,30 +83,43 @@ class Exchange:
         self._lay_out_slots(contents)
         self.infos: list[tuple[slice, dict[str, Any]]] = []  # Of the last slots: rows of the partition, infos.
         self._infos_to_send, self._infos_sent = b"", None
-        if kind is Alone:
-            self.messages: Any = Alone()
-        elif kind is Direct:
-            self.messages = self._make_direct(sleeps)
-        else:
-            self.messages = kind(comm, self._order, self._slot, self.slots if self.is_root else None)
-        if kind is Surviving and self.is_root:
-            self.messages.marks = self.marks
+        self.messages = self._make_messages(kind, waiting)
 
-    def _make_direct(self, sleeps: bool) -> Direct:
-        first, waiting = self.first_rank, Sleeping() if sleeps else Spinning()
+    def _make_messages(self, kind: type, waiting: Any) -> Any:
+        buffers = self.comm, self._order, self._slot, self.slots if self.is_root else None
+        if kind is Alone:
+            return Alone()
+        if kind is Direct:
+            messages = self._make_direct(waiting)
+            if not self.is_root:
+                messages.listen()
+            return messages
+        if kind is Changing:
+            messages = Changing(Lockstep(*buffers), lambda: self._make_direct(waiting), self._header[2:])
+            messages.mark = self.own_mark if self.has_own_slot else None
+            return messages
+        if kind is Overlapped:
+            return Overlapped(*buffers, waiting)
+        messages = kind(*buffers)
+        if kind is Surviving and self.is_root:
+            messages.marks = self.marks
+        return messages
+
+    def _make_direct(self, waiting: Any) -> Direct:
+        first = self.first_rank
         if not self.is_root:
             return Direct(self.comm, self._order, self._slot, None, (), waiting)
         peers = [rank for rank in range(first, first + self.partition.num_ranks) if rank != ROOT]
         return Direct(self.comm, self._order, None, [self.slots[peer - first] for peer in peers], peers, waiting)
 
     def _lay_out_order(self, action_space: spaces.Space) -> None:
-        """Header of two int64, then the actions in columns of (num_envs, ...)."""
+        """Header of three int64, then the actions in columns of (num_envs, ...)."""
         group = leaves(action_space)
         sizes = [-(-self.partition.num_envs * leaf.nbytes // 8) * 8 for leaf in group]
-        offsets = np.cumsum([16, *sizes])
+        offsets = np.cumsum([24, *sizes])
         self.order_nbytes = int(offsets[-1])
         self._order = np.zeros(self.order_nbytes, np.uint8)
-        self._header = self._order[:16].view(np.int64)
+        self._header = self._order[:24].view(np.int64)
         self._command: Command | None = None
         self.action_arrays = tuple(
             np.ndarray((self.partition.num_envs, *leaf.shape), leaf.dtype, self._order, int(offset))
@@ -142,7 +154,7 @@ class Exchange:
         """
         if command != self._command:  # In a run of steps the header stays as it is.
             self._command = None if code else command
-            self._header[:] = command, code
+            self._header[:2] = command, code
         self.messages.post_order()
 
     def await_order(self) -> None:
@@ -155,7 +167,7 @@ class Exchange:
     @property
     def order(self) -> tuple[Command, int]:
         """The command and the code of the last order."""
-        command, code = self._header.tolist()
+        command, code, _ = self._header.tolist()
         return command, code
 
     def put_infos(self, infos: dict[str, Any]) -> None:
@@ -254,15 +266,16 @@ class Exchanges:
         For each of `all` its columns in `Block.step_s`; `num_slots` in all, `rank_of_slot` has their ranks.
     num_stepping
         Ranks that step envs.
-    sleeps
-        Ranks sleep while they wait.
+    way
+        How ranks wait: "spin", "sleep", or "adapt" to what processor time they get.
     """
 
     def __init__(
-        self, comm: Any, division: Division, contents: Contents, is_surviving: bool = False, sleeps: bool = False
+        self, comm: Any, division: Division, contents: Contents, is_surviving: bool = False, way: str = "spin"
     ):
-        self.division, self.contents, self._is_surviving, self.sleeps = division, contents, is_surviving, sleeps
-        self._waiting = Sleeping() if sleeps else Spinning()
+        self.division, self.contents, self._is_surviving, self.way = division, contents, is_surviving, way
+        make_waiting = waits_of(way)
+        self._waiting = make_waiting()
         self.num_stepping = len(division.stepping_ranks)
         parts = division.parts
         self._comms = [comm.Dup()] if division.first_ready else [comm.Dup() for _ in parts]
@@ -271,7 +284,8 @@ class Exchanges:
         for part_comm, (first_rank, partition) in zip(comms, parts, strict=True):
             if comm.rank == ROOT or comm.rank in range(first_rank, first_rank + partition.num_ranks):
                 kind = self._kind(first_rank)
-                self.all.append(Exchange(part_comm, partition, first_rank, contents, kind, sleeps))
+                waiting = Sleeping() if kind is Changing else make_waiting()
+                self.all.append(Exchange(part_comm, partition, first_rank, contents, kind, waiting))
                 self.slots.append(slice(start, start + partition.num_ranks))
             start += partition.num_ranks
         self.num_slots = start
@@ -286,9 +300,11 @@ class Exchanges:
             return Surviving
         if self.division.num_ranks == 1 or (self.division.first_ready and first_rank == ROOT):
             return Alone
-        if self.division.first_ready or self.sleeps:
+        if self.division.first_ready or self.way == "sleep":
             return Direct
-        return Overlapped if len(self.division.parts) > 1 else Lockstep
+        if len(self.division.parts) > 1:
+            return Overlapped
+        return Changing if self.way == "adapt" else Lockstep
 
     def await_order(self) -> Exchange:
         """Wait for the next order, whichever exchange it comes by."""

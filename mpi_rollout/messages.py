@@ -64,8 +64,7 @@ class Lockstep:
     def post_order(self) -> None:
         self.comm.Bcast(self._order, ROOT)
 
-    def await_order(self) -> None:
-        self.comm.Bcast(self._order, ROOT)
+    send_order = await_order = post_order
 
     def post_slot(self) -> None:
         self.comm.Gather(self._slot, None, ROOT)
@@ -90,9 +89,9 @@ class Lockstep:
 class Overlapped(Lockstep):
     """Ibcast and Igather.  A worker listens for the next order as soon as its slot is on its way."""
 
-    def __init__(self, comm: Any, order: np.ndarray, slot: np.ndarray, slots: np.ndarray | None):
+    def __init__(self, comm: Any, order: np.ndarray, slot: np.ndarray, slots: np.ndarray | None, waiting: Any):
         super().__init__(comm, order, slot, slots)
-        self._sent: Any = None
+        self._waiting, self._sent = waiting, None
         self.arrival = None if slots is not None else comm.Ibcast(self._order, ROOT)
 
     def post_order(self) -> None:
@@ -100,7 +99,7 @@ class Overlapped(Lockstep):
         self._sent = self.comm.Ibcast(self._order, ROOT)
 
     def await_order(self) -> None:
-        self.arrival.Wait()
+        self._waiting.one(self.arrival)
         self.finish()  # It is over: the root has sent another order.
 
     def post_slot(self) -> None:
@@ -112,7 +111,7 @@ class Overlapped(Lockstep):
         self.arrival = self.comm.Ibcast(self._order, ROOT)
 
     def await_slots(self) -> None:
-        self.comm.Igather(self._slot, self._slots, ROOT).Wait()
+        self._waiting.one(self.comm.Igather(self._slot, self._slots, ROOT))
 
     def finish(self) -> None:
         """Wait until what was sent has left."""
@@ -153,11 +152,13 @@ class Direct:
             self._receives = [comm.Recv_init(order, ROOT, ORDER_TAG)]
         self.arrival = self._receives[0]
         self._is_listening = False
-        if comm.rank != ROOT:
-            self.listen()
 
     def post_order(self) -> None:
         self.listen()
+        self._send()
+
+    def send_order(self) -> None:
+        """Post an order whose slots do not come back by these messages."""
         self._send()
 
     def await_slots(self) -> None:

@@ -8,6 +8,9 @@ import numpy as np
 from mpi_rollout.bounds import told
 from mpi_rollout.losses import Loss
 
+MUCH = 0.15  # Of the time, in waiting for other ranks and their messages.
+MOST = 0.9  # Of a core: on a quiet machine ranks have 0.99.
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -106,6 +109,19 @@ class Outcome:
         }
         return asdict(self) | derived
 
+    def _shared_cores(self) -> list[str]:
+        """A line if it cost much that ranks did not have their cores to themselves."""
+        losses = self.losses
+        lost = sum(losses.get(name, 0.0) for name in ("imbalance", "exchange", "gather"))
+        shares = [rank["core_share"] for rank in self.ranks if rank.get("core_share") is not None]
+        if lost < MUCH or min(shares, default=1.0) > MOST:
+            return []
+        sleep = "" if self.slept else "--wait sleep, "
+        return [
+            f"ranks had {min(shares):.2f} of a core while they had something to do: other programs or ranks share these "
+            f"cores; use fewer ranks, {sleep}cores of the job's own (sbatch --exclusive)"
+        ]
+
     def lines(self) -> list[str]:
         """All of it, for people."""
         slowest = int(np.argmax(self.step_s))
@@ -131,6 +147,7 @@ class Outcome:
             lines.insert(
                 1, f"this start only: earlier ones took {self.num_steps_before:,} of the {self.num_steps:,} steps"
             )
+        lines += self._shared_cores()
         if self.restarts:
             first = ", ".join(map(str, list(self.restarts)[:8])) + (", ..." if len(self.restarts) > 8 else "")
             lines.append(f"made anew after failures: {sum(self.restarts.values())} times, envs {first}; see /faults")

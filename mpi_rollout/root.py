@@ -308,7 +308,7 @@ class Root:
             order_bytes=exchange.order_nbytes,
             slot_bytes=exchange.layout.nbytes,
             lost=self.losses.all,
-            slept=self.driver.exchanges.sleeps,
+            slept=self.driver.exchanges.way == "sleep",
         )
 
     @staticmethod

@@ -20,7 +20,7 @@ from time import monotonic
 from typing import Any
 
 from mpi_rollout.console import say
-from mpi_rollout.cores import physical_cores
+from mpi_rollout.cores import physical_cores, processor_time
 from mpi_rollout.deadline import process_start
 from mpi_rollout.ending import limit_s
 from mpi_rollout.errors import DataError, EnvError, RankLost, RolloutError, SignalInterrupt, message_of, words_of
@@ -84,6 +84,7 @@ class Worker:
         self._active: Slice | None = None  # Whose envs are at work.
         self._watchdog: Watchdog | None = None
         self._stop_asked_at = 0.0
+        self._processor_time = processor_time()
 
     @property
     def _place(self) -> str:
@@ -246,10 +247,16 @@ class Worker:
             "cores": sorted(os.sched_getaffinity(0)),
             "physical_cores": sorted(physical_cores(os.sched_getaffinity(0))),
             "cpu_share": time.process_time() / (time.time() - process_start()),
+            "core_share": self._core_share(),
             "num_envs": sum(len(slice_.env_indices) for slice_ in self.slices),
             "seconds": self.clock.seconds,
             "fault": self._fault,
         }
+
+    def _core_share(self) -> float | None:
+        """Of a core, what this rank had whenever it had something to do; None where the system does not say."""
+        before, now = self._processor_time, processor_time()
+        return None if before is None or now is None else now.since(before).share
 
     def _describe(self, error: BaseException, when: str = "") -> Fault:
         place = f"{self._place}{when}"

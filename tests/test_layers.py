@@ -14,7 +14,7 @@ errors console bounds
 deadline cores partition layout seeding timing infos actions config options status interrupts parent guard
 exits ending temporary loading parser
 policy
-lone mpi agreement waiting messages shrink exchange destination
+lone mpi agreement waiting messages changing shrink exchange destination
 envs.outputs envs.inputs envs.time_limits envs.faults envs.members envs.loop envs.restoring envs.bare envs.timed envs
 watchdog slices worker driver turns vector_env assembly session connection sb3 examples.train_ppo
 limit tally collector losses catchup

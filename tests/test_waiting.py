@@ -1,24 +1,32 @@
-"""Waits that leave the core to others: few looks, and none that comes much too late."""
+"""Waits that leave the core to others: few looks, and none that comes much too late; when ranks wait in which way."""
 
 import json
 import math
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
-from conftest import Job
+from conftest import Job, assert_same_bytes, datasets
+from oracle import differences
 
 from mpi_rollout import waiting
-from mpi_rollout.cores import num_usable_cores
+from mpi_rollout.cores import ProcessorTime, num_usable_cores, processor_time
 from mpi_rollout.waiting import (
+    FIRST_REST_S,
     FIRST_SHARE,
+    LEAST_SHARE,
+    LONGEST_REST_S,
     LONGEST_S,
     MANY,
     NEXT_SHARE,
     NUM_REMEMBERED,
     SHORTEST_S,
+    WINDOW_S,
     YIELDING_S,
+    Adaptation,
     Sleeping,
-    is_crowded,
+    Watch,
+    ranks_per_core,
 )
 
 LOOK_S = 2e-6
@@ -121,19 +129,136 @@ def test_what_is_over_is_told_by_its_index(clock: Clock):
 @pytest.mark.parametrize(
     ("ranks", "expected"),
     [
-        ([("a", {0, 1}, None)] * 7, False),
-        ([("a", {0, 1}, None)] * 8, True),
-        ([("a", {0}, None), ("a", {1}, None)] * 3, False),  # Bound to cores of their own.
-        ([("a", {0}, None)] * 4, True),
-        ([("a", {0}, None), ("b", {0}, None)] * 3, False),
-        ([("a", {0, 1}, 1.5)] * 6, True),
-        ([("a", {0, 1, 2, 3}, 2.0)] * 7, False),
-        ([("a", {0, 1, 2, 3}, 2.0)] * 8, True),
-        ([("a", {0}, None), *[("b", {0}, None)] * 4], True),
+        ([("a", {0, 1}, None)] * 2, 1),
+        ([("a", {0, 1}, None)] * 8, 4),
+        ([("a", {0}, None), ("a", {1}, None)] * 3, 3),  # Bound to cores of their own.
+        ([("a", {0}, None)] * 4, 4),
+        ([("a", {0}, None), ("b", {0}, None)] * 3, 3),
+        ([("a", {0, 1}, 1.5)] * 6, 4),
+        ([("a", {0, 1, 2, 3}, 2.0)] * 7, 3.5),
+        ([("a", {0}, None), *[("b", {0}, None)] * 4], 4),
     ],
 )
-def test_a_host_has_many_ranks_for_each_core_by_its_own_cores_and_quota(ranks: list, expected: bool):
-    assert is_crowded(ranks) is expected
+def test_ranks_per_core_are_those_of_the_fullest_host_by_its_own_cores_and_quota(ranks: list, expected: float):
+    assert ranks_per_core(ranks) == expected
+
+
+class Processor:
+    """The share of a core that a thread gets, as the test sets it."""
+
+    def __init__(self, clock: Clock, monkeypatch: pytest.MonkeyPatch):
+        self.share, self.ran_s, self.delayed_s, self._clock = 1.0, 0.0, 0.0, clock
+        monkeypatch.setattr(waiting, "processor_time", lambda: ProcessorTime(self.ran_s, self.delayed_s))
+
+    def spend(self, seconds: float) -> None:
+        self._clock.now += seconds
+        self.ran_s += self.share * seconds
+        self.delayed_s += (1 - self.share) * seconds
+
+
+@pytest.fixture
+def processor(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Processor:
+    return Processor(clock, monkeypatch)
+
+
+def test_a_rank_is_short_of_processor_time_by_the_last_window(processor: Processor):
+    watch = Watch()
+    for share, expected in ((1.0, False), (LEAST_SHARE - 0.1, True), (LEAST_SHARE + 0.1, False)):
+        processor.share = share
+        processor.spend(0.5 * WINDOW_S)
+        watch.is_short()  # Amid the window nothing changes.
+        processor.spend(0.6 * WINDOW_S)
+        assert watch.is_short() is expected
+
+
+def test_envs_that_sleep_are_not_short_of_processor_time(processor: Processor, clock: Clock):
+    watch = Watch()
+    processor.spend(0.01)
+    clock.pass_by(10 * WINDOW_S)
+    assert not watch.is_short()
+
+
+def test_where_the_system_does_not_tell_no_rank_is_short(monkeypatch: pytest.MonkeyPatch, clock: Clock):
+    monkeypatch.setattr(waiting, "processor_time", lambda: None)
+    watch = Watch()
+    clock.pass_by(2 * WINDOW_S)
+    assert not watch.is_short()
+
+
+def changes(adaptation: Adaptation, processor: Processor, seconds: float) -> list[tuple[bool, float]]:
+    """How a rank waits in turn, and for how long each time."""
+    found: list[list] = []
+    for _ in range(round(seconds / 0.05)):
+        processor.spend(0.05)
+        sleeps = adaptation.sleeps()
+        if not found or found[-1][0] != sleeps:
+            found.append([sleeps, 0.0])
+        found[-1][1] += 0.05
+    return [(sleeps, length) for sleeps, length in found]
+
+
+def test_a_rank_on_a_shared_core_sleeps_and_seldom_tries_to_spin(processor: Processor):
+    processor.share = 0.5
+    found = changes(Adaptation(), processor, 300.0)
+    rests = [length for sleeps, length in found if sleeps]
+    tries = [length for sleeps, length in found if not sleeps]
+    assert rests[0] < FIRST_REST_S + 0.2 and max(rests) <= LONGEST_REST_S + 0.2
+    assert max(tries) < 2 * WINDOW_S and sum(tries) < 0.02 * 300.0
+    assert all(later > 1.7 * sooner for sooner, later in pairwise(rests[:5]))
+
+
+def test_a_rank_spins_again_when_its_core_is_quiet_and_then_does_not_rest_as_long(processor: Processor):
+    adaptation = Adaptation()
+    processor.share = 0.5
+    changes(adaptation, processor, 100.0)
+    processor.share = 1.0
+    found = changes(adaptation, processor, 100.0)
+    assert found[-1][0] is False and found[-1][1] > 100.0 - LONGEST_REST_S - 1.0
+    processor.share = 0.5
+    found = changes(adaptation, processor, 1.0 + FIRST_REST_S + WINDOW_S)
+    assert [sleeps for sleeps, _ in found] == [False, True, False, True][: len(found)] and len(found) >= 3
+
+
+def test_a_rank_that_gets_its_core_never_sleeps(processor: Processor):
+    assert changes(Adaptation(), processor, 100.0) == [(False, pytest.approx(100.0))]
+
+
+def test_the_root_sleeps_when_another_rank_is_short_too(processor: Processor):
+    assert Adaptation().sleeps(is_told=True)
+
+
+def test_processor_time_is_what_the_system_says(tmp_path: Path):
+    (tmp_path / "schedstat").write_text("3000000000 1000000000 7\n")
+    found = processor_time(str(tmp_path / "schedstat"))
+    assert found == ProcessorTime(3.0, 1.0) and found.share == 0.75
+    assert found.since(ProcessorTime(2.0, 1.0)).share == 1.0 and ProcessorTime(0.0, 0.0).share == 1.0
+    assert processor_time(str(tmp_path / "none")) is None
+
+
+@pytest.mark.mpi(2, 3)
+def test_data_do_not_depend_on_how_and_how_often_ranks_change_their_way_to_wait(job: Job, num_ranks: int):
+    run = ("--env", "CartPole-v1", "--num-envs", "7", "--num-steps", "150", "--seed", "3")
+    ways = [(), ("--dedicated-root",), ("--num-groups", "2"), ("--mode", "async"), ("--measure-limit",)]
+    commands = [(*run, *way, "--out", f"{number}.h5") for number, way in enumerate(ways)]
+    codes, num_changes = job.train(num_ranks, "amid_sharing", "runs", commands)
+    assert codes == [0] * len(ways) and num_changes > 30
+    expected = datasets(job.collect(None, *run))
+    for number in range(len(ways)):
+        assert_same_bytes(datasets(job.folder / f"{number}.h5"), expected)
+
+
+@pytest.mark.mpi(2)
+def test_trainers_get_the_same_when_ranks_change_their_way_to_wait(job: Job, num_ranks: int):
+    ways = [{}, {"num_groups": 2}, {"dedicated_root": True}]
+    cases = [(form, way, {}) for way in ways for form in ("both on all ranks", "the second on the root")]
+    expected = job.train(1, "two_at_once", [(form, {}, {}) for form, _, _ in cases])
+    found, num_changes = job.train(num_ranks, "amid_sharing", "two_at_once", cases)
+    assert num_changes > 30
+    assert [differences(*pair) for pair in zip(flat(found), flat(expected), strict=True)] == [[]] * len(flat(found))
+
+
+def flat(found: list[list]) -> list:
+    return [rows for recordings in found for rows in recordings]
 
 
 @pytest.mark.mpi(2, 8)

@@ -5,9 +5,11 @@ import signal
 import time
 import traceback
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import redirect_stdout
+from functools import partial
 from io import StringIO
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from policies import by_look
 from wraps import WRAPPERS
 
 import mpi_rollout
+from mpi_rollout.cores import ProcessorTime
 from mpi_rollout.driver import RankError
 from mpi_rollout.loading import load_callable
 from mpi_rollout.mpi import claimed_rank
@@ -50,6 +53,31 @@ def runs(commands: Sequence[Sequence[str]], num_rows: int | None = None) -> list
         storage.rows_per_block = lambda nbytes, num_steps: num_rows
     root.LIMIT_S = 0.01
     return [main([*command, "--progress", "none"]) for command in commands]
+
+
+def amid_sharing(function: str, *arguments: Any) -> tuple[Any, int]:
+    """Call another function of this module on ranks that have their cores to themselves and share them in turn.
+
+    Returns
+    -------
+    What it returned, and how often this rank went over to other messages
+    """
+    from mpi_rollout import assembly, changing, waiting
+
+    waiting.WINDOW_S = waiting.FIRST_REST_S = waiting.LONGEST_REST_S = 0.0
+    waiting.processor_time = partial(next, processor_times(claimed_rank()))
+    assembly.way_to_wait = lambda comm: "adapt"
+    change, changes = changing.Changing._change, []
+    changing.Changing._change = lambda self: (changes.append(1), change(self))
+    return globals()[function](*arguments), len(changes)
+
+
+def processor_times(first: int) -> Iterator[ProcessorTime]:
+    """Of a thread that has a core to itself for three readings, and half of one for the next three."""
+    delayed_s = 0
+    for number in count(first):
+        delayed_s += number // 3 % 2
+        yield ProcessorTime(number, delayed_s)
 
 
 def recordings(cases: Sequence[tuple[str, int, int, dict[str, Any]]]) -> list[Any]:
