@@ -118,8 +118,8 @@ class Outcome:
             return []
         sleep = "" if self.slept else "--wait sleep, "
         return [
-            f"ranks had {min(shares):.2f} of a core while they had something to do: other programs or ranks share these "
-            f"cores; use fewer ranks, {sleep}cores of the job's own (sbatch --exclusive)"
+            f"ranks had {min(shares):.2f} of a core while they had something to do: other programs or ranks share "
+            f"these cores; use fewer ranks, {sleep}or sbatch --exclusive"
         ]
 
     def lines(self) -> list[str]:

@@ -28,6 +28,7 @@ from mpi_rollout.doctor.rank import RankFacts, processor_quota
 from mpi_rollout.doctor.ranks import (
     judge_binding,
     judge_clocks,
+    judge_core_shares,
     judge_cores,
     judge_exchange,
     judge_thread_level,
@@ -273,6 +274,13 @@ def test_ranks_on_two_hardware_threads_of_one_core_are_warned_of(tmp_path):
 def test_ranks_that_the_batch_script_was_told_not_to_bind_are_known():
     [found] = judge_binding(ranks({}, {}), launcher_of({"SLURM_STEP_ID": "0", "SLURM_PROCID": "0"}), True)
     assert found.state == OK and "leave BIND=none out of slurm/site.sh" in found.advice
+
+
+def test_ranks_whose_cores_other_programs_use_are_warned_of():
+    [found] = judge_core_shares(ranks({"core_share": 0.99}, {"core_share": 0.55}, {"core_share": None}))
+    assert found.state == WARN and "0.55 of a core on rank 1 (node1)" in found.found and "--wait sleep" in found.advice
+    assert judge_core_shares(ranks({"core_share": 0.99}))[0].state == OK
+    assert judge_core_shares(ranks({"core_share": None})) == []
 
 
 def test_a_containers_quota_counts_as_cores(tmp_path):

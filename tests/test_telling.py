@@ -249,6 +249,26 @@ def test_the_summary_of_a_continued_run_says_that_it_is_of_its_last_start():
     ]
 
 
+@pytest.mark.parametrize(
+    ("share", "slowest_s", "slept", "advice"),
+    [
+        (0.55, 1.0, False, "use fewer ranks, --wait sleep, or sbatch --exclusive"),
+        (0.55, 1.0, True, "use fewer ranks, or sbatch --exclusive"),
+        (0.55, 1.9, False, None),  # The run is close to what its envs need.
+        (0.99, 1.0, False, None),
+        (None, 1.0, False, None),
+    ],
+)
+def test_the_summary_says_what_helps_where_ranks_share_cores(share, slowest_s, slept, advice):
+    outcome = Outcome(
+        "run.h5", 2, num_envs=4, num_steps=1000, env_steps=4000, seconds=2.0, phases=dict.fromkeys(PHASES, 0.0),
+        ranks=[{"host": "node7", "core_share": 0.98}, {"host": "node7", "core_share": share}],
+        step_s=[1.0, 1.0], slowest_s=slowest_s, mean_s=slowest_s, slept=slept,
+    )  # fmt: skip
+    found = [line for line in outcome.lines() if line.startswith("ranks had 0.55 of a core")]
+    assert len(found) == (advice is not None) and all(line.endswith(advice) for line in found)
+
+
 def test_a_rank_without_envs_sleeps_while_the_others_measure_the_limit(monkeypatch):
     """What spins in a wait instead may take the core of a bare loop."""
     slept, barriers = [], []

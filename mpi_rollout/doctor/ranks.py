@@ -11,6 +11,7 @@ from mpi_rollout.doctor.rank import THREAD_VARIABLES, RankFacts
 THREAD_LEVELS = ("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE")
 SLOW_EXCHANGE_US = 200.0
 SLOW_CLOCK_S = 1.0
+FULL_SHARE = 0.9  # Of a core: on a quiet machine a busy loop gets 0.99.
 Ranks = Sequence[RankFacts]
 
 
@@ -69,6 +70,20 @@ def judge_cores(ranks: Ranks) -> list[Finding]:
     else:
         advice = f"start at most {cores} ranks on such a host: ranks that wait spin, and slow down those that step"
     return [Finding("cores", f"oversubscribed: {found}", WARN, advice, figures=figures)]
+
+
+def judge_core_shares(ranks: Ranks) -> list[Finding]:
+    """Whether other programs run on the ranks' cores."""
+    known = [each for each in ranks if each.core_share is not None]
+    if not known:
+        return []
+    least = min(known, key=lambda each: each.core_share)
+    found = f"a busy loop got {least.core_share:.2f} of a core on rank {least.rank} ({least.host}), the least"
+    figures = {"core_share": least.core_share}
+    if least.core_share >= FULL_SHARE:
+        return [Finding("core shares", found, figures=figures)]
+    advice = "other programs or ranks share these cores: use fewer ranks, --wait sleep, or sbatch --exclusive"
+    return [Finding("core shares", found, WARN, advice, figures=figures)]
 
 
 def _shared_units(ranks: Ranks) -> Finding | None:

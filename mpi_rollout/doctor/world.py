@@ -18,6 +18,7 @@ from mpi_rollout.doctor.rank import RankFacts
 from mpi_rollout.doctor.ranks import (
     judge_binding,
     judge_clocks,
+    judge_core_shares,
     judge_cores,
     judge_exchange,
     judge_hosts,
@@ -94,6 +95,7 @@ def _examine_as_root(comm: Any, report: Report, facts: RankFacts, deadline: floa
     launcher = launcher_of(os.environ)
     report(*judge_hosts(ranks), *judge_versions(ranks), *judge_thread_level(ranks), *judge_cores(ranks))
     is_unbound = os.environ.get("MPI_ROLLOUT_BIND") == "none"  # By slurm/launch.sh.
+    report(*judge_core_shares(ranks))
     report(*judge_binding(ranks, launcher, is_unbound), *judge_threads(ranks))
     if comm.size > 1 and not missing:
         report.doing("exchange", "see whether MPI's own tests pass between these hosts, and which network it uses")
