@@ -97,8 +97,8 @@ def connect(
         Refuse observations of another dtype than their space's.  By default they are cast, as by SyncVectorEnv, if no
         integer loses its value, and each rank warns of the first one.
     wait
-        How a rank waits for messages: "spin" (fastest, uses the core) or "sleep"; "auto" sleeps where a host has four
-        ranks or more for each core.
+        How a rank waits for messages: "spin" (fastest, uses the core) or "sleep"; "auto" spins, and sleeps where a host
+        has four ranks or more for each core and while other programs share the cores.
     comm
         The ranks to connect, COMM_WORLD by default; the root is its rank 0.
     timeout_s

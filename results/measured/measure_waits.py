@@ -1,13 +1,18 @@
-"""Measure what spinning and sleeping waits cost: python results/measured/measure_waits.py [ROUNDS].
+"""Measure what ranks' ways to wait cost: python results/measured/measure_waits.py many|real|shared [ROUNDS [BUSY]].
 
-Envs that sleep need no core, so many ranks can be tried on few: what their runs lose is what the waits of the others
-take.  On cores of their own, and where real envs share cores, ratios say which wait is for what.
+many    envs that sleep need no core, so many ranks can be tried on few: what their runs lose is what the waits of the
+        others take
+real    envs that compute, on cores of their own and where ranks share cores: which way is for what
+shared  auto, spin and sleep on two ranks in turn, quiet and beside BUSY processes (default: 2) that always compute
 """
 
 import json
 import statistics
+import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from measure import machine, mpirun, spread
 
@@ -50,7 +55,43 @@ def measure_real(rounds: int) -> None:
         print(f"| {env} | {num_ranks} | {spinning:,.0f} | {ratios} |", flush=True)
 
 
+def measure_shared(rounds: int, num_busy: int) -> None:
+    """Two ranks whose cores other programs use, or do not."""
+    print(f"\n{machine()}: two ranks, 64 envs, {rounds} rounds\n")
+    print("| env | busy processes | spin, env steps/s | auto over spin: median (range) | auto over sleep |")
+    print("|---|---|---|---|---|")
+    for env, num_steps in (("CartPole-v1", 20000), ("Acrobot-v1", 4000)):
+        for count in (0, num_busy):
+            options = f"--env {env} --num-envs 64 --num-steps {num_steps if count == 0 else num_steps // 4}"
+            with busy(count):
+                rates = [{wait: rate(2, wait, options) for wait in ("spin", "auto", "sleep")} for _ in range(rounds)]
+            over = [spread([each["auto"] / each[wait] for each in rates]) for wait in ("spin", "sleep")]
+            spinning = statistics.median(each["spin"] for each in rates)
+            print(f"| {env} | {count} | {spinning:,.0f} | {' | '.join(over)} |", flush=True)
+
+
+@contextmanager
+def busy(count: int) -> Iterator[None]:
+    """Other programs on this machine, each in a session of its own: some systems share cores out among sessions."""
+    others = [
+        subprocess.Popen([sys.executable, "-c", "while True: pass"], start_new_session=True) for _ in range(count)
+    ]
+    try:
+        yield
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
+
+
 if __name__ == "__main__":
-    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 5
-    measure_many(rounds)
-    measure_real(rounds)
+    what, *numbers = sys.argv[1:] or ["--help"]
+    rounds, num_busy = [*map(int, numbers), *(5, 2)[len(numbers) :]]
+    if what == "many":
+        measure_many(rounds)
+    elif what == "real":
+        measure_real(rounds)
+    elif what == "shared":
+        measure_shared(rounds, num_busy)
+    else:
+        sys.exit(__doc__)
