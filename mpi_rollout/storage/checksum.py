@@ -9,8 +9,10 @@ import numpy as np
 
 MODULUS = 65535
 CHECKSUM_NBYTES = 4
-WORDS_PER_ROW = 4096  # Of 65535 each, they still fit into 32 bits.
-COLUMNS = np.arange(WORDS_PER_ROW)
+WORDS_PER_ROW = 4096
+MOST_ROWS = 65537  # Of words that their sum still fits into 32 bits.
+COLUMNS = np.arange(WORDS_PER_ROW, dtype=np.uint64)
+FROM_END = COLUMNS[::-1] + 1
 
 
 def fletcher32(data: np.ndarray) -> bytes:
@@ -38,10 +40,11 @@ def _sums(words: np.ndarray) -> tuple[int, int]:
     columns do for all products.
     """
     num_rows, num_left = divmod(len(words), WORDS_PER_ROW)
-    body = words[: num_rows * WORDS_PER_ROW].reshape(num_rows, WORDS_PER_ROW)
-    of_rows = body.sum(axis=1, dtype=np.uint32).astype(np.int64)
-    of_columns = body.sum(axis=0, dtype=np.uint64).astype(np.int64) % MODULUS
-    left = words[len(words) - num_left :].astype(np.int64)
-    times = (len(words) - WORDS_PER_ROW * np.arange(num_rows)) % MODULUS
-    sum2 = int(times @ (of_rows % MODULUS)) - int(COLUMNS @ of_columns) + int(np.arange(num_left, 0, -1) @ left)
-    return int(of_rows.sum() + left.sum()), sum2
+    body = words[: len(words) - num_left].reshape(num_rows, WORDS_PER_ROW)
+    left = words[len(words) - num_left :].astype(np.uint64)
+    of_rows = np.add.reduce(body, axis=1, dtype=np.uint32)
+    of_columns = np.add.reduce(body, axis=0, dtype=np.uint32 if num_rows <= MOST_ROWS else np.uint64)
+    times = np.arange(len(words), num_left, -WORDS_PER_ROW, np.uint64) % MODULUS
+    sum2 = int(times @ (of_rows % MODULUS)) - int(COLUMNS @ (of_columns % MODULUS))
+    sum2 += int(FROM_END[WORDS_PER_ROW - num_left :] @ left)
+    return int(np.add.reduce(of_rows, dtype=np.uint64) + np.add.reduce(left)), sum2
