@@ -19,6 +19,7 @@ ON_ENV_ERROR = ("abort", "restart")
 FAULT_TOLERANCE = ("abort", "shrink")
 ACTION_MODES = ("check", "clip", "pass")
 WAITS = ("auto", "spin", "sleep")
+COMPRESSIONS = ("none", "gzip")
 PROGRESS = ("auto", "bar", "lines", "none")
 
 
@@ -45,6 +46,7 @@ LEAST = {
 CHOICES = {
     "vectorization_mode": VECTORIZATION_MODES, "mode": MODES, "ft": FAULT_TOLERANCE, "on_env_error": ON_ENV_ERROR,
     "wait": WAITS, "progress": PROGRESS, "actions": ACTION_MODES,
+    "compression": COMPRESSIONS,
 }  # fmt: skip
 
 
@@ -110,6 +112,10 @@ class RolloutConfig:
     wait: str = option(
         "auto", "how a rank waits for messages: spin (fastest, uses the core) or sleep; auto spins, and sleeps where a "
         "host has four ranks or more for each core and while other programs share the cores", choices=WAITS,
+    )  # fmt: skip
+    compression: str = option(
+        "none", "compress the trajectories in the file; gzip is read by every HDF5 reader, and takes time of the core "
+        "that rank 0 runs on", choices=COMPRESSIONS,
     )  # fmt: skip
     trajectories: bool = option(True, "measure throughput only; store no trajectories")
     measure_limit: bool = option(

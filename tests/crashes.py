@@ -20,21 +20,28 @@ from mpi_rollout.errors import RolloutError, StorageError
 from mpi_rollout.storage.reader import leaf_datasets
 from mpi_rollout.storage.recovery import recover
 
-PICTURES = spaces.Box(0, 255, (160, 160, 3), np.uint8)  # 15 envs: 1.1 MB a step, in two chunks.
+PICTURES = spaces.Box(0, 255, (160, 160, 3), np.uint8)  # Of 77 kB: each env has chunks of its own.
 RUNS = {  # space, envs, rows of a block, steps, after which all are handed over
     "nested": (SMALL, 4, 4, 6, (1, 2, 3)),
-    "pictures": (PICTURES, 15, 2, 3, (1,)),
+    "pictures": (PICTURES, 2, 2, 3, (1,)),
+    "packed": (PICTURES, 2, 2, 3, (1,)),
 }
+
 HOWS = {"whole": 0, "torn": 1, "full": 2, "broken": 3}  # What killer.c does at a write.
 FAILS = 2  # From this one on, only the writes at the run's end count.
 PATIENCE_S = 30
 KILLER = ctypes.CDLL(os.environ["LD_PRELOAD"])
 
 
+def feed_of(kind: str) -> Feed:
+    space, num_envs, *_ = RUNS[kind]
+    return Feed(space, num_envs, compression="gzip", bits=3) if kind == "packed" else Feed(space, num_envs)
+
+
 def run(kind: str, arm: Callable[[], None], is_at_end: bool, report: int) -> None:
     """A run; says what is committed as soon as it knows, and how it ended.  Writes are counted from `arm` on."""
-    space, num_envs, num_rows, num_steps, handed_over = RUNS[kind]
-    feed = Feed(space, num_envs)
+    *_, num_rows, num_steps, handed_over = RUNS[kind]
+    feed = feed_of(kind)
     if not is_at_end:
         arm()
     try:
@@ -53,13 +60,12 @@ def run(kind: str, arm: Callable[[], None], is_at_end: bool, report: int) -> Non
 
 def look(kind: str, report: int) -> None:
     """What can be recovered of a killed run: its steps, and whether they are what they must be."""
-    space, num_envs, *_ = RUNS[kind]
     try:
         num_steps = recover(lambda doing: None, "run.h5.part", "recovered.h5", "temporary")["num_steps"]
     except RolloutError as error:
         os.write(report, f"refused {error}\n".encode())
         return
-    expected = Feed(space, num_envs).expected(num_steps)
+    expected = feed_of(kind).expected(num_steps)
     with h5py.File("recovered.h5") as file, h5py.File("run.h5.part", libver="latest", swmr=has_mark()) as part:
         for name, dataset in leaf_datasets(file["trajectories"]).items():
             assert dataset[...].tobytes() == expected[name].tobytes(), name

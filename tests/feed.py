@@ -26,12 +26,18 @@ RESULTS = ("rewards", "terminations", "truncations")
 class Feed:
     """A run of `num_envs` envs with invented data, written to `path`."""
 
-    def __init__(self, space: spaces.Space = SMALL, num_envs: int = 3, seed: int = 0):
+    def __init__(
+        self, space: spaces.Space = SMALL, num_envs: int = 3, seed: int = 0, compression: str = "none",
+        bits: int = 255,
+    ):  # fmt: skip
         self.space, self.num_envs, self.seed = space, num_envs, seed
+        self.compression, self.bits = compression, bits  # Of each byte of an observation or action.
 
     def writer(self, path: Path | str, num_rows: int, num_blocks: int = 3) -> Writer:
         """Make a writer with small blocks."""
-        config = RolloutConfig(env="CartPole-v1", num_envs=self.num_envs, seed=self.seed, out=str(path))
+        config = RolloutConfig(
+            env="CartPole-v1", num_envs=self.num_envs, seed=self.seed, out=str(path), compression=self.compression
+        )
         blocks = [Block(self.space, ACTIONS, self.num_envs, 1, num_rows) for _ in range(num_blocks)]
         described = {"observation": describe(self.space), "action": describe(ACTIONS)}
         attributes = {
@@ -51,7 +57,8 @@ class Feed:
         draws = np.random.default_rng((self.seed, step, kind == "observations"))
         for name, array in block.named.items():
             if name.startswith("observations") == (kind == "observations") and name not in RESULTS:
-                array[row] = np.frombuffer(draws.bytes(array[row].nbytes), array.dtype).reshape(array[row].shape)
+                drawn = np.frombuffer(draws.bytes(array[row].nbytes), np.uint8) & self.bits
+                array[row] = drawn.view(array.dtype).reshape(array[row].shape)
         if kind != "observations":
             block.terminations[row], block.truncations[row] = self.ends(step)
             is_reset = self.ends(step - 1).any(axis=0) if step else False

@@ -6,11 +6,14 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+from conftest import assert_same_bytes
 from feed import IMAGES, LARGE_ROWS, SMALL, Feed, ending
 from gymnasium import spaces
 
 from mpi_rollout.storage.chunks import ChunkWriter, TableWriter, places, read_chunk
 from mpi_rollout.storage.reader import leaf_datasets
+from mpi_rollout.storage.recovery import recover
+from mpi_rollout.storage.verification import verify
 
 
 def masks(dataset: h5py.Dataset) -> list[int]:
@@ -118,3 +121,46 @@ def test_at_the_end_of_a_run_every_chunk_has_its_checksum(tmp_path: Path, space:
         found = {name: masks(each) for name, each in leaf_datasets(file).items()}
     assert {mask for each in found.values() for mask in each} == {0}
     assert found.keys() >= {"episodes", "throughput/ranks", "trajectories/rewards"}
+
+
+@pytest.mark.parametrize("complete", [True, False])
+@pytest.mark.parametrize("space", [SMALL, LARGE_ROWS], ids=["small", "large"])
+def test_a_compressed_file_holds_what_went_in_in_fewer_bytes(tmp_path: Path, space: spaces.Space, complete: bool):
+    """Any reader of HDF5 reads it; `verify` and `recover` too."""
+    sizes = {}
+    for compression in ("none", "gzip"):
+        feed = Feed(space, compression=compression, bits=3)
+        writer = feed.writer(tmp_path / f"{compression}.h5", 8)
+        for _ in feed.fill(writer, 21, {3, 5, 11, 21}):
+            pass
+        path = writer.finish(ending(21, complete))
+        found = verify(lambda doing: None, path)
+        assert (found["num_steps"], found["complete"]) == (21, complete)
+        new = str(tmp_path / f"{compression}.new")
+        recover(lambda doing: None, path, new, str(tmp_path / "temporary"))
+        for each in (path, new):
+            with h5py.File(each) as file:
+                datasets = leaf_datasets(file["trajectories"])
+                got = {name: dataset[...] for name, dataset in datasets.items()}
+                assert {dataset.compression or "none" for dataset in datasets.values()} == {compression}
+                sizes[compression] = sum(dataset.id.get_storage_size() for dataset in datasets.values())
+            assert_same_bytes(got, feed.expected(21))
+    assert sizes["gzip"] < 0.6 * sizes["none"]
+
+
+def test_a_chunk_that_gzip_makes_no_smaller_is_stored_as_it_is(tmp_path: Path):
+    """As many bytes as before would make HDF5 write it over the rows that are committed."""
+    with h5py.File(tmp_path / "one.h5", "x", libver="latest") as file:
+        options = {"maxshape": (None, 64), "chunks": (64, 64), "compression": "gzip", "fletcher32": True}
+        dataset = file.create_dataset("data", (0, 64), "u1", **options)
+        rows = np.random.default_rng(0).integers(0, 256, (192, 64)).astype("u1")
+        rows[128:] = 0
+        writer = ChunkWriter(dataset)
+        writer.append(rows, 0, 130)
+        writer.append(rows, 0, 192)
+        infos = [dataset.id.get_chunk_info_by_coord((row, 0)) for row in (0, 64, 128)]
+        assert [info.size for info in infos[:2]] == [4096 + 4] * 2 and infos[2].size < 100
+        assert [info.filter_mask for info in infos] == [1, 1, 0]
+        file.flush()
+    with h5py.File(tmp_path / "one.h5") as file:
+        assert (file["data"][...] == rows).all()

@@ -9,6 +9,7 @@ The writes at the end of a run may also fail, one or all from there on: that is 
 """
 
 import json
+import math
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +21,7 @@ from conftest import TESTS, job_environment, preloadable
 
 from mpi_rollout.storage.reader import leaf_datasets
 
-CASES = [(kind, how) for kind in ("nested", "pictures") for how in ("whole", "torn")]
+CASES = [(kind, how) for kind in ("nested", "pictures", "packed") for how in ("whole", "torn")]
 TIMEOUT_S = 300
 
 
@@ -59,10 +60,11 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], 
 
 
 def data_sizes(path: Path) -> set[int]:
-    """How many bytes the writes of chunks have, with and without checksum."""
+    """How many bytes the writes of chunks have: full ones, with their checksum, and partly filled ones."""
     with h5py.File(path) as file:
-        infos = [each.id.get_chunk_info(0) for each in leaf_datasets(file).values() if each.id.get_num_chunks()]
-    return {size for info in infos for size in (info.size, info.size - 4)}
+        datasets = leaf_datasets(file).values()
+        full = {each.id.get_chunk_info(i).size for each in datasets for i in range(each.id.get_num_chunks())}
+        return full | {math.prod(each.chunks) * each.dtype.itemsize for each in datasets}
 
 
 @pytest.mark.parametrize(("kind", "how"), CASES)
@@ -72,7 +74,7 @@ def test_the_run_that_is_not_killed_is_complete(outcomes: dict, kind: str, how: 
     assert all(each["code"] == -9 for each in killed) and len(killed) > 50
 
 
-@pytest.mark.parametrize("kind", ["nested", "pictures"])
+@pytest.mark.parametrize("kind", ["nested", "pictures", "packed"])
 def test_every_acknowledged_step_survives_a_kill_at_any_write(outcomes: dict, kind: str):
     committed = {each["committed"] for each in outcomes[kind, "whole"]}
     assert len(committed) > 2
@@ -80,7 +82,7 @@ def test_every_acknowledged_step_survives_a_kill_at_any_write(outcomes: dict, ki
         assert num_recovered(each) >= each["committed"], each
 
 
-@pytest.mark.parametrize("kind", ["nested", "pictures"])
+@pytest.mark.parametrize("kind", ["nested", "pictures", "packed"])
 def test_every_acknowledged_step_survives_a_kill_amid_any_write_of_data(outcomes: dict, kind: str):
     *killed, last = outcomes[kind, "torn"]
     torn = [each for each in killed if int(each["write"][0].split()[1]) in last["data_sizes"]]
@@ -89,7 +91,7 @@ def test_every_acknowledged_step_survives_a_kill_amid_any_write_of_data(outcomes
         assert num_recovered(each) >= each["committed"], each
 
 
-@pytest.mark.parametrize("kind", ["nested", "pictures"])
+@pytest.mark.parametrize("kind", ["nested", "pictures", "packed"])
 def test_torn_metadata_are_refused_at_once_or_harmless(outcomes: dict, kind: str):
     """Where something is recovered, crashes.py has compared it."""
     *killed, last = outcomes[kind, "torn"]

@@ -18,8 +18,9 @@ lone mpi agreement waiting messages changing shrink exchange destination
 envs.outputs envs.inputs envs.time_limits envs.faults envs.members envs.loop envs.restoring envs.bare envs.timed envs
 watchdog slices worker driver turns vector_env assembly session connection sb3 examples.train_ppo
 limit tally collector losses catchup
-storage.child storage.unmarked storage.objects storage.contents storage.values storage.schema storage.reader
-storage.episodes storage.checksum storage.chunks storage.lock storage.naming storage.past storage.verification
+storage.child storage.unmarked storage.objects storage.contents storage.checksum storage.filters storage.values
+storage.schema storage.reader storage.episodes storage.chunks storage.lock storage.naming storage.past
+storage.verification
 storage.output storage.writer storage.opening storage
 storage.recovery
 terminal progress report root run

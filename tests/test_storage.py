@@ -24,7 +24,7 @@ from mpi_rollout.seeding import SeedTable, episode_seeds
 from mpi_rollout.storage import rows_per_block
 from mpi_rollout.storage.episodes import EpisodeTable
 from mpi_rollout.storage.reader import committed_episodes
-from mpi_rollout.storage.schema import CHUNK_NBYTES, EPISODE, chunk_shape
+from mpi_rollout.storage.schema import CHUNK_NBYTES, EPISODE, SPAN_NBYTES, chunk_shape
 
 # Episodes.
 
@@ -168,27 +168,31 @@ def test_without_seeds_per_episode_the_table_says_minus_one():
 @pytest.mark.parametrize(
     ("shape", "dtype", "chunk"),
     [
-        ((1024, 64, 4), "f4", (1024, 64, 4)),
-        ((4096, 64, 4), "f8", (512, 64, 4)),
-        ((64, 8, 210, 160, 3), "u1", (1, 8, 210, 160, 3)),
-        ((16, 64, 210, 160, 3), "u1", (1, 10, 210, 160, 3)),
+        ((1024, 64, 4), "f4", (1024, 4, 4)),
+        ((4096, 64, 4), "f8", (4096, 1, 4)),
+        ((64, 64, 348), "f8", (32, 1, 348)),  # HumanoidStandup-v5
+        ((2, 64, 210, 160, 3), "u1", (1, 1, 210, 160, 3)),  # Breakout-v5
+        ((16, 2, 210, 160, 3), "u1", (16, 1, 210, 160, 3)),
         ((4, 2, 2000, 2000), "u1", (1, 1, 2000, 2000)),
+        ((8, 10, 1000), "f4", (8, 4, 1000)),
         ((8, 3), "?", (8, 3)),
         ((8, 3, 0), "f4", (8, 3, 1)),
         ((1, 5), "i8", (1, 5)),
     ],
 )
-def test_chunks_are_whole_steps_of_a_mebibyte_or_parts_of_one_step(shape: tuple, dtype: str, chunk: tuple):
-    assert chunk_shape(np.empty(shape, dtype)) == chunk
+def test_chunks_are_of_many_steps_and_few_envs(shape: tuple, dtype: str, chunk: tuple):
+    assert chunk_shape(np.broadcast_to(np.zeros((), dtype), shape)) == chunk
 
 
-def test_chunks_stay_near_a_mebibyte_and_divide_blocks():
+def test_chunks_divide_blocks_are_not_small_and_fit_into_a_readers_cache():
     draws = random.Random(0)
     for _ in range(200):
         shape = (2 ** draws.randrange(12), draws.randint(1, 300), *draws.choices(range(1, 100), k=2))
-        rows, *rest = chunk_shape(np.broadcast_to(np.zeros((), "u1"), shape))
-        assert shape[0] % rows == 0 and rest[1:] == list(shape[2:])
-        assert rows * np.prod(rest) <= max(CHUNK_NBYTES * 2, np.prod(shape[2:]))
+        rows, envs, *rest = chunk_shape(np.broadcast_to(np.zeros((), "u1"), shape))
+        assert shape[0] % rows == 0 and rest == list(shape[2:])
+        assert rows == 1 or rows * np.prod(shape[1:]) <= SPAN_NBYTES
+        assert rows * envs * np.prod(rest) >= CHUNK_NBYTES or envs == shape[1]
+        assert envs == 1 or rows * (envs - 1) / 2 * np.prod(rest) < CHUNK_NBYTES
 
 
 @pytest.mark.parametrize(("row_nbytes", "num_steps"), [(1, 10), (100, 1), (10**4, 10**6), (3 * 10**6, 999), (10**9, 5)])
@@ -240,7 +244,7 @@ def test_a_file_holds_what_went_in_where_a_block_has_several_chunks(tmp_path: Pa
     feed = Feed(LARGE_ROWS, 3)
     write(feed, tmp_path / "run.h5", 16, num_steps, {2, 6, 9})
     with h5py.File(tmp_path / "run.h5") as file:
-        assert file["trajectories/observations"].chunks == (2, 3, 300, 400)
+        assert file["trajectories/observations"].chunks == (16, 1, 300, 400)
     assert_same_bytes(contents(tmp_path / "run.h5"), feed.expected(num_steps))
 
 
@@ -249,7 +253,7 @@ def test_a_file_holds_what_went_in_where_a_step_has_several_chunks(tmp_path: Pat
     feed = Feed(IMAGES, 5)
     write(feed, tmp_path / "run.h5", 4, num_steps, {2})
     with h5py.File(tmp_path / "run.h5") as file:
-        assert file["trajectories/observations"].chunks == (1, 2, 400, 400, 3)
+        assert file["trajectories/observations"].chunks == (2, 1, 400, 400, 3)
     assert_same_bytes(contents(tmp_path / "run.h5"), feed.expected(num_steps))
 
 

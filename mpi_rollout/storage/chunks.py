@@ -6,7 +6,8 @@ chunks directly stood at 0.6 to 0.8.
 A chunk that is partly filled is written without its checksum, and when it has more rows again in the same place: the
 same bytes where rows are committed already, so that a writer killed amid that leaves them as they were.  A full chunk
 has its checksum.  It is so 4 bytes longer, for which HDF5 takes a new place in the file; in SWMR mode it leaves the
-old chunk alone, and what the index on the disk says is true at every moment.
+old chunk alone, and what the index on the disk says is true at every moment.  The same holds of a chunk that is
+compressed, which only full ones are.
 """
 
 from collections.abc import Iterator
@@ -14,9 +15,8 @@ from collections.abc import Iterator
 import h5py
 import numpy as np
 
-from mpi_rollout.storage.checksum import CHECKSUM_NBYTES, fletcher32
-
-WITHOUT_CHECKSUM = 1  # HDF5's filter mask: the first filter, of one, was not applied.
+from mpi_rollout.storage.checksum import CHECKSUM_NBYTES
+from mpi_rollout.storage.filters import Filters
 
 
 class ChunkWriter:
@@ -29,10 +29,11 @@ class ChunkWriter:
     """
 
     def __init__(self, dataset: h5py.Dataset):
-        self.dataset, self.num_rows = dataset, len(dataset)
-        nbytes = dataset.dtype.itemsize * int(np.prod(dataset.chunks))
+        self.dataset, self.num_rows, self.chunks = dataset, len(dataset), dataset.chunks
+        self._filters = Filters(dataset)
+        nbytes = dataset.dtype.itemsize * int(np.prod(self.chunks))
         self._bytes = np.zeros(nbytes + CHECKSUM_NBYTES, np.uint8)  # Of one chunk and its checksum.
-        self._chunk = self._bytes[:nbytes].view(dataset.dtype).reshape(dataset.chunks)
+        self._chunk = self._bytes[:nbytes].view(dataset.dtype).reshape(self.chunks)
 
     def append(self, array: np.ndarray, first_row: int, stop: int) -> None:
         """Write those of an array's first `stop` rows that the dataset does not have yet.
@@ -50,16 +51,18 @@ class ChunkWriter:
         if stop <= start:
             return
         self.dataset.resize(first_row + stop, axis=0)
-        rows = self.dataset.chunks[0]
+        rows, envs = self.chunks[0], list(places(self.dataset, 0))
         for row in range(start - start % rows, stop, rows):
-            for place in places(self.dataset, row):
-                part = array[tuple(slice(i, i + size) for i, size in zip(place, self.dataset.chunks, strict=True))]
-                self._write((first_row + row, *place[1:]), part, is_full=row + rows <= stop)
+            for _, *place in envs:
+                part = (
+                    array[row : row + rows, place[0] : place[0] + self.chunks[1]] if place else array[row : row + rows]
+                )
+                self._write((first_row + row, *place), part, is_full=row + rows <= stop)
         self.num_rows = first_row + stop
 
     def _write(self, place: tuple[int, ...], part: np.ndarray, is_full: bool) -> None:
         if not is_full and part.shape == self._chunk.shape and part.flags.c_contiguous:
-            self.dataset.id.write_direct_chunk(place, part, WITHOUT_CHECKSUM)
+            self.dataset.id.write_direct_chunk(place, part, self._filters.none)
             return
         inside = tuple(map(slice, part.shape))
         if part.shape != self._chunk.shape:  # Beyond the last env.
@@ -68,16 +71,14 @@ class ChunkWriter:
         self._write_bytes(place, is_full)
 
     def _write_bytes(self, place: tuple[int, ...], is_full: bool) -> None:
+        data, mask = self._bytes[:-CHECKSUM_NBYTES], self._filters.none
         if is_full:
-            self._bytes[-CHECKSUM_NBYTES:] = np.frombuffer(fletcher32(self._chunk), np.uint8)
-            self.dataset.id.write_direct_chunk(place, self._bytes)
-        else:
-            self.dataset.id.write_direct_chunk(place, self._bytes[:-CHECKSUM_NBYTES], WITHOUT_CHECKSUM)
+            data, mask = self._filters.encode(self._bytes)
+        self.dataset.id.write_direct_chunk(place, data, mask)
 
     def seal(self) -> None:
         """Give the last chunks, where they are partly filled, their checksums; beyond the last row they have zeros."""
-        rows = self.dataset.chunks[0]
-        num_left = self.num_rows % rows
+        num_left = self.num_rows % self.chunks[0]
         if num_left == 0:
             return
         for place in places(self.dataset, self.num_rows - num_left):
@@ -127,9 +128,9 @@ def read_chunk(dataset: h5py.Dataset, place: tuple[int, ...]) -> tuple[np.ndarra
 
     For whoever has written it himself: HDF5 2.0 takes chunks for filtered that were not, as long as the file is open.
     """
-    has_checksum = not dataset.id.get_chunk_info_by_coord(place).filter_mask & WITHOUT_CHECKSUM
-    data = np.frombuffer(dataset.id.read_direct_chunk(place)[1], np.uint8)
-    return (data[:-CHECKSUM_NBYTES] if has_checksum else data), has_checksum
+    filters, mask = Filters(dataset), dataset.id.get_chunk_info_by_coord(place).filter_mask
+    stored = np.frombuffer(dataset.id.read_direct_chunk(place)[1], np.uint8)
+    return filters.decode(stored, mask), filters.has_checksum(mask)
 
 
 def places(dataset: h5py.Dataset, row: int) -> Iterator[tuple[int, ...]]:
@@ -137,5 +138,6 @@ def places(dataset: h5py.Dataset, row: int) -> Iterator[tuple[int, ...]]:
     if dataset.ndim == 1:
         yield (row,)
         return
-    for env in range(0, dataset.shape[1], dataset.chunks[1]):
-        yield (row, env, *(0 for _ in dataset.shape[2:]))
+    (_, num_envs, *shape), (_, num_together, *_) = dataset.shape, dataset.chunks
+    for env in range(0, num_envs, num_together):
+        yield (row, env, *(0 for _ in shape))

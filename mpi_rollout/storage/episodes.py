@@ -159,7 +159,7 @@ def make_table(config: RolloutConfig, faults: Iterable[np.void] = ()) -> Episode
 def stored_results(trajectories: Mapping[str, Any], num_steps: int, nbytes: int = 2**24) -> Iterator[StoredResults]:
     """Read rewards and ends of the first steps, block by block, from /trajectories of a file."""
     names = ("rewards", "terminations", "truncations")
-    rows_per_chunk, num_envs = trajectories["rewards"].chunks
+    rows_per_chunk, num_envs = trajectories["rewards"].chunks[0], trajectories["rewards"].shape[1]
     num_rows = -(-nbytes // (8 * num_envs * rows_per_chunk)) * rows_per_chunk
     for start in range(0, num_steps, num_rows):
         stop = min(start + num_rows, num_steps)

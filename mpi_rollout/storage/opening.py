@@ -38,7 +38,7 @@ def open_writer(
     """
     libraries = {"h5py": h5py.__version__, "hdf5": h5py.version.hdf5_version}
     attributes = attributes | {"versions": json.dumps(versions() | libraries)}
-    schema = Schema(attributes, blocks[0].named if config.trajectories else {}, num_ranks)
+    schema = Schema(attributes, blocks[0].named if config.trajectories else {}, num_ranks, config.compression)
     if not config.trajectories:
         return Writer(config.out, schema, [], None)
     episodes = make_table(config)

@@ -1,6 +1,7 @@
 """What an unfinished file says of the run that it is of: whether it is this one, and where it stood."""
 
 import json
+import math
 from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -82,7 +83,7 @@ def copy_prefix(
     source
         Opened for reading; at least `num_steps` steps are committed.
     destination
-        Just made by `Schema.create`, with the same chunks.
+        Just made by `Schema.create`.
     lost
         Envs whose running episodes end here, as truncated and faulted, and the step that they did not reproduce.
     values
@@ -121,7 +122,7 @@ def copy_prefix(
 def _copy_rows(
     dataset: h5py.Dataset, writer: ChunkWriter, num_rows: int, tell: Tell, values: ValueChecks | None
 ) -> None:
-    rows = dataset.chunks[0]
+    rows = math.lcm(dataset.chunks[0], writer.chunks[0])  # Which are powers of two: the larger of them.
     buffer = np.zeros((rows, *dataset.shape[1:]), dataset.dtype)
     for row in range(0, num_rows, rows):
         stop = min(rows, num_rows - row)
@@ -136,13 +137,13 @@ def _copy_rows(
 def truncate(file: h5py.File, envs: Collection[int], num_steps: int) -> None:
     """Say of some envs that they were truncated in the last of `num_steps` steps."""
     writer = ChunkWriter(file["trajectories/truncations"])
-    rows = writer.dataset.chunks[0]
+    rows = writer.chunks[0]
     first = (num_steps - 1) // rows * rows
     chunk = np.zeros((rows, writer.dataset.shape[1]), np.bool_)
     # Not by HDF5's own reading, which takes a chunk without checksum for one with it as long as the file is open.
     for place in places(writer.dataset, first):
         data, _ = read_chunk(writer.dataset, place)
-        part = data.view(np.bool_).reshape(writer.dataset.chunks)
+        part = data.view(np.bool_).reshape(writer.chunks)
         chunk[:, place[1] : place[1] + part.shape[1]] = part[:, : chunk.shape[1] - place[1]]
     chunk[num_steps - 1 - first, sorted(envs)] = True
     writer.num_rows = first

@@ -81,7 +81,8 @@ def schema_of(file: h5py.File) -> Schema:
         name: np.broadcast_to(np.zeros((), dataset.dtype), (dataset.chunks[0], *dataset.shape[1:]))
         for name, dataset in leaf_datasets(file["trajectories"]).items()
     }
-    return Schema(attributes, named, len(file["throughput/ranks"]))
+    compression = file["trajectories/rewards"].compression or "none"
+    return Schema(attributes, named, len(file["throughput/ranks"]), compression)
 
 
 def _finish(source: h5py.File, destination: h5py.File, is_all: bool) -> None:

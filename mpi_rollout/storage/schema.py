@@ -12,6 +12,7 @@ from typing import Any
 import h5py
 import numpy as np
 
+from mpi_rollout.storage.filters import GZIP_LEVEL
 from mpi_rollout.storage.values import ValueChecks
 from mpi_rollout.timing import PHASES
 
@@ -19,7 +20,8 @@ FORMAT = "mpi_rollout"
 # To be raised when older versions would misread a file.  A new option needs no new version: a reader knows a file's
 # options by their names, see `RolloutConfig.from_json`.
 FORMAT_VERSION = 1
-CHUNK_NBYTES = 2**20  # HDF5's readers keep 1 MiB of chunks per dataset before version 2.0.
+SPAN_NBYTES = 2**23  # Of the chunks of all envs that have a step: HDF5's readers keep 8 MiB, 1 MiB before version 2.0.
+CHUNK_NBYTES = 2**16  # Smaller ones take long to write and to find.
 
 EPISODE = np.dtype(
     [
@@ -52,11 +54,14 @@ class Schema:
         Of the root group.
     named
         The block's arrays by their path below /trajectories; empty if no trajectories are stored.
+    compression
+        Of the trajectories: one of `config.COMPRESSIONS`.
     """
 
     attributes: dict[str, Any]
     named: dict[str, np.ndarray]
     num_ranks: int
+    compression: str = "none"
 
     def create(self, path: str, swmr_mode: bool = True, is_locked: bool = False) -> h5py.File:
         """Make the file with all its objects, empty.
@@ -98,9 +103,10 @@ class Schema:
         trajectories = file.create_group("trajectories")
         trajectories.attrs["num_steps"] = np.int64(0)
         for path, array in self.named.items():
+            packing = {"compression": "gzip", "compression_opts": GZIP_LEVEL, "shuffle": array.dtype.itemsize > 1}
             trajectories.create_dataset(
                 path, (0, *array.shape[1:]), array.dtype, maxshape=(None, *array.shape[1:]),
-                chunks=chunk_shape(array), fletcher32=True,
+                chunks=chunk_shape(array), fletcher32=True, **packing if self.compression == "gzip" else {},
             )  # fmt: skip
         ValueChecks(self.attributes).write(trajectories)
 
@@ -133,19 +139,18 @@ def create_table(group: h5py.Group, name: str, dtype: np.dtype, rows_per_chunk: 
 
 
 def chunk_shape(array: np.ndarray) -> tuple[int, ...]:
-    """Chunks of 1 MiB or so that lie in one piece in a block's memory, and so can be written without a copy.
+    """Chunks of some steps of a few envs, whole numbers of which make a block.
 
-    Many steps of all envs, or, where one step of all envs is larger than that, one step of some envs.
+    Whoever reads an episode of one env reads the other envs of its chunks too, so there are to be few: one, of images.
+    Whoever reads step after step finds the chunks of all envs in HDF5's cache, unless one step is larger than that.
     """
     num_rows, num_envs, *shape = array.shape
-    row_nbytes = max(array[0].nbytes, 1)
-    if row_nbytes > CHUNK_NBYTES:
-        parts = min(-(-row_nbytes // CHUNK_NBYTES), num_envs)
-        return (1, -(-num_envs // parts), *(max(size, 1) for size in shape))
     rows = 1
-    while 2 * rows <= num_rows and 2 * rows * row_nbytes <= CHUNK_NBYTES:
+    while 2 * rows <= num_rows and 2 * rows * array[0].nbytes <= SPAN_NBYTES:
         rows *= 2
-    return (rows, num_envs, *(max(size, 1) for size in shape))
+    least = -(-CHUNK_NBYTES // max(rows * array[0, 0].nbytes, 1))
+    parts = max(num_envs // least, 1)
+    return (rows, -(-num_envs // parts), *(max(size, 1) for size in shape))
 
 
 def rows_per_block(row_nbytes: int, num_steps: int, block_nbytes: int = 2**24) -> int:

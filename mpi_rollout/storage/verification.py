@@ -17,8 +17,9 @@ from mpi_rollout.config import RolloutConfig
 from mpi_rollout.errors import DataError
 from mpi_rollout.layout import RESULTS
 from mpi_rollout.storage.checksum import CHECKSUM_NBYTES, fletcher32
-from mpi_rollout.storage.chunks import WITHOUT_CHECKSUM, places
+from mpi_rollout.storage.chunks import places
 from mpi_rollout.storage.episodes import make_table, stored_results
+from mpi_rollout.storage.filters import Filters
 from mpi_rollout.storage.objects import (
     Tell,
     attributes_of,
@@ -143,6 +144,9 @@ class Verification:
                 self.refuse(f"{name} is not cut into chunks of whole rows")
             if not found[name].fletcher32:
                 self.refuse(f"{name} has no checksums")
+            compression = self.config.compression if name.startswith("trajectories/") else "none"
+            if (got := found[name].compression or "none") != compression:
+                self.refuse(f"{name} should have the compression {compression}, got {got}")
         if unknown := sorted(found.keys() - expected.keys()):
             self.refuse(f"there is a dataset {unknown[0]} that does not belong to it")
 
@@ -200,13 +204,14 @@ class Verification:
     def _chunks_of(self, name: str, num_rows: int, descriptor: int) -> Iterator[str]:
         """Yield what is wrong with a dataset's first rows."""
         dataset = self.file[name]
-        rows = dataset.chunks[0]
+        rows, filters = dataset.chunks[0], Filters(dataset)
         nbytes = dataset.dtype.itemsize * math.prod(dataset.chunks)
         for row in range(0, num_rows, rows):
             self.tell(f"{name} from row {row:,} on")
             for place in places(dataset, row):
                 may_lack = not self.is_sealed and row + rows > num_rows
-                problem = self._chunk(dataset.id.get_chunk_info_by_coord(place), nbytes, descriptor, may_lack)
+                info = dataset.id.get_chunk_info_by_coord(place)
+                problem = self._chunk(info, filters, nbytes, descriptor, may_lack)
                 if problem:
                     yield f"{name}, {self._rows(dataset, place)}: {problem}"
                 else:
@@ -218,14 +223,15 @@ class Verification:
         envs = f" of envs {place[1]} to {ends[1]}" if len(place) > 1 and dataset.chunks[1] < dataset.shape[1] else ""
         return f"rows {place[0]:,} to {ends[0]:,}{envs}"
 
-    def _chunk(self, info: Any, nbytes: int, descriptor: int, may_lack: bool) -> str:
-        """What is wrong with a chunk, which has so many bytes without its checksum."""
-        has_checksum = not (info.filter_mask or 0) & WITHOUT_CHECKSUM
-        expected = nbytes + CHECKSUM_NBYTES * has_checksum
+    def _chunk(self, info: Any, filters: Filters, nbytes: int, descriptor: int, may_lack: bool) -> str:
+        """What is wrong with a chunk, which has so many bytes in memory."""
         if info.byte_offset is None:
             return "there is no such chunk"
-        if info.size != expected:
-            return f"the chunk has {info.size} bytes, expected {expected}"
+        mask, expected = info.filter_mask, info.size
+        has_checksum = filters.has_checksum(mask)
+        whole = nbytes + CHECKSUM_NBYTES * has_checksum
+        if not (CHECKSUM_NBYTES < expected < whole if filters.is_packed(mask) else expected == whole):
+            return f"the chunk has {expected} bytes, expected {whole}"
         if not (has_checksum or may_lack):
             return "the chunk has no checksum"
         if info.byte_offset + expected > os.fstat(descriptor).st_size:
