@@ -277,6 +277,7 @@ class Collector:
             self._open.popleft()
             self._counted = 0
             self.sink.submit(block, block.num_rows)
+            self._commit_at = perf_counter() + self._commit_every_s
             if self._is_random:
                 self.policy.forget(self.num_steps)
             self.clock.lap("write")
