@@ -3,6 +3,7 @@
 First shuffle and gzip, where a dataset has them, then the checksum, fletcher32, behind what comes of that.
 """
 
+import math
 import zlib
 
 import h5py
@@ -25,6 +26,7 @@ class Filters:
     def __init__(self, dataset: h5py.Dataset):
         properties = dataset.id.get_create_plist()
         codes = [properties.get_filter(index)[0] for index in range(properties.get_nfilters())]
+        self._nbytes = dataset.dtype.itemsize * math.prod(dataset.chunks)
         self._itemsize = dataset.dtype.itemsize if h5py.h5z.FILTER_SHUFFLE in codes else 1
         self.has_gzip = h5py.h5z.FILTER_DEFLATE in codes
         self._without_checksum = 1 << codes.index(h5py.h5z.FILTER_FLETCHER32)
@@ -56,11 +58,19 @@ class Filters:
         return chunk, self._checksum_alone
 
     def decode(self, stored: np.ndarray, mask: int) -> np.ndarray:
-        """The bytes of a chunk from what is in the file; nothing is checked."""
+        """The bytes of a chunk from what is in the file, of which no checksum is looked at.
+
+        Raises
+        ------
+        zlib.error
+            It is compressed, and damaged.
+        """
         data = stored[:-CHECKSUM_NBYTES] if self.has_checksum(mask) else stored
         if not self.is_packed(mask):
             return data
-        whole = np.frombuffer(zlib.decompress(data), np.uint8)
+        whole = np.frombuffer(zlib.decompressobj().decompress(data, self._nbytes), np.uint8)
+        if len(whole) < self._nbytes:
+            raise zlib.error(f"{len(whole)} bytes came, expected {self._nbytes}")
         return whole.reshape(self._itemsize, -1).T.reshape(-1)
 
     def _shuffled(self, data: np.ndarray) -> np.ndarray:

@@ -5,6 +5,7 @@ Chunks are read from where HDF5's index says that they are, not through HDF5: so
 
 import math
 import os
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import islice
@@ -212,10 +213,9 @@ class Verification:
                 may_lack = not self.is_sealed and row + rows > num_rows
                 info = dataset.id.get_chunk_info_by_coord(place)
                 problem = self._chunk(info, filters, nbytes, descriptor, may_lack)
+                problem = problem or self._count_values(dataset, place, num_rows, filters, info.filter_mask)
                 if problem:
                     yield f"{name}, {self._rows(dataset, place)}: {problem}"
-                else:
-                    self._count_values(dataset, place, num_rows)
 
     @staticmethod
     def _rows(dataset: h5py.Dataset, place: tuple[int, ...]) -> str:
@@ -247,13 +247,19 @@ class Verification:
             return "the checksum does not fit"
         return ""
 
-    def _count_values(self, dataset: h5py.Dataset, place: tuple[int, ...], num_rows: int) -> None:
-        """Count the wrong values in the chunk that was read last."""
+    def _count_values(
+        self, dataset: h5py.Dataset, place: tuple[int, ...], num_rows: int, filters: Filters, mask: int
+    ) -> str:
+        """Count the wrong values in the chunk that was read last; say what is wrong with the chunk itself."""
         name = dataset.name.removeprefix("/trajectories/")
         if self._values is not None and name in self._values.of:
-            nbytes = dataset.dtype.itemsize * math.prod(dataset.chunks)
-            values = self._room[:nbytes].view(dataset.dtype).reshape(dataset.chunks)
+            try:
+                data = filters.decode(self._room, mask)
+            except zlib.error as error:
+                return f"it cannot be decompressed: {error}"
+            values = data.view(dataset.dtype).reshape(dataset.chunks)
             self._values.of[name].add(values[: num_rows - place[0], : dataset.shape[1] - place[1]], *place[:2])
+        return ""
 
     def values(self) -> None:
         """The attributes that count wrong values say what follows from the values; earlier versions wrote none."""
