@@ -17,3 +17,7 @@ def __getattr__(name: str) -> Any:
     from mpi_rollout.driver import RankError
 
     return {"RankError": RankError, "connect": connect}[name]
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

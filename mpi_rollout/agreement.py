@@ -5,6 +5,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from math import inf
 from time import monotonic, sleep
 from typing import Any
 
@@ -12,7 +13,7 @@ from mpi_rollout.config import RolloutConfig
 from mpi_rollout.console import say
 from mpi_rollout.errors import Complete, Interrupted, LaunchError, RolloutError, StorageError, UsageError, words_of
 from mpi_rollout.exits import ends_forked
-from mpi_rollout.mpi import GRACE_S, ROOT, abort, all_or_none, claimed_size, start_mpi_on_all_ranks, world
+from mpi_rollout.mpi import GRACE_S, ROOT, TELL_AFTER_S, abort, all_or_none, claimed_size, start_mpi_on_all_ranks, world
 
 COMMAND, LIMIT = "python -m mpi_rollout run", "--start-timeout"  # Whose options a rank may refuse alone.
 MEETING_TAG = 32123  # On a communicator that may be the user's; every MPI has tags up to 32767.
@@ -31,23 +32,29 @@ def meet(comm: Any, timeout_s: float, what: str, limit: str = "timeout_s") -> No
     limit
         What the user calls the time limit.
     """
-    deadline = monotonic() + timeout_s
+    begin = monotonic()
+    deadline, tell_at = begin + timeout_s, begin + TELL_AFTER_S
     if comm.rank == ROOT:
         awaited = {rank: comm.irecv(source=rank, tag=MEETING_TAG) for rank in range(1, comm.size)}
     else:
         comm.isend(None, ROOT, MEETING_TAG).Wait()
         awaited = {ROOT: comm.irecv(source=ROOT, tag=MEETING_TAG)}
-        deadline += GRACE_S  # The root knows best who is missing.
+        deadline, tell_at = deadline + GRACE_S, inf  # The root knows best who is missing.
     pause_s = 0.0
     while awaited:
         awaited = {rank: request for rank, request in awaited.items() if not request.test()[0]}
-        if awaited and monotonic() > deadline:
+        now = monotonic()
+        if awaited and now > min(deadline, tell_at):
+            place = f"mpi_rollout: rank {comm.rank} ({os.uname().nodename})"
             ranks = ", ".join(map(str, list(awaited)[:8])) + (" ..." if len(awaited) > 8 else "")
-            say(
-                f"mpi_rollout: rank {comm.rank} ({os.uname().nodename}): rank {ranks} has not called {what} within "
-                f"{timeout_s:g} s; call it on all ranks, or give them more time by {limit}\n"
-            )
-            abort(comm, LaunchError.exit_code)
+            if now > deadline:
+                say(
+                    f"{place}: rank {ranks} has not called {what} within {timeout_s:g} s; call it on all ranks, or "
+                    f"give them more time by {limit}\n"
+                )
+                abort(comm, LaunchError.exit_code)
+            tell_at = inf
+            say(f"{place}: waits for rank {ranks} to call {what}, {timeout_s:g} s at most ({limit})\n")
         sleep(pause_s)
         pause_s = min(pause_s + 1e-4, 0.02)
     if comm.rank == ROOT:

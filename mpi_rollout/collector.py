@@ -276,6 +276,7 @@ class Collector:
             self._count(block.num_rows)
             self._open.popleft()
             self._counted = 0
+            self.clock.lap("gather")  # The ranks were waited for, not the disk.
             self.sink.submit(block, block.num_rows)
             self._commit_at = perf_counter() + self._commit_every_s
             if self._is_random:

@@ -27,6 +27,7 @@ from mpi_rollout.lone import lone_world, refuse_ranks
 
 ROOT = 0
 GRACE_S = 2.0
+TELL_AFTER_S = 60.0  # Of waiting for ranks: then the user is told of it.
 NO_LIBRARY = (
     ImportError,
     RuntimeError,
@@ -76,11 +77,15 @@ def start_mpi_on_all_ranks(timeout_s: float, limit: str = "timeout_s") -> None:
         return refuse_ranks(claimed_rank(), size, variable) if size > 1 else None
     if MPI.Is_initialized():
         return
-    timer = threading.Timer(timeout_s, _miss_ranks, (timeout_s, limit))
-    timer.daemon = True
-    timer.start()
+    timers = [threading.Timer(timeout_s, _miss_ranks, (timeout_s, limit))]
+    if claimed_rank() == ROOT:
+        timers.append(threading.Timer(TELL_AFTER_S, _tell_of_waiting, (timeout_s, limit)))
+    for timer in timers:
+        timer.daemon = True
+        timer.start()
     _init(MPI, mpi4py.rc)
-    timer.cancel()
+    for timer in timers:
+        timer.cancel()
 
 
 def _loaded() -> Any:
@@ -97,6 +102,13 @@ def _init(MPI: Any, rc: Any) -> None:  # noqa: N803  As mpi4py has it.
         raise LaunchError(f"MPI_Init of {library()} failed")
     for comm in (MPI.COMM_SELF, MPI.COMM_WORLD):
         comm.Set_errhandler(MPI.ERRORS_RETURN)
+
+
+def _tell_of_waiting(timeout_s: float, limit: str) -> None:
+    say(
+        f"mpi_rollout: rank 0 ({os.uname().nodename}): waits for some of {claimed_size()[0]} ranks to start MPI, "
+        f"{timeout_s:g} s at most ({limit})\n"
+    )
 
 
 def _miss_ranks(timeout_s: float, limit: str) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 from mpi_rollout import mpi
 from mpi_rollout.catchup import catch_up, load
 from mpi_rollout.collector import Collector, Discard
-from mpi_rollout.config import RolloutConfig
+from mpi_rollout.config import RolloutConfig, flag
 from mpi_rollout.console import STDOUT, say
 from mpi_rollout.deadline import Deadline
 from mpi_rollout.driver import Driver, RankError
@@ -325,14 +325,15 @@ class Root:
             try:
                 kept = self._keep()
             except RolloutError as second:
-                error.args = (f"{error}; then {second}",)
+                error.args = (*error.args, "; then ", *second.args)
                 error.exit_code = second.exit_code
-        say(f"mpi_rollout: {error}{kept}\n")
+        message = error.shown(flag)
+        say(f"mpi_rollout: {message}{kept}\n")
         if not isinstance(error, UsageError):  # Else another run writes there, and the status is its own.
             state = "interrupted" if isinstance(error, Interrupted) else "failed"
-            self._tell_status(state, error.exit_code, str(error))
+            self._tell_status(state, error.exit_code, message)
         if self.config.json:
-            self._print(json.dumps({"error": str(error) + kept, "exit_code": error.exit_code}))
+            self._print(json.dumps({"error": message + kept, "exit_code": error.exit_code}))
         return error.exit_code
 
     def _tell_status(self, state: str, code: int, message: str) -> None:

@@ -21,7 +21,7 @@ from mpi_rollout.config import versions
 from mpi_rollout.console import say
 from mpi_rollout.driver import Driver
 from mpi_rollout.envs import EnvFacts
-from mpi_rollout.errors import RolloutError, UsageError
+from mpi_rollout.errors import RolloutError, UsageError, message_of
 from mpi_rollout.interrupts import Interrupts, is_main_thread, unheeded
 from mpi_rollout.turns import Turns
 from mpi_rollout.vector_env import MPIVectorEnv
@@ -172,6 +172,7 @@ class Connection:
         _entered.discard(self)
         if error is not None:
             exits.end_if_forked(error)
+            self._hint(error)
         if self._envs is None or exits.is_forked():
             return
         code = exits.exit_code_of(error)
@@ -183,6 +184,14 @@ class Connection:
         watch.cancel()
         if self._comm.size > 1:
             mpi.watch_end(self._comm, code)
+
+    def _hint(self, error: BaseException) -> None:
+        """Add to an error of a rank that has no envs what most often is behind it."""
+        if self._envs is None and isinstance(error, AttributeError | TypeError) and "NoneType" in message_of(error):
+            error.add_note(
+                f"mpi_rollout: rank {self._comm.rank} has no envs: connect gives them to rank 0, and None to the other "
+                "ranks; write `if envs is not None:` inside of the with statement"
+            )
 
     def _abort(self, error: BaseException | None, code: int) -> None:
         if error is not None:

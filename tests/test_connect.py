@@ -8,6 +8,8 @@ import time
 import pytest
 from conftest import Job, Result, are_gone, processes_in
 
+import mpi_rollout
+
 HOST = os.uname().nodename
 POLE = "CartPole-v1"
 SOON_S = 10.0  # More than starting and failing takes, less than any other limit in time.
@@ -181,6 +183,21 @@ print("on")
     assert "saved" in result.out
     assert result.code == 0 or result.messages, result.err
     assert result.out.replace("saved", "").count("on") == (num_ranks if result.code == 0 else 0)
+
+
+@pytest.mark.mpi(2)
+def test_a_trainer_that_forgets_that_other_ranks_get_none_is_told(job: Job, num_ranks: int):
+    result = run(job, num_ranks, "with mpi_rollout.connect(POLE, 4) as envs:\n    envs.reset()")
+    assert result.code == 1 and result.num_tracebacks == 1
+    [message] = result.messages
+    assert message.startswith("rank 1 has no envs: ") and message.endswith(
+        "`if envs is not None:` inside of the with statement"
+    )
+
+
+def test_the_package_shows_what_users_need():
+    shown = {name for name in dir(mpi_rollout) if not name.startswith("__")}
+    assert shown == {"RankError", "connect"} and {"__version__", "__doc__", "__path__"} <= {*dir(mpi_rollout)}
 
 
 # Ranks that do not do the same.

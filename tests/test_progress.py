@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from mpi_rollout import progress
+from mpi_rollout.errors import Field, StorageError
 from mpi_rollout.progress import Bar, Lines, make_progress
 from mpi_rollout.root import Root
 from mpi_rollout.terminal import Terminal
@@ -148,3 +149,14 @@ def test_the_rate_is_that_since_the_last_line():
         collector = SimpleNamespace(num_steps=1, tally=SimpleNamespace(env_steps=env_steps, step_s=STEP_S))
         Root._look(root, collector)
     assert rates == [710.0, 200.0]
+
+
+def test_a_run_that_ends_badly_calls_options_as_they_are_typed(capfd):
+    told = []
+    root = SimpleNamespace(
+        progress=SimpleNamespace(close=lambda: None), writer=None, config=SimpleNamespace(json=True),
+        _tell_status=lambda *values: told.append(values), _print=lambda text: told.append(text),
+    )  # fmt: skip
+    assert Root._end_badly(root, StorageError(Field("num_envs"), " is too large")) == 74
+    assert capfd.readouterr().err == "mpi_rollout: --num-envs is too large\n"
+    assert told == [("failed", 74, "--num-envs is too large"), '{"error": "--num-envs is too large", "exit_code": 74}']

@@ -1,8 +1,13 @@
 """Ranks that never come do not leave the others waiting for ever."""
 
+from itertools import count
+from types import SimpleNamespace
+
 import pytest
 from conftest import Job, Start, run_job
 from kept import HOST, OUT
+
+from mpi_rollout import agreement
 
 SHORT = (
     "--env",
@@ -38,3 +43,32 @@ def test_a_rank_that_runs_another_mpi_program_ends_the_job_in_time(job: Job, num
 def test_a_limit_that_is_none_is_refused(job: Job):
     [result] = job.series([Start((*SHORT, "--start-timeout", "0"))])
     assert result.code == 64 and "--start-timeout must be more than 0 s and at most" in result.messages[0]
+
+
+def test_who_is_awaited_for_long_is_told_once(monkeypatch, capfd):
+    """Time goes on by a second with each look; the ranks 2 and 3 come after 100."""
+    seconds = count()
+    monkeypatch.setattr(agreement, "monotonic", lambda: next(seconds))
+    monkeypatch.setattr(agreement, "sleep", lambda _: None)
+    looks = count()
+    late = SimpleNamespace(test=lambda: (next(looks) > 200, None))
+    there = SimpleNamespace(test=lambda: (True, None))
+    comm = SimpleNamespace(
+        rank=0, size=4, irecv=lambda source, tag: there if source == 1 else late,
+        isend=lambda *_: SimpleNamespace(Wait=lambda: None),
+    )  # fmt: skip
+    agreement.meet(comm, 600.0, "python -m mpi_rollout run", "--start-timeout")
+    waits = f"rank 0 ({HOST}): waits for rank 2, 3 to call python -m mpi_rollout run, 600 s at most (--start-timeout)"
+    assert capfd.readouterr().err == f"mpi_rollout: {waits}\n"
+
+
+@pytest.mark.mpi(2)
+def test_ranks_that_do_not_start_mpi_are_told_of(job: Job, num_ranks: int):
+    """After a tenth of a second here, once by rank 0."""
+    code = (
+        "import time\nfrom mpi_rollout import mpi\nmpi.TELL_AFTER_S = 0.1\n"
+        "time.sleep(2 * mpi.claimed_rank())\nmpi.start_mpi_on_all_ranks(60.0, 'its limit')\nmpi.finalize()"
+    )
+    result = job.script(num_ranks, code)
+    assert result.code == 0
+    assert result.messages == [f"rank 0 ({HOST}): waits for some of 2 ranks to start MPI, 60 s at most (its limit)"]

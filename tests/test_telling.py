@@ -214,6 +214,25 @@ def test_the_losses_are_shares_that_add_up_to_one(short: Short, num_ranks, more)
     assert_add_up(found["losses"])
 
 
+PHASES_OF = """
+from mpi_rollout.cli import main
+from mpi_rollout.timing import Clock
+phases, lap = [], Clock.lap
+Clock.lap = lambda clock, phase: phases.append(phase) or lap(clock, phase)
+assert main({command!r}) == 0
+for before, after in zip(phases, phases[1:]):
+    print(before, after)
+"""
+
+
+def test_the_wait_for_ranks_is_not_taken_for_that_for_the_disk(job):
+    """Also in steps that fill a block: `exchange` is what is left, and was less than nothing."""
+    command = ["--env-factory", "envs:Image", "--num-envs", "6", "--num-steps", "600", "--progress", "none", *OUT]
+    result = job.script(None, PHASES_OF.format(command=command))
+    pairs = result.out.splitlines()
+    assert result.code == 0 and "gather write" in pairs and "step write" not in pairs
+
+
 def assert_add_up(losses: dict[str, float]) -> None:
     assert sum(losses.values()) == pytest.approx(1)
     assert all(-0.01 < share < 1 for share in losses.values()) and losses["envs"] > 0
