@@ -4,6 +4,7 @@ import argparse
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import fields
 from typing import Any
 
@@ -11,8 +12,8 @@ from mpi_rollout import __version__
 from mpi_rollout.agreement import share_refusal
 from mpi_rollout.compare.command import add_compare
 from mpi_rollout.config import RolloutConfig, flag
-from mpi_rollout.console import hold, say, settle
-from mpi_rollout.errors import RolloutError, StorageError, UsageError
+from mpi_rollout.console import hold, say, settle, show, stdout_apart, without_stdin
+from mpi_rollout.errors import RolloutError, UsageError
 from mpi_rollout.listing import add_list
 from mpi_rollout.mpi import claimed_rank, claimed_size, with_stacks
 from mpi_rollout.options import add_option, add_run_options
@@ -28,7 +29,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         options = make_parser().read(arguments, default="run")
-        return options.command(options)
+        with without_stdin(), stdout_apart() if getattr(options, "json", False) else nullcontext():
+            return options.command(options)
     except RolloutError as error:
         if isinstance(error, UsageError):
             error = share_refusal(error)
@@ -140,22 +142,6 @@ def add_recover(commands: Any) -> None:
     recover.add_argument("--num-steps", type=int, metavar="N", help="take only the first N steps of each env")
     recover.add_argument("--json", action="store_true", help="print what was found as one line of JSON")
     recover.set_defaults(command=recover_command)
-
-
-def show(lines: list[str]) -> None:
-    """Print what a command has to say.
-
-    Raises
-    ------
-    StorageError
-        It cannot be written; but that the reader has gone, as `head` does, is no failure.
-    """
-    try:
-        print("\n".join(lines), flush=True)
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        raise StorageError(f"cannot write to stdout: {error.strerror}") from error
 
 
 def run_command(options: argparse.Namespace) -> int:

@@ -7,17 +7,20 @@ A run does not depend on who listens: saying something never fails, and never wa
 import os
 import select
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from math import inf
 from typing import TextIO
 
-STDOUT, STDERR = 1, 2
+from mpi_rollout.errors import StorageError, system_words
+
+STDIN, STDOUT, STDERR = 0, 1, 2
 PATIENCE_S = 10.0  # With a reader that does not read.
 PIECE_NBYTES = 512  # A pipe that is ready takes as many without waiting (POSIX's least PIPE_BUF).
 
 CLEAR_LINE = "\r\x1b[K"
 
 _held: dict[int, int | TextIO] = {}  # Copies of the descriptors; of what stood for one, as in a notebook, the stream.
-
 _start = ""  # Of what is said on stderr.
 
 
@@ -51,11 +54,51 @@ def take_free_descriptors() -> None:
 
     Else the next file to be opened would have the number, and everything that libraries print would go into it.
     """
-    for number in (0, STDOUT, STDERR):
+    for number in (STDIN, STDOUT, STDERR):
         try:
             os.fstat(number)
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # It gets the lowest free number.
+
+
+@contextmanager
+def stdout_apart() -> Iterator[None]:
+    """Inside, what code of others prints on stdout goes to stderr: on stdout is what `write` says, and nothing else."""
+    kept, before = os.dup(STDOUT), sys.stdout
+    divert_stdout()
+    try:
+        yield
+    finally:
+        with suppress(Exception):
+            sys.stdout.flush()
+        os.dup2(kept, STDOUT)
+        os.close(kept)
+        sys.stdout = before
+
+
+def divert_stdout() -> None:
+    """Have what is printed on stdout from now on go to stderr, also by C code and by programs that are started."""
+    with suppress(Exception):
+        sys.stdout.flush()
+    os.dup2(STDERR, STDOUT)
+    if _descriptor_of(sys.stdout) != STDOUT:
+        sys.stdout = sys.stderr
+
+
+@contextmanager
+def without_stdin() -> Iterator[None]:
+    """Inside, code of others that asks for input finds the end of it: nobody might be there to answer."""
+    take_free_descriptors()
+    kept, before = os.dup(STDIN), sys.stdin  # Kept open, so that whoever writes there, as a launcher does, still can.
+    with open(os.devnull) as nothing:
+        os.dup2(nothing.fileno(), STDIN)
+        sys.stdin = nothing
+        try:
+            yield
+        finally:
+            os.dup2(kept, STDIN)
+            os.close(kept)
+            sys.stdin = before
 
 
 def share_line(is_shared: bool) -> None:
@@ -95,6 +138,22 @@ def write(text: str, number: int, patience_s: float = PATIENCE_S) -> None:
         raise OSError(f"it is closed ({error})") from error
 
 
+def show(lines: list[str]) -> None:
+    """Print what a command has to say.
+
+    Raises
+    ------
+    StorageError
+        It cannot be written; but that the reader has gone, as `head` does, is no failure.
+    """
+    try:
+        write("\n".join([*lines, ""]), STDOUT, inf)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise StorageError(f"cannot write to stdout: {system_words(error)}") from error
+
+
 def encoding_of(number: int) -> str:
     """The encoding of stdout or stderr as they were when Python began."""
     return getattr(sys.__stdout__ if number == STDOUT else sys.__stderr__, "encoding", None) or "utf-8"
@@ -104,7 +163,7 @@ def _write_all(descriptor: int, data: bytes, patience_s: float) -> None:
     ready = select.poll()
     ready.register(descriptor, select.POLLOUT)
     while data:
-        if not ready.poll(1000 * patience_s):
+        if not ready.poll(None if patience_s == inf else 1000 * patience_s):
             raise TimeoutError(f"nobody has read for {patience_s:g} s")
         with suppress(BlockingIOError):
             data = data[os.write(descriptor, data[:PIECE_NBYTES]) :]

@@ -35,7 +35,9 @@ def printable(line: str) -> str:
 
 def words_of(error: BaseException) -> str:
     """The type and message of an exception of user code; see `message_of`."""
-    return ": ".join(filter(None, (type(error).__name__, message_of(error))))
+    words = ": ".join(filter(None, (type(error).__name__, message_of(error))))
+    asked = isinstance(error, EOFError) and words.endswith("EOF when reading a line")  # By input().
+    return f"{words} (it asked for input, and stdin is empty)" if asked else words
 
 
 def message_of(error: BaseException) -> str:

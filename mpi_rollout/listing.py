@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from mpi_rollout.console import show
 from mpi_rollout.errors import UsageError, printable
 from mpi_rollout.status import read_status
 from mpi_rollout.storage.lock import is_locked
@@ -32,11 +33,11 @@ def list_command(options: argparse.Namespace) -> int:
     folders = options.folders or ["results" if os.path.isdir("results") else "."]
     found = [run for folder in folders for run in runs_of(folder)]
     if options.json:
-        print(json.dumps(found))
+        show([json.dumps(found)])
     elif found:
-        print("\n".join(table(found)))
+        show(table(found))
     else:
-        print(f"no runs in {', '.join(folders)}: there is no *{ENDING}")
+        show([f"no runs in {', '.join(folders)}: there is no *{ENDING}"])
     return 0
 
 

@@ -18,7 +18,7 @@ import cloudpickle
 from mpi_rollout import agreement, exits, mpi
 from mpi_rollout.assembly import Part, assemble, make_part
 from mpi_rollout.config import versions
-from mpi_rollout.console import say
+from mpi_rollout.console import say, without_stdin
 from mpi_rollout.driver import Driver
 from mpi_rollout.envs import EnvFacts
 from mpi_rollout.errors import RolloutError, UsageError, message_of
@@ -69,7 +69,8 @@ class Connection:
             open_ones = [turns for turns in _turns if mpi.shared_ranks(turns.comm, comm) != "none"]
             self._open_beside(open_ones[0]) if open_ones else self._open(is_inside)
         elif not is_inside:  # What is opened inside of another connection is served with that one.
-            self._serve()
+            with without_stdin():
+                self._serve()
 
     def _open(self, is_inside: bool) -> None:
         """Meet the other ranks, if there are any, and drive them."""

@@ -6,9 +6,9 @@ import subprocess
 import sys
 
 import pytest
-from conftest import Job, Start, job_environment, run_job
+from conftest import TIMEOUT_S, Job, Start, job_environment, run_job
 
-from mpi_rollout.console import STDERR, STDOUT, take_free_descriptors, write
+from mpi_rollout.console import STDERR, STDOUT, hold, stdout_apart, take_free_descriptors, write
 
 pytestmark = pytest.mark.any_mpi
 
@@ -92,3 +92,83 @@ def test_no_file_gets_the_number_of_a_closed_stdout():
     before = [os.fstat(number) for number in (0, 1, 2)]
     take_free_descriptors()
     assert [os.fstat(number) for number in (0, 1, 2)] == before
+
+
+@pytest.mark.mpi(2)
+def test_with_json_stdout_is_the_json_alone_also_where_envs_and_policies_print(job: Job, num_ranks: int):
+    chatty = ("--env-factory", "chatty:Chatty", "--policy", "chatty:act", *RUN, "--json")
+    result = job(num_ranks, *chatty)
+    assert result.code == 0, result.err
+    assert result.out.count("\n") == 1 and json.loads(result.out)["complete"]
+    said = {"imported", "made", "asked", "stepped", "stepped in C", "closed", "gone", "at exit"}
+    assert said <= {*result.err.splitlines()}
+    verify = ("verify", "run.h5", "--replay", "2", "--env-factory", "chatty:Chatty", "--json")
+    result = job(None, *verify)
+    assert result.code == 0 and result.out.count("\n") == 1 and json.loads(result.out)
+    assert "stepped in C" in result.err
+
+
+def test_stdout_is_given_back(capfd):
+    hold()
+    with stdout_apart():
+        print("an env")
+        os.system("echo a program")
+        write("ours\n", STDOUT)
+    print("after")
+    out, err = capfd.readouterr()
+    assert (out, err) == ("ours\nafter\n", "an env\na program\n")
+
+
+def test_a_stdout_that_is_no_file_is_kept_apart_too(capsys):
+    hold()
+    with stdout_apart():
+        print("an env")
+        write("ours\n", STDOUT)
+    print("after")
+    assert capsys.readouterr() == ("ours\nafter\n", "an env\n")
+    hold()
+
+
+@pytest.mark.mpi(2)
+@pytest.mark.parametrize("launched", [True, False], ids=["mpiexec", "alone"])
+def test_an_env_that_asks_for_input_fails_and_does_not_wait_for_it(job: Job, num_ranks: int, launched: bool):
+    """Nobody answers: what would be read is open, and nothing comes."""
+    command = job.command(num_ranks if launched else None, "--env-factory", "chatty:Asking", *RUN)
+    reader, writer = os.pipe()
+    process = subprocess.Popen(
+        command, cwd=job.folder, env=job_environment(), stdin=reader, stderr=subprocess.PIPE, stdout=subprocess.PIPE,
+        text=True, start_new_session=True,
+    )  # fmt: skip
+    try:
+        _, err = process.communicate(timeout=TIMEOUT_S)
+    finally:
+        os.close(reader)
+        os.close(writer)
+    assert process.returncode == 70
+    [message] = [line for line in err.splitlines() if line.startswith("mpi_rollout: ")]
+    assert "step 3: env " in message
+    assert "EOFError: EOF when reading a line (it asked for input, and stdin is empty)" in message
+
+
+TRAINER = """
+import sys
+import mpi_rollout
+from chatty import Asking, Counting
+with mpi_rollout.connect(Counting, 4) as envs:
+    if envs is not None:
+        print("told", sys.stdin.readline().strip())
+if envs is None:
+    print("other rank", repr(sys.stdin.read()))
+else:
+    print("told", input())
+"""
+
+
+@pytest.mark.mpi(2)
+def test_a_trainer_keeps_its_stdin(job: Job, num_ranks: int):
+    (job.folder / "program.py").write_text(TRAINER)
+    command = [*job.command(num_ranks)[:-3], sys.executable, "program.py"]
+    given = {"env": job_environment(), "input": "first\nsecond\n", "capture_output": True, "text": True}
+    result = subprocess.run(command, cwd=job.folder, timeout=TIMEOUT_S, **given)
+    assert result.returncode == 0, result.stderr
+    assert {"told first", "told second", "other rank ''"} <= {*result.stdout.splitlines()}

@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterator
 from time import sleep
 
+from mpi_rollout.console import STDOUT, say
 from mpi_rollout.doctor.findings import Finding, exit_code, summary
 from mpi_rollout.doctor.folder import default_folder
 from mpi_rollout.doctor.local import examine_host
@@ -39,7 +40,7 @@ def doctor(out: str | None, env_id: str | None, as_json: bool, timeout_s: float)
                 print("\n".join(finding.lines), flush=True)  # At once: a launcher may end this process any time.
         code = exit_code(findings)
         told = {"findings": [each.to_dict() for each in findings], "exit_code": code}
-        print(json.dumps(told) if as_json else summary(findings), flush=True)
+        say((json.dumps(told) if as_json else summary(findings)) + "\n", STDOUT)
         return code
     finally:
         world.end()

@@ -10,6 +10,7 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from mpi_rollout.console import STDOUT, say
 from mpi_rollout.errors import Interrupted, UsageError
 from mpi_rollout.scaling import report
 from mpi_rollout.scaling.file import StudyFile, check_same_study
@@ -95,7 +96,7 @@ def show_plan(
     """Print the commands of what is left, start none; return the exit code.  Raises what `measure` does."""
     check(study, out, timeout_s, only)
     found = plan(study, out, only, redo_failed)
-    print(found.as_json() if as_json else "\n".join(found.commands.values()))
+    say((found.as_json() if as_json else "\n".join(found.commands.values())) + "\n", STDOUT)
     return 0
 
 
