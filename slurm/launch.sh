@@ -67,20 +67,20 @@ find_library() {
 }
 
 choose_launcher() {
-    local told plugin
+    local told plugin own
     case $vendor:$library in
-    "Open MPI":*) plugin=pmix ;;
-    *CRAY*) plugin=cray_shasta ;;
-    *) plugin=pmi2 ;;
+    "Open MPI":*) own=pmix ;;
+    *CRAY*) own='cray_shasta pmi2' ;;
+    *) own=pmi2 ;;
     esac
     [[ $library != *Intel* ]] || find_pmi_library
     if [ -n "${LAUNCHER:-}" ]; then
         eval "start=($LAUNCHER)" # Words with quotes, as in any line of that file.
         add_options
-        starts_ranks || refuse "LAUNCHER='$LAUNCHER' starts no ranks of $library that find each other ($(tail -n 1 <<< "$told")); leave it out, or LAUNCHER='srun --mpi=$plugin' in site.sh (see srun --mpi=list), or LAUNCHER='${mpiexec/#-/mpirun}'"
+        starts_ranks || refuse "LAUNCHER='$LAUNCHER' starts no ranks of $library that find each other ($(tail -n 1 <<< "$told")); leave it out, or LAUNCHER='srun --mpi=${own%% *}' in site.sh (see srun --mpi=list), or LAUNCHER='${mpiexec/#-/mpirun}'"
         return
     fi
-    for plugin in $(default_plugin) "$plugin"; do
+    for plugin in $(default_plugin) $own; do
         start=(srun "--mpi=$plugin")
         add_options
         ! starts_ranks || return 0
@@ -148,28 +148,44 @@ add_mpiexec_options() {
     esac
 }
 
-# Thousands of ranks that import from one file system take minutes: copy the virtual environment to each node first.
+# Thousands of ranks that import from one file system take minutes: copy the virtual environment to each node first, with
+# the package itself, which may be installed as a link to its sources.
 stage_environment() {
     [ -n "${STAGE:-}" ] || return 0
-    local from archive
+    local from package site
     if [ "${SLURM_HET_SIZE:-1}" -gt 1 ]; then
         say "nothing is copied to $STAGE, since this is a heterogeneous job"
         return 0
     fi
-    from=$("$PYTHON" -c 'import sys; print(sys.prefix)')
-    staged=$STAGE/mpi_rollout-$SLURM_JOB_ID
-    archive=$(mktemp --tmpdir mpi_rollout-XXXXXX.tar) || refuse "no room for a copy of $from in ${TMPDIR:-/tmp}"
-    if ! { tar --create --file="$archive" --directory="$from" . && sbcast --force "$archive" "$staged.tar" \
-        && on_each_node "mkdir -p '$staged' && tar -xf '$staged.tar' -C '$staged'"; }; then
-        rm -f "$archive"
+    { read -r from && read -r package && read -r site; } < <("$PYTHON" -c 'import os, sys, sysconfig, mpi_rollout
+print(sys.prefix, os.path.dirname(mpi_rollout.__path__[0]), os.path.relpath(sysconfig.get_path("purelib"), sys.prefix), sep="\n")')
+    keep_no_copies
+    if ! { tar --create --file="$staged.from" --transform="s,^mpi_rollout,$site/mpi_rollout,SH" \
+        --directory="$from" . --directory="$package" mpi_rollout && sbcast --force "$staged.from" "$staged.tar" \
+        && on_each_node "mkdir -m 700 \"\$staged\" && tar -xf \"\$staged.tar\" -C \"\$staged\" && rm -f \"\$staged\".*"; }; then
         clean_up
-        refuse "cannot copy $from to $staged on each node (STAGE in site.sh); see above"
+        refuse "cannot copy $from to $STAGE on each node (STAGE in site.sh); see above"
     fi
-    rm -f "$archive"
     PYTHON=$staged/bin/python
+    # The copy of the package comes before the sources, also where these are in the current folder.
+    export PYTHONSAFEPATH=1 PYTHONPATH=$staged/$site:$PWD${PYTHONPATH:+:$PYTHONPATH}
 }
 
-clean_up() { [ -z "$staged" ] || on_each_node "rm -rf '$staged' '$staged.tar'"; }
+# Remove older copies, and start on each node what removes this one, however the job ends.
+keep_no_copies() {
+    export staged=$STAGE/mpi_rollout-$SLURM_JOB_ID alive
+    alive=$(squeue --noheader --user="$(id -un)" --format=' %A ') || alive=''
+    on_each_node "$(< "$scripts/staged.sh"); remove_old"
+    exec {open}> >(on_each_node "$(< "$scripts/staged.sh"); keep")
+    keeper=$!
+}
+
+clean_up() {
+    [ -n "$staged" ] || return 0
+    staged=''
+    exec {open}>&-
+    wait "$keeper"
+}
 
 on_each_node() { srun --mpi=none --overlap --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --cpus-per-task=1 bash -c "$1"; }
 

@@ -345,18 +345,37 @@ def test_run_by_hand_the_script_says_how_to_submit_it():
     ) and "sbatch --ntasks=N .../slurm/collect.sbatch" in done.stderr
 
 
+def copies(submit: Submissions) -> list[str]:
+    """What is in the local folders of the nodes."""
+    return sorted(path.name for path in submit.slurm.folder.glob("local.node*/*"))
+
+
 @one_mpi
 def test_the_environment_can_be_copied_to_each_node_first(submit):
+    """With the package, which is installed as a link.  What older jobs have left is removed, and nothing else."""
     local = submit.slurm.local
     (submit.folder / "where.py").write_text(
-        "import sys, envs\ndef make():\n    print('python is', sys.prefix, flush=True)\n    return envs.Counting()\n"
+        "import mpi_rollout, envs\ndef make():\n    print('it is', mpi_rollout.__file__)\n    return envs.Counting()\n"
     )
+    for name in ("mpi_rollout-1", "mpi_rollout-1.tar", "mpi_rollout-mine"):
+        (submit.slurm.folder / "local.node2" / name).mkdir()
     arguments = ("--env-factory", "where:make", *SHORT[2:])
     site = f"STAGE={local}\nexport PYTHONPATH={submit.folder}:$PYTHONPATH\n"
     assert submit.run(*arguments, options=("--nodes=2", "--ntasks=2"), site=site) == ("COMPLETED", "0:0"), submit.log
-    prefixes = {line.split()[-1] for line in submit.log.splitlines() if line.startswith("python is")}
-    assert [prefix.startswith(f"{local}/mpi_rollout-") for prefix in prefixes] == [True]
-    assert [*submit.slurm.folder.glob("local.node*/*")] == []
+    places = {line.split()[-1] for line in submit.log.splitlines() if line.startswith("it is")}
+    assert [place.startswith(f"{local}/mpi_rollout-") for place in places] == [True]
+    assert copies(submit) == ["mpi_rollout-mine"]
+    (submit.slurm.folder / "local.node2" / "mpi_rollout-mine").rmdir()
+
+
+@one_mpi
+def test_the_copy_is_removed_from_the_nodes_when_a_job_is_cancelled(submit):
+    site, options = f"STAGE={submit.slurm.local}\n", ("--nodes=2", "--ntasks=2")
+    number = submit.start(*RUN, options=options, site=site, PACE_S=PACE_S)
+    assert copies(submit) == [f"mpi_rollout-{number}"] * 2
+    submit.slurm.run("scancel", number)
+    submit.slurm.wait_until(lambda: copies(submit) == [], "the copies are gone")
+    assert submit.slurm.finish(number)["JobState"] == "CANCELLED" and submit.status["state"] == "interrupted"
 
 
 def test_the_doctor_is_started_as_runs_are(submit):
