@@ -13,7 +13,7 @@ import numpy as np
 from mpi_rollout.actions import ActionReader
 from mpi_rollout.changing import SHORT
 from mpi_rollout.destination import Destination
-from mpi_rollout.errors import DataError, RankLost, RolloutError, words_of
+from mpi_rollout.errors import DataError, RankLost, RolloutError, counted, words_of
 from mpi_rollout.exchange import FAULT, MADE_ANEW, Command, Exchange, Exchanges
 from mpi_rollout.infos import add_columns, merge_infos
 from mpi_rollout.layout import Block, leaves, tree_of
@@ -26,7 +26,7 @@ class RankError(RolloutError):
     """One rank's env failed; `stack` is its traceback there."""
 
     def __init__(self, fault: Fault, num_faults: int):
-        others = f" ({num_faults - 1} more ranks failed too)" if num_faults > 1 else ""
+        others = f" ({counted(num_faults - 1, 'more rank')} failed too)" if num_faults > 1 else ""
         super().__init__(fault.message + others)
         self.stack, self.exit_code, self.type_name = fault.stack, fault.exit_code, fault.type_name
         self.add_note(f"There:\n{self.stack}")

@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 from mpi_rollout.bounds import told
-from mpi_rollout.errors import StorageError, UsageError
+from mpi_rollout.errors import StorageError, UsageError, counted
 from mpi_rollout.storage.child import in_child
 from mpi_rollout.temporary import temporary_path
 
@@ -87,8 +87,9 @@ def _lines(found: dict[str, Any]) -> list[str]:
         f"episodes      {found['episodes']:,}, as they follow from rewards, ends and seeds",
     ]
     if "replayed" in found:
-        steps = f"{found['replayed_steps']:,} steps"
+        steps = counted(found["replayed_steps"], "step")
         lines.append(
-            f"replay        {found['replayed']:,} episodes of {steps} from seed and actions: every byte the same"
+            f"replay        {counted(found['replayed'], 'episode')} of {steps} from seed and actions: every byte "
+            f"the same"
         )
     return lines

@@ -28,6 +28,11 @@ class RolloutError(Exception):
         return "\n".join(map(printable, text.split("\n")))
 
 
+def counted(number: float, noun: str) -> str:
+    """A number of things, such as "1 rank" or "2,000 ranks"."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def printable(line: str) -> str:
     """A line as a terminal may show it: what is in a file, or what an env says, does not control it."""
     return "".join(letter if letter.isprintable() or letter == "\t" else ascii(letter)[1:-1] for letter in line)

@@ -6,7 +6,7 @@ import statistics
 from typing import Any
 
 from mpi_rollout.bounds import told
-from mpi_rollout.errors import printable
+from mpi_rollout.errors import counted, printable
 from mpi_rollout.storage.child import in_child
 
 PATIENCE_S = 20.0  # A user waits, and looks at little.
@@ -48,13 +48,13 @@ def _head(found: dict[str, Any]) -> list[str]:
         state = f"what a run that did not end had committed, recovered {found['recovered']}"
     lines = [
         f"{found['file']}: {found['env']}, {found['nbytes'] / 1e6:.1f} MB, {state}",
-        f"run           {config['num_envs']} envs, seed {config['seed']}, policy {config['policy']}, "
+        f"run           {counted(config['num_envs'], 'env')}, seed {config['seed']}, policy {config['policy']}, "
         f"{config['vectorization_mode']}",
-        f"machine       {found['num_ranks']} ranks on {', '.join(hosts)}, {found['mpi_library']}",
+        f"machine       {counted(found['num_ranks'], 'rank')} on {', '.join(hosts)}, {found['mpi_library']}",
         "versions      " + ", ".join(f"{name} {version}" for name, version in found["versions"].items()),
     ]
     if throughput["seconds"]:
-        rate = f"{throughput['env_steps']:,} env steps in {throughput['seconds']:.2f} s"
+        rate = f"{counted(throughput['env_steps'], 'env step')} in {throughput['seconds']:.2f} s"
         rate += f", {throughput['env_steps_per_s']:,.0f} per s"
         ratios = throughput["ratio_to_limit"]
         of_limit = f", {statistics.median(ratios):.3f} of the limit" if ratios else ""
@@ -68,7 +68,7 @@ def _trajectories(found: dict[str, Any]) -> list[str]:
     episodes = found["episodes"]
     lines = [
         f"steps         {found['num_steps']:,} of each env; {found['num_transitions']:,} transitions "
-        f"in {episodes['ended'] + episodes['under_way']:,} episodes",
+        f"in {counted(episodes['ended'] + episodes['under_way'], 'episode')}",
         f"episodes      {episodes['ended']:,} ended ({episodes['terminated']:,} terminated, "
         f"{episodes['truncated']:,} truncated), {episodes['under_way']:,} under way at the end",
     ]

@@ -7,7 +7,7 @@ from typing import Any
 from mpi_rollout.collector import Collector
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.driver import Driver
-from mpi_rollout.errors import RankLost
+from mpi_rollout.errors import RankLost, counted
 from mpi_rollout.timing import PHASES
 
 
@@ -64,7 +64,7 @@ class Losses:
             raise RankLost(f"lost {new[-1]}; no rank is left that steps envs")
         num_left = num_envs - sum(loss.num_envs for loss in self.all)
         for loss in new:
-            self._show(f"mpi_rollout: lost {loss}; going on with {num_left} of {num_envs} envs\n")
+            self._show(f"mpi_rollout: lost {loss}; going on with {num_left} of {counted(num_envs, 'env')}\n")
             for index in range(loss.first_env, loss.first_env + loss.num_envs):
                 writer.add_fault(index, loss.step, f"lost rank {loss.rank} ({loss.host})")
 

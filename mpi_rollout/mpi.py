@@ -21,7 +21,7 @@ from typing import Any
 from mpi_rollout import exits
 from mpi_rollout.console import STDERR, say, settle
 from mpi_rollout.ending import Ending
-from mpi_rollout.errors import Interrupted, LaunchError, RolloutError, first_line
+from mpi_rollout.errors import Interrupted, LaunchError, RolloutError, counted, first_line
 from mpi_rollout.guard import is_guarded, release
 from mpi_rollout.lone import lone_world, refuse_ranks
 
@@ -106,7 +106,8 @@ def _init(MPI: Any, rc: Any) -> None:  # noqa: N803  As mpi4py has it.
 
 def _tell_of_waiting(timeout_s: float, limit: str) -> None:
     say(
-        f"mpi_rollout: rank 0 ({os.uname().nodename}): waits for some of {claimed_size()[0]} ranks to start MPI, "
+        f"mpi_rollout: rank 0 ({os.uname().nodename}): waits for some of {counted(claimed_size()[0], 'rank')} to "
+        f"start MPI, "
         f"{timeout_s:g} s at most ({limit})\n"
     )
 
@@ -114,7 +115,8 @@ def _tell_of_waiting(timeout_s: float, limit: str) -> None:
 def _miss_ranks(timeout_s: float, limit: str) -> None:
     say(
         f"mpi_rollout: rank {claimed_rank()} ({os.uname().nodename}): another rank has not started MPI within "
-        f"{timeout_s:g} s; start this program on all {claimed_size()[0]} ranks, or give them more time by {limit}\n"
+        f"{timeout_s:g} s; start this program on all {counted(claimed_size()[0], 'rank')}, or give them more time "
+        f"by {limit}\n"
     )
     exits.leave_now(LaunchError.exit_code)
 
@@ -175,7 +177,7 @@ def check_thread() -> None:
 def check_size(comm: Any, expect_ranks: int | None) -> None:
     """Raise LaunchError if there are not `expect_ranks` ranks."""
     if expect_ranks is not None and comm.size != expect_ranks:
-        raise LaunchError(f"--expect-ranks {expect_ranks}, got {comm.size} ranks; mpi4py loaded {library()}")
+        raise LaunchError(f"--expect-ranks {expect_ranks}, got {counted(comm.size, 'rank')}; mpi4py loaded {library()}")
 
 
 def library() -> str:

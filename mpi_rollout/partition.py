@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mpi_rollout.errors import Field, UsageError
+from mpi_rollout.errors import Field, UsageError, counted
 
 
 class Run(NamedTuple):
@@ -51,8 +51,9 @@ class Partition:
             )
         if self.num_envs < self.num_workers:
             raise UsageError(
-                Field("num_envs"), f" must be at least the number of ranks that step envs, got {self.num_envs} envs on "
-                f"{self.num_workers} ranks; use more envs or fewer ranks",
+                Field("num_envs"), f" must be at least the number of ranks that step envs, got "
+                f"{counted(self.num_envs, 'env')} on "
+                f"{counted(self.num_workers, 'rank')}; use more envs or fewer ranks",
             )  # fmt: skip
 
     @property
@@ -117,8 +118,10 @@ class Division:
         whole = self.whole
         if self.num_envs < self.num_groups * whole.num_workers:
             raise UsageError(
-                Field("num_groups"), f" {self.num_groups} needs at least {self.num_groups} envs for each rank that "
-                f"steps envs, got {self.num_envs} envs on {whole.num_workers} ranks; use more envs or fewer groups",
+                Field("num_groups"), f" {self.num_groups} needs at least {counted(self.num_groups, 'env')} for each "
+                f"rank that "
+                f"steps envs, got {counted(self.num_envs, 'env')} on {counted(whole.num_workers, 'rank')}; use more "
+                f"envs or fewer groups",
             )  # fmt: skip
 
     @property

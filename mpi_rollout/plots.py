@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from mpi_rollout.config import RolloutConfig
-from mpi_rollout.errors import UsageError
+from mpi_rollout.errors import UsageError, counted
 from mpi_rollout.storage.objects import Tell, attributes_of, count, parsed, text
 from mpi_rollout.storage.reader import committed_episodes, opened, throughput_tables
 from mpi_rollout.timing import PHASES
@@ -31,8 +31,9 @@ def plot_run(tell: Tell, path: str, figure_path: str) -> None:
         episodes = committed_episodes(file) if "episodes" in file else None
         hosts = ", ".join(sorted(set(parsed(attributes, "hosts", list))))
         figure.suptitle(
-            f"{config.env or config.env_factory}, {config.num_envs} envs, {count(attributes, 'num_ranks')} ranks on "
-            f"{hosts}, {text(attributes, 'started')}", parse_math=False,
+            f"{config.env or config.env_factory}, {counted(config.num_envs, 'env')}, "
+            f"{counted(count(attributes, 'num_ranks'), 'rank')} on {hosts}, "
+            f"{text(attributes, 'started')}", parse_math=False,
         )  # fmt: skip
     tell("drawing")
     _plot_returns(returns, episodes)

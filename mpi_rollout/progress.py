@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from mpi_rollout.console import Stderr, say
+from mpi_rollout.errors import counted
 from mpi_rollout.terminal import Terminal, open_terminal
 from mpi_rollout.timing import Clock
 
@@ -84,10 +85,10 @@ class Bar:
         parts = [
             f"{env_steps_per_s:,.0f} env steps/s",
             self._left(num_steps, now),
-            f"{num_steps:,}/{self._total:,} steps",
+            f"{num_steps:,}/{counted(self._total, 'step')}",
             *self._shares.take().split(", "),
             self._slowest.take(step_s).removeprefix(", "),
-            f"{env_steps:,} env steps",
+            counted(env_steps, "env step"),
         ]
         self._num_columns = max(self._terminal.columns - len("^C "), 1)  # Which is to stay in the line.
         self._terminal.write("\r" + self._line(num_steps, parts))
@@ -137,8 +138,8 @@ class Lines:
     def tell(self, num_steps: int, env_steps: int, env_steps_per_s: float, step_s: np.ndarray) -> None:
         self.every_s = LINE_EVERY_S
         say(
-            f"mpi_rollout: {num_steps:,} of {self._total:,} steps ({100 * num_steps / self._total:.0f}%), "
-            f"{env_steps:,} env steps, {env_steps_per_s:,.0f} env steps/s, {self._shares.take()}"
+            f"mpi_rollout: {num_steps:,} of {counted(self._total, 'step')} ({100 * num_steps / self._total:.0f}%), "
+            f"{counted(env_steps, 'env step')}, {env_steps_per_s:,.0f} env steps/s, {self._shares.take()}"
             f"{self._slowest.take(step_s)}\n",
             patience_s=0.0,
         )

@@ -19,7 +19,7 @@ from mpi_rollout.consent import Consent
 from mpi_rollout.envs import EnvMaker, maker_of
 from mpi_rollout.envs.faults import raised_at
 from mpi_rollout.envs.loop import LoopVectorEnv
-from mpi_rollout.errors import DataError, EnvError, RolloutError, UsageError, words_of
+from mpi_rollout.errors import DataError, EnvError, RolloutError, UsageError, counted, words_of
 from mpi_rollout.layout import RESULTS, Leaf, leaves, tree_of
 from mpi_rollout.layout import describe as describe_space
 from mpi_rollout.storage.reader import committed_episodes
@@ -50,7 +50,7 @@ def replay(path: str, num_episodes: int, seed: int, consent: Consent) -> dict[st
         differences = list(differences_of(file, maker_of(config), chosen))
         if differences:
             raise DataError(
-                f"{path}: {len(chosen) - len(differences)} of {len(chosen)} episodes come out the same; "
+                f"{path}: {len(chosen) - len(differences)} of {counted(len(chosen), 'episode')} come out the same; "
                 f"{differences[0]}{changed_versions(json.loads(file.attrs['versions']))}"
             )
         return {"replayed": len(chosen), "replayed_steps": int(sum(row["length"] for row in chosen))}

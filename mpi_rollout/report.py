@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from mpi_rollout.bounds import told
+from mpi_rollout.errors import counted
 from mpi_rollout.losses import Loss
 
 MUCH = 0.15  # Of the time, in waiting for other ranks and their messages.
@@ -129,8 +130,9 @@ class Outcome:
         shares = ", ".join(f"{name} {100 * share:.1f}%" for name, share in self.losses.items())
         state = "complete" if self.complete else "unfinished"
         lines = [
-            f"{self.env_steps:,} env steps in {self.seconds:.2f} s: {self.env_steps_per_s:,.0f} env steps/s "
-            f"({self.num_envs} envs x {self.num_steps - self.num_steps_before:,} steps on {self.num_ranks} ranks)",
+            f"{counted(self.env_steps, 'env step')} in {self.seconds:.2f} s: {self.env_steps_per_s:,.0f} env steps/s "
+            f"({counted(self.num_envs, 'env')} x {counted(self.num_steps - self.num_steps_before, 'step')} on "
+            f"{counted(self.num_ranks, 'rank')})",
             f"{'time' if self.in_lockstep else 'time of the root'}: {shares}",
             f"slowest rank: {slowest} ({host}), {self.step_s[slowest]:.2f} s in its envs; ranks on average "
             f"{self.mean_s:.2f} s",
@@ -140,7 +142,7 @@ class Outcome:
             limit = float(np.median([limit for _, limit in self.limit]))
             lines.append(
                 f"limit: {limit:,.0f} env steps/s (bare env.step loops on all ranks at once); the run reached "
-                f"{self.ratio_to_limit:.3f} of it (median of {len(ratios)} parts, "
+                f"{self.ratio_to_limit:.3f} of it (median of {counted(len(ratios), 'part')}, "
                 f"{min(ratios):.3f} to {max(ratios):.3f})"
             )
         if self.num_steps_before:
@@ -150,12 +152,14 @@ class Outcome:
         lines += self._shared_cores()
         if self.restarts:
             first = ", ".join(map(str, list(self.restarts)[:8])) + (", ..." if len(self.restarts) > 8 else "")
-            lines.append(f"made anew after failures: {sum(self.restarts.values())} times, envs {first}; see /faults")
+            lines.append(
+                f"made anew after failures: {counted(sum(self.restarts.values()), 'time')}, envs {first}; see /faults"
+            )
         if self.wrong_values:
             lines.append(f"stored as they were: {told(self.wrong_values)}")
         if self.lost:
             num_lost = sum(loss.num_envs for loss in self.lost)
-            lines.append(f"lost {num_lost} of {self.num_envs} envs: {'; '.join(map(str, self.lost))}")
+            lines.append(f"lost {num_lost} of {counted(self.num_envs, 'env')}: {'; '.join(map(str, self.lost))}")
         if self.num_waits:
-            lines.append(f"waited {self.num_waits} times for the disk")
+            lines.append(f"waited {counted(self.num_waits, 'time')} for the disk")
         return [*lines, f"file: {self.file} ({state})"]

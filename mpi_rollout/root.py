@@ -21,7 +21,16 @@ from mpi_rollout.deadline import Deadline
 from mpi_rollout.driver import Driver, RankError
 from mpi_rollout.envs import EnvFacts
 from mpi_rollout.envs.restoring import Past
-from mpi_rollout.errors import DataError, Interrupted, PolicyError, RolloutError, StorageError, UsageError, words_of
+from mpi_rollout.errors import (
+    DataError,
+    Interrupted,
+    PolicyError,
+    RolloutError,
+    StorageError,
+    UsageError,
+    counted,
+    words_of,
+)
 from mpi_rollout.layout import Block, describe
 from mpi_rollout.losses import Losses
 from mpi_rollout.policy import Policy, RandomPolicy
@@ -160,8 +169,9 @@ class Root:
         num_again = past.num_steps - past.first_step
         self._catch_up_s = perf_counter() - start
         say(
-            f"mpi_rollout: continuing {config.out}.part after {past.num_steps:,} of {config.num_steps:,} steps; took "
-            f"{num_again:,} steps again in {self._catch_up_s:.1f} s\n"
+            f"mpi_rollout: continuing {config.out}.part after {past.num_steps:,} of "
+            f"{counted(config.num_steps, 'step')}; took "
+            f"{counted(num_again, 'step')} again in {self._catch_up_s:.1f} s\n"
         )
         for index, step in list(lost.items())[:8]:
             say(
@@ -348,13 +358,17 @@ class Root:
         """Commit all steps that are whole; without any, leave nothing behind but what there was."""
         num_steps = self.collector.num_steps if self.collector else 0
         if num_steps == 0 and self.past is not None:
-            return f"; the {self._num_safe:,} steps before are in {self.writer.part}"
+            return f"; the {steps_before(self._num_safe)} in {self.writer.part}"
         if num_steps == 0 or not self.config.trajectories:
             self.writer.discard()
             return ""
         self.collector.hand_over()
         outcome = self._finish(complete=False)
-        return f"; the {num_steps:,} steps before are in {outcome.file}"
+        return f"; the {steps_before(num_steps)} in {outcome.file}"
+
+
+def steps_before(num_steps: int) -> str:
+    return f"{counted(num_steps, 'step')} before {'is' if num_steps == 1 else 'are'}"
 
 
 def now() -> str:

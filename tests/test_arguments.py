@@ -28,7 +28,7 @@ REFUSED: dict[str, tuple[str, Any, dict[str, Any], str]] = {  # Env, num_envs, o
     "true envs": (POLE, True, {}, r"^num_envs must be a whole number of at least 1, got True"),
     "half an env": (POLE, 2.5, {}, r"^num_envs must be a whole number of at least 1, got 2.5"),
     "a word of envs": (POLE, "4", {}, r"^num_envs must be a whole number of at least 1, got '4'"),
-    "too few envs": (POLE, 1, {}, r"^num_envs must be at least the number of ranks that step envs, got 1 envs on 2"),
+    "too few envs": (POLE, 1, {}, r"^num_envs must be at least the number of ranks that step envs, got 1 env on 2"),
     "mode": (POLE, 4, {"autoreset_mode": "later"}, r"^autoreset_mode must be one of next_step, same_step, disabled, "),
     "no mode": (POLE, 4, {"autoreset_mode": None}, r"^autoreset_mode must be one of .*, got None"),
     "vectorization": (POLE, 4, {"vectorization_mode": "async"}, r"^vectorization_mode must be one of sync, vector_"),

@@ -195,7 +195,7 @@ def test_the_end_of_the_slurm_job_is_heeded(job: Job, num_ranks):
     """Over already: every start takes as many steps as it takes to look."""
     arguments = (*RUN, "--num-steps", "6", "--out", "run.h5")
     result = job(num_ranks, *arguments, SLURM_JOB_END_TIME="1000000000")
-    assert result.code == 75 and "stopped for the SLURM job's time limit; the 1 steps before" in result.messages[-1]
+    assert result.code == 75 and "stopped for the SLURM job's time limit; the 1 step before" in result.messages[-1]
     assert job(num_ranks, *arguments).code == 0
     quick = ("--env-factory", "stopping:Counting", *arguments[2:-2])
     assert_same_bytes(datasets(job.folder / "run.h5"), datasets(job.collect(None, *quick, out="quick.h5")))

@@ -61,7 +61,7 @@ def test_a_launcher_with_options_comes_before_the_number_of_ranks():
         ({"repeats": 0}, "--repeats must be at least 1, got 0"),
         ({"order_seed": -1}, "--order-seed must be at least 0, got -1"),
         ({"size": 0}, "--num-envs must be at least 1, got 0"),
-        ({"size": 1}, "--num-envs must be at least the largest of --ranks, got 1 envs for 2 ranks"),
+        ({"size": 1}, "--num-envs must be at least the largest of --ranks, got 1 env for 2 ranks"),
         ({"launcher": "srun 'x"}, '--launcher "srun \'x": No closing quotation'),
     ],
 )

@@ -19,7 +19,7 @@ from types import SimpleNamespace
 import h5py
 import numpy as np
 import pytest
-from conftest import TIMEOUT_S, Job, Result, job_environment, once
+from conftest import TIMEOUT_S, Job, Result, Start, job_environment, once
 from gymnasium.spaces import Discrete
 
 from mpi_rollout.config import RolloutConfig
@@ -135,6 +135,14 @@ def test_a_log_gets_plain_lines_with_counts_and_shares(job, num_ranks):
 def test_a_run_that_is_over_at_once_logs_no_progress(job):
     result = job(None, *SHORT, *OUT)
     assert (result.code, result.err) == (0, "")
+
+
+def test_one_of_something_is_not_called_many(job):
+    one = ("--env-factory", "envs:Counting", "--num-envs", "1", "--num-steps", "1", "--progress", "none", *OUT)
+    runs = job.series([Start(one), Start(("inspect", "run.h5")), Start(("verify", "run.h5"))])
+    said = "".join(run.out for run in runs)
+    assert "1 env step in" in said and "(1 env x 1 step on 1 rank)" in said and "in 1 episode" in said
+    assert not re.search(r"\b1 (ranks|envs|steps|episodes|env steps|times)\b", said)
 
 
 def test_without_progress_there_is_nothing_but_the_summary(job):
@@ -263,7 +271,7 @@ def test_the_summary_of_a_continued_run_says_that_it_is_of_its_last_start():
         ranks=[{"host": "node7"}], step_s=[1.0], slowest_s=1.0, mean_s=1.0, num_steps_before=400,
     )  # fmt: skip
     assert outcome.lines()[:2] == [
-        "2,400 env steps in 2.00 s: 1,200 env steps/s (4 envs x 600 steps on 1 ranks)",
+        "2,400 env steps in 2.00 s: 1,200 env steps/s (4 envs x 600 steps on 1 rank)",
         "this start only: earlier ones took 400 of the 1,000 steps",
     ]
 

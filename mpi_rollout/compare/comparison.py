@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mpi_rollout.compare.systems import System, systems_of
-from mpi_rollout.errors import UsageError
+from mpi_rollout.errors import UsageError, counted
 from mpi_rollout.scaling.jobs import check_seconds
 
 BASE = "bare"  # What the others are compared with.
@@ -26,7 +26,7 @@ class Point(NamedTuple):
     num_envs: int
 
     def __str__(self) -> str:
-        return f"{self.env}, {self.num_envs:,} env{'s' * (self.num_envs > 1)}"
+        return f"{self.env}, {counted(self.num_envs, 'env')}"
 
 
 @dataclass(frozen=True)

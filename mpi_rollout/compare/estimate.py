@@ -9,7 +9,7 @@ from mpi_rollout.compare.comparison import Comparison, Point
 from mpi_rollout.compare.steppers import WARM_UP_SHARE
 from mpi_rollout.compare.systems import reason_to_skip
 from mpi_rollout.envs import EnvMaker
-from mpi_rollout.errors import EnvError, words_of
+from mpi_rollout.errors import EnvError, counted, words_of
 from mpi_rollout.layout import leaves
 
 LOOK_S, LEAST_STEPS = 0.1, 3
@@ -77,7 +77,7 @@ def told_plan(comparison: Comparison, probes: dict[str, Probe]) -> list[str]:
         if (why := reason_to_skip(system, *point, comparison.num_cores))
     }
     told += [f"skipped: {each}" for each in reasons]
-    turns = f"{comparison.repeats} turn{'s' * (comparison.repeats > 1)} of {comparison.window_s:g} s each"
+    turns = f"{counted(comparison.repeats, 'turn')} of {comparison.window_s:g} s each"
     return [*told, f"{turns}; about {seconds // 60:.0f} min {seconds % 60:.0f} s in all"]
 
 

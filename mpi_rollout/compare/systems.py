@@ -8,7 +8,7 @@ from typing import Any
 
 import gymnasium
 
-from mpi_rollout.errors import UsageError
+from mpi_rollout.errors import UsageError, counted
 from mpi_rollout.partition import Division
 
 INSTALL = "pip install 'mpi_rollout[compare]'"
@@ -58,7 +58,7 @@ def systems_of(ranks: tuple[int, ...], num_cores: int) -> dict[str, System]:
     root = ("dedicated_root", True)
     found = [
         System("bare", "bare loop, 1 core", "bare", kind="base"),
-        System("bare-all", f"bare loops, {num_cores} cores at once", "bare_on_all_cores", kind="base"),
+        System("bare-all", f"bare loops, {counted(num_cores, 'core')} at once", "bare_on_all_cores", kind="base"),
         *(System(f"mpi-{num}", f"mpi_rollout, {told[num]}", "mpi", num) for num in ranks),
         System("mpi-groups", f"mpi_rollout, {told[most]} and a root, 2 groups", "mpi_by_parts", most + 1,
                (("num_groups", 2), root)),
@@ -70,7 +70,7 @@ def systems_of(ranks: tuple[int, ...], num_cores: int) -> dict[str, System]:
         System("sync", "Gymnasium SyncVectorEnv", "sync"),
         System("async", "Gymnasium AsyncVectorEnv", "async_"),
         System("native", "Gymnasium vector_entry_point", "native", kind="native"),
-        System("pool", f"process pool, {num_cores} processes", "pool"),
+        System("pool", f"process pool, {num_cores} {'process' if num_cores == 1 else 'processes'}", "pool"),
         System("sb3-dummy", "SB3 DummyVecEnv", "sb3_dummy", needs="stable_baselines3"),
         System("sb3-subproc", "SB3 SubprocVecEnv", "sb3_subproc", needs="stable_baselines3"),
         System("envpool", "EnvPool, sync", "envpool", needs="envpool", kind="native"),
@@ -87,7 +87,7 @@ def reason_to_skip(system: System, env: str, num_envs: int, num_cores: int) -> s
     if system.is_ours or system.maker == "native":
         return _reason_of_ours(system, env, num_envs)
     if system.maker in ("bare_on_all_cores", "pool") and num_envs < num_cores:
-        return f"{num_envs} env{'s' * (num_envs > 1)} for {num_cores} processes"
+        return f"{counted(num_envs, 'env')} for {num_cores} processes"
     if system.maker == "minari":
         return _reason_of_minari(num_envs)
     if system.needs == "envpool":
@@ -105,7 +105,7 @@ def _reason_of_ours(system: System, env: str, num_envs: int) -> str:
     try:
         Division(num_envs, system.num_ranks, is_dedicated, num_groups, "batch_size" in options)
     except UsageError:
-        workers = f"{num_envs} env{'s' * (num_envs > 1)} for {system.num_ranks - is_dedicated} ranks that step envs"
+        workers = f"{counted(num_envs, 'env')} for {system.num_ranks - is_dedicated} ranks that step envs"
         return workers + f", in {num_groups} groups" * (num_groups > 1)
     return ""
 

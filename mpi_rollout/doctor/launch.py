@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mpi_rollout.doctor.findings import BAD, WARN, Finding
+from mpi_rollout.errors import counted
 
 OPEN_MPI, MPICH = "Open MPI", "MPICH"
 COMMAND = "python -m mpi_rollout doctor"
@@ -71,7 +72,7 @@ def judge_size(size: int, claimed: tuple[int, str], library: str, path: str) -> 
         start = how_to_start(library, path, launcher_of(os.environ))
         found = f"{num_claimed} processes were started ({variable}={num_claimed}), each is alone in its MPI world"
         return [Finding("world", found, BAD, f"start with {start}: now each would do the whole run by itself")]
-    return [Finding("world", f"{size} rank{'s' * (size > 1)}", figures={"num_ranks": size})]
+    return [Finding("world", counted(size, "rank"), figures={"num_ranks": size})]
 
 
 def judge_slurm(environ: Mapping[str, str]) -> list[Finding]:

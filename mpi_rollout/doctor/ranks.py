@@ -7,6 +7,7 @@ from itertools import combinations, pairwise
 from mpi_rollout.doctor.findings import BAD, OK, WARN, Finding, shortened
 from mpi_rollout.doctor.launch import MPICH, OPEN_MPI, Launcher
 from mpi_rollout.doctor.rank import THREAD_VARIABLES, RankFacts
+from mpi_rollout.errors import counted
 
 THREAD_LEVELS = ("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE")
 SLOW_EXCHANGE_US = 200.0
@@ -25,7 +26,7 @@ def by_host(ranks: Ranks) -> dict[str, list[RankFacts]]:
 
 def judge_hosts(ranks: Ranks) -> list[Finding]:
     hosts = by_host(ranks)
-    found = shortened(f"{host}: {len(there)} rank{'s' * (len(there) > 1)}" for host, there in hosts.items())
+    found = shortened(f"{host}: {counted(len(there), 'rank')}" for host, there in hosts.items())
     return [Finding("hosts", found, figures={"num_hosts": len(hosts)})]
 
 
@@ -60,7 +61,7 @@ def usable_cores(there: Ranks) -> int:
 def judge_cores(ranks: Ranks) -> list[Finding]:
     host, there = max(by_host(ranks).items(), key=lambda item: len(item[1]) / usable_cores(item[1]))
     cores, of_host = usable_cores(there), there[0].num_host_cores
-    num_ranks = f"{len(there)} rank{'s' * (len(there) > 1)}"
+    num_ranks = counted(len(there), "rank")
     found = f"{num_ranks} on {cores} usable core{'s' * (cores > 1)} of {of_host} ({host})"
     figures = {"ranks_on_host": len(there), "usable_cores": cores}
     if len(there) <= cores:
@@ -68,7 +69,8 @@ def judge_cores(ranks: Ranks) -> list[Finding]:
     if cores < of_host:
         advice = f"ask for more cores for the job or container, or unbind the ranks: {len(there)} need as many cores"
     else:
-        advice = f"start at most {cores} ranks on such a host: ranks that wait spin, and slow down those that step"
+        advice = f"start at most {counted(cores, 'rank')} on such a host: ranks that wait spin, and slow down those "
+        "that step"
     return [Finding("cores", f"oversubscribed: {found}", WARN, advice, figures=figures)]
 
 

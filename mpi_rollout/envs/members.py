@@ -20,6 +20,7 @@ from mpi_rollout.errors import (
     RolloutError,
     SignalInterrupt,
     UsageError,
+    counted,
     message_of,
     words_of,
 )
@@ -106,11 +107,11 @@ class Members(VectorEnv):
         most = self._on_fault.max_restarts
         if self._num_restarts[index] == most:
             if most:
-                fault.args = (f"{fault}; it was made anew {most} times already",)
+                fault.args = (f"{fault}; it was made anew {counted(most, 'time')} already",)
             raise fault from error
         self.make_anew(index)
         self._num_restarts[index] += 1
-        times = f"made anew, {self._num_restarts[index]} of {most} times"
+        times = f"made anew, {self._num_restarts[index]} of {counted(most, 'time')}"
         self.faults.append((self._first_env_index + index, f"{fault}{raised_at(error)}", times))
 
     def make_anew(self, index: int) -> None:

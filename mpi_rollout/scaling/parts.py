@@ -6,7 +6,7 @@ A part is a file of the whole study with the samples of one number of ranks, in 
 import os
 from pathlib import Path
 
-from mpi_rollout.errors import DataError, Interrupted, RolloutError, StorageError
+from mpi_rollout.errors import DataError, Interrupted, RolloutError, StorageError, counted
 from mpi_rollout.scaling import report
 from mpi_rollout.scaling.file import StudyFile, read_study
 from mpi_rollout.scaling.samples import joined
@@ -100,7 +100,8 @@ def gather(out: str) -> int:
         ranks = ", ".join(map(str, sorted({point.num_ranks for point in missing})))
         total = len(file.study.order())
         raise Interrupted(
-            f"{len(missing)} of {total} jobs are missing, of {ranks} ranks; the command that began the study does what "
+            f"{len(missing)} of {counted(total, 'job')} are missing, of {ranks} ranks; the command that began the "
+            f"study does what "
             "is left"
         )
     return check_failures(file, out)
@@ -110,7 +111,8 @@ def check_failures(file: StudyFile, out: str) -> int:
     """0, if no job failed; otherwise RolloutError."""
     if file.samples.num_failed:
         raise RolloutError(
-            f"{file.samples.num_failed} of {len(file.samples.jobs)} jobs failed; {out} has their errors, and the "
+            f"{file.samples.num_failed} of {counted(len(file.samples.jobs), 'job')} failed; {out} has their errors, "
+            f"and the "
             "command that began the study does them again with --redo-failed"
         )
     return 0

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from mpi_rollout.errors import counted
 from mpi_rollout.scaling.analysis import Analysis, PointFigures
 from mpi_rollout.scaling.file import StudyFile
 from mpi_rollout.scaling.statistics import Fit, Interval, NoFit, serial_fraction
@@ -43,10 +44,10 @@ def lines(file: StudyFile) -> list[str]:
 def title(file: StudyFile) -> str:
     """What was measured where and when."""
     study, samples = file.study, file.samples
-    size = f"{study.size:,} envs in all" if study.kind == "strong" else f"{study.size:,} envs per rank"
+    size = f"{counted(study.size, 'env')} {'in all' if study.kind == 'strong' else 'per rank'}"
     libraries = dict.fromkeys(job.mpi_library for job in samples.jobs if job.mpi_library)
     return (
-        f"{study.kind} scaling of {study.env_name}, {size}, {study.run['num_steps']:,} steps a job: "
+        f"{study.kind} scaling of {study.env_name}, {size}, {counted(study.run['num_steps'], 'step')} a job: "
         f"{machine(hosts(file), file.facts)}, "
         + "".join(f"{library}, " for library in libraries)
         + file.origin["started"][:10]
@@ -56,7 +57,7 @@ def title(file: StudyFile) -> str:
 def machine(host: str, facts: dict[str, Any]) -> str:
     """Host, processor and cores."""
     cores = facts["num_cores"]
-    return f"{host} ({facts['cpu_model']}, {cores} core{'s' * (cores > 1)})"
+    return f"{host} ({facts['cpu_model']}, {counted(cores, 'core')})"
 
 
 def hosts(file: StudyFile) -> str:
@@ -71,7 +72,7 @@ def _base(file: StudyFile, analysis: Analysis) -> str:
     num_jobs = analysis.points[0].num_jobs
     return (
         f"base case: {file.study.base_case}: {_interval(analysis.base, ',.0f')} env steps/s "
-        f"(median of {num_jobs} job{'s' * (num_jobs > 1)})"
+        f"(median of {counted(num_jobs, 'job')})"
     )
 
 
@@ -156,5 +157,5 @@ def cause(points: list[PointFigures]) -> str:
     point = points[-1]
     worst = sorted(((share, name) for name, share in point.losses.items() if share >= 0.001), reverse=True)[:2]
     causes = [f"{CAUSES[name]}, {100 * share:.1f} % of the time" for share, name in worst]
-    ranks = f"{point.num_ranks} rank{'s' * (point.num_ranks > 1)} (efficiency {point.efficiency.median:.3f})"
+    ranks = f"{counted(point.num_ranks, 'rank')} (efficiency {point.efficiency.median:.3f})"
     return f"what holds it back at {ranks}: {'; then '.join(causes) or 'nothing'}"

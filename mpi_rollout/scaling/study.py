@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mpi_rollout.config import RolloutConfig, difference, flag, switch
-from mpi_rollout.errors import UsageError
+from mpi_rollout.errors import UsageError, counted
 
 KINDS = ("strong", "weak")
 # Options of a run that a study is made of; the rest is the study's own affair.
@@ -26,7 +26,7 @@ class Point(NamedTuple):
     repeat: int
 
     def __str__(self) -> str:
-        return f"{self.num_ranks} rank{'s' * (self.num_ranks > 1)}, repeat {self.repeat}"
+        return f"{counted(self.num_ranks, 'rank')}, repeat {self.repeat}"
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,8 @@ class Study:
             raise UsageError(f"{self.size_option} must be at least 1, got {self.size}")
         if self.kind == "strong" and self.size < self.num_ranks[-1]:
             raise UsageError(
-                f"--num-envs must be at least the largest of --ranks, got {self.size} envs for {self.num_ranks[-1]} "
+                f"--num-envs must be at least the largest of --ranks, got {counted(self.size, 'env')} for "
+                f"{self.num_ranks[-1]} "
                 "ranks; use more envs or fewer ranks"
             )
         self.config(1, "study.h5")  # Refuses here what every job would refuse.
@@ -89,7 +90,7 @@ class Study:
         """In words, what speed-ups are relative to."""
         if self.run["vectorization_mode"] == "vector_entry_point":
             return f"bare step loop over the env's own vectorized version of {self.size} envs, one rank"
-        return f"bare env.step loop over {self.size} env{'s' * (self.size > 1)}, one rank"
+        return f"bare env.step loop over {counted(self.size, 'env')}, one rank"
 
     @property
     def env_name(self) -> str:

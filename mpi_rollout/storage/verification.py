@@ -15,7 +15,7 @@ import h5py
 import numpy as np
 
 from mpi_rollout.config import RolloutConfig
-from mpi_rollout.errors import DataError
+from mpi_rollout.errors import DataError, counted
 from mpi_rollout.layout import RESULTS
 from mpi_rollout.storage.checksum import CHECKSUM_NBYTES, fletcher32
 from mpi_rollout.storage.chunks import places
@@ -176,7 +176,10 @@ class Verification:
                 self.refuse(f"trajectories/{name} has {got:,} rows, expected {expected:,}: one for each step")
         num_ranks = int(self.root.get("num_ranks", len(self.file["throughput/ranks"])))
         if len(self.file["throughput/ranks"]) != num_ranks:
-            self.refuse(f"throughput/ranks has {len(self.file['throughput/ranks'])} rows for {num_ranks} ranks")
+            self.refuse(
+                f"throughput/ranks has {counted(len(self.file['throughput/ranks']), 'row')} for "
+                f"{counted(num_ranks, 'rank')}"
+            )
 
     def _num_rows(self, name: str) -> int:
         """The rows that count of a dataset of /trajectories; before the first commit none does."""

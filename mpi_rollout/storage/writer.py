@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from mpi_rollout.console import take_free_descriptors
-from mpi_rollout.errors import RolloutError, StorageError, system_words
+from mpi_rollout.errors import RolloutError, StorageError, counted, system_words
 from mpi_rollout.layout import Block
 from mpi_rollout.storage.chunks import ChunkWriter, TableWriter, fill
 from mpi_rollout.storage.episodes import EpisodeTable
@@ -181,7 +181,8 @@ class Writer:
         has_steps = self.num_committed > 0
         raise StorageError(
             f"cannot write {self.part}: {system_words(self._error)} ({free_space(self.path)}); its first "
-            f"{self.num_committed} steps are committed{'; make room, then the same command continues' * has_steps}"
+            f"{counted(self.num_committed, 'step')} {'is' if self.num_committed == 1 else 'are'} "
+            f"committed{'; make room, then the same command continues' * has_steps}"
         )
 
     # What follows runs in the writer's thread only.

@@ -5,6 +5,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from mpi_rollout.errors import counted
 from mpi_rollout.scaling.env_probe import EnvFigures
 from mpi_rollout.scaling.report import aligned
 from mpi_rollout.tune.candidates import Candidate, Costs
@@ -39,9 +40,9 @@ class Subject:
 def env_lines(subject: Subject, env: EnvFigures) -> list[str]:
     """What was measured of the env by itself."""
     told = [
-        f"{subject.name}, {subject.num_envs:,} envs: {subject.machine}",
+        f"{subject.name}, {counted(subject.num_envs, 'env')}: {subject.machine}",
         f"env step: {env.step_s * 1e6:,.1f} us (standard deviation {env.step_spread_s * 1e6:,.1f}), mean of "
-        f"{env.num_steps:,} steps by itself",
+        f"{counted(env.num_steps, 'step')} by itself",
     ]
     if env.steps_per_episode:
         told.append(
@@ -134,7 +135,7 @@ def verdict(subject: Subject, found: Sequence[Rated], trials: Sequence[Trial]) -
 
 
 def _ranks(number: int) -> str:
-    return f"{number} rank{'s' * (number > 1)}"
+    return counted(number, "rank")
 
 
 def command(subject: Subject, candidate: Candidate) -> str:

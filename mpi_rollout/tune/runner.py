@@ -15,7 +15,7 @@ import numpy as np
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.cores import num_usable_cores
 from mpi_rollout.envs.timed import WINDOW_S
-from mpi_rollout.errors import Interrupted, RolloutError, StorageError, UsageError
+from mpi_rollout.errors import Interrupted, RolloutError, StorageError, UsageError, counted
 from mpi_rollout.scaling.env_probe import EnvFigures, probe_env
 from mpi_rollout.scaling.jobs import (
     JobFailed,
@@ -80,7 +80,8 @@ class Tuning:
         num_envs = self.config.num_envs  # Refuses here what every job would refuse.
         if self.ranks and num_envs < self.ranks[-1]:
             raise UsageError(
-                f"--num-envs must be at least the largest of --ranks, got {num_envs} envs for {self.ranks[-1]} ranks; "
+                f"--num-envs must be at least the largest of --ranks, got {counted(num_envs, 'env')} for "
+                f"{counted(self.ranks[-1], 'rank')}; "
                 "use more envs or fewer ranks"
             )
 
@@ -107,7 +108,7 @@ class Tuning:
             num_ranks=self.num_ranks[-1],
             launcher=self.launcher or "mpirun",
             words=tuple(words),
-            machine=f"{os.uname().nodename} ({cpu_model()}, {cores} core{'s' * (cores > 1)})",
+            machine=f"{os.uname().nodename} ({cpu_model()}, {counted(cores, 'core')})",
             free_bytes=free_memory(),
         )
 
@@ -135,7 +136,7 @@ def tune(tuning: Tuning, dry_run: bool = False) -> int:
         trials = tuner.run()
     num_failed = sum(bool(trial.error) for trial in trials)
     if num_failed:
-        raise RolloutError(f"{num_failed} of {len(trials)} jobs failed; the others are in the table")
+        raise RolloutError(f"{num_failed} of {counted(len(trials), 'job')} failed; the others are in the table")
     return 0
 
 
@@ -179,7 +180,7 @@ class _Tuner:
         """
         found: dict[int, float] = {}
         for ranks in sorted({1, self._tuning.num_ranks[-1]}) * EXCHANGE_JOBS:
-            tell(f"measuring the exchange on {ranks} rank{'s' * (ranks > 1)}")
+            tell(f"measuring the exchange on {counted(ranks, 'rank')}")
             config = replace(
                 self._config(Candidate(ranks)), env=None, env_factory="mpi_rollout.scaling.sleeping:SleepingEnv",
                 env_kwargs={"step_s": 0.0, "observation_bytes": self._env.observation_bytes}, policy="random",

@@ -3,6 +3,7 @@
 import math
 from dataclasses import fields
 
+from mpi_rollout.errors import counted
 from mpi_rollout.scaling.model import Constants
 from mpi_rollout.scaling.report import aligned
 from mpi_rollout.scaling.sim.analysis import Check, Curve, SimulationAnalysis
@@ -39,8 +40,9 @@ def title(file: SimulationFile) -> str:
     cores = file.facts["num_cores"]
     libraries = dict.fromkeys(job.mpi_library for _, job in file.samples if job.mpi_library)
     return (
-        f"model of {file.question.env_name}, {file.question.envs_per_rank:,} envs per rank: {file.origin['host']} "
-        f"({file.facts['cpu_model']}, {cores} core{'s' * (cores > 1)}), "
+        f"model of {file.question.env_name}, {counted(file.question.envs_per_rank, 'env')} per rank: "
+        f"{file.origin['host']} "
+        f"({file.facts['cpu_model']}, {counted(cores, 'core')}), "
         + "".join(f"{library}, " for library in libraries)
         + file.origin["started"][:10]
     )
@@ -106,7 +108,7 @@ def ending(curve: Curve) -> str:
     if curve.saturation is None:
         told = "exchange and policy never take as long as the envs"
     else:
-        ranks = f"{curve.saturation:,} rank{'s' * (curve.saturation > 1)}"
+        ranks = counted(curve.saturation, "rank")
         told = f"from {ranks} on, exchange and policy take as long as the envs or longer{_span(curve)}"
     if math.isfinite(curve.ceiling):
         told += f"; no number of ranks gives more than {curve.ceiling:,.0f} env steps/s"
@@ -153,6 +155,7 @@ def held_out(check: Check) -> str | None:
         return None
     verdict = "within" if abs(check.error) <= WITHIN else "not within"
     return (
-        f"the largest, {check.num_ranks} ranks, held out of the fit: computed {100 * check.error:+.1f} % of what was "
+        f"the largest, {counted(check.num_ranks, 'rank')}, held out of the fit: computed {100 * check.error:+.1f} % "
+        f"of what was "
         f"measured, {verdict} {100 * WITHIN:.0f} %"
     )

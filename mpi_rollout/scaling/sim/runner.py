@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from mpi_rollout.errors import Interrupted, RolloutError, UsageError
+from mpi_rollout.errors import Interrupted, RolloutError, UsageError, counted
 from mpi_rollout.scaling.env_probe import probe_env
 from mpi_rollout.scaling.jobs import (
     JobFailed,
@@ -71,7 +71,7 @@ def commands(question: Simulation, out: str) -> list[str]:
 def _ending(file: SimulationFile, out: str) -> int:
     num_failed = sum(bool(job.error) for _, job in file.samples)
     if num_failed:
-        raise RolloutError(f"{num_failed} of {len(file.samples)} jobs failed; {out} has their errors")
+        raise RolloutError(f"{num_failed} of {counted(len(file.samples), 'job')} failed; {out} has their errors")
     analysis = SimulationAnalysis(file)
     if analysis.constants is None:
         raise RolloutError(
