@@ -36,7 +36,7 @@ from mpi_rollout.losses import Losses
 from mpi_rollout.policy import Policy, RandomPolicy
 from mpi_rollout.progress import make_progress
 from mpi_rollout.report import Outcome
-from mpi_rollout.status import Status
+from mpi_rollout.status import Status, is_batch_job
 from mpi_rollout.timing import PHASES
 from mpi_rollout.worker import Worker
 
@@ -348,6 +348,9 @@ class Root:
 
     def _tell_status(self, state: str, code: int, message: str) -> None:
         config, out, part = self.config, self.config.out, self.config.out + ".part"
+        if state != "complete" and self.status.is_first and not os.path.exists(part) and not is_batch_job():
+            self.status.remove()  # A first start that came to nothing leaves nothing.
+            return
         is_resumable = os.path.exists(part) and config.vectorization_mode == "sync" and config.trajectories
         self.status.tell(
             state, exit_code=code, message=message, num_steps=self._num_safe, resumable=is_resumable,

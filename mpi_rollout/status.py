@@ -11,6 +11,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
+BATCH_JOBS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")
 MOST_CHARS = 2**20  # Of a status, which has some hundred.
 
 
@@ -20,11 +21,18 @@ def status_path(out: str) -> str:
 
 
 class Status:
-    """Written anew, in one piece, whenever something changes; only by the root."""
+    """Written anew, in one piece, whenever something changes; only by the root.
+
+    Attributes
+    ----------
+    is_first
+        There was none.
+    """
 
     def __init__(self, out: str, num_steps: int):
         self._path = status_path(out)
         before = read_status(out)
+        self.is_first = not os.path.lexists(self._path)
         starts = before.get("starts") if before.get("state") != "complete" else 0
         starts = starts if isinstance(starts, int) else 0
         self._values: dict[str, Any] = {"of_num_steps": num_steps, "starts": starts + 1}
@@ -44,6 +52,16 @@ class Status:
             replace(self._path, text)
         except OSError:  # On a full disk: the run itself says so.
             overwrite(self._path, text)
+
+    def remove(self) -> None:
+        """Leave none."""
+        with suppress(OSError):
+            os.unlink(self._path)
+
+
+def is_batch_job() -> bool:
+    """Whether a batch script may ask how the run ended, which it learns from the status alone."""
+    return any(name in os.environ for name in BATCH_JOBS)
 
 
 def replace(path: str, text: str) -> None:

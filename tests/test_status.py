@@ -62,10 +62,15 @@ def test_a_run_that_is_refused_leaves_the_status_of_the_other(job: Job):
     assert status(job) == before
 
 
-def test_a_run_that_fails_before_its_first_step_has_nothing_to_resume(job: Job):
-    assert job(None, *RUN, STOP_AT="raise:1").code == 70
-    found = status(job)
-    assert (found["state"], found["resumable"], found["num_steps"], found["file"]) == ("failed", False, 0, None)
+@pytest.mark.parametrize("batch", [{}, {"PBS_JOBID": "7"}], ids=["by hand", "batch job"])
+def test_a_first_start_that_comes_to_nothing_leaves_nothing_but_what_a_batch_script_reads(job: Job, batch):
+    assert job(None, *RUN, STOP_AT="raise:1", **batch).code == 70
+    assert [path.name for path in job.folder.iterdir() if path.name.startswith("run.")] == ["run.status.json"] * len(
+        batch
+    )
+    if batch:
+        found = status(job)
+        assert (found["state"], found["resumable"], found["num_steps"], found["file"]) == ("failed", False, 0, None)
 
 
 def test_a_status_that_cannot_be_written_does_not_harm_the_run(job: Job):
