@@ -6,6 +6,7 @@ import struct
 import termios
 from fcntl import ioctl
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -137,13 +138,10 @@ def test_a_terminal_that_can_erase_nothing_gets_lines(monkeypatch):
 def test_the_rate_is_that_since_the_last_line():
     """Not that since the last look, of which there are many."""
     rates = []
-    clock, status = SimpleNamespace(now=100.0), SimpleNamespace(tell=lambda *_, **__: None)
-    root = SimpleNamespace(
-        _check_stop=lambda: None, status=status, driver=SimpleNamespace(clock=clock),
-        writer=SimpleNamespace(num_committed=0, add_interval=lambda *_: None),
-        progress=SimpleNamespace(every_s=1.0, tell=lambda _n, _e, rate, _s: rates.append(float(rate))),
-        _looked_at=0.0, _seen_env_steps=0, _untold=np.zeros(2), _began_at=0.0, _tell_at=0.0,
-    )  # fmt: skip
+    root = MagicMock(_looked_at=0.0, _seen_env_steps=0, _untold=np.zeros(2), _began_at=0.0, _tell_at=0.0)
+    clock = root.driver.clock
+    root.progress.every_s = 1.0
+    root.progress.tell = lambda _n, _e, rate, _s: rates.append(float(rate))
     for now, env_steps in ((100.0, 0), (100.5, 700), (101.0, 710), (101.5, 900), (102.0, 910)):
         clock.now = now
         collector = SimpleNamespace(num_steps=1, tally=SimpleNamespace(env_steps=env_steps, step_s=STEP_S))
