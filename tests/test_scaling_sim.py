@@ -175,6 +175,14 @@ def test_constants_come_from_a_weak_study(job: Job):
     assert (found.root_s, found.alpha_s, found.beta_s_per_byte) == pytest.approx((1e-5, 4e-6, 1e-10), rel=1e-3)
 
 
+def test_a_laptop_s_study_gives_constants_and_says_that_its_ranks_share_cores(job: Job):
+    """Without them it would have two points."""
+    made_up(make_study("weak", (1, 2, 3, 4, 8)), num_cores=2).write(str(job.folder / "weak.h5"), "")
+    result = sim(job, *ENVS, "--constants", "weak.h5", "--ranks", "1,1024")
+    assert result.code == 0, result.err
+    assert "weak.h5, 1 to 8 ranks, more than cores, so that curves tend to be too low, on node7" in result.out
+
+
 def test_a_study_of_too_few_points_gives_no_constants(job: Job):
     made_up(make_study("weak", (1, 2))).write(str(job.folder / "weak.h5"), "")
     result = sim(job, *ENVS, "--constants", "weak.h5")

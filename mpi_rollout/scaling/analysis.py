@@ -133,18 +133,20 @@ class Analysis:
         name, law = (
             ("Amdahl", statistics.amdahl) if self.study.kind == "strong" else ("Gustafson", statistics.gustafson)
         )
-        return {name: _attempt(lambda: law(self._speed_ups())), "exchange": _attempt(self._fit_exchange)}
+        exchange = _attempt(lambda: self.fit_exchange(self.fit_points))
+        return {name: _attempt(lambda: law(self._speed_ups())), "exchange": exchange}
 
     def _speed_ups(self) -> dict[int, float]:
         if self.base is None:
             raise NoFit("no base case: no job of one rank gave a result")
         return {point.num_ranks: point.speed_up.median for point in self.fit_points}
 
-    def _fit_exchange(self) -> Fit:
+    def fit_exchange(self, points: list[PointFigures]) -> Fit:
+        """Fit what an exchange takes; NoFit if these points do not tell it."""
         if self.study.run["mode"] != "sync" or self.study.run["num_groups"] != 1:
             raise NoFit("only lockstep shows what one exchange takes")
-        seconds = {point.num_ranks: point.exchange_s for point in self.fit_points}
-        return statistics.alpha_beta(seconds, {point.num_ranks: point.exchange_bytes for point in self.fit_points})
+        seconds = {point.num_ranks: point.exchange_s for point in points}
+        return statistics.alpha_beta(seconds, {point.num_ranks: point.exchange_bytes for point in points})
 
 
 def _median(values: Iterable[float]) -> float:

@@ -1,4 +1,7 @@
-"""Constants of the model from a study's file: what its jobs with a core for each rank show."""
+"""Constants of the model from a study's file: what its jobs with a core for each rank show.
+
+Where these are too few, as on a laptop, jobs whose ranks share cores count too, as in `fitting`.
+"""
 
 from dataclasses import dataclass
 
@@ -33,10 +36,7 @@ def known_from_study(path: str) -> Known:
     """
     file = read_study(path)
     analysis = Analysis(file.study, file.samples)
-    found = analysis.fits["exchange"]
-    if isinstance(found, NoFit):
-        raise DataError(f"--constants {path}: its exchange has no fit: {found}; take a study with more points")
-    points = analysis.fit_points
+    points = _points_of(analysis, path)
     columns = np.stack([exchange_parts(each.num_ranks, each.num_envs, each.exchange_bytes) for each in points])
     root_s, alpha_s, beta = non_negative(columns[:, [0, 3, 4]], np.array([each.exchange_s for each in points]))
     is_weak = file.study.kind == "weak"
@@ -48,11 +48,24 @@ def known_from_study(path: str) -> Known:
         policy_s_per_env=_policy_s_per_env(file, points),
     )
     ranks = f"1 to {points[-1].num_ranks} ranks"
+    if any(point.oversubscribed for point in points):
+        ranks += ", more than cores, so that curves tend to be too low,"
     when = file.origin["started"][:10]
     return Known(
         constants,
         f"fitted to the {file.study.kind} study {path}, {ranks} on {machine(hosts(file), file.facts)}, {when}",
     )
+
+
+def _points_of(analysis: Analysis, path: str) -> list[PointFigures]:
+    """Those with a core for each rank, if they carry a fit; else all."""
+    for points in (analysis.fit_points, analysis.points):
+        try:
+            analysis.fit_exchange(points)
+            return points
+        except NoFit as error:
+            reason = error
+    raise DataError(f"--constants {path}: its exchange has no fit: {reason}; take a study with more points")
 
 
 def _policy_s_per_env(file: StudyFile, points: list[PointFigures]) -> float:
