@@ -46,6 +46,8 @@ STUDIES := strong-cartpole strong-acrobot strong-humanoid weak sim compare
 ROLLOUT := $(BIN)/python -m mpi_rollout
 
 results: install  ## measure the studies of results/measured/ again, and draw them: half an hour on a quiet machine
+	@# The torch without CUDA, which is 5 GB smaller; where that index cannot be reached, the one there is.
+	-$(BIN)/python -m pip install --quiet --disable-pip-version-check torch --index-url https://download.pytorch.org/whl/cpu
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[compare]'
 	@# A study that is there is continued: away with those of another day.
 	rm -f $(STUDIES:%=results/measured/%.h5)

@@ -1,0 +1,116 @@
+"""Every command and every Python snippet of README.md and slurm/README.md, in order, in a fresh clone.
+
+Fences say what a block is: `sh`, `python`, or nothing for what a program prints.  A comment before a fence, which no
+reader sees, says why a block is `not run`, or what the commands of a long one are given `in the test also`.
+"""
+
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from conftest import TESTS, Running, mpiexec
+
+CLONE = TESTS.parent
+BLOCK = re.compile(r"(?:^<!-- (?P<mark>[^\n]*) -->\n)?^```(?P<kind>\w*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
+COMMANDS = ("mpirun", "python", "pip", "make", "git", "sbatch", "slurm/", "apt-get", "cp", "export")
+REASONS = ("SLURM", "brings another torch", "brings packages, root", "FILE stands for yours", "the network and long")
+NEEDED = {
+    "mujoco": "Humanoid",
+    "ale_py": "ale_py:",
+    "matplotlib": " plot",
+    "stable_baselines3": "sb3|stable_baselines3|train_ppo",
+}
+TIMEOUT_S = 300.0  # The machine may be busy.
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block: its kind, its text, and the comment before it."""
+
+    page: str
+    place: int
+    kind: str
+    text: str
+    mark: str
+
+    def __str__(self) -> str:
+        return f"{Path(self.page).parent.name or 'README'}-{self.place}-{self.kind}"
+
+    @property
+    def is_run(self) -> bool:
+        return self.kind in ("sh", "python") and not self.mark.startswith("not run: ")
+
+    def command(self, folder: Path) -> list[str]:
+        """What runs it in `folder`.  A snippet whose first line names a file becomes that file, for a later command."""
+        if self.kind == "sh":
+            return ["bash", "-euo", "pipefail", "-c", self._short()]
+        name = re.match(r"# (\w+\.py)$", self.text.splitlines()[0])
+        file = folder / (name[1] if name else f"snippet_{self.place}.py")
+        file.write_text(self.text)
+        launcher = [mpiexec(), "-n", "2"] if "if envs is not None" in self.text else []
+        return ["true"] if name else [*launcher, sys.executable, file.name]
+
+    def _short(self) -> str:
+        more = self.mark.removeprefix("in the test also: ")
+        return re.sub(r"^(.+?)( +#.*)?$", rf"\1 {more}", self.text, flags=re.MULTILINE)
+
+
+def blocks(page: str) -> list[Block]:
+    found = enumerate(BLOCK.finditer((CLONE / page).read_text()))
+    return [Block(page, place, each["kind"], each["text"], each["mark"] or "") for place, each in found]
+
+
+ALL = [*blocks("README.md"), *blocks("slurm/README.md")]
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What git has of this working tree, and nothing that was built or written in it."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=CLONE, capture_output=True, text=True)
+    if listed.returncode != 0:
+        pytest.skip("this is no clone of a repository")
+    folder = tmp_path_factory.mktemp("clone")
+    for name in filter(None, listed.stdout.split("\0")):
+        if (CLONE / name).exists():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(CLONE / name, folder / name)
+    return folder
+
+
+@pytest.mark.any_mpi
+@pytest.mark.mpi
+@pytest.mark.parametrize("block", [each for each in ALL if each.is_run], ids=str)
+def test_it_works_as_it_stands(block: Block, clone: Path):
+    missing = [name for name, words in NEEDED.items() if re.search(words, block.text) and find_spec(name) is None]
+    if missing:
+        pytest.skip(f"needs {', '.join(missing)}")
+    path = f"{Path(sys.executable).parent}:/usr/bin:/bin"
+    result = Running(block.command(clone), clone, PYTHONPATH=str(clone), PATH=path).finish(TIMEOUT_S)
+    assert result.code == 0, f"{block.text}\n{result.out}\n{result.err}"
+
+
+def test_what_is_not_run_is_little_and_has_a_reason():
+    marks = [each.mark for each in ALL if each.mark]
+    left_out = [mark.removeprefix("not run: ") for mark in marks if mark.startswith("not run: ")]
+    assert len(left_out) + sum(mark.startswith("in the test also: --") for mark in marks) == len(marks)
+    assert set(left_out) == set(REASONS)
+    assert sum(reason != "SLURM" for reason in left_out) == len(REASONS) - 1  # `make slurm-test` has the others.
+
+
+def test_no_command_hides_in_a_block_of_output():
+    shown = [each for each in ALL if each.kind not in ("sh", "python")]
+    assert [each.text for each in shown if each.text.startswith(COMMANDS)] == []
+
+
+def test_what_commands_write_is_no_change_of_the_clone():
+    """Git ignores all of `results/` but what the project has measured."""
+    names = ["results/a.h5", "results/a.png", "results/strong.svg", "results/videos/b", "results/README.md"]
+    done = subprocess.run(["git", "check-ignore", *names], cwd=CLONE, capture_output=True, text=True)
+    if done.returncode not in (0, 1):
+        pytest.skip("this is no clone of a repository")
+    assert done.stdout.split() == names[:-1]
