@@ -35,6 +35,7 @@ def run() -> None:
     except SystemExit as end:
         if end.code == Interrupted.exit_code:
             tell(str(end.code))
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # By which srun ends the other ranks when the first has left.
             to_do.append(finalize)
         raise
 
