@@ -23,7 +23,7 @@ PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "unshare", "setpr
 PACKAGES = "slurmctld slurmd slurm-client munge libpmix2"
 NODES = ("node1", "node2")
 SYSTEM_PATH = "/usr/sbin:/sbin"  # Debian's daemons are there, which is in nobody's PATH but root's.
-TIMEOUT_S = 60.0
+TIMEOUT_S = 240.0  # Where the machine is busy with other things a job takes minutes.
 ENDS = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
 
 CONFIGURATION = """

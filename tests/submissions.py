@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from conftest import TESTS
 from kept import committed
-from slurm_cluster import Cluster, cluster, missing
+from slurm_cluster import TIMEOUT_S, Cluster, cluster, missing
 
 from mpi_rollout.status import read_status
 
@@ -53,7 +53,7 @@ class Submissions:
         """Start submit_scaling.sh as on a login node."""
         return self.slurm.run(str(SCRIPTS / "submit_scaling.sh"), *arguments, cwd=self.folder, **self.environment(site))
 
-    def run(self, *arguments: str, timeout_s: float = 60.0, **more) -> tuple[str, str]:
+    def run(self, *arguments: str, timeout_s: float = TIMEOUT_S, **more) -> tuple[str, str]:
         """Submit and wait for the end; return the job's state and exit code."""
         job = self.slurm.finish(self(*arguments, **more), timeout_s)
         return job["JobState"], job["ExitCode"]
@@ -61,7 +61,7 @@ class Submissions:
     def start(self, *arguments: str, **more) -> str:
         """Submit and wait until the run has committed something; return the job's number."""
         number = self(*arguments, **more)
-        self.slurm.wait_until(lambda: committed(self.folder / "run.h5.part"), "steps are committed", 60.0)
+        self.slurm.wait_until(lambda: committed(self.folder / "run.h5.part"), "steps are committed")
         return number
 
     @property

@@ -69,7 +69,7 @@ def whole_run(tmp_path_factory) -> dict[str, np.ndarray]:
 
 def assert_continued(submit: Submissions, number: str, whole_run: dict[str, np.ndarray]) -> None:
     """The job has started again, once, and its data are those of an uninterrupted run."""
-    found = submit.slurm.finish(number, 60.0)
+    found = submit.slurm.finish(number)
     assert (found["JobState"], found["ExitCode"], found["Restarts"]) == ("COMPLETED", "0:0", "1"), submit.log
     assert submit.status["starts"] == 2
     assert_same_bytes(datasets(submit.out), whole_run)
@@ -389,6 +389,6 @@ def test_a_job_that_loses_a_node_is_started_again_and_goes_on(submit, whole_run)
     """SLURM takes half a minute to find that a node is gone, in which the other rank waits."""
     number = submit.start(*RUN, site=PACED_AT_FIRST, options=("--ntasks=2", "--nodes=2"))
     submit.slurm.kill_node("node2")
-    submit.slurm.wait_until(lambda: "down*" in submit.slurm.states(), "SLURM has found the loss", 60.0)
+    submit.slurm.wait_until(lambda: "down*" in submit.slurm.states(), "SLURM has found the loss")
     submit.slurm.start_node("node2")
     assert_continued(submit, number, whole_run)

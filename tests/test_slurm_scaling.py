@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 from slurm_cluster import NODES
-from submissions import SCRIPTS, Submissions, one_mpi
+from submissions import SCRIPTS, Submissions, one_mpi, with_srun
 
 from mpi_rollout.scaling.file import StudyFile, read_study
 from mpi_rollout.scaling.study import Point
@@ -45,7 +45,7 @@ def study_of(submit: Submissions) -> StudyFile:
 def test_a_study_is_submitted_as_a_job_for_each_number_of_ranks_and_one_that_puts_them_together(submit):
     jobs = submitted(submit, "--serial", *WEAK)
     assert [*jobs] == ["weak-1", "weak-2", "weak-3", "weak-gather"]
-    states = {name: submit.slurm.finish(number, 90.0) for name, number in jobs.items()}
+    states = {name: submit.slurm.finish(number) for name, number in jobs.items()}
     assert {(job["JobState"], job["ExitCode"]) for job in states.values()} == {("COMPLETED", "0:0")}, logs(submit)
     assert [states[f"weak-{ranks}"]["NumTasks"] for ranks in RANKS] == ["1", "2", "3"]
     times = [(job["StartTime"], job["EndTime"]) for job in states.values()]
@@ -59,7 +59,7 @@ def test_a_study_is_submitted_as_a_job_for_each_number_of_ranks_and_one_that_put
 @one_mpi
 def test_jobs_of_their_own_nodes_run_at_the_same_time(submit):
     jobs = submitted(submit, *STRONG)
-    states = {name: submit.slurm.finish(number, 90.0) for name, number in jobs.items()}
+    states = {name: submit.slurm.finish(number) for name, number in jobs.items()}
     assert {job["JobState"] for job in states.values()} == {"COMPLETED"}, logs(submit)
     assert states["strong-1"]["NodeList"] != states["strong-2"]["NodeList"]
     assert states["strong-1"]["OverSubscribe"] == "NO"
@@ -70,7 +70,7 @@ def test_jobs_of_their_own_nodes_run_at_the_same_time(submit):
 def test_a_study_is_submitted_as_one_array(submit):
     jobs = submitted(submit, "--one-array", "--serial", *STRONG)
     assert [*jobs] == ["strong", "strong-gather"]
-    assert submit.slurm.finish(jobs["strong-gather"], 90.0)["JobState"] == "COMPLETED", logs(submit)
+    assert submit.slurm.finish(jobs["strong-gather"])["JobState"] == "COMPLETED", logs(submit)
     assert sorted(path.name.rpartition("-")[0] for path in submit.folder.glob("strong-[0-9]-*.out")) == [
         "strong-1", "strong-2", "strong-3",
     ]  # fmt: skip
@@ -81,7 +81,7 @@ def test_a_study_is_submitted_as_one_array(submit):
 def test_a_whole_study_is_done_in_one_allocation(submit):
     """Of two nodes, where the ranks of a small job are on one of them, as in an allocation of their own."""
     options = ("--ntasks=3", "--nodes=2", "--ntasks-per-node=2")
-    state = submit.run(*STRONG, script="scaling.sbatch", options=options, timeout_s=90.0)
+    state = submit.run(*STRONG, script="scaling.sbatch", options=options)
     assert state == ("COMPLETED", "0:0"), submit.log
     hosts = {each.num_ranks: each.hosts for each in study_of(submit).samples.jobs}
     assert hosts == {1: NODES[0], 2: NODES[0], 3: ", ".join(NODES)}
@@ -92,9 +92,9 @@ def test_a_whole_study_is_done_in_one_allocation(submit):
 def test_a_job_that_was_told_to_stop_goes_back_into_the_queue_and_what_puts_them_together_waits_for_it(submit):
     jobs = submitted(submit, "--serial", *STRONG, "--limit-s", "0.2")
     part = submit.folder / "study.h5.parts" / "2.h5"
-    submit.slurm.wait_until(part.exists, "a job of 2 ranks is done", 60.0)
+    submit.slurm.wait_until(part.exists, "a job of 2 ranks is done")
     submit.slurm.run("scancel", "--batch", "--signal=USR1", jobs["strong-2"])
-    found = submit.slurm.finish(jobs["strong-gather"], 90.0)
+    found = submit.slurm.finish(jobs["strong-gather"])
     assert found["JobState"] == "COMPLETED", logs(submit)
     assert submit.slurm.job(jobs["strong-2"])["Restarts"] == "1"
     study_of(submit)
@@ -106,19 +106,19 @@ def test_a_job_that_was_told_to_stop_goes_back_into_the_queue_and_what_puts_them
 @one_mpi
 def test_what_a_cancelled_job_has_not_done_is_told_and_the_same_command_submits_it(submit):
     jobs = submitted(submit, "--serial", *STRONG, site='[ "${SLURM_JOB_NAME:-}" != strong-2 ] || sleep 100\n')
-    submit.slurm.wait_until(lambda: submit.slurm.job(jobs["strong-2"])["JobState"] == "RUNNING", "it runs", 60.0)
+    submit.slurm.wait_until(lambda: submit.slurm.job(jobs["strong-2"])["JobState"] == "RUNNING", "it runs")
     second = submit.submit_scaling(*STRONG)
     assert second.returncode == 78 and all(
         number in second.stderr for name, number in jobs.items() if name != "strong-1"
     )
     assert "jobs of study.h5 are in the queue already: " in second.stderr
     submit.slurm.run("scancel", jobs["strong-2"])
-    found = submit.slurm.finish(jobs["strong-gather"], 90.0)
+    found = submit.slurm.finish(jobs["strong-gather"])
     assert (found["JobState"], found["ExitCode"]) == ("FAILED", "75:0"), logs(submit)
     assert "2 of 6 jobs are missing, of 2 ranks" in logs(submit)
     again = submitted(submit, *STRONG)
     assert [*again] == ["strong-2", "strong-gather"]
-    assert submit.slurm.finish(again["strong-gather"], 90.0)["JobState"] == "COMPLETED", logs(submit)
+    assert submit.slurm.finish(again["strong-gather"])["JobState"] == "COMPLETED", logs(submit)
     study_of(submit)
     done = submit.submit_scaling(*STRONG)
     assert (done.returncode, done.stdout) == (0, "") and "nothing of study.h5 is left to measure" in done.stderr
@@ -134,9 +134,9 @@ def test_a_study_of_more_ranks_than_the_job_has_is_refused_at_once(submit):
 
 @one_mpi
 def test_what_failed_is_submitted_again_if_one_asks_for_it(submit):
-    wrong = "LAUNCHER='srun --mpi=none'\n"
-    jobs = submitted(submit, "--serial", *STRONG, site=wrong)
-    found = submit.slurm.finish(jobs["strong-gather"], 90.0)
+    failing = with_srun(submit.folder, 'case "$*" in *" -n 1 "*) ;; *"mpi_rollout run"*) exit 1 ;; esac')
+    jobs = submitted(submit, "--serial", *STRONG, site=failing)
+    found = submit.slurm.finish(jobs["strong-gather"])
     assert (found["JobState"], found["ExitCode"]) == ("FAILED", "70:0"), logs(submit)
     assert "4 of 6 jobs failed" in logs(submit)
     told = submit.submit_scaling(*STRONG).stderr

@@ -34,7 +34,7 @@ def test_an_srun_that_outlives_the_ranks_of_a_heterogeneous_job_is_ended(submit,
     site = with_srun(submit.folder, 'case "$*" in *--het-group*) {srun} "$@"; sleep 1000 ;; esac')
     (submit.folder / "my_train.py").write_text(f"from mpi4py import MPI\nMPI.COMM_WORLD.barrier()\n{ending}\n")
     options = ("--ntasks=1", ":", "--ntasks=2")
-    ended = submit.run("my_train.py", options=options, script="train.sbatch", site=site, timeout_s=120.0)
+    ended = submit.run("my_train.py", options=options, script="train.sbatch", site=site)
     assert ended[0] == state and (ended[1] == "0:0") == (state == "COMPLETED")
     assert submit.messages == ["train.sbatch: all ranks have ended and srun has not; it is ended here"]
 
