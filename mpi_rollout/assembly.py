@@ -13,6 +13,7 @@ from mpi_rollout.errors import Field, UsageError
 from mpi_rollout.exchange import Contents, Exchanges
 from mpi_rollout.infos import Infos, info_leaves, names_of
 from mpi_rollout.layout import describe
+from mpi_rollout.masks import mask_leaves
 from mpi_rollout.partition import Division
 from mpi_rollout.slices import Slice
 from mpi_rollout.waiting import way_to_wait
@@ -35,6 +36,8 @@ class Plan:
         Go on without ranks that are lost, see `shrink`.
     wait
         One of `config.WAITS`.
+    heeds_masks
+        Slots have room for the action masks of envs.
     """
 
     make: EnvMaker
@@ -45,6 +48,7 @@ class Plan:
     on_fault: OnFault = ABORT
     is_surviving: bool = False
     wait: str = "auto"
+    heeds_masks: bool = False
 
     @property
     def has_final_observations(self) -> bool:
@@ -120,10 +124,12 @@ def assemble(
     if part.envs:  # They know what could not be sent.
         facts = EnvFacts.of(part.envs[0])
     infos = info_leaves(plan.infos, plan.has_final_observations)
+    infos += mask_leaves(facts.action_space) if plan.heeds_masks else ()
     contents = Contents(facts.observation_space, facts.action_space, plan.has_final_observations, infos)
     exchanges = Exchanges(comm, plan.division, contents, plan.is_surviving, _way_to_wait(comm, plan))
     own = [exchange for exchange in exchanges.all if exchange.envs]
-    slices = [Slice(exchange, envs, plan.infos, plan.on_fault) for exchange, envs in zip(own, part.envs, strict=True)]
+    options = plan.infos, plan.on_fault, plan.heeds_masks
+    slices = [Slice(exchange, envs, *options) for exchange, envs in zip(own, part.envs, strict=True)]
     worker = Worker(exchanges, slices, methods(exchanges))
     worker.watch(plan.on_fault.timeout_s)
     return worker, facts

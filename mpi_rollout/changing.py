@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from mpi_rollout.masks import MASKED
 from mpi_rollout.messages import Direct, Lockstep
 from mpi_rollout.waiting import Adaptation
 
@@ -76,7 +77,7 @@ class Changing:
         self._is_told = True
 
     def post_slot(self) -> None:
-        if not self._is_direct and self._adaptation.watch.is_short() and not self.mark[0]:
+        if not self._is_direct and self._adaptation.watch.is_short() and self.mark[0] in (0, MASKED):
             self.mark[0] = SHORT
         self._now.post_slot()
 

@@ -222,7 +222,7 @@ class Collector:
     def _act(self, tracks: list[Track]) -> None:
         """Ask the policy what some lanes' envs do, and send it."""
         if self._is_random:
-            actions = rows_of(self.policy.at(tracks[0].step), tracks[0].lane.envs)
+            actions = self._random_actions(tracks[0])
         else:
             observations = self._observations(tracks)
             try:
@@ -237,6 +237,14 @@ class Collector:
         for track in tracks:
             for array, sent in zip(track.block.block.action_arrays, track.lane.exchange.action_arrays, strict=True):
                 array[track.row, track.lane.envs] = sent
+
+    def _random_actions(self, track: Track) -> Any:
+        lane = track.lane
+        if lane.is_marked and lane.exchange.layout.infos:
+            packed, has_mask = map(lane.exchange.take, lane.exchange.columns.info_arrays[0])
+            if has_mask.any():
+                return self.policy.by_masks(track.step, lane.envs, has_mask, packed)
+        return rows_of(self.policy.at(track.step), lane.envs)
 
     def _observations(self, tracks: list[Track]) -> Any:
         """Copies of the last observations of some lanes' envs, C-contiguous.

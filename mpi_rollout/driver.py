@@ -17,6 +17,7 @@ from mpi_rollout.errors import DataError, RankLost, RolloutError, counted, words
 from mpi_rollout.exchange import FAULT, MADE_ANEW, Command, Exchange, Exchanges
 from mpi_rollout.infos import add_columns, merge_infos
 from mpi_rollout.layout import Block, leaves, tree_of
+from mpi_rollout.masks import MASKED
 from mpi_rollout.mpi import ROOT
 from mpi_rollout.shrink import LOST
 from mpi_rollout.worker import Fault, Worker
@@ -40,6 +41,7 @@ class Lane:
         self.env_indices = np.arange(exchange.partition.envs.start, exchange.partition.envs.stop)
         self.envs = slice(exchange.partition.envs.start, exchange.partition.envs.stop)
         self.num_envs = len(self.env_indices)
+        self.is_marked = False  # A rank has said something else with its last slot; there may be action masks.
         self.order: tuple[Any, ...] = ()  # What the root's own slice has to obey before its slots are complete.
 
     def put(self, arrays: Sequence[np.ndarray], start: int) -> None:
@@ -170,7 +172,8 @@ class Driver:
         is_marked = False
         for lane in lanes:
             del self.under_way[lane]
-            is_marked |= bool(np.count_nonzero(lane.exchange.marks))
+            lane.is_marked = bool(np.count_nonzero(lane.exchange.marks))
+            is_marked |= lane.is_marked
         if is_marked:
             self._heed(lanes)
         return lanes
@@ -241,6 +244,8 @@ class Driver:
 
     def _heed(self, lanes: Sequence[Lane]) -> None:
         marks = np.concatenate([lane.exchange.marks for lane in lanes])
+        if ((marks == 0) | (marks == MASKED)).all():
+            return
         for lane in lanes:
             if (lane.exchange.marks == SHORT).any():
                 lane.exchange.messages.note_shortage()

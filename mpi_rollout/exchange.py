@@ -242,6 +242,8 @@ class Exchange:
         self.columns.truncations[slot] = True
         for column, array in zip(self.columns.observation_arrays, observation_arrays, strict=True):
             column[slot, :rows] = array
+        for _, mask in self.columns.info_arrays:
+            mask[slot] = False
 
     def spread(self, value: Any = None) -> Any:
         """Send a Python object of the root to these ranks, pickled, right after an order: for what happens rarely."""

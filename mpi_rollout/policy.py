@@ -12,7 +12,8 @@ import numpy as np
 from gymnasium import spaces
 
 from mpi_rollout.layout import Leaf, bounds, leaf_spaces, leaves, tree_of
-from mpi_rollout.seeding import draws_of_policy
+from mpi_rollout.masks import allowed, sizes
+from mpi_rollout.seeding import draws_by_masks, draws_of_policy
 
 Policy = Callable[[Any], Any]
 BLOCK_STEPS = 64  # Drawn at once: making a generator costs 20 us, as much as stepping three CartPoles.
@@ -21,14 +22,15 @@ BLOCK_STEPS = 64  # Drawn at once: making a generator costs 20 us, as much as st
 class RandomPolicy:
     """Actions drawn at random, distributed as by Gymnasium's `Space.sample`.
 
-    The action of env i in step t depends on (seed, i, t) and on nothing else: not on how many envs there are, not
-    on ranks, not on observations.
+    The action of env i in step t depends on (seed, i, t), on the env's mask if it has one, and on nothing else: not on
+    how many envs there are, not on ranks, not on observations.
     """
 
     def __init__(self, space: spaces.Space, num_envs: int, seed: int, first_step: int = 0):
         self._space, self._num_envs, self._seed = space, num_envs, seed
         self._leaves = list(zip(leaves(space), leaf_spaces(space), strict=True))
         self._drawn: dict[int, list[Any]] = {}
+        self._uniform: dict[int, np.ndarray] = {}
         self._steps = count(first_step)
 
     def __call__(self, _observations: Any = None) -> Any:
@@ -45,10 +47,39 @@ class RandomPolicy:
             self._drawn[block] = self._draw_block(block)
         return self._drawn[block][row]
 
+    def by_masks(self, step: int, envs: slice, has_mask: np.ndarray, packed: np.ndarray) -> np.ndarray:
+        """Return the actions of some envs in a step: of those that have a mask one that it allows, all alike likely.
+
+        As with Gymnasium's `sample(mask=...)`, where nothing is allowed it is the first action.
+
+        Parameters
+        ----------
+        has_mask, packed
+            Of these envs, see `masks.mask_leaves`.
+        """
+        actions = np.array(self.at(step)[envs])
+        components = actions.reshape(len(actions), -1)
+        counts, (low, _) = sizes(self._space), bounds(self._space)
+        rows = np.flatnonzero(has_mask)
+        uniform = self._uniform_of(step, len(counts))[envs][rows]
+        bits = np.unpackbits(packed[rows], axis=1, count=sum(counts)).astype(np.bool_)
+        for index, part in enumerate(np.split(bits, np.cumsum(counts)[:-1], axis=1)):
+            components[rows, index] = low.flat[index] + allowed(part, uniform[:, index])
+        return actions
+
+    def _uniform_of(self, step: int, num_components: int) -> np.ndarray:
+        """Random numbers of shape (num_envs, num_components)."""
+        block, row = divmod(step, BLOCK_STEPS)
+        if block not in self._uniform:
+            shape = (self._num_envs, BLOCK_STEPS, num_components)
+            self._uniform[block] = draws_by_masks(self._seed, block).random(shape)
+        return self._uniform[block][:, row]
+
     def forget(self, step: int) -> None:
         """Keep no more what only steps before this one need."""
-        for block in [block for block in self._drawn if block < step // BLOCK_STEPS]:
-            del self._drawn[block]
+        for kept in (self._drawn, self._uniform):
+            for block in [block for block in kept if block < step // BLOCK_STEPS]:
+                del kept[block]
 
     def _draw_block(self, block: int) -> list[Any]:
         arrays = [self._draw(index, *leaf, block) for index, leaf in enumerate(self._leaves)]

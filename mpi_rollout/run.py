@@ -159,7 +159,7 @@ def plan_of(config: RolloutConfig, num_ranks: int) -> Plan:
     check_batch_size(division, config.batch_size)
     return Plan(
         maker_of(config), division, config.seed, on_fault=on_fault_of(config), is_surviving=config.ft == "shrink",
-        wait=config.wait,
+        wait=config.wait, heeds_masks=config.policy == "random",
     )  # fmt: skip
 
 

@@ -4,8 +4,8 @@ Python's and NumPy's global generators are the exception: a process has one of e
 
 All streams are `numpy.random.SeedSequence(seed, spawn_key=...)`; the length of the key keeps its uses apart:
 one word for an env's episodes, two for a policy's draws, three for a natively vectorized slice, four for the
-global generators.  Gymnasium's own `seed + i` is not used: two runs with seeds 0 and 1 would share all but one
-of their streams.
+global generators, five for a policy's draws by action masks.  Gymnasium's own `seed + i` is not used: two runs with
+seeds 0 and 1 would share all but one of their streams.
 
 Episode k of env i has for its seed word k of `SeedSequence(seed, spawn_key=(i,)).generate_state(...)`.
 """
@@ -51,6 +51,11 @@ def draws_of_policy(seed: int, leaf: int, block: int) -> np.random.Generator:
     Draw in the order env, step, component: then no draw depends on how many envs there are.
     """
     return np.random.Generator(np.random.Philox(np.random.SeedSequence(seed, spawn_key=(leaf, block))))
+
+
+def draws_by_masks(seed: int, block: int) -> np.random.Generator:
+    """The stream for choosing among the actions that masks allow; to be drawn from in the same order."""
+    return np.random.Generator(np.random.Philox(np.random.SeedSequence(seed, spawn_key=(block, 0, 0, 0, 0))))
 
 
 def seed_global_generators(seed: int, rank: int, num_steps: int = 0) -> None:

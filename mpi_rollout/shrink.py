@@ -25,7 +25,7 @@ from mpi_rollout.guard import be_last
 from mpi_rollout.mpi import GRACE_S, ROOT, abort, library
 
 ULFM_VARIABLE = "OMPI_MCA_mpi_ft_enable"  # What `mpirun --with-ft ulfm` sets.
-LOST = 3  # A slot's mark: its rank is gone.
+LOST = 3  # A slot's mark, see `exchange`: its rank is gone.
 TOLD_S = 5.0  # Until when the launcher has told of a loss, at the latest.
 WAY_OUT = "without the option the job ends when a rank is lost, and the same command continues it"
 

@@ -9,6 +9,7 @@ from gymnasium.vector import VectorEnv
 from mpi_rollout.envs.faults import ABORT, OnFault, OutputChecks
 from mpi_rollout.envs.inputs import Options
 from mpi_rollout.envs.loop import LoopVectorEnv
+from mpi_rollout.envs.masks import MaskColumn
 from mpi_rollout.envs.outputs import Casting, misfit
 from mpi_rollout.envs.restoring import Past, Restoring
 from mpi_rollout.errors import DataError
@@ -28,9 +29,18 @@ class Slice:
         A `LoopVectorEnv` writes straight into the slot, what others return is copied there.
     infos
         "none", "all" or a mapping, see `infos`.
+    heeds_masks
+        The envs' action masks go with the slot; there is nothing of `infos` then.
     """
 
-    def __init__(self, exchange: Exchange, envs: VectorEnv, infos: Infos = "none", on_fault: OnFault = ABORT):
+    def __init__(
+        self,
+        exchange: Exchange,
+        envs: VectorEnv,
+        infos: Infos = "none",
+        on_fault: OnFault = ABORT,
+        heeds_masks: bool = False,
+    ):
         self.exchange, self.envs, self.env_indices = exchange, envs, exchange.envs
         self.num_steps = self._num_done = 0
         self._is_loop = isinstance(envs, LoopVectorEnv)
@@ -40,9 +50,13 @@ class Slice:
         self._checks = None if self._is_loop else OutputChecks(envs.single_observation_space, on_fault)
         self._casting = Casting(on_fault.strict_dtypes)
         self._info_columns = list(zip(exchange.layout.infos, exchange.slot.info_arrays, strict=True))
+        self.masks = None
+        if heeds_masks:
+            column = self._info_columns.pop()[1] if self._info_columns else None
+            self.masks = MaskColumn(envs.single_action_space, column, self.env_indices.start)
         if self._is_loop:
             envs.write_to(exchange.slot)
-            envs.add_info = tell
+            envs.add_info, envs.masks = tell, self.masks
 
     def reset(self, seed: Any = None, mask: np.ndarray | None = None, options: Options = None) -> None:
         """Reset the envs, or those of a mask over all envs of the job; `seed` and `options` are for all of them too.
@@ -150,6 +164,8 @@ class Slice:
             self.exchange.put_infos(infos)
         if self._checks:
             self._check()
+        if self.masks is not None and not self._is_loop:
+            self.masks.write_batch(infos, slot.terminations | slot.truncations)
         for leaf, (values, mask) in self._info_columns:
             write_columns(infos, leaf, values, mask)
 

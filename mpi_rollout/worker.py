@@ -27,6 +27,7 @@ from mpi_rollout.errors import DataError, EnvError, RankLost, RolloutError, Sign
 from mpi_rollout.exchange import FAULT, MADE_ANEW, Command, Exchange, Exchanges
 from mpi_rollout.exits import ends_forked
 from mpi_rollout.interrupts import STOP_SIGNALS, Cut
+from mpi_rollout.masks import MASKED
 from mpi_rollout.mpi import abort
 from mpi_rollout.slices import Slice
 from mpi_rollout.timing import Clock
@@ -200,6 +201,8 @@ class Worker:
             for _, message, times in faults:
                 self._say(f"step {slice_.num_steps}: {message}; {times}")
         mark = MADE_ANEW if faults and slice_.has_told else -self.stop_signal
+        if mark == 0 and slice_ is not None and slice_.masks is not None and slice_.masks.places:
+            mark = MASKED
         exchange.own_mark[0] = mark if self._fault is None else FAULT
         exchange.own_step_s[0] = self.clock.lap("step")
 

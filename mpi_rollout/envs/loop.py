@@ -16,6 +16,7 @@ from gymnasium.vector import AutoresetMode
 
 from mpi_rollout.envs.faults import ABORT, OnFault, OutputChecks, WrongValue
 from mpi_rollout.envs.inputs import Options, options_of_each, seed_of_each, take_reset_mask
+from mpi_rollout.envs.masks import MaskColumn
 from mpi_rollout.envs.members import Members
 from mpi_rollout.envs.outputs import (
     Casting,
@@ -83,6 +84,7 @@ class LoopVectorEnv(Members):
         self._ends = np.zeros(self.num_envs, np.bool_)
         self._ended: list[int] = []  # And not reset since.
         self._checks = OutputChecks(self.single_observation_space, on_fault)
+        self.masks: MaskColumn | None = None  # Where those of the envs are wanted.
         self._outcomes: list[Any] | None = None  # Of the sweep under way as many as have come.
         self.failing: set[int] | None = (
             None  # While episodes are taken again: envs that failed, and are left out since.
@@ -124,6 +126,8 @@ class LoopVectorEnv(Members):
         observations, infos = [], {}
         for index in indices:
             observation, info = self._begin(index, self._given_reset(index, seeds[index], options[index]))
+            if self.masks is not None:
+                self.masks.begin(index, info)
             if not self.failing or index not in self.failing:
                 self._calls[index] = self._steps[index]
             observations.append(observation)
@@ -140,7 +144,8 @@ class LoopVectorEnv(Members):
 
     def hold(self, index: int, observation: Any) -> None:
         """Leave one env out of steps until `release`: it is said to observe this, without reward or end."""
-        self._calls[index] = lambda _action: (observation, 0.0, False, False, {})
+        info = {} if self.masks is None else self.masks.info_of(index)
+        self._calls[index] = lambda _action: (observation, 0.0, False, False, info)
 
     def release(self, index: int) -> None:
         """Have one env take part in steps again, its episode as new as when it was held."""
@@ -163,6 +168,8 @@ class LoopVectorEnv(Members):
         """
         observations, rewards, terminations, truncations, infos = self._sweep(actions)
         self._write_results(rewards, terminations, truncations)
+        if self.masks is not None and self.masks.places:
+            self.masks.write(infos, self._ended)
         infos = self._wanted(infos)
         if self._ended and self.autoreset_mode is AutoresetMode.SAME_STEP:
             observations, gathered = self._begin_again(observations, infos)
@@ -253,6 +260,8 @@ class LoopVectorEnv(Members):
         def step(_action):
             begin(index)
             observation, info = reset()
+            if self.masks is not None:
+                self.masks.begin(index, info)
             return observation, 0.0, False, False, info
 
         return step

@@ -1,0 +1,116 @@
+"""The action masks of a rank's envs, on their way to the root, which draws random actions by them."""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from mpi_rollout.console import say
+from mpi_rollout.masks import MOST_BITS, NAME, bits_of, sizes
+
+
+class MaskColumn:
+    """Writes the masks of a slice's envs into its slot.
+
+    The masks of an episode are heeded if its reset gives one: so nobody looks for any in the steps of other envs, and a
+    run that is continued, which takes the running episodes again, heeds the same ones.  After the last step of an
+    episode there is no action to choose.
+
+    Parameters
+    ----------
+    column
+        Values and flags of one row per env; None where the space has no masks.
+    first_env_index
+        Of the first env, for messages.
+
+    Attributes
+    ----------
+    places
+        Of the envs that have masks in their running episode.
+    """
+
+    def __init__(self, space: spaces.Space, column: tuple[np.ndarray, np.ndarray] | None, first_env_index: int):
+        self._space, self._sizes, self._first_env_index = space, sizes(space), first_env_index
+        self._values, self._flags = (None, None) if column is None else column
+        self.places: set[int] = set()
+        self._has_warned = False
+
+    def begin(self, place: int, info: Any) -> None:
+        """An env has begun an episode, with this info."""
+        if not (isinstance(info, dict) and NAME in info):
+            if place in self.places:
+                self.places.discard(place)
+                self._flags[place] = False
+        elif self._flags is None:
+            self._warn(place, f"is heeded for Discrete and MultiDiscrete of at most {MOST_BITS:,} actions")
+        else:
+            self.places.add(place)
+            self._put([place], [info[NAME]])
+
+    def write(self, infos: Sequence[Any], ended: Collection[int]) -> None:
+        """Write the masks of a step.
+
+        Parameters
+        ----------
+        ended
+            The envs whose episode ended in it.
+        """
+        places = list(self.places)
+        self._put(places, [infos[place].get(NAME) for place in places])
+        self._flags[ended] = False
+
+    def write_batch(self, infos: Mapping[str, Any], ended: np.ndarray) -> None:
+        """Do the same with the infos of natively vectorized envs, which tell of any step."""
+        if NAME not in infos:
+            if self.places:
+                self.places.clear()
+                self._flags[:] = False
+            return
+        has_mask = infos.get(f"_{NAME}", np.ones(len(ended), np.bool_))
+        if self._flags is None:
+            return self.begin(int(np.argmax(has_mask)), {NAME: None})
+        self.places = set(np.flatnonzero(has_mask).tolist())
+        self._flags[:] = False
+        self._put(list(self.places), [infos[NAME][place] for place in self.places])
+        self._flags[ended] = False
+
+    def info_of(self, place: int) -> dict[str, Any]:
+        """An info that says the mask of an env once more."""
+        if self._flags is None or not self._flags[place]:
+            return {}
+        return {NAME: np.unpackbits(self._values[place], count=sum(self._sizes))}
+
+    def _put(self, places: list[int], masks: list[Any]) -> None:
+        """Write masks; without one, or with one that is none, an env's actions are not limited in this step."""
+        bits = self._bits_of_all(masks)
+        if bits is not None:
+            self._values[places] = np.packbits(bits, axis=1)
+            self._flags[places] = True
+            return
+        for place, mask in zip(places, masks, strict=True):
+            self._flags[place] = False
+            try:
+                if mask is not None:
+                    self._values[place] = np.packbits(bits_of(mask, self._sizes))
+                    self._flags[place] = True
+            except (TypeError, ValueError) as error:
+                what = "0 or 1 for each action" if len(self._sizes) == 1 else "a tuple with 0 or 1 for each action"
+                self._warn(place, f"should be {what} of {self._space}, {error}")
+
+    def _bits_of_all(self, masks: list[Any]) -> np.ndarray | None:
+        """All masks at once, if they are arrays alike; that takes a tenth of the time."""
+        try:
+            bits = np.array(masks)
+        except ValueError:
+            return None
+        is_mask = bits.dtype.kind in "biu" and bits.shape == (len(masks), sum(self._sizes))
+        return bits if is_mask and bits.min(initial=0) >= 0 and bits.max(initial=0) <= 1 else None
+
+    def _warn(self, place: int, why: str) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            say(
+                f"mpi_rollout: env {self._first_env_index + place}: its info {NAME!r} {why}; "
+                "random actions are drawn without it\n"
+            )

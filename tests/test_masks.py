@@ -1,0 +1,194 @@
+"""The random policy chooses among the actions that an env's info `action_mask` allows."""
+
+import os
+from collections import Counter
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from conftest import Job, Start, assert_same_bytes, datasets
+from gymnasium import spaces
+
+from mpi_rollout.envs.masks import MaskColumn
+from mpi_rollout.layout import SlotLayout
+from mpi_rollout.masks import mask_leaves
+from mpi_rollout.policy import RandomPolicy
+
+
+class Masked(gymnasium.Env):
+    """Refuses actions that it has not allowed.  Masks depend on seed and step; some are missing, some allow nothing.
+
+    Every third episode has none.  With FAIL_AT in the environment env 1 fails in so many steps.
+    """
+
+    observation_space = spaces.Box(0, 2**62, (2,), np.int64)
+    action_space = spaces.Discrete(5, start=2)
+
+    def __init__(self, env_index: int):
+        self.index, self.total = env_index, 0
+
+    def reset(self, *, seed=None, options=None):
+        self.seed, self.number, self.mask = seed, 0, None
+        return self.observe(), self.info()
+
+    def step(self, action):
+        allowed = range(2, 7) if self.mask is None else np.flatnonzero(self.mask) + 2 if self.mask.any() else [2]
+        assert action in allowed, f"{action} is not in {allowed}"
+        self.number, self.total = self.number + 1, self.total + 1
+        if self.index == 1 and self.total == int(os.environ.get("FAIL_AT", 0)):
+            raise OSError("there is no licence")
+        is_over = self.number == 2 + self.seed % 5
+        return self.observe(), float(action), is_over, False, self.info()
+
+    def observe(self):
+        return np.array([self.seed, self.number])
+
+    def info(self) -> dict[str, Any]:
+        self.mask = None
+        if self.seed % 3 == 0 or self.number % 4 == 3:
+            return {}
+        self.mask = self.make(np.random.default_rng((self.seed, self.number)))
+        return {"action_mask": self.mask.copy()}
+
+    def make(self, draws: np.random.Generator) -> np.ndarray:
+        return draws.integers(0, 2, 5, np.int8) * np.int8(self.number != 2)
+
+
+class Wrongly(Masked):
+    """Its masks are none."""
+
+    def make(self, draws):
+        return np.ones(4)
+
+    def step(self, action):
+        self.mask = None
+        return super().step(action)
+
+
+class Unmasked(Wrongly):
+    """Its actions have no masks."""
+
+    action_space = spaces.Box(2, 4, (), np.float64)
+
+    def step(self, action):
+        return super().step(3)
+
+
+def strict_taxi() -> gymnasium.Env:
+    class Strict(gymnasium.Wrapper):
+        def reset(self, **kwargs):
+            observation, info = super().reset(**kwargs)
+            self.mask = info["action_mask"]
+            return observation, info
+
+        def step(self, action):
+            assert self.mask[action], f"{action} is not in {self.mask}"
+            *outcome, info = super().step(action)
+            self.mask = info["action_mask"]
+            return *outcome, info
+
+    return Strict(gymnasium.make("Taxi-v4" if "Taxi-v4" in gymnasium.registry else "Taxi-v3"))
+
+
+SIZES = ("--num-envs", "7", "--num-steps", "60", "--seed", "3", "--progress", "none")
+RUN = ("--env-factory", "test_masks:Masked", *SIZES)
+STOPS = (1, 2, 5, 6, 7, 14, 20, 33)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray]:
+    return datasets(Job(tmp_path_factory.mktemp("whole")).collect(None, *RUN))
+
+
+def test_a_run_gives_its_envs_only_actions_that_they_allow(whole: dict[str, np.ndarray]):
+    """The env refuses others.  Where there is no mask, the action is that of an env without masks."""
+    policy = RandomPolicy(Masked.action_space, 7, 3)
+    drawn = np.array([policy() for _ in range(60)])
+    is_masked = whole["observations"][:60, :, 0] % 3 != 0
+    assert (whole["actions"] == drawn)[~is_masked].all()
+    ends = whole["terminations"]
+    assert (whole["actions"] == drawn)[ends.nonzero()[0][:-7] + 1, ends.nonzero()[1][:-7]].all()
+    assert (whole["actions"] != drawn).sum() > 50
+
+
+@pytest.mark.any_mpi
+@pytest.mark.mpi(3)
+def test_ranks_and_modes_do_not_change_the_actions(job: Job, whole: dict[str, np.ndarray], num_ranks: int):
+    for number, mode in enumerate(((), ("--mode", "async"), ("--num-groups", "2", "--dedicated-root"))):
+        assert_same_bytes(datasets(job.collect(num_ranks, *RUN, *mode, out=f"{number}.h5")), whole)
+
+
+def test_interruptions_do_not_change_the_actions(job: Job, whole: dict[str, np.ndarray]):
+    starts = [
+        Start((*RUN, "--out", f"{stop}.h5"), environment={"FAIL_AT": fail_at})
+        for stop in STOPS
+        for fail_at in (str(stop), "0")
+    ]
+    codes = [result.code for result in job.series(starts)]
+    assert codes == [70, 0] * len(STOPS)
+    for stop in STOPS:
+        assert_same_bytes(datasets(job.folder / f"{stop}.h5"), whole)
+
+
+def test_what_is_no_mask_is_said_once_and_not_heeded(job: Job):
+    names = ("Wrongly", "Unmasked", "strict_taxi")
+    starts = [Start(("--env-factory", f"test_masks:{name}", *SIZES, "--out", f"{name}.h5")) for name in names]
+    wrongly, unmasked, taxi = job.series(starts)
+    assert [wrongly.code, unmasked.code, taxi.code] == [0, 0, 0], (wrongly.err, unmasked.err, taxi.err)
+    assert wrongly.err.count("\n") == unmasked.err.count("\n") == 1
+    assert "its info 'action_mask' should be 0 or 1 for each action of Discrete(5, start=2), got float64" in wrongly.err
+    assert "its info 'action_mask' is heeded for Discrete and MultiDiscrete of at most 65,536 actions; " in unmasked.err
+    policy = RandomPolicy(Masked.action_space, 7, 3)
+    assert datasets(job.folder / "Wrongly.h5")["actions"].tolist() == [policy().tolist() for _ in range(60)]
+
+
+def column(space: spaces.Space, num_envs: int) -> tuple[MaskColumn, np.ndarray, np.ndarray]:
+    """What writes masks, and where they are then."""
+    layout = SlotLayout(spaces.Discrete(2), num_envs, infos=mask_leaves(space))
+    [(values, flags)] = layout.one(np.zeros(layout.nbytes, np.uint8), num_envs).info_arrays
+    return MaskColumn(space, (values, flags), 0), values, flags
+
+
+MANY = spaces.MultiDiscrete([3, 5], start=[-1, 2])
+MASK = (np.array([0, 1, 1], np.int8), np.array([1, 0, 0, 0, 1], np.int8))
+
+
+@pytest.mark.parametrize("mask", [MASK, list(map(list, MASK)), np.concatenate(MASK)], ids=["tuple", "lists", "flat"])
+def test_each_component_has_its_mask(mask: Any):
+    masks, values, flags = column(MANY, 400)
+    for place in range(399):
+        masks.begin(place, {"action_mask": mask})
+    actions = RandomPolicy(MANY, 400, 0).by_masks(70, slice(0, 400), flags, values)
+    assert Counter(map(tuple, actions[:399].tolist())).keys() == {(0, 2), (0, 6), (1, 2), (1, 6)}
+    assert actions[399].tolist() == RandomPolicy(MANY, 400, 0).at(70)[399].tolist()
+
+
+def test_all_allowed_actions_are_alike_likely_and_depend_on_seed_env_and_step_alone():
+    space = spaces.Discrete(9)
+    masks, values, flags = column(space, 3000)
+    for place in range(3000):
+        masks.begin(place, {"action_mask": np.array([0, 1, 0, 1, 1, 0, 0, 0, 0], bool)})
+    policy = RandomPolicy(space, 3000, 0)
+    actions = policy.by_masks(5, slice(0, 3000), flags, values)
+    assert set(actions.tolist()) == {1, 3, 4} and min(Counter(actions.tolist()).values()) > 900
+    some = slice(1000, 1010)
+    assert RandomPolicy(space, 1200, 0).by_masks(5, some, flags[some], values[some]).tolist() == actions[some].tolist()
+    assert policy.by_masks(6, some, flags[some], values[some]).tolist() != actions[some].tolist()
+    assert RandomPolicy(space, 1200, 1).by_masks(5, some, flags[some], values[some]).tolist() != actions[some].tolist()
+
+
+def test_natively_vectorized_envs_have_masks_too():
+    masks, values, flags = column(spaces.Discrete(3), 4)
+    told = {"action_mask": np.array([[0, 0, 1]] * 4, np.int8), "_action_mask": np.array([True, True, False, True])}
+    masks.write_batch(told, np.array([False, True, False, False]))
+    assert flags.tolist() == [True, False, False, True] and masks.places == {0, 1, 3}
+    assert RandomPolicy(spaces.Discrete(3), 4, 0).by_masks(0, slice(0, 4), flags, values)[[0, 3]].tolist() == [2, 2]
+    masks.write_batch({}, np.zeros(4, bool))
+    assert not flags.any() and not masks.places
+
+
+def test_there_is_no_room_for_masks_where_there_are_none():
+    box = spaces.Box(0, 1, (2,), np.float32)
+    assert mask_leaves(box) == mask_leaves(spaces.Discrete(10**6)) == mask_leaves(spaces.Dict(a=box)) == ()
+    assert mask_leaves(MANY)[0].shape == (1,)
