@@ -93,7 +93,7 @@ def strict_taxi() -> gymnasium.Env:
 
 SIZES = ("--num-envs", "7", "--num-steps", "60", "--seed", "3", "--progress", "none")
 RUN = ("--env-factory", "test_masks:Masked", *SIZES)
-STOPS = (1, 2, 5, 6, 7, 14, 20, 33)
+STOPS = (1, 6, 14, 33)
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +125,7 @@ def test_interruptions_do_not_change_the_actions(job: Job, whole: dict[str, np.n
         for stop in STOPS
         for fail_at in (str(stop), "0")
     ]
-    codes = [result.code for result in job.series(starts)]
+    codes = [result.code for result in job.series(starts, timeout=200)]
     assert codes == [70, 0] * len(STOPS)
     for stop in STOPS:
         assert_same_bytes(datasets(job.folder / f"{stop}.h5"), whole)
