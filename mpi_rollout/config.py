@@ -91,7 +91,8 @@ class RolloutConfig:
     )  # fmt: skip
     out: str = option(
         "results/rollout.h5",
-        "file to write; if the same run was interrupted, the same command continues it",
+        "file to write; if the same run was interrupted, the same command continues it; if it is complete, the same "
+        "command with more --num-steps extends it",
         metavar="FILE",
     )
     vectorization_mode: str = option(

@@ -204,7 +204,9 @@ class Root:
         nbytes = Block.row_nbytes(self.facts.observation_space, self.facts.action_space, self.config.num_envs)
         num_rows = storage.rows_per_block(nbytes, self.config.num_steps)
         blocks = [self.driver.block(num_rows) for _ in range(NUM_BLOCKS)]
-        self.writer = storage.open_writer(self.config, self._attributes(), blocks, len(self.hosts), self.past, lost)
+        self.writer = storage.open_writer(
+            self.config, self._attributes(), blocks, len(self.hosts), self.past, lost, self.output.replaces
+        )
         return self.writer if self.config.trajectories else Discard(blocks)
 
     def _attributes(self) -> dict[str, Any]:

@@ -1,11 +1,13 @@
-"""How a file gets its name: when it has all it needs, and never in the place of another."""
+"""How a file gets its name: when it has all it needs, and never in the place of another run's."""
 
 import os
 import shutil
+from contextlib import suppress
 from shlex import quote
 
-from mpi_rollout.errors import UsageError
+from mpi_rollout.errors import StorageError, UsageError
 from mpi_rollout.storage.lock import refusal
+from mpi_rollout.temporary import temporary_path
 
 
 def check_name(path: str) -> None:
@@ -54,17 +56,56 @@ def put_in_free_place(temporary: str, path: str) -> None:
         os.rename(temporary, path)
 
 
-def give_name(temporary: str, path: str) -> None:
+def identity(path: str) -> tuple[int, int] | None:
+    """Which file has a name, whatever other names it has; None for none."""
+    try:
+        found = os.lstat(path)
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def give_second_name(path: str, name: str) -> None:
+    """Let a file that nobody writes have another name too; where the file system cannot do that, copy it.
+
+    Raises
+    ------
+    UsageError
+        Another file has that name by now.
+    StorageError
+        There is no room for a copy.
+    """
+    try:
+        os.link(os.path.realpath(path), name)
+    except FileExistsError:
+        raise refusal(name) from None
+    except OSError:
+        temporary = temporary_path(name, "copy")
+        try:
+            shutil.copyfile(path, temporary)
+        except OSError as error:
+            with suppress(OSError):
+                os.unlink(temporary)
+            raise StorageError(f"cannot copy {path}: {error.strerror} ({free_space(path)})") from error
+        put_in_free_place(temporary, name)
+
+
+def give_name(temporary: str, path: str, replaces: tuple[int, int] | None = None) -> None:
     """Put a file that is whole on the disk under its name.
+
+    Parameters
+    ----------
+    replaces
+        The `identity` of the file that has the name and is replaced.
 
     Raises
     ------
     FileExistsError
-        There is one with that name.
+        There is another one with that name.
     """
     with open(temporary, "rb") as file:
         os.fsync(file.fileno())
-    if os.path.lexists(path):
+    if identity(path) not in (None, replaces):
         raise FileExistsError(f"{path} has appeared meanwhile")
     os.replace(temporary, path)
     folder = os.open(os.path.dirname(os.path.abspath(path)), os.O_RDONLY)

@@ -21,6 +21,7 @@ def open_writer(
     num_ranks: int,
     past: Past | None = None,
     lost: Mapping[int, int] | None = None,
+    replaces: tuple[int, int] | None = None,
 ) -> Writer:
     """Make the file of a run and the thread that writes it.
 
@@ -30,6 +31,8 @@ def open_writer(
         Where an earlier start of the run came to, whose file is continued.
     lost
         Envs whose running episode cannot be continued, and the first step that is not what it was.
+    replaces
+        The complete file that the run extends, see `naming.identity`.
 
     Raises
     ------
@@ -43,4 +46,4 @@ def open_writer(
         return Writer(config.out, schema, [], None)
     episodes = make_table(config)
     prefix = None if past is None else Prefix(past.num_steps, lost or {})
-    return Writer(config.out, schema, blocks, episodes, prefix)
+    return Writer(config.out, schema, blocks, episodes, prefix, replaces)

@@ -12,7 +12,7 @@ from mpi_rollout.errors import Complete, DataError, StorageError, UsageError
 from mpi_rollout.status import read_status, status_path
 from mpi_rollout.storage.child import in_child
 from mpi_rollout.storage.lock import Lock, lock, why_no_locks
-from mpi_rollout.storage.naming import check_name
+from mpi_rollout.storage.naming import check_name, give_second_name, identity
 from mpi_rollout.storage.past import check_same_run, read_past
 from mpi_rollout.storage.unmarked import open_unmarked
 from mpi_rollout.temporary import make_folder, temporary_path
@@ -34,12 +34,15 @@ class Output:
     lock
         Of the unfinished file of `past`: no other run continues it, also while this one brings its envs back, until
         `release`.
+    replaces
+        The complete file at `path` that this run extends, as `naming.identity` has it; None where there is none.
     """
 
     path: str
     past: Past | None = None
     warning: str = ""
     lock: Lock | None = None
+    replaces: tuple[int, int] | None = None
 
     def release(self) -> None:
         """Let other runs have the unfinished file."""
@@ -64,6 +67,9 @@ def open_output(config: RolloutConfig) -> Output:
     path, part = config.out, config.out + ".part"
     warning = check_place(config)
     remove_unfinished(part + ".new")
+    replaces = identity(path)
+    if replaces and not os.path.lexists(part):
+        give_second_name(path, part)
     if not os.path.lexists(part):
         return Output(path, warning=warning)
     lock_of_part = lock(part)
@@ -76,7 +82,7 @@ def open_output(config: RolloutConfig) -> Output:
                     f"cannot be brought back; keep what there is with `python -m mpi_rollout recover {quote(part)}`, "
                     "or move it away"
                 )
-            return Output(path, past, warning, lock_of_part)
+            return Output(path, past, warning, lock_of_part, replaces)
         os.unlink(part)
     except BaseException:
         lock_of_part.release()
@@ -86,11 +92,16 @@ def open_output(config: RolloutConfig) -> Output:
 
 
 def check_place(config: RolloutConfig) -> str:
-    """Refuse a folder that cannot be written to, and a complete file; return what the user must see to, or ""."""
+    """Refuse a folder that cannot be written to, and a complete file, unless this run extends it.
+
+    Returns
+    -------
+    What the user must see to, or "".
+    """
     path = config.out
     warning = warning_of(path, check_folder(path))
     if os.path.lexists(path):
-        refuse_complete(config, path)
+        check_extends(config, path)
     if warning:
         refuse_running(path)
     return warning
@@ -110,7 +121,8 @@ def check_output(config: RolloutConfig) -> None:
         lock(unfinished).release()
     if os.path.lexists(part):
         with suppress(DataError):
-            check_same_run(config, in_child("mpi_rollout.storage.reader:identity", part)["config"], part)
+            found = in_child("mpi_rollout.storage.reader:identity", part)
+            check_same_run(config, found["config"], part, found["complete"])
 
 
 def warning_of(path: str, why_not: str) -> str:
@@ -146,18 +158,30 @@ def refuse_running(path: str) -> None:
         )
 
 
-def refuse_complete(config: RolloutConfig, path: str) -> None:
-    """Say what it is that has the name of the complete file; always raises."""
+def check_extends(config: RolloutConfig, path: str) -> None:
+    """Refuse what has the name of the complete file, unless it is this run with fewer steps.
+
+    Raises
+    ------
+    Complete
+        It is this run, with all its steps.
+    UsageError
+        It is something else, or cannot be extended.
+    """
     try:
         found = in_child("mpi_rollout.storage.reader:identity", path)
     except DataError as error:
         raise UsageError(f"--out {path}: {path} exists; move it away or use another --out ({error})") from error
-    check_same_run(config, found["config"], path)
     if not found["complete"]:
+        check_same_run(config, found["config"], path)
         raise UsageError(
             f"--out {path}: {path} was recovered from this run before its end; move it away to continue the run"
         )
-    raise Complete(f"--out {path}: {path} is there already, of the same run and complete; nothing is left to do")
+    if not check_same_run(config, found["config"], path, is_complete=True):
+        raise Complete(f"--out {path}: {path} is there already, of the same run and complete; nothing is left to do")
+    if config.vectorization_mode == "vector_entry_point" or not config.trajectories:
+        why = "it has no trajectories" if not config.trajectories else "natively vectorized envs cannot be brought back"
+        raise UsageError(f"--out {path}: {path} cannot be extended, since {why}; move it away or use another --out")
 
 
 def remove_unfinished(path: str) -> None:
@@ -193,7 +217,7 @@ def look_into(config: RolloutConfig, part: str) -> Past | None:
             "makes a file of what is whole, or move it away to begin anew"
         ) from error
     with open_unmarked(part) as file:
-        check_same_run(config, file.attrs["config"], part)
+        check_same_run(config, file.attrs["config"], part, is_complete=bool(file.attrs["finished"].strip()))
         return read_past(file, config.seed) if config.trajectories else None
 
 

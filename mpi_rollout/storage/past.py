@@ -22,8 +22,12 @@ from mpi_rollout.storage.values import ValueChecks
 NONE_LOST: Mapping[int, int] = MappingProxyType({})
 
 
-def check_same_run(config: RolloutConfig, stored: str, path: str) -> None:
+def check_same_run(config: RolloutConfig, stored: str, path: str, is_complete: bool = False) -> bool:
     """Refuse to go on with the file of another run; `stored` is its configuration, in JSON.
+
+    Returns
+    -------
+    Whether the file is complete, of the same run with fewer steps: it can be extended.
 
     Raises
     ------
@@ -36,16 +40,20 @@ def check_same_run(config: RolloutConfig, stored: str, path: str) -> None:
         {name: getattr(options, name) for name in DATA_OPTIONS}
         for options in (RolloutConfig.from_json(stored, path), config)
     )
+    has_fewer = is_complete and before["num_steps"] < now["num_steps"]
+    if has_fewer:
+        before["num_steps"] = now["num_steps"]
+    advice = "give the same options to continue it, or move it away"
+    if is_complete and before["num_steps"] > now["num_steps"]:
+        advice += " (more --num-steps extend a complete file, fewer do not cut it)"
     differing = [
         difference(name, before[name], now[name], lambda value: shortened(_json(value)))
         for name in now
         if _json(before[name]) != _json(now[name])
     ]
     if differing:
-        raise UsageError(
-            f"--out {config.out}: {path} is of another run: {'; '.join(differing)}; "
-            "give the same options to continue it, or move it away"
-        )
+        raise UsageError(f"--out {config.out}: {path} is of another run: {'; '.join(differing)}; {advice}")
+    return has_fewer
 
 
 def _json(value: Any) -> str:

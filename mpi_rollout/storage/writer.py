@@ -24,7 +24,7 @@ from mpi_rollout.layout import Block
 from mpi_rollout.storage.chunks import ChunkWriter, TableWriter, fill
 from mpi_rollout.storage.episodes import EpisodeTable
 from mpi_rollout.storage.lock import Lock, make_locked, refusal
-from mpi_rollout.storage.naming import free_space, give_name, put_in_free_place
+from mpi_rollout.storage.naming import free_space, give_name, identity, put_in_free_place
 from mpi_rollout.storage.past import copy_prefix
 from mpi_rollout.storage.schema import FAULT, INTERVAL, LIMIT, Schema, fault_row, rank_rows
 from mpi_rollout.storage.unmarked import open_unmarked
@@ -72,6 +72,8 @@ class Writer:
         To go round; the first row of each is a multiple of its length.
     past
         What the unfinished file at `<path>.part` has already, if the run is continued.
+    replaces
+        The complete file at `path` that the run extends, see `naming.identity`.
 
     Attributes
     ----------
@@ -97,8 +99,9 @@ class Writer:
         blocks: list[Block],
         episodes: EpisodeTable | None,
         past: Prefix | None = None,
+        replaces: tuple[int, int] | None = None,
     ):
-        self.path, self.part = path, path + ".part"
+        self.path, self.part, self._replaces = path, path + ".part", replaces
         self.num_rows = blocks[0].num_rows if blocks else 0
         self.num_committed = 0 if past is None else past.num_steps
         self.worst_commit_s = 0.0
@@ -208,7 +211,8 @@ class Writer:
         take_free_descriptors()
         self._lock = make_locked(path)
         try:
-            if os.path.lexists(self.path):  # Another run was here between this run's look at the place and the lock.
+            # Another run may have been here between this run's look at the place and the lock.
+            if identity(self.path) not in (None, self._replaces):
                 raise refusal(self.path)
             self._file = self._schema.create(path, is_locked=True)
         except Exception:
@@ -289,7 +293,7 @@ class Writer:
         if not ending.complete:
             return self.part
         check_chunks(self.part)
-        give_name(self.part, self.path)
+        give_name(self.part, self.path, self._replaces)
         return self.path
 
     def _discard(self) -> None:
