@@ -11,7 +11,9 @@ import numpy as np
 
 from mpi_rollout.storage.checksum import CHECKSUM_NBYTES, fletcher32
 
-GZIP_LEVEL = 1  # Of Breakout it makes 1/50, level 4 makes 1/70 and takes twice the time (results/README.md).
+GZIP_LEVEL = (
+    1  # Level 4 makes Breakout's images 1.15 times smaller, in 2.5 times the time, and noisy numbers no smaller.
+)
 
 
 class Filters:

@@ -1,8 +1,9 @@
-"""Measure what durability costs: python results/measured/measure_durability.py cost|resume [ROUNDS].
+"""Measure what durability costs: python results/measured/measure_durability.py cost|resume|gzip [ROUNDS].
 
 cost    runs that store, beside the same with a writer that takes no care: no checksums, no SWMR mode, no commits but
         the last, no status file; and beside the same with all that watches envs switched on
 resume  how long it takes to take the running episodes again, beside steps of the run
+gzip    runs with --compression gzip, beside the same without: env steps per second, and the size of the file
 """
 
 import json
@@ -18,6 +19,11 @@ TESTS = Path(__file__).resolve().parents[2] / "tests"
 CARTPOLE = "--env CartPole-v1 --num-envs 64 --num-steps 30000 --measure-limit"
 WATCHING = "--on-env-error restart --env-timeout 60 --check-finite"
 PENDULUM = "--env Pendulum-v1 --num-envs 256 --num-steps 1600 --policy stopping:torque"
+PACKED = (
+    "--env ale_py:ALE/Breakout-v5 --num-envs 64 --num-steps 300",
+    "--env HumanoidStandup-v5 --num-envs 64 --num-steps 1000",
+    "--env CartPole-v1 --num-envs 64 --num-steps 30000",
+)
 STOPPED_AT = 1406  # Episodes have 200 steps, and a row lies between two: the seventh is about to end.
 
 
@@ -26,10 +32,10 @@ def run_careless() -> None:
 
     from mpi_rollout.cli import main
     from mpi_rollout.status import Status
-    from mpi_rollout.storage import chunks, schema, writer
+    from mpi_rollout.storage import filters, schema, writer
 
-    def create(self, path, swmr_mode=True):
-        return whole_create(self, path, swmr_mode=False)
+    def create(self, path, swmr_mode=True, is_locked=False):
+        return whole_create(self, path, False, is_locked)
 
     def commit(self, num_steps):
         self._tables["episodes"].append(self._episodes.take(num_steps))
@@ -44,7 +50,7 @@ def run_careless() -> None:
     whole_finish, writer.Writer._finish = writer.Writer._finish, finish
     writer.Writer._commit = commit
     writer.check_chunks = lambda path: None
-    chunks.fletcher32 = lambda array: bytes(chunks.CHECKSUM_NBYTES)
+    filters.fletcher32 = lambda array: bytes(filters.CHECKSUM_NBYTES)
     Status.tell = lambda self, state, **values: None
     sys.exit(main(sys.argv[2:]))
 
@@ -101,7 +107,25 @@ def measure_resume(rounds: int) -> None:
     print(f"their running episodes had {(STOPPED_AT - 1) % 201} steps")
 
 
+def measure_gzip(rounds: int) -> None:
+    print(f"{machine()}, 2 ranks\n")
+    print(f"| run | rate with gzip over that without: median (range) of {rounds} | size of the file |\n|---|---|---|")
+    for command in PACKED:
+        rates: dict[str, list[float]] = {"none": [], "gzip": []}
+        sizes = {}
+        for number in range(rounds):
+            for each in list(rates)[:: -1 if number % 2 else 1]:
+                with tempfile.TemporaryDirectory() as folder:
+                    options = ["--compression", each, "--json", "--progress", "none", "--out", f"{folder}/run.h5"]
+                    found = json.loads(mpirun(2, "-m", "mpi_rollout", *command.split(), *options))
+                    rates[each].append(found["env_steps_per_s"])
+                    sizes[each] = os.path.getsize(f"{folder}/run.h5")
+        ratios = [gzip / none for gzip, none in zip(rates["gzip"], rates["none"], strict=True)]
+        print(f"| {command} | {spread(ratios)} | 1/{sizes['none'] / sizes['gzip']:.1f} |", flush=True)
+
+
 if __name__ == "__main__":
     if sys.argv[1] == "careless":
         run_careless()
-    {"cost": measure_cost, "resume": measure_resume}[sys.argv[1]](int(sys.argv[2]) if len(sys.argv) > 2 else 5)
+    measure = {"cost": measure_cost, "resume": measure_resume, "gzip": measure_gzip}[sys.argv[1]]
+    measure(int(sys.argv[2]) if len(sys.argv) > 2 else 5)
