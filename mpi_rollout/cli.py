@@ -1,9 +1,10 @@
 """The command line: derived from the configuration, one function per command."""
 
 import argparse
+import json
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import fields
 from typing import Any
@@ -13,10 +14,10 @@ from mpi_rollout.agreement import share_refusal
 from mpi_rollout.compare.command import add_compare
 from mpi_rollout.config import RolloutConfig, flag
 from mpi_rollout.console import hold, say, settle, show, stdout_apart, without_stdin
-from mpi_rollout.errors import RolloutError, UsageError
+from mpi_rollout.errors import Interrupted, RolloutError, UsageError
 from mpi_rollout.listing import add_list
 from mpi_rollout.mpi import claimed_rank, claimed_size, with_stacks
-from mpi_rollout.options import add_option, add_run_options
+from mpi_rollout.options import add_option, add_run_options, path
 from mpi_rollout.parser import Parser
 from mpi_rollout.scaling.options import add_scaling
 from mpi_rollout.temporary import remove_empty_folders
@@ -65,10 +66,10 @@ def make_parser() -> Parser:
     )  # fmt: skip
     run.set_defaults(command=run_command)
     inspect = commands.add_parser("inspect", help="show what is in a file, complete or not")
-    inspect.add_argument("file", metavar="FILE")
-    inspect.add_argument("--json", action="store_true", help="print it as one line of JSON")
+    inspect.add_argument("files", metavar="FILE", nargs="+")
+    inspect.add_argument("--json", action="store_true", help="print it as one line of JSON for each file")
     inspect.add_argument(
-        "--plot", metavar="PNG", help="draw returns, throughput and time by phase (needs the extra `plots`)"
+        "--plot", metavar="PNG", type=path, help="draw returns, throughput and time by phase (needs the extra `plots`)"
     )
     inspect.set_defaults(command=inspect_command)
     add_list(commands)
@@ -108,7 +109,7 @@ def add_doctor(commands: Any) -> None:
 
 def add_verify(commands: Any) -> None:
     verify = commands.add_parser("verify", help="check all of a file, complete or not")
-    verify.add_argument("file", metavar="FILE")
+    verify.add_argument("files", metavar="FILE", nargs="+")
     verify.add_argument(
         "--replay",
         type=int,
@@ -119,7 +120,7 @@ def add_verify(commands: Any) -> None:
     verify.add_argument(
         "--replay-seed", type=int, default=0, metavar="SEED", help="seed of the choice of these episodes (default: 0)"
     )
-    verify.add_argument("--json", action="store_true", help="print what was found as one line of JSON")
+    verify.add_argument("--json", action="store_true", help="print what was found as one line of JSON for each file")
     add_run_options(
         verify.add_argument_group(
             "envs of a replay", "A replay runs the code of the envs.  Unless they are Gymnasium's own, give the "
@@ -144,6 +145,29 @@ def add_recover(commands: Any) -> None:
     recover.set_defaults(command=recover_command)
 
 
+def show_each(files: Sequence[str], lines_of: Callable[[str], list[str]], as_json: bool) -> int:
+    """Print what a command has to say of each file, of all of them also where some fail; return the worst exit code.
+
+    Raises
+    ------
+    RolloutError
+        There is one file alone, and it fails; or somebody asked to stop.
+    """
+    codes = [0]
+    for file in files:
+        try:
+            lines = lines_of(file)
+        except RolloutError as error:
+            if len(files) == 1 or isinstance(error, Interrupted):
+                raise
+            say(f"mpi_rollout: {error.shown(flag)}\n")
+            codes.append(error.exit_code)
+            lines = [json.dumps({"file": file, "error": error.shown(flag)})] if as_json else []
+        if lines:
+            show(lines)
+    return max(codes)
+
+
 def run_command(options: argparse.Namespace) -> int:
     from mpi_rollout.run import rehearse, run  # Reads files no more than it must: workers import no h5py.
 
@@ -157,8 +181,9 @@ def run_command(options: argparse.Namespace) -> int:
 def inspect_command(options: argparse.Namespace) -> int:
     from mpi_rollout.inspection import inspect
 
-    show(inspect(options.file, options.json, options.plot))
-    return 0
+    if options.plot is not None and len(options.files) > 1:
+        raise UsageError(f"--plot draws one file, got {len(options.files)}")
+    return show_each(options.files, lambda file: inspect(file, options.json, options.plot), options.json)
 
 
 def plot_command(options: argparse.Namespace) -> int:
@@ -171,8 +196,8 @@ def plot_command(options: argparse.Namespace) -> int:
 
     # What is none of these is a study, or refused as if it were.
     drawers = {simulation.FORMAT: plot_simulation, comparison.FORMAT: plot_comparison}
-    for path in options.files:
-        show(drawers.get(format_of(path), plot_study)(path))
+    for file in options.files:
+        show(drawers.get(format_of(file), plot_study)(file))
     return 0
 
 
@@ -185,9 +210,14 @@ def doctor_command(options: argparse.Namespace) -> int:
 def verify_command(options: argparse.Namespace) -> int:
     from mpi_rollout.durability import verify
 
+    if options.replay < 0:
+        raise UsageError(f"--replay must be at least 0, got {options.replay}")
     consent = {name: getattr(options, name) for name in ("env", "env_factory", "env_kwargs", "trust")}
-    show(verify(options.file, options.replay, options.replay_seed, options.json, **consent))
-    return 0
+    return show_each(
+        options.files,
+        lambda file: verify(file, options.replay, options.replay_seed, options.json, **consent),
+        options.json,
+    )
 
 
 def recover_command(options: argparse.Namespace) -> int:

@@ -4,11 +4,13 @@ import json
 import os
 import time
 from contextlib import suppress
+from shlex import quote
 from typing import Any
 
 from mpi_rollout.bounds import told
-from mpi_rollout.errors import StorageError, UsageError, counted
+from mpi_rollout.errors import Complete, DataError, RolloutError, StorageError, UsageError, counted
 from mpi_rollout.storage.child import in_child
+from mpi_rollout.storage.naming import why_no_file
 from mpi_rollout.temporary import temporary_path
 
 SUFFIX = ".part"
@@ -52,15 +54,17 @@ def recover(path: str, new_path: str | None, num_steps: int | None = None, as_js
     StorageError
         The new file exists or cannot be written.
     """
+    if why := why_no_file(path):
+        raise DataError(why)
     if new_path is None:
         if not path.endswith(SUFFIX):
-            raise UsageError(f"recover: {path} does not end with {SUFFIX}; give the new file's name, too")
+            raise _without_suffix(path)
         new_path = path.removesuffix(SUFFIX)
     if os.path.lexists(new_path):
-        raise StorageError(f"{new_path} exists; move it away or give another name: recover {path} DEST")
+        raise StorageError(f"{new_path} exists; move it away or give another name: recover {quote(path)} DEST")
     folder = os.path.dirname(os.path.abspath(new_path))
     if not os.path.isdir(folder):
-        raise StorageError(f"cannot write {new_path}: there is no folder {folder}; mkdir -p {folder}")
+        raise StorageError(f"cannot write {new_path}: there is no folder {folder}; mkdir -p {quote(folder)}")
     temporary = temporary_path(new_path, "recovering")
     start = time.perf_counter()
     try:
@@ -70,6 +74,13 @@ def recover(path: str, new_path: str | None, num_steps: int | None = None, as_js
             os.unlink(temporary)
     found["seconds"] = time.perf_counter() - start
     return [json.dumps(found)] if as_json else _lines(found)
+
+
+def _without_suffix(path: str) -> RolloutError:
+    """Why a file that does not end with .part cannot be recovered without a second name."""
+    if in_child("mpi_rollout.storage.reader:identity", path)["complete"]:
+        return Complete(f"{path} is complete already; there is nothing to recover")
+    return UsageError(f"recover: {path} does not end with {SUFFIX}; give the new file's name, too")
 
 
 def _lines(found: dict[str, Any]) -> list[str]:

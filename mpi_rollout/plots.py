@@ -1,5 +1,7 @@
 """Figures.  Needs the extra `plots`; draws into files, never to a screen."""
 
+import os
+from shlex import quote
 from typing import Any
 
 import numpy as np
@@ -11,8 +13,8 @@ from mpi_rollout.storage.reader import committed_episodes, opened, throughput_ta
 from mpi_rollout.timing import PHASES
 
 
-def plot_run(tell: Tell, path: str, figure_path: str) -> None:
-    """Draw a run: returns of its episodes, its throughput over time, each rank's time by phase.
+def plot_run(tell: Tell, path: str, figure_path: str) -> str:
+    """Draw a run: returns of its episodes, its throughput over time, each rank's time by phase; return the file's name.
 
     Raises
     ------
@@ -39,7 +41,7 @@ def plot_run(tell: Tell, path: str, figure_path: str) -> None:
     _plot_returns(returns, episodes)
     _plot_rates(rates, intervals, limit)
     _plot_phases(phases, ranks)
-    save(figure, "--plot", figure_path)
+    return save(figure, "--plot", figure_path)
 
 
 def new_figure(what: str, width: float, height: float) -> Any:
@@ -57,18 +59,26 @@ def new_figure(what: str, width: float, height: float) -> Any:
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def save(figure: Any, what: str, path: str) -> None:
-    """Draw it into a file, of the kind that the name says.
+def save(figure: Any, what: str, path: str) -> str:
+    """Draw it into a file, of the kind that the name says, or else a PNG; return its name.
 
     Raises
     ------
     UsageError
         matplotlib cannot write such a file.
     """
+    if not os.path.basename(path):
+        raise UsageError(f"{what} must name a file, got {path!r}")
+    if not os.path.splitext(path)[1]:
+        path += ".png"
     try:
         figure.savefig(path, dpi=150)
+    except FileNotFoundError as error:
+        folder = os.path.dirname(path)
+        raise UsageError(f"{what} {path}: there is no folder {folder}; mkdir -p {quote(folder)}") from error
     except (OSError, ValueError) as error:
         raise UsageError(f"{what} {path}: {error}") from error
+    return path
 
 
 def _plot_returns(axes: Any, episodes: np.ndarray | None) -> None:

@@ -27,6 +27,7 @@ from mpi_rollout.policy import Policy
 from mpi_rollout.root import Root
 from mpi_rollout.seeding import seed_global_generators
 from mpi_rollout.shrink import check_ulfm, is_ulfm_on
+from mpi_rollout.storage.paths import check_storable
 from mpi_rollout.terminal import find_terminal
 from mpi_rollout.worker import unwatched_by_gc
 
@@ -125,7 +126,9 @@ def prepare(config: RolloutConfig, comm: Any) -> tuple[Part, Policy | None, Any]
 
         output = open_output(config)
         policy = policy_of(config)
-    return make_part(plan, comm.rank), policy, output
+    part = make_part(plan, comm.rank)
+    check_facts(config, part.facts)
+    return part, policy, output
 
 
 def rehearse(config: RolloutConfig, num_ranks: int) -> str:
@@ -146,7 +149,7 @@ def rehearse(config: RolloutConfig, num_ranks: int) -> str:
         check_output(config)
         policy_of(config)
         envs = make_slice(plan.make, range(1), config.seed, on_fault=plan.on_fault)
-        EnvFacts.of(envs).portable()
+        check_facts(config, EnvFacts.of(envs).portable())
         envs.close()
     return f"ready: {config.num_envs} envs on {num_ranks} rank{'s' * (num_ranks > 1)}, --out {config.out}"
 
@@ -161,6 +164,12 @@ def plan_of(config: RolloutConfig, num_ranks: int) -> Plan:
         maker_of(config), division, config.seed, on_fault=on_fault_of(config), is_surviving=config.ft == "shrink",
         wait=config.wait, heeds_masks=config.policy == "random",
     )  # fmt: skip
+
+
+def check_facts(config: RolloutConfig, facts: EnvFacts | None) -> None:
+    """Refuse envs whose spaces cannot be stored, where they are to be; a rank without envs knows of none."""
+    if config.trajectories and facts is not None:
+        check_storable(facts.observation_space, facts.action_space)
 
 
 def policy_of(config: RolloutConfig) -> Policy | None:

@@ -20,7 +20,7 @@ REFUSED: dict[str, tuple[str, Any, dict[str, Any], str]] = {  # Env, num_envs, o
     "unknown package": ("no_such_package:Env-v0", 4, {}, r"install it, or correct the name before the colon"),
     "import in a constructor": ("faults:importing", 4, {}, r"^env faults:importing: cannot import name 'physics'"),
     "mistake in a constructor": ("faults:adding", 4, {}, r"^TypeError: unsupported operand type\(s\) for \+: 'int'"),
-    "no env made": ("faults:forgetful", 4, {}, r"^faults:forgetful must return an env, got None$"),
+    "no env made": ("faults:forgetful", 4, {}, r"^faults:forgetful must return an env, got None; does it lack"),
     "space without shape": ("envs:Text", 4, {}, r"^Text spaces have no fixed shape .* at 'mission'"),
     "unknown keyword": (POLE, 4, {"env_kwargs": {"levle": 3}}, r"^env_kwargs {'levle': 3} do not fit CartPole-v1"),
     "option as keyword": (POLE, 4, {"env_kwargs": {"--no-gain": 3}}, r"^env_kwargs {'--no-gain': 3} do not fit Cart"),

@@ -1,8 +1,11 @@
 """The command line: derived from the configuration, and one clear line for whatever cannot work."""
 
+import json
+import shutil
 from dataclasses import MISSING, fields
 from pathlib import Path
 
+import h5py
 import pytest
 from conftest import TESTS, Job, Result, Start
 
@@ -122,7 +125,7 @@ BAD = [
     (["scaling", "weak", "--env-per-rank", "3"], "there is no option --env-per-rank; did you mean --envs-per-rank?"),
     (["verify", "run.h5", "--relpay", "3"], "there is no option --relpay; did you mean --replay?"),
     (["inspekt", "run.h5"], "there is no command 'inspekt'; did you mean inspect?"),
-    (["simulate"], "there is no command 'simulate'; the commands are run, inspect, verify, "),
+    (["simulate"], "there is no command 'simulate'; the commands are run, inspect, "),
     ([str(TESTS / "envs.py")], f"try python -m mpi_rollout inspect {TESTS / 'envs.py'}"),
     (["--env"], "argument --env: expected one argument"),
     ([*GOOD, "--num-envs", "0"], "--num-envs must be at least 1, got 0"),
@@ -159,6 +162,10 @@ BAD = [
     (["--env", "CartPoel-v1"], "Environment `CartPoel` doesn't exist. Did you mean: `CartPole`?"),
     (["--env", "CartPole-v7"], "It provides versioned environments: [ `v0`, `v1` ]"),
     (["--env", "Nothing alike"], "--env Nothing alike: "),
+    (["--env", "Unheard-v0"], "`Unheard` doesn't exist; if a package registers it, put its module before a colon, as"),
+    (["--env", "ALE/Breakout-v5"], "--env ALE/Breakout-v5: Namespace ALE not found; use ale_py:ALE/Breakout-v5"),
+    (["--env", "MiniGrid-Empty-5x5-v0"], "doesn't exist; use minigrid:MiniGrid-Empty-5x5-v0, after pip install minigr"),
+    (["--env", "CartPole-v1", "--env-kwargs", '{"levle": 3}'], "--env-kwargs {'levle': 3} do not fit CartPole-v1: "),
     (["--env", ""], "Malformed environment ID"),
     (["--env", "no_such_package:Env-v0"], "install it, or correct the name before the colon"),
     (["--env-factory", "envs"], "--env-factory must be MODULE:CALLABLE or FILE.py:CALLABLE, got 'envs'"),
@@ -267,6 +274,68 @@ def test_inspecting_what_is_no_file_of_this_program_is_refused(job):
     (job.folder / "notes.h5").write_text("not HDF5")
     assert "none.h5: no such file" in refused(job, "inspect", "none.h5", code=65)
     assert "notes.h5 is not a readable HDF5 file" in refused(job, "inspect", "notes.h5", code=65)
+
+
+FILES = [
+    (["inspect", "folder"], 65, "folder is a folder; name a file in it"),
+    (["verify", "/dev/null"], 65, "/dev/null is no file but a device, pipe or socket"),
+    (["verify", "empty.h5"], 65, "empty.h5 is not a readable HDF5 file: it is empty"),
+    (["inspect", ""], 65, "'': no such file"),
+    (["inspect", "killed.h5"], 65, "killed.h5: no such file; there is killed.h5.part, which is not complete"),
+    (["verify", "run.h5.part"], 65, "run.h5.part: no such file; there is run.h5, the complete file"),
+    (["inspect", "study.h5"], 65, "study.h5 is a study, not a rollout; `python -m mpi_rollout plot study.h5` draws it"),
+    (
+        ["inspect", "my comparison.h5"],
+        65,
+        "is a comparison, not a rollout; `python -m mpi_rollout plot 'my comparison.",
+    ),
+    (["inspect", "run.h5", "run.h5", "--plot", "run.png"], 64, "--plot draws one file, got 2"),
+    (["inspect", "run.h5", "--plot", "new/run.png"], 64, "--plot new/run.png: there is no folder new; mkdir -p new"),
+    (["inspect", "run.h5", "--plot", ""], 64, "--plot must name a file, got ''"),
+    (["verify", "run.h5", "--replay", "-1"], 64, "--replay must be at least 0, got -1"),
+    (["recover", "run.h5"], 0, "run.h5 is complete already; there is nothing to recover"),
+    (["recover", "run.h5.part"], 65, "run.h5.part: no such file; there is run.h5, the complete file"),
+    (["recover", "killed.h5"], 65, "killed.h5: no such file; there is killed.h5.part, which is not complete"),
+    (["recover", "killed.h5.part", "--num-steps", "0"], 64, "--num-steps must be 1 to 3, the steps that are committed"),
+    (["recover", "killed.h5.part", "my new/a.h5"], 74, "; mkdir -p '"),
+]
+GOOD_FILES = [
+    ["verify", "run.h5", "empty.h5", "run.h5", "--json"],
+    ["inspect", "run.h5", "--plot", "drawn"],
+]
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Result]]:
+    """What commands say of files, and the folder of these."""
+    job = Job(tmp_path_factory.mktemp("files"))
+    (job.folder / "folder").mkdir()
+    (job.folder / "empty.h5").touch()
+    for name, kind in (("study", "scaling"), ("my comparison", "compare")):
+        with h5py.File(job.folder / f"{name}.h5", "w") as file:
+            file.attrs["format"] = f"mpi_rollout-{kind}"
+    shutil.copy(job.collect(None, *GOOD), job.folder / "killed.h5.part")
+    return job.folder, job.series([*(Start(each[0]) for each in FILES), *map(Start, GOOD_FILES)])
+
+
+@pytest.mark.parametrize("number", range(len(FILES)), ids=lambda number: " ".join(FILES[number][0]))
+def test_what_is_said_of_a_file_that_a_command_cannot_use(files: tuple[Path, list[Result]], number: int):
+    _, code, words = FILES[number]
+    assert words in refusal(files[1][number], code)
+
+
+def test_of_several_files_each_is_verified_and_the_exit_code_is_the_worst(files: tuple[Path, list[Result]]):
+    result = files[1][len(FILES)]
+    whole, empty, again = map(json.loads, result.out.splitlines())
+    assert result.code == 65 and whole["complete"] and again["complete"] and whole["file"] == "run.h5"
+    assert empty == {"file": "empty.h5", "error": "empty.h5 is not a readable HDF5 file: it is empty"}
+    assert result.messages == [empty["error"]]
+
+
+def test_inspect_tells_the_name_of_the_figure_that_it_wrote(files: tuple[Path, list[Result]]):
+    pytest.importorskip("matplotlib")
+    assert "figure        drawn.png" in files[1][len(FILES) + 1].out
+    assert (files[0] / "drawn.png").exists()
 
 
 @pytest.mark.mpi(3)

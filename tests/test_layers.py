@@ -15,11 +15,13 @@ deadline cores partition layout seeding timing infos actions config options stat
 exits ending temporary loading parser
 masks policy
 lone mpi agreement waiting messages changing shrink exchange destination
-envs.masks envs.outputs envs.inputs envs.time_limits envs.faults envs.members envs.loop envs.restoring envs.bare
-envs.timed envs watchdog slices worker driver turns vector_env assembly session connection sb3 examples.train_ppo
+envs.advice envs.masks envs.outputs envs.inputs envs.time_limits envs.faults envs.members envs.loop envs.restoring
+envs.bare envs.timed envs watchdog slices worker driver turns vector_env assembly session connection sb3
+examples.train_ppo
 limit tally collector losses catchup
-storage.child storage.unmarked storage.objects storage.contents storage.checksum storage.filters storage.values
-storage.schema storage.reader storage.episodes storage.chunks storage.lock storage.naming storage.past
+storage.child storage.lock storage.naming storage.paths
+storage.unmarked storage.objects storage.contents storage.checksum storage.filters storage.values
+storage.schema storage.reader storage.episodes storage.chunks storage.past
 storage.verification
 storage.output storage.writer storage.opening storage
 storage.recovery

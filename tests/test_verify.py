@@ -319,9 +319,9 @@ def test_recover_does_not_write_over_a_file(job: Job):
 
 REFUSED = [
     (["killed.h5.part", "gone/new.h5"], 74, "there is no folder"),
-    (["killed.h5.part", "--num-steps", "22"], 65, "must be 1 to 21, the steps that are committed, got 22"),
+    (["killed.h5.part", "--num-steps", "22"], 64, "must be 1 to 21, the steps that are committed, got 22"),
     (["none.h5.part"], 65, "no such file"),
-    (["killed.h5"], 64, "does not end with .part; give the new file's name, too"),
+    (["killed.h5"], 65, "killed.h5: no such file; there is killed.h5.part, which is not complete"),
 ]
 
 

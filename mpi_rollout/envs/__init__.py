@@ -15,6 +15,7 @@ from gymnasium.envs.registration import EnvSpec, WrapperSpec
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from mpi_rollout.config import RolloutConfig
+from mpi_rollout.envs.advice import of_missing_package, of_unknown_id, why_no_env
 from mpi_rollout.envs.bare import bare_loop, bare_vector_loop, split_actions
 from mpi_rollout.envs.faults import ABORT, OnFault
 from mpi_rollout.envs.loop import LoopVectorEnv
@@ -22,8 +23,6 @@ from mpi_rollout.errors import Field, RolloutError, UsageError, first_line, word
 from mpi_rollout.layout import leaves
 from mpi_rollout.loading import load_callable
 from mpi_rollout.seeding import episode_seeds, seed_of_slice
-
-EXTRAS = {"ale_py": "atari", "mujoco": "mujoco"}
 
 
 @dataclass(frozen=True)
@@ -80,8 +79,8 @@ class EnvMaker:
             return _try(env, kwargs, partial(gymnasium.make, env, **kwargs))
         index = {"env_index": env_index} if _takes_index(env) else {}
         made = _try(_name(env), kwargs, partial(env, **index | kwargs))
-        if not callable(getattr(made, "step", None)):
-            raise UsageError(f"{_name(env)} must return an env, got {made!r}")
+        if what := why_no_env(made):
+            raise UsageError(f"{_name(env)} must return an env, got {what}")
         return made
 
     def each(self, indices: range) -> list[Callable[[], gymnasium.Env]]:
@@ -116,11 +115,13 @@ def _try(name: str, kwargs: Mapping[str, Any], make: Callable[[], Any]) -> Any:
     except RolloutError:
         raise
     except ImportError as error:
-        raise UsageError(Field("env"), f" {name}: {first_line(error)}; {_install(name, str(error))}") from error
+        raise UsageError(
+            Field("env"), f" {name}: {first_line(error)}; {of_missing_package(name, str(error))}"
+        ) from error
     except gymnasium.error.DependencyNotInstalled as error:
-        raise UsageError(Field("env"), f" {name}: {error}; {_install(name, str(error).lower())}") from error
+        raise UsageError(Field("env"), f" {name}: {error}; {of_missing_package(name, str(error).lower())}") from error
     except gymnasium.error.Error as error:
-        raise UsageError(Field("env"), f" {name}: {str(error).rstrip('.')}") from error
+        raise UsageError(Field("env"), f" {name}: {of_unknown_id(name, error)}") from error
     except TypeError as error:
         if not _is_of_call(error):
             raise
@@ -146,15 +147,6 @@ def _takes_index(make: Callable[..., Any]) -> bool:
     except (TypeError, ValueError):
         return False
     return parameter is not None and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-
-
-def _install(name: str, text: str) -> str:
-    """What to do about a package that is missing: a name's own, as in PACKAGE:ID, may be misspelt."""
-    for package, extra in EXTRAS.items():
-        if package in text:
-            return f"pip install 'mpi_rollout[{extra}]'"
-    is_named = f"'{name.partition(':')[0]}'" in text
-    return "install it, or correct the name before the colon" if is_named else "install it"
 
 
 def maker_of(config: RolloutConfig) -> EnvMaker:

@@ -8,6 +8,36 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector.utils import iterate
 
+from mpi_rollout.errors import UsageError
+from mpi_rollout.layout import leaves
+
+
+def check_spaces(observation_space: spaces.Space, action_space: spaces.Space) -> None:
+    """Refuse spaces whose values cannot be batched.
+
+    Raises
+    ------
+    UsageError
+        A part has no fixed shape; observations have no parts; or actions have a Dict or Tuple without any, which
+        Gymnasium cannot iterate over.
+    """
+    leaves(action_space)
+    if not leaves(observation_space):
+        raise UsageError(
+            f"the observation space is an empty {type(observation_space).__name__}; give it a member with "
+            "gymnasium.wrappers.TransformObservation"
+        )
+    waiting = [action_space]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, spaces.Dict | spaces.Tuple):
+            if not len(part.spaces):
+                raise UsageError(
+                    f"the action space has an empty {type(part).__name__}, which cannot be batched; leave it out with "
+                    f"gymnasium.wrappers.TransformAction; got {action_space}"
+                )
+            waiting += part.spaces.values() if isinstance(part, spaces.Dict) else part.spaces
+
 
 def action_splitter(single_space: spaces.Space, space: spaces.Space) -> Callable[[Any], list[Any]]:
     """A function that makes of batched actions one per env.

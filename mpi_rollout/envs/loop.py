@@ -14,6 +14,7 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
+from mpi_rollout.envs.advice import begun, no_outcome
 from mpi_rollout.envs.faults import ABORT, OnFault, OutputChecks, WrongValue
 from mpi_rollout.envs.inputs import Options, options_of_each, seed_of_each, take_reset_mask
 from mpi_rollout.envs.masks import MaskColumn
@@ -24,7 +25,6 @@ from mpi_rollout.envs.outputs import (
     RewardColumn,
     info_misfit,
     is_exact,
-    no_outcome,
     row_by_row,
     write_result,
 )
@@ -272,7 +272,7 @@ class LoopVectorEnv(Members):
             self._time.begin(index)
             try:
                 with self._calling(index):
-                    observation, info = self._own_resets[index]() if reset is None else reset()
+                    observation, info = begun(self._own_resets[index]() if reset is None else reset())
                 for what in self._checks.in_each([observation]).values():
                     raise WrongValue(what)
                 return observation, info

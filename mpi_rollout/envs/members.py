@@ -12,7 +12,7 @@ from gymnasium.vector import VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from mpi_rollout.envs.faults import EnvTimeout, OnFault, WrongValue, named, raised_at
-from mpi_rollout.envs.inputs import action_splitter
+from mpi_rollout.envs.inputs import action_splitter, check_spaces
 from mpi_rollout.envs.time_limits import TimeLimits, step_over_wrappers
 from mpi_rollout.errors import (
     DataError,
@@ -25,7 +25,7 @@ from mpi_rollout.errors import (
     words_of,
 )
 from mpi_rollout.exits import end_if_forked
-from mpi_rollout.layout import describe, leaves
+from mpi_rollout.layout import describe
 
 MAKE_PATIENCE = 10.0  # Simulators may take long to start: so many times the limit of a step.
 
@@ -61,7 +61,7 @@ class Members(VectorEnv):
         first = self.envs[0]
         self.spec, self.render_mode = first.spec, first.render_mode
         self.single_observation_space, self.single_action_space = first.observation_space, first.action_space
-        leaves(self.single_observation_space), leaves(self.single_action_space)  # Or they are refused.
+        check_spaces(self.single_observation_space, self.single_action_space)
         for index, env in enumerate(self.envs):
             self._check_spaces(index, env)
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
@@ -154,7 +154,7 @@ class Members(VectorEnv):
 
     def _error(self, place: int, error: BaseException) -> RolloutError:
         what = f"{self.describe(place)}: "
-        if isinstance(error, WrongValue):
+        if isinstance(error, WrongValue | DataError):
             return DataError(f"{what}{error}")
         if isinstance(error, SystemExit):
             return EnvError(f"{what}called sys.exit({message_of(error)})")

@@ -282,17 +282,6 @@ def info_misfit(info: Any, env_index: int, error: Exception) -> DataError:
     )
 
 
-def no_outcome(outcomes: Sequence[Any], first_env_index: int) -> DataError:
-    """Name the first env whose step did not return what a step returns."""
-    is_good = [isinstance(outcome, tuple | list) and len(outcome) == 5 for outcome in outcomes]
-    index = is_good.index(False)
-    got = f"{len(outcomes[index])} values" if isinstance(outcomes[index], tuple) else type(outcomes[index]).__name__
-    return DataError(
-        f"env {first_env_index + index}: its step should return observation, reward, terminated, truncated "
-        f"and info, got {got}; envs of the old gym are made new by gymnasium's shimmy"
-    )
-
-
 def is_exact(observations: Sequence[Leaf], observation: Any) -> bool:
     """Tell whether an env's observation has the types with which it comes out of columns: NumPy's, of its space."""
     parts = [(leaf, leaf.of(observation)) for leaf in observations]

@@ -1,4 +1,4 @@
-"""How a file gets its name: when it has all it needs, and never in the place of another run's."""
+"""Names of files: which there are, which can be written, and how one gets its own, and never that of another run."""
 
 import os
 import shutil
@@ -8,6 +8,22 @@ from shlex import quote
 from mpi_rollout.errors import StorageError, UsageError
 from mpi_rollout.storage.lock import refusal
 from mpi_rollout.temporary import temporary_path
+
+
+def why_no_file(path: str) -> str:
+    """Why there is nothing to read, and what may be meant; "" for a file that is not empty."""
+    if os.path.isfile(path):
+        return "" if os.path.getsize(path) else f"{path} is not a readable HDF5 file: it is empty"
+    if os.path.isdir(path):
+        return f"{path} is a folder; name a file in it"
+    if os.path.exists(path):
+        return f"{path} is no file but a device, pipe or socket"
+    is_part = path.endswith(".part")
+    other = path.removesuffix(".part") if is_part else f"{path}.part"
+    if os.path.isfile(other):
+        state = "the complete file" if is_part else "which is not complete"
+        return f"{path}: no such file; there is {other}, {state}"
+    return f"{path or repr(path)}: no such file"
 
 
 def check_name(path: str) -> None:

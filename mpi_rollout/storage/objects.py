@@ -5,7 +5,6 @@ read is the file's, any other one is a mistake of ours.
 """
 
 import json
-import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -14,6 +13,7 @@ import h5py
 import numpy as np
 
 from mpi_rollout.errors import DataError, RolloutError, first_line
+from mpi_rollout.storage.naming import why_no_file
 
 MOST_GZIP = 1032  # Times smaller gzip makes data, and no more.
 Tell = Callable[[str], None]  # Is told what is being read, in a process that somebody watches.
@@ -35,8 +35,8 @@ def reading(path: str, tell: Tell, open_file: Callable[[str], h5py.File]) -> Ite
     DataError
         There is none; or it cannot be read, here or in the `with` block, or leads to other files.
     """
-    if not os.path.isfile(path):
-        raise DataError(f"{path}: no such file")
+    if why := why_no_file(path):
+        raise DataError(why)
     doing = ""
 
     def note(what: str) -> None:

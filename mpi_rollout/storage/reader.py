@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
+from shlex import quote
 from typing import Any
 
 import h5py
@@ -31,6 +32,7 @@ from mpi_rollout.storage.unmarked import open_unmarked
 from mpi_rollout.storage.values import counted_in
 
 ATTEMPTS = 3
+OTHERS = {f"{FORMAT}-scaling": "a study", f"{FORMAT}-simulation": "a simulation", f"{FORMAT}-compare": "a comparison"}
 OURS = {"config", "spaces", "digest", "format_version"}  # Attributes that only files of this program have together.
 
 
@@ -89,6 +91,8 @@ def check_format(attributes: Mapping[str, Any], path: str) -> None:
         if len(OURS & attributes.keys()) > 1:
             got = attributes.get("format")
             raise ContentError(f"its attribute format is {got!r:.80}, it should be {FORMAT!r}; the file is damaged")
+        if kind := OTHERS.get(str(attributes.get("format"))):
+            raise DataError(f"{path} is {kind}, not a rollout; `python -m mpi_rollout plot {quote(path)}` draws it")
         raise DataError(f"{path} was not written by {FORMAT}")
     version = count(attributes, "format_version")
     if version not in range(1, FORMAT_VERSION + 1):

@@ -8,7 +8,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from mpi_rollout.errors import DataError, StorageError, system_words
+from mpi_rollout.errors import DataError, StorageError, UsageError, system_words
 from mpi_rollout.storage.chunks import ChunkWriter, TableWriter, fill
 from mpi_rollout.storage.naming import free_space, give_name
 from mpi_rollout.storage.objects import Tell
@@ -70,7 +70,7 @@ def _checked(source: Verification, num_steps: int | None) -> int:
     if num_steps is None:
         return source.num_steps
     if not 1 <= num_steps <= source.num_steps:
-        raise DataError(f"--num-steps must be 1 to {source.num_steps}, the steps that are committed, got {num_steps}")
+        raise UsageError(f"--num-steps must be 1 to {source.num_steps}, the steps that are committed, got {num_steps}")
     return num_steps
 
 

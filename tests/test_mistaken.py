@@ -1,0 +1,107 @@
+"""What is no env, and what no file can hold, is refused in one line with the way out, by runs and trainers."""
+
+import json
+import sys
+from pathlib import Path
+
+import mistaken
+import pytest
+from conftest import Job, Result, Start
+from test_cli import refusal
+
+from mpi_rollout.envs import EnvMaker, make_slice
+from mpi_rollout.errors import RolloutError
+
+pytestmark = pytest.mark.any_mpi
+
+OTHER_NAME = "which cannot be a name in HDF5; rename it with gymnasium.wrappers.Transform{} around the env, or use -"
+OF_A_FILE = {
+    "slash": f"space has the key 'a/b', {OTHER_NAME}",
+    "no name": f"space has the key '', {OTHER_NAME}",
+    "dots": f"space has the key '..', {OTHER_NAME}",
+    "zero byte": f"space has the key 'a\\x00b', {OTHER_NAME}",
+    "no text": f"space has the key '\\udcff', {OTHER_NAME}",
+    "integers": f"space has the key 1, {OTHER_NAME}",
+    "no numbers": "space has no numbers to store, its part 'none' of shape (0,); leave it out with gymnasium.wrappers.",
+    "no choices": "space has no numbers to store, it is a MultiDiscrete of shape (0,); leave it out with gymnasium.wr",
+}
+OF_ACTIONS = "the action space has an empty {}, which cannot be batched; leave it out with gymnasium.wrappers.Tran"
+OF_ENVS = {
+    (
+        "observing",
+        "empty Dict",
+    ): "the observation space is an empty Dict; give it a member with gymnasium.wrappers.T",
+    ("observing", "empty Tuple"): "the observation space is an empty Tuple; give it a member with gymnasium.wrappers.T",
+    ("acting", "empty Dict"): OF_ACTIONS.format("Dict"),
+    ("acting", "empty Tuple"): OF_ACTIONS.format("Tuple"),
+    ("acting", "in a Dict"): OF_ACTIONS.format("Tuple"),
+    ("forgetful",): "mistaken:forgetful must return an env, got None; does it lack a return?",
+    ("unmade",): "mistaken:unmade must return an env, got the class Env; return an instance, Env(...)",
+    ("vectorized",): "must return an env, got the vectorized CartPoleVectorEnv; return a single env",
+    ("other",): "must return an env, got array([0., 0., 0.]); derive its class from gymnasium.Env",
+    ("of_gym", "0.21.0"): "got Old, an env of the old gym; return shimmy.GymV21CompatibilityV0(env=env), after pip ins",
+    ("of_gym", "0.26.2"): "return shimmy.GymV26CompatibilityV0(env=env), after pip install 'shimmy[gym-v26]'",
+}
+WHILE_STEPPING = {
+    "done": "its step should return observation, reward, terminated, truncated and info, got 4 values; return term",
+    "bare": "env 0, reset: its reset should return observation and info, got ndarray; return both; for an env of gym",
+}
+
+
+def kwargs_of(make: str, *arguments: str) -> dict[str, str]:
+    return dict(zip({"of_gym": ["version"]}.get(make, ["name"]), arguments, strict=False))
+
+
+def start(make: str, *arguments: str, more: tuple[str, ...] = ()) -> Start:
+    return Start(
+        ["--env-factory", f"mistaken:{make}", "--env-kwargs", json.dumps(kwargs_of(make, *arguments)),
+         "--num-envs", "2", "--num-steps", "3", "--progress", "none", "--out", "run.h5", *more]
+    )  # fmt: skip
+
+
+RUNS = {
+    **{(make, name): (words.format(of), 64) for name, words in OF_A_FILE.items()
+       for make, of in (("observing", "Observation"), ("acting", "Action"))},
+    **{case: (words, 64) for case, words in OF_ENVS.items()},
+    **{(make,): (words, 65) for make, words in WHILE_STEPPING.items()},
+}  # fmt: skip
+GOOD = [("observing", "in a Dict"), ("acting", "indices")]
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[tuple[str, ...], Result]]:
+    """How each run ends, and the folder in which all were."""
+    job = Job(tmp_path_factory.mktemp("mistaken"))
+    cases = [*RUNS, *GOOD]
+    starts = [start(*case) for case in RUNS]
+    starts += [start(*case, more=("--out", f"{n}.h5")) for n, case in enumerate(GOOD)]
+    starts += [start("observing", name, more=("--no-trajectories", "--out", f"{name}.h5")) for name in OF_A_FILE]
+    cases += [("unstored", name) for name in OF_A_FILE]
+    return job.folder, dict(zip(cases, job.series(starts), strict=True))
+
+
+@pytest.mark.parametrize("case", RUNS, ids=" ".join)
+def test_a_run_refuses_it_in_one_line_and_leaves_nothing(ended: tuple[Path, dict], case: tuple[str, ...]):
+    words, code = RUNS[case]
+    assert words in refusal(ended[1][case], code)
+    assert not (ended[0] / "run.h5").exists() and not (ended[0] / "run.h5.part").exists()
+
+
+@pytest.mark.parametrize("case", [*GOOD, *(("unstored", name) for name in OF_A_FILE)], ids=" ".join)
+def test_what_can_be_stored_or_is_not_stored_runs(ended: tuple[Path, dict], case: tuple[str, ...]):
+    assert ended[1][case].code == 0, ended[1][case].err
+
+
+@pytest.mark.parametrize("case", OF_ENVS, ids=" ".join)
+def test_a_trainer_is_told_the_same(monkeypatch: pytest.MonkeyPatch, case: tuple[str, ...]):
+    monkeypatch.setitem(sys.modules, "gym", None)  # Is as before in the end, whatever a case puts there.
+    with pytest.raises(RolloutError) as caught:
+        make_slice(EnvMaker(getattr(mistaken, case[0]), kwargs_of(*case)), range(2))
+    assert OF_ENVS[case] in str(caught.value)
+
+
+@pytest.mark.parametrize("name", [*OF_A_FILE, "in a Dict"])
+def test_a_trainer_gets_observations_that_no_file_can_hold(name: str):
+    envs = make_slice(EnvMaker(mistaken.observing, {"name": name}), range(2))
+    observations, _ = envs.reset(seed=2**70)
+    assert envs.observation_space.contains(observations)
