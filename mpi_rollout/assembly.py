@@ -15,6 +15,7 @@ from mpi_rollout.infos import Infos, info_leaves, names_of
 from mpi_rollout.layout import describe
 from mpi_rollout.masks import mask_leaves
 from mpi_rollout.partition import Division
+from mpi_rollout.sizes import check_num_envs
 from mpi_rollout.slices import Slice
 from mpi_rollout.waiting import way_to_wait
 from mpi_rollout.worker import Worker
@@ -49,6 +50,9 @@ class Plan:
     is_surviving: bool = False
     wait: str = "auto"
     heeds_masks: bool = False
+
+    def __post_init__(self):
+        check_num_envs(self.division.num_envs, self.division.num_ranks)
 
     @property
     def has_final_observations(self) -> bool:

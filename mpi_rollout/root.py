@@ -36,6 +36,7 @@ from mpi_rollout.losses import Losses
 from mpi_rollout.policy import Policy, RandomPolicy
 from mpi_rollout.progress import make_progress
 from mpi_rollout.report import Outcome
+from mpi_rollout.sizes import check_blocks, check_file
 from mpi_rollout.status import Status, is_batch_job
 from mpi_rollout.timing import PHASES
 from mpi_rollout.worker import Worker
@@ -203,6 +204,11 @@ class Root:
 
         nbytes = Block.row_nbytes(self.facts.observation_space, self.facts.action_space, self.config.num_envs)
         num_rows = storage.rows_per_block(nbytes, self.config.num_steps)
+        is_continued = self.past is not None and self.output.replaces is None
+        old_nbytes = os.path.getsize(self.config.out + ".part") if is_continued else 0
+        check_blocks(NUM_BLOCKS * num_rows * nbytes)
+        if told := check_file(self.config, nbytes, old_nbytes):
+            say(f"mpi_rollout: {told}\n")
         blocks = [self.driver.block(num_rows) for _ in range(NUM_BLOCKS)]
         self.writer = storage.open_writer(
             self.config, self._attributes(), blocks, len(self.hosts), self.past, lost, self.output.replaces

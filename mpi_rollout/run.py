@@ -19,6 +19,7 @@ from mpi_rollout.envs.faults import OnFault, raised_at
 from mpi_rollout.errors import EnvError, SignalInterrupt, StorageError
 from mpi_rollout.guard import be_last, guard, release
 from mpi_rollout.interrupts import STOP_SIGNALS
+from mpi_rollout.layout import Block
 from mpi_rollout.limit import Limit
 from mpi_rollout.loading import load_policy
 from mpi_rollout.parent import end_with_launcher
@@ -27,6 +28,7 @@ from mpi_rollout.policy import Policy
 from mpi_rollout.root import Root
 from mpi_rollout.seeding import seed_global_generators
 from mpi_rollout.shrink import check_ulfm, is_ulfm_on
+from mpi_rollout.sizes import check_file
 from mpi_rollout.storage.paths import check_storable
 from mpi_rollout.terminal import find_terminal
 from mpi_rollout.worker import unwatched_by_gc
@@ -149,7 +151,9 @@ def rehearse(config: RolloutConfig, num_ranks: int) -> str:
         check_output(config)
         policy_of(config)
         envs = make_slice(plan.make, range(1), config.seed, on_fault=plan.on_fault)
-        check_facts(config, EnvFacts.of(envs).portable())
+        facts = EnvFacts.of(envs).portable()
+        check_facts(config, facts)
+        check_file(config, Block.row_nbytes(facts.observation_space, facts.action_space, config.num_envs))
         envs.close()
     return f"ready: {config.num_envs} envs on {num_ranks} rank{'s' * (num_ranks > 1)}, --out {config.out}"
 

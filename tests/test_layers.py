@@ -11,7 +11,7 @@ from conftest import TESTS, Job, job_environment
 PACKAGE = TESTS.parent / "mpi_rollout"
 LAYERS = """
 errors console bounds
-deadline cores partition layout seeding timing infos actions config options status interrupts parent guard
+deadline cores partition layout seeding timing infos actions config options sizes status interrupts parent guard
 exits ending temporary loading parser
 masks policy
 lone mpi agreement waiting messages changing shrink exchange destination

@@ -26,6 +26,7 @@ from mpi_rollout.errors import (
 )
 from mpi_rollout.exits import end_if_forked
 from mpi_rollout.layout import describe
+from mpi_rollout.sizes import made_with_room
 
 MAKE_PATIENCE = 10.0  # Simulators may take long to start: so many times the limit of a step.
 
@@ -56,7 +57,7 @@ class Members(VectorEnv):
         on_fault: OnFault,
     ):
         self._env_fns, self._first_env_index, self._on_fault = list(env_fns), first_env_index, on_fault
-        self.envs = [make() for make in env_fns]
+        self.envs = list(made_with_room(env_fns))
         self.num_envs = len(self.envs)
         first = self.envs[0]
         self.spec, self.render_mode = first.spec, first.render_mode

@@ -46,12 +46,6 @@ def cpu_model() -> str:
     return found.group(1).strip() if found else platform.machine()
 
 
-def free_memory() -> int:
-    """Bytes that processes can have before the system swaps."""
-    found = re.search(r"MemAvailable:\s*(\d+) kB", Path("/proc/meminfo").read_text())
-    return int(found.group(1)) * 1024 if found else 0
-
-
 def commit() -> str:
     """The last commit that changed this package, with `-dirty` if it was changed since; empty outside of git."""
     found = _git("log", "-1", "--format=%h", "--", ".")

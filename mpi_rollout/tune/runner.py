@@ -26,9 +26,10 @@ from mpi_rollout.scaling.jobs import (
     told_launcher,
     usable_launcher,
 )
-from mpi_rollout.scaling.machine import cpu_model, free_memory
+from mpi_rollout.scaling.machine import cpu_model
 from mpi_rollout.scaling.study import arguments_of, in_order
 from mpi_rollout.scaling.workplace import tell
+from mpi_rollout.sizes import free_memory
 from mpi_rollout.tune import report
 from mpi_rollout.tune.candidates import Candidate, Costs, candidates, narrow
 from mpi_rollout.tune.trials import Trial

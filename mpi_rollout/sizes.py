@@ -1,0 +1,143 @@
+"""What a run takes of memory and of the disk: told before it begins, and refused where it cannot be had."""
+
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from mpi_rollout.config import RolloutConfig
+from mpi_rollout.errors import Field, StorageError, UsageError, counted
+
+LEAST_ENV_NBYTES = 1000  # Of an object and its random generator; the smallest of Gymnasium's envs have five times that.
+FEW = 64  # Envs after which the memory of all others can be told.
+TOLD_NBYTES = 100_000_000
+ANY_SIZE = "MPI_ROLLOUT_ANY_SIZE"
+
+CGROUP_FILES = (  # Limit and use, of version 2 and 1.
+    ("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+)  # fmt: skip
+
+T = TypeVar("T")
+
+
+def shown(nbytes: float) -> str:
+    """A number of bytes for people: 1,234.5 MB and 7.1 GB."""
+    return f"{nbytes / 1e9:,.1f} GB" if nbytes >= 1e9 else f"{nbytes / 1e6:,.1f} MB"
+
+
+def free_memory(meminfo: str = "/proc/meminfo", root: Path = Path("/sys/fs/cgroup")) -> int:
+    """Bytes that processes of this host can have before the system swaps, or their container is at its limit."""
+    found = re.search(r"MemAvailable:\s*(\d+) kB", Path(meminfo).read_text())
+    free = int(found.group(1)) * 1024 if found else 0
+    for limit, used in CGROUP_FILES:
+        try:
+            free = min(free, int((root / limit).read_text()) - int((root / used).read_text()))
+        except (OSError, ValueError):  # There is no such file, or it says "max".
+            continue
+    return max(free, 0)
+
+
+def is_any_size() -> bool:
+    """The user has said that the run is to begin whatever it takes."""
+    return os.environ.get(ANY_SIZE, "") not in ("", "0")
+
+
+def check_num_envs(num_envs: int, num_ranks: int) -> None:
+    """Refuse more envs than any machine like this one can have, before anything is made for each of them.
+
+    Raises
+    ------
+    UsageError
+        The memory of this host is too small for a rank's share of them, whatever they are.
+    """
+    least, free = num_envs * LEAST_ENV_NBYTES // num_ranks, free_memory()
+    if least > free and not is_any_size():
+        raise UsageError(
+            Field("num_envs"), f": {num_envs:,} envs take at least {shown(least)} of memory on each rank, and this "
+            f"host has {shown(free)} free; use fewer envs, or more hosts"
+        )  # fmt: skip
+
+
+def made_with_room(makers: Sequence[Callable[[], T]]) -> Iterator[T]:
+    """Make envs, and tell from the first few what the others will take.
+
+    Raises
+    ------
+    UsageError
+        The memory of this host is too small for them.
+    """
+    before = 0
+    for count, make in enumerate(makers):
+        if count == 1:  # The first one has its modules with it.
+            before = resident_nbytes()
+        elif count == FEW + 1:
+            each = (resident_nbytes() - before) / FEW
+            needed, free = each * (len(makers) - count), free_memory()
+            if needed > free and not is_any_size():
+                raise UsageError(
+                    Field("num_envs"), f": an env takes {shown(each)} of memory here, the {len(makers):,} of this rank "
+                    f"{shown(needed)} more, and this host has {shown(free)} free; use fewer envs, or more hosts"
+                )  # fmt: skip
+        yield make()
+
+
+def resident_nbytes() -> int:
+    """Bytes of memory that this process has."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def check_blocks(nbytes: int) -> None:
+    """Refuse buffers for the steps of all envs that the memory of this host, the root's, cannot hold.
+
+    Raises
+    ------
+    UsageError
+        It cannot.
+    """
+    free = free_memory()
+    if nbytes > free and not is_any_size():
+        raise UsageError(
+            Field("num_envs"), f": rank 0 needs {shown(nbytes)} of memory for the steps of all envs, and its host has "
+            f"{shown(free)} free; use fewer envs"
+        )  # fmt: skip
+
+
+def check_file(config: RolloutConfig, row_nbytes: int, old_nbytes: int = 0) -> str:
+    """Refuse a file that its file system has no room for.
+
+    How much a compressed one will have is not known before: it is told, and not refused.
+
+    Parameters
+    ----------
+    row_nbytes
+        Of one step of all envs.
+    old_nbytes
+        Of the unfinished file that is continued, which goes when the new one has what it had.
+
+    Returns
+    -------
+    What is to be told at the start; "" for a small file.
+
+    Raises
+    ------
+    StorageError
+        There is no room.
+    """
+    if not config.trajectories:
+        return ""
+    nbytes, is_compressed = row_nbytes * config.num_steps, config.compression != "none"
+    folder = os.path.dirname(os.path.abspath(config.out))
+    free = shutil.disk_usage(folder).free
+    size = (
+        f"{counted(config.num_envs, 'env')} x {counted(config.num_steps, 'step')} take "
+        f"{'at most' if is_compressed else 'about'} {shown(nbytes)} in {config.out}"
+    )
+    needed = max(nbytes - old_nbytes, min(old_nbytes, nbytes))
+    if needed > free and not is_compressed and not is_any_size():
+        raise StorageError(
+            f"{size}, and {folder} has {shown(free)} free; use fewer steps or envs, another --out, --compression gzip, "
+            f"or {ANY_SIZE}=1 if there will be room"
+        )
+    return f"{size} ({shown(free)} free there)" if nbytes >= TOLD_NBYTES else ""

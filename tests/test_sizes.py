@@ -1,0 +1,105 @@
+"""What memory or disk cannot hold is refused with the figure before anything is made of it."""
+
+import json
+
+import gymnasium
+import numpy as np
+import pytest
+from conftest import Job
+
+from mpi_rollout import connect, sizes
+from mpi_rollout.config import RolloutConfig
+from mpi_rollout.errors import StorageError, UsageError
+
+NO_OVERRIDE = {"MPI_ROLLOUT_ANY_SIZE": ""}
+
+
+@pytest.fixture(autouse=True)
+def no_override(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(sizes.ANY_SIZE, raising=False)
+
+
+def test_more_envs_than_memory_holds_are_refused_at_once(job: Job):
+    result = job(None, "--env", "CartPole-v1", "--num-envs", "99999999999", **NO_OVERRIDE)
+    assert (result.code, result.num_tracebacks) == (64, 0)
+    [message] = result.messages
+    assert message.startswith("--num-envs: 99,999,999,999 envs take at least 100,000.0 GB of memory on each rank")
+    with pytest.raises(UsageError, match="num_envs: 99,999,999,999 envs take at least"):
+        connect("CartPole-v1", 99_999_999_999)
+
+
+class Large(gymnasium.Env):
+    """An env that has 1 GB of its own, as far as this test's measure goes."""
+
+    observation_space = gymnasium.spaces.Box(0, 1, (2,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+
+def test_what_the_first_envs_take_tells_of_all_others(monkeypatch: pytest.MonkeyPatch):
+    made, resident = [], iter((0, 64 * 10**6))
+    monkeypatch.setattr(sizes, "resident_nbytes", lambda: next(resident))
+    monkeypatch.setattr(sizes, "free_memory", lambda: 10**9)
+    with pytest.raises(UsageError) as refused:
+        for env in sizes.made_with_room([Large] * 5000):
+            made.append(env)
+    assert len(made) == sizes.FEW + 1
+    assert refused.value.shown(lambda name: f"--{name}").startswith(
+        "--num_envs: an env takes 1.0 MB of memory here, the 5,000 of this rank 4.9 GB more, and this host has 1.0 GB"
+    )
+
+
+def config(out: object, **options: object) -> RolloutConfig:
+    return RolloutConfig(env="CartPole-v1", num_envs=10, num_steps=1000, out=str(out), **options)
+
+
+@pytest.mark.parametrize(
+    "row_nbytes, old_nbytes, options, free, told",
+    [
+        (10_000, 0, {}, 10**9, ""),
+        (1_000_000, 0, {}, 2 * 10**9, "about 1.0 GB in {out} (2.0 GB free there)"),
+        (1_000_000, 0, {}, 10**9 - 1, None),
+        (1_000_000, 6 * 10**8, {}, 7 * 10**8, "about 1.0 GB in {out} (700.0 MB free there)"),
+        (1_000_000, 6 * 10**8, {}, 5 * 10**8, None),  # The new file has what the old one had before that one goes.
+        (1_000_000, 0, {"compression": "gzip"}, 10, "at most 1.0 GB in {out} (0.0 MB free there)"),
+        (1_000_000, 0, {"trajectories": False}, 10, ""),
+    ],
+)  # fmt: skip
+def test_a_file_is_told_and_refused_by_its_size(tmp_path, monkeypatch, row_nbytes, old_nbytes, options, free, told):
+    monkeypatch.setattr(sizes.shutil, "disk_usage", lambda folder: type("Usage", (), {"free": free}))
+    out = tmp_path / "run.h5"
+    if told is not None:
+        said = told and "10 envs x 1,000 steps take " + told.format(out=out)
+        assert sizes.check_file(config(out, **options), row_nbytes, old_nbytes) == said
+        return
+    with pytest.raises(StorageError, match=r"take about 1\.0 GB in .* free; use fewer steps or envs, another --out, "):
+        sizes.check_file(config(out, **options), row_nbytes, old_nbytes)
+    monkeypatch.setenv(sizes.ANY_SIZE, "1")
+    assert sizes.check_file(config(out, **options), row_nbytes, old_nbytes)
+
+
+def test_a_run_that_the_disk_cannot_hold_ends_before_its_first_step_and_leaves_nothing(job: Job):
+    more = ("--env", "CartPole-v1", "--num-envs", "64", "--num-steps", str(10**12), "--out", "run.h5", "--json")
+    result = job(None, *more, **NO_OVERRIDE)
+    assert result.code == 74 and "64 envs x 1,000,000,000,000 steps take about " in result.messages[-1]
+    assert json.loads(result.out)["exit_code"] == 74
+    assert list(job.folder.iterdir()) == []
+    dry = job(None, *more[:-1], "--dry-run", **NO_OVERRIDE)
+    assert dry.code == 74 and dry.messages[-1] == result.messages[-1]
+
+
+def test_the_memory_of_a_container_is_its_limit(tmp_path):
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemTotal: 9 kB\nMemAvailable:    4000 kB\n")
+    assert sizes.free_memory(str(meminfo), tmp_path) == 4_096_000
+    (tmp_path / "memory.max").write_text("1000000\n")
+    (tmp_path / "memory.current").write_text("400000\n")
+    assert sizes.free_memory(str(meminfo), tmp_path) == 600_000
+    (tmp_path / "memory.max").write_text("max\n")
+    assert sizes.free_memory(str(meminfo), tmp_path) == 4_096_000
+
+
+def test_buffers_that_memory_cannot_hold_are_refused(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sizes, "free_memory", lambda: 10**6)
+    sizes.check_blocks(10**6)
+    with pytest.raises(UsageError, match=r"rank 0 needs 1\.0 MB of memory"):
+        sizes.check_blocks(10**6 + 1)
