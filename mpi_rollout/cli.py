@@ -19,6 +19,7 @@ from mpi_rollout.listing import add_list
 from mpi_rollout.mpi import claimed_rank, claimed_size, with_stacks
 from mpi_rollout.options import add_option, add_run_options, path
 from mpi_rollout.parser import Parser
+from mpi_rollout.scaling.jobs import check_seconds
 from mpi_rollout.scaling.options import add_scaling
 from mpi_rollout.temporary import remove_empty_folders
 from mpi_rollout.tune.options import add_tune
@@ -204,6 +205,7 @@ def plot_command(options: argparse.Namespace) -> int:
 def doctor_command(options: argparse.Namespace) -> int:
     from mpi_rollout.doctor import doctor
 
+    check_seconds("--timeout-s", options.timeout_s)
     return doctor(options.out, options.env, options.json, options.timeout_s)
 
 

@@ -23,7 +23,7 @@ OTHER_VALUES = {
     "vectorization_mode": "vector_entry_point", "expect_ranks": "3", "progress": "bar", "mode": "async",
     "num_groups": "2", "batch_size": "3", "max_walltime": "10:00",
     "on_env_error": "restart", "max_env_restarts": "3", "env_timeout": "2.5", "ft": "shrink",
-    "wait": "sleep", "limit_s": "0.5", "actions": "clip", "start_timeout": "30",
+    "wait": "sleep", "compression": "gzip", "limit_s": "0.5", "actions": "clip", "start_timeout": "30",
 }  # fmt: skip
 
 
@@ -167,6 +167,8 @@ BAD = [
     (["--env", "MiniGrid-Empty-5x5-v0"], "doesn't exist; use minigrid:MiniGrid-Empty-5x5-v0, after pip install minigr"),
     (["--env", "CartPole-v1", "--env-kwargs", '{"levle": 3}'], "--env-kwargs {'levle': 3} do not fit CartPole-v1: "),
     (["--env", ""], "Malformed environment ID"),
+    (["--env", ":CartPole-v1"], "--env must be ID or MODULE:ID, got ':CartPole-v1'"),
+    (["doctor", "--timeout-s", "nan"], "--timeout-s must be more than 0 and finite, got nan"),
     (["--env", "no_such_package:Env-v0"], "install it, or correct the name before the colon"),
     (["--env-factory", "envs"], "--env-factory must be MODULE:CALLABLE or FILE.py:CALLABLE, got 'envs'"),
     (["--env-factory", "envs:"], "--env-factory must be MODULE:CALLABLE or FILE.py:CALLABLE, got 'envs:'"),

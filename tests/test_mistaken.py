@@ -105,3 +105,11 @@ def test_a_trainer_gets_observations_that_no_file_can_hold(name: str):
     envs = make_slice(EnvMaker(mistaken.observing, {"name": name}), range(2))
     observations, _ = envs.reset(seed=2**70)
     assert envs.observation_space.contains(observations)
+
+
+def test_an_env_of_an_old_version_needs_no_package_but_its_latest_version():
+    with (
+        pytest.warns(DeprecationWarning),
+        pytest.raises(RolloutError, match=r"gymnasium-robotics.*; use its latest ver"),
+    ):
+        EnvMaker("HalfCheetah-v3")()

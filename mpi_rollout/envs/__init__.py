@@ -61,6 +61,8 @@ class EnvMaker:
         for function in self.env if isinstance(self.env, tuple) else (self.env,):
             if not isinstance(function, str) and not callable(function):
                 raise UsageError(f"envs are made by an env id or a callable, got {function!r}")
+            if isinstance(function, str) and function.startswith(":"):
+                raise UsageError(Field("env"), f" must be ID or MODULE:ID, got {function!r}")
         for kwargs in self.kwargs if isinstance(self.kwargs, tuple) else (self.kwargs,):
             if not isinstance(kwargs, Mapping):
                 raise UsageError(Field("env_kwargs"), f" must be a dict, or a list of one for each env, got {kwargs!r}")

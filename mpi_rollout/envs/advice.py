@@ -39,6 +39,8 @@ def of_unknown_id(env_id: str, error: gymnasium.error.Error) -> str:
 
 def of_missing_package(name: str, text: str) -> str:
     """What to do about a package that is missing: a name's own, as in PACKAGE:ID, may be misspelt."""
+    if "gymnasium-robotics" in text:  # MuJoCo's envs of old versions.
+        return "use its latest version"
     for package, extra in EXTRAS.items():
         if package in text:
             return f"pip install 'mpi_rollout[{extra}]'"
