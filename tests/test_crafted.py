@@ -49,6 +49,10 @@ def test_every_damage_is_refused_in_one_line_or_in_what_is_not_read(tmp_path: Pa
     expected, num_refused = summary(quiet, str(path)), 0
     heap = original.index(b"GCOL")  # Damage there can have HDF5 go round in circles for ever: the child ends that.
     places = {*range(0, 48, 5), *draws.sample(range(len(original)), 150)} - {*range(heap, heap + 4096)}
+    if kind == "running":  # Its last episodes have no checksum yet.
+        with h5py.File(path, libver="latest", swmr=True) as file:
+            last = file["episodes"].id.get_chunk_info(file["episodes"].id.get_num_chunks() - 1)
+        places -= {*range(last.byte_offset, last.byte_offset + last.size)}
     for place in sorted(places):
         flip(path, place, 1 << draws.randrange(8))
         try:
