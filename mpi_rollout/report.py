@@ -115,7 +115,7 @@ class Outcome:
         losses = self.losses
         lost = sum(losses.get(name, 0.0) for name in ("imbalance", "exchange", "gather"))
         shares = [rank["core_share"] for rank in self.ranks if rank.get("core_share") is not None]
-        if lost < MUCH or min(shares, default=1.0) > MOST:
+        if len(self.ranks) < 2 or lost < MUCH or min(shares, default=1.0) > MOST:
             return []
         sleep = "" if self.slept else "--wait sleep, "
         return [

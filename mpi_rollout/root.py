@@ -156,7 +156,7 @@ class Root:
         from mpi_rollout.storage import open_unmarked
 
         self.status.tell("running", num_steps=self._num_safe)
-        with open_unmarked(self.config.out + ".part") as source:  # Also when another file has taken its place.
+        with open_unmarked(self.output.source) as source:  # Also when another file has taken its place.
             lost = self._catch_up(past, source)
             self._make_collector(lost)
             num_ended = int((past.starts > past.num_steps).sum()) + len(lost)
@@ -170,7 +170,7 @@ class Root:
         num_again = past.num_steps - past.first_step
         self._catch_up_s = perf_counter() - start
         say(
-            f"mpi_rollout: continuing {config.out}.part after {past.num_steps:,} of "
+            f"mpi_rollout: continuing {self.output.source} after {past.num_steps:,} of "
             f"{counted(config.num_steps, 'step')}; took "
             f"{counted(num_again, 'step')} again in {self._catch_up_s:.1f} s\n"
         )
@@ -204,14 +204,21 @@ class Root:
 
         nbytes = Block.row_nbytes(self.facts.observation_space, self.facts.action_space, self.config.num_envs)
         num_rows = storage.rows_per_block(nbytes, self.config.num_steps)
-        is_continued = self.past is not None and self.output.replaces is None
-        old_nbytes = os.path.getsize(self.config.out + ".part") if is_continued else 0
+        goes = self.past is not None and self.output.source != self.config.out  # When the new file has what it had.
+        old_nbytes = os.path.getsize(self.output.source) if goes else 0
         check_blocks(NUM_BLOCKS * num_rows * nbytes)
         if told := check_file(self.config, nbytes, old_nbytes):
             say(f"mpi_rollout: {told}\n")
         blocks = [self.driver.block(num_rows) for _ in range(NUM_BLOCKS)]
         self.writer = storage.open_writer(
-            self.config, self._attributes(), blocks, len(self.hosts), self.past, lost, self.output.replaces
+            self.config,
+            self._attributes(),
+            blocks,
+            len(self.hosts),
+            self.past,
+            lost,
+            self.output.replaces,
+            self.output.source,
         )
         return self.writer if self.config.trajectories else Discard(blocks)
 

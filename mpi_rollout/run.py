@@ -153,9 +153,12 @@ def rehearse(config: RolloutConfig, num_ranks: int) -> str:
         envs = make_slice(plan.make, range(1), config.seed, on_fault=plan.on_fault)
         facts = EnvFacts.of(envs).portable()
         check_facts(config, facts)
-        check_file(config, Block.row_nbytes(facts.observation_space, facts.action_space, config.num_envs))
+        size = check_file(config, Block.row_nbytes(facts.observation_space, facts.action_space, config.num_envs))
         envs.close()
-    return f"ready: {config.num_envs} envs on {num_ranks} rank{'s' * (num_ranks > 1)}, --out {config.out}"
+    return (
+        f"ready: {config.num_envs} envs on {num_ranks} rank{'s' * (num_ranks > 1)}, --out {config.out}"
+        + f"; {size}" * bool(size)
+    )
 
 
 def plan_of(config: RolloutConfig, num_ranks: int) -> Plan:

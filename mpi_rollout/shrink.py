@@ -37,10 +37,10 @@ def is_ulfm_on() -> bool:
 
 def check_ulfm(comm: Any) -> None:
     """Raise UsageError or LaunchError where a job cannot go on without a rank."""
+    if comm.size == 1:  # There may be no MPI at all.
+        raise UsageError("--ft shrink needs ranks to go on with, got 1; use mpirun --with-ft ulfm -n 2 or more")
     from mpi4py import MPI
 
-    if comm.size == 1:
-        raise UsageError("--ft shrink needs ranks to go on with, got 1; use mpirun --with-ft ulfm -n 2 or more")
     vendor, version = MPI.get_vendor()
     if vendor != "Open MPI" or version < (5,):
         raise LaunchError(f"--ft shrink needs Open MPI 5, mpi4py loaded {library()}; {WAY_OUT}")

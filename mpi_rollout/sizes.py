@@ -33,10 +33,20 @@ def free_memory(meminfo: str = "/proc/meminfo", root: Path = Path("/sys/fs/cgrou
     free = int(found.group(1)) * 1024 if found else 0
     for limit, used in CGROUP_FILES:
         try:
-            free = min(free, int((root / limit).read_text()) - int((root / used).read_text()))
+            used_nbytes = int((root / used).read_text()) - cached_nbytes((root / used).with_name("memory.stat"))
+            free = min(free, int((root / limit).read_text()) - used_nbytes)
         except (OSError, ValueError):  # There is no such file, or it says "max".
             continue
     return max(free, 0)
+
+
+def cached_nbytes(stat: Path) -> int:
+    """Bytes of files that the system gives up before a container is at its limit."""
+    try:
+        found = dict(line.split() for line in stat.read_text().splitlines())
+    except (OSError, ValueError):
+        return 0
+    return sum(int(found.get(f"total_{name}", found.get(name, 0))) for name in ("inactive_file", "active_file"))
 
 
 def is_any_size() -> bool:

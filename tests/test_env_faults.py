@@ -15,7 +15,7 @@ from moody import Moody, Once
 
 from mpi_rollout.envs.faults import OnFault
 from mpi_rollout.envs.loop import LoopVectorEnv
-from mpi_rollout.errors import DataError, EnvError
+from mpi_rollout.errors import DataError, EnvError, counted
 from mpi_rollout.layout import Block
 from mpi_rollout.seeding import SeedTable, episode_seeds
 from mpi_rollout.storage import EpisodeTable
@@ -117,7 +117,7 @@ def test_the_first_reset_is_taken_again_with_the_same_seed_as_often_as_allowed()
 @pytest.mark.parametrize("most", [0, 1, 3])
 def test_a_budget_bounds_it(most: int):
     envs = loop("raise", OnFault(max_restarts=most), share=1.0, num_envs=1)
-    more = f"; it was made anew {most} times already" if most else ""
+    more = f"; it was made anew {counted(most, 'time')} already" if most else ""
     with pytest.raises(EnvError, match=f"diverged{more}$"):
         list(steps_of(envs))
     assert len(envs.faults) == most

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from conftest import Job, Start, assert_same_bytes, datasets
 
-from mpi_rollout.errors import StorageError
 from mpi_rollout.storage import naming
 
 ENVS = ("--num-envs", "6", "--progress", "none")
@@ -31,7 +30,7 @@ def test_an_extended_file_has_the_bytes_of_a_run_that_was_asked_for_all_at_once(
     part, longer = (job.series([Start((*RUN, *steps(n)))])[0] for n in (13, 200))
     assert (part.code, longer.code) == (0, 0), longer.err
     result = job(num_ranks, *RUN, *steps(WHOLE))
-    assert result.code == 0 and "continuing run.h5.part after 200 of 400 steps" in result.messages[0]
+    assert result.code == 0 and "continuing run.h5 after 200 of 400 steps" in result.messages[0]
     assert_same_bytes(datasets(job.folder / "run.h5"), whole)
     assert sorted(os.listdir(job.folder)) == ["run.h5", "run.status.json"]
 
@@ -71,16 +70,21 @@ def test_what_cannot_be_extended_is_refused_with_the_reason_and_left_as_it_is(jo
     assert sorted(os.listdir(job.folder)) == sorted(f"{i}.{end}" for i in range(4) for end in ("h5", "status.json"))
 
 
-def test_a_file_system_without_hard_links_has_a_copy_or_says_that_there_is_no_room(tmp_path, monkeypatch):
-    path = tmp_path / "run.h5"
-    path.write_bytes(b"whole")
-    monkeypatch.setattr(os, "link", lambda *_: (_ for _ in ()).throw(PermissionError()))
-    naming.give_second_name(str(path), f"{path}.part")
-    assert Path(f"{path}.part").read_bytes() == b"whole" and naming.identity(f"{path}.part") != naming.identity(path)
-    monkeypatch.setattr(naming.shutil, "copyfile", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left")))
-    with pytest.raises(StorageError, match=r"cannot copy .*No space left \("):
-        naming.give_second_name(str(path), f"{path}.2.part")
-    assert sorted(os.listdir(tmp_path)) == ["run.h5", "run.h5.part"]
+def test_an_extension_that_cannot_begin_leaves_the_complete_file_alone(job, whole):
+    job.collect(None, *RUN, *steps(20))
+    os.symlink("run.h5", job.folder / "link.h5")
+    before = digest(job.folder / "run.h5")
+    full = {"MPI_ROLLOUT_ANY_SIZE": ""}
+    refused = job.series(
+        [
+            Start((*RUN, *steps(10**12)), environment=full),
+            Start((*RUN, *steps(30), "--out", "link.h5")),
+        ]
+    )
+    assert [each.code for each in refused] == [74, 64]
+    assert "is a link; to extend the file give its name, --out " in refused[1].messages[0]
+    assert digest(job.folder / "run.h5") == before
+    assert sorted(os.listdir(job.folder)) == ["link.h5", "run.h5", "run.status.json"]
 
 
 def test_another_file_that_has_the_name_by_then_is_not_replaced(tmp_path):

@@ -734,7 +734,7 @@ def test_a_reset_that_does_not_return_a_pair_is_refused_with_the_name_of_its_env
         def reset(self, **kwargs):
             return super().reset(**kwargs)[0]
 
-    with pytest.raises(EnvError, match=r"^env 1, reset: ValueError: too many values to unpack"):
+    with pytest.raises(DataError, match=r"^env 1, reset: its reset should return observation and info, got ndarray"):
         LoopVectorEnv([test_envs.Counting, Old]).reset()
 
 

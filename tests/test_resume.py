@@ -13,6 +13,7 @@ import pytest
 from conftest import Job, Result, Start, assert_same_bytes, datasets, job_environment, processes_in
 from gymnasium import spaces
 
+from mpi_rollout.errors import counted
 from mpi_rollout.layout import Block
 from mpi_rollout.storage import rows_per_block
 from mpi_rollout.storage.verification import verify
@@ -136,7 +137,8 @@ def test_a_run_may_be_interrupted_at_every_step(job: Job, whole: References):
     arguments = run_of("--env-factory", "stopping:Counting", num_envs=6, num_steps=9, policy="counting")
     results = job.series([Start([*arguments, *OUT], environment={"STOP_AT": "raise:2"})] * 8)
     for num_steps, result in enumerate(results, 1):
-        assert result.code == 70 and f"; the {num_steps} steps before are in run.h5.part" in result.messages[-1]
+        before = f"; the {counted(num_steps, 'step')} before {'is' if num_steps == 1 else 'are'} in run.h5.part"
+        assert result.code == 70 and before in result.messages[-1]
     assert committed(job.folder / "run.h5.part") == 8
     assert_same_bytes(finish(job, arguments, 2), whole(arguments))
     assert status(job)["starts"] == 9

@@ -94,6 +94,8 @@ def test_the_memory_of_a_container_is_its_limit(tmp_path):
     (tmp_path / "memory.max").write_text("1000000\n")
     (tmp_path / "memory.current").write_text("400000\n")
     assert sizes.free_memory(str(meminfo), tmp_path) == 600_000
+    (tmp_path / "memory.stat").write_text("anon 1\nactive_file 100000\ninactive_file 200000\n")
+    assert sizes.free_memory(str(meminfo), tmp_path) == 900_000  # Files that are cached are given up in time.
     (tmp_path / "memory.max").write_text("max\n")
     assert sizes.free_memory(str(meminfo), tmp_path) == 4_096_000
 

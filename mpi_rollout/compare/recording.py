@@ -4,6 +4,7 @@ Each turn is a run of its own: its reset is the run's first, and its window ends
 The random policy draws while the clock runs, as it does in a run; what it draws is the same as for all other systems.
 """
 
+import json
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -14,7 +15,7 @@ from mpi_rollout.compare.steppers import SEED, WARM_UP_SHARE, Turn
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.driver import Driver
 from mpi_rollout.envs import EnvFacts, maker_of
-from mpi_rollout.layout import Block
+from mpi_rollout.layout import Block, describe
 from mpi_rollout.mpi import ROOT
 from mpi_rollout.partition import Division
 from mpi_rollout.policy import RandomPolicy
@@ -41,6 +42,8 @@ class Recording:
         self._driver = Driver(worker.exchanges, worker, "check")
         nbytes = Block.row_nbytes(facts.observation_space, facts.action_space, config.num_envs)
         num_rows = storage.rows_per_block(nbytes, config.num_steps)
+        described = {"observation": describe(facts.observation_space), "action": describe(facts.action_space)}
+        self._attributes = {"config": config.to_json(), "spaces": json.dumps(described)}
         self._blocks = [self._driver.block(num_rows) for _ in range(NUM_BLOCKS)]
         self._open_writer = storage.open_writer
 
@@ -48,7 +51,7 @@ class Recording:
         """Record for `window_s` seconds, and commit all of it."""
         config = self._config
         Path(config.out + ".part").unlink(missing_ok=True)  # Of a turn that was ended, which no other goes on from.
-        writer = self._open_writer(config, {"config": config.to_json()}, self._blocks, self._num_ranks)
+        writer = self._open_writer(config, self._attributes, self._blocks, self._num_ranks)
         policy = RandomPolicy(self._facts.action_space, config.num_envs, SEED)
         collector = Collector(self._driver, policy, writer, NUM_BLOCKS, lambda _: None, lambda *_: None)
         start = perf_counter()

@@ -2,12 +2,10 @@
 
 import os
 import shutil
-from contextlib import suppress
 from shlex import quote
 
-from mpi_rollout.errors import StorageError, UsageError
+from mpi_rollout.errors import UsageError
 from mpi_rollout.storage.lock import refusal
-from mpi_rollout.temporary import temporary_path
 
 
 def why_no_file(path: str) -> str:
@@ -22,7 +20,7 @@ def why_no_file(path: str) -> str:
     other = path.removesuffix(".part") if is_part else f"{path}.part"
     if os.path.isfile(other):
         state = "the complete file" if is_part else "which is not complete"
-        return f"{path}: no such file; there is {other}, {state}"
+        return f"{path}: no such file; there is {quote(other)}, {state}: give that name"
     return f"{path or repr(path)}: no such file"
 
 
@@ -79,31 +77,6 @@ def identity(path: str) -> tuple[int, int] | None:
     except FileNotFoundError:
         return None
     return found.st_dev, found.st_ino
-
-
-def give_second_name(path: str, name: str) -> None:
-    """Let a file that nobody writes have another name too; where the file system cannot do that, copy it.
-
-    Raises
-    ------
-    UsageError
-        Another file has that name by now.
-    StorageError
-        There is no room for a copy.
-    """
-    try:
-        os.link(os.path.realpath(path), name)
-    except FileExistsError:
-        raise refusal(name) from None
-    except OSError:
-        temporary = temporary_path(name, "copy")
-        try:
-            shutil.copyfile(path, temporary)
-        except OSError as error:
-            with suppress(OSError):
-                os.unlink(temporary)
-            raise StorageError(f"cannot copy {path}: {error.strerror} ({free_space(path)})") from error
-        put_in_free_place(temporary, name)
 
 
 def give_name(temporary: str, path: str, replaces: tuple[int, int] | None = None) -> None:

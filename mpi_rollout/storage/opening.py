@@ -22,6 +22,7 @@ def open_writer(
     past: Past | None = None,
     lost: Mapping[int, int] | None = None,
     replaces: tuple[int, int] | None = None,
+    source: str = "",
 ) -> Writer:
     """Make the file of a run and the thread that writes it.
 
@@ -33,6 +34,8 @@ def open_writer(
         Envs whose running episode cannot be continued, and the first step that is not what it was.
     replaces
         The complete file that the run extends, see `naming.identity`.
+    source
+        The file that has what `past` says.
 
     Raises
     ------
@@ -45,5 +48,5 @@ def open_writer(
     if not config.trajectories:
         return Writer(config.out, schema, [], None)
     episodes = make_table(config)
-    prefix = None if past is None else Prefix(past.num_steps, lost or {})
+    prefix = None if past is None else Prefix(past.num_steps, source, lost or {})
     return Writer(config.out, schema, blocks, episodes, prefix, replaces)

@@ -12,7 +12,7 @@ from mpi_rollout.errors import Complete, DataError, StorageError, UsageError
 from mpi_rollout.status import read_status, status_path
 from mpi_rollout.storage.child import in_child
 from mpi_rollout.storage.lock import Lock, lock, why_no_locks
-from mpi_rollout.storage.naming import check_name, give_second_name, identity
+from mpi_rollout.storage.naming import check_name, identity
 from mpi_rollout.storage.past import check_same_run, read_past
 from mpi_rollout.storage.unmarked import open_unmarked
 from mpi_rollout.temporary import make_folder, temporary_path
@@ -36,6 +36,8 @@ class Output:
         `release`.
     replaces
         The complete file at `path` that this run extends, as `naming.identity` has it; None where there is none.
+    source
+        The file that has what `past` says: the unfinished one, or the complete one that is extended.
     """
 
     path: str
@@ -43,6 +45,7 @@ class Output:
     warning: str = ""
     lock: Lock | None = None
     replaces: tuple[int, int] | None = None
+    source: str = ""
 
     def release(self) -> None:
         """Let other runs have the unfinished file."""
@@ -68,10 +71,9 @@ def open_output(config: RolloutConfig) -> Output:
     warning = check_place(config)
     remove_unfinished(part + ".new")
     replaces = identity(path)
-    if replaces and not os.path.lexists(part):
-        give_second_name(path, part)
     if not os.path.lexists(part):
-        return Output(path, warning=warning)
+        past = look_into(config, path) if replaces else None
+        return Output(path, past, warning, replaces=replaces, source=path)
     lock_of_part = lock(part)
     try:
         past = look_into(config, part)
@@ -82,13 +84,13 @@ def open_output(config: RolloutConfig) -> Output:
                     f"cannot be brought back; keep what there is with `python -m mpi_rollout recover {quote(part)}`, "
                     "or move it away"
                 )
-            return Output(path, past, warning, lock_of_part, replaces)
+            return Output(path, past, warning, lock_of_part, replaces, part)
         os.unlink(part)
     except BaseException:
         lock_of_part.release()
         raise
     lock_of_part.release()
-    return Output(path, warning=warning)
+    return open_output(config)
 
 
 def check_place(config: RolloutConfig) -> str:
@@ -179,6 +181,10 @@ def check_extends(config: RolloutConfig, path: str) -> None:
         )
     if not check_same_run(config, found["config"], path, is_complete=True):
         raise Complete(f"--out {path}: {path} is there already, of the same run and complete; nothing is left to do")
+    if os.path.islink(path):
+        raise UsageError(
+            f"--out {path} is a link; to extend the file give its name, --out {quote(os.path.realpath(path))}"
+        )
     if config.vectorization_mode == "vector_entry_point" or not config.trajectories:
         why = "it has no trajectories" if not config.trajectories else "natively vectorized envs cannot be brought back"
         raise UsageError(f"--out {path}: {path} cannot be extended, since {why}; move it away or use another --out")

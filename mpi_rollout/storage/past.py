@@ -43,7 +43,7 @@ def check_same_run(config: RolloutConfig, stored: str, path: str, is_complete: b
     has_fewer = is_complete and before["num_steps"] < now["num_steps"]
     if has_fewer:
         before["num_steps"] = now["num_steps"]
-    advice = "give the same options to continue it, or move it away"
+    advice = "give the same options to continue it, move it away, or use another --out"
     if is_complete and before["num_steps"] > now["num_steps"]:
         advice += " (more --num-steps extend a complete file, fewer do not cut it)"
     differing = [

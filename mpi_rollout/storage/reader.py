@@ -88,11 +88,11 @@ def check_format(attributes: Mapping[str, Any], path: str) -> None:
         It is one; or one of this program, and damaged.
     """
     if attributes.get("format") != FORMAT:
+        if kind := OTHERS.get(str(attributes.get("format"))):
+            raise DataError(f"{path} is {kind}, not a rollout; `python -m mpi_rollout plot {quote(path)}` draws it")
         if len(OURS & attributes.keys()) > 1:
             got = attributes.get("format")
             raise ContentError(f"its attribute format is {got!r:.80}, it should be {FORMAT!r}; the file is damaged")
-        if kind := OTHERS.get(str(attributes.get("format"))):
-            raise DataError(f"{path} is {kind}, not a rollout; `python -m mpi_rollout plot {quote(path)}` draws it")
         raise DataError(f"{path} was not written by {FORMAT}")
     version = count(attributes, "format_version")
     if version not in range(1, FORMAT_VERSION + 1):

@@ -50,16 +50,19 @@ class Ending:
 
 @dataclass(frozen=True)
 class Prefix:
-    """What an unfinished file has already of a run that is continued.
+    """What a file has already of a run that is continued, or extended.
 
     Parameters
     ----------
+    source
+        That file: the unfinished one, or the complete one.
     lost
         Envs whose running episodes cannot be continued, and the first step that is not what it was: they end here,
         truncated and faulted.
     """
 
     num_steps: int
+    source: str
     lost: Mapping[int, int] = field(default_factory=dict)
 
 
@@ -227,15 +230,18 @@ class Writer:
         self._tables = {name: TableWriter(self._file[name]) for name in names}
 
     def _continue(self, past: Prefix) -> None:
-        """Begin with what the unfinished file has: a new file is made of it and takes its place when it has all."""
+        """Begin with what an earlier start has left: a new file is made of it, called `.part` when it has all."""
         self._make(self.part + ".new")
-        with open_unmarked(self.part) as source:
+        with open_unmarked(past.source) as source:
             self._episodes = copy_prefix(source, self._file, past.num_steps, lost=past.lost, values=self.values)
         self._num_rows_seen = past.num_steps
         self._open_columns()
         self._commit(past.num_steps)
         self._lock.sync()
-        os.replace(self.part + ".new", self.part)
+        if past.source == self.part:
+            os.replace(self.part + ".new", self.part)
+        else:
+            put_in_free_place(self.part + ".new", self.part)
 
     def _append(self, block: Block, num_rows: int) -> None:
         start = max(self._num_rows_seen - block.start, 0)
