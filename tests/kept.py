@@ -88,7 +88,8 @@ def assert_stopped(result: Result, job: Job, whole: dict[str, np.ndarray], name:
     assert result.num_tracebacks == 0
     [message] = result.messages
     found = re.fullmatch(
-        rf"rank 0 \({HOST}\), step (\d+): stopped by {name}; the ([\d,]+) steps before are in run.h5.part", message
+        rf"rank 0 \({HOST}\), step (\d+): stopped by {name}; the ([\d,]+) steps? before (?:is|are) in run.h5.part",
+        message,
     )
     assert found and found[1] == found[2].replace(",", "")
     assert_begins(job.folder / "run.h5.part", whole, num_steps=int(found[1]))
