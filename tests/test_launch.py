@@ -73,7 +73,7 @@ def test_the_expected_number_of_ranks_may_run(job, num_ranks):
 @pytest.mark.mpi(1, 2)
 def test_another_number_of_ranks_than_expected_is_refused(job, num_ranks):
     line = assert_refused(job(num_ranks, *RUN, *OUT, "--expect-ranks", "4"), job.folder)
-    assert line.startswith(f"--expect-ranks 4, got {num_ranks} ranks; mpi4py loaded ")
+    assert line.startswith(f"--expect-ranks 4, got {num_ranks} rank{'s' * (num_ranks > 1)}; mpi4py loaded ")
 
 
 @pytest.mark.mpi
