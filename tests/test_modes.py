@@ -80,7 +80,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
             (env, NUM_ENVS, num_steps_of(env), {"env_kwargs": ENVS[env], "autoreset_mode": mode, **WAYS[way]})
             for env, mode, way in keys
         ]
-        found = Job(tmp_path_factory.mktemp("modes")).train(num_ranks, "recordings", cases)
+        found = Job(tmp_path_factory.mktemp("modes")).train(num_ranks, "recordings", cases, timeout=240)
         return dict(zip(keys, found, strict=True))
 
     return of
@@ -109,7 +109,7 @@ def test_simulators_too_give_what_they_give_in_gymnasium(job: Job, num_ranks: in
     pytest.importorskip(package)
     modes = ["next_step", "same_step"]
     cases = [(env, 3, 12, {"env_kwargs": kwargs, "autoreset_mode": mode}) for mode in modes]
-    for mode, found in zip(modes, job.train(num_ranks, "recordings", cases, timeout=240), strict=True):
+    for mode, found in zip(modes, job.train(num_ranks, "recordings", cases), strict=True):
         oracle = SyncVectorEnv([partial(gymnasium.make, env, **kwargs)] * 3, autoreset_mode=AutoresetMode[mode.upper()])
         assert differences(found, record(oracle, 12)) == [], mode
 
