@@ -21,7 +21,7 @@ export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help install run results test slurm-test lint clean
+.PHONY: help install run results test test-alone test-mpi slurm-test lint clean
 
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -59,14 +59,19 @@ results: install  ## measure the studies of results/measured/ again, and draw th
 	$(ROLLOUT) compare --env CartPole-v1,Acrobot-v1,HumanoidStandup-v5 --num-envs 1,2,4,8,16,64,256 --out results/measured/compare.h5
 	$(ROLLOUT) plot $(STUDIES:%=results/measured/%.h5)
 
-test: install  ## run the whole test suite
 ifdef TESTS
+test: install  ## run the whole test suite
 	$(BIN)/python -m pytest $(TESTS)
 else
-	@# Tests without mpirun need one core: two at a time, but those of one file, which share runs, in the same process.
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not mpi"
-	$(BIN)/python -m pytest -m mpi
+test: test-alone test-mpi
 endif
+
+# Tests without mpirun need one core: two at a time, but those of one file, which share runs, in the same process.
+test-alone: install
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not mpi"
+
+test-mpi: install
+	$(BIN)/python -m pytest -m mpi
 
 slurm-test:  ## test the batch scripts under both MPIs on a SLURM of its own, brought up and taken down here (needs its packages and root)
 	$(MAKE) install MPI=openmpi

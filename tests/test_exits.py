@@ -116,3 +116,16 @@ if envs is not None:
 """
     result = job.script(num_ranks, program, timeout=60)
     assert result.code == 70 and "the trainer ended without closing its envs" in result.err
+
+
+def test_an_abort_that_returns_ends_the_rank(job: Job):
+    program = """
+from mpi_rollout import mpi
+class Comm:
+    def Abort(self, code):
+        print("aborted", code, flush=True)
+mpi.abort(Comm(), 78)
+print("went on")
+"""
+    result = job.script(None, program)
+    assert (result.code, result.out) == (78, "aborted 78\n")
