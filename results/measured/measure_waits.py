@@ -7,6 +7,7 @@ shared  auto, spin and sleep on two ranks in turn, quiet and beside BUSY process
 """
 
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -62,7 +63,7 @@ def measure_shared(rounds: int, num_busy: int) -> None:
     print("|---|---|---|---|---|")
     for env, num_steps in (("CartPole-v1", 20000), ("Acrobot-v1", 4000)):
         for count in (0, num_busy):
-            options = f"--env {env} --num-envs 64 --num-steps {num_steps if count == 0 else num_steps // 4}"
+            options = f"--env {env} --num-envs 64 --num-steps {num_steps if count == 0 else num_steps // 20}"
             with busy(count):
                 rates = [{wait: rate(2, wait, options) for wait in ("spin", "auto", "sleep")} for _ in range(rounds)]
             over = [spread([each["auto"] / each[wait] for each in rates]) for wait in ("spin", "sleep")]
@@ -73,9 +74,9 @@ def measure_shared(rounds: int, num_busy: int) -> None:
 @contextmanager
 def busy(count: int) -> Iterator[None]:
     """Other programs on this machine, each in a session of its own: some systems share cores out among sessions."""
-    others = [
-        subprocess.Popen([sys.executable, "-c", "while True: pass"], start_new_session=True) for _ in range(count)
-    ]
+    # They end with this program too where it is killed.
+    program = f"import os\nwhile os.getppid() == {os.getpid()}:\n    sum(range(1_000_000))"
+    others = [subprocess.Popen([sys.executable, "-c", program], start_new_session=True) for _ in range(count)]
     try:
         yield
     finally:
