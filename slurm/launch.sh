@@ -30,12 +30,14 @@ value_of() {
 read_site() {
     local site=${MPI_ROLLOUT_SITE:-$scripts/site.sh}
     [ -r "$site" ] || refuse "no settings of this cluster in $site; cp $scripts/site.example.sh $scripts/site.sh and edit it, or export MPI_ROLLOUT_SITE=FILE"
-    unset LAUNCHER BIND STAGE MAX_RESTARTS # Names that an environment may have for other things.
+    unset LAUNCHER BIND STAGE IMAGE MAX_RESTARTS # Names that an environment may have for other things.
     # shellcheck source=slurm/site.example.sh
     source "$site" || refuse "$site has failed; see above, and try it on the login node: source $site"
     set +eu # Its own affair; these scripts look at exit codes themselves.
     case ${MAX_RESTARTS:-0} in *[!0-9]*) refuse "MAX_RESTARTS in $site must be a number, got $MAX_RESTARTS" ;; esac
     case ${STAGE:-/} in /*) ;; *) refuse "STAGE in $site must be a folder such as /tmp, got $STAGE" ;; esac
+    case ${IMAGE:-/} in /*) ;; *) refuse "IMAGE in $site must be a file with its whole path, got $IMAGE" ;; esac
+    [ -z "${IMAGE:-}" ] || [ -n "${STAGE:-}" ] || refuse "IMAGE in $site needs a folder that each node has for itself; STAGE=/tmp"
     PYTHON=$(command -v python) || refuse "there is no python; have $site activate the virtual environment of mpi_rollout"
 }
 
@@ -148,27 +150,61 @@ add_mpiexec_options() {
     esac
 }
 
-# Thousands of ranks that import from one file system take minutes: copy the virtual environment to each node first, with
-# the package itself, which may be installed as a link to its sources.
+# Where they are: the environment of $PYTHON, the package, which may be a link to its sources, and what else is installed.
+find_environment() {
+    { read -r environment && read -r package && read -r modules; } < <("$PYTHON" -c 'import os, sys, sysconfig, mpi_rollout
+print(sys.prefix, os.path.dirname(mpi_rollout.__file__), sysconfig.get_path("purelib"), sep="\n")')
+}
+
+# Put the environment into one file, of the kind that its name tells, with the package beside `bin` and `lib`.
+pack() {
+    local environment package modules
+    find_environment || return
+    case $1 in
+    *.sqsh | *.squashfs)
+        mksquashfs "$environment" "$1" -noappend -no-progress > /dev/null \
+            && mksquashfs "$package" "$1" -keep-as-directory -no-recovery -no-progress > /dev/null
+        ;;
+    *) tar --create --auto-compress --file="$1" --directory="$environment" . --directory="${package%/*}" mpi_rollout ;;
+    esac
+}
+
+# An image that cannot be read is refused.  One that is older than what it was made of is taken all the same.
+look_at_image() {
+    local environment package modules newer
+    [ -n "${IMAGE:-}" ] || return 0
+    [[ -f $IMAGE && -r $IMAGE ]] || refuse "cannot read $IMAGE (IMAGE in site.sh); bash $scripts/pack.sh makes it, once, and without IMAGE each job packs the environment for itself"
+    find_environment || return 0
+    newer=$(find "$package" "$modules"/*.dist-info \( -name '*.dist-info' -prune -o -name '*.py' \) -newer "$IMAGE" -print -quit 2> /dev/null)
+    [ -z "$newer" ] || say "$IMAGE is older than $newer; the job goes on with what is in the image, and bash $scripts/pack.sh makes a new one"
+}
+
+# Thousands of ranks that import from one file system take minutes: copy the environment to each node first, as one file.
 stage_environment() {
+    local image modules
     [ -n "${STAGE:-}" ] || return 0
-    local from package site
     if [ "${SLURM_HET_SIZE:-1}" -gt 1 ]; then
         say "nothing is copied to $STAGE, since this is a heterogeneous job"
         return 0
     fi
-    { read -r from && read -r package && read -r site; } < <("$PYTHON" -c 'import os, sys, sysconfig, mpi_rollout
-print(sys.prefix, os.path.dirname(mpi_rollout.__path__[0]), os.path.relpath(sysconfig.get_path("purelib"), sys.prefix), sep="\n")')
     keep_no_copies
-    if ! { tar --create --file="$staged.from" --transform="s,^mpi_rollout,$site/mpi_rollout,SH" \
-        --directory="$from" . --directory="$package" mpi_rollout && sbcast --force "$staged.from" "$staged.tar" \
-        && on_each_node "mkdir -m 700 \"\$staged\" && tar -xf \"\$staged.tar\" -C \"\$staged\" && rm -f \"\$staged\".*"; }; then
-        clean_up
-        refuse "cannot copy $from to $STAGE on each node (STAGE in site.sh); see above"
+    image=${IMAGE:-$staged.tar}
+    if ! { { [ -n "${IMAGE:-}" ] || pack "$image"; } && sbcast --force "$image" "$staged.image" \
+        && on_each_node "$(< "$scripts/staged.sh"); unpack" && modules=$(modules_of_copy); }; then
+        refuse "cannot copy ${IMAGE:-the environment} to $STAGE on each node (STAGE in site.sh); see above"
     fi
     PYTHON=$staged/bin/python
     # The copy of the package comes before the sources, also where these are in the current folder.
-    export PYTHONSAFEPATH=1 PYTHONPATH=$staged/$site:$PWD${PYTHONPATH:+:$PYTHONPATH}
+    export PYTHONSAFEPATH=1 PYTHONPATH=$staged:$modules:$PWD${PYTHONPATH:+:$PYTHONPATH}
+}
+
+# Where modules are in the copy, if it is whole: it may be of an image that something else has made.
+modules_of_copy() {
+    "$staged/bin/python" -c 'import os, sys, sysconfig
+modules = sysconfig.get_path("purelib")
+if not any(os.path.isdir(os.path.join(folder, "mpi_rollout")) for folder in (sys.argv[1], modules)):
+    sys.exit("there is no mpi_rollout in " + modules)
+print(modules)' "$staged"
 }
 
 # Remove older copies, and start on each node what removes this one, however the job ends.
@@ -178,6 +214,7 @@ keep_no_copies() {
     on_each_node "$(< "$scripts/staged.sh"); remove_old"
     exec {open}> >(on_each_node "$(< "$scripts/staged.sh"); keep")
     keeper=$!
+    trap clean_up EXIT
 }
 
 clean_up() {
@@ -195,8 +232,8 @@ prepare_launch() {
     count_ranks
     set_environment
     find_library
+    look_at_image
     [ ${#checks[@]} -eq 0 ] || "${checks[@]}"
     choose_launcher
     stage_environment
-    trap clean_up EXIT
 }

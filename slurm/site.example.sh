@@ -36,6 +36,10 @@
 # --- a folder that each node has for itself: the virtual environment is copied there before the ranks start.  For
 #     hundreds of ranks and more, which would all import from the file system that they have in common.
 # STAGE=/tmp
+#     One file that holds it, of which each job copies only that.  Make it once, and again after each installation:
+#     bash slurm/pack.sh.  A .sqsh needs mksquashfs there and unsquashfs on the nodes, a .tar or .tar.gz nothing; or what
+#     conda-pack has made of an environment with mpi_rollout in it.
+# IMAGE=$SCRATCH/rollout.sqsh
 
 # --- how often a job that was stopped in time may put itself back into the queue.  One that took no step never does.
 # MAX_RESTARTS=100

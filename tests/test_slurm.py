@@ -279,7 +279,7 @@ def test_a_node_without_the_python_modules_is_told_of(submit):
 def test_variables_of_who_submits_are_not_taken_for_settings(submit):
     """Nor is a folder removed because a variable of some name holds it."""
     (submit.folder / "mine").mkdir()
-    names = dict.fromkeys(("staged", "STAGE", "LAUNCHER", "BIND", "MAX_RESTARTS"), f"{submit.folder}/mine")
+    names = dict.fromkeys(("staged", "STAGE", "IMAGE", "LAUNCHER", "BIND", "MAX_RESTARTS"), f"{submit.folder}/mine")
     number = submit(*SHORT, **names)
     assert submit.slurm.finish(number)["JobState"] == "COMPLETED", submit.log
     assert (submit.folder / "mine").exists() and submit.messages == []
@@ -369,10 +369,13 @@ def test_the_environment_can_be_copied_to_each_node_first(submit):
 
 
 @one_mpi
-def test_the_copy_is_removed_from_the_nodes_when_a_job_is_cancelled(submit):
-    site, options = f"STAGE={submit.slurm.local}\n", ("--nodes=2", "--ntasks=2")
+def test_the_copy_may_be_of_an_image_and_is_removed_from_the_nodes_when_a_job_is_cancelled(submit):
+    image = submit.folder / "image.tar"
+    site, options = f"STAGE={submit.slurm.local}\nIMAGE={image}\n", ("--nodes=2", "--ntasks=2")
+    packed = submit.slurm.run("bash", f"{SCRIPTS}/pack.sh", **submit.environment(site))
+    assert packed.returncode == 0, packed.stderr
     number = submit.start(*RUN, options=options, site=site, PACE_S=PACE_S)
-    assert copies(submit) == [f"mpi_rollout-{number}"] * 2
+    assert copies(submit) == [f"mpi_rollout-{number}"] * 2 and submit.messages == []
     submit.slurm.run("scancel", number)
     submit.slurm.wait_until(lambda: copies(submit) == [], "the copies are gone")
     assert submit.slurm.finish(number)["JobState"] == "CANCELLED" and submit.status["state"] == "interrupted"
