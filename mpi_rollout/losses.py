@@ -13,7 +13,7 @@ from mpi_rollout.timing import PHASES
 
 @dataclass(frozen=True)
 class Loss:
-    """A rank that was lost with its envs, in the step after the first `step`."""
+    """A rank that was lost with its envs; `step` is the first one that these did not take, counted from 0."""
 
     rank: int
     host: str
@@ -24,7 +24,7 @@ class Loss:
     def __str__(self) -> str:
         last = self.first_env + self.num_envs - 1
         envs = f"env {last}" if self.num_envs == 1 else f"envs {self.first_env} to {last}"
-        return f"rank {self.rank} ({self.host}), {envs}, at step {self.step + 1:,}"
+        return f"rank {self.rank} ({self.host}), {envs}, at step {self.step:,}"
 
 
 class Losses:

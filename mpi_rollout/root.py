@@ -108,7 +108,7 @@ class Root:
             self._collect()
             outcome = self._finish(complete=True)
         except (DataError, PolicyError) as error:  # The policy's actions; what envs give comes as RankError.
-            error.args = (f"{self._place(1)}: ", *error.args)
+            error.args = (f"{self._place}: ", *error.args)
             return self._end_badly(error)
         except RolloutError as error:
             return self._end_badly(error)
@@ -116,7 +116,7 @@ class Root:
             if mpi.is_loss(error):
                 raise
             say(traceback.format_exc())
-            return self._end_badly(RolloutError(f"{self._place(1)}: {words_of(error)}"))
+            return self._end_badly(RolloutError(f"{self._place}: {words_of(error)}"))
         self._tell_status("complete", 0, outcome.file)
         self._print(json.dumps(outcome.as_dict()) if self.config.json else "\n".join(outcome.lines()))
         return 0
@@ -125,9 +125,11 @@ class Root:
         self.restarts[env_index] += 1
         self.writer.add_fault(env_index, step, message)
 
-    def _place(self, ahead: int = 0) -> str:
+    @property
+    def _place(self) -> str:
+        """Where the run is: steps are counted from 0, as in the file, so this is the first one that it lacks."""
         num_steps = self.collector.num_steps if self.collector else self._num_safe
-        return f"rank 0 ({os.uname().nodename}), step {num_steps + ahead}"
+        return f"rank 0 ({os.uname().nodename}), step {num_steps}"
 
     @property
     def _num_safe(self) -> int:
@@ -263,14 +265,14 @@ class Root:
 
     def _check_stop(self) -> None:
         if self.driver.stop_signal:
-            raise Interrupted(f"{self._place()}: stopped by {signal.Signals(self.driver.stop_signal).name}")
+            raise Interrupted(f"{self._place}: stopped by {signal.Signals(self.driver.stop_signal).name}")
         now_s = perf_counter()
         if self._checked_at:
             self._worst_pause_s = max(self._worst_pause_s, now_s - self._checked_at)
         self._checked_at = now_s
         worst_commit_s = 0.0 if self.writer is None else self.writer.worst_commit_s
         if self.deadline.is_near(worst_commit_s, self._worst_pause_s):
-            raise Interrupted(f"{self._place()}: stopped for {self.deadline.reason}")
+            raise Interrupted(f"{self._place}: stopped for {self.deadline.reason}")
 
     def _look(self, collector: Collector) -> None:
         """Between two steps: stop if asked to, note and tell how far it is."""

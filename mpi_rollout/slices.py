@@ -31,6 +31,11 @@ class Slice:
         "none", "all" or a mapping, see `infos`.
     heeds_masks
         The envs' action masks go with the slot; there is nothing of `infos` then.
+
+    Attributes
+    ----------
+    num_steps
+        Steps that the envs have taken: the index of the one that they are in, or that a reset comes before.
     """
 
     def __init__(
@@ -116,8 +121,8 @@ class Slice:
             self.replay(*arguments)
 
     def step(self) -> None:
-        self.num_steps += 1
         self._fill(self.envs.step(self.exchange.actions))
+        self.num_steps += 1
 
     def restore(self, past: Past) -> None:
         """Begin to take the running episodes of a run again."""
@@ -126,8 +131,9 @@ class Slice:
 
     def replay(self, step: int) -> None:
         """Take a step of the run again."""
-        self.num_steps = step + 1
+        self.num_steps = step
         self._fill(self._restoring.step(step, self.exchange.actions))
+        self.num_steps = step + 1
 
     def end_replay(self, lost: Sequence[int]) -> None:
         """Go on from where the run was; the envs with these indices with a new episode."""

@@ -184,6 +184,7 @@ class Worker:
         slice_ = self._slice_of.get(exchange)
         faults: list[tuple[int, str, str]] = []
         if slice_ is not None and self._fault is None:
+            step = slice_.num_steps
             try:
                 self._active = slice_
                 with ends_forked:
@@ -199,7 +200,7 @@ class Worker:
                 if self.aborts_if_unheard:
                     self._begin_grace()
             for _, message, times in faults:
-                self._say(f"step {slice_.num_steps}: {message}; {times}")
+                self._say(f"step {step}: {message}; {times}")
         mark = MADE_ANEW if faults and slice_.has_told else -self.stop_signal
         if mark == 0 and slice_ is not None and slice_.masks is not None and slice_.masks.places:
             mark = MASKED

@@ -260,7 +260,7 @@ with mpi_rollout.connect(faults.failing, 6, env_kwargs={kwargs} | dict(image=Fal
         return
     assert result.code == 1
     envs = f"{2 * place} to {2 * place + 1}"
-    told = f"RankError: rank {place} ({HOST}, envs {envs}), step 3: env {2 * place}, step 3 of its episode: {cause}"
+    told = f"RankError: rank {place} ({HOST}, envs {envs}), step 2: env {2 * place}, step 2 of its episode: {cause}"
     assert result.err.count(told) == 1
 
 

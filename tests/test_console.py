@@ -146,7 +146,7 @@ def test_an_env_that_asks_for_input_fails_and_does_not_wait_for_it(job: Job, num
         os.close(writer)
     assert process.returncode == 70
     [message] = [line for line in err.splitlines() if line.startswith("mpi_rollout: ")]
-    assert "step 3: env " in message
+    assert "step 2: env " in message
     assert "EOFError: EOF when reading a line (it asked for input, and stdin is empty)" in message
 
 

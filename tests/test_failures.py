@@ -44,7 +44,7 @@ def test_a_failing_env_ends_the_job_with_its_place_its_cause_and_all_steps_befor
     assert_ended_soon(result, job.folder, 2.0)
     assert result.code == 70
     assert result.messages == [
-        f"rank {rank} ({HOST}, envs {envs[0]} to {envs[-1]}), step 3: env {envs[0]}, step 3 of its episode: {cause}; "
+        f"rank {rank} ({HOST}, envs {envs[0]} to {envs[-1]}), step 2: env {envs[0]}, step 2 of its episode: {cause}; "
         "the 2 steps before are in run.h5.part"
     ]
     assert result.num_tracebacks == 1
@@ -89,7 +89,7 @@ def test_the_figures_of_a_failed_run_count_all_steps_that_it_kept(job, num_ranks
 def test_a_run_that_fails_in_its_first_step_leaves_nothing_behind(job, num_ranks, place):
     result = job(num_ranks, *fails("raise", 0 if place == "root" else num_ranks - 1, after=0))
     assert result.code == 70 and len(result.messages) == 1
-    assert "step 1: env" in result.messages[0] and "steps before" not in result.messages[0]
+    assert "step 0: env" in result.messages[0] and "steps before" not in result.messages[0]
     assert outputs(job.folder) == []
 
 
@@ -178,7 +178,7 @@ def test_wrong_outputs_end_the_job_with_the_env_and_what_was_expected(job, num_r
     result = job(num_ranks, *fails(how, rank=1, image=False))
     assert result.code == 65 and result.num_tracebacks == 0
     assert len(result.messages) == 1
-    assert result.messages[0].startswith(f"rank 1 ({HOST}, envs 3 to 5), step 3: env 3: its {what}; correct the env")
+    assert result.messages[0].startswith(f"rank 1 ({HOST}, envs 3 to 5), step 2: env 3: its {what}; correct the env")
     assert committed(job.folder / "run.h5.part") == 2
 
 
@@ -190,7 +190,7 @@ def test_what_is_not_the_five_outputs_of_a_step_ends_the_job_with_the_env(job, n
     assert result.code in (65, 70)
     assert len(result.messages) == 1
     assert committed(job.folder / "run.h5.part") == 2
-    assert "env 3" in result.messages[0].partition("step 3: ")[2]
+    assert "env 3" in result.messages[0].partition("step 2: ")[2]
 
 
 @pytest.mark.any_mpi
@@ -209,31 +209,31 @@ def test_a_list_that_has_the_numbers_of_the_space_is_taken(job, num_ranks):
     ("step", "policy", "code", "what"),
     [
         (
-            1,
+            0,
             "raises",
             70,
             "policy: ArithmeticError: the network has diverged",
         ),  # For other failures: test_policy.
-        (8, "raises", 70, "policy: ArithmeticError: the network has diverged"),
-        (8, "short", 65, "the policy's action must be float32 of shape (6, 2), got float32 of shape (5, 2)"),
-        (8, "whole", 65, "the policy's action must be float32 of shape (6, 2), got complex128 of shape (6, 2)"),
-        (8, "nothing", 65, "the policy's action must be float32 of shape (6, 2), got object of shape ()"),
-        (8, "nan", 65, "the policy's action for env 3, component [1] must be in -1.0 to 1.0, got nan"),
-        (8, "large", 65, "the policy's action for env 2, component [0] must be in -1.0 to 1.0, got 1.5"),
+        (7, "raises", 70, "policy: ArithmeticError: the network has diverged"),
+        (7, "short", 65, "the policy's action must be float32 of shape (6, 2), got float32 of shape (5, 2)"),
+        (7, "whole", 65, "the policy's action must be float32 of shape (6, 2), got complex128 of shape (6, 2)"),
+        (7, "nothing", 65, "the policy's action must be float32 of shape (6, 2), got object of shape ()"),
+        (7, "nan", 65, "the policy's action for env 3, component [1] must be in -1.0 to 1.0, got nan"),
+        (7, "large", 65, "the policy's action for env 2, component [0] must be in -1.0 to 1.0, got 1.5"),
     ],
 )
 @pytest.mark.mpi(2)
 def test_a_failing_policy_ends_the_job_with_its_step_its_cause_and_all_steps_before(
     job, num_ranks, step, policy, code, what
 ):
-    name = f"faults:{policy}" + ("" if step == 1 else "_later")
+    name = f"faults:{policy}" + ("_later" if step else "")
     arguments = ("--env-factory", "faults:Continuous", "--num-steps", "20", *ENVS)
     result = job(num_ranks, *arguments, "--policy", name, *OUT)
     assert result.code == code and result.seconds < LAUNCHED_S
     assert len(result.messages) == 1
     assert result.messages[0].startswith(f"rank 0 ({HOST}), step {step}: {what}")
     assert result.num_tracebacks == (policy == "raises")
-    if step == 1:
+    if step == 0:
         assert outputs(job.folder) == [] and "steps before" not in result.messages[0]
     else:
         assert result.messages[0].endswith("; the 7 steps before are in run.h5.part")
@@ -261,8 +261,8 @@ def test_whatever_an_env_or_a_policy_raises_is_named_and_loses_no_step(job):
     for what, words in WORDS.items():
         env = ("--env-factory", "unruly:Raising", *kwargs(what=what), "--num-steps", "20", *ENVS, *OUT)
         policy = ("--env-factory", "envs:Counting", "--policy", f"unruly:{what}", "--num-steps", "20", *ENVS, *OUT)
-        runs[f"{what} env"] = (env, f"envs 0 to 5), step 5: env 0, step 5 of its episode: {words}; the 4 steps")
-        runs[f"{what} policy"] = (policy, f"({HOST}), step 8: policy: {words}; the 7 steps")
+        runs[f"{what} env"] = (env, f"envs 0 to 5), step 4: env 0, step 4 of its episode: {words}; the 4 steps")
+        runs[f"{what} policy"] = (policy, f"({HOST}), step 7: policy: {words}; the 7 steps")
         runs[f"{what} restarted"] = ((*env, "--on-env-error", "restart"), f"{words} (unruly.py, line ")
     folders = {name: job.folder / name.replace(" ", "-") for name in runs}
     for folder in folders.values():

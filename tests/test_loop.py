@@ -684,7 +684,7 @@ def failing(step: int, outputs: tuple) -> tuple:
 
 
 def test_an_error_in_an_env_names_the_env_and_the_step_of_its_episode():
-    with pytest.raises(EnvError, match=r"^env 11, step 2 of its episode: ZeroDivisionError: no mass$") as caught:
+    with pytest.raises(EnvError, match=r"^env 11, step 1 of its episode: ZeroDivisionError: no mass$") as caught:
         stepped(failing)
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
@@ -693,7 +693,7 @@ def test_an_env_that_calls_exit_is_an_error():
     def leave(step: int, outputs: tuple) -> tuple:
         raise SystemExit(3)
 
-    with pytest.raises(EnvError, match=r"^env 11, step 1 of its episode: called sys.exit\(3\)$"):
+    with pytest.raises(EnvError, match=r"^env 11, step 0 of its episode: called sys.exit\(3\)$"):
         stepped(leave)
 
 
@@ -742,7 +742,7 @@ def test_an_env_that_raises_stop_iteration_does_not_end_the_sweep_unseen():
     def exhaust(step: int, outputs: tuple) -> tuple:
         return next(iter(())) if step == 2 else outputs
 
-    with pytest.raises(EnvError, match=r"^env 11, step 2 of its episode: StopIteration"):
+    with pytest.raises(EnvError, match=r"^env 11, step 1 of its episode: StopIteration"):
         stepped(exhaust)
 
 

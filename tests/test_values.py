@@ -186,7 +186,7 @@ def steps_of(env_index: int, on_fault: OnFault) -> list[Any]:
 
 @pytest.mark.parametrize(
     ("env_index", "step", "what"),
-    [(3, 4, "'x' is 1.5 at [0], outside of its bounds -1.0 to 1.0"), (1, 2, "'n' is 7, outside of its bounds 0 to 4")],
+    [(3, 3, "'x' is 1.5 at [0], outside of its bounds -1.0 to 1.0"), (1, 1, "'n' is 7, outside of its bounds 0 to 4")],
 )
 def test_with_check_bounds_the_env_has_failed(env_index: int, step: int, what: str):
     place = f"env {env_index}, step {step} of its episode: its observation {what}"
@@ -194,7 +194,7 @@ def test_with_check_bounds_the_env_has_failed(env_index: int, step: int, what: s
         steps_of(env_index, OnFault(check_bounds=True))
     assert steps_of(env_index, OnFault(check_finite=True))[-1][:3] == (1, 1, 0)
     forgiven = steps_of(env_index, OnFault(check_bounds=True, max_restarts=3))
-    assert forgiven[step - 1] == (0, 0, 1, [(env_index, place, "made anew, 1 of 3 times")])
+    assert forgiven[step] == (0, 0, 1, [(env_index, place, "made anew, 1 of 3 times")])
 
 
 def test_a_reset_outside_of_the_space_is_a_failure_too():

@@ -208,7 +208,7 @@ def test_every_rank_can_be_asked(printed, num_ranks: int):
 def test_an_error_on_a_rank_is_raised_at_the_root_with_its_traceback(printed, num_ranks: int, way: str):
     out = printed(f"failing, {way}", num_ranks)
     assert out.startswith("True 70 rank 1 (") and out.count("\n") == 1
-    assert ", step 3: env " in out and ", step 3 of its episode: RuntimeError: the simulator has diverged" in out
+    assert ", step 2: env " in out and ", step 2 of its episode: RuntimeError: the simulator has diverged" in out
 
 
 @pytest.mark.mpi(1, 3)

@@ -164,9 +164,9 @@ class Members(VectorEnv):
         return EnvError(f"{what}{words_of(error)}")
 
     def describe(self, place: int) -> str:
-        """Which env it is that stands at a place, and how far."""
+        """Which env it is that stands at a place, and in which step of its episode, counted from 0."""
         number = self._time.elapsed(place)
-        return f"env {self._first_env_index + place}, {f'step {number} of its episode' if number else 'reset'}"
+        return f"env {self._first_env_index + place}, {f'step {number - 1} of its episode' if number else 'reset'}"
 
     def episode(self, place: int) -> str:
         """Which episode an env is in, where it is known."""
