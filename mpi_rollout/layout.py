@@ -168,12 +168,25 @@ RESULTS = (
     Leaf(("terminations",), np.dtype(np.bool_), ()),
     Leaf(("truncations",), np.dtype(np.bool_), ()),
 )
+OF_ONE = {"rewards": "reward", "terminations": "terminated", "truncations": "truncated"}
 HEADER = (  # Of eight bytes each, in the first cache line.
     Leaf(("step_s",), np.dtype(np.float64), ()),  # Seconds that the rank's envs took for this step.
     Leaf(("mark",), np.dtype(np.int64), ()),  # Not 0: there is something that the root must know.
     Leaf(("infos_nbytes",), np.dtype(np.int64), ()),  # Not 0: a message with as many bytes of infos follows.
 )
 MASK = Leaf((), np.dtype(np.bool_), ())
+
+
+def is_result(leaf: Leaf) -> bool:
+    """Tell whether it is one of `RESULTS` itself: a leaf of an observation may be equal to one."""
+    return any(leaf is result for result in RESULTS)
+
+
+def noun(leaf: Leaf) -> str:
+    """What messages call what one env gives: a result, or a leaf of its observation."""
+    if is_result(leaf):
+        return OF_ONE[leaf.path]
+    return f"observation {leaf.path!r}" if leaf.path else "observation"
 
 
 class SlotLayout:

@@ -15,7 +15,7 @@ from mpi_rollout.envs.restoring import Past, Restoring
 from mpi_rollout.errors import DataError
 from mpi_rollout.exchange import Command, Exchange
 from mpi_rollout.infos import Infos, tell, write_columns
-from mpi_rollout.layout import RESULTS, Leaf
+from mpi_rollout.layout import RESULTS, Leaf, noun
 from mpi_rollout.seeding import seed_of_slice
 from mpi_rollout.watchdog import Work
 
@@ -202,6 +202,6 @@ class Slice:
         except (TypeError, ValueError) as error:
             why = f": {error}"
         raise DataError(
-            f"{envs}: observation {leaf.path!r} should be {leaf.dtype} of shape {shape}, got {part.dtype} of shape "
+            f"{envs}: {noun(leaf)} should be {leaf.dtype} of shape {shape}, got {part.dtype} of shape "
             f"{part.shape}{why}"
         )

@@ -178,7 +178,7 @@ def test_rewards_and_ends_may_be_arrays_of_one_element(num_envs: int, shape: tup
 def test_a_reward_of_two_elements_is_refused():
     loop = LoopVectorEnv([partial(Ending, (2,))] * 3)
     with pytest.raises(
-        DataError, match=r"env 0: its rewards should be float64 of shape \(\), got float64 of shape \(2,\)"
+        DataError, match=r"env 0: its reward should be float64 of shape \(\), got float64 of shape \(2,\)"
     ):
         record(loop, 1)
 

@@ -170,7 +170,7 @@ def test_when_the_launcher_is_gone_so_are_the_ranks(job, whole, num_ranks):
     ("how", "what"),
     [
         ("shape", "observation should be int64 of shape (4,), got int64 of shape (3,)"),
-        ("reward", "rewards should be float64 of shape (), got 'much'"),
+        ("reward", "reward should be float64 of shape (), got 'much'"),
     ],
 )
 def test_wrong_outputs_end_the_job_with_the_env_and_what_was_expected(job, num_ranks, how, what):

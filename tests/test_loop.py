@@ -636,10 +636,10 @@ def replaced(index: int, value: Any) -> Callable[[int, tuple], tuple]:
         (replaced(0, [0.0, 0.0, 0.0, 0.0]), r"observation should be int64 of .*, got float64 of shape \(4,\)"),
         (replaced(0, 3), r"observation should be int64 of .*, got int64 of shape \(\)"),
         (replaced(0, None), r"observation should be int64 of .*, got object of shape \(\)"),
-        (replaced(1, "much"), r"rewards should be float64 of shape \(\), got 'much'; correct"),
-        (replaced(1, np.zeros(2)), r"rewards should be float64 of shape \(\), got float64 of shape \(2,\)"),
-        (replaced(2, np.zeros(2, bool)), r"terminations should be bool of shape \(\), got bool of shape \(2,\)"),
-        (replaced(3, np.zeros(2, bool)), r"truncations should be bool of shape \(\), got bool of shape \(2,\)"),
+        (replaced(1, "much"), r"reward should be float64 of shape \(\), got 'much'; correct"),
+        (replaced(1, np.zeros(2)), r"reward should be float64 of shape \(\), got float64 of shape \(2,\)"),
+        (replaced(2, np.zeros(2, bool)), r"terminated should be bool of shape \(\), got bool of shape \(2,\)"),
+        (replaced(3, np.zeros(2, bool)), r"truncated should be bool of shape \(\), got bool of shape \(2,\)"),
     ],
 )
 def test_an_output_that_does_not_fit_is_refused_with_the_name_of_its_env(outcome: Callable, message: str):

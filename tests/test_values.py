@@ -224,7 +224,7 @@ def test_a_reward_that_is_no_number_is_refused_with_the_env(reward: Any):
     loop = LoopVectorEnv([partial(Paying, 1.0), partial(Paying, reward)], first_env_index=4, infos=False)
     loop.reset()
     loop.step(np.zeros(2, np.int64))
-    with pytest.raises(DataError, match=r"^env 5: its rewards should be float64 of shape .*, got "):
+    with pytest.raises(DataError, match=r"^env 5: its reward should be float64 of shape .*, got "):
         loop.step(np.zeros(2, np.int64))
 
 
@@ -254,7 +254,7 @@ class Free(gymnasium.vector.VectorEnv):
 @pytest.mark.parametrize(
     ("rewards", "x", "message"),
     [
-        (np.array([1, None]), 0.0, "env 1: its rewards should be float64 of shape (), got None; correct"),
+        (np.array([1, None]), 0.0, "env 1: its reward should be float64 of shape (), got None; correct"),
         (np.ones(2), -1.5, "env 1: its observation is -1.5 at [0], outside of its bounds -1.0 to 1.0"),
     ],
 )

@@ -11,7 +11,7 @@ import numpy as np
 from gymnasium import spaces
 
 from mpi_rollout.bounds import Bounds
-from mpi_rollout.layout import RESULTS, Leaf, bounds, leaf_spaces, leaves
+from mpi_rollout.layout import RESULTS, Leaf, bounds, leaf_spaces, leaves, noun
 from mpi_rollout.mpi import claimed_rank
 
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
@@ -104,14 +104,7 @@ class OutputChecks:
             return
         for kind, is_wrong in checked.wrong(values).items():
             for place, *where in np.argwhere(is_wrong).tolist() if kind in self._kinds else ():
-                found.setdefault(place, f"its {name_of(leaf)} is {checked.words(kind, values[place, *where], where)}")
-
-
-def name_of(leaf: Leaf) -> str:
-    """What messages call a leaf of an observation, or the reward."""
-    if leaf is RESULTS[0]:
-        return "reward"
-    return f"observation {leaf.path!r}" if leaf.path else "observation"
+                found.setdefault(place, f"its {noun(leaf)} is {checked.words(kind, values[place, *where], where)}")
 
 
 def named(function: Callable[..., Any], env_index: int) -> Callable[..., Any]:

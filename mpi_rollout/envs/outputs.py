@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from mpi_rollout.errors import DataError, message_of, words_of
-from mpi_rollout.layout import RESULTS, Leaf, is_castable
+from mpi_rollout.layout import RESULTS, Leaf, is_castable, is_result, noun
 
 MISFITS = (TypeError, ValueError, AttributeError, LookupError)
 
@@ -46,7 +46,7 @@ class Casting:
         if leaf not in self._warned:
             self._warned.add(leaf)
             warnings.warn(
-                f"{envs}: {_name(leaf)} is {values.dtype}, its space is {leaf.dtype}; it is cast from now on; "
+                f"{envs}: its {noun(leaf)} is {values.dtype}, its space is {leaf.dtype}; it is cast from now on; "
                 "set strict_dtypes to refuse it instead",
                 stacklevel=2,
             )
@@ -242,7 +242,7 @@ def misfit(
         except (TypeError, ValueError, LookupError) as problem:
             got = f"{type(output).__name__} without it ({words_of(problem)})"
         return DataError(
-            f"env {index}: {_name(leaf)} should be {leaf.dtype} of shape {leaf.shape}, got {got}; {way_out}"
+            f"env {index}: its {noun(leaf)} should be {leaf.dtype} of shape {leaf.shape}, got {got}; {way_out}"
         )
     return DataError(f"envs {first_env_index} to {first_env_index + len(outputs) - 1}: {message_of(error)}")
 
@@ -260,18 +260,6 @@ def _reason(leaf: Leaf, array: np.ndarray, is_strict: bool) -> str | None:
     except ValueError as error:
         return f" {error}"
     return None
-
-
-def is_result(leaf: Leaf) -> bool:
-    """Tell whether it is one of `RESULTS` itself: a leaf of an observation may be equal to one."""
-    return any(leaf is result for result in RESULTS)
-
-
-def _name(leaf: Leaf) -> str:
-    """What messages call a leaf of an observation, or a result."""
-    if is_result(leaf):
-        return f"its {leaf.path}"
-    return f"its observation {leaf.path!r}" if leaf.path else "its observation"
 
 
 def info_misfit(info: Any, env_index: int, error: Exception) -> DataError:

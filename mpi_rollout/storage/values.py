@@ -12,7 +12,7 @@ import h5py
 import numpy as np
 
 from mpi_rollout.bounds import Bounds
-from mpi_rollout.layout import RESULTS, Leaf
+from mpi_rollout.layout import RESULTS, Leaf, noun
 from mpi_rollout.storage.objects import ContentError
 
 NONE_WRONG = (0, -1, -1)
@@ -22,14 +22,19 @@ OPTIONS = {"out_of_bounds": "--check-bounds", "not_finite": "--check-finite"}
 class ValueCheck:
     """Counts the wrong values of one dataset below /trajectories.
 
+    Parameters
+    ----------
+    noun
+        What messages call one of its values.
+
     Attributes
     ----------
     counts
         By kind, see `Bounds`: in how many rows of an env there are such values, and step and env of the first of these.
     """
 
-    def __init__(self, name: str, bounds: Bounds):
-        self.name, self._bounds, self._num_rows = name, bounds, 0
+    def __init__(self, name: str, noun: str, bounds: Bounds):
+        self.name, self._noun, self._bounds, self._num_rows = name, noun, bounds, 0
         self.counts = dict.fromkeys(bounds.kinds, NONE_WRONG)
 
     def append(self, array: np.ndarray, first_row: int, stop: int) -> list[str]:
@@ -64,11 +69,9 @@ class ValueCheck:
         return words
 
     def _warning(self, kind: str, step: int, env_index: int, words: str) -> str:
-        leaf = self.name.partition("/")[2]
-        what = self.name if self.name == "rewards" else f"observation {leaf!r}" if leaf else "observation"
         return (
-            f"env {env_index}, step {step}: its {what.removesuffix('s')} is {words}; such values are stored as they "
-            f"are, and counted in the file; {OPTIONS[kind]} makes them errors of the env"
+            f"env {env_index}, step {step}: its {self._noun} is {words}; such values are stored as they are, and "
+            f"counted in the file; {OPTIONS[kind]} makes them errors of the env"
         )
 
     @property
@@ -99,9 +102,13 @@ class ValueChecks:
     def __init__(self, attributes: Mapping[str, Any]):
         described = described_leaves(json.loads(attributes["spaces"])["observation"])
         reward = RESULTS[0]
-        pairs = [(f"observations/{leaf.path}".rstrip("/"), Bounds(leaf.dtype, *ends)) for leaf, *ends in described]
-        pairs.append((reward.path, Bounds(reward.dtype, np.array(-np.inf), np.array(np.inf))))
-        self.of = {name: ValueCheck(name, bounds) for name, bounds in pairs if bounds.kinds}
+        checks = [
+            ValueCheck(f"observations/{leaf.path}".rstrip("/"), noun(leaf), Bounds(leaf.dtype, *ends))
+            for leaf, *ends in described
+        ]
+        infinite = np.array(-np.inf), np.array(np.inf)
+        checks.append(ValueCheck(reward.path, noun(reward), Bounds(reward.dtype, *infinite)))
+        self.of = {check.name: check for check in checks if check.counts}
         self.warnings: list[str] = []
 
     def append(self, name: str, array: np.ndarray, first_row: int, stop: int) -> bool:
