@@ -83,8 +83,16 @@ class Bounds:
         return f"{value}{at}, outside of its bounds {low} to {high}"
 
 
+def first_of(wrong: np.ndarray) -> list[int]:
+    """The place of the first True, which there must be.
+
+    `np.argwhere` would list all places: of images that are wrong in every byte 32 times their memory and more.
+    """
+    return [int(index) for index in np.unravel_index(wrong.argmax(), wrong.shape)]
+
+
 def told(wrong: Sequence[Mapping[str, Any]]) -> str:
-    """Wrong values of a file for people: what `storage.values.found_in` gives."""
+    """Wrong values of a file for people: what `storage.values.ValueChecks.found` gives."""
     return ", ".join(map(_told, wrong))
 
 

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import tracemalloc
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,6 +24,7 @@ from mpi_rollout.errors import DataError
 from mpi_rollout.layout import SlotLayout, bounds
 from mpi_rollout.slices import Slice
 from mpi_rollout.storage.recovery import recover
+from mpi_rollout.storage.values import ValueCheck
 from mpi_rollout.storage.verification import verify
 
 INF = np.inf
@@ -175,6 +177,20 @@ def test_counts_that_do_not_follow_from_the_values_are_refused(said: tuple[Path,
         file["trajectories/rewards"].attrs.modify("not_finite", np.array([0, -1, -1]))
     with pytest.raises(DataError, match=r"trajectories/rewards: its attribute not_finite is \[ 0 -1 -1\], from its"):
         verify(quiet, str(path))
+
+
+def test_images_that_are_wrong_in_every_byte_are_counted_in_little_memory():
+    low, high = np.array(0, BYTES), np.array(1, BYTES)
+    check = ValueCheck("observations", "observation", Bounds(np.dtype(BYTES), low, high))
+    images = np.full((16, 1, 256, 256), 2, BYTES)
+    tracemalloc.start()
+    try:
+        [words] = check.add(images, 5)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert words.startswith("env 0, step 5: its observation is 2 at [0, 0], outside of its bounds 0 to 1; ")
+    assert check.counts == {"out_of_bounds": (16, 5, 0)} and most < 12 * images.nbytes
 
 
 def steps_of(env_index: int, on_fault: OnFault) -> list[Any]:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from mpi_rollout.bounds import Bounds
+from mpi_rollout.bounds import Bounds, first_of
 from mpi_rollout.layout import RESULTS, Leaf, bounds, leaf_spaces, leaves, noun
 from mpi_rollout.mpi import claimed_rank
 
@@ -103,7 +103,9 @@ class OutputChecks:
         if checked.hold(values):
             return
         for kind, is_wrong in checked.wrong(values).items():
-            for place, *where in np.argwhere(is_wrong).tolist() if kind in self._kinds else ():
+            places = np.flatnonzero(is_wrong.reshape(len(parts), -1).any(axis=1)) if kind in self._kinds else ()
+            for place in map(int, places):
+                where = first_of(is_wrong[place])
                 found.setdefault(place, f"its {noun(leaf)} is {checked.words(kind, values[place, *where], where)}")
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from mpi_rollout.bounds import Bounds
+from mpi_rollout.bounds import Bounds, first_of
 from mpi_rollout.layout import RESULTS, Leaf, noun
 from mpi_rollout.storage.objects import ContentError
 
@@ -59,7 +59,7 @@ class ValueCheck:
             rows = is_wrong.reshape(*values.shape[:2], -1).any(axis=2)
             if not rows.any():
                 continue
-            row, env, *place = np.argwhere(is_wrong)[0].tolist()
+            row, env, *place = first_of(is_wrong)
             count, *first = self.counts[kind]
             if count == 0:
                 what = self._bounds.words(kind, values[row, env, *place], place)
