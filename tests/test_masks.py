@@ -150,6 +150,13 @@ def column(space: spaces.Space, num_envs: int) -> tuple[MaskColumn, np.ndarray, 
     return MaskColumn(space, (values, flags), 0), values, flags
 
 
+def test_a_step_without_an_info_limits_no_actions():
+    masks, _, flags = column(spaces.Discrete(3), 2)
+    masks.begin(0, {"action_mask": np.array([0, 1, 1], np.int8)})
+    masks.write([None, None], [])
+    assert flags.tolist() == [False, False]
+
+
 MANY = spaces.MultiDiscrete([3, 5], start=[-1, 2])
 MASK = (np.array([0, 1, 1], np.int8), np.array([1, 0, 0, 0, 1], np.int8))
 

@@ -57,7 +57,8 @@ class MaskColumn:
             The envs whose episode ended in it.
         """
         places = list(self.places)
-        self._put(places, [infos[place].get(NAME) for place in places])
+        found = [infos[place] for place in places]
+        self._put(places, [info.get(NAME) if isinstance(info, dict) else None for info in found])
         self._flags[ended] = False
 
     def write_batch(self, infos: Mapping[str, Any], ended: np.ndarray) -> None:
