@@ -11,6 +11,7 @@ import numpy as np
 from gymnasium import spaces
 
 from mpi_rollout.config import RolloutConfig
+from mpi_rollout.envs.restoring import Past
 from mpi_rollout.layout import Block, describe
 from mpi_rollout.storage import Ending, Writer, open_writer
 from mpi_rollout.timing import PHASES
@@ -33,8 +34,8 @@ class Feed:
         self.space, self.num_envs, self.seed = space, num_envs, seed
         self.compression, self.bits = compression, bits  # Of each byte of an observation or action.
 
-    def writer(self, path: Path | str, num_rows: int, num_blocks: int = 3) -> Writer:
-        """Make a writer with small blocks."""
+    def writer(self, path: Path | str, num_rows: int, num_blocks: int = 3, past: Past | None = None) -> Writer:
+        """Make a writer with small blocks; with `past`, of a run whose unfinished file is continued."""
         config = RolloutConfig(
             env="CartPole-v1", num_envs=self.num_envs, seed=self.seed, out=str(path), compression=self.compression
         )
@@ -45,7 +46,7 @@ class Feed:
             "seed": self.seed, "num_envs": self.num_envs, "autoreset_mode": "NextStep",
             "hosts": '["here"]', "mpi_library": "none", "num_ranks": 1, "started": "2000-01-01T00:00:00+00:00",
         }  # fmt: skip
-        return open_writer(config, attributes, blocks, 1)
+        return open_writer(config, attributes, blocks, 1, past, source=f"{path}.part")
 
     def ends(self, step: int) -> np.ndarray:
         """Which envs terminate, and which are truncated, in a step; never in two steps running."""

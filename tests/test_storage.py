@@ -1,7 +1,9 @@
 """The file: episodes found in columns, blocks written as they were, commits that outlive their writer."""
 
+import errno
 import hashlib
 import json
+import os
 import random
 import re
 import signal
@@ -18,6 +20,7 @@ from conftest import assert_same_bytes, job_environment
 from feed import IMAGES, LARGE_ROWS, PLAIN, RESULTS, SMALL, Feed, ending
 from gymnasium import spaces
 
+from mpi_rollout.envs.restoring import Past
 from mpi_rollout.errors import StorageError, UsageError
 from mpi_rollout.layout import Block
 from mpi_rollout.seeding import SeedTable, episode_seeds
@@ -359,6 +362,25 @@ def test_a_part_that_another_run_has_left_is_not_touched(tmp_path: Path):
         Feed().writer(tmp_path / "run.h5", 4)
     assert (tmp_path / "run.h5.part").read_bytes() == b"precious"
     assert [path.name for path in tmp_path.iterdir()] == ["run.h5.part"]
+
+
+def test_a_run_that_has_no_room_to_be_continued_leaves_only_what_it_had(tmp_path: Path, monkeypatch):
+    feed = Feed()
+    first = feed.writer(tmp_path / "run.h5", 8)
+    assert list(feed.fill(first, 10, {10}))[-1] == 10
+    first.drain()
+    first.release()
+    before = (tmp_path / "run.h5.part").read_bytes()
+
+    def copy(source: h5py.File, destination: h5py.File, *_: object, **__: object) -> EpisodeTable:
+        destination["trajectories/rewards"].resize(8, axis=0)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("mpi_rollout.storage.writer.copy_prefix", copy)
+    with pytest.raises(StorageError, match=r"No space left on device .* its first 10 steps are committed; make room"):
+        feed.writer(tmp_path / "run.h5", 8, past=Past(0, 10, np.zeros(3, np.int64), np.zeros(3, np.int64)))
+    assert [path.name for path in tmp_path.iterdir()] == ["run.h5.part"]
+    assert (tmp_path / "run.h5.part").read_bytes() == before
 
 
 def test_a_file_that_was_completed_since_this_run_looked_is_not_touched(tmp_path: Path):

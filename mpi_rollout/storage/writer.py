@@ -10,8 +10,8 @@ so what `num_steps` counts is there even after a SIGKILL; see `chunks` for what 
 import os
 import queue
 import threading
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
@@ -213,15 +213,11 @@ class Writer:
         """Make the file of a run that nobody else writes."""
         take_free_descriptors()
         self._lock = make_locked(path)
-        try:
+        with _whole_or_gone(path):
             # Another run may have been here between this run's look at the place and the lock.
             if identity(self.path) not in (None, self._replaces):
                 raise refusal(self.path)
             self._file = self._schema.create(path, is_locked=True)
-        except Exception:
-            with suppress(OSError):
-                os.unlink(path)
-            raise
         self._num_rows_seen = 0
 
     def _open_columns(self) -> None:
@@ -232,12 +228,13 @@ class Writer:
     def _continue(self, past: Prefix) -> None:
         """Begin with what an earlier start has left: a new file is made of it, called `.part` when it has all."""
         self._make(self.part + ".new")
-        with open_unmarked(past.source) as source:
-            self._episodes = copy_prefix(source, self._file, past.num_steps, lost=past.lost, values=self.values)
-        self._num_rows_seen = past.num_steps
-        self._open_columns()
-        self._commit(past.num_steps)
-        self._lock.sync()
+        with _whole_or_gone(self.part + ".new"):
+            with open_unmarked(past.source) as source:
+                self._episodes = copy_prefix(source, self._file, past.num_steps, lost=past.lost, values=self.values)
+            self._num_rows_seen = past.num_steps
+            self._open_columns()
+            self._commit(past.num_steps)
+            self._lock.sync()
         if past.source == self.part:
             os.replace(self.part + ".new", self.part)
         else:
@@ -305,3 +302,14 @@ class Writer:
     def _discard(self) -> None:
         self._file.close()
         os.unlink(self.part)
+
+
+@contextmanager
+def _whole_or_gone(path: str) -> Iterator[None]:
+    """Remove a file of this process that does not get all it needs here: on a full disk it would take the last room."""
+    try:
+        yield
+    except Exception:
+        with suppress(OSError):
+            os.unlink(path)
+        raise
