@@ -14,6 +14,7 @@ LEAST_ENV_NBYTES = 1000  # Of an object and its random generator; the smallest o
 FEW = 64  # Envs after which the memory of all others can be told.
 TOLD_NBYTES = 100_000_000
 ANY_SIZE = "MPI_ROLLOUT_ANY_SIZE"
+ANYWAY = f"or {ANY_SIZE}=1 to begin all the same"
 
 CGROUP_FILES = (  # Limit and use, of version 2 and 1.
     ("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
@@ -66,7 +67,7 @@ def check_num_envs(num_envs: int, num_ranks: int) -> None:
     if least > free and not is_any_size():
         raise UsageError(
             Field("num_envs"), f": {num_envs:,} envs take at least {shown(least)} of memory on each rank, and this "
-            f"host has {shown(free)} free; use fewer envs, or more hosts"
+            f"host has {shown(free)} free; use fewer envs, more hosts, {ANYWAY}"
         )  # fmt: skip
 
 
@@ -88,7 +89,7 @@ def made_with_room(makers: Sequence[Callable[[], T]]) -> Iterator[T]:
             if needed > free and not is_any_size():
                 raise UsageError(
                     Field("num_envs"), f": an env takes {shown(each)} of memory here, the {len(makers):,} of this rank "
-                    f"{shown(needed)} more, and this host has {shown(free)} free; use fewer envs, or more hosts"
+                    f"{shown(needed)} more, and this host has {shown(free)} free; use fewer envs, more hosts, {ANYWAY}"
                 )  # fmt: skip
         yield make()
 
@@ -110,7 +111,7 @@ def check_blocks(nbytes: int) -> None:
     if nbytes > free and not is_any_size():
         raise UsageError(
             Field("num_envs"), f": rank 0 needs {shown(nbytes)} of memory for the steps of all envs, and its host has "
-            f"{shown(free)} free; use fewer envs"
+            f"{shown(free)} free; use fewer envs, {ANYWAY}"
         )  # fmt: skip
 
 
@@ -148,6 +149,6 @@ def check_file(config: RolloutConfig, row_nbytes: int, old_nbytes: int = 0) -> s
     if needed > free and not is_compressed and not is_any_size():
         raise StorageError(
             f"{size}, and {folder} has {shown(free)} free; use fewer steps or envs, another --out, --compression gzip, "
-            f"or {ANY_SIZE}=1 if there will be room"
+            f"{ANYWAY}"
         )
     return f"{size} ({shown(free)} free there)" if nbytes >= TOLD_NBYTES else ""

@@ -24,6 +24,7 @@ def test_more_envs_than_memory_holds_are_refused_at_once(job: Job):
     assert (result.code, result.num_tracebacks) == (64, 0)
     [message] = result.messages
     assert message.startswith("--num-envs: 99,999,999,999 envs take at least 100,000.0 GB of memory on each rank")
+    assert message.endswith(" free; use fewer envs, more hosts, or MPI_ROLLOUT_ANY_SIZE=1 to begin all the same")
     with pytest.raises(UsageError, match="num_envs: 99,999,999,999 envs take at least"):
         connect("CartPole-v1", 99_999_999_999)
 
@@ -103,5 +104,5 @@ def test_the_memory_of_a_container_is_its_limit(tmp_path):
 def test_buffers_that_memory_cannot_hold_are_refused(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sizes, "free_memory", lambda: 10**6)
     sizes.check_blocks(10**6)
-    with pytest.raises(UsageError, match=r"rank 0 needs 1\.0 MB of memory"):
+    with pytest.raises(UsageError, match=r"rank 0 needs 1\.0 MB of memory .* free; use fewer envs, or MPI_ROLLOUT_ANY_"):
         sizes.check_blocks(10**6 + 1)
