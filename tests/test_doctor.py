@@ -280,6 +280,8 @@ def test_ranks_whose_cores_other_programs_use_are_warned_of():
     [found] = judge_core_shares(ranks({"core_share": 0.99}, {"core_share": 0.55}, {"core_share": None}))
     assert found.state == WARN and "0.55 of a core on rank 1 (node1)" in found.found and "--wait sleep" in found.advice
     assert judge_core_shares(ranks({"core_share": 0.99}))[0].state == OK
+    [alone] = judge_core_shares(ranks({"core_share": 0.55}))
+    assert alone.advice == "other programs share its core: end them (top shows them), or sbatch --exclusive"
     assert judge_core_shares(ranks({"core_share": None})) == []
 
 

@@ -85,6 +85,8 @@ def judge_core_shares(ranks: Ranks) -> list[Finding]:
     if least.core_share >= FULL_SHARE:
         return [Finding("core shares", found, figures=figures)]
     advice = "other programs or ranks share these cores: use fewer ranks, --wait sleep, or sbatch --exclusive"
+    if len(ranks) == 1:
+        advice = "other programs share its core: end them (top shows them), or sbatch --exclusive"
     return [Finding("core shares", found, WARN, advice, figures=figures)]
 
 
