@@ -123,9 +123,8 @@ def _verdict(reports: list[tuple[RolloutError | None, dict[str, str], str]]) -> 
     failed = [rank for rank, (problem, *_) in enumerate(reports) if problem is not None]
     if failed:
         problem, _, host = reports[failed[0]]
-        is_of_the_run = failed == [ROOT] and isinstance(
-            problem, UsageError | StorageError | Complete
-        )  # Output and policy.
+        # Output and policy concern no rank in particular.
+        is_of_the_run = failed == [ROOT] and isinstance(problem, UsageError | StorageError | Complete)
         where = "" if len(failed) == len(reports) or is_of_the_run else f"rank {failed[0]} ({host}): "
         return type(problem)(where, *problem.args)
     expected: dict[str, tuple[str, int]] = {}

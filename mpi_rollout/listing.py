@@ -14,7 +14,7 @@ from mpi_rollout.status import read_status
 from mpi_rollout.storage.lock import is_locked
 
 ENDING = ".status.json"
-SILENT_S = 60.0  # A run tells how far it is every 10 s.
+SILENT_S = 60.0  # A run tells how far it is twice a second, between two steps.
 HEAD = ("run", "state", "steps", "starts", "updated", "message")
 
 

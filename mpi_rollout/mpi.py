@@ -28,10 +28,7 @@ from mpi_rollout.lone import lone_world, refuse_ranks
 ROOT = 0
 GRACE_S = 2.0
 TELL_AFTER_S = 60.0  # Of waiting for ranks: then the user is told of it.
-NO_LIBRARY = (
-    ImportError,
-    RuntimeError,
-)  # The second is that of mpi4py's wheels, which look for a library by themselves.
+NO_LIBRARY = (ImportError, RuntimeError)  # The second from mpi4py's wheels, which look for a library by themselves.
 _RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
 _SIZE_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
 _endings: list[Ending] = []  # At most one.

@@ -86,9 +86,8 @@ class LoopVectorEnv(Members):
         self._checks = OutputChecks(self.single_observation_space, on_fault)
         self.masks: MaskColumn | None = None  # Where those of the envs are wanted.
         self._outcomes: list[Any] | None = None  # Of the sweep under way as many as have come.
-        self.failing: set[int] | None = (
-            None  # While episodes are taken again: envs that failed, and are left out since.
-        )
+        # While episodes are taken again: envs that failed, and are left out since.
+        self.failing: set[int] | None = None
 
     def write_to(self, columns: Columns) -> None:
         """From now on write outputs into these arrays of `num_envs` rows, and return them."""

@@ -54,9 +54,9 @@ class ChunkWriter:
         rows, envs = self.chunks[0], list(places(self.dataset, 0))
         for row in range(start - start % rows, stop, rows):
             for _, *place in envs:
-                part = (
-                    array[row : row + rows, place[0] : place[0] + self.chunks[1]] if place else array[row : row + rows]
-                )
+                part = array[row : row + rows]
+                if place:
+                    part = part[:, place[0] : place[0] + self.chunks[1]]
                 self._write((first_row + row, *place), part, is_full=row + rows <= stop)
         self.num_rows = first_row + stop
 

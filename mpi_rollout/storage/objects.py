@@ -17,9 +17,7 @@ from mpi_rollout.storage.naming import why_no_file
 
 MOST_GZIP = 1032  # Times smaller gzip makes data, and no more.
 Tell = Callable[[str], None]  # Is told what is being read, in a process that somebody watches.
-ROOM_NBYTES = (
-    2**26
-)  # A dataset may be that much longer than the file: its writer makes it longer, then writes the rows.
+ROOM_NBYTES = 2**26  # A dataset may be that much longer than the file: its writer first extends it, then writes rows.
 
 
 class ContentError(DataError):

@@ -76,9 +76,8 @@ class Schema:
         FileExistsError
             There is one of another process.  It is not touched.
         """
-        file = h5py.File(
-            path, "w" if is_locked else "x", libver="latest", locking=False
-        )  # `storage.lock` keeps runs apart.
+        # `storage.lock` keeps runs apart, not HDF5's own locks.
+        file = h5py.File(path, "w" if is_locked else "x", libver="latest", locking=False)
         file.attrs["format"] = FORMAT
         file.attrs["format_version"] = FORMAT_VERSION
         for name, value in self.attributes.items():
