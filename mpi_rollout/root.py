@@ -178,8 +178,8 @@ class Root:
         )
         for index, step in list(lost.items())[:8]:
             say(
-                f"mpi_rollout: env {index} did not reproduce step {step} of its running episode, which is ended as "
-                "truncated and faulted\n"
+                f"mpi_rollout: env {index} did not reproduce step {step}: its running episode is ended as truncated and "
+                "faulted\n"
             )
         return lost
 

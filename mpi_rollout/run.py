@@ -16,7 +16,7 @@ from mpi_rollout.config import RolloutConfig, versions
 from mpi_rollout.console import share_line
 from mpi_rollout.envs import EnvFacts, make_slice, maker_of
 from mpi_rollout.envs.faults import OnFault, raised_at
-from mpi_rollout.errors import EnvError, SignalInterrupt, StorageError
+from mpi_rollout.errors import EnvError, SignalInterrupt, StorageError, counted
 from mpi_rollout.guard import be_last, guard, release
 from mpi_rollout.interrupts import STOP_SIGNALS
 from mpi_rollout.layout import Block
@@ -156,7 +156,7 @@ def rehearse(config: RolloutConfig, num_ranks: int) -> str:
         size = check_file(config, Block.row_nbytes(facts.observation_space, facts.action_space, config.num_envs))
         envs.close()
     return (
-        f"ready: {config.num_envs} envs on {num_ranks} rank{'s' * (num_ranks > 1)}, --out {config.out}"
+        f"ready: {counted(config.num_envs, 'env')} on {counted(num_ranks, 'rank')}, --out {config.out}"
         + f"; {size}" * bool(size)
     )
 

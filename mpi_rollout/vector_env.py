@@ -211,9 +211,10 @@ class MPIVectorEnv(VectorEnv):
         if self.autoreset_mode == AutoresetMode.DISABLED and self._ended.any():
             ended = [int(index) for index in indices_of(lanes) if self._ended[index]]
             if ended:
+                others = f" and {len(ended) - 1} more have" if ended[1:] else " has"
                 raise ValueError(
-                    f"env {ended[0]} and {len(ended) - 1} more have ended and autoreset is disabled; reset them with "
-                    'reset(options={"reset_mask": terminations | truncations})'
+                    f"env {ended[0]}{others} ended and autoreset is disabled; reset {'them' if ended[1:] else 'it'} "
+                    'with reset(options={"reset_mask": terminations | truncations})'
                 )
 
     def _check_idle(self, what: str) -> None:

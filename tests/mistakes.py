@@ -141,6 +141,7 @@ OF_MASKS: dict[str, Mistake] = {
     "step after an end": again(lambda envs: envs.step(good(envs))),
     "send after an end": again(lambda envs: envs.send(good(envs))),
     "step after a reset of others": again(lambda envs: [masked(LAST_OF_SIX)(envs), envs.step(good(envs))]),
+    "step after a reset of all others": again(lambda envs: [masked(np.arange(12) > 0)(envs), envs.step(good(envs))]),
 }
 KINDS = {
     "actions": OF_ACTIONS,

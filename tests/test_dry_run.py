@@ -13,6 +13,8 @@ def test_what_can_run_is_ready_and_nothing_is_left_behind(job: Job):
     result = job(None, *RUN, *OUT, "--expect-ranks", "4")
     assert (result.code, result.out, result.err) == (0, "ready: 4 envs on 4 ranks, --out run.h5\n", "")
     assert list(job.folder.iterdir()) == []
+    one = job(None, *RUN, *OUT, "--num-envs", "1")
+    assert (one.code, one.out) == (0, "ready: 1 env on 1 rank, --out run.h5\n")
 
 
 @pytest.mark.parametrize(

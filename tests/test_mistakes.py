@@ -84,6 +84,7 @@ TOLD: dict[str, dict[str, tuple[str, str]]] = {
         "step after an end": ("ValueError", "env 0 and 11 more have ended and autoreset is disabled; reset them with "),
         "send after an end": ("ValueError", "env 0 and 11 more have ended and autoreset is disabled; reset them with "),
         "step after a reset of others": ("ValueError", "env 0 and 10 more have ended and autoreset is disabled; reset"),
+        "step after a reset of all others": ("ValueError", "env 0 has ended and autoreset is disabled; reset it with "),
     },
 }  # fmt: skip
 CASES = [(kind, way, name) for kind, ways in JOBS.items() for way in ways for name in KINDS[kind]]
