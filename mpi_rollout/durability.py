@@ -16,9 +16,7 @@ from mpi_rollout.temporary import temporary_path
 SUFFIX = ".part"
 
 
-def verify(
-    path: str, num_replayed: int = 0, replay_seed: int = 0, as_json: bool = False, **consent: Any
-) -> list[str]:  # fmt: skip
+def verify(path: str, num_replayed: int = 0, replay_seed: int = 0, as_json: bool = False, **consent: Any) -> list[str]:
     """Return the lines to print about a file in which nothing is wrong; replay some of its episodes.
 
     Parameters
@@ -98,9 +96,6 @@ def _lines(found: dict[str, Any]) -> list[str]:
         f"episodes      {found['episodes']:,}, as they follow from rewards, ends and seeds",
     ]
     if "replayed" in found:
-        steps = counted(found["replayed_steps"], "step")
-        lines.append(
-            f"replay        {counted(found['replayed'], 'episode')} of {steps} from seed and actions: every byte "
-            f"the same"
-        )
+        replayed = f"{counted(found['replayed'], 'episode')} of {counted(found['replayed_steps'], 'step')}"
+        lines.append(f"replay        {replayed} from seed and actions: every byte the same")
     return lines

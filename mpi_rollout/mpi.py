@@ -104,8 +104,7 @@ def _init(MPI: Any, rc: Any) -> None:  # noqa: N803  As mpi4py has it.
 def _tell_of_waiting(timeout_s: float, limit: str) -> None:
     say(
         f"mpi_rollout: rank 0 ({os.uname().nodename}): waits for some of {counted(claimed_size()[0], 'rank')} to "
-        f"start MPI, "
-        f"{timeout_s:g} s at most ({limit})\n"
+        f"start MPI, {timeout_s:g} s at most ({limit})\n"
     )
 
 

@@ -52,8 +52,7 @@ class Partition:
         if self.num_envs < self.num_workers:
             raise UsageError(
                 Field("num_envs"), f" must be at least the number of ranks that step envs, got "
-                f"{counted(self.num_envs, 'env')} on "
-                f"{counted(self.num_workers, 'rank')}; use more envs or fewer ranks",
+                f"{counted(self.num_envs, 'env')} on {counted(self.num_workers, 'rank')}; use more envs or fewer ranks",
             )  # fmt: skip
 
     @property
@@ -119,9 +118,8 @@ class Division:
         if self.num_envs < self.num_groups * whole.num_workers:
             raise UsageError(
                 Field("num_groups"), f" {self.num_groups} needs at least {counted(self.num_groups, 'env')} for each "
-                f"rank that "
-                f"steps envs, got {counted(self.num_envs, 'env')} on {counted(whole.num_workers, 'rank')}; use more "
-                f"envs or fewer groups",
+                f"rank that steps envs, got {counted(self.num_envs, 'env')} on {counted(whole.num_workers, 'rank')}; "
+                "use more envs or fewer groups",
             )  # fmt: skip
 
     @property

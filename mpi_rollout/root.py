@@ -173,13 +173,13 @@ class Root:
         self._catch_up_s = perf_counter() - start
         say(
             f"mpi_rollout: continuing {self.output.source} after {past.num_steps:,} of "
-            f"{counted(config.num_steps, 'step')}; took "
-            f"{counted(num_again, 'step')} again in {self._catch_up_s:.1f} s\n"
+            f"{counted(config.num_steps, 'step')}; took {counted(num_again, 'step')} again in "
+            f"{self._catch_up_s:.1f} s\n"
         )
         for index, step in list(lost.items())[:8]:
             say(
-                f"mpi_rollout: env {index} did not reproduce step {step}: its running episode is ended as truncated and "
-                "faulted\n"
+                f"mpi_rollout: env {index} did not reproduce step {step}: its running episode is ended as truncated "
+                "and faulted\n"
             )
         return lost
 

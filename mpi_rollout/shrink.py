@@ -14,12 +14,12 @@ all ranks, the root ends the run, and the others wait for what it orders then.
 """
 
 import os
-import sys
 from time import monotonic, sleep
 from typing import Any
 
 import numpy as np
 
+from mpi_rollout.console import say
 from mpi_rollout.errors import LaunchError, RankLost, RolloutError, UsageError
 from mpi_rollout.guard import be_last
 from mpi_rollout.mpi import GRACE_S, ROOT, abort, library
@@ -214,9 +214,7 @@ class Surviving:
         group.Free()
         if self.ranks[0] != ROOT:
             if comm.rank == 0:
-                sys.stderr.write(
-                    "mpi_rollout: lost rank 0, which writes the file; the same command continues the run\n"
-                )
+                say("mpi_rollout: lost rank 0, which writes the file; the same command continues the run\n")
             else:
                 sleep(GRACE_S)  # One tells for all, and aborts.
             abort(comm, RolloutError.exit_code)
