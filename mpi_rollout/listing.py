@@ -56,9 +56,16 @@ def runs_of(folder: str) -> list[dict[str, Any]]:
     """
     if not os.path.isdir(folder):
         raise UsageError(f"there is no folder {folder}; give the folder of --out")
-    outs = [str(path).removesuffix(ENDING) + ".h5" for path in sorted(Path(folder).glob(f"*{ENDING}"))]
+    outs = [output_of(str(path)) for path in sorted(Path(folder).glob(f"*{ENDING}"))]
     statuses = [(out, read_status(out)) for out in outs]
     return [{"run": out} | status | {"state": state_of(out, status)} for out, status in statuses if status]
+
+
+def output_of(status: str) -> str:
+    """The output that a status is of: its name ends in .h5, unless only a file of another name is there."""
+    name = status.removesuffix(ENDING)
+    candidates = (f"{name}.h5", name)
+    return next((out for out in candidates if os.path.lexists(out) or os.path.lexists(f"{out}.part")), candidates[0])
 
 
 def state_of(out: str, status: dict[str, Any]) -> Any:

@@ -48,6 +48,13 @@ def test_it_lists_the_runs_of_a_folder_and_those_of_others_beside_them(job: Job)
     assert job(None, "list", "none").messages == ["there is no folder none; give the folder of --out"]
 
 
+def test_an_output_may_have_another_name_than_one_with_h5(tmp_path: Path):
+    for name, file in (("a.hdf5", "a.hdf5"), ("b", "b.part"), ("c.h5", "c.h5.part"), ("d.h5", "e.h5")):
+        Status(str(tmp_path / name), 1000).tell("failed")
+        (tmp_path / file).touch()
+    assert [Path(run["run"]).name for run in runs_of(str(tmp_path))] == ["a.hdf5", "b", "c.h5", "d.h5"]
+
+
 def test_a_run_whose_process_is_gone_was_killed(tmp_path: Path):
     tell(tmp_path, "mine", "running")
     tell(tmp_path, "killed", "running", pid=NOBODY)
