@@ -138,6 +138,7 @@ def test_a_compressed_file_holds_what_went_in_in_fewer_bytes(tmp_path: Path, spa
         assert (found["num_steps"], found["complete"]) == (21, complete)
         new = str(tmp_path / f"{compression}.new")
         recover(lambda doing: None, path, new, str(tmp_path / "temporary"))
+        assert os.path.getsize(new) < os.path.getsize(path)  # Without the room of chunks that became full later.
         for each in (path, new):
             with h5py.File(each) as file:
                 datasets = leaf_datasets(file["trajectories"])

@@ -35,7 +35,7 @@ class ChunkWriter:
         self._bytes = np.zeros(nbytes + CHECKSUM_NBYTES, np.uint8)  # Of one chunk and its checksum.
         self._chunk = self._bytes[:nbytes].view(dataset.dtype).reshape(self.chunks)
 
-    def append(self, array: np.ndarray, first_row: int, stop: int) -> None:
+    def append(self, array: np.ndarray, first_row: int, stop: int, is_last: bool = False) -> None:
         """Write those of an array's first `stop` rows that the dataset does not have yet.
 
         Rows of the last chunk beyond `stop` are written too, but not part of the dataset.
@@ -46,6 +46,8 @@ class ChunkWriter:
             C-contiguous; holds whole chunks along its first axis.
         first_row
             Where its first row belongs in the dataset: where a chunk begins.
+        is_last
+            No rows follow, and those of the array beyond `stop` are zeros: chunks need not be full to be sealed.
         """
         start = max(self.num_rows - first_row, 0)
         if stop <= start:
@@ -57,7 +59,7 @@ class ChunkWriter:
                 part = array[row : row + rows]
                 if place:
                     part = part[:, place[0] : place[0] + self.chunks[1]]
-                self._write((first_row + row, *place), part, is_full=row + rows <= stop)
+                self._write((first_row + row, *place), part, is_full=is_last or row + rows <= stop)
         self.num_rows = first_row + stop
 
     def _write(self, place: tuple[int, ...], part: np.ndarray, is_full: bool) -> None:

@@ -81,10 +81,11 @@ def copy_prefix(
     tell: Tell = lambda doing: None,
     lost: Mapping[int, int] = NONE_LOST,
     values: ValueChecks | None = None,
+    is_all: bool = False,
 ) -> EpisodeTable:
     """Copy and commit the first steps of a run, the episodes that ended in them, its faults and intervals.
 
-    HDF5 checks every checksum on the way.  Chunks that are partly filled are left so that writing can go on.
+    HDF5 checks every checksum on the way.
 
     Parameters
     ----------
@@ -96,6 +97,9 @@ def copy_prefix(
         Envs whose running episodes end here, as truncated and faulted, and the step that they did not reproduce.
     values
         Counts the wrong values.
+    is_all
+        No steps follow.  Else chunks that are partly filled are left so that writing can go on: they have no checksum,
+        are not compressed, and keep their room in the file when they are.
 
     Returns
     -------
@@ -103,7 +107,7 @@ def copy_prefix(
     """
     for name, dataset in leaf_datasets(source["trajectories"]).items():
         num_rows = num_steps + name.startswith("observations")
-        _copy_rows(dataset, ChunkWriter(destination["trajectories"][name]), num_rows, tell, values)
+        _copy_rows(dataset, ChunkWriter(destination["trajectories"][name]), num_rows, tell, values, is_all)
     if values is not None:
         values.write(destination["trajectories"])
     faults = committed_faults(source, num_steps)
@@ -128,7 +132,7 @@ def copy_prefix(
 
 
 def _copy_rows(
-    dataset: h5py.Dataset, writer: ChunkWriter, num_rows: int, tell: Tell, values: ValueChecks | None
+    dataset: h5py.Dataset, writer: ChunkWriter, num_rows: int, tell: Tell, values: ValueChecks | None, is_all: bool
 ) -> None:
     rows = math.lcm(dataset.chunks[0], writer.chunks[0])  # Which are powers of two: the larger of them.
     buffer = np.zeros((rows, *dataset.shape[1:]), dataset.dtype)
@@ -137,7 +141,7 @@ def _copy_rows(
         tell(f"{dataset.name[1:]}, rows {row:,} to {row + stop - 1:,}")
         buffer[stop:] = np.zeros((), dataset.dtype)
         dataset.read_direct(buffer, np.s_[row : row + stop], np.s_[:stop])
-        writer.append(buffer, row, stop)
+        writer.append(buffer, row, stop, is_last=is_all and row + stop == num_rows)
         if values is not None:
             values.append(dataset.name.removeprefix("/trajectories/"), buffer, row, stop)
 

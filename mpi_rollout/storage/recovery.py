@@ -55,7 +55,7 @@ def recover(tell: Tell, path: str, new_path: str, temporary: str, num_steps: int
             raise DataError(f"{error}; with --num-steps N only the first N steps are recovered") from error
         with _writing(new_path), schema_of(source.file).create(temporary, swmr_mode=False) as destination:
             values = ValueChecks(source.root)
-            table = copy_prefix(source.file, destination, source.num_steps, tell, values=values)
+            table = copy_prefix(source.file, destination, source.num_steps, tell, values=values, is_all=True)
             TableWriter(destination["episodes"]).append(table.unfinished(source.num_steps))
             _finish(source.file, destination, is_all=source.num_steps == num_committed)
     found = verify(tell, temporary)
