@@ -174,7 +174,7 @@ class RewardColumn:
     """A column into which one reward per env is written: numbers, and arrays of one element.
 
     By `struct`, which takes none of what NumPy would make a number of: None, which becomes NaN, and text.  It takes
-    half of NumPy's time.
+    about half of NumPy's time for Python's floats, a quarter for `np.float32`, more only for many `np.float64`.
     """
 
     def __init__(self, column: np.ndarray, first_env_index: int):
