@@ -202,6 +202,5 @@ class Slice:
         except (TypeError, ValueError) as error:
             why = f": {error}"
         raise DataError(
-            f"{envs}: {noun(leaf)} should be {leaf.dtype} of shape {shape}, got {part.dtype} of shape "
-            f"{part.shape}{why}"
+            f"{envs}: {noun(leaf)} should be {leaf.dtype} of shape {shape}, got {part.dtype} of shape {part.shape}{why}"
         )
