@@ -66,12 +66,12 @@ else
 test: test-alone test-mpi
 endif
 
-# Tests without mpirun need one core: two at a time, but those of one file, which share runs, in the same process.
+# Two at a time, but those of one file, which share runs, in the same process.
 test-alone: install
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not mpi"
 
 test-mpi: install
-	$(BIN)/python -m pytest -m mpi
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m mpi
 
 slurm-test:  ## test the batch scripts under both MPIs on a SLURM of its own, brought up and taken down here (needs its packages and root)
 	$(MAKE) install MPI=openmpi
