@@ -13,8 +13,8 @@ def __getattr__(name: str) -> Any:
     """Load what a trainer needs when it is first asked for: what only reads files starts without Gymnasium."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from mpi_rollout.connection import connect
-    from mpi_rollout.driver import RankError
+    from mpi_rollout.ranks.driver import RankError
+    from mpi_rollout.train.connection import connect
 
     return {"RankError": RankError, "connect": connect}[name]
 

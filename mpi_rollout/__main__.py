@@ -3,8 +3,8 @@
 import sys
 
 from mpi_rollout.cli import main
-from mpi_rollout.console import divert_stdout
-from mpi_rollout.mpi import finalize
+from mpi_rollout.exchange.mpi import finalize
+from mpi_rollout.process.console import divert_stdout
 
 if __name__ == "__main__":
     code = main()

@@ -10,19 +10,19 @@ from dataclasses import fields
 from typing import Any
 
 from mpi_rollout import __version__
-from mpi_rollout.agreement import share_refusal
-from mpi_rollout.compare.command import add_compare
+from mpi_rollout.bench.compare.command import add_compare
+from mpi_rollout.bench.jobs import check_seconds
+from mpi_rollout.bench.scaling.options import add_scaling
+from mpi_rollout.bench.tune.options import add_tune
+from mpi_rollout.commands.listing import add_list
+from mpi_rollout.commands.parser import Parser
 from mpi_rollout.config import RolloutConfig, flag
-from mpi_rollout.console import hold, say, settle, show, stdout_apart, without_stdin
 from mpi_rollout.errors import Interrupted, RolloutError, UsageError
-from mpi_rollout.listing import add_list
-from mpi_rollout.mpi import claimed_rank, claimed_size, with_stacks
+from mpi_rollout.exchange.mpi import claimed_rank, claimed_size, with_stacks
 from mpi_rollout.options import add_option, add_run_options, path
-from mpi_rollout.parser import Parser
-from mpi_rollout.scaling.jobs import check_seconds
-from mpi_rollout.scaling.options import add_scaling
-from mpi_rollout.temporary import remove_empty_folders
-from mpi_rollout.tune.options import add_tune
+from mpi_rollout.process.console import hold, say, settle, show, stdout_apart, without_stdin
+from mpi_rollout.process.temporary import remove_empty_folders
+from mpi_rollout.ranks.agreement import share_refusal
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -170,7 +170,7 @@ def show_each(files: Sequence[str], lines_of: Callable[[str], list[str]], as_jso
 
 
 def run_command(options: argparse.Namespace) -> int:
-    from mpi_rollout.run import rehearse, run  # Reads files no more than it must: workers import no h5py.
+    from mpi_rollout.collect.run import rehearse, run  # Reads files no more than it must: workers import no h5py.
 
     config = RolloutConfig(**{each.name: getattr(options, each.name) for each in fields(RolloutConfig)})
     if options.dry_run:
@@ -180,7 +180,7 @@ def run_command(options: argparse.Namespace) -> int:
 
 
 def inspect_command(options: argparse.Namespace) -> int:
-    from mpi_rollout.inspection import inspect
+    from mpi_rollout.commands.inspection import inspect
 
     if options.plot is not None and len(options.files) > 1:
         raise UsageError(f"--plot draws one file, got {len(options.files)}")
@@ -188,12 +188,12 @@ def inspect_command(options: argparse.Namespace) -> int:
 
 
 def plot_command(options: argparse.Namespace) -> int:
-    from mpi_rollout.compare import file as comparison
-    from mpi_rollout.compare.figures import plot_comparison
-    from mpi_rollout.scaling.figures import plot_study
-    from mpi_rollout.scaling.sim import file as simulation
-    from mpi_rollout.scaling.sim.figures import plot_simulation
-    from mpi_rollout.scaling.tables import format_of
+    from mpi_rollout.bench.compare import file as comparison
+    from mpi_rollout.bench.compare.figures import plot_comparison
+    from mpi_rollout.bench.scaling.figures import plot_study
+    from mpi_rollout.bench.sim import file as simulation
+    from mpi_rollout.bench.sim.figures import plot_simulation
+    from mpi_rollout.bench.tables import format_of
 
     # What is none of these is a study, or refused as if it were.
     drawers = {simulation.FORMAT: plot_simulation, comparison.FORMAT: plot_comparison}
@@ -210,7 +210,7 @@ def doctor_command(options: argparse.Namespace) -> int:
 
 
 def verify_command(options: argparse.Namespace) -> int:
-    from mpi_rollout.durability import verify
+    from mpi_rollout.commands.durability import verify
 
     if options.replay < 0:
         raise UsageError(f"--replay must be at least 0, got {options.replay}")
@@ -223,7 +223,7 @@ def verify_command(options: argparse.Namespace) -> int:
 
 
 def recover_command(options: argparse.Namespace) -> int:
-    from mpi_rollout.durability import recover
+    from mpi_rollout.commands.durability import recover
 
     show(recover(options.file, options.dest, options.num_steps, options.json))
     return 0

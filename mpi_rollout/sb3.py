@@ -23,9 +23,9 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
-from mpi_rollout.connection import connect
-from mpi_rollout.layout import leaves, tree_of
-from mpi_rollout.vector_env import MPIVectorEnv
+from mpi_rollout.core.layout import leaves, tree_of
+from mpi_rollout.train.connection import connect
+from mpi_rollout.train.vector_env import MPIVectorEnv
 
 try:
     from stable_baselines3.common.preprocessing import check_for_nested_spaces

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from mpi_rollout.policy import RandomPolicy
+from mpi_rollout.policies.random import RandomPolicy
 
 INF, FLOAT32_MAX = np.inf, float(np.finfo(np.float32).max)
 LEAVES = {

@@ -4,10 +4,10 @@ from typing import Any
 
 import numpy as np
 
-from mpi_rollout.compare.comparison import Comparison
-from mpi_rollout.compare.file import ComparisonFile
-from mpi_rollout.compare.samples import Samples, Skip
-from mpi_rollout.compare.steppers import Turn
+from mpi_rollout.bench.compare.comparison import Comparison
+from mpi_rollout.bench.compare.file import ComparisonFile
+from mpi_rollout.bench.compare.samples import Samples, Skip
+from mpi_rollout.bench.compare.steppers import Turn
 
 ENV, SIZES = "CartPole-v1", (1, 2, 4, 8, 16, 64)
 FACTS = {"cpu_model": "Made-up 9000", "num_cores": 2, "versions": "mpi_rollout 0.1.0", "commit": "abc1234"}

@@ -14,7 +14,7 @@ import numpy as np
 from envs import FAILURES, Counting, Failing, Image, Nested
 from gymnasium import spaces
 
-from mpi_rollout.worker import Worker
+from mpi_rollout.ranks.worker import Worker
 
 RANK = int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK", "0")))
 FAILED_AT = Path("failed_at")  # In the job's folder: when the first env failed, as seconds since 1970.

@@ -11,10 +11,10 @@ import numpy as np
 from gymnasium import spaces
 
 from mpi_rollout.config import RolloutConfig
+from mpi_rollout.core.layout import Block, describe
+from mpi_rollout.core.timing import PHASES
 from mpi_rollout.envs.restoring import Past
-from mpi_rollout.layout import Block, describe
 from mpi_rollout.storage import Ending, Writer, open_writer
-from mpi_rollout.timing import PHASES
 
 SMALL = spaces.Dict({"x": spaces.Box(-1, 1, (3,), np.float32), "n": spaces.Tuple((spaces.Discrete(2**40),))})
 PLAIN = spaces.Box(0, 255, (4,), np.uint8)

@@ -9,7 +9,7 @@ from gymnasium.error import NoAsyncCallError
 from gymnasium.vector import AutoresetMode
 from oracle import differences, record
 
-from mpi_rollout.vector_env import MPIVectorEnv
+from mpi_rollout.train.vector_env import MPIVectorEnv
 
 Mistake = Callable[[MPIVectorEnv], Any]
 

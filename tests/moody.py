@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium import spaces
 from stopping import Policy
 
-from mpi_rollout.seeding import episode_seeds
+from mpi_rollout.core.seeding import episode_seeds
 
 RANK = int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK", "0")))
 

@@ -10,9 +10,9 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from policies import by_look
 
-from mpi_rollout.layout import leaves, rows_of
-from mpi_rollout.policy import RandomPolicy
-from mpi_rollout.seeding import episode_seeds
+from mpi_rollout.core.layout import leaves, rows_of
+from mpi_rollout.core.seeding import episode_seeds
+from mpi_rollout.policies.random import RandomPolicy
 
 
 class SeededEpisodes(gymnasium.Wrapper):

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from envs import Nested
 
-from mpi_rollout.policy import RandomPolicy
+from mpi_rollout.policies.random import RandomPolicy
 
 
 def leaning(observations: np.ndarray) -> np.ndarray:

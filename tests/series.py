@@ -11,7 +11,12 @@ from pathlib import Path
 
 from mpi_rollout.cli import main
 
-for name in ("mpi_rollout.run", "mpi_rollout.root", "mpi_rollout.storage", "mpi_rollout.inspection"):
+for name in (
+    "mpi_rollout.collect.run",
+    "mpi_rollout.collect.root",
+    "mpi_rollout.storage",
+    "mpi_rollout.commands.inspection",
+):
     importlib.import_module(name)
 
 

@@ -15,7 +15,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from mpi_rollout.seeding import episode_seeds
+from mpi_rollout.core.seeding import episode_seeds
 
 
 def stop_if(place: str) -> None:

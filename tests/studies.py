@@ -9,9 +9,9 @@ import h5py
 import numpy as np
 from launcher import outcome
 
-from mpi_rollout.scaling.file import StudyFile
-from mpi_rollout.scaling.samples import Samples
-from mpi_rollout.scaling.study import Study
+from mpi_rollout.bench.scaling.file import StudyFile
+from mpi_rollout.bench.scaling.samples import Samples
+from mpi_rollout.bench.scaling.study import Study
 from mpi_rollout.storage.contents import DIGEST, digest_of
 
 RUN = {

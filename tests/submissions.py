@@ -10,7 +10,7 @@ from conftest import TESTS
 from kept import committed
 from slurm_cluster import TIMEOUT_S, Cluster, cluster, missing
 
-from mpi_rollout.status import read_status
+from mpi_rollout.storage.status import read_status
 
 SCRIPTS = TESTS.parent / "slurm"
 VENVS = {"Open MPI": TESTS.parent / ".venv", "MPICH": TESTS.parent / ".venv-mpich"}

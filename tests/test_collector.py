@@ -25,7 +25,7 @@ from kept import (
 )
 from oracle import rollout, seeded_sync
 
-from mpi_rollout.policy import RandomPolicy
+from mpi_rollout.policies.random import RandomPolicy
 
 # Lockstep.
 

@@ -11,10 +11,10 @@ from conftest import Job, Result, are_gone, processes_in
 from studies import made_up as made_up_study
 from studies import make_study
 
-from mpi_rollout.compare.file import ComparisonFile, read_comparison
-from mpi_rollout.compare.processes import Processes
-from mpi_rollout.compare.systems import systems_of
-from mpi_rollout.scaling.jobs import Stop
+from mpi_rollout.bench.compare.file import ComparisonFile, read_comparison
+from mpi_rollout.bench.compare.processes import Processes
+from mpi_rollout.bench.compare.systems import systems_of
+from mpi_rollout.bench.jobs import Stop
 
 COUNTING = "registered:Counting-v0"
 TINY = ("--ranks", "2", "--window-s", "0.02", "--out", "compare.h5")

@@ -11,19 +11,19 @@ import pytest
 from comparisons import ENV, ENV_S, FACTS, SIZES, TIMES, made_up, make_comparison
 from conftest import job_environment
 
+from mpi_rollout.bench.compare import estimate, report
+from mpi_rollout.bench.compare.analysis import Analysis, verdict
+from mpi_rollout.bench.compare.command import SYSTEMS
+from mpi_rollout.bench.compare.comparison import Comparison, Point
+from mpi_rollout.bench.compare.estimate import Probe
+from mpi_rollout.bench.compare.facts import facts_now
+from mpi_rollout.bench.compare.figures import looks_of
+from mpi_rollout.bench.compare.file import ComparisonFile, check_same_comparison, read_comparison
+from mpi_rollout.bench.compare.samples import Samples
+from mpi_rollout.bench.compare.systems import envpool_id, reason_to_skip, systems_of
+from mpi_rollout.bench.statistics import Interval, NoFit
 from mpi_rollout.cli import main
-from mpi_rollout.compare import estimate, report
-from mpi_rollout.compare.analysis import Analysis, verdict
-from mpi_rollout.compare.command import SYSTEMS
-from mpi_rollout.compare.comparison import Comparison, Point
-from mpi_rollout.compare.estimate import Probe
-from mpi_rollout.compare.facts import facts_now
-from mpi_rollout.compare.figures import looks_of
-from mpi_rollout.compare.file import ComparisonFile, check_same_comparison, read_comparison
-from mpi_rollout.compare.samples import Samples
-from mpi_rollout.compare.systems import envpool_id, reason_to_skip, systems_of
 from mpi_rollout.errors import DataError, UsageError
-from mpi_rollout.scaling.statistics import Interval, NoFit
 
 RANKS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 UPDATED = "2026-01-02T04:05:06+00:00"
@@ -112,7 +112,9 @@ def test_what_is_not_installed_is_skipped_with_what_to_install(monkeypatch):
     ],
 )
 def test_an_env_of_somebody_else_is_not_taken_for_one_of_envpool_of_the_same_name(monkeypatch, env, expected):
-    monkeypatch.setattr("mpi_rollout.compare.systems._envs_of_envpool", lambda: {"CartPole-v1", "Pong-v5", "Ant-v4"})
+    monkeypatch.setattr(
+        "mpi_rollout.bench.compare.systems._envs_of_envpool", lambda: {"CartPole-v1", "Pong-v5", "Ant-v4"}
+    )
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
     assert envpool_id(env) == expected
     reason = reason_to_skip(systems_of((1,), 2)["envpool"], env, 4, 2)
@@ -303,12 +305,12 @@ def test_what_differs_is_said_in_the_words_of_the_command_line(file: ComparisonF
 
 def test_other_files_are_refused_with_what_they_are(tmp_path: Path, file: ComparisonFile, monkeypatch):
     path = str(tmp_path / "compare.h5")
-    monkeypatch.setattr("mpi_rollout.compare.file.FORMAT_VERSION", 2)
+    monkeypatch.setattr("mpi_rollout.bench.compare.file.FORMAT_VERSION", 2)
     file.write(path, UPDATED)
     monkeypatch.undo()
     with pytest.raises(DataError, match="has format version 2, this program knows 1"):
         read_comparison(path)
-    monkeypatch.setattr("mpi_rollout.compare.file.FORMAT", "mpi_rollout-scaling")
+    monkeypatch.setattr("mpi_rollout.bench.compare.file.FORMAT", "mpi_rollout-scaling")
     file.write(path, UPDATED)
     monkeypatch.undo()
     with pytest.raises(DataError, match="is no comparison of mpi_rollout, but of format 'mpi_rollout-scaling'"):

@@ -11,9 +11,9 @@ from envs import Counting, Failing, Nested
 from gymnasium.vector import SyncVectorEnv
 from oracle import rollout
 
-from mpi_rollout.compare.pool import ProcessPoolVectorEnv
+from mpi_rollout.bench.compare.pool import ProcessPoolVectorEnv
 from mpi_rollout.errors import UsageError
-from mpi_rollout.policy import RandomPolicy
+from mpi_rollout.policies.random import RandomPolicy
 
 
 @pytest.mark.parametrize("make", [Nested, lambda: gymnasium.make("CartPole-v1")])

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 from comparisons import ENV, made_up, make_comparison
 
-from mpi_rollout.compare.runner import Runner
-from mpi_rollout.compare.samples import Samples
-from mpi_rollout.compare.steppers import Turn
-from mpi_rollout.compare.systems import System
-from mpi_rollout.scaling.jobs import JobFailed, Stop
+from mpi_rollout.bench.compare.runner import Runner
+from mpi_rollout.bench.compare.samples import Samples
+from mpi_rollout.bench.compare.steppers import Turn
+from mpi_rollout.bench.compare.systems import System
+from mpi_rollout.bench.jobs import JobFailed, Stop
 
 
 class FakeProcesses:

@@ -14,9 +14,9 @@ import pytest
 from conftest import job_environment
 from gymnasium.vector import SyncVectorEnv
 
-from mpi_rollout.compare import steppers
-from mpi_rollout.compare.makers import MAKERS, BareOnAllCores, Made, MadeOfParts, Recorded, Setup, actions_of
-from mpi_rollout.compare.steppers import BareStepper, PartsStepper, VectorStepper, take_turn
+from mpi_rollout.bench.compare import steppers
+from mpi_rollout.bench.compare.makers import MAKERS, BareOnAllCores, Made, MadeOfParts, Recorded, Setup, actions_of
+from mpi_rollout.bench.compare.steppers import BareStepper, PartsStepper, VectorStepper, take_turn
 
 NUM_ENVS, SWEEPS = 6, 41
 LENGTHS = 3 + np.arange(NUM_ENVS) % 5  # Of the episodes of `envs.Counting`, seeded with 0, 1, ...
@@ -278,8 +278,8 @@ def test_all_systems_are_given_the_same_actions_of_which_each_env_has_its_own():
 RECORDING = """
 import sys
 from pathlib import Path
-from mpi_rollout import mpi
-from mpi_rollout.compare.recording import record_on_ranks
+from mpi_rollout.exchange import mpi
+from mpi_rollout.bench.compare.recording import record_on_ranks
 mpi.start_mpi_on_all_ranks(60.0)
 record_on_ranks(mpi.world(), "CartPole-v1", 2, Path(sys.argv[1]), lambda found: print(found.take_turn(0.01).env_steps))
 """

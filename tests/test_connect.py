@@ -20,7 +20,7 @@ BEGIN = f"""
 import sys, time
 import numpy as np
 import mpi_rollout
-from mpi_rollout.mpi import claimed_rank
+from mpi_rollout.exchange.mpi import claimed_rank
 POLE, rank, actions = {POLE!r}, claimed_rank(), np.zeros(4, int)
 """
 USE = """
@@ -133,8 +133,8 @@ def test_without_a_with_statement_there_are_no_envs_but_a_hint(job: Job, num_ran
 def test_a_trainer_that_fails_waits_for_no_long_step(job: Job, num_ranks: int, last: str, code: int):
     """A step of rank 1 does not end here at all."""
     program = f"""
-import envs as test_envs, mpi_rollout.session
-mpi_rollout.session.GRACE_S = 0.5
+import envs as test_envs, mpi_rollout.train.session
+mpi_rollout.train.session.GRACE_S = 0.5
 with mpi_rollout.connect(test_envs.Gated, 4, env_kwargs=dict(rank=1)) as envs:
     if envs is not None:
         envs.reset()

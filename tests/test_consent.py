@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from conftest import Job, Start
 
-from mpi_rollout.consent import is_built_in
+from mpi_rollout.commands.consent import is_built_in
 
 pytestmark = pytest.mark.any_mpi
 

@@ -8,7 +8,7 @@ import sys
 import pytest
 from conftest import TIMEOUT_S, Job, Start, job_environment, run_job
 
-from mpi_rollout.console import STDERR, STDOUT, hold, stdout_apart, take_free_descriptors, write
+from mpi_rollout.process.console import STDERR, STDOUT, hold, stdout_apart, take_free_descriptors, write
 
 pytestmark = pytest.mark.any_mpi
 
@@ -69,7 +69,7 @@ def test_a_command_whose_words_nobody_can_get_fails(job: Job):
 
 
 def test_nobody_is_waited_for_who_does_not_read():
-    code = "from mpi_rollout.console import *; say('x' * 10**6, STDOUT, 0.2); print('went on', file=sys.stderr)"
+    code = "from mpi_rollout.process.console import *; say('x' * 10**6, STDOUT, 0.2); print('went on', file=sys.stderr)"
     process = subprocess.Popen(
         [sys.executable, "-c", code], env=job_environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
@@ -86,7 +86,7 @@ def test_text_comes_whole_and_in_order(capfd):
 
 
 def test_no_file_gets_the_number_of_a_closed_stdout():
-    code = "import os; from mpi_rollout.console import *; os.close(1); take_free_descriptors(); "
+    code = "import os; from mpi_rollout.process.console import *; os.close(1); take_free_descriptors(); "
     code += "sys.exit(os.open('/dev/null', os.O_RDONLY))"
     assert subprocess.run([sys.executable, "-c", code], env=job_environment()).returncode > 2
     before = [os.fstat(number) for number in (0, 1, 2)]

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from conftest import Job, assert_same_bytes, datasets
 
-from mpi_rollout import deadline
-from mpi_rollout.deadline import ASK_AGAIN_S, ASK_EVERY_S, LEAST_MARGIN_S, Deadline, process_start, seconds_of
+from mpi_rollout.core import deadline
+from mpi_rollout.core.deadline import ASK_AGAIN_S, ASK_EVERY_S, LEAST_MARGIN_S, Deadline, process_start, seconds_of
 from mpi_rollout.errors import UsageError
 
 pytestmark = pytest.mark.any_mpi

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from conftest import Job, Start, are_gone, assert_same_bytes, datasets, once
 
+from mpi_rollout.core.seeding import SeedTable
 from mpi_rollout.errors import UsageError
-from mpi_rollout.seeding import SeedTable
 
 KINDS = {
     "steps": {"how": "raise"},

@@ -13,11 +13,11 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 from moody import Moody, Once
 
+from mpi_rollout.core.layout import Block
+from mpi_rollout.core.seeding import SeedTable, episode_seeds
 from mpi_rollout.envs.faults import OnFault
 from mpi_rollout.envs.loop import LoopVectorEnv
 from mpi_rollout.errors import DataError, EnvError, counted
-from mpi_rollout.layout import Block
-from mpi_rollout.seeding import SeedTable, episode_seeds
 from mpi_rollout.storage import EpisodeTable
 from mpi_rollout.storage.schema import fault_row
 

@@ -120,7 +120,7 @@ if envs is not None:
 
 def test_an_abort_that_returns_ends_the_rank(job: Job):
     program = """
-from mpi_rollout import mpi
+from mpi_rollout.exchange import mpi
 class Comm:
     def Abort(self, code):
         print("aborted", code, flush=True)

@@ -14,7 +14,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from oracle import differences, record
 
 from mpi_rollout.errors import DataError, UsageError
-from mpi_rollout.infos import info_leaves, merge_infos, names_of, tell
+from mpi_rollout.exchange.infos import info_leaves, merge_infos, names_of, tell
 
 pytestmark = pytest.mark.any_mpi
 

@@ -9,8 +9,8 @@ from conftest import Job, processes_in
 BEGIN = """
 import os, signal, sys
 import numpy as np
-import mpi_rollout, mpi_rollout.interrupts
-from mpi_rollout.mpi import claimed_rank
+import mpi_rollout, mpi_rollout.process.interrupts
+from mpi_rollout.exchange.mpi import claimed_rank
 """
 STOPPED = """
 class Stop(Exception): pass
@@ -82,7 +82,7 @@ def test_who_interrupts_again_is_not_made_to_wait_for_a_long_step(job: Job):
     """And the handlers are the program's own again when the envs are closed."""
     program = """
 import gymnasium, time
-mpi_rollout.interrupts.SAME_S = 0.0
+mpi_rollout.process.interrupts.SAME_S = 0.0
 class Long(gymnasium.Wrapper):
     def __init__(self): super().__init__(gymnasium.make("CartPole-v1"))
     def step(self, action):
@@ -116,10 +116,10 @@ class Slow(gymnasium.Wrapper):
     def close(self):
         if claimed_rank(): return
         signal.raise_signal(signal.SIGINT)
-        if mpi_rollout.interrupts.SAME_S == 0.0:  # So the next one is a second one.
+        if mpi_rollout.process.interrupts.SAME_S == 0.0:  # So the next one is a second one.
             signal.raise_signal(signal.SIGINT)
             time.sleep(60)
-for mpi_rollout.interrupts.SAME_S in (60.0, 0.0):
+for mpi_rollout.process.interrupts.SAME_S in (60.0, 0.0):
     with mpi_rollout.connect(Slow, 2) as envs:
         if envs is not None:
             envs.reset(seed=1)
@@ -195,12 +195,12 @@ except KeyboardInterrupt: print("interrupted")
 
 def test_a_connection_that_was_not_made_does_not_keep_the_handlers(job: Job):
     program = """
-import mpi_rollout.vector_env
-batch_space = mpi_rollout.vector_env.batch_space
-del mpi_rollout.vector_env.batch_space
+import mpi_rollout.train.vector_env
+batch_space = mpi_rollout.train.vector_env.batch_space
+del mpi_rollout.train.vector_env.batch_space
 try: mpi_rollout.connect("CartPole-v1", 2)
 except NameError: pass
-mpi_rollout.vector_env.batch_space = batch_space
+mpi_rollout.train.vector_env.batch_space = batch_space
 with mpi_rollout.connect("CartPole-v1", 2) as envs: envs.reset()
 assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 """

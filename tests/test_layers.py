@@ -112,7 +112,7 @@ def test_a_worker_rank_loads_neither_hdf5_nor_progress_bars_nor_figures(job: Job
     result = job.script(
         2,
         "from mpi_rollout.cli import main\n"
-        "from mpi_rollout.mpi import claimed_rank\n"
+        "from mpi_rollout.exchange.mpi import claimed_rank\n"
         "assert main(['--env', 'CartPole-v1', '--num-envs', '4', '--num-steps', '20', '--out', 'run.h5']) == 0\n"
         "if claimed_rank() == 1:\n    " + LOADED.format(names={"h5py", "tqdm", "matplotlib", "mpi4py"}),
     )

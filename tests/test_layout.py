@@ -10,8 +10,7 @@ import pytest
 from envs import Counting, Image, Nested
 from gymnasium import spaces
 
-from mpi_rollout.errors import UsageError
-from mpi_rollout.layout import (
+from mpi_rollout.core.layout import (
     ALIGNMENT,
     Block,
     Columns,
@@ -23,6 +22,7 @@ from mpi_rollout.layout import (
     leaves,
     tree_of,
 )
+from mpi_rollout.errors import UsageError
 
 DTYPES = ["?", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "f2", "f4", "f8"]
 EVERY_DTYPE = spaces.Dict({dtype: spaces.Box(0, 1, (3,), np.dtype(dtype)) for dtype in DTYPES})

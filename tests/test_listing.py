@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from conftest import Job
 
-from mpi_rollout.listing import runs_of, table
-from mpi_rollout.status import Status
+from mpi_rollout.commands.listing import runs_of, table
 from mpi_rollout.storage.lock import make_locked
+from mpi_rollout.storage.status import Status
 
 HOST = os.uname().nodename
 NOBODY = 2**22 + 1  # No process has such a number.

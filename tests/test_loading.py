@@ -10,7 +10,7 @@ import pytest
 from conftest import Job, Start, job_environment
 
 from mpi_rollout.errors import RolloutError
-from mpi_rollout.loading import load_callable, load_policy
+from mpi_rollout.process.loading import load_callable, load_policy
 
 MINE = """
 import gymnasium

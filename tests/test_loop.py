@@ -14,10 +14,10 @@ from gymnasium import spaces, wrappers
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from oracle import SeededEpisodes, arrays
 
+from mpi_rollout.core.layout import SlotLayout, leaves
+from mpi_rollout.core.seeding import episode_seeds
 from mpi_rollout.envs.loop import LoopVectorEnv
 from mpi_rollout.errors import DataError, EnvError, UsageError
-from mpi_rollout.layout import SlotLayout, leaves
-from mpi_rollout.seeding import episode_seeds
 
 NEXT_STEP, SAME_STEP, DISABLED = AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP, AutoresetMode.DISABLED
 in_every_mode = pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP, DISABLED], ids=lambda mode: mode.name)

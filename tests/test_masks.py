@@ -10,10 +10,10 @@ import pytest
 from conftest import Job, Start, assert_same_bytes, datasets
 from gymnasium import spaces
 
+from mpi_rollout.core.layout import SlotLayout
+from mpi_rollout.core.masks import mask_leaves
 from mpi_rollout.envs.masks import MaskColumn
-from mpi_rollout.layout import SlotLayout
-from mpi_rollout.masks import mask_leaves
-from mpi_rollout.policy import RandomPolicy
+from mpi_rollout.policies.random import RandomPolicy
 
 
 class Masked(gymnasium.Env):

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from mpi_rollout.core.layout import split_by_rank
+from mpi_rollout.core.partition import Division, Partition
 from mpi_rollout.errors import UsageError
-from mpi_rollout.layout import split_by_rank
-from mpi_rollout.partition import Division, Partition
 
 WORLDS = [(1, 1), (5, 1), (5, 5), (7, 2), (7, 3), (64, 3), (64, 4), (1000, 7), (1001, 1000)]
 both = pytest.mark.parametrize("dedicated_root", [False, True])

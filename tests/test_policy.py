@@ -7,10 +7,10 @@ from conftest import Job, Start, datasets
 from envs import Nested
 from gymnasium import spaces
 
+from mpi_rollout.core.layout import leaves
 from mpi_rollout.errors import UsageError
-from mpi_rollout.layout import leaves
-from mpi_rollout.loading import load_callable
-from mpi_rollout.policy import RandomPolicy
+from mpi_rollout.policies.random import RandomPolicy
+from mpi_rollout.process.loading import load_callable
 
 
 def drawn(space: spaces.Space, num_envs: int, num_steps: int, seed: int = 0, first_step: int = 0) -> list[np.ndarray]:

@@ -11,12 +11,12 @@ from unittest.mock import MagicMock
 import numpy as np
 import pytest
 
-from mpi_rollout import progress
+from mpi_rollout.collect import progress
+from mpi_rollout.collect.progress import Bar, Lines, make_progress
+from mpi_rollout.collect.root import Root
+from mpi_rollout.core.timing import Clock
 from mpi_rollout.errors import Field, StorageError
-from mpi_rollout.progress import Bar, Lines, make_progress
-from mpi_rollout.root import Root
-from mpi_rollout.terminal import Terminal
-from mpi_rollout.timing import Clock
+from mpi_rollout.process.terminal import Terminal
 
 pytestmark = pytest.mark.any_mpi
 STEP_S = np.array([1.0, 5.0, 1.0])
@@ -124,14 +124,14 @@ def test_a_terminal_that_is_gone_is_told_of_no_more_and_lines_take_its_place(ter
 
 @pytest.mark.parametrize("path", ["/nowhere", "/dev/null", None])
 def test_where_no_terminal_can_be_opened_lines_tell(path, monkeypatch):
-    monkeypatch.setattr("mpi_rollout.terminal.find_terminal", lambda: path if path != "/dev/null" else None)
+    monkeypatch.setattr("mpi_rollout.process.terminal.find_terminal", lambda: path if path != "/dev/null" else None)
     monkeypatch.setattr(os, "isatty", lambda _: False)
     assert isinstance(make_progress("auto", 10, Clock()), Lines)
 
 
 def test_a_terminal_that_can_erase_nothing_gets_lines(monkeypatch):
     monkeypatch.setenv("TERM", "dumb")
-    monkeypatch.setattr("mpi_rollout.terminal.find_terminal", lambda: "/dev/null")
+    monkeypatch.setattr("mpi_rollout.process.terminal.find_terminal", lambda: "/dev/null")
     assert isinstance(make_progress("auto", 10, Clock()), Lines)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from conftest import Job
 
-from mpi_rollout.replay import choose
+from mpi_rollout.commands.replay import choose
 from mpi_rollout.storage.schema import EPISODE
 
 MOODY = """

@@ -13,8 +13,8 @@ import pytest
 from conftest import Job, Result, Start, assert_same_bytes, datasets, job_environment, processes_in
 from gymnasium import spaces
 
+from mpi_rollout.core.layout import Block
 from mpi_rollout.errors import counted
-from mpi_rollout.layout import Block
 from mpi_rollout.storage import rows_per_block
 from mpi_rollout.storage.verification import verify
 
@@ -466,7 +466,7 @@ def test_an_env_that_does_not_reproduce_itself_ends_its_episode_as_faulted(job: 
 
 def assert_seeds_go_on(episodes: np.ndarray) -> None:
     """Every env has its episodes' seeds in order, none of them twice."""
-    from mpi_rollout.seeding import SeedTable
+    from mpi_rollout.core.seeding import SeedTable
 
     for env in np.unique(episodes["env_index"]):
         seeds = episodes["seed"][episodes["env_index"] == env]

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from conftest import TESTS, Job, Result, Running, processes_in
 
-from mpi_rollout.scaling.file import StudyFile, read_study
-from mpi_rollout.scaling.statistics import median_interval
-from mpi_rollout.scaling.study import Point
+from mpi_rollout.bench.scaling.file import StudyFile, read_study
+from mpi_rollout.bench.scaling.study import Point
+from mpi_rollout.bench.statistics import median_interval
 
 LAUNCHER = shlex.join([sys.executable, str(TESTS / "launcher.py")])
 STUDY = ("--env", "CartPole-v1", "--num-envs", "8", "--ranks", "2,4", "--repeats", "2", "--out", "study.h5")

@@ -11,11 +11,11 @@ from conftest import Job, job_environment
 from launcher import outcome
 from studies import made_up, make_study
 
+from mpi_rollout.bench.scaling import figures
+from mpi_rollout.bench.scaling.analysis import Analysis
+from mpi_rollout.bench.scaling.file import StudyFile
+from mpi_rollout.bench.scaling.samples import Samples
 from mpi_rollout.cli import main
-from mpi_rollout.scaling import figures
-from mpi_rollout.scaling.analysis import Analysis
-from mpi_rollout.scaling.file import StudyFile
-from mpi_rollout.scaling.samples import Samples
 
 RANKS = (1, 2, 4, 8, 16, 32)
 

@@ -8,10 +8,10 @@ import h5py
 import pytest
 from studies import FACTS, ORIGIN, RUN, edited, made_up, make_study
 
+from mpi_rollout.bench.scaling.file import StudyFile, check_same_study, read_study
+from mpi_rollout.bench.scaling.samples import Samples
+from mpi_rollout.bench.tables import replaced
 from mpi_rollout.errors import DataError, StorageError, UsageError
-from mpi_rollout.scaling.file import StudyFile, check_same_study, read_study
-from mpi_rollout.scaling.samples import Samples
-from mpi_rollout.scaling.tables import replaced
 
 UPDATED = "2026-01-02T04:05:06+00:00"
 
@@ -159,6 +159,6 @@ def test_what_fails_while_a_file_is_written_leaves_the_one_before_and_nothing_be
 
 def test_a_mistake_of_ours_in_reading_is_no_damage(tmp_path: Path, file: StudyFile, monkeypatch: pytest.MonkeyPatch):
     file.write(str(tmp_path / "study.h5"), UPDATED)
-    monkeypatch.setattr("mpi_rollout.scaling.file.facts_of", lambda contents: contents["a mistake"])
+    monkeypatch.setattr("mpi_rollout.bench.scaling.file.facts_of", lambda contents: contents["a mistake"])
     with pytest.raises(TypeError):
         read_study(str(tmp_path / "study.h5"))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mpi_rollout.scaling.jobs import tail
+from mpi_rollout.bench.jobs import tail
 
 MPIRUN = "-" * 74 + "\nThere are not enough slots available\nin the system.\n" + "-" * 74 + "\n"
 TRACEBACK = """Traceback (most recent call last):

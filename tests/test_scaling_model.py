@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mpi_rollout.scaling.model import (
+from mpi_rollout.bench.model import (
     Constants,
     ExchangePoint,
     Workload,
@@ -16,7 +16,7 @@ from mpi_rollout.scaling.model import (
     saturation,
     slowest,
 )
-from mpi_rollout.scaling.statistics import NoFit, non_negative
+from mpi_rollout.bench.statistics import NoFit, non_negative
 
 MADE_UP = Constants(
     root_s=2e-5, root_s_per_env=5e-8, root_s_per_rank=3e-6, alpha_s=4e-6, beta_s_per_byte=1e-10, policy_s=1e-5,

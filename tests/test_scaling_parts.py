@@ -9,10 +9,10 @@ from conftest import Job, Result
 from studies import FACTS, made_up, make_study
 from test_scaling import LAUNCHER, STUDY, started, stored, study
 
+from mpi_rollout.bench.scaling.file import StudyFile, read_study
+from mpi_rollout.bench.scaling.parts import gathered, make_folder, part_of
+from mpi_rollout.bench.scaling.samples import Samples, joined, of_ranks
 from mpi_rollout.errors import DataError
-from mpi_rollout.scaling.file import StudyFile, read_study
-from mpi_rollout.scaling.parts import gathered, make_folder, part_of
-from mpi_rollout.scaling.samples import Samples, joined, of_ranks
 
 RANKS = (1, 2, 4)
 NOW = "2026-01-02T03:04:05+00:00"

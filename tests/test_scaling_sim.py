@@ -17,12 +17,12 @@ from conftest import TESTS, Job, Result, processes_in
 from gymnasium.utils.env_checker import check_env
 from studies import edited, made_up, make_study
 
+from mpi_rollout.bench.sim.analysis import SimulationAnalysis
+from mpi_rollout.bench.sim.file import read_simulation
+from mpi_rollout.bench.sim.question import Envs
+from mpi_rollout.bench.sleeping import SleepingEnv
 from mpi_rollout.cli import main
-from mpi_rollout.layout import SlotLayout
-from mpi_rollout.scaling.sim.analysis import SimulationAnalysis
-from mpi_rollout.scaling.sim.file import read_simulation
-from mpi_rollout.scaling.sim.question import Envs
-from mpi_rollout.scaling.sleeping import SleepingEnv
+from mpi_rollout.core.layout import SlotLayout
 
 LAUNCHER = shlex.join([sys.executable, str(TESTS / "sim_launcher.py")])
 ENVS = ("--env-step-s", "0.005", "--obs-bytes", "40", "--envs-per-rank", "4")
@@ -303,7 +303,7 @@ def test_a_dry_run_prints_all_jobs_and_starts_none(job: Job):
     assert (result.code, result.err) == (0, "") and list(job.folder.iterdir()) == []
     commands = [shlex.split(line) for line in result.out.splitlines()]
     assert len(commands) == 5 + 2 + 2 + 2
-    assert all("--env-factory=mpi_rollout.scaling.sleeping:SleepingEnv" in command for command in commands)
+    assert all("--env-factory=mpi_rollout.bench.sleeping:SleepingEnv" in command for command in commands)
 
 
 def test_messages_are_as_large_as_the_program_lays_them_out():

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from conftest import Job, datasets
 
-from mpi_rollout import seeding
-from mpi_rollout.seeding import SeedTable, draws_of_policy, episode_seeds, seed_of_slice
+from mpi_rollout.core import seeding
+from mpi_rollout.core.seeding import SeedTable, draws_of_policy, episode_seeds, seed_of_slice
 
 
 def first_seeds(seed: int, env_index: int, count: int) -> list[int]:

@@ -11,7 +11,7 @@ from envs import Agreeing
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from oracle import differences, walk
 
-from mpi_rollout.partition import Division
+from mpi_rollout.core.partition import Division
 
 NUM_ENVS, NUM_STEPS = 17, 15
 MODES = ("next_step", "same_step")

@@ -16,7 +16,7 @@ import pytest
 from conftest import Job, Result, Running, datasets, is_hydra, job_environment, mpiexec, once, processes_in, rank_of
 from kept import HOST, committed, kwargs, outputs
 
-from mpi_rollout.seeding import episode_seeds
+from mpi_rollout.core.seeding import episode_seeds
 
 NUM_STEPS = 400
 SHORT = ("--num-envs", "6", "--num-steps", "30")

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from conftest import Job
 
-from mpi_rollout import connect, sizes
+from mpi_rollout import connect
 from mpi_rollout.config import RolloutConfig
+from mpi_rollout.core import sizes
 from mpi_rollout.errors import StorageError, UsageError
 
 NO_OVERRIDE = {"MPI_ROLLOUT_ANY_SIZE": ""}

@@ -8,8 +8,8 @@ import pytest
 from slurm_cluster import NODES
 from submissions import SCRIPTS, Submissions, one_mpi, with_srun
 
-from mpi_rollout.scaling.file import StudyFile, read_study
-from mpi_rollout.scaling.study import Point
+from mpi_rollout.bench.scaling.file import StudyFile, read_study
+from mpi_rollout.bench.scaling.study import Point
 
 RANKS = (1, 2, 3)
 # One step a job: what counts is which jobs there are, not what they measure.

@@ -7,7 +7,7 @@ import pytest
 from conftest import Job, Start, run_job
 from kept import HOST, OUT
 
-from mpi_rollout import agreement
+from mpi_rollout.ranks import agreement
 
 SHORT = (
     "--env",
@@ -66,7 +66,7 @@ def test_who_is_awaited_for_long_is_told_once(monkeypatch, capfd):
 def test_ranks_that_do_not_start_mpi_are_told_of(job: Job, num_ranks: int):
     """After a tenth of a second here, once by rank 0."""
     code = (
-        "import time\nfrom mpi_rollout import mpi\nmpi.TELL_AFTER_S = 0.1\n"
+        "import time\nfrom mpi_rollout.exchange import mpi\nmpi.TELL_AFTER_S = 0.1\n"
         "time.sleep(2 * mpi.claimed_rank())\nmpi.start_mpi_on_all_ranks(60.0, 'its limit')\nmpi.finalize()"
     )
     result = job.script(num_ranks, code)

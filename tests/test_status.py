@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from conftest import Job
 
-from mpi_rollout.status import Status, read_status, status_path
+from mpi_rollout.storage.status import Status, read_status, status_path
 
 pytestmark = pytest.mark.any_mpi
 
@@ -100,12 +100,12 @@ def test_a_full_disk_has_room_for_how_the_run_ended(tmp_path: Path, monkeypatch)
     def refuse(path: str, text: str) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("mpi_rollout.status.replace", refuse)
+    monkeypatch.setattr("mpi_rollout.storage.status.replace", refuse)
     for message in ("it is full " * 20, "it is full"):
         status.tell("failed", exit_code=74, message=message)
         found = read_status(out)
         assert (found["state"], found["exit_code"], found["message"]) == ("failed", 74, message)
-    monkeypatch.setattr("mpi_rollout.status.open_regular", refuse)
+    monkeypatch.setattr("mpi_rollout.storage.status.open_regular", refuse)
     status.tell("complete")
     assert os.listdir(tmp_path) == []  # Rather none than one that is not true.
 

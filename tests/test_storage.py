@@ -20,10 +20,10 @@ from conftest import assert_same_bytes, job_environment
 from feed import IMAGES, LARGE_ROWS, PLAIN, RESULTS, SMALL, Feed, ending
 from gymnasium import spaces
 
+from mpi_rollout.core.layout import Block
+from mpi_rollout.core.seeding import SeedTable, episode_seeds
 from mpi_rollout.envs.restoring import Past
 from mpi_rollout.errors import StorageError, UsageError
-from mpi_rollout.layout import Block
-from mpi_rollout.seeding import SeedTable, episode_seeds
 from mpi_rollout.storage import rows_per_block
 from mpi_rollout.storage.episodes import EpisodeTable
 from mpi_rollout.storage.reader import committed_episodes

@@ -12,14 +12,14 @@ import pytest
 import tuned
 from conftest import TESTS, Job, Result, processes_in
 
+from mpi_rollout.bench.env_probe import EnvFigures, measure_env, probe_env
+from mpi_rollout.bench.jobs import Stop
+from mpi_rollout.bench.tune.candidates import Candidate, Costs, candidates, narrow
+from mpi_rollout.bench.tune.report import Subject, command, memory_lines, size, trial_lines
+from mpi_rollout.bench.tune.trials import Trial, choose, limit_of, rated
 from mpi_rollout.cli import main
 from mpi_rollout.config import RolloutConfig
-from mpi_rollout.partition import Division
-from mpi_rollout.scaling.env_probe import EnvFigures, measure_env, probe_env
-from mpi_rollout.scaling.jobs import Stop
-from mpi_rollout.tune.candidates import Candidate, Costs, candidates, narrow
-from mpi_rollout.tune.report import Subject, command, memory_lines, size, trial_lines
-from mpi_rollout.tune.trials import Trial, choose, limit_of, rated
+from mpi_rollout.core.partition import Division
 
 LAUNCHER = shlex.join([sys.executable, str(TESTS / "tune_launcher.py")])
 ENV = ("--env-factory", "tuned:Plain", "--num-envs", "6")
@@ -178,7 +178,7 @@ def test_memory_of_an_env_is_measured_in_a_process_that_has_freed_none(tmp_path,
 
 def test_a_sleeping_env_takes_as_long_as_it_sleeps_and_has_no_resets():
     kwargs = {"step_s": 0.002, "observation_bytes": 100}
-    found = measure_env(RolloutConfig(env_factory="mpi_rollout.scaling.sleeping:SleepingEnv", env_kwargs=kwargs), 0.1)
+    found = measure_env(RolloutConfig(env_factory="mpi_rollout.bench.sleeping:SleepingEnv", env_kwargs=kwargs), 0.1)
     assert found.step_s >= 0.002 and found.observation_bytes == 100
     assert (found.steps_per_episode, found.reset_share) == (0.0, 0.0)
 
@@ -213,7 +213,7 @@ def test_all_that_may_win_is_tried_and_the_simplest_of_the_fastest_named(job: Jo
 
 
 def test_what_is_left_out_is_told_with_the_reason_and_not_started(job: Job):
-    env = ("--env-factory", "mpi_rollout.scaling.sleeping:SleepingEnv", "--env-kwargs", '{"step_s": 0.01}')
+    env = ("--env-factory", "mpi_rollout.bench.sleeping:SleepingEnv", "--env-kwargs", '{"step_s": 0.01}')
     result = tune(job, *env, "--num-envs", "6", EXCHANGE_S="1e-6")
     assert result.code == 0, result.err
     assert "left out: -n 1: computed 0." in result.out and "-n 1" not in rows(result)

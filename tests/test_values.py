@@ -17,12 +17,12 @@ from conftest import Job, Start
 from feed import Feed, ending
 from gymnasium import spaces
 
-from mpi_rollout.bounds import Bounds
+from mpi_rollout.core.bounds import Bounds
+from mpi_rollout.core.layout import SlotLayout, bounds
 from mpi_rollout.envs.faults import OnFault
 from mpi_rollout.envs.loop import LoopVectorEnv
 from mpi_rollout.errors import DataError
-from mpi_rollout.layout import SlotLayout, bounds
-from mpi_rollout.slices import Slice
+from mpi_rollout.ranks.slices import Slice
 from mpi_rollout.storage.recovery import recover
 from mpi_rollout.storage.values import ValueCheck
 from mpi_rollout.storage.verification import verify

@@ -12,7 +12,7 @@ from envs import Agreeing
 from gymnasium.vector import SyncVectorEnv
 from oracle import differences, facts_of, record, resets_of, rollout
 
-from mpi_rollout.policy import RandomPolicy
+from mpi_rollout.policies.random import RandomPolicy
 
 WAYS: dict[str, dict[str, Any]] = {
     "lockstep": {},

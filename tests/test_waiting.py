@@ -9,9 +9,9 @@ import pytest
 from conftest import Job, assert_same_bytes, datasets
 from oracle import differences
 
-from mpi_rollout import waiting
-from mpi_rollout.cores import ProcessorTime, num_usable_cores, processor_time
-from mpi_rollout.waiting import (
+from mpi_rollout.core.cores import ProcessorTime, num_usable_cores, processor_time
+from mpi_rollout.exchange import waiting
+from mpi_rollout.exchange.waiting import (
     FIRST_REST_S,
     FIRST_SHARE,
     LEAST_SHARE,

@@ -22,13 +22,13 @@ from policies import by_look
 from wraps import WRAPPERS
 
 import mpi_rollout
-from mpi_rollout.cores import ProcessorTime
-from mpi_rollout.driver import RankError
-from mpi_rollout.loading import load_callable
-from mpi_rollout.mpi import claimed_rank
-from mpi_rollout.partition import Division
-from mpi_rollout.policy import RandomPolicy
-from mpi_rollout.vector_env import MPIVectorEnv
+from mpi_rollout.core.cores import ProcessorTime
+from mpi_rollout.core.partition import Division
+from mpi_rollout.exchange.mpi import claimed_rank
+from mpi_rollout.policies.random import RandomPolicy
+from mpi_rollout.process.loading import load_callable
+from mpi_rollout.ranks.driver import RankError
+from mpi_rollout.train.vector_env import MPIVectorEnv
 
 
 def main(function: str) -> None:
@@ -46,8 +46,9 @@ def connect(env: str, num_envs: int, **options: Any) -> Any:
 
 def runs(commands: Sequence[Sequence[str]], num_rows: int | None = None) -> list[int]:
     """Run the program with these arguments, one after the other, in blocks of `num_rows` steps if told; exit codes."""
-    from mpi_rollout import root, storage
+    from mpi_rollout import storage
     from mpi_rollout.cli import main
+    from mpi_rollout.collect import root
 
     if num_rows is not None:
         storage.rows_per_block = lambda nbytes, num_steps: num_rows
@@ -62,7 +63,8 @@ def amid_sharing(function: str, *arguments: Any) -> tuple[Any, int]:
     -------
     What it returned, and how often this rank went over to other messages
     """
-    from mpi_rollout import assembly, changing, waiting
+    from mpi_rollout.exchange import changing, waiting
+    from mpi_rollout.ranks import assembly
 
     waiting.WINDOW_S = waiting.FIRST_REST_S = waiting.LONGEST_REST_S = 0.0
     waiting.processor_time = partial(next, processor_times(claimed_rank()))

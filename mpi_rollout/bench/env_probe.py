@@ -17,17 +17,17 @@ import gymnasium
 import numpy as np
 from gymnasium.vector.utils import batch_space
 
+from mpi_rollout.bench.jobs import JobFailed, Stop, run_job
 from mpi_rollout.config import RolloutConfig, flag
+from mpi_rollout.core.layout import leaves
 from mpi_rollout.envs import EnvMaker, maker_of
 from mpi_rollout.envs.timed import WINDOW_S, time_steps
 from mpi_rollout.errors import DataError, EnvError, RolloutError, UsageError, words_of
-from mpi_rollout.layout import leaves
-from mpi_rollout.loading import load_policy
-from mpi_rollout.scaling.jobs import JobFailed, Stop, run_job
+from mpi_rollout.process.loading import load_policy
 
 MAKING_S, MOST_MADE = 1.0, 8
 POLICY_S, POLICY_CALLS = 0.25, 200
-PROGRAM = "from mpi_rollout.scaling.env_probe import serve; serve()"
+PROGRAM = "from mpi_rollout.bench.env_probe import serve; serve()"
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from time import monotonic
 from typing import Any
 
 from mpi_rollout.errors import Interrupted, LaunchError, UsageError
-from mpi_rollout.interrupts import STOP_SIGNALS
-from mpi_rollout.mpi import claimed_size
+from mpi_rollout.exchange.mpi import claimed_size
+from mpi_rollout.process.interrupts import STOP_SIGNALS
 
 ENDING_S = 5.0
 LOOK_EVERY_S = 0.5  # Also how long a signal waits: seldom enough to take nothing from what is measured.

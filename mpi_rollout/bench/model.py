@@ -17,7 +17,7 @@ from dataclasses import astuple, dataclass, replace
 
 import numpy as np
 
-from mpi_rollout.scaling.statistics import NEEDED_POINTS, NoFit, non_negative
+from mpi_rollout.bench.statistics import NEEDED_POINTS, NoFit, non_negative
 
 _MOST_RANKS = 2**40
 _LONGEST = 30.0  # Of a logarithm: e**-30 of the mean.

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from mpi_rollout.driver import Driver
+from mpi_rollout.core.layout import Block, tree_of
 from mpi_rollout.envs.restoring import Past
-from mpi_rollout.exchange import Command
-from mpi_rollout.layout import Block, tree_of
+from mpi_rollout.exchange.exchange import Command
+from mpi_rollout.ranks.driver import Driver
 
 REPLAY_NBYTES = 2**24  # Of recorded data to be read at a time.
 

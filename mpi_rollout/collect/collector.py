@@ -13,14 +13,14 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from mpi_rollout.destination import Destination
-from mpi_rollout.driver import Driver, Lane
+from mpi_rollout.collect.tally import Tally
+from mpi_rollout.core.layout import Block, leaves, rows_of, tree_of
 from mpi_rollout.errors import PolicyError, SignalInterrupt, words_of
-from mpi_rollout.exchange import Command
-from mpi_rollout.exits import ends_forked
-from mpi_rollout.layout import Block, leaves, rows_of, tree_of
-from mpi_rollout.policy import Policy, RandomPolicy
-from mpi_rollout.tally import Tally
+from mpi_rollout.exchange.destination import Destination
+from mpi_rollout.exchange.exchange import Command
+from mpi_rollout.policies.random import Policy, RandomPolicy
+from mpi_rollout.process.exits import ends_forked
+from mpi_rollout.ranks.driver import Driver, Lane
 
 
 class Sink(Protocol):

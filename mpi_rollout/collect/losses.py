@@ -4,11 +4,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from mpi_rollout.collector import Collector
+from mpi_rollout.collect.collector import Collector
 from mpi_rollout.config import RolloutConfig
-from mpi_rollout.driver import Driver
+from mpi_rollout.core.timing import PHASES
 from mpi_rollout.errors import RankLost, counted
-from mpi_rollout.timing import PHASES
+from mpi_rollout.ranks.driver import Driver
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from mpi_rollout.console import Stderr, say
+from mpi_rollout.core.timing import Clock
 from mpi_rollout.errors import counted
-from mpi_rollout.terminal import Terminal, open_terminal
-from mpi_rollout.timing import Clock
+from mpi_rollout.process.console import Stderr, say
+from mpi_rollout.process.terminal import Terminal, open_terminal
 
 LINE_EVERY_S = 10.0
 SLOW = 1.5  # Times the median of the ranks, from which on a rank is worth a word.

@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from mpi_rollout.bounds import told
+from mpi_rollout.collect.losses import Loss
+from mpi_rollout.core.bounds import told
 from mpi_rollout.errors import counted
-from mpi_rollout.losses import Loss
 
 MUCH = 0.15  # Of the time, in waiting for other ranks and their messages.
 MOST = 0.9  # Of a core: on a quiet machine ranks have 0.99.

@@ -12,13 +12,16 @@ from typing import Any
 
 import numpy as np
 
-from mpi_rollout import mpi
-from mpi_rollout.catchup import catch_up, load
-from mpi_rollout.collector import Collector, Discard
+from mpi_rollout.collect.catchup import catch_up, load
+from mpi_rollout.collect.collector import Collector, Discard
+from mpi_rollout.collect.losses import Losses
+from mpi_rollout.collect.progress import make_progress
+from mpi_rollout.collect.report import Outcome
 from mpi_rollout.config import RolloutConfig, flag
-from mpi_rollout.console import STDOUT, say
-from mpi_rollout.deadline import Deadline
-from mpi_rollout.driver import Driver, RankError
+from mpi_rollout.core.deadline import Deadline
+from mpi_rollout.core.layout import Block, describe
+from mpi_rollout.core.sizes import check_blocks, check_file
+from mpi_rollout.core.timing import PHASES
 from mpi_rollout.envs import EnvFacts
 from mpi_rollout.envs.restoring import Past
 from mpi_rollout.errors import (
@@ -31,15 +34,12 @@ from mpi_rollout.errors import (
     counted,
     words_of,
 )
-from mpi_rollout.layout import Block, describe
-from mpi_rollout.losses import Losses
-from mpi_rollout.policy import Policy, RandomPolicy
-from mpi_rollout.progress import make_progress
-from mpi_rollout.report import Outcome
-from mpi_rollout.sizes import check_blocks, check_file
-from mpi_rollout.status import Status, is_batch_job
-from mpi_rollout.timing import PHASES
-from mpi_rollout.worker import Worker
+from mpi_rollout.exchange import mpi
+from mpi_rollout.policies.random import Policy, RandomPolicy
+from mpi_rollout.process.console import STDOUT, say
+from mpi_rollout.ranks.driver import Driver, RankError
+from mpi_rollout.ranks.worker import Worker
+from mpi_rollout.storage.status import Status, is_batch_job
 
 LIMIT_PARTS = 5
 NUM_BLOCKS = 3

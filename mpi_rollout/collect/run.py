@@ -9,29 +9,30 @@ from functools import partial
 from threading import Timer
 from typing import Any
 
-from mpi_rollout import agreement, mpi
-from mpi_rollout.agreement import as_refusals
-from mpi_rollout.assembly import Part, Plan, assemble, check_batch_size, make_part
+from mpi_rollout.collect.limit import Limit
+from mpi_rollout.collect.root import Root
 from mpi_rollout.config import RolloutConfig, versions
-from mpi_rollout.console import share_line
+from mpi_rollout.core.layout import Block
+from mpi_rollout.core.partition import Division
+from mpi_rollout.core.seeding import seed_global_generators
+from mpi_rollout.core.sizes import check_file
 from mpi_rollout.envs import EnvFacts, make_slice, maker_of
 from mpi_rollout.envs.faults import OnFault, raised_at
 from mpi_rollout.errors import EnvError, SignalInterrupt, StorageError, counted
-from mpi_rollout.guard import be_last, guard, release
-from mpi_rollout.interrupts import STOP_SIGNALS
-from mpi_rollout.layout import Block
-from mpi_rollout.limit import Limit
-from mpi_rollout.loading import load_policy
-from mpi_rollout.parent import end_with_launcher
-from mpi_rollout.partition import Division
-from mpi_rollout.policy import Policy
-from mpi_rollout.root import Root
-from mpi_rollout.seeding import seed_global_generators
-from mpi_rollout.shrink import check_ulfm, is_ulfm_on
-from mpi_rollout.sizes import check_file
+from mpi_rollout.exchange import mpi
+from mpi_rollout.exchange.shrink import check_ulfm, is_ulfm_on
+from mpi_rollout.policies.random import Policy
+from mpi_rollout.process.console import share_line
+from mpi_rollout.process.guard import be_last, guard, release
+from mpi_rollout.process.interrupts import STOP_SIGNALS
+from mpi_rollout.process.loading import load_policy
+from mpi_rollout.process.parent import end_with_launcher
+from mpi_rollout.process.terminal import find_terminal
+from mpi_rollout.ranks import agreement
+from mpi_rollout.ranks.agreement import as_refusals
+from mpi_rollout.ranks.assembly import Part, Plan, assemble, check_batch_size, make_part
+from mpi_rollout.ranks.worker import unwatched_by_gc
 from mpi_rollout.storage.paths import check_storable
-from mpi_rollout.terminal import find_terminal
-from mpi_rollout.worker import unwatched_by_gc
 
 
 def run(config: RolloutConfig) -> int:

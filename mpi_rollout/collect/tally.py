@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from mpi_rollout.exchange import Exchanges
-from mpi_rollout.layout import Block
+from mpi_rollout.core.layout import Block
+from mpi_rollout.exchange.exchange import Exchanges
 
 
 @dataclass

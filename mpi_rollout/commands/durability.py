@@ -7,11 +7,11 @@ from contextlib import suppress
 from shlex import quote
 from typing import Any
 
-from mpi_rollout.bounds import told
+from mpi_rollout.core.bounds import told
 from mpi_rollout.errors import Complete, DataError, RolloutError, StorageError, UsageError, counted
+from mpi_rollout.process.temporary import temporary_path
 from mpi_rollout.storage.child import in_child
 from mpi_rollout.storage.naming import why_no_file
-from mpi_rollout.temporary import temporary_path
 
 SUFFIX = ".part"
 
@@ -35,8 +35,8 @@ def verify(path: str, num_replayed: int = 0, replay_seed: int = 0, as_json: bool
     found = in_child("mpi_rollout.storage.verification:verify", path)
     found["seconds"] = time.perf_counter() - start
     if num_replayed > 0:
-        from mpi_rollout.consent import Consent
-        from mpi_rollout.replay import replay  # Only this needs envs.
+        from mpi_rollout.commands.consent import Consent
+        from mpi_rollout.commands.replay import replay  # Only this needs envs.
 
         found |= replay(path, num_replayed, replay_seed, Consent(**consent))
     return [json.dumps(found)] if as_json else _lines(found)

@@ -5,7 +5,7 @@ import math
 import statistics
 from typing import Any
 
-from mpi_rollout.bounds import told
+from mpi_rollout.core.bounds import told
 from mpi_rollout.errors import counted, printable
 from mpi_rollout.storage.child import in_child
 
@@ -22,7 +22,7 @@ def inspect(path: str, as_json: bool = False, plot: str | None = None) -> list[s
     """
     found = in_child("mpi_rollout.storage.reader:summary", path, patience_s=PATIENCE_S)
     if plot is not None:
-        plot = in_child("mpi_rollout.plots:plot_run", path, plot)
+        plot = in_child("mpi_rollout.commands.plots:plot_run", path, plot)
     if as_json:
         return [json.dumps(finite(found), allow_nan=False)]
     lines = _head(found) + _trajectories(found) + ([f"figure        {plot}"] if plot else [])

@@ -8,10 +8,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from mpi_rollout.console import show
 from mpi_rollout.errors import UsageError, printable
-from mpi_rollout.status import read_status
+from mpi_rollout.process.console import show
 from mpi_rollout.storage.lock import is_locked
+from mpi_rollout.storage.status import read_status
 
 ENDING = ".status.json"
 SILENT_S = 60.0  # A run tells how far it is twice a second, between two steps.

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 from mpi_rollout.config import RolloutConfig
+from mpi_rollout.core.timing import PHASES
 from mpi_rollout.errors import UsageError, counted
 from mpi_rollout.storage.objects import Tell, attributes_of, count, parsed, text
 from mpi_rollout.storage.reader import committed_episodes, opened, throughput_tables
-from mpi_rollout.timing import PHASES
 
 
 def plot_run(tell: Tell, path: str, figure_path: str) -> str:

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
+from mpi_rollout.core.partition import Partition
 from mpi_rollout.errors import UsageError
-from mpi_rollout.partition import Partition
 
 ALIGNMENT = 64  # Bytes: a cache line, so that no column of a slot starts amid a word or a SIMD register.
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from mpi_rollout.layout import Leaf
+from mpi_rollout.core.layout import Leaf
 
 NAME = "action_mask"
 MASKED = 5  # A slot's mark: there are masks in it.  Any other mark may stand for it, since the root then looks.

@@ -9,14 +9,14 @@ import json
 from collections.abc import Iterator
 from time import sleep
 
-from mpi_rollout.console import STDOUT, say
 from mpi_rollout.doctor.findings import Finding, exit_code, summary
 from mpi_rollout.doctor.folder import default_folder
 from mpi_rollout.doctor.local import examine_host
 from mpi_rollout.doctor.probe import Probe
 from mpi_rollout.doctor.world import examine_world
 from mpi_rollout.errors import LaunchError
-from mpi_rollout.mpi import GRACE_S, claimed_rank
+from mpi_rollout.exchange.mpi import GRACE_S, claimed_rank
+from mpi_rollout.process.console import STDOUT, say
 
 
 def doctor(out: str | None, env_id: str | None, as_json: bool, timeout_s: float) -> int:

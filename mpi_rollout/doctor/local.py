@@ -7,13 +7,13 @@ from importlib.util import find_spec
 
 import numpy as np
 
+from mpi_rollout.core.layout import leaves
 from mpi_rollout.doctor.findings import FILES, Finding
 from mpi_rollout.doctor.folder import judge_folder
 from mpi_rollout.doctor.launch import judge_slurm
 from mpi_rollout.doctor.leftovers import judge_segments, judge_sessions, judge_shared_memory
 from mpi_rollout.doctor.probe import Report
 from mpi_rollout.envs.timed import time_steps
-from mpi_rollout.layout import leaves
 
 EXTRAS = {"mujoco": "mujoco", "ale_py": "ale-py", "matplotlib": "matplotlib", "stable_baselines3": "stable-baselines3",
           "torch": "torch", "onnxruntime": "onnxruntime", "minari": "minari", "envpool": "envpool",

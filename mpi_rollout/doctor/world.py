@@ -10,7 +10,7 @@ import mpi4py
 import numpy as np
 from gymnasium import spaces
 
-from mpi_rollout import mpi
+from mpi_rollout.core.partition import Division
 from mpi_rollout.doctor.findings import BAD, WARN, Finding, shortened
 from mpi_rollout.doctor.launch import how_to_start, judge_launcher, judge_size, launcher_of
 from mpi_rollout.doctor.probe import Report
@@ -27,9 +27,9 @@ from mpi_rollout.doctor.ranks import (
     judge_versions,
 )
 from mpi_rollout.errors import first_line
-from mpi_rollout.exchange import Command, Contents, Exchanges
-from mpi_rollout.lone import INSTALL
-from mpi_rollout.partition import Division
+from mpi_rollout.exchange import mpi
+from mpi_rollout.exchange.exchange import Command, Contents, Exchanges
+from mpi_rollout.exchange.lone import INSTALL
 
 TAG = 32124
 NUM_EXCHANGES, NUM_WARM_UP, EXCHANGES_S = 500, 20, 0.5

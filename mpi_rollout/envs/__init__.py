@@ -15,14 +15,14 @@ from gymnasium.envs.registration import EnvSpec, WrapperSpec
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from mpi_rollout.config import RolloutConfig
+from mpi_rollout.core.layout import leaves
+from mpi_rollout.core.seeding import episode_seeds, seed_of_slice
 from mpi_rollout.envs.advice import of_missing_package, of_unknown_id, why_no_env
 from mpi_rollout.envs.bare import bare_loop, bare_vector_loop, split_actions
 from mpi_rollout.envs.faults import ABORT, OnFault
 from mpi_rollout.envs.loop import LoopVectorEnv
 from mpi_rollout.errors import Field, RolloutError, UsageError, first_line, words_of
-from mpi_rollout.layout import leaves
-from mpi_rollout.loading import load_callable
-from mpi_rollout.seeding import episode_seeds, seed_of_slice
+from mpi_rollout.process.loading import load_callable
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector.utils import iterate
 
+from mpi_rollout.core.layout import leaves
 from mpi_rollout.errors import UsageError
-from mpi_rollout.layout import leaves
 
 
 def check_spaces(observation_space: spaces.Space, action_space: spaces.Space) -> None:

@@ -14,6 +14,7 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
+from mpi_rollout.core.layout import RESULTS, Columns, SlotLayout, leaves, tree_of
 from mpi_rollout.envs.advice import begun, no_outcome
 from mpi_rollout.envs.faults import ABORT, OnFault, OutputChecks, WrongValue
 from mpi_rollout.envs.inputs import Options, options_of_each, seed_of_each, take_reset_mask
@@ -29,8 +30,7 @@ from mpi_rollout.envs.outputs import (
     write_result,
 )
 from mpi_rollout.errors import DataError, SignalInterrupt
-from mpi_rollout.infos import FINAL_OBS
-from mpi_rollout.layout import RESULTS, Columns, SlotLayout, leaves, tree_of
+from mpi_rollout.exchange.infos import FINAL_OBS
 
 
 class LoopVectorEnv(Members):

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from mpi_rollout.console import say
-from mpi_rollout.masks import MOST_BITS, NAME, bits_of, sizes
+from mpi_rollout.core.masks import MOST_BITS, NAME, bits_of, sizes
+from mpi_rollout.process.console import say
 
 
 class MaskColumn:

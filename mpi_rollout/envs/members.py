@@ -11,6 +11,8 @@ from gymnasium.error import ResetNeeded
 from gymnasium.vector import VectorEnv
 from gymnasium.vector.utils import batch_space
 
+from mpi_rollout.core.layout import describe
+from mpi_rollout.core.sizes import made_with_room
 from mpi_rollout.envs.faults import EnvTimeout, OnFault, WrongValue, named, raised_at
 from mpi_rollout.envs.inputs import action_splitter, check_spaces
 from mpi_rollout.envs.time_limits import TimeLimits, step_over_wrappers
@@ -24,9 +26,7 @@ from mpi_rollout.errors import (
     message_of,
     words_of,
 )
-from mpi_rollout.exits import end_if_forked
-from mpi_rollout.layout import describe
-from mpi_rollout.sizes import made_with_room
+from mpi_rollout.process.exits import end_if_forked
 
 MAKE_PATIENCE = 10.0  # Simulators may take long to start: so many times the limit of a step.
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from mpi_rollout.core.layout import RESULTS, Leaf, is_castable, is_result, noun
 from mpi_rollout.errors import DataError, message_of, words_of
-from mpi_rollout.layout import RESULTS, Leaf, is_castable, is_result, noun
 
 MISFITS = (TypeError, ValueError, AttributeError, LookupError)
 

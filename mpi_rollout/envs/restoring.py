@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from mpi_rollout.core.layout import leaves, tree_of
+from mpi_rollout.core.seeding import episode_seeds
 from mpi_rollout.envs.loop import LoopVectorEnv
 from mpi_rollout.errors import EnvError
-from mpi_rollout.layout import leaves, tree_of
-from mpi_rollout.seeding import episode_seeds
 
 
 @dataclass(frozen=True)

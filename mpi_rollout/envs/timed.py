@@ -6,7 +6,7 @@ from typing import NamedTuple
 import gymnasium
 import numpy as np
 
-from mpi_rollout.seeding import episode_seeds
+from mpi_rollout.core.seeding import episode_seeds
 
 WINDOW_S = 1.0
 _LEAST_STEPS, _WARM_UP_STEPS = 20, 5

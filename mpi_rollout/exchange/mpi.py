@@ -18,12 +18,12 @@ from contextlib import contextmanager, suppress
 from time import monotonic, sleep
 from typing import Any
 
-from mpi_rollout import exits
-from mpi_rollout.console import STDERR, say, settle
-from mpi_rollout.ending import Ending
 from mpi_rollout.errors import Interrupted, LaunchError, RolloutError, counted, first_line
-from mpi_rollout.guard import is_guarded, release
-from mpi_rollout.lone import lone_world, refuse_ranks
+from mpi_rollout.exchange.lone import lone_world, refuse_ranks
+from mpi_rollout.process import exits
+from mpi_rollout.process.console import STDERR, say, settle
+from mpi_rollout.process.ending import Ending
+from mpi_rollout.process.guard import is_guarded, release
 
 ROOT = 0
 GRACE_S = 2.0

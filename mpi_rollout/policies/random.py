@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from mpi_rollout.layout import Leaf, bounds, leaf_spaces, leaves, tree_of
-from mpi_rollout.masks import allowed, sizes
-from mpi_rollout.seeding import draws_by_masks, draws_of_policy
+from mpi_rollout.core.layout import Leaf, bounds, leaf_spaces, leaves, tree_of
+from mpi_rollout.core.masks import allowed, sizes
+from mpi_rollout.core.seeding import draws_by_masks, draws_of_policy
 
 Policy = Callable[[Any], Any]
 BLOCK_STEPS = 64  # Drawn at once: making a generator costs 20 us, as much as stepping three CartPoles.

@@ -15,9 +15,9 @@ from contextlib import suppress
 from time import sleep
 from typing import Any
 
-from mpi_rollout import exits
 from mpi_rollout.config import MAX_TIMEOUT_S
-from mpi_rollout.console import say
+from mpi_rollout.process import exits
+from mpi_rollout.process.console import say
 
 VARIABLE = "MPI_ROLLOUT_END_S"
 LIMIT_S = 10.0  # Long for what ends at all; an allocation costs more.

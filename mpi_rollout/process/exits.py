@@ -17,11 +17,14 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-from mpi_rollout.console import say
-from mpi_rollout.interrupts import STOP_SIGNALS
+from mpi_rollout.process.console import say
+from mpi_rollout.process.interrupts import STOP_SIGNALS
 
 FORKED_EXIT_CODE = 70
-STOPPING = ("mpi_rollout.run", "mpi_rollout.worker")  # Whose handlers stop a run; those of `interrupts` see to forks.
+STOPPING = (
+    "mpi_rollout.collect.run",
+    "mpi_rollout.ranks.worker",
+)  # Whose handlers stop a run; those of `interrupts` see to forks.
 leave_now = os._exit  # Without any refusal.
 _refusals: list[Callable[[str], None]] = []  # What to do about an early end, while there is somebody who minds.
 _rank_pid = 0

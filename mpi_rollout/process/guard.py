@@ -10,8 +10,8 @@ import os
 import signal
 
 from mpi_rollout.errors import RolloutError
-from mpi_rollout.interrupts import STOP_SIGNALS
-from mpi_rollout.parent import end_with
+from mpi_rollout.process.interrupts import STOP_SIGNALS
+from mpi_rollout.process.parent import end_with
 
 LOOK_EVERY_S = 0.5
 OVER, LAST = b".", b"1"

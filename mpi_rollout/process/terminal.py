@@ -9,7 +9,7 @@ import signal
 import stat
 from contextlib import suppress
 
-from mpi_rollout.console import CLEAR_LINE, STDERR, encoding_of
+from mpi_rollout.process.console import CLEAR_LINE, STDERR, encoding_of
 
 USUAL_COLUMNS = 80
 # What stands between under mpirun; SLURM's are not of the user, and have no terminal.

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from mpi_rollout.bounds import rounding
+from mpi_rollout.core.bounds import rounding
+from mpi_rollout.core.layout import Leaf, bounds, is_castable, leaf_spaces, leaves
 from mpi_rollout.errors import ActionError, words_of
-from mpi_rollout.layout import Leaf, bounds, is_castable, leaf_spaces, leaves
 
 
 class ActionReader:

@@ -10,10 +10,19 @@ from time import monotonic, sleep
 from typing import Any
 
 from mpi_rollout.config import RolloutConfig
-from mpi_rollout.console import say
 from mpi_rollout.errors import Complete, Interrupted, LaunchError, RolloutError, StorageError, UsageError, words_of
-from mpi_rollout.exits import ends_forked
-from mpi_rollout.mpi import GRACE_S, ROOT, TELL_AFTER_S, abort, all_or_none, claimed_size, start_mpi_on_all_ranks, world
+from mpi_rollout.exchange.mpi import (
+    GRACE_S,
+    ROOT,
+    TELL_AFTER_S,
+    abort,
+    all_or_none,
+    claimed_size,
+    start_mpi_on_all_ranks,
+    world,
+)
+from mpi_rollout.process.console import say
+from mpi_rollout.process.exits import ends_forked
 
 COMMAND, LIMIT = "python -m mpi_rollout run", "--start-timeout"  # Whose options a rank may refuse alone.
 MEETING_TAG = 32123  # On a communicator that may be the user's; every MPI has tags up to 32767.

@@ -7,18 +7,18 @@ from typing import Any
 
 from gymnasium.vector import AutoresetMode, VectorEnv
 
+from mpi_rollout.core.layout import describe
+from mpi_rollout.core.masks import mask_leaves
+from mpi_rollout.core.partition import Division
+from mpi_rollout.core.sizes import check_num_envs
 from mpi_rollout.envs import EnvFacts, EnvMaker, make_slice
 from mpi_rollout.envs.faults import ABORT, OnFault
 from mpi_rollout.errors import Field, UsageError
-from mpi_rollout.exchange import Contents, Exchanges
-from mpi_rollout.infos import Infos, info_leaves, names_of
-from mpi_rollout.layout import describe
-from mpi_rollout.masks import mask_leaves
-from mpi_rollout.partition import Division
-from mpi_rollout.sizes import check_num_envs
-from mpi_rollout.slices import Slice
-from mpi_rollout.waiting import way_to_wait
-from mpi_rollout.worker import Worker
+from mpi_rollout.exchange.exchange import Contents, Exchanges
+from mpi_rollout.exchange.infos import Infos, info_leaves, names_of
+from mpi_rollout.exchange.waiting import way_to_wait
+from mpi_rollout.ranks.slices import Slice
+from mpi_rollout.ranks.worker import Worker
 
 
 @dataclass(frozen=True)

@@ -10,17 +10,17 @@ from typing import Any
 
 import numpy as np
 
-from mpi_rollout.actions import ActionReader
-from mpi_rollout.changing import SHORT
-from mpi_rollout.destination import Destination
+from mpi_rollout.core.layout import Block, leaves, tree_of
+from mpi_rollout.core.masks import MASKED
 from mpi_rollout.errors import DataError, RankLost, RolloutError, counted, words_of
-from mpi_rollout.exchange import FAULT, MADE_ANEW, Command, Exchange, Exchanges
-from mpi_rollout.infos import add_columns, merge_infos
-from mpi_rollout.layout import Block, leaves, tree_of
-from mpi_rollout.masks import MASKED
-from mpi_rollout.mpi import ROOT
-from mpi_rollout.shrink import LOST
-from mpi_rollout.worker import Fault, Worker
+from mpi_rollout.exchange.changing import SHORT
+from mpi_rollout.exchange.destination import Destination
+from mpi_rollout.exchange.exchange import FAULT, MADE_ANEW, Command, Exchange, Exchanges
+from mpi_rollout.exchange.infos import add_columns, merge_infos
+from mpi_rollout.exchange.mpi import ROOT
+from mpi_rollout.exchange.shrink import LOST
+from mpi_rollout.ranks.actions import ActionReader
+from mpi_rollout.ranks.worker import Fault, Worker
 
 
 class RankError(RolloutError):

@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import VectorEnv
 
+from mpi_rollout.core.layout import RESULTS, Leaf, noun
+from mpi_rollout.core.seeding import seed_of_slice
 from mpi_rollout.envs.faults import ABORT, OnFault, OutputChecks
 from mpi_rollout.envs.inputs import Options
 from mpi_rollout.envs.loop import LoopVectorEnv
@@ -13,11 +15,9 @@ from mpi_rollout.envs.masks import MaskColumn
 from mpi_rollout.envs.outputs import Casting, misfit
 from mpi_rollout.envs.restoring import Past, Restoring
 from mpi_rollout.errors import DataError
-from mpi_rollout.exchange import Command, Exchange
-from mpi_rollout.infos import Infos, tell, write_columns
-from mpi_rollout.layout import RESULTS, Leaf, noun
-from mpi_rollout.seeding import seed_of_slice
-from mpi_rollout.watchdog import Work
+from mpi_rollout.exchange.exchange import Command, Exchange
+from mpi_rollout.exchange.infos import Infos, tell, write_columns
+from mpi_rollout.ranks.watchdog import Work
 
 
 class Slice:

@@ -7,7 +7,7 @@ is alone costs nothing more, and one that has the turn is as quick as if it were
 from contextlib import ExitStack
 from typing import Any
 
-from mpi_rollout.exchange import Command
+from mpi_rollout.exchange.exchange import Command
 
 
 class Turns:

@@ -19,19 +19,19 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
-from mpi_rollout.console import say
-from mpi_rollout.cores import physical_cores, processor_time
-from mpi_rollout.deadline import process_start
-from mpi_rollout.ending import limit_s
+from mpi_rollout.core.cores import physical_cores, processor_time
+from mpi_rollout.core.deadline import process_start
+from mpi_rollout.core.masks import MASKED
+from mpi_rollout.core.timing import Clock
 from mpi_rollout.errors import DataError, EnvError, RankLost, RolloutError, SignalInterrupt, message_of, words_of
-from mpi_rollout.exchange import FAULT, MADE_ANEW, Command, Exchange, Exchanges
-from mpi_rollout.exits import ends_forked
-from mpi_rollout.interrupts import STOP_SIGNALS, Cut
-from mpi_rollout.masks import MASKED
-from mpi_rollout.mpi import abort
-from mpi_rollout.slices import Slice
-from mpi_rollout.timing import Clock
-from mpi_rollout.watchdog import Watchdog, Work
+from mpi_rollout.exchange.exchange import FAULT, MADE_ANEW, Command, Exchange, Exchanges
+from mpi_rollout.exchange.mpi import abort
+from mpi_rollout.process.console import say
+from mpi_rollout.process.ending import limit_s
+from mpi_rollout.process.exits import ends_forked
+from mpi_rollout.process.interrupts import STOP_SIGNALS, Cut
+from mpi_rollout.ranks.slices import Slice
+from mpi_rollout.ranks.watchdog import Watchdog, Work
 
 GRACE_S = 1.5
 CLOSE_LIMIT_S = 60.0  # An env may have a video to write.

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from mpi_rollout.config import RolloutConfig
-from mpi_rollout.seeding import SeedTable
+from mpi_rollout.core.seeding import SeedTable
 from mpi_rollout.storage.schema import EPISODE
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import h5py
 
 from mpi_rollout.config import RolloutConfig, versions
+from mpi_rollout.core.layout import Block
 from mpi_rollout.envs.restoring import Past
-from mpi_rollout.layout import Block
 from mpi_rollout.storage.episodes import make_table
 from mpi_rollout.storage.schema import Schema
 from mpi_rollout.storage.writer import Prefix, Writer

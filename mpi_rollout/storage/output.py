@@ -9,13 +9,13 @@ from time import time
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.envs.restoring import Past
 from mpi_rollout.errors import Complete, DataError, StorageError, UsageError
-from mpi_rollout.status import read_status, status_path
+from mpi_rollout.process.temporary import make_folder, temporary_path
 from mpi_rollout.storage.child import in_child
 from mpi_rollout.storage.lock import Lock, lock, why_no_locks
 from mpi_rollout.storage.naming import check_name, identity
 from mpi_rollout.storage.past import check_same_run, read_past
+from mpi_rollout.storage.status import read_status, status_path
 from mpi_rollout.storage.unmarked import open_unmarked
-from mpi_rollout.temporary import make_folder, temporary_path
 
 DEFAULT_FOLDER = "results"  # Of each `--out` that is not given: it is made in whatever folder a command is started.
 FRESH_S = 60.0  # A status that is older is not of a run that is under way on another host.

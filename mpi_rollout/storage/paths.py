@@ -5,8 +5,8 @@ from typing import Any
 
 from gymnasium import spaces
 
+from mpi_rollout.core.layout import leaves
 from mpi_rollout.errors import UsageError
-from mpi_rollout.layout import leaves
 
 
 def check_storable(observation_space: spaces.Space, action_space: spaces.Space) -> None:

@@ -12,9 +12,9 @@ from typing import Any
 import h5py
 import numpy as np
 
+from mpi_rollout.core.timing import PHASES
 from mpi_rollout.storage.filters import GZIP_LEVEL
 from mpi_rollout.storage.values import ValueChecks
-from mpi_rollout.timing import PHASES
 
 FORMAT = "mpi_rollout"
 # To be raised when older versions would misread a file.  A new option needs no new version: a reader knows a file's

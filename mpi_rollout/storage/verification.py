@@ -15,8 +15,8 @@ import h5py
 import numpy as np
 
 from mpi_rollout.config import RolloutConfig
+from mpi_rollout.core.layout import RESULTS
 from mpi_rollout.errors import DataError, counted
-from mpi_rollout.layout import RESULTS
 from mpi_rollout.storage.checksum import CHECKSUM_NBYTES, fletcher32
 from mpi_rollout.storage.chunks import places
 from mpi_rollout.storage.episodes import make_table, stored_results

@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from mpi_rollout.console import take_free_descriptors
+from mpi_rollout.core.layout import Block
 from mpi_rollout.errors import RolloutError, StorageError, counted, system_words
-from mpi_rollout.layout import Block
+from mpi_rollout.process.console import take_free_descriptors
 from mpi_rollout.storage.chunks import ChunkWriter, TableWriter, fill
 from mpi_rollout.storage.episodes import EpisodeTable
 from mpi_rollout.storage.lock import Lock, make_locked, refusal

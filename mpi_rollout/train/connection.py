@@ -13,16 +13,16 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
-from mpi_rollout.assembly import Plan, check_batch_size
 from mpi_rollout.config import ACTION_MODES, MAX_TIMEOUT_S, VECTORIZATION_MODES, WAITS
+from mpi_rollout.core.partition import Division
 from mpi_rollout.envs import EnvMaker
 from mpi_rollout.envs.faults import OnFault
 from mpi_rollout.errors import UsageError
-from mpi_rollout.infos import Infos
-from mpi_rollout.parent import end_with_launcher
-from mpi_rollout.partition import Division
-from mpi_rollout.session import Connection, is_alone
-from mpi_rollout.vector_env import MPIVectorEnv
+from mpi_rollout.exchange.infos import Infos
+from mpi_rollout.process.parent import end_with_launcher
+from mpi_rollout.ranks.assembly import Plan, check_batch_size
+from mpi_rollout.train.session import Connection, is_alone
+from mpi_rollout.train.vector_env import MPIVectorEnv
 
 
 def connect(
@@ -68,14 +68,14 @@ def connect(
         "sync" or "vector_entry_point".
     infos
         "all" gives what Gymnasium's SyncVectorEnv gives, which costs nothing where envs say nothing; a mapping such as
-        {"lives": int} gives these alone, cheaply; "none" none.  See `mpi_rollout.infos`.
+        {"lives": int} gives these alone, cheaply; "none" none.  See `mpi_rollout.exchange.infos`.
     actions
         What to do with actions outside of their space.  "pass": floats reach the env as they are, as in Gymnasium's
         SyncVectorEnv, but in the dtype of their space; integers that are outside are refused.  "clip": they are set
         to the nearest bound; NaN is refused.  "check": they are refused; a float that is outside by rounding alone is
         set to the bound.
     copy
-        False: observations are views that live until the call after the next; see `mpi_rollout.vector_env`.
+        False: observations are views that live until the call after the next; see `mpi_rollout.train.vector_env`.
     num_groups
         Double buffering with 2: `recv` returns one half of the envs while the ranks step the other.
     batch_size

@@ -15,17 +15,19 @@ from weakref import WeakSet, finalize
 
 import cloudpickle
 
-from mpi_rollout import agreement, exits, mpi
-from mpi_rollout.assembly import Part, assemble, make_part
 from mpi_rollout.config import versions
-from mpi_rollout.console import say, without_stdin
-from mpi_rollout.driver import Driver
 from mpi_rollout.envs import EnvFacts
 from mpi_rollout.errors import RolloutError, UsageError, message_of
-from mpi_rollout.interrupts import Interrupts, is_main_thread, unheeded
-from mpi_rollout.turns import Turns
-from mpi_rollout.vector_env import MPIVectorEnv
-from mpi_rollout.worker import Worker, unwatched_by_gc
+from mpi_rollout.exchange import mpi
+from mpi_rollout.process import exits
+from mpi_rollout.process.console import say, without_stdin
+from mpi_rollout.process.interrupts import Interrupts, is_main_thread, unheeded
+from mpi_rollout.ranks import agreement
+from mpi_rollout.ranks.assembly import Part, assemble, make_part
+from mpi_rollout.ranks.driver import Driver
+from mpi_rollout.ranks.turns import Turns
+from mpi_rollout.ranks.worker import Worker, unwatched_by_gc
+from mpi_rollout.train.vector_env import MPIVectorEnv
 
 GRACE_S = 5.0  # For ranks to end the step that they are in when a trainer has failed.
 

@@ -77,7 +77,7 @@ def measure_limit(*only: str) -> None:
 LOCKSTEP_PROGRAM = """
 import sys, time, gymnasium
 from mpi4py import MPI
-from mpi_rollout.seeding import episode_seeds
+from mpi_rollout.core.seeding import episode_seeds
 comm, num_envs = MPI.COMM_WORLD, int(sys.argv[2])
 seeds = [episode_seeds(0, comm.rank * num_envs + i) for i in range(num_envs)]
 envs = [gymnasium.make(sys.argv[1]) for _ in seeds]
@@ -120,8 +120,8 @@ def measure_store() -> None:
     import numpy as np
     from gymnasium import spaces
 
-    from mpi_rollout.layout import Block
-    from mpi_rollout.seeding import SeedTable
+    from mpi_rollout.core.layout import Block
+    from mpi_rollout.core.seeding import SeedTable
     from mpi_rollout.storage import Ending, EpisodeTable, Schema, Writer, rows_per_block
 
     kinds = {
@@ -170,7 +170,7 @@ def measure_store() -> None:
 
 def rank_report() -> dict:
     """What a rank reports, empty."""
-    from mpi_rollout.timing import PHASES
+    from mpi_rollout.core.timing import PHASES
 
     return {"rank": 0, "host": "", "num_envs": 0, "seconds": dict.fromkeys(PHASES, 0.0)}
 
@@ -192,7 +192,7 @@ def write_plainly(path: str, blocks: list, num_steps: int) -> float:
 def measure_start() -> None:
     """Seconds from mpirun to the first step over the bare import of mpi4py, and memory of a rank before its envs."""
     bare, ours, memory = [], [], []
-    probe = "import mpi_rollout.run; from mpi4py import MPI; c = MPI.COMM_WORLD; " + (
+    probe = "import mpi_rollout.collect.run; from mpi4py import MPI; c = MPI.COMM_WORLD; " + (
         "pages = int(open('/proc/self/statm').read().split()[1]); c.rank and print(pages * 4096 / 1e6)"
     )
     for _ in range(5):
@@ -215,7 +215,7 @@ def measure_start() -> None:
 ROOT_PROGRAM = """
 import cProfile, pstats, sys
 from mpi_rollout.config import RolloutConfig
-from mpi_rollout import root
+from mpi_rollout.collect import root
 num_envs, num_steps, out = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 plain = root.Root._advance
 def profiled(self, steps):
@@ -226,7 +226,7 @@ def profiled(self, steps):
     print(stats.total_calls / steps, (stats.total_tt - step[3]) / steps * 1e6, flush=True)
     return rate
 root.Root._advance = profiled
-from mpi_rollout.run import run
+from mpi_rollout.collect.run import run
 run(RolloutConfig(env="CartPole-v1", num_envs=num_envs, num_steps=num_steps, out=out, trajectories=False,
                   dedicated_root=True, progress="none", json=True))
 """

@@ -31,8 +31,8 @@ def run_careless() -> None:
     """Be a rank of a run whose writer takes no care."""
 
     from mpi_rollout.cli import main
-    from mpi_rollout.status import Status
     from mpi_rollout.storage import filters, schema, writer
+    from mpi_rollout.storage.status import Status
 
     def create(self, path, swmr_mode=True, is_locked=False):
         return whole_create(self, path, False, is_locked)

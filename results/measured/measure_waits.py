@@ -17,7 +17,7 @@ from contextlib import contextmanager
 
 from measure import machine, mpirun, spread
 
-SLEEPING = '--env-factory mpi_rollout.scaling.sleeping:SleepingEnv --env-kwargs {"step_s":0.005} --num-steps 150'
+SLEEPING = '--env-factory mpi_rollout.bench.sleeping:SleepingEnv --env-kwargs {"step_s":0.005} --num-steps 150'
 MANY = (1, 16, 64)
 REAL = (("CartPole-v1", 2, 20000), ("Acrobot-v1", 2, 4000), ("CartPole-v1", 4, 10000), ("Acrobot-v1", 4, 2000))
 

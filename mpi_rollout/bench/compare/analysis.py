@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mpi_rollout.compare.comparison import BASE, Comparison, Point
-from mpi_rollout.compare.samples import Sample, Samples
-from mpi_rollout.scaling import statistics
-from mpi_rollout.scaling.statistics import Fit, Interval, NoFit, median_interval
+from mpi_rollout.bench.compare.comparison import BASE, Comparison, Point
+from mpi_rollout.bench.compare.samples import Sample, Samples
+from mpi_rollout.bench.scaling import statistics
+from mpi_rollout.bench.statistics import Fit, Interval, NoFit, median_interval
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 import argparse
 from typing import Any
 
-from mpi_rollout.cores import num_usable_cores
+from mpi_rollout.core.cores import num_usable_cores
 from mpi_rollout.errors import UsageError
 from mpi_rollout.options import path
 
@@ -39,9 +39,9 @@ def add_compare(commands: Any) -> None:
 
 def compare_command(options: argparse.Namespace) -> int:
     """Do it."""
-    from mpi_rollout.compare.comparison import Comparison, names_list, numbers_list
-    from mpi_rollout.compare.runner import compare
-    from mpi_rollout.compare.systems import systems_of
+    from mpi_rollout.bench.compare.comparison import Comparison, names_list, numbers_list
+    from mpi_rollout.bench.compare.runner import compare
+    from mpi_rollout.bench.compare.systems import systems_of
 
     num_cores = num_usable_cores()
     ranks = numbers_list("--ranks")(options.ranks or f"1,{num_cores}")

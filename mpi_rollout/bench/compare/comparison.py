@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpi_rollout.compare.systems import System, systems_of
+from mpi_rollout.bench.compare.systems import System, systems_of
+from mpi_rollout.bench.jobs import check_seconds
 from mpi_rollout.errors import UsageError, counted
-from mpi_rollout.scaling.jobs import check_seconds
 
 BASE = "bare"  # What the others are compared with.
 OPTIONS = {

@@ -5,12 +5,12 @@ from typing import NamedTuple
 
 import gymnasium
 
-from mpi_rollout.compare.comparison import Comparison, Point
-from mpi_rollout.compare.steppers import WARM_UP_SHARE
-from mpi_rollout.compare.systems import reason_to_skip
+from mpi_rollout.bench.compare.comparison import Comparison, Point
+from mpi_rollout.bench.compare.steppers import WARM_UP_SHARE
+from mpi_rollout.bench.compare.systems import reason_to_skip
+from mpi_rollout.core.layout import leaves
 from mpi_rollout.envs import EnvMaker
 from mpi_rollout.errors import EnvError, counted, words_of
-from mpi_rollout.layout import leaves
 
 LOOK_S, LEAST_STEPS = 0.1, 3
 START_S = 2.0  # Of a system's processes on a core; imports, above all.

@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from mpi_rollout.compare import report
-from mpi_rollout.compare.analysis import Analysis
-from mpi_rollout.compare.comparison import Point
-from mpi_rollout.compare.file import read_comparison
-from mpi_rollout.compare.systems import System
+from mpi_rollout.bench.compare import report
+from mpi_rollout.bench.compare.analysis import Analysis
+from mpi_rollout.bench.compare.comparison import Point
+from mpi_rollout.bench.compare.file import read_comparison
+from mpi_rollout.bench.compare.systems import System
+from mpi_rollout.bench.scaling.figures import KINDS
+from mpi_rollout.commands.plots import new_figure, save
 from mpi_rollout.errors import DataError
-from mpi_rollout.plots import new_figure, save
-from mpi_rollout.scaling.figures import KINDS
 
 WIDTH, HEIGHT, LEGEND_WIDTH = 4.2, 5.0, 3.2  # Inches of a panel, and of the legend beside them.
 OURS, OTHERS = "osD^vPX", "s^vDo<>Pph*d"  # Markers, in the order of tables.

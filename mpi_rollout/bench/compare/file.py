@@ -12,10 +12,10 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from mpi_rollout.compare.comparison import Comparison, differences
-from mpi_rollout.compare.samples import Sample, Samples, Skip
+from mpi_rollout.bench.compare.comparison import Comparison, differences
+from mpi_rollout.bench.compare.samples import Sample, Samples, Skip
+from mpi_rollout.bench.tables import add_table, check_format, facts_of, opened, origin_of, replaced, told_facts
 from mpi_rollout.errors import UsageError
-from mpi_rollout.scaling.tables import add_table, check_format, facts_of, opened, origin_of, replaced, told_facts
 
 FORMAT, FORMAT_VERSION = "mpi_rollout-compare", 1
 TABLES = {"turns": Sample, "skips": Skip}

@@ -14,8 +14,8 @@ from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 from gymnasium.vector.utils import iterate
 
-from mpi_rollout.compare.pool import ProcessPoolVectorEnv
-from mpi_rollout.compare.steppers import (
+from mpi_rollout.bench.compare.pool import ProcessPoolVectorEnv
+from mpi_rollout.bench.compare.steppers import (
     SEED,
     BareStepper,
     PartsStepper,
@@ -25,11 +25,11 @@ from mpi_rollout.compare.steppers import (
     VectorStepper,
     take_turn,
 )
-from mpi_rollout.compare.systems import envpool_id
+from mpi_rollout.bench.compare.systems import envpool_id
+from mpi_rollout.core.layout import rows_of
+from mpi_rollout.core.partition import Partition
 from mpi_rollout.envs import EnvMaker
-from mpi_rollout.layout import rows_of
-from mpi_rollout.partition import Partition
-from mpi_rollout.policy import BLOCK_STEPS, RandomPolicy
+from mpi_rollout.policies.random import BLOCK_STEPS, RandomPolicy
 
 
 @dataclass(frozen=True)

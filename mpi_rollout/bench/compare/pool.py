@@ -19,9 +19,9 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.vector.utils import batch_space
 
+from mpi_rollout.core.layout import leaves, tree_of
+from mpi_rollout.core.partition import Partition
 from mpi_rollout.errors import words_of
-from mpi_rollout.layout import leaves, tree_of
-from mpi_rollout.partition import Partition
 
 STEP, RESET, DONE, FAILED = b"s", b"r", b"d", b"f"
 MESSAGE_BYTES = 2000  # Of an error: less than what a pipe takes in one piece.

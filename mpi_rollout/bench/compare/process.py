@@ -1,6 +1,6 @@
 """The process that has a system's envs: started by `processes`, which tells it what to do over a socket.
 
-    python -m mpi_rollout.compare.process SOCKET SYSTEM      SYSTEM as JSON, see `processes`
+    python -m mpi_rollout.bench.compare.process SOCKET SYSTEM      SYSTEM as JSON, see `processes`
 
 Orders and what answers them: ("make", num_envs) ("made", None); ("turn", window_s) ("turned", Turn); ("close", None)
 ("closed", None); ("end", None) no answer.  Whatever fails is answered ("failed", why), and ends the process.  Of a
@@ -61,7 +61,7 @@ def told(error: BaseException) -> str:
 
 def serve(connection: Connection, system: dict[str, Any]) -> None:
     """Make a system's envs as often as told to, in this process."""
-    from mpi_rollout.compare.makers import MAKERS, Setup
+    from mpi_rollout.bench.compare.makers import MAKERS, Setup
 
     while num_envs := next_size(connection):
         found = MAKERS[system["maker"]](Setup(system["env"], num_envs, system["num_cores"]))
@@ -88,7 +88,7 @@ def serve_turns(connection: Connection, found: Any) -> None:
 
 def serve_on_ranks(path: str, system: dict[str, Any]) -> int:
     """The same on all ranks of a job.  **Collective.**"""
-    from mpi_rollout import mpi
+    from mpi_rollout.exchange import mpi
 
     mpi.start_mpi_on_all_ranks(system["timeout_s"])
     comm = mpi.world()
@@ -111,8 +111,8 @@ def serve_on_ranks(path: str, system: dict[str, Any]) -> int:
 def _serve_connected(
     connection: Connection | None, comm: Any, system: dict[str, Any], num_envs: int, _folder: Path
 ) -> None:
-    from mpi_rollout.compare.makers import MAKERS, Setup
-    from mpi_rollout.connection import connect
+    from mpi_rollout.bench.compare.makers import MAKERS, Setup
+    from mpi_rollout.train.connection import connect
 
     options = dict(map(tuple, system["options"]))
     with connect(system["env"], num_envs, comm=comm, **options) as envs:
@@ -125,7 +125,7 @@ def _serve_connected(
 def _serve_recording(
     connection: Connection | None, comm: Any, system: dict[str, Any], num_envs: int, folder: Path
 ) -> None:
-    from mpi_rollout.compare.recording import record_on_ranks
+    from mpi_rollout.bench.compare.recording import record_on_ranks
 
     record_on_ranks(comm, system["env"], num_envs, folder, lambda found: serve_turns(connection, found))
 

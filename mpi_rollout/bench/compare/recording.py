@@ -9,17 +9,17 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from mpi_rollout.assembly import Plan, assemble, make_part
-from mpi_rollout.collector import Collector
-from mpi_rollout.compare.steppers import SEED, WARM_UP_SHARE, Turn
+from mpi_rollout.bench.compare.steppers import SEED, WARM_UP_SHARE, Turn
+from mpi_rollout.collect.collector import Collector
 from mpi_rollout.config import RolloutConfig
-from mpi_rollout.driver import Driver
+from mpi_rollout.core.layout import Block, describe
+from mpi_rollout.core.partition import Division
 from mpi_rollout.envs import EnvFacts, maker_of
-from mpi_rollout.layout import Block, describe
-from mpi_rollout.mpi import ROOT
-from mpi_rollout.partition import Division
-from mpi_rollout.policy import RandomPolicy
-from mpi_rollout.worker import Worker, unwatched_by_gc
+from mpi_rollout.exchange.mpi import ROOT
+from mpi_rollout.policies.random import RandomPolicy
+from mpi_rollout.ranks.assembly import Plan, assemble, make_part
+from mpi_rollout.ranks.driver import Driver
+from mpi_rollout.ranks.worker import Worker, unwatched_by_gc
 
 NUM_STEPS = 10**9  # More than any turn takes.
 NUM_BLOCKS = 3

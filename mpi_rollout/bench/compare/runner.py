@@ -6,23 +6,23 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 
-from mpi_rollout.compare import report
-from mpi_rollout.compare.comparison import Comparison, Point
-from mpi_rollout.compare.estimate import probe, told_plan
-from mpi_rollout.compare.facts import facts_now
-from mpi_rollout.compare.file import ComparisonFile, check_same_comparison, read_comparison
-from mpi_rollout.compare.processes import Processes, leaving_nothing_behind
-from mpi_rollout.compare.samples import Samples, Skip
-from mpi_rollout.compare.systems import System, reason_to_skip
-from mpi_rollout.errors import Interrupted, RolloutError
-from mpi_rollout.scaling.jobs import (
+from mpi_rollout.bench.compare import report
+from mpi_rollout.bench.compare.comparison import Comparison, Point
+from mpi_rollout.bench.compare.estimate import probe, told_plan
+from mpi_rollout.bench.compare.facts import facts_now
+from mpi_rollout.bench.compare.file import ComparisonFile, check_same_comparison, read_comparison
+from mpi_rollout.bench.compare.processes import Processes, leaving_nothing_behind
+from mpi_rollout.bench.compare.samples import Samples, Skip
+from mpi_rollout.bench.compare.systems import System, reason_to_skip
+from mpi_rollout.bench.jobs import (
     JobFailed,
     Stop,
     check_seconds,
     stopping_on_signals,
     usable_launcher,
 )
-from mpi_rollout.scaling.workplace import claimed, now, origin, tell
+from mpi_rollout.bench.workplace import claimed, now, origin, tell
+from mpi_rollout.errors import Interrupted, RolloutError
 from mpi_rollout.storage.output import check_folder
 
 LOOK_EVERY_S = 0.05  # At which of the systems that are being set up is ready.

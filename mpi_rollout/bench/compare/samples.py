@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from mpi_rollout.compare.comparison import Point
-from mpi_rollout.compare.steppers import Turn
+from mpi_rollout.bench.compare.comparison import Point
+from mpi_rollout.bench.compare.steppers import Turn
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from typing import Any
 
 import gymnasium
 
+from mpi_rollout.core.partition import Division
 from mpi_rollout.errors import UsageError, counted
-from mpi_rollout.partition import Division
 
 INSTALL = "pip install 'mpi_rollout[compare]'"
 

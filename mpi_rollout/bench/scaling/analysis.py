@@ -10,10 +10,10 @@ from functools import cached_property
 
 import numpy as np
 
-from mpi_rollout.scaling import statistics
-from mpi_rollout.scaling.samples import Job, Rank, Samples
-from mpi_rollout.scaling.statistics import Fit, Interval, NoFit, median_interval
-from mpi_rollout.scaling.study import Study
+from mpi_rollout.bench.scaling import statistics
+from mpi_rollout.bench.scaling.samples import Job, Rank, Samples
+from mpi_rollout.bench.scaling.study import Study
+from mpi_rollout.bench.statistics import Fit, Interval, NoFit, median_interval
 
 PHASES = ("env", "idle", "exchange", "policy", "write")
 

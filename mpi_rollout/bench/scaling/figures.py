@@ -4,12 +4,12 @@ from typing import Any
 
 import numpy as np
 
+from mpi_rollout.bench.scaling import report
+from mpi_rollout.bench.scaling.analysis import PHASES, Analysis, PointFigures
+from mpi_rollout.bench.scaling.file import StudyFile, read_study
+from mpi_rollout.bench.statistics import NoFit, serial_fraction
+from mpi_rollout.commands.plots import new_figure, save
 from mpi_rollout.errors import DataError
-from mpi_rollout.plots import new_figure, save
-from mpi_rollout.scaling import report
-from mpi_rollout.scaling.analysis import PHASES, Analysis, PointFigures
-from mpi_rollout.scaling.file import StudyFile, read_study
-from mpi_rollout.scaling.statistics import NoFit, serial_fraction
 
 KINDS = (".png", ".svg")
 LABELS = {

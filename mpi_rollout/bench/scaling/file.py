@@ -16,12 +16,12 @@ from typing import Any
 
 import h5py
 
+from mpi_rollout.bench.scaling import tables
+from mpi_rollout.bench.scaling.samples import Job, Part, Rank, Samples
+from mpi_rollout.bench.scaling.study import Study, differences
+from mpi_rollout.bench.tables import add_table, facts_of, opened, origin_of, replaced, told_facts
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.errors import DataError, UsageError
-from mpi_rollout.scaling import tables
-from mpi_rollout.scaling.samples import Job, Part, Rank, Samples
-from mpi_rollout.scaling.study import Study, differences
-from mpi_rollout.scaling.tables import add_table, facts_of, opened, origin_of, replaced, told_facts
 
 FORMAT, FORMAT_VERSION = "mpi_rollout-scaling", 1
 TABLES = {"jobs": Job, "ranks": Rank, "parts": Part}

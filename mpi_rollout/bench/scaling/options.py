@@ -3,10 +3,10 @@
 import argparse
 from typing import Any
 
+from mpi_rollout.bench.scaling.study import RUN_OPTIONS, Study
+from mpi_rollout.bench.sim.options import add_sim
 from mpi_rollout.errors import UsageError
 from mpi_rollout.options import add_job_options, add_run_options, path, ranks_list
-from mpi_rollout.scaling.sim.options import add_sim
-from mpi_rollout.scaling.study import RUN_OPTIONS, Study
 
 
 def add_scaling(commands: Any) -> None:
@@ -46,7 +46,7 @@ def _add_gather(kinds: Any) -> None:
 
 def scaling_command(options: argparse.Namespace) -> int:
     """Measure."""
-    from mpi_rollout.scaling.runner import measure, show_plan  # h5py is not for --help.
+    from mpi_rollout.bench.scaling.runner import measure, show_plan  # h5py is not for --help.
 
     run = {name: getattr(options, name) for name in RUN_OPTIONS}
     names = ("kind", "ranks", "size", "repeats", "order_seed")
@@ -61,6 +61,6 @@ def scaling_command(options: argparse.Namespace) -> int:
 
 def gather_command(options: argparse.Namespace) -> int:
     """Put together."""
-    from mpi_rollout.scaling.parts import gather
+    from mpi_rollout.bench.scaling.parts import gather
 
     return gather(options.out)

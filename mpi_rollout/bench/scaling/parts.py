@@ -6,13 +6,13 @@ A part is a file of the whole study with the samples of one number of ranks, in 
 import os
 from pathlib import Path
 
+from mpi_rollout.bench.scaling import report
+from mpi_rollout.bench.scaling.file import StudyFile, read_study
+from mpi_rollout.bench.scaling.samples import joined
+from mpi_rollout.bench.scaling.study import differences
+from mpi_rollout.bench.tables import told_facts
+from mpi_rollout.bench.workplace import claimed, now
 from mpi_rollout.errors import DataError, Interrupted, RolloutError, StorageError, counted
-from mpi_rollout.scaling import report
-from mpi_rollout.scaling.file import StudyFile, read_study
-from mpi_rollout.scaling.samples import joined
-from mpi_rollout.scaling.study import differences
-from mpi_rollout.scaling.tables import told_facts
-from mpi_rollout.scaling.workplace import claimed, now
 from mpi_rollout.storage.output import check_folder
 
 

@@ -4,10 +4,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from mpi_rollout.bench.scaling.analysis import Analysis, PointFigures
+from mpi_rollout.bench.scaling.file import StudyFile
+from mpi_rollout.bench.statistics import Fit, Interval, NoFit, serial_fraction
 from mpi_rollout.errors import counted
-from mpi_rollout.scaling.analysis import Analysis, PointFigures
-from mpi_rollout.scaling.file import StudyFile
-from mpi_rollout.scaling.statistics import Fit, Interval, NoFit, serial_fraction
 
 QUIET = 0.9  # Of a core: ranks spin while they wait, so on a quiet machine they have all of it.
 CAUSES = {

@@ -10,11 +10,7 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from mpi_rollout.console import STDOUT, say
-from mpi_rollout.errors import Interrupted, UsageError
-from mpi_rollout.scaling import report
-from mpi_rollout.scaling.file import StudyFile, check_same_study
-from mpi_rollout.scaling.jobs import (
+from mpi_rollout.bench.jobs import (
     JobFailed,
     Stop,
     check_seconds,
@@ -23,11 +19,15 @@ from mpi_rollout.scaling.jobs import (
     told_launcher,
     usable_launcher,
 )
-from mpi_rollout.scaling.machine import machine_facts
-from mpi_rollout.scaling.parts import check_failures, gathered, make_folder, part_of
-from mpi_rollout.scaling.samples import Samples, joined, of_ranks
-from mpi_rollout.scaling.study import Point, Study
-from mpi_rollout.scaling.workplace import claimed, job_folder, now, origin, tell
+from mpi_rollout.bench.machine import machine_facts
+from mpi_rollout.bench.scaling import report
+from mpi_rollout.bench.scaling.file import StudyFile, check_same_study
+from mpi_rollout.bench.scaling.parts import check_failures, gathered, make_folder, part_of
+from mpi_rollout.bench.scaling.samples import Samples, joined, of_ranks
+from mpi_rollout.bench.scaling.study import Point, Study
+from mpi_rollout.bench.workplace import claimed, job_folder, now, origin, tell
+from mpi_rollout.errors import Interrupted, UsageError
+from mpi_rollout.process.console import STDOUT, say
 from mpi_rollout.storage.output import check_folder
 
 WARM_UP = -1

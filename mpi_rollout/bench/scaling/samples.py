@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from mpi_rollout.scaling.study import Point
+from mpi_rollout.bench.scaling.study import Point
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Rank:
     env_s
         Its seconds in its envs' steps.
     policy_s, send_s, wait_s, gather_s, write_s
-        The rest of its time, as `mpi_rollout.timing.PHASES` has it.
+        The rest of its time, as `mpi_rollout.core.timing.PHASES` has it.
     """
 
     job: int

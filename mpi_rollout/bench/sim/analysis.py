@@ -3,18 +3,18 @@
 import math
 from dataclasses import dataclass
 
-from mpi_rollout.scaling.model import (
+from mpi_rollout.bench.model import (
     Calibration,
     Constants,
     ceiling,
     predict,
     saturation,
 )  # fmt: skip
-from mpi_rollout.scaling.samples import Job
-from mpi_rollout.scaling.sim.file import SimulationFile
-from mpi_rollout.scaling.sim.fitting import Fitting, exchange_s
-from mpi_rollout.scaling.sim.question import Setting
-from mpi_rollout.scaling.statistics import Interval, median_interval
+from mpi_rollout.bench.scaling.samples import Job
+from mpi_rollout.bench.sim.file import SimulationFile
+from mpi_rollout.bench.sim.fitting import Fitting, exchange_s
+from mpi_rollout.bench.sim.question import Setting
+from mpi_rollout.bench.statistics import Interval, median_interval
 
 ON_ROOT = 0  # The fragment length of curves with the policy on the root.
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mpi_rollout.bench.model import Constants, exchange_parts
+from mpi_rollout.bench.scaling.analysis import Analysis, PointFigures
+from mpi_rollout.bench.scaling.file import StudyFile, read_study
+from mpi_rollout.bench.scaling.report import hosts, machine
+from mpi_rollout.bench.statistics import NoFit, non_negative
 from mpi_rollout.errors import DataError
-from mpi_rollout.scaling.analysis import Analysis, PointFigures
-from mpi_rollout.scaling.file import StudyFile, read_study
-from mpi_rollout.scaling.model import Constants, exchange_parts
-from mpi_rollout.scaling.report import hosts, machine
-from mpi_rollout.scaling.statistics import NoFit, non_negative
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,11 @@
 import math
 from typing import Any
 
+from mpi_rollout.bench.sim import report
+from mpi_rollout.bench.sim.analysis import Curve, SimulationAnalysis
+from mpi_rollout.bench.sim.file import SimulationFile, read_simulation
+from mpi_rollout.commands.plots import new_figure, save
 from mpi_rollout.errors import DataError
-from mpi_rollout.plots import new_figure, save
-from mpi_rollout.scaling.sim import report
-from mpi_rollout.scaling.sim.analysis import Curve, SimulationAnalysis
-from mpi_rollout.scaling.sim.file import SimulationFile, read_simulation
 
 KINDS = (".png", ".svg")
 _STYLES = ("-", "--", "-.", ":")

@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from mpi_rollout.scaling.model import Calibration, Constants, ExchangePoint, Workload, calibrate, predict
-from mpi_rollout.scaling.samples import Job
-from mpi_rollout.scaling.sim.file import SimulationFile
-from mpi_rollout.scaling.sim.question import Setting
-from mpi_rollout.scaling.statistics import NoFit
+from mpi_rollout.bench.model import Calibration, Constants, ExchangePoint, Workload, calibrate, predict
+from mpi_rollout.bench.scaling.samples import Job
+from mpi_rollout.bench.sim.file import SimulationFile
+from mpi_rollout.bench.sim.question import Setting
+from mpi_rollout.bench.statistics import NoFit
 
 
 class Fitting:

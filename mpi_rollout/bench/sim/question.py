@@ -10,12 +10,12 @@ from typing import Any
 import gymnasium
 import numpy as np
 
+from mpi_rollout.bench.model import Constants, Workload
+from mpi_rollout.bench.scaling.study import arguments_of, in_order
 from mpi_rollout.config import RolloutConfig, flag
+from mpi_rollout.core.layout import RESULTS, SlotLayout
 from mpi_rollout.errors import UsageError
-from mpi_rollout.layout import RESULTS, SlotLayout
 from mpi_rollout.options import MOST
-from mpi_rollout.scaling.model import Constants, Workload
-from mpi_rollout.scaling.study import arguments_of, in_order
 
 MEASURED, GIVEN = "measured", "given"
 MOST_CHECKED = 64  # Ranks of a job on one machine: each is a Python of 100 MB that has to start.
@@ -186,7 +186,7 @@ class Simulation:
         """The command of one job."""
         kwargs = {"step_s": setting.env_step_s, "spread_s": setting.env_step_spread_s}
         config = RolloutConfig(
-            env_factory="mpi_rollout.scaling.sleeping:SleepingEnv",
+            env_factory="mpi_rollout.bench.sleeping:SleepingEnv",
             env_kwargs=kwargs | {"observation_bytes": setting.observation_bytes},
             num_envs=setting.num_ranks * setting.envs_per_rank, num_steps=setting.num_steps, trajectories=False,
             out=out, json=True, progress="none", expect_ranks=setting.num_ranks,

@@ -3,11 +3,11 @@
 import math
 from dataclasses import fields
 
+from mpi_rollout.bench.model import Constants
+from mpi_rollout.bench.scaling.report import aligned
+from mpi_rollout.bench.sim.analysis import Check, Curve, SimulationAnalysis
+from mpi_rollout.bench.sim.file import SimulationFile
 from mpi_rollout.errors import counted
-from mpi_rollout.scaling.model import Constants
-from mpi_rollout.scaling.report import aligned
-from mpi_rollout.scaling.sim.analysis import Check, Curve, SimulationAnalysis
-from mpi_rollout.scaling.sim.file import SimulationFile
 
 UNITS = {
     "root_s": ("root", 1e6, "us"), "alpha_s": ("alpha", 1e6, "us per level of the tree"),

@@ -8,9 +8,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from mpi_rollout.errors import Interrupted, RolloutError, UsageError, counted
-from mpi_rollout.scaling.env_probe import probe_env
-from mpi_rollout.scaling.jobs import (
+from mpi_rollout.bench.env_probe import probe_env
+from mpi_rollout.bench.jobs import (
     JobFailed,
     Stop,
     check_seconds,
@@ -19,15 +18,16 @@ from mpi_rollout.scaling.jobs import (
     told_launcher,
     usable_launcher,
 )
-from mpi_rollout.scaling.machine import machine_facts
-from mpi_rollout.scaling.samples import Samples
-from mpi_rollout.scaling.sim import report
-from mpi_rollout.scaling.sim.analysis import Check, CurveRow, SimulationAnalysis
-from mpi_rollout.scaling.sim.constants import Known, known_from_study
-from mpi_rollout.scaling.sim.file import SimulationFile, check_same_simulation, read_simulation
-from mpi_rollout.scaling.sim.question import GIVEN, MEASURED, Envs, Setting, Simulation, constants_of
-from mpi_rollout.scaling.study import Point
-from mpi_rollout.scaling.workplace import claimed, now, origin, tell
+from mpi_rollout.bench.machine import machine_facts
+from mpi_rollout.bench.scaling.samples import Samples
+from mpi_rollout.bench.scaling.study import Point
+from mpi_rollout.bench.sim import report
+from mpi_rollout.bench.sim.analysis import Check, CurveRow, SimulationAnalysis
+from mpi_rollout.bench.sim.constants import Known, known_from_study
+from mpi_rollout.bench.sim.file import SimulationFile, check_same_simulation, read_simulation
+from mpi_rollout.bench.sim.question import GIVEN, MEASURED, Envs, Setting, Simulation, constants_of
+from mpi_rollout.bench.workplace import claimed, now, origin, tell
+from mpi_rollout.errors import Interrupted, RolloutError, UsageError, counted
 from mpi_rollout.storage.output import check_folder
 
 

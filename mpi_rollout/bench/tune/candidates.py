@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+from mpi_rollout.bench.model import slowest
 from mpi_rollout.config import flag
-from mpi_rollout.scaling.model import slowest
 
 LEAST_RATE = 0.75  # Of the best lockstep's, computed: the model is not that wrong.
 LEAST_GAIN = 0.02  # Over it, at most: less than what jobs differ by.

@@ -26,7 +26,7 @@ def add_tune(commands: Any) -> None:
 
 def tune_command(options: argparse.Namespace) -> int:
     """Tune."""
-    from mpi_rollout.tune.runner import Tuning, tune
+    from mpi_rollout.bench.tune.runner import Tuning, tune
 
     run = {name: getattr(options, name) for name in RUN_OPTIONS}
     own = {name: getattr(options, name) for name in ("ranks", "repeats", "order_seed", "trial_s", "timeout_s")}

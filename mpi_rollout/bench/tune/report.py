@@ -5,11 +5,11 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from mpi_rollout.bench.env_probe import EnvFigures
+from mpi_rollout.bench.scaling.report import aligned
+from mpi_rollout.bench.tune.candidates import Candidate, Costs
+from mpi_rollout.bench.tune.trials import Rated, Trial, choose, limit_of, rated
 from mpi_rollout.errors import counted
-from mpi_rollout.scaling.env_probe import EnvFigures
-from mpi_rollout.scaling.report import aligned
-from mpi_rollout.tune.candidates import Candidate, Costs
-from mpi_rollout.tune.trials import Rated, Trial, choose, limit_of, rated
 
 COSTLY = 0.8  # Of the memory that is free.
 

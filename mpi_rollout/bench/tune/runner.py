@@ -12,12 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from mpi_rollout.config import RolloutConfig
-from mpi_rollout.cores import num_usable_cores
-from mpi_rollout.envs.timed import WINDOW_S
-from mpi_rollout.errors import Interrupted, RolloutError, StorageError, UsageError, counted
-from mpi_rollout.scaling.env_probe import EnvFigures, probe_env
-from mpi_rollout.scaling.jobs import (
+from mpi_rollout.bench.env_probe import EnvFigures, probe_env
+from mpi_rollout.bench.jobs import (
     JobFailed,
     Stop,
     check_seconds,
@@ -26,13 +22,17 @@ from mpi_rollout.scaling.jobs import (
     told_launcher,
     usable_launcher,
 )
-from mpi_rollout.scaling.machine import cpu_model
-from mpi_rollout.scaling.study import arguments_of, in_order
-from mpi_rollout.scaling.workplace import tell
-from mpi_rollout.sizes import free_memory
-from mpi_rollout.tune import report
-from mpi_rollout.tune.candidates import Candidate, Costs, candidates, narrow
-from mpi_rollout.tune.trials import Trial
+from mpi_rollout.bench.machine import cpu_model
+from mpi_rollout.bench.scaling.study import arguments_of, in_order
+from mpi_rollout.bench.tune import report
+from mpi_rollout.bench.tune.candidates import Candidate, Costs, candidates, narrow
+from mpi_rollout.bench.tune.trials import Trial
+from mpi_rollout.bench.workplace import tell
+from mpi_rollout.config import RolloutConfig
+from mpi_rollout.core.cores import num_usable_cores
+from mpi_rollout.core.sizes import free_memory
+from mpi_rollout.envs.timed import WINDOW_S
+from mpi_rollout.errors import Interrupted, RolloutError, StorageError, UsageError, counted
 
 LEAST_STEPS, MOST_STEPS = 20, 1_000_000
 EXCHANGE_STEPS, EXCHANGE_JOBS = 1000, 3
@@ -183,7 +183,7 @@ class _Tuner:
         for ranks in sorted({1, self._tuning.num_ranks[-1]}) * EXCHANGE_JOBS:
             tell(f"measuring the exchange on {counted(ranks, 'rank')}")
             config = replace(
-                self._config(Candidate(ranks)), env=None, env_factory="mpi_rollout.scaling.sleeping:SleepingEnv",
+                self._config(Candidate(ranks)), env=None, env_factory="mpi_rollout.bench.sleeping:SleepingEnv",
                 env_kwargs={"step_s": 0.0, "observation_bytes": self._env.observation_bytes}, policy="random",
                 num_steps=EXCHANGE_STEPS, trajectories=False, measure_limit=False,
             )  # fmt: skip

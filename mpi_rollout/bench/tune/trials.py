@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mpi_rollout.scaling.statistics import Interval, median_interval
-from mpi_rollout.tune.candidates import Candidate
+from mpi_rollout.bench.statistics import Interval, median_interval
+from mpi_rollout.bench.tune.candidates import Candidate
 
 
 @dataclass(frozen=True)
