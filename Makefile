@@ -78,9 +78,10 @@ slurm-test:  ## test the batch scripts under both MPIs on a SLURM of its own, br
 	$(MAKE) install MPI=mpich EXTRAS=mpich,dev
 	.venv/bin/python -m pytest -n $(CLUSTERS) --dist worksteal tests/test_slurm*.py $(TESTS)
 
-lint: install  ## check style and format
+lint: install  ## check style, format, and that folders import downwards only
 	$(BIN)/ruff check --config .ci/ruff.toml .
 	$(BIN)/ruff format --check --config .ci/ruff.toml .
+	$(BIN)/lint-imports --config setup.cfg
 
 clean:  ## remove the virtual environments and caches
 	rm -rf .venv .venv-* build *.egg-info .pytest_cache .ruff_cache

@@ -191,8 +191,8 @@ def plot_command(options: argparse.Namespace) -> int:
     from mpi_rollout.bench.compare import file as comparison
     from mpi_rollout.bench.compare.figures import plot_comparison
     from mpi_rollout.bench.scaling.figures import plot_study
-    from mpi_rollout.bench.sim import file as simulation
-    from mpi_rollout.bench.sim.figures import plot_simulation
+    from mpi_rollout.bench.scaling.sim import file as simulation
+    from mpi_rollout.bench.scaling.sim.figures import plot_simulation
     from mpi_rollout.bench.tables import format_of
 
     # What is none of these is a study, or refused as if it were.

@@ -12,6 +12,7 @@ import numpy as np
 from mpi_rollout import __version__
 from mpi_rollout.core.deadline import seconds_of
 from mpi_rollout.errors import DataError, UsageError
+from mpi_rollout.process.ending import MAX_TIMEOUT_S
 
 VECTORIZATION_MODES = ("sync", "vector_entry_point")
 MODES = ("sync", "async")
@@ -32,8 +33,6 @@ def option(default: Any, help_text: str, **extra: Any) -> Any:
         else field(default=default, metadata=metadata)
     )
 
-
-MAX_TIMEOUT_S = 1e6  # faulthandler counts microseconds in 64 bits; this is eleven days.
 
 # What decides on the data, and so must not change when a run is continued.
 DATA_OPTIONS = (

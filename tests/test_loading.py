@@ -126,3 +126,7 @@ def test_all_ranks_load_a_file_and_a_replay_and_the_same_command_again_load_it_t
     assert replayed.code == 0 and "every byte the same" in replayed.out
     assert refused.code == 64 and "--env-factory ./mine.py:make; add that if it is what you expect" in refused.err
     assert again.code == 0 and "of the same run and complete" in again.err
+
+
+def test_a_module_of_the_package_that_has_moved_is_found_by_its_old_name():
+    assert load_callable("mpi_rollout.scaling.sleeping:SleepingEnv", "--env-factory").__name__ == "SleepingEnv"

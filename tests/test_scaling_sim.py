@@ -17,9 +17,9 @@ from conftest import TESTS, Job, Result, processes_in
 from gymnasium.utils.env_checker import check_env
 from studies import edited, made_up, make_study
 
-from mpi_rollout.bench.sim.analysis import SimulationAnalysis
-from mpi_rollout.bench.sim.file import read_simulation
-from mpi_rollout.bench.sim.question import Envs
+from mpi_rollout.bench.scaling.sim.analysis import SimulationAnalysis
+from mpi_rollout.bench.scaling.sim.file import read_simulation
+from mpi_rollout.bench.scaling.sim.question import Envs
 from mpi_rollout.bench.sleeping import SleepingEnv
 from mpi_rollout.cli import main
 from mpi_rollout.core.layout import SlotLayout

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from mpi_rollout.bench.scaling import statistics
+from mpi_rollout.bench import statistics
 from mpi_rollout.bench.statistics import Interval, NoFit, median_interval
 
 RANKS = (1, 2, 4, 8, 16, 32)

@@ -7,11 +7,13 @@ import pytest
 from launcher import ALPHA_S, BARE_PER_S, BETA_S, ROOT_S, outcome
 from studies import made_up, make_study
 
+from mpi_rollout.bench import statistics
 from mpi_rollout.bench.machine import machine_facts
-from mpi_rollout.bench.scaling import report, statistics
+from mpi_rollout.bench.plan import arguments_of
+from mpi_rollout.bench.scaling import report
 from mpi_rollout.bench.scaling.analysis import Analysis
 from mpi_rollout.bench.scaling.samples import Samples, ranges
-from mpi_rollout.bench.scaling.study import Study, arguments_of, differences
+from mpi_rollout.bench.scaling.study import Study, differences
 from mpi_rollout.bench.statistics import NoFit
 from mpi_rollout.cli import make_parser
 from mpi_rollout.config import RolloutConfig

@@ -17,10 +17,11 @@ from mpi_rollout.collect.collector import Collector, Discard
 from mpi_rollout.collect.losses import Losses
 from mpi_rollout.collect.progress import make_progress
 from mpi_rollout.collect.report import Outcome
+from mpi_rollout.collect.room import check_file
 from mpi_rollout.config import RolloutConfig, flag
 from mpi_rollout.core.deadline import Deadline
 from mpi_rollout.core.layout import Block, describe
-from mpi_rollout.core.sizes import check_blocks, check_file
+from mpi_rollout.core.memory import check_blocks
 from mpi_rollout.core.timing import PHASES
 from mpi_rollout.envs import EnvFacts
 from mpi_rollout.envs.restoring import Past

@@ -10,12 +10,12 @@ from threading import Timer
 from typing import Any
 
 from mpi_rollout.collect.limit import Limit
+from mpi_rollout.collect.room import check_file
 from mpi_rollout.collect.root import Root
 from mpi_rollout.config import RolloutConfig, versions
 from mpi_rollout.core.layout import Block
 from mpi_rollout.core.partition import Division
 from mpi_rollout.core.seeding import seed_global_generators
-from mpi_rollout.core.sizes import check_file
 from mpi_rollout.envs import EnvFacts, make_slice, maker_of
 from mpi_rollout.envs.faults import OnFault, raised_at
 from mpi_rollout.errors import EnvError, SignalInterrupt, StorageError, counted

@@ -12,6 +12,8 @@ from mpi_rollout.errors import UsageError, counted
 from mpi_rollout.storage.objects import Tell, attributes_of, count, parsed, text
 from mpi_rollout.storage.reader import committed_episodes, opened, throughput_tables
 
+KINDS = (".png", ".svg")  # Of the pictures of a study.
+
 
 def plot_run(tell: Tell, path: str, figure_path: str) -> str:
     """Draw a run: returns of its episodes, its throughput over time, each rank's time by phase; return the file's name.

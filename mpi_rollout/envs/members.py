@@ -12,7 +12,7 @@ from gymnasium.vector import VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from mpi_rollout.core.layout import describe
-from mpi_rollout.core.sizes import made_with_room
+from mpi_rollout.core.memory import made_with_room
 from mpi_rollout.envs.faults import EnvTimeout, OnFault, WrongValue, named, raised_at
 from mpi_rollout.envs.inputs import action_splitter, check_spaces
 from mpi_rollout.envs.time_limits import TimeLimits, step_over_wrappers

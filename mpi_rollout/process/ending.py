@@ -15,13 +15,13 @@ from contextlib import suppress
 from time import sleep
 from typing import Any
 
-from mpi_rollout.config import MAX_TIMEOUT_S
 from mpi_rollout.process import exits
 from mpi_rollout.process.console import say
 
 VARIABLE = "MPI_ROLLOUT_END_S"
 LIMIT_S = 10.0  # Long for what ends at all; an allocation costs more.
 GRACE_S = 5.0  # For what is said and done at the limit.
+MAX_TIMEOUT_S = 1e6  # faulthandler counts microseconds in 64 bits; this is eleven days.
 _STDLIB = sysconfig.get_path("stdlib") + os.sep
 
 

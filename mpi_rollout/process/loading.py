@@ -20,6 +20,7 @@ _MODELS = {
     ".pt": ("import torch; model = torch.jit.load({file!r})", "model(torch.from_numpy(observations)).numpy()"),
 }
 _MODELS |= dict.fromkeys((".pth", ".pt2"), _MODELS[".pt"])
+MOVED = {"mpi_rollout.scaling.sleeping": "mpi_rollout.bench.sleeping"}  # Commands and files of old have its name.
 
 
 def load_callable(spec: str, option: str) -> Callable[..., Any]:
@@ -88,7 +89,8 @@ def _load(spec: str, option: str) -> Any:
     if not (source and name):
         raise UsageError(f"{option} must be MODULE:CALLABLE or FILE.py:CALLABLE, got {spec!r}")
     try:
-        target: Any = _file(source, spec, option) if _is_file(source) else importlib.import_module(source)
+        is_file = _is_file(source)
+        target: Any = _file(source, spec, option) if is_file else importlib.import_module(MOVED.get(source, source))
     except UsageError:
         raise
     except Exception as error:

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from mpi_rollout.bench import statistics
 from mpi_rollout.bench.compare.comparison import BASE, Comparison, Point
 from mpi_rollout.bench.compare.samples import Sample, Samples
-from mpi_rollout.bench.scaling import statistics
 from mpi_rollout.bench.statistics import Fit, Interval, NoFit, median_interval
 
 

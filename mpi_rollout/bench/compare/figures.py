@@ -14,8 +14,7 @@ from mpi_rollout.bench.compare.analysis import Analysis
 from mpi_rollout.bench.compare.comparison import Point
 from mpi_rollout.bench.compare.file import read_comparison
 from mpi_rollout.bench.compare.systems import System
-from mpi_rollout.bench.scaling.figures import KINDS
-from mpi_rollout.commands.plots import new_figure, save
+from mpi_rollout.commands.plots import KINDS, new_figure, save
 from mpi_rollout.errors import DataError
 
 WIDTH, HEIGHT, LEGEND_WIDTH = 4.2, 5.0, 3.2  # Inches of a panel, and of the legend beside them.

@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from mpi_rollout.bench.compare.analysis import VERDICTS, Analysis, Cell, Standing
 from mpi_rollout.bench.compare.comparison import Point
 from mpi_rollout.bench.compare.file import ComparisonFile
-from mpi_rollout.bench.scaling.report import machine
 from mpi_rollout.bench.statistics import Fit, NoFit
+from mpi_rollout.bench.text import machine
 
 # In which of its ways this program is compared with a system of some kind, and how that is told.
 _LOOP, _NATIVE = {"loop": "mpi_rollout"}, {"native": "mpi_rollout with vector_entry_point"}

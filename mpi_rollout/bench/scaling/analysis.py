@@ -10,7 +10,7 @@ from functools import cached_property
 
 import numpy as np
 
-from mpi_rollout.bench.scaling import statistics
+from mpi_rollout.bench import statistics
 from mpi_rollout.bench.scaling.samples import Job, Rank, Samples
 from mpi_rollout.bench.scaling.study import Study
 from mpi_rollout.bench.statistics import Fit, Interval, NoFit, median_interval

@@ -8,10 +8,9 @@ from mpi_rollout.bench.scaling import report
 from mpi_rollout.bench.scaling.analysis import PHASES, Analysis, PointFigures
 from mpi_rollout.bench.scaling.file import StudyFile, read_study
 from mpi_rollout.bench.statistics import NoFit, serial_fraction
-from mpi_rollout.commands.plots import new_figure, save
+from mpi_rollout.commands.plots import KINDS, new_figure, save
 from mpi_rollout.errors import DataError
 
-KINDS = (".png", ".svg")
 LABELS = {
     "env": "envs", "idle": "waiting for the slowest rank", "exchange": "exchange", "policy": "policy",
     "write": "waiting for the disk",

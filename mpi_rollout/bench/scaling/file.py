@@ -16,7 +16,7 @@ from typing import Any
 
 import h5py
 
-from mpi_rollout.bench.scaling import tables
+from mpi_rollout.bench import tables
 from mpi_rollout.bench.scaling.samples import Job, Part, Rank, Samples
 from mpi_rollout.bench.scaling.study import Study, differences
 from mpi_rollout.bench.tables import add_table, facts_of, opened, origin_of, replaced, told_facts

@@ -1,12 +1,11 @@
 """What a study shows, as text."""
 
 import math
-from collections.abc import Sequence
-from typing import Any
 
 from mpi_rollout.bench.scaling.analysis import Analysis, PointFigures
 from mpi_rollout.bench.scaling.file import StudyFile
 from mpi_rollout.bench.statistics import Fit, Interval, NoFit, serial_fraction
+from mpi_rollout.bench.text import aligned, machine
 from mpi_rollout.errors import counted
 
 QUIET = 0.9  # Of a core: ranks spin while they wait, so on a quiet machine they have all of it.
@@ -54,12 +53,6 @@ def title(file: StudyFile) -> str:
     )
 
 
-def machine(host: str, facts: dict[str, Any]) -> str:
-    """Host, processor and cores."""
-    cores = facts["num_cores"]
-    return f"{host} ({facts['cpu_model']}, {counted(cores, 'core')})"
-
-
 def hosts(file: StudyFile) -> str:
     """Where its jobs ran."""
     used = {host for job in file.samples.jobs for host in job.hosts.split(", ") if host}
@@ -79,12 +72,6 @@ def _base(file: StudyFile, analysis: Analysis) -> str:
 def table(points: list[PointFigures]) -> list[str]:
     """One line for each number of ranks, below a line of names."""
     return aligned([COLUMNS, *map(_cells, points)])
-
-
-def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Cells as columns, each flush right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
 
 
 def _cells(point: PointFigures) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mpi_rollout.bench.env_probe import EnvFigures
-from mpi_rollout.bench.scaling.report import aligned
+from mpi_rollout.bench.text import aligned
 from mpi_rollout.bench.tune.candidates import Candidate, Costs
 from mpi_rollout.bench.tune.trials import Rated, Trial, choose, limit_of, rated
 from mpi_rollout.errors import counted

@@ -23,14 +23,14 @@ from mpi_rollout.bench.jobs import (
     usable_launcher,
 )
 from mpi_rollout.bench.machine import cpu_model
-from mpi_rollout.bench.scaling.study import arguments_of, in_order
+from mpi_rollout.bench.plan import arguments_of, in_order
 from mpi_rollout.bench.tune import report
 from mpi_rollout.bench.tune.candidates import Candidate, Costs, candidates, narrow
 from mpi_rollout.bench.tune.trials import Trial
 from mpi_rollout.bench.workplace import tell
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.cores import num_usable_cores
-from mpi_rollout.core.sizes import free_memory
+from mpi_rollout.core.memory import free_memory
 from mpi_rollout.envs.timed import WINDOW_S
 from mpi_rollout.errors import Interrupted, RolloutError, StorageError, UsageError, counted
 

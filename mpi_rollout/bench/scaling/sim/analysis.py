@@ -11,9 +11,9 @@ from mpi_rollout.bench.model import (
     saturation,
 )  # fmt: skip
 from mpi_rollout.bench.scaling.samples import Job
-from mpi_rollout.bench.sim.file import SimulationFile
-from mpi_rollout.bench.sim.fitting import Fitting, exchange_s
-from mpi_rollout.bench.sim.question import Setting
+from mpi_rollout.bench.scaling.sim.file import SimulationFile
+from mpi_rollout.bench.scaling.sim.fitting import Fitting, exchange_s
+from mpi_rollout.bench.scaling.sim.question import Setting
 from mpi_rollout.bench.statistics import Interval, median_interval
 
 ON_ROOT = 0  # The fragment length of curves with the policy on the root.

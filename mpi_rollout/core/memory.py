@@ -1,18 +1,15 @@
-"""What a run takes of memory and of the disk: told before it begins, and refused where it cannot be had."""
+"""What memory there is on this host, and what envs take of it: more is refused before it is asked for."""
 
 import os
 import re
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from mpi_rollout.config import RolloutConfig
-from mpi_rollout.errors import Field, StorageError, UsageError, counted
+from mpi_rollout.errors import Field, UsageError
 
 LEAST_ENV_NBYTES = 1000  # Of an object and its random generator; the smallest of Gymnasium's envs have five times that.
 FEW = 64  # Envs after which the memory of all others can be told.
-TOLD_NBYTES = 100_000_000
 ANY_SIZE = "MPI_ROLLOUT_ANY_SIZE"
 ANYWAY = f"or {ANY_SIZE}=1 to begin all the same"
 
@@ -113,42 +110,3 @@ def check_blocks(nbytes: int) -> None:
             Field("num_envs"), f": rank 0 needs {shown(nbytes)} of memory for the steps of all envs, and its host has "
             f"{shown(free)} free; use fewer envs, {ANYWAY}"
         )  # fmt: skip
-
-
-def check_file(config: RolloutConfig, row_nbytes: int, old_nbytes: int = 0) -> str:
-    """Refuse a file that its file system has no room for.
-
-    How much a compressed one will have is not known before: it is told, and not refused.
-
-    Parameters
-    ----------
-    row_nbytes
-        Of one step of all envs.
-    old_nbytes
-        Of the unfinished file that is continued, which goes when the new one has what it had.
-
-    Returns
-    -------
-    What is to be told at the start; "" for a small file.
-
-    Raises
-    ------
-    StorageError
-        There is no room.
-    """
-    if not config.trajectories:
-        return ""
-    nbytes, is_compressed = row_nbytes * config.num_steps, config.compression != "none"
-    folder = os.path.dirname(os.path.abspath(config.out))
-    free = shutil.disk_usage(folder).free
-    size = (
-        f"{counted(config.num_envs, 'env')} x {counted(config.num_steps, 'step')} take "
-        f"{'at most' if is_compressed else 'about'} {shown(nbytes)} in {config.out}"
-    )
-    needed = max(nbytes - old_nbytes, min(old_nbytes, nbytes))
-    if needed > free and not is_compressed and not is_any_size():
-        raise StorageError(
-            f"{size}, and {folder} has {shown(free)} free; use fewer steps or envs, another --out, --compression gzip, "
-            f"{ANYWAY}"
-        )
-    return f"{size} ({shown(free)} free there)" if nbytes >= TOLD_NBYTES else ""

@@ -4,7 +4,15 @@ import argparse
 from functools import partial
 from typing import Any
 
-from mpi_rollout.bench.sim.question import CONSTANT_NAMES, FIGURES, GIVEN, MEASURED, MOST_CHECKED, Envs, Simulation
+from mpi_rollout.bench.scaling.sim.question import (
+    CONSTANT_NAMES,
+    FIGURES,
+    GIVEN,
+    MEASURED,
+    MOST_CHECKED,
+    Envs,
+    Simulation,
+)
 from mpi_rollout.config import flag
 from mpi_rollout.errors import UsageError
 from mpi_rollout.options import add_job_options, add_run_options, numbers, path, ranks_list
@@ -120,6 +128,6 @@ def _envs_of(options: argparse.Namespace) -> tuple[Envs | None, dict[str, Any]]:
 
 def sim_command(options: argparse.Namespace) -> int:
     """Answer."""
-    from mpi_rollout.bench.sim.runner import simulate  # h5py is not for --help.
+    from mpi_rollout.bench.scaling.sim.runner import simulate  # h5py is not for --help.
 
     return simulate(question_of(options), options.out, options.timeout_s, options.dry_run)

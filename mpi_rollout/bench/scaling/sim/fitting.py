@@ -7,8 +7,8 @@ import numpy as np
 
 from mpi_rollout.bench.model import Calibration, Constants, ExchangePoint, Workload, calibrate, predict
 from mpi_rollout.bench.scaling.samples import Job
-from mpi_rollout.bench.sim.file import SimulationFile
-from mpi_rollout.bench.sim.question import Setting
+from mpi_rollout.bench.scaling.sim.file import SimulationFile
+from mpi_rollout.bench.scaling.sim.question import Setting
 from mpi_rollout.bench.statistics import NoFit
 
 

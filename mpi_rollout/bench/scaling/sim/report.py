@@ -4,9 +4,9 @@ import math
 from dataclasses import fields
 
 from mpi_rollout.bench.model import Constants
-from mpi_rollout.bench.scaling.report import aligned
-from mpi_rollout.bench.sim.analysis import Check, Curve, SimulationAnalysis
-from mpi_rollout.bench.sim.file import SimulationFile
+from mpi_rollout.bench.scaling.sim.analysis import Check, Curve, SimulationAnalysis
+from mpi_rollout.bench.scaling.sim.file import SimulationFile
+from mpi_rollout.bench.text import aligned
 from mpi_rollout.errors import counted
 
 UNITS = {

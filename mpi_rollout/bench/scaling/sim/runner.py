@@ -20,12 +20,12 @@ from mpi_rollout.bench.jobs import (
 )
 from mpi_rollout.bench.machine import machine_facts
 from mpi_rollout.bench.scaling.samples import Samples
+from mpi_rollout.bench.scaling.sim import report
+from mpi_rollout.bench.scaling.sim.analysis import Check, CurveRow, SimulationAnalysis
+from mpi_rollout.bench.scaling.sim.constants import Known, known_from_study
+from mpi_rollout.bench.scaling.sim.file import SimulationFile, check_same_simulation, read_simulation
+from mpi_rollout.bench.scaling.sim.question import GIVEN, MEASURED, Envs, Setting, Simulation, constants_of
 from mpi_rollout.bench.scaling.study import Point
-from mpi_rollout.bench.sim import report
-from mpi_rollout.bench.sim.analysis import Check, CurveRow, SimulationAnalysis
-from mpi_rollout.bench.sim.constants import Known, known_from_study
-from mpi_rollout.bench.sim.file import SimulationFile, check_same_simulation, read_simulation
-from mpi_rollout.bench.sim.question import GIVEN, MEASURED, Envs, Setting, Simulation, constants_of
 from mpi_rollout.bench.workplace import claimed, now, origin, tell
 from mpi_rollout.errors import Interrupted, RolloutError, UsageError, counted
 from mpi_rollout.storage.output import check_folder

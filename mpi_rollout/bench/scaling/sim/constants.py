@@ -10,8 +10,9 @@ import numpy as np
 from mpi_rollout.bench.model import Constants, exchange_parts
 from mpi_rollout.bench.scaling.analysis import Analysis, PointFigures
 from mpi_rollout.bench.scaling.file import StudyFile, read_study
-from mpi_rollout.bench.scaling.report import hosts, machine
+from mpi_rollout.bench.scaling.report import hosts
 from mpi_rollout.bench.statistics import NoFit, non_negative
+from mpi_rollout.bench.text import machine
 from mpi_rollout.errors import DataError
 
 

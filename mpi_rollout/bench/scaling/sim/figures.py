@@ -3,9 +3,9 @@
 import math
 from typing import Any
 
-from mpi_rollout.bench.sim import report
-from mpi_rollout.bench.sim.analysis import Curve, SimulationAnalysis
-from mpi_rollout.bench.sim.file import SimulationFile, read_simulation
+from mpi_rollout.bench.scaling.sim import report
+from mpi_rollout.bench.scaling.sim.analysis import Curve, SimulationAnalysis
+from mpi_rollout.bench.scaling.sim.file import SimulationFile, read_simulation
 from mpi_rollout.commands.plots import new_figure, save
 from mpi_rollout.errors import DataError
 

@@ -17,8 +17,8 @@ import h5py
 
 from mpi_rollout.bench.model import Constants
 from mpi_rollout.bench.scaling.samples import Job
-from mpi_rollout.bench.sim.constants import Known
-from mpi_rollout.bench.sim.question import Envs, Setting, Simulation
+from mpi_rollout.bench.scaling.sim.constants import Known
+from mpi_rollout.bench.scaling.sim.question import Envs, Setting, Simulation
 from mpi_rollout.bench.tables import Contents, add_table, check_format, facts_of, opened, origin_of, replaced
 from mpi_rollout.errors import UsageError
 from mpi_rollout.storage.objects import ContentError

@@ -11,7 +11,7 @@ import gymnasium
 import numpy as np
 
 from mpi_rollout.bench.model import Constants, Workload
-from mpi_rollout.bench.scaling.study import arguments_of, in_order
+from mpi_rollout.bench.plan import arguments_of, in_order
 from mpi_rollout.config import RolloutConfig, flag
 from mpi_rollout.core.layout import RESULTS, SlotLayout
 from mpi_rollout.errors import UsageError

@@ -1,0 +1,49 @@
+"""What the file of a run takes of its disk: told before the run begins, and refused where there is no room."""
+
+import os
+import shutil
+
+from mpi_rollout.config import RolloutConfig
+from mpi_rollout.core.memory import ANYWAY, is_any_size, shown
+from mpi_rollout.errors import StorageError, counted
+
+TOLD_NBYTES = 100_000_000
+
+
+def check_file(config: RolloutConfig, row_nbytes: int, old_nbytes: int = 0) -> str:
+    """Refuse a file that its file system has no room for.
+
+    How much a compressed one will have is not known before: it is told, and not refused.
+
+    Parameters
+    ----------
+    row_nbytes
+        Of one step of all envs.
+    old_nbytes
+        Of the unfinished file that is continued, which goes when the new one has what it had.
+
+    Returns
+    -------
+    What is to be told at the start; "" for a small file.
+
+    Raises
+    ------
+    StorageError
+        There is no room.
+    """
+    if not config.trajectories:
+        return ""
+    nbytes, is_compressed = row_nbytes * config.num_steps, config.compression != "none"
+    folder = os.path.dirname(os.path.abspath(config.out))
+    free = shutil.disk_usage(folder).free
+    size = (
+        f"{counted(config.num_envs, 'env')} x {counted(config.num_steps, 'step')} take "
+        f"{'at most' if is_compressed else 'about'} {shown(nbytes)} in {config.out}"
+    )
+    needed = max(nbytes - old_nbytes, min(old_nbytes, nbytes))
+    if needed > free and not is_compressed and not is_any_size():
+        raise StorageError(
+            f"{size}, and {folder} has {shown(free)} free; use fewer steps or envs, another --out, --compression gzip, "
+            f"{ANYWAY}"
+        )
+    return f"{size} ({shown(free)} free there)" if nbytes >= TOLD_NBYTES else ""

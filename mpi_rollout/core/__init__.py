@@ -1,0 +1,4 @@
+"""Values: which rank has which envs, how spaces become bytes, seeds, clocks, cores, memory.
+
+No messages and no files.  Imports `process` and `errors`.
+"""

@@ -1,0 +1,4 @@
+"""Policies: callables from batched observations to batched actions.
+
+Imports `core`.
+"""
