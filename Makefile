@@ -79,8 +79,8 @@ slurm-test:  ## test the batch scripts under both MPIs on a SLURM of its own, br
 	.venv/bin/python -m pytest -n $(CLUSTERS) --dist worksteal tests/test_slurm*.py $(TESTS)
 
 lint: install  ## check style, format, and that folders import downwards only
-	$(BIN)/ruff check --config .ci/ruff.toml .
-	$(BIN)/ruff format --check --config .ci/ruff.toml .
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --config setup.cfg
 
 clean:  ## remove the virtual environments and caches

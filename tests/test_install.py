@@ -31,5 +31,7 @@ def test_the_clone_does_not_hide_the_package(tmp_path: Path):
         shutil.copy(TESTS.parent / name, clone)
     wheel = python("-c", BUILD, str(tmp_path), cwd=clone)
     zipfile.ZipFile(tmp_path / wheel).extractall(site)
+    [scripts] = site.glob("*.dist-info/entry_points.txt")
+    assert "mpi-rollout = mpi_rollout.__main__:start" in scripts.read_text()
     # -S: without the install that this Python has.
     assert python("-S", "-c", IMPORT, str(site), cwd=tmp_path) == str(clone / "mpi_rollout" / "__init__.py")
