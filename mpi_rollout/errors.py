@@ -121,7 +121,7 @@ class StorageError(RolloutError):
     exit_code = 74
 
 
-class Complete(RolloutError):
+class AlreadyComplete(RolloutError):
     """There is nothing to do any more."""
 
     exit_code = 0

@@ -34,7 +34,7 @@ except ImportError as error:
     raise ImportError(f"mpi_rollout.sb3 needs Stable-Baselines3 ({error}); pip install 'mpi_rollout[sb3]'") from error
 
 Infos = list[dict[str, Any]]
-Part = tuple[Any, np.ndarray, np.ndarray, Infos, np.ndarray]
+Received = tuple[Any, np.ndarray, np.ndarray, Infos, np.ndarray]
 FINAL = ("final_obs", "_final_obs", "final_info", "_final_info")  # Of the episode that ended, beside the new one's.
 PYTHON_NUMBERS = (np.dtype(np.bool_), np.dtype(np.int64), np.dtype(np.float64))  # What bool, int and float become.
 
@@ -101,7 +101,7 @@ class MPIVecEnv(VecEnv):
             part = self._join(part)
         return part[:-1]
 
-    def _receive(self) -> Part:
+    def _receive(self) -> Received:
         """Observations, rewards, dones and infos of the envs that come next, and which these are."""
         observations, rewards, terminations, truncations, infos, indices = self._envs.recv()
         dones, is_cut = terminations | truncations, truncations & ~terminations
@@ -119,7 +119,7 @@ class MPIVecEnv(VecEnv):
         give(said, {name: value for name, value in infos.items() if name not in FINAL})
         give(each, infos.get("final_info", {}))
 
-    def _join(self, part: Part) -> Part:
+    def _join(self, part: Received) -> Received:
         """Receive the others too: `connect` was told to give envs in groups, or as they get ready."""
         parts, missing = [part], self.num_envs - len(part[-1])
         while missing:

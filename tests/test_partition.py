@@ -24,10 +24,10 @@ def test_ranks_own_the_slices_that_array_split_makes(num_envs: int, num_workers:
 @pytest.mark.parametrize(("num_envs", "num_workers"), WORLDS)
 def test_runs_are_the_ranks_with_envs_in_two_groups(num_envs: int, num_workers: int, dedicated_root: bool):
     partition = Partition(num_envs, num_workers + dedicated_root, dedicated_root)
-    assert len(partition.runs) <= 2
+    assert len(partition.ranges) <= 2
     from_runs = {
         run.first_rank + i: range(run.first_env + i * run.envs_per_rank, run.first_env + (i + 1) * run.envs_per_rank)
-        for run in partition.runs
+        for run in partition.ranges
         for i in range(run.num_ranks)
     }
     all_ranks = range(partition.num_ranks)

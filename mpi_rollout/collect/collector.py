@@ -56,7 +56,7 @@ class Discard:
 
 
 @dataclass(eq=False)
-class Track:
+class LaneProgress:
     """How far one lane is: `step` steps taken, the next one goes to a row, what it leads to into the row after."""
 
     lane: Lane
@@ -68,7 +68,7 @@ class Track:
 
 
 @dataclass(frozen=True, eq=False)
-class Open:
+class OpenBlock:
     """A block that is being filled, and how each lane's slots are laid into it."""
 
     block: Block
@@ -122,10 +122,10 @@ class Collector:
         self._on_fault = on_fault
         self._on_look, self._look_every_s, self._commit_every_s = on_look, look_every_s, commit_every_s
         self._is_random = isinstance(policy, RandomPolicy)
-        self._tracks = {lane: Track(lane) for lane in driver.lanes}
+        self._tracks = {lane: LaneProgress(lane) for lane in driver.lanes}
         self._num_slowest = len(self._tracks)  # Lanes that have taken `num_steps` steps and no more.
-        self._made: dict[int, Open] = {}
-        self._open: deque[Open] = deque()  # In the order of their steps.
+        self._made: dict[int, OpenBlock] = {}
+        self._open: deque[OpenBlock] = deque()  # In the order of their steps.
         self._counted = 0
         self._look_at = self._commit_at = 0.0
 
@@ -162,11 +162,11 @@ class Collector:
         self._commit_at = perf_counter() + self._commit_every_s
         self.clock.restart()
 
-    def _fresh_block(self, start: int) -> Open:
+    def _fresh_block(self, start: int) -> OpenBlock:
         block = self.sink.acquire()
         block.start = start
         if id(block) not in self._made:
-            self._made[id(block)] = Open(block, self.driver.destinations(block))
+            self._made[id(block)] = OpenBlock(block, self.driver.destinations(block))
         self._open.append(self._made[id(block)])
         self.clock.lap("write")
         return self._open[-1]
@@ -203,7 +203,7 @@ class Collector:
         self.driver.made_anew = []
         return [env_index for _, env_index, _ in faults]
 
-    def _has_room(self, track: Track) -> bool:
+    def _has_room(self, track: LaneProgress) -> bool:
         """Find where the next step of a lane goes.
 
         Before its order is out: once it is, its slots must be awaited, whatever the writer says.
@@ -219,7 +219,7 @@ class Collector:
         track.next_block, track.next_row = self._open[place], 0
         return True
 
-    def _act(self, tracks: list[Track]) -> None:
+    def _act(self, tracks: list[LaneProgress]) -> None:
         """Ask the policy what some lanes' envs do, and send it."""
         if self._is_random:
             actions = self._random_actions(tracks[0])
@@ -238,7 +238,7 @@ class Collector:
             for array, sent in zip(track.block.block.action_arrays, track.lane.exchange.action_arrays, strict=True):
                 array[track.row, track.lane.envs] = sent
 
-    def _random_actions(self, track: Track) -> Any:
+    def _random_actions(self, track: LaneProgress) -> Any:
         lane = track.lane
         if lane.is_marked and lane.exchange.layout.infos:
             packed, has_mask = map(lane.exchange.take, lane.exchange.columns.info_arrays[0])
@@ -246,7 +246,7 @@ class Collector:
                 return self.policy.by_masks(track.step, lane.envs, has_mask, packed)
         return rows_of(self.policy.at(track.step), lane.envs)
 
-    def _observations(self, tracks: list[Track]) -> Any:
+    def _observations(self, tracks: list[LaneProgress]) -> Any:
         """Copies of the last observations of some lanes' envs, C-contiguous.
 
         The policy may write into them: what it gets shares no memory with the block, which is stored.
@@ -257,7 +257,7 @@ class Collector:
         space = self.driver.observation_space
         return tree_of(space, (np.concatenate([leaf.of(view) for view in views]) for leaf in leaves(space)))
 
-    def _lay(self, track: Track, failed: Sequence[int]) -> None:
+    def _lay(self, track: LaneProgress, failed: Sequence[int]) -> None:
         """Take in what a lane's step gave; of envs that have failed, the observation before stays."""
         lane = track.lane
         track.next_block.destinations[lane].lay_observations(track.next_row)

@@ -148,7 +148,7 @@ class Lines:
         pass
 
 
-class Silence:
+class NoProgress:
     """Nothing."""
 
     every_s = float("inf")
@@ -160,10 +160,10 @@ class Silence:
         pass
 
 
-def make_progress(kind: str, num_steps: int, clock: Clock) -> Bar | Lines | Silence:
+def make_progress(kind: str, num_steps: int, clock: Clock) -> Bar | Lines | NoProgress:
     """Make what `--progress` names; `auto` is a bar where a terminal shows it, else lines."""
     lines = Lines(num_steps, clock)
     terminal = open_terminal() if kind in ("auto", "bar") else None
     if kind == "bar" or terminal:
         return Bar(num_steps, clock, terminal or Stderr(), lines)
-    return Silence() if kind == "none" else lines
+    return NoProgress() if kind == "none" else lines

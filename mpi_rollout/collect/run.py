@@ -30,7 +30,7 @@ from mpi_rollout.process.parent import end_with_launcher
 from mpi_rollout.process.terminal import find_terminal
 from mpi_rollout.ranks import agreement
 from mpi_rollout.ranks.agreement import as_refusals
-from mpi_rollout.ranks.assembly import Part, Plan, assemble, check_batch_size, make_part
+from mpi_rollout.ranks.assembly import Plan, RankEnvs, assemble, check_batch_size, make_rank_envs
 from mpi_rollout.ranks.worker import unwatched_by_gc
 from mpi_rollout.storage.paths import check_storable
 
@@ -80,14 +80,14 @@ def _run(config: RolloutConfig, asked: list[int]) -> int:
 
 def _collect(config: RolloutConfig, comm: Any, asked: list[int]) -> tuple[int, Timer]:
     """Do the run; return the exit code, and who watches that the envs, which go now, do not keep the process."""
-    (part, policy, output), hosts = agreement.agree(
+    (rank_envs, policy, output), hosts = agreement.agree(
         comm, lambda: prepare(config, comm), lambda prepared: fingerprint(config, prepared[0])
     )
     mpi.take_names_off_shared_memory(comm)
-    envs = part.plan.division.whole.envs_of(comm.rank)
+    envs = rank_envs.plan.division.whole.envs_of(comm.rank)
     seed_again = partial(seed_global_generators, config.seed, comm.rank)
     worker, facts = assemble(
-        comm, part, lambda each: {
+        comm, rank_envs, lambda each: {
             "limit": Limit(config, each.control, envs, each.contents.action_space), "seed_again": seed_again
         },
     )  # fmt: skip
@@ -116,7 +116,7 @@ def no_other_interrupt() -> Iterator[None]:
 
 
 @no_other_interrupt()
-def prepare(config: RolloutConfig, comm: Any) -> tuple[Part, Policy | None, Any]:
+def prepare(config: RolloutConfig, comm: Any) -> tuple[RankEnvs, Policy | None, Any]:
     """Check and make on this rank all that can be before the first message of the run."""
     mpi.check_size(comm, config.expect_ranks)
     seed_global_generators(config.seed, comm.rank)  # Before any code of envs and policy, which may do it otherwise.
@@ -129,9 +129,9 @@ def prepare(config: RolloutConfig, comm: Any) -> tuple[Part, Policy | None, Any]
 
         output = open_output(config)
         policy = policy_of(config)
-    part = make_part(plan, comm.rank)
-    check_facts(config, part.facts)
-    return part, policy, output
+    rank_envs = make_rank_envs(plan, comm.rank)
+    check_facts(config, rank_envs.facts)
+    return rank_envs, policy, output
 
 
 def rehearse(config: RolloutConfig, num_ranks: int) -> str:
@@ -190,7 +190,7 @@ def on_fault_of(config: RolloutConfig) -> OnFault:
     return OnFault(max_restarts, config.check_finite, config.env_timeout, config.strict_dtypes, config.check_bounds)
 
 
-def fingerprint(config: RolloutConfig, part: Part) -> dict[str, str]:
+def fingerprint(config: RolloutConfig, rank_envs: RankEnvs) -> dict[str, str]:
     """What must be the same on all ranks."""
     marks = {"the configuration": config.to_json(), "the versions": json.dumps(versions())}
-    return marks | part.fingerprint()
+    return marks | rank_envs.fingerprint()

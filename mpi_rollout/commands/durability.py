@@ -8,7 +8,7 @@ from shlex import quote
 from typing import Any
 
 from mpi_rollout.core.bounds import told
-from mpi_rollout.errors import Complete, DataError, RolloutError, StorageError, UsageError, counted
+from mpi_rollout.errors import AlreadyComplete, DataError, RolloutError, StorageError, UsageError, counted
 from mpi_rollout.process.temporary import temporary_path
 from mpi_rollout.storage.child import in_child
 from mpi_rollout.storage.naming import why_no_file
@@ -77,7 +77,7 @@ def recover(path: str, new_path: str | None, num_steps: int | None = None, as_js
 def _without_suffix(path: str) -> RolloutError:
     """Why a file that does not end with .part cannot be recovered without a second name."""
     if in_child("mpi_rollout.storage.reader:identity", path)["complete"]:
-        return Complete(f"{path} is complete already; there is nothing to recover")
+        return AlreadyComplete(f"{path} is complete already; there is nothing to recover")
     return UsageError(f"recover: {path} does not end with {SUFFIX}; give the new file's name, too")
 
 

@@ -307,5 +307,5 @@ def split_by_rank(array: np.ndarray, partition: Partition) -> list[np.ndarray]:
     """Views of a (num_rows, num_envs, ...) array as (num_rows, ranks, envs_per_rank, ...), one per run of ranks."""
     return [
         array[:, run.envs].reshape(len(array), run.num_ranks, run.envs_per_rank, *array.shape[2:])
-        for run in partition.runs
+        for run in partition.ranges
     ]

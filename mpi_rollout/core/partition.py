@@ -9,7 +9,7 @@ import numpy as np
 from mpi_rollout.errors import Field, UsageError, counted
 
 
-class Run(NamedTuple):
+class RankRange(NamedTuple):
     """Neighbouring ranks that own equally many envs: what one strided copy can move."""
 
     first_rank: int
@@ -71,17 +71,17 @@ class Partition:
         return -(-self.num_envs // self.num_workers)
 
     @property
-    def runs(self) -> tuple[Run, ...]:
+    def ranges(self) -> tuple[RankRange, ...]:
         """The ranks with envs, grouped by how many: two groups at most, however many ranks."""
         small, num_large = divmod(self.num_envs, self.num_workers)
         first = int(self.dedicated_root)
-        large = Run(first, num_large, self.first_env, small + 1)
-        rest = Run(first + num_large, self.num_workers - num_large, large.envs.stop, small)
+        large = RankRange(first, num_large, self.first_env, small + 1)
+        rest = RankRange(first + num_large, self.num_workers - num_large, large.envs.stop, small)
         return tuple(run for run in (large, rest) if run.num_ranks)
 
     def envs_of(self, rank: int) -> range:
         """The env indices of one rank."""
-        for run in self.runs:
+        for run in self.ranges:
             if rank in range(run.first_rank, run.first_rank + run.num_ranks):
                 start = run.first_env + (rank - run.first_rank) * run.envs_per_rank
                 return range(start, start + run.envs_per_rank)

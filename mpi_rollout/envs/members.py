@@ -31,7 +31,7 @@ from mpi_rollout.process.exits import end_if_forked
 MAKE_PATIENCE = 10.0  # Simulators may take long to start: so many times the limit of a step.
 
 
-class Members(VectorEnv):
+class SingleEnvs(VectorEnv):
     """Envs that are all alike: made, made anew, asked, closed.
 
     Parameters

@@ -14,21 +14,22 @@ from collections.abc import Callable
 import numpy as np
 
 from mpi_rollout.core.masks import MASKED
-from mpi_rollout.exchange.messages import Direct, Lockstep
+from mpi_rollout.exchange.messages import DirectMessages, Lockstep
 from mpi_rollout.exchange.waiting import Adaptation
 
 SHORT = 4  # A slot's mark: its rank is short of processor time.  All is well otherwise.
 
 
 class Changing:
-    """`messages.Lockstep` or `messages.Direct`, with the same verbs.
+    """`messages.Lockstep` or `messages.DirectMessages`, with the same verbs.
 
     Parameters
     ----------
     make_direct
-        Makes the `Direct`, when it is needed for the first time.
+        Makes the `DirectMessages`, when it is needed for the first time.
     sleeps
-        One number in the order, which says how messages travel from this order on: 1 by `Direct`, 0 by `Lockstep`.
+        One number in the order, which says how messages travel from this order on: 1 by `DirectMessages`, 0 by
+        `Lockstep`.
 
     Attributes
     ----------
@@ -36,14 +37,14 @@ class Changing:
         That of this rank's slot, to be set by whoever has laid it out; None on a root without envs.
     """
 
-    def __init__(self, lockstep: Lockstep, make_direct: Callable[[], Direct], sleeps: np.ndarray):
+    def __init__(self, lockstep: Lockstep, make_direct: Callable[[], DirectMessages], sleeps: np.ndarray):
         self._lockstep, self._make_direct, self._sleeps = lockstep, make_direct, memoryview(sleeps)
-        self._direct: Direct | None = None
+        self._direct: DirectMessages | None = None
         self._adaptation, self._is_told = Adaptation(), False
         self.mark: np.ndarray | None = None
         self._go_on_by(lockstep)
 
-    def _go_on_by(self, messages: Lockstep | Direct) -> None:
+    def _go_on_by(self, messages: Lockstep | DirectMessages) -> None:
         self._now, self._is_direct = messages, messages is self._direct
         self.await_slots, self.spread = messages.await_slots, messages.spread
         self.listen, self.finish = messages.listen, messages.finish

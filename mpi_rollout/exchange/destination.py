@@ -14,7 +14,7 @@ class Destination:
     """
 
     def __init__(self, exchange: Exchange, block: Block, slots: slice):
-        layout, runs = exchange.layout, exchange.partition.runs
+        layout, runs = exchange.layout, exchange.partition.ranges
         self.block, self._slots = block, slots
         self._slot_heads = exchange.slots[:, : layout.head_nbytes]
         self._heads = np.zeros((block.num_rows, *self._slot_heads.shape), np.uint8)

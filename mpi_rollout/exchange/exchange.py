@@ -23,7 +23,7 @@ from mpi_rollout.core.partition import Division, Partition
 from mpi_rollout.errors import DataError, words_of
 from mpi_rollout.exchange.changing import Changing
 from mpi_rollout.exchange.infos import pack_infos, unpack_infos
-from mpi_rollout.exchange.messages import INFOS_TAG, Alone, Direct, Lockstep, Overlapped
+from mpi_rollout.exchange.messages import INFOS_TAG, DirectMessages, Lockstep, NoMessages, Overlapped
 from mpi_rollout.exchange.mpi import ROOT
 from mpi_rollout.exchange.shrink import Surviving
 from mpi_rollout.exchange.waiting import Sleeping, waits_of
@@ -87,9 +87,9 @@ class Exchange:
 
     def _make_messages(self, kind: type, waiting: Any) -> Any:
         buffers = self.comm, self._order, self._slot, self.slots if self.is_root else None
-        if kind is Alone:
-            return Alone()
-        if kind is Direct:
+        if kind is NoMessages:
+            return NoMessages()
+        if kind is DirectMessages:
             messages = self._make_direct(waiting)
             if not self.is_root:
                 messages.listen()
@@ -105,12 +105,14 @@ class Exchange:
             messages.marks = self.marks
         return messages
 
-    def _make_direct(self, waiting: Any) -> Direct:
+    def _make_direct(self, waiting: Any) -> DirectMessages:
         first = self.first_rank
         if not self.is_root:
-            return Direct(self.comm, self._order, self._slot, None, (), waiting)
+            return DirectMessages(self.comm, self._order, self._slot, None, (), waiting)
         peers = [rank for rank in range(first, first + self.partition.num_ranks) if rank != ROOT]
-        return Direct(self.comm, self._order, None, [self.slots[peer - first] for peer in peers], peers, waiting)
+        return DirectMessages(
+            self.comm, self._order, None, [self.slots[peer - first] for peer in peers], peers, waiting
+        )
 
     def _lay_out_order(self, action_space: spaces.Space) -> None:
         """Header of three int64, then the actions in columns of (num_envs, ...)."""
@@ -301,9 +303,9 @@ class Exchanges:
         if self._is_surviving:
             return Surviving
         if self.division.num_ranks == 1 or (self.division.first_ready and first_rank == ROOT):
-            return Alone
+            return NoMessages
         if self.division.first_ready or self.way == "sleep":
-            return Direct
+            return DirectMessages
         if len(self.division.parts) > 1:
             return Overlapped
         return Changing if self.way == "adapt" else Lockstep

@@ -68,15 +68,15 @@ def names_of(infos: Infos) -> bool | tuple[str, ...]:
 
 
 @dataclass
-class Told:
+class InfoEntries:
     """What some envs say under one key: rows and values, or for dicts what they have inside."""
 
     rows: list[int] = field(default_factory=list)
     values: list[Any] = field(default_factory=list)
-    inside: dict[str, "Told"] | None = None
+    inside: dict[str, "InfoEntries"] | None = None
 
 
-def tell(told: dict[str, Told], info: dict[str, Any], row: int) -> dict[str, Told]:
+def tell(told: dict[str, InfoEntries], info: dict[str, Any], row: int) -> dict[str, InfoEntries]:
     """Add the info of one env to that of others: values as they are, so that nothing is decided on too early.
 
     Of numbers of several types the first env's decides for all; on a rank nobody knows yet who that is.
@@ -84,7 +84,7 @@ def tell(told: dict[str, Told], info: dict[str, Any], row: int) -> dict[str, Tol
     for key, value in info.items():
         is_nested = isinstance(value, dict) and key != FINAL_OBS
         if key not in told:
-            told[key] = Told(inside={} if is_nested else None)
+            told[key] = InfoEntries(inside={} if is_nested else None)
         entry = told[key]
         entry.rows.append(row)
         if is_nested != (entry.inside is not None):
@@ -161,7 +161,7 @@ def _find(infos: dict[str, Any], leaf: Leaf) -> tuple[Any, Any]:
         entry = found.get(key)
         if entry is None:
             return [], []
-        if isinstance(entry, Told):
+        if isinstance(entry, InfoEntries):
             rows, found = entry.rows, entry.values if entry.inside is None else entry.inside
         else:
             rows = np.flatnonzero(found.get(f"_{key}", np.ones(len(entry), bool)))
@@ -198,14 +198,14 @@ def merge_infos(num_envs: int, parts: Iterable[tuple[slice, dict[str, Any]]]) ->
     merged: dict[str, Any] = {}
     for rows, infos in parts:
         for key, value in infos.items():
-            if isinstance(value, Told):
+            if isinstance(value, InfoEntries):
                 _add_told(merged, num_envs, rows.start, key, value)
             else:
                 _add_arrays(merged, num_envs, rows, key, value)
     return merged
 
 
-def _add_told(merged: dict[str, Any], num_envs: int, start: int, key: str, told: Told) -> None:
+def _add_told(merged: dict[str, Any], num_envs: int, start: int, key: str, told: InfoEntries) -> None:
     rows = [start + row for row in told.rows]
     before = merged.get(key)
     if before is not None and isinstance(before, dict) != (told.inside is not None):

@@ -3,11 +3,11 @@
 Each rank makes one for its buffers and calls `post_order` and `await_slots` on the root, `await_order` and
 `post_slot` elsewhere, in turn.  An order and a slot are single buffers of bytes, so either is one message.
 
-Lockstep    blocking collectives: all ranks at once, the cheapest per step
-Overlapped  nonblocking collectives: a rank can be in several of these and obey whose order comes first
-Direct      messages between the root and each of some ranks: none passes on what another one waits for, so with one
-            rank nobody else is delayed, and ranks may sleep while they wait
-Alone       the root to itself
+Lockstep        blocking collectives: all ranks at once, the cheapest per step
+Overlapped      nonblocking collectives: a rank can be in several of these and obey whose order comes first
+DirectMessages  messages between the root and each of some ranks: none passes on what another one waits for, so with
+                one rank nobody else is delayed, and ranks may sleep while they wait
+NoMessages      the root to itself
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from mpi_rollout.exchange.mpi import ROOT
 ORDER_TAG, SLOT_TAG, OBJECT_TAG, INFOS_TAG = 1, 2, 3, 4
 
 
-class Alone:
+class NoMessages:
     """No messages: the root is the only rank."""
 
     arrival = None
@@ -120,7 +120,7 @@ class Overlapped(Lockstep):
             self._sent = None
 
 
-class Direct:
+class DirectMessages:
     """Persistent sends and receives between the root and each of some other ranks.
 
     Parameters

@@ -10,7 +10,15 @@ from time import monotonic, sleep
 from typing import Any
 
 from mpi_rollout.config import RolloutConfig
-from mpi_rollout.errors import Complete, Interrupted, LaunchError, RolloutError, StorageError, UsageError, words_of
+from mpi_rollout.errors import (
+    AlreadyComplete,
+    Interrupted,
+    LaunchError,
+    RolloutError,
+    StorageError,
+    UsageError,
+    words_of,
+)
 from mpi_rollout.exchange.mpi import (
     GRACE_S,
     ROOT,
@@ -133,7 +141,7 @@ def _verdict(reports: list[tuple[RolloutError | None, dict[str, str], str]]) -> 
     if failed:
         problem, _, host = reports[failed[0]]
         # Output and policy concern no rank in particular.
-        is_of_the_run = failed == [ROOT] and isinstance(problem, UsageError | StorageError | Complete)
+        is_of_the_run = failed == [ROOT] and isinstance(problem, UsageError | StorageError | AlreadyComplete)
         where = "" if len(failed) == len(reports) or is_of_the_run else f"rank {failed[0]} ({host}): "
         return type(problem)(where, *problem.args)
     expected: dict[str, tuple[str, int]] = {}

@@ -60,7 +60,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Part:
+class RankEnvs:
     """One rank's envs, for each exchange that it steps envs for."""
 
     plan: Plan
@@ -87,7 +87,7 @@ def check_batch_size(division: Division, batch_size: int) -> None:
         raise UsageError(Field("batch_size"), f" must be {what}, got {batch_size!r}")
 
 
-def make_part(plan: Plan, rank: int) -> Part:
+def make_rank_envs(plan: Plan, rank: int) -> RankEnvs:
     """Make the envs of one rank."""
     info_leaves(plan.infos)  # Or they are refused.
     options = plan.seed, plan.autoreset_mode, names_of(plan.infos), plan.on_fault
@@ -95,7 +95,7 @@ def make_part(plan: Plan, rank: int) -> Part:
     check_instances(zip(plan.division.envs_of(rank), envs, strict=True))
     facts = EnvFacts.of(envs[0]) if envs else None
     is_sent = facts is not None and plan.division.num_ranks > 1
-    return Part(plan, envs, facts.portable() if is_sent else facts)
+    return RankEnvs(plan, envs, facts.portable() if is_sent else facts)
 
 
 def check_instances(slices: Iterable[tuple[range, VectorEnv]]) -> None:
@@ -111,7 +111,7 @@ def check_instances(slices: Iterable[tuple[range, VectorEnv]]) -> None:
 
 
 def assemble(
-    comm: Any, part: Part, methods: Callable[[Exchanges], dict[str, Callable[..., Any]]] = lambda exchanges: {}
+    comm: Any, rank_envs: RankEnvs, methods: Callable[[Exchanges], dict[str, Callable[..., Any]]] = lambda exchanges: {}
 ) -> tuple[Worker, EnvFacts]:
     """Make the exchanges and this rank's worker, when the ranks have agreed.  **Collective.**
 
@@ -120,20 +120,20 @@ def assemble(
     methods
         Gives what the root may call by name on all ranks.
     """
-    plan = part.plan
-    facts = part.facts
+    plan = rank_envs.plan
+    facts = rank_envs.facts
     if comm.size > 1:
         first = plan.division.stepping_ranks[0]
         facts = comm.bcast(facts if comm.rank == first else None, first)
-    if part.envs:  # They know what could not be sent.
-        facts = EnvFacts.of(part.envs[0])
+    if rank_envs.envs:  # They know what could not be sent.
+        facts = EnvFacts.of(rank_envs.envs[0])
     infos = info_leaves(plan.infos, plan.has_final_observations)
     infos += mask_leaves(facts.action_space) if plan.heeds_masks else ()
     contents = Contents(facts.observation_space, facts.action_space, plan.has_final_observations, infos)
     exchanges = Exchanges(comm, plan.division, contents, plan.is_surviving, _way_to_wait(comm, plan))
     own = [exchange for exchange in exchanges.all if exchange.envs]
     options = plan.infos, plan.on_fault, plan.heeds_masks
-    slices = [Slice(exchange, envs, *options) for exchange, envs in zip(own, part.envs, strict=True)]
+    slices = [Slice(exchange, envs, *options) for exchange, envs in zip(own, rank_envs.envs, strict=True)]
     worker = Worker(exchanges, slices, methods(exchanges))
     worker.watch(plan.on_fault.timeout_s)
     return worker, facts

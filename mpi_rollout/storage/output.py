@@ -8,7 +8,7 @@ from time import time
 
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.envs.restoring import Past
-from mpi_rollout.errors import Complete, DataError, StorageError, UsageError
+from mpi_rollout.errors import AlreadyComplete, DataError, StorageError, UsageError
 from mpi_rollout.process.temporary import make_folder, temporary_path
 from mpi_rollout.storage.child import in_child
 from mpi_rollout.storage.lock import Lock, lock, why_no_locks
@@ -58,7 +58,7 @@ def open_output(config: RolloutConfig) -> Output:
 
     Raises
     ------
-    Complete
+    AlreadyComplete
         The run itself, complete.
     UsageError
         Another run's output, or one that another process is writing, or one that cannot be continued.
@@ -165,7 +165,7 @@ def check_extends(config: RolloutConfig, path: str) -> None:
 
     Raises
     ------
-    Complete
+    AlreadyComplete
         It is this run, with all its steps.
     UsageError
         It is something else, or cannot be extended.
@@ -180,7 +180,9 @@ def check_extends(config: RolloutConfig, path: str) -> None:
             f"--out {path}: {path} was recovered from this run before its end; move it away to continue the run"
         )
     if not check_same_run(config, found["config"], path, is_complete=True):
-        raise Complete(f"--out {path}: {path} is there already, of the same run and complete; nothing is left to do")
+        raise AlreadyComplete(
+            f"--out {path}: {path} is there already, of the same run and complete; nothing is left to do"
+        )
     if os.path.islink(path):
         raise UsageError(
             f"--out {path} is a link; to extend the file give its name, --out {quote(os.path.realpath(path))}"

@@ -23,7 +23,7 @@ from mpi_rollout.process import exits
 from mpi_rollout.process.console import say, without_stdin
 from mpi_rollout.process.interrupts import Interrupts, is_main_thread, unheeded
 from mpi_rollout.ranks import agreement
-from mpi_rollout.ranks.assembly import Part, assemble, make_part
+from mpi_rollout.ranks.assembly import RankEnvs, assemble, make_rank_envs
 from mpi_rollout.ranks.driver import Driver
 from mpi_rollout.ranks.turns import Turns
 from mpi_rollout.ranks.worker import Worker, unwatched_by_gc
@@ -142,9 +142,9 @@ class Connection:
                 turns.add(another._made[0])
 
         with nullcontext() if comm.size == 1 else mpi.no_early_end(comm):
-            part, _ = agreement.agree(comm, self._prepare, self._fingerprint)
+            rank_envs, _ = agreement.agree(comm, self._prepare, self._fingerprint)
             with mpi.all_or_none(comm):
-                return assemble(comm, part, lambda _: {"connect": connect})
+                return assemble(comm, rank_envs, lambda _: {"connect": connect})
 
     def _drive(self, turns: Turns, worker: Worker, facts: EnvFacts) -> None:
         request, is_alone = self._request, self._comm.size == 1
@@ -157,7 +157,7 @@ class Connection:
         else:
             turns.add(envs)
 
-    def _prepare(self) -> Part:
+    def _prepare(self) -> RankEnvs:
         mpi.check_thread()
         if self._comm.rank != mpi.ROOT and not is_main_thread():
             raise UsageError(
@@ -166,10 +166,10 @@ class Connection:
             )
         if isinstance(self._request, bytes):
             self._request = cloudpickle.loads(self._request)
-        return make_part(self._request.plan(self._comm.size), self._comm.rank)
+        return make_rank_envs(self._request.plan(self._comm.size), self._comm.rank)
 
-    def _fingerprint(self, part: Part) -> dict[str, str]:
-        return self._request.fingerprint() | {"the versions": json.dumps(versions())} | part.fingerprint()
+    def _fingerprint(self, rank_envs: RankEnvs) -> dict[str, str]:
+        return self._request.fingerprint() | {"the versions": json.dumps(versions())} | rank_envs.fingerprint()
 
     def __exit__(self, kind: type | None, error: BaseException | None, _traceback: Any) -> None:
         _entered.discard(self)

@@ -17,7 +17,7 @@ from mpi_rollout.core.partition import Division
 from mpi_rollout.envs import EnvFacts, maker_of
 from mpi_rollout.exchange.mpi import ROOT
 from mpi_rollout.policies.random import RandomPolicy
-from mpi_rollout.ranks.assembly import Plan, assemble, make_part
+from mpi_rollout.ranks.assembly import Plan, assemble, make_rank_envs
 from mpi_rollout.ranks.driver import Driver
 from mpi_rollout.ranks.worker import Worker, unwatched_by_gc
 
@@ -92,7 +92,7 @@ def record_on_ranks(comm: Any, env: str, num_envs: int, folder: Path, serve: Any
         progress="none",
     )  # fmt: skip
     plan = Plan(maker_of(config), Division(num_envs, comm.size), config.seed)
-    worker, facts = assemble(comm, make_part(plan, comm.rank))
+    worker, facts = assemble(comm, make_rank_envs(plan, comm.rank))
     with unwatched_by_gc():
         if comm.rank == ROOT:
             recording = Recording(config, worker, facts, comm.size)

@@ -4,7 +4,7 @@
             num_cores, versions, commit, started, updated
 /jobs       a row each, see `samples.Job`
 /ranks      a row for each rank of each job, `samples.Rank`
-/parts      a row for each part of a job's run, with the rate of bare loops around it, `samples.Part`
+/parts      a row for each part of a job's run, with the rate of bare loops around it, `samples.JobPart`
 
 It is written anew as a whole after each job and then put in the place of the one before: it is never half written.
 """
@@ -17,14 +17,14 @@ from typing import Any
 import h5py
 
 from mpi_rollout.bench import tables
-from mpi_rollout.bench.scaling.samples import Job, Part, Rank, Samples
+from mpi_rollout.bench.scaling.samples import Job, JobPart, Rank, Samples
 from mpi_rollout.bench.scaling.study import Study, differences
 from mpi_rollout.bench.tables import add_table, facts_of, opened, origin_of, replaced, told_facts
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.errors import DataError, UsageError
 
 FORMAT, FORMAT_VERSION = "mpi_rollout-scaling", 1
-TABLES = {"jobs": Job, "ranks": Rank, "parts": Part}
+TABLES = {"jobs": Job, "ranks": Rank, "parts": JobPart}
 
 
 @dataclass(frozen=True)

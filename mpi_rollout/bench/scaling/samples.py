@@ -89,7 +89,7 @@ class Rank:
 
 
 @dataclass(frozen=True)
-class Part:
+class JobPart:
     """One part of a job: its rate, and that of bare loops on all of its ranks at once, before and after it."""
 
     job: int
@@ -103,7 +103,7 @@ class Samples:
 
     jobs: tuple[Job, ...] = ()
     ranks: tuple[Rank, ...] = ()
-    parts: tuple[Part, ...] = ()
+    parts: tuple[JobPart, ...] = ()
 
     @property
     def points(self) -> set[Point]:
@@ -127,7 +127,7 @@ class Samples:
             oversubscribed=_is_oversubscribed(ranks, num_cores),
         )  # fmt: skip
         rows = [_rank_row(place, rank, env_s) for rank, env_s in zip(ranks, outcome["step_s"], strict=True)]
-        parts = [Part(place, *rates) for rates in outcome["limit"]]
+        parts = [JobPart(place, *rates) for rates in outcome["limit"]]
         return Samples((*self.jobs, job), (*self.ranks, *rows), (*self.parts, *parts))
 
     def with_failure(self, point: Point, num_envs: int, started: str, error: str) -> "Samples":
