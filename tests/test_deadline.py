@@ -182,8 +182,8 @@ def test_the_start_of_this_process_is_known():
 
 @pytest.mark.mpi(2)
 def test_a_job_ends_before_its_time_and_is_continued(job: Job, num_ranks):
-    """6 s, of which the start takes some; 400 steps need 40 s at least."""
-    arguments = (*RUN, "--num-steps", "400", "--out", "run.h5", "--max-walltime", "0:06")
+    """10 s, of which the start takes some; 800 steps need 80 s at least."""
+    arguments = (*RUN, "--num-steps", "800", "--out", "run.h5", "--max-walltime", "0:10")
     result = job(num_ranks, *arguments)
     assert result.code == 75 and result.messages[-1].partition(": stopped for ")[2].startswith("--max-walltime; the ")
     again = job(num_ranks, *arguments)
