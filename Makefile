@@ -21,7 +21,7 @@ export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help install run results test test-alone test-mpi slurm-test lint clean
+.PHONY: help install run results test test-alone test-mpi slurm-test lint docs clean
 
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -83,6 +83,13 @@ lint: install  ## check style, format, and that folders import downwards only
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --config setup.cfg
 
+docs: $(BIN)/.docs-installed  ## build the documentation into docs/_build/html; a warning is an error
+	$(BIN)/python -m sphinx -E -W --keep-going --quiet -b html docs docs/_build/html
+
+$(BIN)/.docs-installed: $(BIN)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	@touch $@
+
 clean:  ## remove the virtual environments and caches
-	rm -rf .venv .venv-* build *.egg-info .pytest_cache .ruff_cache
+	rm -rf .venv .venv-* build docs/_build *.egg-info .pytest_cache .ruff_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +

@@ -1,7 +1,8 @@
-"""Every command and every Python snippet of README.md and slurm/README.md, in order, in a fresh clone.
+"""Every command and every Python snippet of README.md, docs/ and slurm/README.md, in order, in a fresh clone.
 
 Fences say what a block is: `sh`, `python`, or nothing for what a program prints.  A comment before a fence, which no
-reader sees, says why a block is `not run`, or what the commands of a long one are given `in the test also`.
+reader sees, says why a block is `not run`, what the commands of a long one are given `in the test also`, or which
+package it `needs` that no word in it names.
 """
 
 import re
@@ -16,7 +17,9 @@ import pytest
 from conftest import TESTS, Running, mpiexec
 
 CLONE = TESTS.parent
-BLOCK = re.compile(r"(?:^<!-- (?P<mark>[^\n]*) -->\n)?^```(?P<kind>\w*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(
+    r"(?:^<!-- (?P<mark>[^\n]*) -->\n)?^```(?P<kind>[\w{}-]*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
+)
 COMMANDS = ("mpirun", "python", "pip", "make", "git", "sbatch", "slurm/", "apt-get", "cp", "export")
 REASONS = ("SLURM", "brings another torch", "brings packages, root", "FILE stands for yours", "the network and long")
 NEEDED = {
@@ -39,7 +42,15 @@ class Block:
     mark: str
 
     def __str__(self) -> str:
-        return f"{Path(self.page).parent.name or 'README'}-{self.place}-{self.kind}"
+        return f"{self.page.removesuffix('.md')}-{self.place}-{self.kind}"
+
+    @property
+    def missing(self) -> list[str]:
+        """The packages that it needs and that are not installed."""
+        named = {name for name, words in NEEDED.items() if re.search(words, self.text)}
+        if self.mark.startswith("needs: "):
+            named.update(self.mark.removeprefix("needs: ").split(", "))
+        return sorted(name for name in named if find_spec(name) is None)
 
     @property
     def is_run(self) -> bool:
@@ -50,12 +61,14 @@ class Block:
         if self.kind == "sh":
             return ["bash", "-euo", "pipefail", "-c", self._short()]
         name = re.match(r"# (\w+\.py)$", self.text.splitlines()[0])
-        file = folder / (name[1] if name else f"snippet_{self.place}.py")
+        file = folder / (name[1] if name else f"{Path(self.page).stem}_snippet_{self.place}.py".replace("-", "_"))
         file.write_text(self.text)
         launcher = [mpiexec(), "-n", "2"] if "if envs is not None" in self.text else []
         return ["true"] if name else [*launcher, sys.executable, file.name]
 
     def _short(self) -> str:
+        if not self.mark.startswith("in the test also: "):
+            return self.text
         more = self.mark.removeprefix("in the test also: ")
         return re.sub(r"^(.+?)( +#.*)?$", rf"\1 {more}", self.text, flags=re.MULTILINE)
 
@@ -65,7 +78,13 @@ def blocks(page: str) -> list[Block]:
     return [Block(page, place, each["kind"], each["text"], each["mark"] or "") for place, each in found]
 
 
-ALL = [*blocks("README.md"), *blocks("slurm/README.md")]
+def pages() -> list[str]:
+    """The README first, whose files later pages use; then in the order of their names."""
+    docs = sorted(str(path.relative_to(CLONE)) for path in (CLONE / "docs").rglob("*.md"))
+    return ["README.md", "CONTRIBUTING.md", *docs, "slurm/README.md"]
+
+
+ALL = [block for page in pages() for block in blocks(page)]
 
 
 @pytest.fixture(scope="module")
@@ -86,20 +105,32 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.mpi
 @pytest.mark.parametrize("block", [each for each in ALL if each.is_run], ids=str)
 def test_it_works_as_it_stands(block: Block, clone: Path):
-    missing = [name for name, words in NEEDED.items() if re.search(words, block.text) and find_spec(name) is None]
-    if missing:
-        pytest.skip(f"needs {', '.join(missing)}")
+    if block.missing:
+        pytest.skip(f"needs {', '.join(block.missing)}")
     path = f"{Path(sys.executable).parent}:/usr/bin:/bin"
     result = Running(block.command(clone), clone, PYTHONPATH=str(clone), PATH=path).finish(TIMEOUT_S)
     assert result.code == 0, f"{block.text}\n{result.out}\n{result.err}"
 
 
 def test_what_is_not_run_is_little_and_has_a_reason():
-    marks = [each.mark for each in ALL if each.mark]
-    left_out = [mark.removeprefix("not run: ") for mark in marks if mark.startswith("not run: ")]
-    assert len(left_out) + sum(mark.startswith("in the test also: --") for mark in marks) == len(marks)
+    left_out = [block.mark.removeprefix("not run: ") for block in ALL if block.mark.startswith("not run: ")]
+    others = [block.mark for block in ALL if block.mark and not block.mark.startswith("not run: ")]
+    assert [mark for mark in others if not mark.startswith(("in the test also: --", "needs: "))] == []
     assert set(left_out) == set(REASONS)
-    assert sum(reason != "SLURM" for reason in left_out) == len(REASONS) - 1  # `make slurm-test` has the others.
+    # `make slurm-test` has those of SLURM; to install is shown where to begin, and where to contribute.
+    assert sum(reason != "SLURM" for reason in left_out) == len(REASONS)
+
+
+def test_no_block_is_there_twice():
+    texts = [block.text for block in ALL if block.kind in ("sh", "python")]
+    assert [text for text in texts if texts.count(text) > 1] == []
+
+
+def test_the_readme_is_short_and_its_links_lead_somewhere():
+    text = (CLONE / "README.md").read_text()
+    assert len(text.splitlines()) <= 150
+    targets = [target for target in re.findall(r"\]\(([^)#]+)", text) if "://" not in target]
+    assert [target for target in targets if not (CLONE / target).exists()] == []
 
 
 def test_no_command_hides_in_a_block_of_output():

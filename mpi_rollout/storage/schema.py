@@ -1,4 +1,4 @@
-"""What stands in a file: groups, datasets, attributes.  See the README for the same as a table.
+"""What stands in a file: groups, datasets, attributes.  docs/reference/file-format.md has the same as tables.
 
 All of it is made before the first step, since a file in SWMR mode takes no new objects or attributes afterwards.
 """
