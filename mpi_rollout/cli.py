@@ -70,7 +70,10 @@ def make_parser() -> Parser:
     inspect.add_argument("files", metavar="FILE", nargs="+")
     inspect.add_argument("--json", action="store_true", help="print it as one line of JSON for each file")
     inspect.add_argument(
-        "--plot", metavar="PNG", type=path, help="draw returns, throughput and time by phase (needs the extra `plots`)"
+        "--plot",
+        metavar="PNG",
+        type=path,
+        help="draw returns, lengths, throughput and time by phase (needs the extra `plots`)",
     )
     inspect.set_defaults(command=inspect_command)
     add_list(commands)
@@ -86,7 +89,7 @@ def make_parser() -> Parser:
 
 def add_plot(commands: Any) -> None:
     plot = commands.add_parser(
-        "plot", help="draw studies and comparisons: a PNG and an SVG beside each file (needs the extra `plots`)"
+        "plot", help="draw studies and comparisons: PNG and SVG beside each file (needs the extra `plots`)"
     )
     plot.add_argument("files", metavar="FILE", nargs="+")
     plot.set_defaults(command=plot_command)

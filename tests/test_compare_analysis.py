@@ -11,13 +11,12 @@ import pytest
 from comparisons import ENV, ENV_S, FACTS, SIZES, TIMES, made_up, make_comparison
 from conftest import job_environment
 
-from mpi_rollout.bench.compare import estimate, report
+from mpi_rollout.bench.compare import estimate, figures, report
 from mpi_rollout.bench.compare.analysis import Analysis, verdict
 from mpi_rollout.bench.compare.command import SYSTEMS
 from mpi_rollout.bench.compare.comparison import Comparison, Point
 from mpi_rollout.bench.compare.estimate import Probe
 from mpi_rollout.bench.compare.facts import facts_now
-from mpi_rollout.bench.compare.figures import looks_of
 from mpi_rollout.bench.compare.file import ComparisonFile, check_same_comparison, read_comparison
 from mpi_rollout.bench.compare.samples import Samples
 from mpi_rollout.bench.compare.systems import envpool_id, reason_to_skip, systems_of
@@ -325,20 +324,56 @@ def test_other_files_are_refused_with_what_they_are(tmp_path: Path, file: Compar
 # The picture.
 
 
-def test_plot_draws_a_comparison_with_machine_date_and_all_systems(tmp_path: Path, file: ComparisonFile, capsys):
+def texts_in(path: Path) -> str:
+    return " ".join(" ".join(re.findall(r"<!-- (.*?) -->", path.read_text(), re.DOTALL)).split())
+
+
+def test_plot_draws_three_pictures_with_machine_and_date(tmp_path: Path, file: ComparisonFile, capsys):
     file.write(str(tmp_path / "compare.h5"), UPDATED)
     assert main(["plot", str(tmp_path / "compare.h5")]) == 0
-    assert capsys.readouterr().out.splitlines() == [str(tmp_path / "compare.png"), str(tmp_path / "compare.svg")]
+    names = [f"compare{part}{kind}" for part in ("", "-systems", "-bars") for kind in (".png", ".svg")]
+    assert capsys.readouterr().out.splitlines() == [str(tmp_path / name) for name in names]
     assert (tmp_path / "compare.png").read_bytes().startswith(b"\x89PNG")
-    texts = "\n".join(re.findall(r"<!-- (.*?) -->", (tmp_path / "compare.svg").read_text(), re.DOTALL))
-    titles = [system.title for system in file.comparison.all_systems.values()]
-    for words in ("Made-up 9000, 2 cores", "2026-01-02", ENV, "env steps per second", *titles):
-        assert words in texts
+    texts = {name: texts_in(tmp_path / name) for name in names[1::2]}
+    for words in ("Made-up 9000, 2 cores", "2026-01-02", ENV):
+        assert all(words in text for text in texts.values())
+    for words in ("1 rank", "2 ranks", "SyncVectorEnv", "AsyncVectorEnv", "vector_entry_point", "mpi_rollout, 1 rank"):
+        assert words in texts["compare-systems.svg"]
+    assert "SyncVectorEnv, with 64 envs" in texts["compare-bars.svg"]
 
 
-def test_no_two_systems_look_the_same():
-    looks = [tuple(sorted(look.items())) for look in looks_of(systems_of(RANKS, 64)).values()]
-    assert len(set(looks)) == len(looks)
+def test_each_system_beside_the_bare_loops_is_in_one_group_of_the_pictures():
+    for system in systems_of(RANKS, 64).values():
+        groups = [title for title, is_in in figures.GROUPS.items() if is_in(system)]
+        assert len(groups) == (system.kind != "base"), system.name
+
+
+def test_no_two_systems_of_a_panel_look_the_same():
+    systems = systems_of(RANKS, 64).values()
+    for is_in in figures.GROUPS.values():
+        looks = [tuple(sorted(look.items())) for look in figures.looks_of([*filter(is_in, systems)]).values()]
+        assert len(looks) > 2 and len(set(looks)) == len(looks)
+    families = [(look["color"], look["marker"], look["linestyle"]) for look in figures.LOOKS.values()]
+    assert len(families) <= 6 and all(map(len, map(set, zip(*families[:4], strict=True))))
+    assert len({color for color, _, _ in families}) == len({marker for _, marker, _ in families}) == len(families)
+
+
+def test_a_line_is_the_fastest_of_its_family_with_so_many_envs(analysis: Analysis):
+    families = figures.families(analysis, ENV)
+    assert families == {"mpi_rollout": ["mpi-1", "mpi-2"], "one": ["sync"], "each": ["async"], "native": ["native"]}
+    cells = figures.best(analysis, ENV, families["mpi_rollout"])
+    assert [*cells] == [*SIZES]
+    assert cells[1] is analysis.cells[Point(ENV, 1), "mpi-1"]  # With one env there is no other.
+    assert cells[2] is analysis.cells[Point(ENV, 2), "mpi-1"] and cells[64] is analysis.cells[Point(ENV, 64), "mpi-2"]
+
+
+def test_bars_are_as_long_as_the_ratio_to_sync_vector_env(file: ComparisonFile, analysis: Analysis):
+    axes = figures._bars(file, analysis, [ENV], 64).axes[0]
+    names = [label.get_text() for label in axes.get_yticklabels()]
+    assert names == ["mpi_rollout", "SyncVectorEnv", "AsyncVectorEnv", "vector_entry_point (env in NumPy)"]
+    sync = analysis.rate(ENV, 64, "sync")
+    expected = [analysis.rate(ENV, 64, name) / sync for name in ("mpi-2", "sync", "async", "native")]
+    assert [bar.get_width() for bar in axes.patches] == pytest.approx(expected)
 
 
 def test_a_comparison_without_a_result_has_no_picture(tmp_path: Path, file: ComparisonFile, capsys):

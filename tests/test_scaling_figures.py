@@ -12,10 +12,11 @@ from launcher import outcome
 from studies import made_up, make_study
 
 from mpi_rollout.bench.scaling import figures
-from mpi_rollout.bench.scaling.analysis import Analysis
+from mpi_rollout.bench.scaling.analysis import PHASES, Analysis
 from mpi_rollout.bench.scaling.file import StudyFile
 from mpi_rollout.bench.scaling.samples import Samples
 from mpi_rollout.cli import main
+from mpi_rollout.commands.style import BLUE
 
 RANKS = (1, 2, 4, 8, 16, 32)
 
@@ -26,7 +27,7 @@ def drawn(folder: Path, file: StudyFile, capsys: pytest.CaptureFixture) -> str:
     assert main(["plot", str(folder / "study.h5")]) == 0
     assert capsys.readouterr().out.splitlines() == [str(folder / "study.png"), str(folder / "study.svg")]
     assert (folder / "study.png").read_bytes().startswith(b"\x89PNG")
-    return "\n".join(re.findall(r"<!-- (.*?) -->", (folder / "study.svg").read_text(), re.DOTALL))
+    return " ".join(" ".join(re.findall(r"<!-- (.*?) -->", (folder / "study.svg").read_text(), re.DOTALL)).split())
 
 
 @pytest.mark.parametrize("kind", ["strong", "weak"])
@@ -65,7 +66,7 @@ def test_the_points_are_where_the_samples_are():
     axes = Figure().subplots()
     figures._plot_efficiencies(axes, analysis)
     markers = {tuple(line.get_xdata()): line for line in axes.lines if line.get_marker() == "o"}
-    assert {ranks: line.get_markerfacecolor() for ranks, line in markers.items()} == {(1, 2): "k", (4,): "w"}
+    assert {ranks: line.get_markerfacecolor() for ranks, line in markers.items()} == {(1, 2): BLUE, (4,): "w"}
     drawn = [y for ranks in ((1, 2), (4,)) for y in markers[ranks].get_ydata()]
     assert drawn == [point.efficiency.median for point in analysis.points]
     bars = [segment for each in axes.collections for segment in each.get_segments()]
@@ -79,8 +80,13 @@ def test_phases_are_stacked_to_the_whole_run_time():
     study = make_study(num_ranks=(1, 4))
     axes = Figure().subplots()
     figures._plot_phases(axes, Analysis(study, made_up(study).samples).points)
+    assert [bars.get_label() for bars in axes.containers] == [name for name, _, _ in figures.PHASES.values()]
     tops = [bar.get_y() + bar.get_height() for bar in axes.containers[-1]]
     assert tops == pytest.approx([100, 100])
+
+
+def test_the_phases_drawn_are_those_of_the_analysis():
+    assert tuple(figures.PHASES) == PHASES
 
 
 def test_a_study_without_a_base_case_is_drawn_without_speed_ups(tmp_path: Path, capsys):

@@ -113,34 +113,32 @@ def over_seconds(found: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def draw(path: Path, figure_path: Path) -> None:
     """The returns against env steps, and against seconds."""
-    from matplotlib.figure import Figure
+    from mpi_rollout.commands import style
 
     data = json.loads(path.read_text())
-    figure = Figure(figsize=(12, 4.8), layout="constrained")
+    figure = style.new_figure("draw", 4.2)
     by_steps, by_seconds = figure.subplots(1, 2, sharey=True)
-    for num_envs, color in zip(NUM_ENVS, ("#0072b2", "#e69f00", "#a0248c"), strict=True):
+    style.frame(by_steps, "Against env steps", "thousands of env steps of training", "mean return of 100 test episodes")
+    style.frame(by_seconds, "Against time", "seconds of training, tests not counted")
+    for num_envs, color, line in zip(NUM_ENVS, style.COLORS, ("-", "--", "-."), strict=False):
         found = curves(data["runs"], num_envs)
         label = f"{num_envs} envs, {data['env_steps_per_update'] // num_envs} steps each per update"
         for axes, (x, returns) in (
             (by_steps, (found[0, :, 0] / 1000, found[:, :, 2])),
             (by_seconds, over_seconds(found)),
         ):
-            axes.plot(x, np.median(returns, axis=0), color=color, linewidth=2, label=label)
+            axes.plot(x, np.median(returns, axis=0), line, color=color, linewidth=2, label=label)
             axes.fill_between(x, returns.min(axis=0), returns.max(axis=0), color=color, alpha=0.18, linewidth=0)
-    by_steps.set(xlabel="env steps of training (thousands)", ylabel="mean return of 100 test episodes", ylim=(0, 515))
-    by_seconds.set(xlabel="seconds of training, tests not counted")
     for axes in (by_steps, by_seconds):
-        axes.axhline(SOLVED, color="0.5", linestyle=":", linewidth=1)
+        axes.axhline(SOLVED, color=style.GREY, linestyle=":", linewidth=1)
         axes.set_xlim(left=0)
-        axes.grid(color="0.92")
-        axes.spines[["top", "right"]].set_visible(False)
-    by_steps.text(0, SOLVED - 8, " solved: 475", color="0.4", va="top", fontsize="small")
-    by_seconds.legend(frameon=False, loc="lower right")
-    figure.suptitle(
-        f"PPO on CartPole-v1, {data['num_ranks']} ranks: {data['env_steps_per_update']} env steps per update whatever "
-        f"the number of envs; median and range of {len(found)} seeds"
-    )
-    figure.savefig(figure_path, dpi=100)
+    by_steps.set_ylim(0, 515)
+    by_steps.text(0, SOLVED - 8, " solved: 475", color=style.GREY, va="top", fontsize=style.SMALL)
+    style.legend(by_seconds, loc="lower right")
+    words = f"{data['env_steps_per_update']} env steps per update whatever the number of envs"
+    fine = [f"{words}; median and range of {len(found)} seeds", str(data["machine"])]
+    style.head(figure, f"PPO on CartPole-v1, {data['num_ranks']} ranks", fine)
+    style.save(figure, "draw", str(figure_path))
 
 
 def print_table(path: Path) -> None:

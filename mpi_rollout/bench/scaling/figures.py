@@ -1,21 +1,22 @@
-"""Pictures of studies: speed-up, efficiency, where the time goes.  Black and grey: they are printed so."""
+"""The picture of a study: speed-up, efficiency, where the time goes."""
 
 from typing import Any
 
 import numpy as np
 
 from mpi_rollout.bench.scaling import report
-from mpi_rollout.bench.scaling.analysis import PHASES, Analysis, PointFigures
+from mpi_rollout.bench.scaling.analysis import Analysis, PointFigures
 from mpi_rollout.bench.scaling.file import StudyFile, read_study
 from mpi_rollout.bench.statistics import NoFit, serial_fraction
-from mpi_rollout.commands.plots import KINDS, new_figure, save
+from mpi_rollout.commands import style
 from mpi_rollout.errors import DataError
 
-LABELS = {
-    "env": "envs", "idle": "waiting for the slowest rank", "exchange": "exchange", "policy": "policy",
-    "write": "waiting for the disk",
+PHASES = {
+    "env": ("envs", style.BLUE, ""), "idle": ("waiting for the slowest rank", style.LIGHT, "///"),
+    "exchange": ("exchange", style.GREEN, "\\\\\\"), "policy": ("policy", style.ORANGE, "..."),
+    "write": ("waiting for the disk", style.RED, ""),
 }  # fmt: skip
-_GREYS, _HATCHES = ("0.92", "1.0", "0.65", "0.35", "0.0"), ("", "////", "", "", "")
+"""The name, colour and hatch of each of `analysis.PHASES`, in their order."""
 
 
 def plot_study(path: str) -> list[str]:
@@ -32,43 +33,43 @@ def plot_study(path: str) -> list[str]:
     analysis = Analysis(file.study, file.samples)
     if not analysis.points:
         raise DataError(f"{path} has no result yet; there is nothing to draw")
-    figure = new_figure("plot", 12, 4.2)
-    speed_ups, efficiencies, phases = figure.subplots(1, 3)
-    _plot_speed_ups(speed_ups, analysis)
-    _plot_efficiencies(efficiencies, analysis)
-    _plot_phases(phases, analysis.points)
-    figure.suptitle("\n".join(_title(file, analysis)), fontsize="medium")
-    made = [path.removesuffix(".h5") + kind for kind in KINDS]
-    for each in made:
-        save(figure, "plot", each)
-    return made
+    figure = style.new_figure("plot", 6.4)
+    panels = figure.subplot_mosaic([["speed-up", "efficiency"], ["phases", "phases"]], height_ratios=(1.25, 1))
+    title, *fine = _words(file, analysis)
+    style.head(figure, title, fine)
+    _plot_speed_ups(panels["speed-up"], analysis)
+    _plot_efficiencies(panels["efficiency"], analysis)
+    _plot_phases(panels["phases"], analysis.points)
+    return style.save_study(figure, path.removesuffix(".h5"))
 
 
-def _title(file: StudyFile, analysis: Analysis) -> list[str]:
-    lines = report.title(file).split(": ", 1)
+def _words(file: StudyFile, analysis: Analysis) -> list[str]:
+    """What was measured, then the fine print."""
+    subject, _, place = report.title(file).partition(", ")
+    lines = [subject[0].upper() + subject[1:], place]
     if analysis.base is not None:
         lines.append(f"1 = {file.study.base_case}: {analysis.base.median:,.0f} env steps/s")
     return lines + report.disturbance(analysis)
 
 
 def _plot_speed_ups(axes: Any, analysis: Analysis) -> None:
-    axes.set(title="speed-up", xlabel="ranks")
+    style.frame(axes, "Speed-up", "ranks")
     if analysis.base is None:
-        axes.text(0.5, 0.5, "no base case", ha="center", transform=axes.transAxes)
-        return
+        return style.say(axes, "no base case")
     points, base = analysis.points, analysis.base.median
     ranks = [point.num_ranks for point in points]
-    axes.plot(ranks, ranks, "--", color="0.5", linewidth=1, label="ideal")
-    axes.plot(ranks, [point.limit.median / base for point in points], "x", color="0.5", markersize=7,
+    axes.plot(ranks, ranks, "--", color=style.GREY, linewidth=1, label="ideal")
+    axes.plot(ranks, [point.limit.median / base for point in points], "x", color=style.RED, markersize=6,
               label="bare loops on all ranks at once")  # fmt: skip
     _plot_law(axes, analysis, ranks)
     _plot_measured(axes, points, "speed_up")
     axes.set_yscale("log", base=2)
     axes.yaxis.set_major_formatter("{x:g}")
-    _number_ranks(axes, ranks)
+    axes.tick_params(axis="y", which="minor", left=False, labelleft=False)
+    style.count_x(axes, ranks)
     low, high = axes.get_ylim()
-    axes.set_ylim(low, high * (high / low) ** 0.25)  # Room for the legend, whatever the points.
-    axes.legend(fontsize="small", loc="upper left")
+    axes.set_ylim(low, high * (high / low) ** 0.35)  # Room for the legend, whatever the points.
+    style.legend(axes, loc="upper left", borderaxespad=0)
 
 
 def _plot_law(axes: Any, analysis: Analysis, ranks: list[int]) -> None:
@@ -80,21 +81,21 @@ def _plot_law(axes: Any, analysis: Analysis, ranks: list[int]) -> None:
     x = np.geomspace(ranks[0], max(point.num_ranks for point in analysis.fit_points), 100)
     serial, parallel = found.coefficients
     y = 1 / (serial + parallel / x) if name == "Amdahl" else serial + parallel * x
-    axes.plot(x, y, "-", color="0.4", linewidth=1, label=f"{name}, serial {serial_fraction(found):.3g}")
+    axes.plot(x, y, "-", color=style.SKY, linewidth=2, label=f"{name}, serial {serial_fraction(found):.3g}")
 
 
 def _plot_efficiencies(axes: Any, analysis: Analysis) -> None:
-    axes.set(title="parallel efficiency", xlabel="ranks")
+    style.frame(axes, "Efficiency: speed-up over ranks", "ranks")
     points = analysis.points
     if analysis.base is None:
-        axes.text(0.5, 0.5, "no base case", ha="center", transform=axes.transAxes)
-        return
-    axes.axhline(1.0, linestyle="--", color="0.5", linewidth=1)
+        return style.say(axes, "no base case")
+    ranks = [point.num_ranks for point in points]
+    axes.axhline(1.0, linestyle="--", color=style.GREY, linewidth=1)
     limits = [point.limit.median / analysis.base.median / point.num_ranks for point in points]
-    axes.plot([point.num_ranks for point in points], limits, "x", color="0.5", markersize=7)
+    axes.plot(ranks, limits, "x", color=style.RED, markersize=6)
     _plot_measured(axes, points, "efficiency")
     axes.set_ylim(0, max(1.1, axes.get_ylim()[1]))
-    _number_ranks(axes, [point.num_ranks for point in points])
+    style.count_x(axes, ranks)
 
 
 def _plot_measured(axes: Any, points: list[PointFigures], name: str) -> None:
@@ -109,27 +110,21 @@ def _plot_measured(axes: Any, points: list[PointFigures], name: str) -> None:
         coverage = min(each.coverage for each in found)
         spread = f"{100 * coverage:.0f} % interval" if coverage else "range"  # Of two samples it is worth nothing.
         label = "more ranks than cores" if is_open else f"median, {spread}"
-        axes.errorbar([point.num_ranks for point in some], medians, lengths, fmt="o", color="k", capsize=4,
-                      markerfacecolor="w" if is_open else "k", label=label)  # fmt: skip
-
-
-def _number_ranks(axes: Any, ranks: list[int]) -> None:
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(ranks, labels=[str(each) for each in ranks])
-    axes.minorticks_off()
-    axes.set_xlim(ranks[0] / 1.3, ranks[-1] * 1.3)
+        axes.errorbar([point.num_ranks for point in some], medians, lengths, fmt="o", color=style.BLUE, capsize=3,
+                      markersize=5, markerfacecolor="w" if is_open else style.BLUE, label=label)  # fmt: skip
 
 
 def _plot_phases(axes: Any, points: list[PointFigures]) -> None:
     is_crowded = any(point.oversubscribed for point in points)
     xlabel = "ranks (* more than cores)" if is_crowded else "ranks"
-    axes.set(title="where the time goes", xlabel=xlabel, ylabel="% of the run time")
+    style.frame(axes, "Where the time goes", xlabel, "% of the run time", "y")
     places, bottom = np.arange(len(points)), np.zeros(len(points))
-    for phase, grey, hatch in zip(PHASES, _GREYS, _HATCHES, strict=True):
+    for phase, (name, color, hatch) in PHASES.items():
         values = np.array([100 * point.shares[phase] for point in points])
-        axes.bar(places, values, 0.6, bottom, color=grey, edgecolor="k", linewidth=0.6, hatch=hatch,
-                 label=LABELS[phase])  # fmt: skip
+        axes.bar(places, values, 0.6, bottom, facecolor=color, edgecolor="w", linewidth=0.4, hatch=hatch, label=name)
         bottom += values
     axes.set_ylim(0, 100)
-    axes.set_xticks(places, labels=[f"{point.num_ranks}{'*' * point.oversubscribed}" for point in points])
-    axes.legend(fontsize="small", loc="upper left", bbox_to_anchor=(1, 1), reverse=True)
+    margin = max(0.7, 2 - len(points) / 2)  # A few bars do not become walls.
+    axes.set_xlim(-margin, len(points) - 1 + margin)
+    axes.set_xticks(places, labels=[f"{point.num_ranks:,}{'*' * point.oversubscribed}" for point in points])
+    style.legend_below(axes, len(PHASES))
