@@ -90,6 +90,7 @@ def test_returns_and_lengths_are_drawn_as_they_are_spread():
     plots._plot_episodes(over, returns, lengths, episodes)
     assert [bar.get_height() for bar in returns.patches] == [2, 1, 0, 0, 1]
     assert [bar.get_height() for bar in lengths.patches] == [3, 2]
+    assert lengths.patches[0].get_width() == 1 and np.ptp(lengths.get_xlim()) == 12  # No bar as wide as the panel.
     assert [axes.texts[-1].get_text() for axes in (returns, lengths)] == ["mean 2.25", "mean 3.4"]
 
 
@@ -101,6 +102,8 @@ def test_returns_of_any_size_are_drawn(value):
     episodes["return"], episodes["terminated"] = value, True
     with np.errstate(all="ignore"):
         plots._plot_episodes(*panels, episodes)
+    if value == [0.1, 0.2]:
+        assert np.ptp(panels[1].get_xlim()) < 0.15  # As wide as what it shows.
     assert sum(bar.get_height() for bar in panels[1].patches) == 2 or "from -1e+308" in panels[1].texts[0].get_text()
 
 

@@ -82,9 +82,10 @@ def _plot_spread(axes: Any, values: np.ndarray) -> None:
     low, high, mean = values.min(), values.max(), values.mean()
     if high - low > WIDEST:
         return style.say(axes, f"from {low:.3g} to {high:.3g}")
-    axes.hist(values, _bins(values, low, high), color=style.SKY, edgecolor="w", linewidth=0.4)
-    if high - low < 10 and abs(high) < WHOLE:  # Else a single bar is as wide as the panel.
-        axes.set_xlim(low - 5.5, high + 5.5)
+    bins = _bins(values, low, high)
+    axes.hist(values, bins, color=style.SKY, edgecolor="w", linewidth=0.4)
+    if len(bins) < 10:  # Else a single bar is as wide as the panel.
+        axes.set_xlim(bins[0] - 5 * (bins[1] - bins[0]), bins[-1] + 5 * (bins[1] - bins[0]))
     axes.axvline(mean, color=style.DARK, linestyle="--", linewidth=1)
     axes.text(1, 1.03, f"mean {style.human(mean)}", ha="right", fontsize=style.SMALL, transform=axes.transAxes)
     axes.yaxis.get_major_locator().set_params(integer=True)
@@ -94,7 +95,7 @@ def _plot_spread(axes: Any, values: np.ndarray) -> None:
 def _bins(values: np.ndarray, low: float, high: float) -> np.ndarray:
     """The ends of bars: one for each number where these are few and whole."""
     if low == high:
-        half = max(0.5, abs(low) / 100)
+        half = 0.5 if abs(low) < WHOLE else abs(low) / 100
         return np.array([low - half, low + half])
     if high - low < MOST_BINS and abs(high) < WHOLE and (values == np.round(values)).all():
         return np.arange(low - 0.5, high + 1)
