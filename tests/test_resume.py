@@ -10,7 +10,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-from conftest import Job, Result, Start, assert_same_bytes, datasets, job_environment, processes_in
+from conftest import Job, Result, Start, assert_same_bytes, datasets, job_environment, processes_in, rank_of
 from gymnasium import spaces
 
 from mpi_rollout.core.layout import Block
@@ -359,7 +359,12 @@ def test_of_two_runs_at_once_the_second_is_refused_also_when_the_first_was_conti
     old = (job.folder / "run.h5.part").stat().st_ino
     first = job.start(num_ranks, *arguments, *OUT)
     first.wait_until(lambda: (job.folder / "run.h5.part").stat().st_ino != old)
+    root = [pid for pid in processes_in(job.folder) if rank_of(pid) == 0]
+    for pid in root:
+        os.kill(pid, signal.SIGSTOP)  # Or else it may be through before the second one is there.
     second = job(None, *arguments, *OUT)
+    for pid in root:
+        os.kill(pid, signal.SIGCONT)
     assert second.code == 64 and "another run is writing" in second.messages[0]
     assert first.finish().code == 0
     quick = ("--env-factory", "stopping:Counting", *arguments[2:])
