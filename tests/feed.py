@@ -13,7 +13,7 @@ from gymnasium import spaces
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.layout import Block, describe
 from mpi_rollout.core.timing import PHASES
-from mpi_rollout.envs.restoring import Past
+from mpi_rollout.envs.replaying import Past
 from mpi_rollout.storage import Ending, Writer, open_writer
 
 SMALL = spaces.Dict({"x": spaces.Box(-1, 1, (3,), np.float32), "n": spaces.Tuple((spaces.Discrete(2**40),))})

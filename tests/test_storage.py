@@ -22,7 +22,7 @@ from gymnasium import spaces
 
 from mpi_rollout.core.layout import Block
 from mpi_rollout.core.seeding import SeedTable, episode_seeds
-from mpi_rollout.envs.restoring import Past
+from mpi_rollout.envs.replaying import Past
 from mpi_rollout.errors import StorageError, UsageError
 from mpi_rollout.storage import rows_per_block
 from mpi_rollout.storage.episodes import EpisodeTable

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from mpi_rollout.collect.losses import Loss
+from mpi_rollout.collect.lost_ranks import Loss
 from mpi_rollout.core.bounds import told
 from mpi_rollout.errors import counted
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from mpi_rollout.collect.catchup import catch_up, load
 from mpi_rollout.collect.collector import Collector, Discard
-from mpi_rollout.collect.losses import Losses
+from mpi_rollout.collect.lost_ranks import Losses
 from mpi_rollout.collect.progress import make_progress
 from mpi_rollout.collect.report import Outcome
+from mpi_rollout.collect.resuming import catch_up, load
 from mpi_rollout.collect.room import check_file
 from mpi_rollout.config import RolloutConfig, flag
 from mpi_rollout.core.deadline import Deadline
@@ -24,7 +24,7 @@ from mpi_rollout.core.layout import Block, describe
 from mpi_rollout.core.memory import check_blocks
 from mpi_rollout.core.timing import PHASES
 from mpi_rollout.envs import EnvFacts
-from mpi_rollout.envs.restoring import Past
+from mpi_rollout.envs.replaying import Past
 from mpi_rollout.errors import (
     DataError,
     Interrupted,

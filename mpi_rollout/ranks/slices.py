@@ -13,7 +13,7 @@ from mpi_rollout.envs.inputs import Options
 from mpi_rollout.envs.loop import LoopVectorEnv
 from mpi_rollout.envs.masks import MaskColumn
 from mpi_rollout.envs.outputs import Casting, misfit
-from mpi_rollout.envs.restoring import Past, Restoring
+from mpi_rollout.envs.replaying import Past, Restoring
 from mpi_rollout.errors import DataError
 from mpi_rollout.exchange.exchange import Command, Exchange
 from mpi_rollout.exchange.infos import Infos, tell, write_columns

@@ -8,7 +8,7 @@ import h5py
 
 from mpi_rollout.config import RolloutConfig, versions
 from mpi_rollout.core.layout import Block
-from mpi_rollout.envs.restoring import Past
+from mpi_rollout.envs.replaying import Past
 from mpi_rollout.storage.episodes import make_table
 from mpi_rollout.storage.schema import Schema
 from mpi_rollout.storage.writer import Prefix, Writer

@@ -7,7 +7,7 @@ from shlex import quote
 from time import time
 
 from mpi_rollout.config import RolloutConfig
-from mpi_rollout.envs.restoring import Past
+from mpi_rollout.envs.replaying import Past
 from mpi_rollout.errors import AlreadyComplete, DataError, StorageError, UsageError
 from mpi_rollout.process.temporary import make_folder, temporary_path
 from mpi_rollout.storage.child import in_child

@@ -10,7 +10,7 @@ import h5py
 import numpy as np
 
 from mpi_rollout.config import DATA_OPTIONS, RolloutConfig, difference
-from mpi_rollout.envs.restoring import Past
+from mpi_rollout.envs.replaying import Past
 from mpi_rollout.errors import UsageError, shortened
 from mpi_rollout.storage.chunks import ChunkWriter, TableWriter, places, read_chunk
 from mpi_rollout.storage.episodes import EpisodeTable, make_table, stored_results

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from mpi_rollout.core.layout import Block, tree_of
-from mpi_rollout.envs.restoring import Past
+from mpi_rollout.envs.replaying import Past
 from mpi_rollout.exchange.exchange import Command
 from mpi_rollout.ranks.driver import Driver
 
