@@ -14,7 +14,7 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from mpi_rollout.ranks.driver import RankError
-    from mpi_rollout.train.connection import connect
+    from mpi_rollout.train.connect import connect
 
     return {"RankError": RankError, "connect": connect}[name]
 

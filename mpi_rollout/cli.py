@@ -22,7 +22,7 @@ from mpi_rollout.exchange.mpi import claimed_rank, claimed_size, with_stacks
 from mpi_rollout.options import add_option, add_run_options, path
 from mpi_rollout.process.console import hold, say, settle, show, stdout_apart, without_stdin
 from mpi_rollout.process.temporary import remove_empty_folders
-from mpi_rollout.ranks.agreement import share_refusal
+from mpi_rollout.ranks.meeting import share_refusal
 
 
 def main(argv: Sequence[str] | None = None) -> int:

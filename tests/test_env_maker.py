@@ -9,7 +9,7 @@ import pytest
 from conftest import Job, assert_same_bytes, datasets
 from envs import Counting
 
-from mpi_rollout.envs import EnvMaker, describe_spec
+from mpi_rollout.envs.env_maker import EnvMaker, describe_spec
 from mpi_rollout.errors import UsageError
 
 pytestmark = pytest.mark.any_mpi

@@ -9,7 +9,7 @@ import pytest
 from conftest import Job, Result, Start
 from test_cli import refusal
 
-from mpi_rollout.envs import EnvMaker, make_slice
+from mpi_rollout.envs.env_maker import EnvMaker, make_slice
 from mpi_rollout.errors import RolloutError
 
 pytestmark = pytest.mark.any_mpi

@@ -7,7 +7,7 @@ import pytest
 from conftest import Job, Start, run_job
 from kept import HOST, OUT
 
-from mpi_rollout.ranks import agreement
+from mpi_rollout.ranks import meeting
 
 SHORT = (
     "--env",
@@ -48,8 +48,8 @@ def test_a_limit_that_is_none_is_refused(job: Job):
 def test_who_is_awaited_for_long_is_told_once(monkeypatch, capfd):
     """Time goes on by a second with each look; the ranks 2 and 3 come after 100."""
     seconds = count()
-    monkeypatch.setattr(agreement, "monotonic", lambda: next(seconds))
-    monkeypatch.setattr(agreement, "sleep", lambda _: None)
+    monkeypatch.setattr(meeting, "monotonic", lambda: next(seconds))
+    monkeypatch.setattr(meeting, "sleep", lambda _: None)
     looks = count()
     late = SimpleNamespace(test=lambda: (next(looks) > 200, None))
     there = SimpleNamespace(test=lambda: (True, None))
@@ -57,7 +57,7 @@ def test_who_is_awaited_for_long_is_told_once(monkeypatch, capfd):
         rank=0, size=4, irecv=lambda source, tag: there if source == 1 else late,
         isend=lambda *_: SimpleNamespace(Wait=lambda: None),
     )  # fmt: skip
-    agreement.meet(comm, 600.0, "python -m mpi_rollout run", "--start-timeout")
+    meeting.meet(comm, 600.0, "python -m mpi_rollout run", "--start-timeout")
     waits = f"rank 0 ({HOST}): waits for rank 2, 3 to call python -m mpi_rollout run, 600 s at most (--start-timeout)"
     assert capfd.readouterr().err == f"mpi_rollout: {waits}\n"
 

@@ -23,7 +23,7 @@ from mpi_rollout.core.deadline import Deadline
 from mpi_rollout.core.layout import Block, describe
 from mpi_rollout.core.memory import check_blocks
 from mpi_rollout.core.timing import PHASES
-from mpi_rollout.envs import EnvFacts
+from mpi_rollout.envs.env_maker import EnvFacts
 from mpi_rollout.envs.replaying import Past
 from mpi_rollout.errors import (
     DataError,

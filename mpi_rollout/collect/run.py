@@ -16,7 +16,7 @@ from mpi_rollout.config import RolloutConfig, versions
 from mpi_rollout.core.layout import Block
 from mpi_rollout.core.partition import Division
 from mpi_rollout.core.seeding import seed_global_generators
-from mpi_rollout.envs import EnvFacts, make_slice, maker_of
+from mpi_rollout.envs.env_maker import EnvFacts, make_slice, maker_of
 from mpi_rollout.envs.faults import OnFault, raised_at
 from mpi_rollout.errors import EnvError, SignalInterrupt, StorageError, counted
 from mpi_rollout.exchange import mpi
@@ -28,9 +28,9 @@ from mpi_rollout.process.interrupts import STOP_SIGNALS
 from mpi_rollout.process.loading import load_policy
 from mpi_rollout.process.parent import end_with_launcher
 from mpi_rollout.process.terminal import find_terminal
-from mpi_rollout.ranks import agreement
-from mpi_rollout.ranks.agreement import as_refusals
-from mpi_rollout.ranks.assembly import Plan, RankEnvs, assemble, check_batch_size, make_rank_envs
+from mpi_rollout.ranks import meeting
+from mpi_rollout.ranks.meeting import as_refusals
+from mpi_rollout.ranks.set_up import Plan, RankEnvs, assemble, check_batch_size, make_rank_envs
 from mpi_rollout.ranks.worker import unwatched_by_gc
 from mpi_rollout.storage.paths import check_storable
 
@@ -60,7 +60,7 @@ def run(config: RolloutConfig) -> int:
 
 
 def _run(config: RolloutConfig, asked: list[int]) -> int:
-    comm = agreement.come_together(config.start_timeout)
+    comm = meeting.come_together(config.start_timeout)
     with mpi.all_or_none(comm):
         with mpi.no_early_end(comm, others_go_on=config.ft == "shrink"):
             code, timer = _collect(config, comm, asked)
@@ -80,7 +80,7 @@ def _run(config: RolloutConfig, asked: list[int]) -> int:
 
 def _collect(config: RolloutConfig, comm: Any, asked: list[int]) -> tuple[int, Timer]:
     """Do the run; return the exit code, and who watches that the envs, which go now, do not keep the process."""
-    (rank_envs, policy, output), hosts = agreement.agree(
+    (rank_envs, policy, output), hosts = meeting.agree(
         comm, lambda: prepare(config, comm), lambda prepared: fingerprint(config, prepared[0])
     )
     mpi.take_names_off_shared_memory(comm)

@@ -18,7 +18,7 @@ from mpi_rollout.commands.consent import Consent
 from mpi_rollout.config import RolloutConfig, versions
 from mpi_rollout.core.layout import RESULTS, Leaf, leaves, tree_of
 from mpi_rollout.core.layout import describe as describe_space
-from mpi_rollout.envs import EnvMaker, maker_of
+from mpi_rollout.envs.env_maker import EnvMaker, maker_of
 from mpi_rollout.envs.faults import raised_at
 from mpi_rollout.envs.loop import LoopVectorEnv
 from mpi_rollout.errors import DataError, EnvError, RolloutError, UsageError, counted, words_of

@@ -19,7 +19,6 @@ from mpi_rollout.envs.advice import begun, no_outcome
 from mpi_rollout.envs.faults import ABORT, OnFault, OutputChecks, WrongValue
 from mpi_rollout.envs.inputs import Options, options_of_each, seed_of_each, take_reset_mask
 from mpi_rollout.envs.masks import MaskColumn
-from mpi_rollout.envs.members import SingleEnvs
 from mpi_rollout.envs.outputs import (
     Casting,
     ObservationRows,
@@ -29,6 +28,7 @@ from mpi_rollout.envs.outputs import (
     row_by_row,
     write_result,
 )
+from mpi_rollout.envs.single_envs import SingleEnvs
 from mpi_rollout.errors import DataError, SignalInterrupt
 from mpi_rollout.exchange.infos import FINAL_OBS
 

@@ -19,7 +19,7 @@ from mpi_rollout.exchange.exchange import FAULT, MADE_ANEW, Command, Exchange, E
 from mpi_rollout.exchange.infos import add_columns, merge_infos
 from mpi_rollout.exchange.mpi import ROOT
 from mpi_rollout.exchange.shrink import LOST
-from mpi_rollout.ranks.actions import ActionReader
+from mpi_rollout.ranks.action_check import ActionReader
 from mpi_rollout.ranks.worker import Fault, Worker
 
 

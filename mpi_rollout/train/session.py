@@ -16,17 +16,17 @@ from weakref import WeakSet, finalize
 import cloudpickle
 
 from mpi_rollout.config import versions
-from mpi_rollout.envs import EnvFacts
+from mpi_rollout.envs.env_maker import EnvFacts
 from mpi_rollout.errors import RolloutError, UsageError, message_of
 from mpi_rollout.exchange import mpi
 from mpi_rollout.process import exits
 from mpi_rollout.process.console import say, without_stdin
 from mpi_rollout.process.interrupts import Interrupts, is_main_thread, unheeded
-from mpi_rollout.ranks import agreement
-from mpi_rollout.ranks.assembly import RankEnvs, assemble, make_rank_envs
+from mpi_rollout.ranks import meeting
 from mpi_rollout.ranks.driver import Driver
-from mpi_rollout.ranks.turns import Turns
+from mpi_rollout.ranks.set_up import RankEnvs, assemble, make_rank_envs
 from mpi_rollout.ranks.worker import Worker, unwatched_by_gc
+from mpi_rollout.train.turns import Turns
 from mpi_rollout.train.vector_env import MPIVectorEnv
 
 GRACE_S = 5.0  # For ranks to end the step that they are in when a trainer has failed.
@@ -123,7 +123,7 @@ class Connection:
             sys.exit(code)  # The trainer has failed.
 
     def _meet(self) -> Turns:
-        agreement.meet(self._comm, self._timeout_s, "mpi_rollout.connect")
+        meeting.meet(self._comm, self._timeout_s, "mpi_rollout.connect")
         return Turns(self._comm)
 
     def _make(self, turns: Turns) -> tuple[Worker, EnvFacts]:
@@ -142,7 +142,7 @@ class Connection:
                 turns.add(another._made[0])
 
         with nullcontext() if comm.size == 1 else mpi.no_early_end(comm):
-            rank_envs, _ = agreement.agree(comm, self._prepare, self._fingerprint)
+            rank_envs, _ = meeting.agree(comm, self._prepare, self._fingerprint)
             with mpi.all_or_none(comm):
                 return assemble(comm, rank_envs, lambda _: {"connect": connect})
 

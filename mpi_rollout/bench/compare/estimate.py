@@ -9,7 +9,7 @@ from mpi_rollout.bench.compare.comparison import Comparison, Point
 from mpi_rollout.bench.compare.steppers import WARM_UP_SHARE
 from mpi_rollout.bench.compare.systems import reason_to_skip
 from mpi_rollout.core.layout import leaves
-from mpi_rollout.envs import EnvMaker
+from mpi_rollout.envs.env_maker import EnvMaker
 from mpi_rollout.errors import EnvError, counted, words_of
 
 LOOK_S, LEAST_STEPS = 0.1, 3

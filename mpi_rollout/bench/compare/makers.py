@@ -28,7 +28,7 @@ from mpi_rollout.bench.compare.steppers import (
 from mpi_rollout.bench.compare.systems import envpool_id
 from mpi_rollout.core.layout import rows_of
 from mpi_rollout.core.partition import Partition
-from mpi_rollout.envs import EnvMaker
+from mpi_rollout.envs.env_maker import EnvMaker
 from mpi_rollout.policies.random import BLOCK_STEPS, RandomPolicy
 
 

@@ -112,7 +112,7 @@ def _serve_connected(
     connection: Connection | None, comm: Any, system: dict[str, Any], num_envs: int, _folder: Path
 ) -> None:
     from mpi_rollout.bench.compare.makers import MAKERS, Setup
-    from mpi_rollout.train.connection import connect
+    from mpi_rollout.train.connect import connect
 
     options = dict(map(tuple, system["options"]))
     with connect(system["env"], num_envs, comm=comm, **options) as envs:

@@ -11,7 +11,7 @@ from mpi_rollout.core.layout import describe
 from mpi_rollout.core.masks import mask_leaves
 from mpi_rollout.core.memory import check_num_envs
 from mpi_rollout.core.partition import Division
-from mpi_rollout.envs import EnvFacts, EnvMaker, make_slice
+from mpi_rollout.envs.env_maker import EnvFacts, EnvMaker, make_slice
 from mpi_rollout.envs.faults import ABORT, OnFault
 from mpi_rollout.errors import Field, UsageError
 from mpi_rollout.exchange.exchange import Contents, Exchanges
