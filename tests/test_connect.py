@@ -133,8 +133,8 @@ def test_without_a_with_statement_there_are_no_envs_but_a_hint(job: Job, num_ran
 def test_a_trainer_that_fails_waits_for_no_long_step(job: Job, num_ranks: int, last: str, code: int):
     """A step of rank 1 does not end here at all."""
     program = f"""
-import envs as test_envs, mpi_rollout.train.session
-mpi_rollout.train.session.GRACE_S = 0.5
+import envs as test_envs, mpi_rollout.train.connection
+mpi_rollout.train.connection.GRACE_S = 0.5
 with mpi_rollout.connect(test_envs.Gated, 4, env_kwargs=dict(rank=1)) as envs:
     if envs is not None:
         envs.reset()

@@ -38,7 +38,7 @@ class Connection:
     Parameters
     ----------
     request
-        The `connection.Request` that all ranks agree on; pickled, where the root has sent it.
+        The `connect.Request` that all ranks agree on; pickled, where the root has sent it.
     """
 
     def __init__(self, request: Any, comm: Any, timeout_s: float = 0.0):
