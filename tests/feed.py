@@ -11,8 +11,8 @@ import numpy as np
 from gymnasium import spaces
 
 from mpi_rollout.config import RolloutConfig
+from mpi_rollout.core.clock import PHASES
 from mpi_rollout.core.layout import Block, describe
-from mpi_rollout.core.timing import PHASES
 from mpi_rollout.envs.replaying import Past
 from mpi_rollout.storage import Ending, Writer, open_writer
 

@@ -278,10 +278,11 @@ def test_all_systems_are_given_the_same_actions_of_which_each_env_has_its_own():
 RECORDING = """
 import sys
 from pathlib import Path
-from mpi_rollout.exchange import mpi
+from mpi_rollout.exchange import world
 from mpi_rollout.bench.compare.recording import record_on_ranks
-mpi.start_mpi_on_all_ranks(60.0)
-record_on_ranks(mpi.world(), "CartPole-v1", 2, Path(sys.argv[1]), lambda found: print(found.take_turn(0.01).env_steps))
+world.start_mpi_on_all_ranks(60.0)
+comm = world.world()
+record_on_ranks(comm, "CartPole-v1", 2, Path(sys.argv[1]), lambda found: print(found.take_turn(0.01).env_steps))
 """
 
 

@@ -20,7 +20,7 @@ BEGIN = f"""
 import sys, time
 import numpy as np
 import mpi_rollout
-from mpi_rollout.exchange.mpi import claimed_rank
+from mpi_rollout.exchange.world import claimed_rank
 POLE, rank, actions = {POLE!r}, claimed_rank(), np.zeros(4, int)
 """
 USE = """

@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 from conftest import TESTS, Job, Result, mpiexec, run_job
 
-from mpi_rollout.core.cores import physical_cores
+from mpi_rollout.core.host import physical_cores
 from mpi_rollout.doctor.findings import BAD, FILES, OK, WARN, Finding, exit_code
 from mpi_rollout.doctor.folder import Mount, judge_kind, judge_locks, mount_of
 from mpi_rollout.doctor.launch import OPEN_MPI, judge_launcher, judge_slurm, launcher_of

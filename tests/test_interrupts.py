@@ -10,7 +10,7 @@ BEGIN = """
 import os, signal, sys
 import numpy as np
 import mpi_rollout, mpi_rollout.process.interrupts
-from mpi_rollout.exchange.mpi import claimed_rank
+from mpi_rollout.exchange.world import claimed_rank
 """
 STOPPED = """
 class Stop(Exception): pass

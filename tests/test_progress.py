@@ -14,7 +14,7 @@ import pytest
 from mpi_rollout.collect import progress
 from mpi_rollout.collect.progress import Bar, Lines, make_progress
 from mpi_rollout.collect.root import Root
-from mpi_rollout.core.timing import Clock
+from mpi_rollout.core.clock import Clock
 from mpi_rollout.errors import Field, StorageError
 from mpi_rollout.process.terminal import Terminal
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mpi_rollout.commands import plots, style
-from mpi_rollout.core.timing import PHASES
+from mpi_rollout.core.clock import PHASES
 from mpi_rollout.storage.schema import EPISODE, INTERVAL, LIMIT, RANK
 
 pytest.importorskip("matplotlib")

@@ -25,7 +25,7 @@ from gymnasium.spaces import Discrete
 from mpi_rollout.collect.limit import Limit
 from mpi_rollout.collect.report import Outcome
 from mpi_rollout.config import RolloutConfig
-from mpi_rollout.core.timing import PHASES
+from mpi_rollout.core.clock import PHASES
 
 SHORT = ("--env-factory", "envs:Counting", "--num-envs", "6", "--num-steps", "200")
 LONG = ("--env-factory", "faults:paced", "--env-kwargs", '{"sleep_s": 0.001}', "--num-envs", "6", "--num-steps")
@@ -224,7 +224,7 @@ def test_the_losses_are_shares_that_add_up_to_one(short: Short, num_ranks, more)
 
 PHASES_OF = """
 from mpi_rollout.cli import main
-from mpi_rollout.core.timing import Clock
+from mpi_rollout.core.clock import Clock
 phases, lap = [], Clock.lap
 Clock.lap = lambda clock, phase: phases.append(phase) or lap(clock, phase)
 assert main({command!r}) == 0

@@ -9,7 +9,7 @@ import pytest
 from conftest import Job, assert_same_bytes, datasets
 from oracle import differences
 
-from mpi_rollout.core.cores import ProcessorTime, num_usable_cores, processor_time
+from mpi_rollout.core.host import ProcessorTime, num_usable_cores, processor_time
 from mpi_rollout.exchange import waiting
 from mpi_rollout.exchange.waiting import (
     FIRST_REST_S,

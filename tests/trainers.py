@@ -22,9 +22,9 @@ from policies import by_look
 from wraps import WRAPPERS
 
 import mpi_rollout
-from mpi_rollout.core.cores import ProcessorTime
+from mpi_rollout.core.host import ProcessorTime
 from mpi_rollout.core.partition import Division
-from mpi_rollout.exchange.mpi import claimed_rank
+from mpi_rollout.exchange.world import claimed_rank
 from mpi_rollout.policies.random import RandomPolicy
 from mpi_rollout.process.loading import load_callable
 from mpi_rollout.ranks.driver import RankError
@@ -63,14 +63,14 @@ def amid_sharing(function: str, *arguments: Any) -> tuple[Any, int]:
     -------
     What it returned, and how often this rank went over to other messages
     """
-    from mpi_rollout.exchange import changing, waiting
+    from mpi_rollout.exchange import switching, waiting
     from mpi_rollout.ranks import set_up
 
     waiting.WINDOW_S = waiting.FIRST_REST_S = waiting.LONGEST_REST_S = 0.0
     waiting.processor_time = partial(next, processor_times(claimed_rank()))
     set_up.way_to_wait = lambda comm: "adapt"
-    change, changes = changing.Changing._change, []
-    changing.Changing._change = lambda self: (changes.append(1), change(self))
+    change, changes = switching.Changing._change, []
+    switching.Changing._change = lambda self: (changes.append(1), change(self))
     return globals()[function](*arguments), len(changes)
 
 

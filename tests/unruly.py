@@ -9,7 +9,7 @@ from time import sleep
 import numpy as np
 from envs import RANK, Counting
 
-from mpi_rollout.exchange.mpi import claimed_size
+from mpi_rollout.exchange.world import claimed_size
 
 
 class Stop(BaseException):

@@ -16,7 +16,7 @@ from time import monotonic
 from typing import Any
 
 from mpi_rollout.errors import Interrupted, LaunchError, UsageError
-from mpi_rollout.exchange.mpi import claimed_size
+from mpi_rollout.exchange.world import claimed_size
 from mpi_rollout.process.interrupts import STOP_SIGNALS
 
 ENDING_S = 5.0

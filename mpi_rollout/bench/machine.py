@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 from mpi_rollout.config import versions
-from mpi_rollout.core.cores import num_cores_of_host, num_usable_cores
+from mpi_rollout.core.host import num_cores_of_host, num_usable_cores
 
 PACKAGE = Path(__file__).parent.parent
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from mpi_rollout.collect.collector import Collector
 from mpi_rollout.config import RolloutConfig
-from mpi_rollout.core.timing import PHASES
+from mpi_rollout.core.clock import PHASES
 from mpi_rollout.errors import RankLost, counted
 from mpi_rollout.ranks.driver import Driver
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from mpi_rollout.core.timing import Clock
+from mpi_rollout.core.clock import Clock
 from mpi_rollout.errors import counted
 from mpi_rollout.process.console import Stderr, say
 from mpi_rollout.process.terminal import Terminal, open_terminal

@@ -19,10 +19,10 @@ from mpi_rollout.collect.report import Outcome
 from mpi_rollout.collect.resuming import catch_up, load
 from mpi_rollout.collect.room import check_file
 from mpi_rollout.config import RolloutConfig, flag
+from mpi_rollout.core.clock import PHASES
 from mpi_rollout.core.deadline import Deadline
 from mpi_rollout.core.layout import Block, describe
 from mpi_rollout.core.memory import check_blocks
-from mpi_rollout.core.timing import PHASES
 from mpi_rollout.envs.env_maker import EnvFacts
 from mpi_rollout.envs.replaying import Past
 from mpi_rollout.errors import (
@@ -35,7 +35,7 @@ from mpi_rollout.errors import (
     counted,
     words_of,
 )
-from mpi_rollout.exchange import mpi
+from mpi_rollout.exchange import world
 from mpi_rollout.policies.random import Policy, RandomPolicy
 from mpi_rollout.process.console import STDOUT, say
 from mpi_rollout.ranks.driver import Driver, RankError
@@ -114,7 +114,7 @@ class Root:
         except RolloutError as error:
             return self._end_badly(error)
         except Exception as error:
-            if mpi.is_loss(error):
+            if world.is_loss(error):
                 raise
             say(traceback.format_exc())
             return self._end_badly(RolloutError(f"{self._place}: {words_of(error)}"))
@@ -236,7 +236,7 @@ class Root:
             "num_envs": self.config.num_envs,
             "autoreset_mode": facts.metadata["autoreset_mode"].value,
             "hosts": json.dumps(self.hosts),
-            "mpi_library": mpi.library(),
+            "mpi_library": world.library(),
             "num_ranks": len(self.hosts),
             "started": now(),
         }
@@ -332,7 +332,7 @@ class Root:
             catch_up_s=self._catch_up_s,
             complete=complete,
             wrong_values=self.writer.values.found if self.config.trajectories else [],
-            mpi_library=mpi.library(),
+            mpi_library=world.library(),
             order_bytes=exchange.order_nbytes,
             slot_bytes=exchange.layout.nbytes,
             lost=self.losses.all,

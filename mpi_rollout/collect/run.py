@@ -19,12 +19,12 @@ from mpi_rollout.core.seeding import seed_global_generators
 from mpi_rollout.envs.env_maker import EnvFacts, make_slice, maker_of
 from mpi_rollout.envs.faults import OnFault, raised_at
 from mpi_rollout.errors import EnvError, SignalInterrupt, StorageError, counted
-from mpi_rollout.exchange import mpi
-from mpi_rollout.exchange.shrink import check_ulfm, is_ulfm_on
+from mpi_rollout.exchange import world
+from mpi_rollout.exchange.surviving import check_ulfm, is_ulfm_on
 from mpi_rollout.policies.random import Policy
 from mpi_rollout.process.console import share_line
-from mpi_rollout.process.guard import be_last, guard, release
 from mpi_rollout.process.interrupts import STOP_SIGNALS
+from mpi_rollout.process.launcher import be_last, guard, release
 from mpi_rollout.process.loading import load_policy
 from mpi_rollout.process.parent import end_with_launcher
 from mpi_rollout.process.terminal import find_terminal
@@ -49,7 +49,7 @@ def run(config: RolloutConfig) -> int:
     end_with_launcher()
     if is_ulfm_on():  # The launcher then ends no job because of a rank, whatever --ft says.
         guard()
-        if mpi.claimed_size()[0] == 1:
+        if world.claimed_size()[0] == 1:
             be_last()
     share_line(config.progress in ("auto", "bar") and find_terminal() is not None)
     try:
@@ -61,8 +61,8 @@ def run(config: RolloutConfig) -> int:
 
 def _run(config: RolloutConfig, asked: list[int]) -> int:
     comm = meeting.come_together(config.start_timeout)
-    with mpi.all_or_none(comm):
-        with mpi.no_early_end(comm, others_go_on=config.ft == "shrink"):
+    with world.all_or_none(comm):
+        with world.no_early_end(comm, others_go_on=config.ft == "shrink"):
             code, timer = _collect(config, comm, asked)
         for number in STOP_SIGNALS:  # Their handlers hold the envs.
             signal.signal(number, lambda *_: None)
@@ -70,11 +70,11 @@ def _run(config: RolloutConfig, asked: list[int]) -> int:
         timer.cancel()
         if config.ft == "shrink":
             release()
-            mpi.leave(code, finalizes=False)
+            world.leave(code, finalizes=False)
         if code == StorageError.exit_code:
             # HDF5 crashes in the interpreter's end if it could not write.  All ranks leave so: else MPICH's
             # launcher would kill those that take longer than the root, and tell that instead.
-            mpi.leave(code)
+            world.leave(code)
         return code
 
 
@@ -83,7 +83,7 @@ def _collect(config: RolloutConfig, comm: Any, asked: list[int]) -> tuple[int, T
     (rank_envs, policy, output), hosts = meeting.agree(
         comm, lambda: prepare(config, comm), lambda prepared: fingerprint(config, prepared[0])
     )
-    mpi.take_names_off_shared_memory(comm)
+    world.take_names_off_shared_memory(comm)
     envs = rank_envs.plan.division.whole.envs_of(comm.rank)
     seed_again = partial(seed_global_generators, config.seed, comm.rank)
     worker, facts = assemble(
@@ -94,10 +94,10 @@ def _collect(config: RolloutConfig, comm: Any, asked: list[int]) -> tuple[int, T
     with unwatched_by_gc():
         worker.stop_on_signals(asked)
         worker.aborts_if_unheard = True
-        root = Root(config, policy, output, worker, facts, hosts) if comm.rank == mpi.ROOT else None
+        root = Root(config, policy, output, worker, facts, hosts) if comm.rank == world.ROOT else None
         code = worker.serve()[1] if root is None else root.drive()
         worker.exchanges.free()
-        return code, mpi.watch_end(comm, code).begin()
+        return code, world.watch_end(comm, code).begin()
 
 
 def _interrupt(_number: int, _frame: Any) -> None:
@@ -118,13 +118,13 @@ def no_other_interrupt() -> Iterator[None]:
 @no_other_interrupt()
 def prepare(config: RolloutConfig, comm: Any) -> tuple[RankEnvs, Policy | None, Any]:
     """Check and make on this rank all that can be before the first message of the run."""
-    mpi.check_size(comm, config.expect_ranks)
+    world.check_size(comm, config.expect_ranks)
     seed_global_generators(config.seed, comm.rank)  # Before any code of envs and policy, which may do it otherwise.
     if config.ft == "shrink":
         check_ulfm(comm)
     plan = plan_of(config, comm.size)
     policy = output = None
-    if comm.rank == mpi.ROOT:
+    if comm.rank == world.ROOT:
         from mpi_rollout.storage import open_output  # h5py is for the root alone.
 
         output = open_output(config)
@@ -147,7 +147,7 @@ def rehearse(config: RolloutConfig, num_ranks: int) -> str:
     from mpi_rollout.storage import check_output
 
     with as_refusals():
-        seed_global_generators(config.seed, mpi.ROOT)
+        seed_global_generators(config.seed, world.ROOT)
         plan = plan_of(config, num_ranks)
         check_output(config)
         policy_of(config)

@@ -15,7 +15,7 @@ from mpi_rollout.doctor.local import examine_host
 from mpi_rollout.doctor.probe import Probe
 from mpi_rollout.doctor.world import examine_world
 from mpi_rollout.errors import LaunchError
-from mpi_rollout.exchange.mpi import GRACE_S, claimed_rank
+from mpi_rollout.exchange.world import GRACE_S, claimed_rank
 from mpi_rollout.process.console import STDOUT, say
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from time import monotonic
 
 from mpi_rollout.config import versions
-from mpi_rollout.core.cores import physical_cores, processor_quota, processor_time
+from mpi_rollout.core.host import physical_cores, processor_quota, processor_time
 
 BUSY_S = 0.1  # Some tens of the turns that systems give to programs that share a core.
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")

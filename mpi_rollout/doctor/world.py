@@ -27,7 +27,7 @@ from mpi_rollout.doctor.ranks import (
     judge_versions,
 )
 from mpi_rollout.errors import first_line
-from mpi_rollout.exchange import mpi
+from mpi_rollout.exchange import world
 from mpi_rollout.exchange.exchange import Command, Contents, Exchanges
 from mpi_rollout.exchange.lone import INSTALL
 
@@ -43,7 +43,7 @@ def examine_world(report: Report, timeout_s: float) -> None:
     try:
         library, path = load_library()
     except Exception as error:
-        found, is_one = f"mpi4py loads no MPI library: {first_line(error)}", mpi.claimed_size()[0] == 1
+        found, is_one = f"mpi4py loads no MPI library: {first_line(error)}", world.claimed_size()[0] == 1
         advice = f"one rank needs none; for more, {WAY_OUT}" if is_one else WAY_OUT
         report(Finding("library", found, WARN if is_one else BAD, advice))
         return report.done()
@@ -51,11 +51,11 @@ def examine_world(report: Report, timeout_s: float) -> None:
     start = how_to_start(library, path, launcher_of(os.environ))
     report.doing("MPI_Init", f"start with {start}; if that is what you did, run: {start} hostname")
     comm, thread_level = _start_mpi()
-    [alone] = judge_size(comm.size, mpi.claimed_size(), library, path)
+    [alone] = judge_size(comm.size, world.claimed_size(), library, path)
     report(alone)
     report.doing("ranks", "see what the ranks print; start on fewer hosts to find the one that does not answer")
     facts = RankFacts.of(comm.rank, library, mpi4py.__version__, thread_level)
-    if comm.rank == mpi.ROOT:
+    if comm.rank == world.ROOT:
         _examine_as_root(comm, report, facts, monotonic() + timeout_s * 0.7)
     else:
         _answer(comm, facts)
@@ -67,7 +67,7 @@ def load_library() -> tuple[str, str]:
     """Load the MPI library without starting MPI; return its name and path."""
     mpi4py.rc.initialize = mpi4py.rc.finalize = False
     import_module("mpi4py.MPI")
-    library = " ".join(mpi.library().split())
+    library = " ".join(world.library().split())
     with open("/proc/self/maps") as maps:
         paths = {line.split(maxsplit=5)[-1].strip() for line in maps if "/libmpi" in line}
     named = sorted(path for path in paths if os.path.basename(path).startswith(("libmpi.so", "libmpi_abi", "libmpich")))
@@ -106,8 +106,8 @@ def _examine_as_root(comm: Any, report: Report, facts: RankFacts, deadline: floa
 
 def _answer(comm: Any, facts: RankFacts) -> None:
     """The other ranks' side of `_examine_as_root`."""
-    comm.isend(facts, mpi.ROOT, TAG).Wait()
-    if _arrivals({0: comm.irecv(source=mpi.ROOT, tag=TAG)})[0]:
+    comm.isend(facts, world.ROOT, TAG).Wait()
+    if _arrivals({0: comm.irecv(source=world.ROOT, tag=TAG)})[0]:
         _times(comm)
         measure_exchanges(comm, 16)
         measure_exchanges(comm, min(SLOT_NBYTES, SLOTS_NBYTES // comm.size))
@@ -117,12 +117,12 @@ def _leave_together(comm: Any, report: Report) -> None:
     """End MPI when the root does: a launcher ends the job when a rank leaves before, and may forget who did not."""
     from mpi4py import MPI
 
-    if comm.rank == mpi.ROOT:
+    if comm.rank == world.ROOT:
         report.await_release()
         for request in [comm.isend(None, rank, TAG) for rank in range(1, comm.size)]:
             request.Wait()
     else:
-        _arrivals({0: comm.irecv(source=mpi.ROOT, tag=TAG)})
+        _arrivals({0: comm.irecv(source=world.ROOT, tag=TAG)})
     MPI.Finalize()
 
 
@@ -142,7 +142,7 @@ def _arrivals(requests: dict[int, Any], deadline: float = float("inf")) -> dict[
 
 def _times(comm: Any) -> list[float] | None:
     comm.Barrier()
-    return comm.gather(time(), mpi.ROOT)
+    return comm.gather(time(), world.ROOT)
 
 
 def measure_exchanges(comm: Any, nbytes: int) -> list[float]:
@@ -155,7 +155,7 @@ def measure_exchanges(comm: Any, nbytes: int) -> list[float]:
     contents = Contents(spaces.Box(0, 255, (nbytes,), np.uint8), spaces.Discrete(2))
     exchanges = Exchanges(comm, Division(comm.size, comm.size), contents)
     exchange, times_us = exchanges.all[0], []
-    if comm.rank == mpi.ROOT:
+    if comm.rank == world.ROOT:
         times_us = _timed(lambda: (exchange.post_order(Command.STEP), exchange.await_slots()))
         exchange.post_order(Command.STOP)
     else:

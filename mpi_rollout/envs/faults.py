@@ -12,7 +12,7 @@ from gymnasium import spaces
 
 from mpi_rollout.core.bounds import Bounds, first_of
 from mpi_rollout.core.layout import RESULTS, Leaf, bounds, leaf_spaces, leaves, noun
-from mpi_rollout.exchange.mpi import claimed_rank
+from mpi_rollout.exchange.world import claimed_rank
 
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 

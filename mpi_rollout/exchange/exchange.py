@@ -21,12 +21,12 @@ from gymnasium import spaces
 from mpi_rollout.core.layout import Leaf, SlotLayout, leaves, tree_of
 from mpi_rollout.core.partition import Division, Partition
 from mpi_rollout.errors import DataError, words_of
-from mpi_rollout.exchange.changing import Changing
 from mpi_rollout.exchange.infos import pack_infos, unpack_infos
-from mpi_rollout.exchange.messages import INFOS_TAG, DirectMessages, Lockstep, NoMessages, Overlapped
-from mpi_rollout.exchange.mpi import ROOT
-from mpi_rollout.exchange.shrink import Surviving
+from mpi_rollout.exchange.surviving import Surviving
+from mpi_rollout.exchange.switching import Changing
+from mpi_rollout.exchange.transports import INFOS_TAG, DirectMessages, Lockstep, NoMessages, Overlapped
 from mpi_rollout.exchange.waiting import Sleeping, waits_of
+from mpi_rollout.exchange.world import ROOT
 
 # A slot's mark: 0 is all is well, the negative number of a signal asks for the run's end.
 FAULT = 1

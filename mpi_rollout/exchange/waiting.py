@@ -18,8 +18,8 @@ from functools import partial
 from time import perf_counter, sleep
 from typing import Any
 
-from mpi_rollout.core.cores import processor_quota, processor_time
-from mpi_rollout.exchange.mpi import ROOT
+from mpi_rollout.core.host import processor_quota, processor_time
+from mpi_rollout.exchange.world import ROOT
 
 MANY = 4  # Ranks for each core: with fewer, sleeping was never the quicker.
 NUM_REMEMBERED = 4

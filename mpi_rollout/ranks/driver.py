@@ -13,12 +13,12 @@ import numpy as np
 from mpi_rollout.core.layout import Block, leaves, tree_of
 from mpi_rollout.core.masks import MASKED
 from mpi_rollout.errors import DataError, RankLost, RolloutError, counted, words_of
-from mpi_rollout.exchange.changing import SHORT
 from mpi_rollout.exchange.destination import Destination
 from mpi_rollout.exchange.exchange import FAULT, MADE_ANEW, Command, Exchange, Exchanges
 from mpi_rollout.exchange.infos import add_columns, merge_infos
-from mpi_rollout.exchange.mpi import ROOT
-from mpi_rollout.exchange.shrink import LOST
+from mpi_rollout.exchange.surviving import LOST
+from mpi_rollout.exchange.switching import SHORT
+from mpi_rollout.exchange.world import ROOT
 from mpi_rollout.ranks.action_check import ActionReader
 from mpi_rollout.ranks.worker import Fault, Worker
 

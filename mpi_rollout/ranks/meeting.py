@@ -19,7 +19,7 @@ from mpi_rollout.errors import (
     UsageError,
     words_of,
 )
-from mpi_rollout.exchange.mpi import (
+from mpi_rollout.exchange.world import (
     GRACE_S,
     ROOT,
     TELL_AFTER_S,

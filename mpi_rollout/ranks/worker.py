@@ -19,13 +19,13 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
-from mpi_rollout.core.cores import physical_cores, processor_time
+from mpi_rollout.core.clock import Clock
 from mpi_rollout.core.deadline import process_start
+from mpi_rollout.core.host import physical_cores, processor_time
 from mpi_rollout.core.masks import MASKED
-from mpi_rollout.core.timing import Clock
 from mpi_rollout.errors import DataError, EnvError, RankLost, RolloutError, SignalInterrupt, message_of, words_of
 from mpi_rollout.exchange.exchange import FAULT, MADE_ANEW, Command, Exchange, Exchanges
-from mpi_rollout.exchange.mpi import abort
+from mpi_rollout.exchange.world import abort
 from mpi_rollout.process.console import say
 from mpi_rollout.process.ending import limit_s
 from mpi_rollout.process.exits import ends_forked

@@ -12,7 +12,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from mpi_rollout.core.timing import PHASES
+from mpi_rollout.core.clock import PHASES
 from mpi_rollout.storage.filters import GZIP_LEVEL
 from mpi_rollout.storage.values import ValueChecks
 

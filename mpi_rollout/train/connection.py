@@ -18,7 +18,7 @@ import cloudpickle
 from mpi_rollout.config import versions
 from mpi_rollout.envs.env_maker import EnvFacts
 from mpi_rollout.errors import RolloutError, UsageError, message_of
-from mpi_rollout.exchange import mpi
+from mpi_rollout.exchange import world
 from mpi_rollout.process import exits
 from mpi_rollout.process.console import say, without_stdin
 from mpi_rollout.process.interrupts import Interrupts, is_main_thread, unheeded
@@ -53,9 +53,9 @@ class Connection:
         )
 
     def __enter__(self) -> MPIVectorEnv | None:
-        rank = mpi.claimed_rank() if self._comm is None else self._comm.rank
+        rank = world.claimed_rank() if self._comm is None else self._comm.rank
         # From here on: the other ranks' signals are for the trainer to heed, also while envs are being made.
-        with unheeded() if rank != mpi.ROOT and is_main_thread() else nullcontext():
+        with unheeded() if rank != world.ROOT and is_main_thread() else nullcontext():
             self._enter()
         if self._comm.size > 1:
             _entered.add(self)
@@ -63,12 +63,12 @@ class Connection:
 
     def _enter(self) -> None:
         if self._comm is None:
-            mpi.start_mpi_on_all_ranks(self._timeout_s)
-        comm = self._comm = mpi.world() if self._comm is None else self._comm
-        is_inside = any(mpi.shared_ranks(other._comm, comm) == "all" for other in _entered)
-        if comm.rank == mpi.ROOT:
+            world.start_mpi_on_all_ranks(self._timeout_s)
+        comm = self._comm = world.world() if self._comm is None else self._comm
+        is_inside = any(world.shared_ranks(other._comm, comm) == "all" for other in _entered)
+        if comm.rank == world.ROOT:
             _turns[:] = [turns for turns in _turns if turns.open]
-            open_ones = [turns for turns in _turns if mpi.shared_ranks(turns.comm, comm) != "none"]
+            open_ones = [turns for turns in _turns if world.shared_ranks(turns.comm, comm) != "none"]
             self._open_beside(open_ones[0]) if open_ones else self._open(is_inside)
         elif not is_inside:  # What is opened inside of another connection is served with that one.
             with without_stdin():
@@ -85,11 +85,11 @@ class Connection:
         self._drive(turns, *self._make(turns))
         if self._comm.size > 1:
             _turns.append(turns)
-            turns.kept.enter_context(mpi.no_early_end(self._comm))
+            turns.kept.enter_context(world.no_early_end(self._comm))
 
     def _open_beside(self, turns: Turns) -> None:
         """Have the ranks that serve another connection make these envs too."""
-        if mpi.shared_ranks(turns.comm, self._comm) == "some":
+        if world.shared_ranks(turns.comm, self._comm) == "some":
             raise UsageError(
                 "connect over some of the ranks that serve a connection which is open; give both the same comm, or "
                 "close that one first"
@@ -116,9 +116,9 @@ class Connection:
             turns.add(self._make(turns)[0])
         except RolloutError as error:
             sys.exit(error.exit_code)  # The root says why.
-        with mpi.all_or_none(self._comm), mpi.no_early_end(self._comm), unwatched_by_gc(), unheeded():
+        with world.all_or_none(self._comm), world.no_early_end(self._comm), unwatched_by_gc(), unheeded():
             code = turns.serve()
-        mpi.watch_end(self._comm, code)
+        world.watch_end(self._comm, code)
         if code:
             sys.exit(code)  # The trainer has failed.
 
@@ -141,9 +141,9 @@ class Connection:
             if turns.entering is None:
                 turns.add(another._made[0])
 
-        with nullcontext() if comm.size == 1 else mpi.no_early_end(comm):
+        with nullcontext() if comm.size == 1 else world.no_early_end(comm):
             rank_envs, _ = meeting.agree(comm, self._prepare, self._fingerprint)
-            with mpi.all_or_none(comm):
+            with world.all_or_none(comm):
                 return assemble(comm, rank_envs, lambda _: {"connect": connect})
 
     def _drive(self, turns: Turns, worker: Worker, facts: EnvFacts) -> None:
@@ -158,8 +158,8 @@ class Connection:
             turns.add(envs)
 
     def _prepare(self) -> RankEnvs:
-        mpi.check_thread()
-        if self._comm.rank != mpi.ROOT and not is_main_thread():
+        world.check_thread()
+        if self._comm.rank != world.ROOT and not is_main_thread():
             raise UsageError(
                 "connect must be called in the main thread of all ranks but rank 0, got thread "
                 f"{threading.current_thread().name}: signals that interrupt envs reach that thread alone"
@@ -186,7 +186,7 @@ class Connection:
         self._envs.close(code=code)
         watch.cancel()
         if self._comm.size > 1:
-            mpi.watch_end(self._comm, code)
+            world.watch_end(self._comm, code)
 
     def _hint(self, error: BaseException) -> None:
         """Add to an error of a rank that has no envs what most often is behind it."""
@@ -200,7 +200,7 @@ class Connection:
         if error is not None:
             say("".join(traceback.format_exception(error)))
         say(f"mpi_rollout: the trainer left while ranks were stepping; ended them after {GRACE_S:g} s\n")
-        mpi.abort(self._comm, code or RolloutError.exit_code)
+        world.abort(self._comm, code or RolloutError.exit_code)
 
 
 # In whose with statement this rank is.  Weak, for those that are entered by hand, and never left.
@@ -217,17 +217,17 @@ def _check_closed() -> None:
                 f"mpi_rollout: rank 0 ({os.uname().nodename}): the trainer ended without closing its envs; "
                 "use `with mpi_rollout.connect(...) as envs:`, or call envs.close()\n"
             )
-            mpi.abort(turns.comm, RolloutError.exit_code)
+            world.abort(turns.comm, RolloutError.exit_code)
 
 
 def is_alone(comm: Any, timeout_s: float) -> bool:
     """Whether there are no other ranks to connect.  Starts MPI, if no launcher says that there are others."""
     if comm is not None:
         return comm.size == 1
-    if mpi.claimed_size()[0] > 1:
+    if world.claimed_size()[0] > 1:
         return False
-    mpi.start_mpi_on_all_ranks(timeout_s)
-    return mpi.world().size == 1
+    world.start_mpi_on_all_ranks(timeout_s)
+    return world.world().size == 1
 
 
 def _close(driver: Driver, interrupts: Interrupts, pid: int) -> None:

@@ -3,7 +3,7 @@
 import argparse
 from typing import Any
 
-from mpi_rollout.core.cores import num_usable_cores
+from mpi_rollout.core.host import num_usable_cores
 from mpi_rollout.errors import UsageError
 from mpi_rollout.options import path
 

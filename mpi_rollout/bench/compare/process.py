@@ -88,12 +88,12 @@ def serve_turns(connection: Connection, found: Any) -> None:
 
 def serve_on_ranks(path: str, system: dict[str, Any]) -> int:
     """The same on all ranks of a job.  **Collective.**"""
-    from mpi_rollout.exchange import mpi
+    from mpi_rollout.exchange import world
 
-    mpi.start_mpi_on_all_ranks(system["timeout_s"])
-    comm = mpi.world()
-    mpi.take_names_off_shared_memory(comm)  # Jobs that fail or hang are killed.
-    connection = connect_to(path) if comm.rank == mpi.ROOT else None
+    world.start_mpi_on_all_ranks(system["timeout_s"])
+    comm = world.world()
+    world.take_names_off_shared_memory(comm)  # Jobs that fail or hang are killed.
+    connection = connect_to(path) if comm.rank == world.ROOT else None
     try:
         while num_envs := comm.bcast(next_size(connection) if connection else None):
             serve_size = _serve_recording if system["kind"] == "record" else _serve_connected
@@ -104,7 +104,7 @@ def serve_on_ranks(path: str, system: dict[str, Any]) -> int:
         if connection is None:
             raise
         connection.send(("failed", told(error)))
-        mpi.abort(comm, 70)
+        world.abort(comm, 70)
     return 0
 
 

@@ -15,7 +15,7 @@ from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.layout import Block, describe
 from mpi_rollout.core.partition import Division
 from mpi_rollout.envs.env_maker import EnvFacts, maker_of
-from mpi_rollout.exchange.mpi import ROOT
+from mpi_rollout.exchange.world import ROOT
 from mpi_rollout.policies.random import RandomPolicy
 from mpi_rollout.ranks.driver import Driver
 from mpi_rollout.ranks.set_up import Plan, assemble, make_rank_envs

@@ -71,7 +71,7 @@ class Rank:
     env_s
         Its seconds in its envs' steps.
     policy_s, send_s, wait_s, gather_s, write_s
-        The rest of its time, as `mpi_rollout.core.timing.PHASES` has it.
+        The rest of its time, as `mpi_rollout.core.clock.PHASES` has it.
     """
 
     job: int

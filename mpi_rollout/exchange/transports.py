@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from mpi_rollout.exchange.mpi import ROOT
+from mpi_rollout.exchange.world import ROOT
 
 ORDER_TAG, SLOT_TAG, OBJECT_TAG, INFOS_TAG = 1, 2, 3, 4
 

@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 
 from mpi_rollout.errors import LaunchError, RankLost, RolloutError, UsageError
-from mpi_rollout.exchange.mpi import GRACE_S, ROOT, abort, library
+from mpi_rollout.exchange.world import GRACE_S, ROOT, abort, library
 from mpi_rollout.process.console import say
-from mpi_rollout.process.guard import be_last
+from mpi_rollout.process.launcher import be_last
 
 ULFM_VARIABLE = "OMPI_MCA_mpi_ft_enable"  # What `mpirun --with-ft ulfm` sets.
 LOST = 3  # A slot's mark, see `exchange`: its rank is gone.

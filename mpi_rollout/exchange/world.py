@@ -23,7 +23,7 @@ from mpi_rollout.exchange.lone import lone_world, refuse_ranks
 from mpi_rollout.process import exits
 from mpi_rollout.process.console import STDERR, say, settle
 from mpi_rollout.process.ending import Ending
-from mpi_rollout.process.guard import is_guarded, release
+from mpi_rollout.process.launcher import is_guarded, release
 
 ROOT = 0
 GRACE_S = 2.0
