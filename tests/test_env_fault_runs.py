@@ -57,7 +57,7 @@ def test_the_file_says_what_happened(alone, kind: str):
     assert ends == sorted(zip(in_steps["env_index"], in_steps["step"], strict=True))
     assert (failed["length"] == 0).any() == (kind != "steps")
     assert found["truncations"][in_steps["step"], in_steps["env_index"]].all()
-    told = [message.partition(": ")[2].partition("; made anew")[0] for message in result.messages]
+    told = [message.partition(": ")[2].partition("; restarted")[0] for message in result.messages]
     assert sorted(told) == sorted(row["message"].decode() for row in faults)
     assert sum(json.loads(result.out)["restarts"].values()) == len(faults)
 

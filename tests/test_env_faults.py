@@ -117,7 +117,7 @@ def test_the_first_reset_is_taken_again_with_the_same_seed_as_often_as_allowed()
 @pytest.mark.parametrize("most", [0, 1, 3])
 def test_a_budget_bounds_it(most: int):
     envs = loop("raise", OnFault(max_restarts=most), share=1.0, num_envs=1)
-    more = f"; it was made anew {counted(most, 'time')} already" if most else ""
+    more = f"; it was restarted {counted(most, 'time')} already" if most else ""
     with pytest.raises(EnvError, match=f"diverged{more}$"):
         list(steps_of(envs))
     assert len(envs.faults) == most
@@ -127,7 +127,7 @@ def test_a_budget_bounds_it(most: int):
 def test_an_env_that_cannot_be_made_anew_says_why(then: str, why: str):
     Once.made = 0
     envs = LoopVectorEnv([lambda: Once(then)], on_fault=FORGIVING)
-    with pytest.raises(EnvError, match=f"env 0 could not be made anew: .*{why}"):
+    with pytest.raises(EnvError, match=f"env 0 could not be restarted: .*{why}"):
         list(steps_of(envs))
 
 
@@ -135,7 +135,7 @@ def test_a_failure_says_where_it_comes_from():
     envs = loop("raise", share=1.0, num_envs=1)
     list(steps_of(envs, 5))
     (index, what, times), *_ = envs.faults
-    assert index == 0 and times == "made anew, 1 of 100 times"
+    assert index == 0 and times == "restarted, 1 of 100 times"
     expected = r"env 0, step \d of its episode: RuntimeError: the simulator has diverged \(moody.py, line \d+\)"
     assert re.fullmatch(expected, what)
 
@@ -153,7 +153,7 @@ def test_what_is_not_finite_is_named(how: str, what: str):
 def test_natively_vectorized_envs_cannot_be_made_anew_one_by_one(job: Job):
     options = ("--vectorization-mode", "vector_entry_point", "--on-env-error", "restart")
     result = job(None, "--env", "CartPole-v1", *options, "--out", "run.h5")
-    assert result.code == 64 and "cannot be made anew singly" in result.messages[0]
+    assert result.code == 64 and "cannot be restarted one by one" in result.messages[0]
 
 
 def test_frames_and_odd_messages_outlive_a_failure():

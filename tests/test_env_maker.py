@@ -9,8 +9,9 @@ import pytest
 from conftest import Job, assert_same_bytes, datasets
 from envs import Counting
 
-from mpi_rollout.envs.env_maker import EnvMaker, describe_spec
+from mpi_rollout.envs.env_maker import EnvMaker
 from mpi_rollout.errors import UsageError
+from mpi_rollout.ranks.set_up import describe_spec
 
 pytestmark = pytest.mark.any_mpi
 
@@ -52,8 +53,8 @@ class Factory:
 )  # fmt: skip
 def test_each_env_is_made_with_its_own_arguments(maker: EnvMaker, expected: list[dict[str, Any]]):
     maker.check(3)
-    assert [make().given for make in maker.each(range(3))] == expected
-    assert maker.each(range(1, 2))[0]().given == expected[1]
+    assert [make().given for make in maker.functions(range(3))] == expected
+    assert maker.functions(range(1, 2))[0]().given == expected[1]
 
 
 @pytest.mark.parametrize(

@@ -165,7 +165,7 @@ def test_a_terminal_gets_a_bar_while_the_run_goes_on_and_messages_take_its_place
     assert re.search(r"[\d,]+ env steps/s, .*[\d,]+/3,000 steps, envs", bars[-1])
     message, last = screen(seen)
     assert (
-        re.fullmatch(r"mpi_rollout: rank [01] .*: the simulator stumbled .*; made anew, 1 of .*", message)
+        re.fullmatch(r"mpi_rollout: rank [01] .*: the simulator stumbled .*; restarted, 1 of .*", message)
         and last == ""
     )
 

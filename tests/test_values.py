@@ -210,7 +210,7 @@ def test_with_check_bounds_the_env_has_failed(env_index: int, step: int, what: s
         steps_of(env_index, OnFault(check_bounds=True))
     assert steps_of(env_index, OnFault(check_finite=True))[-1][:3] == (1, 1, 0)
     forgiven = steps_of(env_index, OnFault(check_bounds=True, max_restarts=3))
-    assert forgiven[step] == (0, 0, 1, [(env_index, place, "made anew, 1 of 3 times")])
+    assert forgiven[step] == (0, 0, 1, [(env_index, place, "restarted, 1 of 3 times")])
 
 
 def test_a_reset_outside_of_the_space_is_a_failure_too():

@@ -8,7 +8,8 @@ from gymnasium import spaces
 
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.layout import rows_of
-from mpi_rollout.envs.env_maker import make_bare, maker_of
+from mpi_rollout.envs.bare import make_bare
+from mpi_rollout.envs.env_maker import maker_of
 from mpi_rollout.errors import EnvError, words_of
 from mpi_rollout.policies.random import BLOCK_STEPS, RandomPolicy
 

@@ -23,7 +23,6 @@ from mpi_rollout.core.clock import PHASES
 from mpi_rollout.core.deadline import Deadline
 from mpi_rollout.core.layout import Block, describe
 from mpi_rollout.core.memory import check_blocks
-from mpi_rollout.envs.env_maker import EnvFacts
 from mpi_rollout.envs.replaying import Past
 from mpi_rollout.errors import (
     DataError,
@@ -39,6 +38,7 @@ from mpi_rollout.exchange import world
 from mpi_rollout.policies.random import Policy, RandomPolicy
 from mpi_rollout.process.console import STDOUT, say
 from mpi_rollout.ranks.driver import Driver, RankError
+from mpi_rollout.ranks.set_up import EnvFacts
 from mpi_rollout.ranks.worker import Worker
 from mpi_rollout.storage.status import Status, is_batch_job
 

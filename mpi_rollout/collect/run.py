@@ -16,7 +16,7 @@ from mpi_rollout.config import RolloutConfig, versions
 from mpi_rollout.core.layout import Block
 from mpi_rollout.core.partition import Division
 from mpi_rollout.core.seeding import seed_global_generators
-from mpi_rollout.envs.env_maker import EnvFacts, make_slice, maker_of
+from mpi_rollout.envs.env_maker import make_slice, maker_of
 from mpi_rollout.envs.faults import OnFault, raised_at
 from mpi_rollout.errors import EnvError, SignalInterrupt, StorageError, counted
 from mpi_rollout.exchange import world
@@ -30,7 +30,7 @@ from mpi_rollout.process.parent import end_with_launcher
 from mpi_rollout.process.terminal import find_terminal
 from mpi_rollout.ranks import meeting
 from mpi_rollout.ranks.meeting import as_refusals
-from mpi_rollout.ranks.set_up import Plan, RankEnvs, assemble, check_batch_size, make_rank_envs
+from mpi_rollout.ranks.set_up import EnvFacts, Plan, RankEnvs, assemble, check_batch_size, make_rank_envs
 from mpi_rollout.ranks.worker import unwatched_by_gc
 from mpi_rollout.storage.paths import check_storable
 

@@ -89,7 +89,7 @@ def differences_of(file: h5py.File, make: EnvMaker, episodes: Sequence[np.void])
 
 def _made(make: EnvMaker, index: range) -> LoopVectorEnv:
     try:
-        return LoopVectorEnv(make.each(index), first_env_index=index.start, infos=False)
+        return LoopVectorEnv(make.functions(index), first_env_index=index.start, infos=False)
     except RolloutError:
         raise
     except (Exception, SystemExit) as error:

@@ -13,7 +13,7 @@ from mpi_rollout.doctor.folder import judge_folder
 from mpi_rollout.doctor.launch import judge_slurm
 from mpi_rollout.doctor.leftovers import judge_segments, judge_sessions, judge_shared_memory
 from mpi_rollout.doctor.probe import Report
-from mpi_rollout.envs.timed import time_steps
+from mpi_rollout.envs.bare import time_steps
 
 EXTRAS = {"mujoco": "mujoco", "ale_py": "ale-py", "matplotlib": "matplotlib", "stable_baselines3": "stable-baselines3",
           "torch": "torch", "onnxruntime": "onnxruntime", "minari": "minari", "envpool": "envpool",

@@ -1,18 +1,38 @@
-"""The limit: how fast the same envs go with nothing around them.
+"""How fast envs are with nothing around them: the limit of a run, and the times of one env's steps and resets.
 
-What a person would write who wants to know how fast an env is: `gymnasium.make`, a list of actions, a loop over
-`env.step`, `env.reset` where an episode ended.  Nothing is kept, sent or written.
+A bare loop is what a person writes to learn how fast an env is: `gymnasium.make`, a list of actions, `env.step`, and
+`env.reset` where an episode ended.  Nothing is kept, sent or written.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
+import gymnasium
 import numpy as np
 from gymnasium.vector import VectorEnv
 from gymnasium.vector.utils import iterate
 
+from mpi_rollout.core.seeding import episode_seeds, seed_of_slice
+from mpi_rollout.envs.env_maker import EnvMaker
 from mpi_rollout.envs.loop import LoopVectorEnv
+
+WINDOW_S = 1.0
+_LEAST_STEPS, _WARM_UP_STEPS = 20, 5
+
+
+def make_bare(make: EnvMaker, indices: range, seed: int, actions: list[Any]) -> Callable[[float], float]:
+    """Make a second set of the same envs, for measuring the limit: see `envs.bare`.
+
+    Parameters
+    ----------
+    actions
+        Batched actions of these envs, for some steps.
+    """
+    if make.is_native:
+        return bare_vector_loop(make.native(len(indices)), seed_of_slice(seed, indices), actions)
+    slice_ = LoopVectorEnv(make.functions(indices))
+    return bare_loop(slice_, [episode_seeds(seed, index) for index in indices], split_actions(slice_, actions))
 
 
 def bare_loop(
@@ -69,3 +89,43 @@ def bare_vector_loop(envs: VectorEnv, seed: int, actions: Sequence[Any]) -> Call
 def split_actions(envs: VectorEnv, actions: Sequence[Any]) -> list[list[Any]]:
     """Batched actions as lists of single ones, prepared before the clock runs."""
     return [list(iterate(envs.action_space, row)) for row in actions]
+
+
+class Times(NamedTuple):
+    """Seconds of each step, in order, without the first few; of each reset but the first."""
+
+    step_s: np.ndarray
+    reset_s: np.ndarray
+
+    @property
+    def reset_mean_s(self) -> float:
+        """0 if no episode ended."""
+        return float(self.reset_s.mean()) if len(self.reset_s) else 0.0
+
+    @property
+    def reset_spread_s(self) -> float:
+        """0 if no episode ended."""
+        return float(self.reset_s.std()) if len(self.reset_s) else 0.0
+
+    @property
+    def steps_per_episode(self) -> float:
+        """On average; 0 if no episode ended."""
+        return len(self.step_s) / len(self.reset_s) if len(self.reset_s) else 0.0
+
+
+def time_steps(env: gymnasium.Env, seed: int = 0, window_s: float = WINDOW_S) -> Times:
+    """Step an env with random actions for some seconds."""
+    seeds = episode_seeds(seed, 0)
+    env.action_space.seed(seed)
+    env.reset(seed=next(seeds))
+    steps, resets, begin = [], [], perf_counter()
+    while len(steps) < _LEAST_STEPS + _WARM_UP_STEPS or perf_counter() - begin < window_s:
+        action = env.action_space.sample()
+        before = perf_counter()
+        _, _, terminated, truncated, _ = env.step(action)
+        after = perf_counter()
+        steps.append(after - before)
+        if terminated or truncated:
+            env.reset(seed=next(seeds))
+            resets.append(perf_counter() - after)
+    return Times(np.array(steps[_WARM_UP_STEPS:]), np.array(resets))

@@ -1,6 +1,7 @@
 """What is done about envs that fail: what is looked for, and what they may be forgiven."""
 
 import os
+import sys
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -12,6 +13,7 @@ from gymnasium import spaces
 
 from mpi_rollout.core.bounds import Bounds, first_of
 from mpi_rollout.core.layout import RESULTS, Leaf, bounds, leaf_spaces, leaves, noun
+from mpi_rollout.errors import DataError
 from mpi_rollout.exchange.world import claimed_rank
 
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
@@ -132,3 +134,36 @@ def raised_at(error: BaseException) -> str:
     """Where an error came from: the last file that is none of this program's, and the line; or nothing."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not is_ours(frame.filename)]
     return f" ({os.path.basename(frames[-1].filename)}, line {frames[-1].lineno})" if frames else ""
+
+
+def of_old_gym() -> str:
+    """How an env of the old gym becomes one of Gymnasium."""
+    version = str(getattr(sys.modules.get("gym"), "__version__", "0.21"))
+    api = "26" if version.startswith("0.26") else "21"
+    return f"return shimmy.GymV{api}CompatibilityV0(env=env), after pip install 'shimmy[gym-v{api}]'"
+
+
+def no_outcome(outcomes: Sequence[Any], first_env_index: int) -> DataError:
+    """Name the first env whose step did not return what a step returns."""
+    is_good = [isinstance(outcome, tuple | list) and len(outcome) == 5 for outcome in outcomes]
+    index = is_good.index(False)
+    got = f"{len(outcomes[index])} values" if isinstance(outcomes[index], tuple) else type(outcomes[index]).__name__
+    return DataError(
+        f"env {first_env_index + index}: its step should return observation, reward, terminated, truncated "
+        f"and info, got {got}; return terminated and truncated in the place of done; for an env of gym itself, "
+        f"{of_old_gym()}"
+    )
+
+
+def begun(outcome: Any) -> tuple[Any, Any]:
+    """The observation and the info of a reset.
+
+    Raises
+    ------
+    DataError
+        It returned something else, as resets of the old gym do.
+    """
+    if isinstance(outcome, tuple | list) and len(outcome) == 2:
+        return outcome[0], outcome[1]
+    got = f"{type(outcome).__name__}; return both; for an env of gym itself, {of_old_gym()}"
+    raise DataError(f"its reset should return observation and info, got {got}")

@@ -108,11 +108,11 @@ class SingleEnvs(VectorEnv):
         most = self._on_fault.max_restarts
         if self._num_restarts[index] == most:
             if most:
-                fault.args = (f"{fault}; it was made anew {counted(most, 'time')} already",)
+                fault.args = (f"{fault}; it was restarted {counted(most, 'time')} already",)
             raise fault from error
         self.make_anew(index)
         self._num_restarts[index] += 1
-        times = f"made anew, {self._num_restarts[index]} of {counted(most, 'time')}"
+        times = f"restarted, {self._num_restarts[index]} of {counted(most, 'time')}"
         self.faults.append((self._first_env_index + index, f"{fault}{raised_at(error)}", times))
 
     def make_anew(self, index: int) -> None:
@@ -138,7 +138,7 @@ class SingleEnvs(VectorEnv):
             raise
         except BaseException as error:
             what = error if isinstance(error, RolloutError) else words_of(error)
-            raise EnvError(f"env {self._first_env_index + index} could not be made anew: {what}") from error
+            raise EnvError(f"env {self._first_env_index + index} could not be restarted: {what}") from error
         self.envs[index] = env
         self._inner[index], limits = step_over_wrappers(env)
         self._time.replace(index, limits)

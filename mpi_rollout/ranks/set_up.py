@@ -1,19 +1,23 @@
 """Bringing the ranks together: each makes its envs, all agree, then they have exchanges and a worker each."""
 
 import json
+import pickle
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from gymnasium import spaces
+from gymnasium.envs.registration import EnvSpec, WrapperSpec
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from mpi_rollout.core.layout import describe
 from mpi_rollout.core.masks import mask_leaves
 from mpi_rollout.core.memory import check_num_envs
 from mpi_rollout.core.partition import Division
-from mpi_rollout.envs.env_maker import EnvFacts, EnvMaker, make_slice
+from mpi_rollout.envs.env_maker import EnvMaker, make_slice, name_of
 from mpi_rollout.envs.faults import ABORT, OnFault
-from mpi_rollout.errors import Field, UsageError
+from mpi_rollout.envs.loop import LoopVectorEnv
+from mpi_rollout.errors import Field, UsageError, words_of
 from mpi_rollout.exchange.exchange import Contents, Exchanges
 from mpi_rollout.exchange.infos import Infos, info_leaves, names_of
 from mpi_rollout.exchange.waiting import way_to_wait
@@ -57,6 +61,74 @@ class Plan:
     @property
     def has_final_observations(self) -> bool:
         return self.autoreset_mode == AutoresetMode.SAME_STEP
+
+
+@dataclass(frozen=True)
+class EnvFacts:
+    """What envs say of themselves: spaces of a single one, and for whoever holds them on another rank the rest.
+
+    `share_generator`: they take one seed for all of a rank, as natively vectorized envs do.  `described_spec`: see
+    `describe_spec`.
+    """
+
+    observation_space: spaces.Space
+    action_space: spaces.Space
+    spec: Any
+    metadata: dict[str, Any]
+    render_mode: str | None
+    share_generator: bool
+    described_spec: str
+
+    @classmethod
+    def of(cls, envs: VectorEnv) -> "EnvFacts":
+        spaces_of_one = envs.single_observation_space, envs.single_action_space
+        is_native = not isinstance(envs, LoopVectorEnv)
+        spec = describe_spec(envs.spec)
+        return cls(*spaces_of_one, envs.spec, dict(envs.metadata), envs.render_mode, is_native, spec)
+
+    def portable(self) -> "EnvFacts":
+        """The same, with what cannot be pickled left out: spec and metadata can hold any callable.
+
+        Raises
+        ------
+        UsageError
+            A space cannot be pickled.
+        """
+        try:
+            pickle.dumps((self.observation_space, self.action_space))
+        except Exception as error:
+            raise UsageError(
+                f"spaces are sent to all ranks and must be picklable, got {self.observation_space} and "
+                f"{self.action_space}: {words_of(error)}"
+            ) from error
+        metadata = {name: value for name, value in self.metadata.items() if can_be_pickled(value)}
+        return replace(self, spec=self.spec if can_be_pickled(self.spec) else None, metadata=metadata)
+
+
+def describe_spec(spec: EnvSpec | None) -> str:
+    """A spec as JSON, as `EnvSpec.to_json` has it; what JSON has no word for, such as a class, by its name.
+
+    It is for readers of a file.  No env is made of it.
+    """
+    try:
+        values = {name: value for name, value in vars(spec).items() if name not in ("namespace", "name", "version")}
+        return json.dumps(values, skipkeys=True, default=_described)
+    except Exception:  # There is none, or an env has its own idea of it.
+        return ""
+
+
+def _described(value: Any) -> Any:
+    if isinstance(value, WrapperSpec):
+        return vars(value)
+    return name_of(value) if callable(value) else repr(value)
+
+
+def can_be_pickled(value: Any) -> bool:
+    try:
+        pickle.dumps(value)
+    except Exception:
+        return False
+    return True
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,6 @@ from weakref import WeakSet, finalize
 import cloudpickle
 
 from mpi_rollout.config import versions
-from mpi_rollout.envs.env_maker import EnvFacts
 from mpi_rollout.errors import RolloutError, UsageError, message_of
 from mpi_rollout.exchange import world
 from mpi_rollout.process import exits
@@ -24,7 +23,7 @@ from mpi_rollout.process.console import say, without_stdin
 from mpi_rollout.process.interrupts import Interrupts, is_main_thread, unheeded
 from mpi_rollout.ranks import meeting
 from mpi_rollout.ranks.driver import Driver
-from mpi_rollout.ranks.set_up import RankEnvs, assemble, make_rank_envs
+from mpi_rollout.ranks.set_up import EnvFacts, RankEnvs, assemble, make_rank_envs
 from mpi_rollout.ranks.worker import Worker, unwatched_by_gc
 from mpi_rollout.train.turns import Turns
 from mpi_rollout.train.vector_env import MPIVectorEnv

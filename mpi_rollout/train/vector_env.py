@@ -17,12 +17,12 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from mpi_rollout.core.layout import tree_of
-from mpi_rollout.envs.env_maker import EnvFacts
 from mpi_rollout.envs.inputs import Options, options_of_each, read_seed, take_reset_mask
 from mpi_rollout.exchange.exchange import Command
 from mpi_rollout.exchange.infos import FINAL_OBS
 from mpi_rollout.process.interrupts import Interrupts
 from mpi_rollout.ranks.driver import Driver, Lane, RankError, indices_of
+from mpi_rollout.ranks.set_up import EnvFacts
 from mpi_rollout.train.turns import Turns
 
 NUM_ROWS = 2  # Of observations: those before a step and those after it.

@@ -14,11 +14,11 @@ from mpi_rollout.collect.collector import Collector
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.layout import Block, describe
 from mpi_rollout.core.partition import Division
-from mpi_rollout.envs.env_maker import EnvFacts, maker_of
+from mpi_rollout.envs.env_maker import maker_of
 from mpi_rollout.exchange.world import ROOT
 from mpi_rollout.policies.random import RandomPolicy
 from mpi_rollout.ranks.driver import Driver
-from mpi_rollout.ranks.set_up import Plan, assemble, make_rank_envs
+from mpi_rollout.ranks.set_up import EnvFacts, Plan, assemble, make_rank_envs
 from mpi_rollout.ranks.worker import Worker, unwatched_by_gc
 
 NUM_STEPS = 10**9  # More than any turn takes.

@@ -31,7 +31,7 @@ from mpi_rollout.bench.workplace import tell
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.host import num_usable_cores
 from mpi_rollout.core.memory import free_memory
-from mpi_rollout.envs.timed import WINDOW_S
+from mpi_rollout.envs.bare import WINDOW_S
 from mpi_rollout.errors import Interrupted, RolloutError, StorageError, UsageError, counted
 
 LEAST_STEPS, MOST_STEPS = 20, 1_000_000
