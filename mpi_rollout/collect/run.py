@@ -24,9 +24,8 @@ from mpi_rollout.exchange.surviving import check_ulfm, is_ulfm_on
 from mpi_rollout.policies.random import Policy
 from mpi_rollout.process.console import share_line
 from mpi_rollout.process.interrupts import STOP_SIGNALS
-from mpi_rollout.process.launcher import be_last, guard, release
+from mpi_rollout.process.launcher import be_last, end_with_launcher, guard, release
 from mpi_rollout.process.loading import load_policy
-from mpi_rollout.process.parent import end_with_launcher
 from mpi_rollout.process.terminal import find_terminal
 from mpi_rollout.ranks import meeting
 from mpi_rollout.ranks.meeting import as_refusals

@@ -18,7 +18,7 @@ from time import monotonic, sleep
 
 from mpi_rollout.doctor.findings import BAD, LAUNCH, Finding
 from mpi_rollout.errors import first_line
-from mpi_rollout.process.parent import end_with
+from mpi_rollout.process.launcher import end_with
 
 _ENDING_S = 2.0
 

@@ -1,4 +1,4 @@
-"""One process: what it says, which signals it heeds, how it ends, and the user's code that it loads.
+"""One process: what it prints, which signals it heeds, how it ends, and the user's code that it loads.
 
-Imports nothing of the package but `errors`.
+Imports nothing of the package except `errors`.
 """

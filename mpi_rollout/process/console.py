@@ -1,9 +1,10 @@
-"""What the program says to its user, on stdout and stderr.
+"""What the program prints for its user, on stdout and stderr.
 
-A run does not depend on who listens: saying something never fails, and never waits for ever.  Envs may close or replace
-`sys.stdout` and `sys.stderr`, or close their descriptors; what is said here goes to those that the command began with.
+A run does not depend on its readers: `say` never fails and never waits forever.  Envs may close or replace `sys.stdout`
+and `sys.stderr`, or close their descriptors.  What is printed here goes to the outputs that the command began with.
 """
 
+import io
 import os
 import select
 import sys
@@ -16,43 +17,43 @@ from mpi_rollout.errors import StorageError, system_words
 
 STDIN, STDOUT, STDERR = 0, 1, 2
 PATIENCE_S = 10.0  # With a reader that does not read.
-PIECE_NBYTES = 512  # A pipe that is ready takes as many without waiting (POSIX's least PIPE_BUF).
-
+PIECE_NBYTES = 512  # A pipe that is ready takes so many without waiting (POSIX's least PIPE_BUF).
 CLEAR_LINE = "\r\x1b[K"
 
-_held: dict[int, int | TextIO] = {}  # Copies of the descriptors; of what stood for one, as in a notebook, the stream.
-_start = ""  # Of what is said on stderr.
+_held: dict[int, int | TextIO] = {}  # Copies of the descriptors; or the stream that replaced one, as in a notebook.
+_start = ""  # What each message on stderr begins with.
 
 
 def hold() -> None:
-    """Keep stdout and stderr as they are now, and have no character that they cannot take.
+    """Keep stdout and stderr as they are now, and have them escape characters that they cannot encode.
 
-    To be called when a command begins, before any code of users runs.
+    Call it when a command begins, before any code of users runs.
     """
     while _held:
         _, output = _held.popitem()
         if isinstance(output, int):
             os.close(output)
     take_free_descriptors()
-    sys.stdout = sys.stdout or os.fdopen(STDOUT, "w", closefd=False)  # None: it was closed from the begin.
+    sys.stdout = sys.stdout or os.fdopen(STDOUT, "w", closefd=False)  # None: it was closed from the start.
     sys.stderr = sys.stderr or os.fdopen(STDERR, "w", closefd=False)
     for number, stream in ((STDOUT, sys.stdout), (STDERR, sys.stderr)):
         _held[number] = os.dup(number) if _descriptor_of(stream) == number else stream
-        with suppress(OSError, AttributeError):
-            stream.reconfigure(errors="backslashreplace")
+        if isinstance(stream, io.TextIOWrapper):
+            with suppress(OSError):
+                stream.reconfigure(errors="backslashreplace")
 
 
 def _descriptor_of(stream: TextIO) -> int | None:
     try:
         return stream.fileno()
-    except (OSError, ValueError, AttributeError):  # It has none, or was closed.
+    except (OSError, ValueError, AttributeError):  # It has no descriptor, or was closed.
         return None
 
 
 def take_free_descriptors() -> None:
-    """Open /dev/null as stdin, stdout and stderr where an env has closed these.
+    """Open /dev/null in place of stdin, stdout and stderr where an env has closed these.
 
-    Else the next file to be opened would have the number, and everything that libraries print would go into it.
+    Without this, the next file to be opened would get the number, and everything that libraries print.
     """
     for number in (STDIN, STDOUT, STDERR):
         try:
@@ -63,7 +64,7 @@ def take_free_descriptors() -> None:
 
 @contextmanager
 def stdout_apart() -> Iterator[None]:
-    """Inside, what code of others prints on stdout goes to stderr: on stdout is what `write` says, and nothing else."""
+    """Send what the code of others prints on stdout to stderr: stdout then has nothing but the text of `write`."""
     kept, before = os.dup(STDOUT), sys.stdout
     divert_stdout()
     try:
@@ -77,7 +78,7 @@ def stdout_apart() -> Iterator[None]:
 
 
 def divert_stdout() -> None:
-    """Have what is printed on stdout from now on go to stderr, also by C code and by programs that are started."""
+    """Send to stderr what anyone prints on stdout from now on: Python, C code, programs that are started."""
     with suppress(Exception):
         sys.stdout.flush()
     os.dup2(STDERR, STDOUT)
@@ -87,9 +88,9 @@ def divert_stdout() -> None:
 
 @contextmanager
 def without_stdin() -> Iterator[None]:
-    """Inside, code of others that asks for input finds the end of it: nobody might be there to answer."""
+    """Give an empty stdin to the code of others that asks for input: there may be nobody to answer."""
     take_free_descriptors()
-    kept, before = os.dup(STDIN), sys.stdin  # Kept open, so that whoever writes there, as a launcher does, still can.
+    kept, before = os.dup(STDIN), sys.stdin  # Kept open, so that a launcher can still write to it.
     with open(os.devnull) as nothing:
         os.dup2(nothing.fileno(), STDIN)
         sys.stdin = nothing
@@ -102,19 +103,21 @@ def without_stdin() -> Iterator[None]:
 
 
 def share_line(is_shared: bool) -> None:
-    """Say whether somebody shows a progress bar where our stderr goes: what is said begins in its place then."""
+    """Note whether a progress bar is shown where our stderr goes: messages then replace its line."""
     global _start
     _start = CLEAR_LINE if is_shared else ""
 
 
 def say(text: str, number: int = STDERR, patience_s: float = PATIENCE_S) -> None:
-    """Write text to stderr or stdout, as far as possible."""
+    """Write text to stderr or stdout as far as possible; never raise."""
     with suppress(OSError):
         write((_start if number == STDERR else "") + text, number, patience_s)
 
 
 def write(text: str, number: int, patience_s: float = PATIENCE_S) -> None:
-    """Write text to stdout or stderr, after what was printed there; characters outside its encoding as escapes.
+    """Write text to stdout or stderr, after what was printed there before.
+
+    Characters that the encoding does not have are escaped.
 
     Raises
     ------
@@ -139,12 +142,12 @@ def write(text: str, number: int, patience_s: float = PATIENCE_S) -> None:
 
 
 def show(lines: list[str]) -> None:
-    """Print what a command has to say.
+    """Print the lines that a command gives.
 
     Raises
     ------
     StorageError
-        It cannot be written; but that the reader has gone, as `head` does, is no failure.
+        They cannot be written.  A reader that has gone, as `head` does, is not a failure.
     """
     try:
         write("\n".join([*lines, ""]), STDOUT, inf)
@@ -155,7 +158,7 @@ def show(lines: list[str]) -> None:
 
 
 def encoding_of(number: int) -> str:
-    """The encoding of stdout or stderr as they were when Python began."""
+    """Return the encoding of stdout or stderr as they were when Python started."""
     return getattr(sys.__stdout__ if number == STDOUT else sys.__stderr__, "encoding", None) or "utf-8"
 
 
@@ -170,32 +173,15 @@ def _write_all(descriptor: int, data: bytes, patience_s: float) -> None:
 
 
 def settle() -> None:
-    """At the end of the program: whatever became of stdout, Python's own last flush of it must not fail.
+    """Flush stdout and stderr at the end of the program, so that Python's own last flush cannot fail.
 
-    It would be told as an ignored exception, and as exit code 120.
+    Such a failure would be printed as an ignored exception, and would end the program with exit code 120.
     """
     for name in ("stdout", "stderr"):
         try:
             getattr(sys, name).flush()
-        except Exception:  # What is left in its buffer goes nowhere.
+        except Exception:  # The rest of its buffer is dropped.
             original = getattr(sys, f"__{name}__")
             setattr(sys, name, original)
             with suppress(Exception):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), original.fileno())
-
-
-class Stderr:
-    """Stderr in place of a terminal, see there: for a progress bar that is asked for where there is none."""
-
-    columns, is_gone, clear = 80, False, f"\r{' ' * 80}\r"
-
-    @property
-    def encoding(self) -> str:
-        return encoding_of(STDERR)
-
-    def write(self, text: str) -> None:
-        """Write text; what finds no reader at once is left out."""
-        say(text, STDERR, patience_s=0.0)
-
-    def flush(self) -> None:
-        """Nothing is kept back."""

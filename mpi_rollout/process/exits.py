@@ -1,11 +1,11 @@
-"""How code of others may end a rank's process while a run is under way: by an exception, and in no other way.
+"""How the code of others may end a rank's process during a run: by an exception, and in no other way.
 
-An env or a library that calls `exit()`, `os._exit()` or `MPI_Finalize()` would end the process, or its MPI, behind our
-back.  The launcher could take that for a good end, and the other ranks would wait for ever.  So these calls are told
-of and end the job.
+An env or a library that calls `exit()`, `os._exit()` or `MPI_Finalize()` would end the process, or its MPI, without our
+knowledge.  The launcher could take that for a good end, and the other ranks would wait forever.  So these calls end the
+job, with a message.
 
-A process that an env has forked is no rank.  It may end as it likes, but it must not go on in our code, which would
-speak to the other ranks in the name of its parent: it ends where it would come back to us.
+A process that an env has forked is not a rank.  It may end as it likes, but it must not go on in our code, which would
+send messages to the other ranks in the name of its parent.  So it ends where it would come back to our code.
 """
 
 import atexit
@@ -16,6 +16,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from typing import NoReturn
 
 from mpi_rollout.process.console import say
 from mpi_rollout.process.interrupts import STOP_SIGNALS
@@ -24,23 +25,23 @@ FORKED_EXIT_CODE = 70
 STOPPING = (
     "mpi_rollout.collect.run",
     "mpi_rollout.ranks.worker",
-)  # Whose handlers stop a run; those of `interrupts` see to forks.
-leave_now = os._exit  # Without any refusal.
-_refusals: list[Callable[[str], None]] = []  # What to do about an early end, while there is somebody who minds.
+)  # Their signal handlers stop a run.  The handlers of `interrupts` handle forks themselves.
+leave_now = os._exit  # Never refused.
+_refusals: list[Callable[[str], None]] = []  # What to do about an early end; empty while anyone may end this process.
 _rank_pid = 0
 _is_forked = False
 _mask: set[int] = set()  # The signals that were blocked before a fork.
-_raised: SystemExit | None = None  # By sys.exit, once `note_exits` was called.
+_raised: SystemExit | None = None  # By `sys.exit`, after `note_exits` was called.
 
 
 @contextmanager
 def no_early_end(refuse: Callable[[str], None]) -> Iterator[None]:
-    """Have a call inside that would end this process end the job instead, and say why.
+    """Have each call that would end this process end the job instead, with a message.
 
     Parameters
     ----------
     refuse
-        Called with the name of the function that was called; does not return.
+        Gets the name of the function that was called; does not return.
     """
     if not _refusals:
         _take_exits()
@@ -55,7 +56,7 @@ def no_early_end(refuse: Callable[[str], None]) -> Iterator[None]:
 
 
 def refuse(what: str) -> None:
-    """Refuse a call that would end this process, if it is a rank in the midst of a run; else do nothing."""
+    """Refuse a call that would end this process, if this is a rank during a run; else do nothing."""
     if _refusals and os.getpid() == _rank_pid:
         _refusals[-1](what)
 
@@ -79,11 +80,11 @@ def _take_exits() -> None:
 def _give_exits_back() -> None:
     os._exit = leave_now
     if _IS_GLIBC:
-        _libc.__cxa_finalize(ctypes.byref(_handlers))  # Calls the handler, which has nothing to refuse, and forgets it.
+        _libc.__cxa_finalize(ctypes.byref(_handlers))  # Calls the handler, which refuses nothing now, and forgets it.
 
 
 def _end_python() -> None:
-    """At the interpreter's end.  C's `exit()` comes after it, when no handler in Python can be called any more.
+    """Take the refusals back at the interpreter's end: after it, in C's `exit()`, no handler in Python can be called.
 
     A forked process leaves here: mpi4py would finalize its parent's MPI.
     """
@@ -93,12 +94,12 @@ def _end_python() -> None:
         _leave(noted_code())
 
 
-def _exit(code: int) -> None:
-    refuse(f"os._exit({code})")
-    leave_now(code)
+def _exit(status: int) -> NoReturn:
+    refuse(f"os._exit({status})")
+    leave_now(status)
 
 
-# What C calls in `exit()`; the address of `_handlers` is the name by which our handler is taken back.
+# C calls this handler in `exit()`.  It is taken back by its name, which is the address of `_handlers`.
 _libc = ctypes.CDLL(None)
 _IS_GLIBC = hasattr(_libc, "gnu_get_libc_version")  # Other libraries cannot take a handler back.
 _handlers = ctypes.c_int()
@@ -106,13 +107,16 @@ _handlers = ctypes.c_int()
 
 @ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int)  # glibc gives these handlers the exit code as well.
 def _at_exit(_name: int, code: int) -> None:
-    """MPICH calls `exit()` by itself where another rank has aborted: not in others' code, and never with code 0."""
+    """Refuse C's `exit()`, except that of MPICH after another rank has aborted.
+
+    MPICH does not call it inside the code of others, and never with code 0.
+    """
     if code == 0 or ends_forked.is_inside:
         refuse("exit()")
 
 
 def _become_nobody() -> None:
-    """In a process that a rank has forked: end as processes do, and be stopped by signals as they are."""
+    """Have a process that a rank has forked end like any process, and be stopped by signals like any process."""
     global _is_forked
     _is_forked = True
     _refusals.clear()
@@ -125,7 +129,7 @@ def _become_nobody() -> None:
 
 
 def _hold_signals() -> None:
-    """Before a fork: a signal to a child that still has our handlers would be lost."""
+    """Block signals before a fork: a signal to a child that still has our handlers would be lost."""
     global _mask
     _mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
 
@@ -135,33 +139,33 @@ def _let_signals_in() -> None:
 
 
 def note_exits() -> None:
-    """Note from now on with which code the program calls `sys.exit`; see `noted_code`."""
+    """Note from now on the code with which the program calls `sys.exit`; see `noted_code`."""
     sys.exit = _raise_exit
 
 
 def noted_code() -> int:
-    """The code with which Python leaves, as far as that is known while it ends."""
+    """Return the code with which Python leaves, as far as that is known while it ends."""
     return exit_code_of(_raised or getattr(sys, "last_value", None))
 
 
-def _raise_exit(code: object = None) -> None:
+def _raise_exit(code: str | int | None = None) -> NoReturn:
     global _raised
     _raised = SystemExit(code)
     raise _raised
 
 
 def is_forked() -> bool:
-    """Whether this process is none of a rank but was forked by one."""
+    """Tell whether this process is not a rank but was forked by one."""
     return _is_forked
 
 
 def end_if_forked(error: BaseException | None = None) -> None:
-    """End this process if it is none of a rank but was forked by an env or a policy.
+    """End this process if it is not a rank but was forked by an env or a policy.
 
     Parameters
     ----------
     error
-        By which it came back to us; without one it came back by returning.
+        The exception by which it came back to our code; None if it returned.
     """
     if not _is_forked:
         return
@@ -187,15 +191,15 @@ def _leave(code: int) -> None:
 
 
 class EndsForked:
-    """`with ends_forked:` around a call of others' code: a process that it has forked does not come out of it.
+    """`with ends_forked:` around a call into the code of others ends the processes that it forks there.
 
     Attributes
     ----------
     is_inside
-        Others' code is at work.
+        The code of others is running.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.is_inside = False
 
     def __enter__(self) -> None:
@@ -211,7 +215,7 @@ ends_forked = EndsForked()
 
 
 def exit_code_of(error: BaseException | None) -> int:
-    """The code with which Python leaves after an exception."""
+    """Return the code with which Python leaves after an exception."""
     if error is None:
         return 0
     if isinstance(error, SystemExit):

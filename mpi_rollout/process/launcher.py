@@ -1,21 +1,60 @@
-"""A process that the launcher knows in place of its rank, so that the launcher learns of every way in which one ends.
+"""A rank and its launcher: each must learn when the other one ends.
 
-`mpirun --with-ft ulfm` (5.0.11) tells the ranks that are left of one that a signal has ended, and of one that left
-with code 0; of one that left with another code it tells nobody, and the others would wait for ever.  Simulators leave
-so: `exit(1)` in a library, STOP in Fortran.  So the rank is a child of the process that was started, and that ends
-itself by SIGKILL when the rank leaves before the run's end.
+A rank whose launcher was killed must not live on, so the kernel ends it.  No Python thread can do that: none runs while
+an env is in C code that holds the interpreter's lock.
+
+`mpirun --with-ft ulfm` (5.0.11) tells the other ranks about a rank that a signal ended, and about one that left with
+code 0.  It tells nobody about a rank that left with another code, and the others would wait forever.  Simulators leave
+like that: `exit(1)` in a library, STOP in Fortran.  So `guard` makes the rank a child of the process that the launcher
+started, and that process kills itself with SIGKILL if the rank leaves before the run's end.
 """
 
+import ctypes
 import os
 import signal
+from contextlib import suppress
+from typing import NoReturn
 
 from mpi_rollout.errors import RolloutError
 from mpi_rollout.process.interrupts import STOP_SIGNALS
-from mpi_rollout.process.parent import end_with
 
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+# The programs that start ranks on their host: those of Open MPI, of MPICH and its relatives, of SLURM, of PALS.
+# The kernel keeps 15 letters of a name.
+LAUNCHERS = (
+    *("prterun", "prted", "orterun", "orted", "mpirun", "mpiexec"),
+    *("mpiexec.hydra", "hydra_pmi_proxy", "slurmstepd", "palsd"),
+)
 LOOK_EVERY_S = 0.5
 OVER, LAST = b".", b"1"
 _pipes: list[int] = []  # To the process that stands in for this one.
+
+
+def end_with(parent: int) -> None:
+    """Have the kernel kill this process when its parent ends.
+
+    Parameters
+    ----------
+    parent
+        The process that was the parent; if it has ended already, this process ends now.
+    """
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def end_with_launcher() -> None:
+    """Have the kernel kill this process when its launcher ends.  Call it early, before envs are made.
+
+    It does so only where the launcher itself is the parent.  A parent with another name may be a wrapper script, or a
+    program that is meant to leave this process behind; the end of such a parent says nothing about the launcher.
+    """
+    parent = os.getppid()
+    with suppress(OSError):
+        with open(f"/proc/{parent}/comm") as file:
+            name = file.read().strip()
+        if name in LAUNCHERS:
+            end_with(parent)
 
 
 def guard() -> None:
@@ -30,24 +69,24 @@ def guard() -> None:
 
 
 def release() -> None:
-    """Say that the run is over, well or badly: from now on the exit code is what the launcher gets."""
+    """Say that the run is over, well or badly: from now on the launcher gets the exit code."""
     for writer in _pipes:
         os.write(writer, OVER)
 
 
 def be_last() -> None:
-    """Say that no other rank is left to be told: the launcher would make 0 of the signal of the last one."""
+    """Say that no other rank is left to be told: the launcher would report 0 if a signal ended the last rank."""
     for writer in _pipes:
         os.write(writer, LAST)
 
 
 def is_guarded() -> bool:
-    """Whether another process stands for this one."""
+    """Tell whether another process stands in for this one."""
     return bool(_pipes)
 
 
-def _stand_in_for(pid: int, reader: int) -> None:
-    """Wait for the child and end as it did.  Does not return."""
+def _stand_in_for(pid: int, reader: int) -> NoReturn:
+    """Wait for the child and end as it did."""
     for number in STOP_SIGNALS:
         signal.signal(number, lambda number, _frame: os.kill(pid, number))
     status = _wait_for(pid, os.getppid())
@@ -65,11 +104,14 @@ def _stand_in_for(pid: int, reader: int) -> None:
 
 
 def _wait_for(pid: int, launcher: int) -> int:
-    """Wait for the child; if the launcher goes first, which after a loss does not end all ranks, end both."""
+    """Wait for the child and return its status.
+
+    The launcher may go first, since it does not end all ranks after a loss.  Then end both processes.
+    """
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
     while True:
-        found, status = os.waitpid(pid, os.WNOHANG)
-        if found:
+        ended_pid, status = os.waitpid(pid, os.WNOHANG)
+        if ended_pid:
             return status
         if os.getppid() != launcher:
             os.kill(pid, signal.SIGKILL)

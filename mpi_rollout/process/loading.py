@@ -1,4 +1,4 @@
-"""Code of the user that the command line names: a callable of a module, or of a file."""
+"""The user's code that the command line names: a callable in a module, or in a file."""
 
 import importlib
 import os
@@ -10,7 +10,7 @@ from typing import Any
 
 from mpi_rollout.errors import PolicyError, UsageError, did_you_mean, words_of
 
-# How to load a policy from a file oneself, and how to call it: what `--policy` does not do yet.
+# How users load a policy from a model's file, and how they call it: `--policy` does not do this yet.
 _MODELS = {
     ".zip": ("from stable_baselines3 import PPO; model = PPO.load({file!r})", "model.predict(observations)[0]"),
     ".onnx": (
@@ -20,7 +20,7 @@ _MODELS = {
     ".pt": ("import torch; model = torch.jit.load({file!r})", "model(torch.from_numpy(observations)).numpy()"),
 }
 _MODELS |= dict.fromkeys((".pth", ".pt2"), _MODELS[".pt"])
-MOVED = {"mpi_rollout.scaling.sleeping": "mpi_rollout.bench.sleeping"}  # Commands and files of old have its name.
+MOVED = {"mpi_rollout.scaling.sleeping": "mpi_rollout.bench.sleeping"}  # Older commands and files name it.
 
 
 def load_callable(spec: str, option: str) -> Callable[..., Any]:
@@ -38,7 +38,7 @@ def load_callable(spec: str, option: str) -> Callable[..., Any]:
 
 
 def load_policy(spec: str) -> Callable[[Any], Any]:
-    """The policy that `--policy` names: a function, or an object that is callable or has a method `act`.
+    """Return the policy that `--policy` names: a function, or an object that is callable or has a method `act`.
 
     A class is called once, without arguments.
 
@@ -70,7 +70,7 @@ def load_policy(spec: str) -> Callable[[Any], Any]:
 def _instance(kind: type, spec: str) -> Any:
     try:
         signature(kind).bind()
-    except ValueError:  # Of C code, which may not tell.
+    except ValueError:  # C code may not tell its signature.
         pass
     except TypeError as error:
         module = spec.rpartition(":")[0]
@@ -108,9 +108,9 @@ def _is_file(source: str) -> bool:
 
 
 def _file(source: str, spec: str, option: str) -> ModuleType:
-    """Import a file as Python imports what stands beside a script: by its name, from its folder.
+    """Import a file as Python imports a module beside a script: by its name, from its folder.
 
-    So its classes can be pickled, and it can import what stands beside it.
+    So its classes can be pickled, and it can import its neighbours.
     """
     path = os.path.abspath(os.path.expanduser(source.removesuffix(".py") + ".py"))
     folder, name = os.path.dirname(path), os.path.basename(path).removesuffix(".py")
@@ -119,7 +119,7 @@ def _file(source: str, spec: str, option: str) -> ModuleType:
     if folder not in sys.path:
         sys.path.insert(0, folder)
     module = importlib.import_module(name)
-    found = getattr(module, "__file__", None)
-    if found is None or not os.path.samefile(found, path):
-        raise UsageError(f"{option} {spec}: {name} is also the name of {found or 'a module of Python'}; rename {path}")
+    file = getattr(module, "__file__", None)
+    if file is None or not os.path.samefile(file, path):
+        raise UsageError(f"{option} {spec}: {name} is also the name of {file or 'a module of Python'}; rename {path}")
     return module

@@ -1,6 +1,7 @@
-"""The terminal that a person sees the program on, also where a launcher stands between.
+"""What a progress bar is drawn on: the terminal that a person looks at, or stderr.
 
-Open MPI's launcher passes on whole lines only, and a progress bar is none.  So the bar goes to the terminal itself.
+Open MPI's launcher passes on whole lines only, and a progress bar is not a whole line.  So the bar goes to the terminal
+itself, even where a launcher stands between.
 """
 
 import os
@@ -9,24 +10,24 @@ import signal
 import stat
 from contextlib import suppress
 
-from mpi_rollout.process.console import CLEAR_LINE, STDERR, encoding_of
+from mpi_rollout.process.console import CLEAR_LINE, STDERR, encoding_of, say
 
 USUAL_COLUMNS = 80
-# What stands between under mpirun; SLURM's are not of the user, and have no terminal.
+# The processes between under mpirun.  SLURM's do not belong to the user and have no terminal.
 LAUNCHERS = ("mpirun", "mpiexec", "prterun", "prted", "orterun", "orted", "hydra")
 
 
 class Terminal:
-    """A terminal for looks only: it never keeps the program waiting, and may go away.
+    """A terminal to draw on: it never keeps the program waiting, and it may go away.
 
     Attributes
     ----------
     is_gone
-        It can be written to no more.
+        Nothing can be written to it any more.
     encoding
-        Of what it shows.
+        The encoding of its text.
     clear
-        What clears the line that the cursor is in.
+        Clears the line of the cursor.
     """
 
     clear = CLEAR_LINE
@@ -36,14 +37,14 @@ class Terminal:
 
     @property
     def columns(self) -> int:
-        """Its width now: it may have been resized."""
+        """Return the width of now: the terminal may have been resized."""
         with suppress(OSError):
             return os.get_terminal_size(self._descriptor).columns or USUAL_COLUMNS
         return USUAL_COLUMNS
 
     def write(self, text: str) -> None:
-        """Show text; what it does not take at once, as after Ctrl-S, is left out."""
-        # Ranks are in the background of the launcher's terminal: there `stty tostop` would stop whoever writes.
+        """Show text, without what the terminal does not take at once, for example after Ctrl-S."""
+        # Ranks run in the background of the launcher's terminal, where `stty tostop` would stop a process that writes.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTTOU])
         try:
             if _is_ready(self._descriptor):
@@ -56,7 +57,24 @@ class Terminal:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def flush(self) -> None:
-        """Nothing is kept back."""
+        """Do nothing: nothing is kept back."""
+
+
+class Stderr:
+    """Stderr in place of a terminal, with the same attributes: for a progress bar that the user asked for."""
+
+    columns, is_gone, clear = 80, False, f"\r{' ' * 80}\r"
+
+    @property
+    def encoding(self) -> str:
+        return encoding_of(STDERR)
+
+    def write(self, text: str) -> None:
+        """Write text, without what finds no reader at once."""
+        say(text, STDERR, patience_s=0.0)
+
+    def flush(self) -> None:
+        """Do nothing: nothing is kept back."""
 
 
 def _is_ready(descriptor: int) -> bool:
@@ -66,29 +84,30 @@ def _is_ready(descriptor: int) -> bool:
 
 
 def open_terminal() -> Terminal | None:
-    """Open the terminal behind this process's stderr, which under mpirun is a pipe to the launcher; None without one.
+    """Open the terminal behind this process's stderr, which under mpirun is a pipe to the launcher.
 
-    Also None where it cannot be opened, such as that of another user after `su`, or cannot erase what it shows.
+    Return None without a terminal, where it cannot be opened (that of another user after `su`), or where it cannot
+    erase what it shows.
     """
     path = None if os.environ.get("TERM") == "dumb" else find_terminal()
     if path is None:
         return None
     try:
-        # Not to be waited for, whatever it is; and it does not become the terminal that ends this process.
+        # Never wait for it, and do not let it become the terminal whose end would end this process.
         return Terminal(os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC))
     except OSError:
         return Terminal(STDERR) if os.isatty(STDERR) else None
 
 
 def find_terminal() -> str | None:
-    """The path by which the terminal behind this process's stderr can be opened; None without one.
+    """Return the path that opens the terminal behind this process's stderr; None without one.
 
-    Goes up the parents as long as they are an MPI launcher or its helpers.
+    Look at the parents too, as long as they are an MPI launcher or its helpers.
     """
     pid = "self"
     with suppress(OSError, ValueError):
         while True:
-            path = f"/proc/{pid}/fd/{STDERR}"  # Not its name, which may be of another one in another container.
+            path = f"/proc/{pid}/fd/{STDERR}"  # Not its name, which may mean another terminal in another container.
             if _is_terminal(path):
                 return path
             pid = _parent(pid)
@@ -98,9 +117,10 @@ def find_terminal() -> str | None:
 
 
 def _is_terminal(path: str) -> bool:
-    """Whether it is one, without opening it."""
-    found = os.stat(path)
-    return stat.S_ISCHR(found.st_mode) and os.readlink(path).startswith(("/dev/pts/", "/dev/tty", "/dev/console"))
+    """Tell whether a path is a terminal, without opening it."""
+    return stat.S_ISCHR(os.stat(path).st_mode) and os.readlink(path).startswith(
+        ("/dev/pts/", "/dev/tty", "/dev/console")
+    )
 
 
 def _process_name(pid: str) -> str:

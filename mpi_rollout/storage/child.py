@@ -23,7 +23,7 @@ from typing import Any
 from mpi_rollout import errors
 from mpi_rollout.errors import DataError, Interrupted, RolloutError
 from mpi_rollout.process.interrupts import STOP_SIGNALS, is_main_thread
-from mpi_rollout.process.parent import end_with
+from mpi_rollout.process.launcher import end_with
 
 PATIENCE_S = 60.0  # Without a sign of life.  A sign comes with each chunk, of 1 MiB or so.
 LOOK_EVERY_S = 0.2

@@ -20,7 +20,7 @@ from mpi_rollout.envs.faults import OnFault
 from mpi_rollout.errors import UsageError
 from mpi_rollout.exchange.infos import Infos
 from mpi_rollout.process.ending import MAX_TIMEOUT_S
-from mpi_rollout.process.parent import end_with_launcher
+from mpi_rollout.process.launcher import end_with_launcher
 from mpi_rollout.ranks.set_up import Plan, check_batch_size
 from mpi_rollout.train.connection import Connection, is_alone
 from mpi_rollout.train.vector_env import MPIVectorEnv
