@@ -256,6 +256,12 @@ def test_ranks_bound_to_one_core_between_them_are_oversubscribed_on_a_host_of_mo
     assert "unbind the ranks" in found.advice
 
 
+def test_more_ranks_than_a_host_has_cores_are_told_how_many_to_start():
+    [crowd] = judge_cores(ranks({"num_host_cores": 2}, {}, {}))
+    assert crowd.state == WARN and crowd.advice.startswith("start at most 2 ranks on such a host: ")
+    assert crowd.advice.endswith("slows down those that step")
+
+
 def test_ranks_on_two_hardware_threads_of_one_core_are_warned_of(tmp_path):
     for thread in (0, 1, 64, 65):
         (tmp_path / f"cpu{thread}" / "topology").mkdir(parents=True)

@@ -69,8 +69,8 @@ def judge_cores(ranks: Ranks) -> list[Finding]:
     if cores < of_host:
         advice = f"ask for more cores for the job or container, or unbind the ranks: {len(there)} need as many cores"
     else:
-        advice = f"start at most {counted(cores, 'rank')} on such a host: ranks that wait spin, and slow down those "
-        "that step"
+        most = counted(cores, "rank")
+        advice = f"start at most {most} on such a host: a rank that waits spins, and slows down those that step"
     return [Finding("cores", f"oversubscribed: {found}", WARN, advice, figures=figures)]
 
 
