@@ -11,7 +11,7 @@ from time import sleep
 
 from mpi_rollout.doctor.findings import Finding, exit_code, summary
 from mpi_rollout.doctor.folder import default_folder
-from mpi_rollout.doctor.local import examine_host
+from mpi_rollout.doctor.host import examine_host
 from mpi_rollout.doctor.probe import Probe
 from mpi_rollout.doctor.world import examine_world
 from mpi_rollout.errors import LaunchError
