@@ -12,20 +12,18 @@ from dataclasses import replace
 import pytest
 from conftest import TESTS, Job, Result, mpiexec, run_job
 
-from mpi_rollout.core.host import physical_cores
-from mpi_rollout.doctor.findings import BAD, FILES, OK, WARN, Finding, exit_code
+from mpi_rollout.core.host import physical_cores, processor_quota
 from mpi_rollout.doctor.folder import Mount, judge_kind, judge_locks, mount_of
-from mpi_rollout.doctor.launch import OPEN_MPI, judge_launcher, judge_slurm, launcher_of
-from mpi_rollout.doctor.leftovers import (
+from mpi_rollout.doctor.host import (
     SHARED_MEMORY,
     judge_segments,
     judge_sessions,
     judge_shared_memory,
     paths_in_use,
 )
-from mpi_rollout.doctor.probe import Probe
-from mpi_rollout.doctor.rank import RankFacts, processor_quota
+from mpi_rollout.doctor.probe import BAD, FILES, OK, WARN, Finding, Probe, exit_code
 from mpi_rollout.doctor.ranks import (
+    RankFacts,
     judge_binding,
     judge_clocks,
     judge_core_shares,
@@ -35,6 +33,7 @@ from mpi_rollout.doctor.ranks import (
     judge_threads,
     judge_versions,
 )
+from mpi_rollout.doctor.world import OPEN_MPI, how_to_bind, judge_launcher, judge_slurm, launcher_of
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 FIRST = RankFacts(0, "node1", frozenset({0, 1}), 4, None, ONE_THREAD, {"python": "3.11.2"}, "Open MPI v5", 3,
@@ -213,8 +212,8 @@ def test_without_a_launcher_there_is_none():
 
 
 def test_a_launcher_of_the_library_s_own_kind_is_fine():
-    assert judge_launcher("Open MPI v5", "", {"OMPI_COMM_WORLD_SIZE": "2"})[0].state == OK
-    assert judge_launcher("Intel(R) MPI Library 2021", "", {"HYDI_CONTROL_FD": "7"})[0].state == OK
+    assert judge_launcher("Open MPI v5", "", {"OMPI_COMM_WORLD_SIZE": "2"}).state == OK
+    assert judge_launcher("Intel(R) MPI Library 2021", "", {"HYDI_CONTROL_FD": "7"}).state == OK
 
 
 def test_a_slurm_job_whose_srun_may_not_take_cpus_per_task_is_warned_of():
@@ -236,16 +235,16 @@ def test_ranks_of_different_mpi_libraries_are_bad():
 
 
 def test_ranks_that_share_a_core_are_warned_of_with_the_launchers_option():
-    launcher = launcher_of({"HYDI_CONTROL_FD": "7"})
-    [found] = judge_binding(ranks({"cores": frozenset({0, 1})}, {"cores": frozenset({1, 2})}), launcher)
+    option = how_to_bind({"HYDI_CONTROL_FD": "7"})
+    [found] = judge_binding(ranks({"cores": frozenset({0, 1})}, {"cores": frozenset({1, 2})}), option)
     assert found.state == WARN and found.found == "ranks 0 and 1 (node1) share core 1"
     assert "-bind-to core" in found.advice
 
 
 def test_ranks_with_cores_of_their_own_and_unbound_ranks_are_fine():
     bound = ranks({"cores": frozenset({0})}, {"cores": frozenset({1})})
-    assert judge_binding(bound, None)[0].found == "each rank has cores of its own: rank 0 core 0"
-    [unbound] = judge_binding(ranks({}, {}), launcher_of({"PRTE_LAUNCHED": "1"}))
+    assert judge_binding(bound, "")[0].found == "each rank has cores of its own: rank 0 core 0"
+    [unbound] = judge_binding(ranks({}, {}), how_to_bind({"PRTE_LAUNCHED": "1"}))
     assert launcher_of({"PRTE_LAUNCHED": "1"}).vendor == OPEN_MPI
     assert unbound.state == OK and unbound.found.startswith("none: ") and "--bind-to core" in unbound.advice
 
@@ -278,7 +277,8 @@ def test_ranks_on_two_hardware_threads_of_one_core_are_warned_of(tmp_path):
 
 
 def test_ranks_that_the_batch_script_was_told_not_to_bind_are_known():
-    [found] = judge_binding(ranks({}, {}), launcher_of({"SLURM_STEP_ID": "0", "SLURM_PROCID": "0"}), True)
+    option = how_to_bind({"SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "MPI_ROLLOUT_BIND": "none"})
+    [found] = judge_binding(ranks({}, {}), option)
     assert found.state == OK and "leave BIND=none out of slurm/site.sh" in found.advice
 
 

@@ -24,7 +24,7 @@ from conftest import (
 )
 from kept import ENVS, HOST, OUT, assert_begins, committed, fails
 
-from mpi_rollout.doctor.leftovers import judge_segments
+from mpi_rollout.doctor.host import judge_segments
 from mpi_rollout.storage.status import read_status
 
 STEPS = 450  # Of 139 kB.  A block of 9 MB is full, and can be committed, after 64.

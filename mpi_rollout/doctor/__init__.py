@@ -1,18 +1,18 @@
-"""`doctor`: what this machine's MPI, cores, HDF5 and file system will do to a run.
+"""`doctor`: check what this machine's MPI, cores, HDF5 and file system will do to a run.
 
-All ranks run it.  Each forks a process that examines MPI together with those of the other ranks; the root's rank
-forks another for its host, and prints what they find as they find it.  It comes to an end and says what it knows
-also when MPI_Init ends the process or never returns.
+All ranks run it.  Each rank forks a process, and these processes examine MPI together.  The root forks another one for
+its host, and prints all findings as they come.  The doctor ends, and says what it knows, also when MPI_Init ends its
+process or never returns.  It imports all folders that a run needs but `collect`.
 """
 
 import json
 from collections.abc import Iterator
+from dataclasses import asdict
 from time import sleep
 
-from mpi_rollout.doctor.findings import Finding, exit_code, summary
 from mpi_rollout.doctor.folder import default_folder
 from mpi_rollout.doctor.host import examine_host
-from mpi_rollout.doctor.probe import Probe
+from mpi_rollout.doctor.probe import Finding, Probe, exit_code, summary
 from mpi_rollout.doctor.world import examine_world
 from mpi_rollout.errors import LaunchError
 from mpi_rollout.exchange.world import GRACE_S, claimed_rank
@@ -27,7 +27,7 @@ def doctor(out: str | None, env_id: str | None, as_json: bool, timeout_s: float)
     out
         The folder of the output; None for where `run` writes.
     timeout_s
-        How long each part may take.
+        How long each of the two processes may take.
     """
     world = Probe(lambda report: examine_world(report, timeout_s))
     try:
@@ -39,8 +39,8 @@ def doctor(out: str | None, env_id: str | None, as_json: bool, timeout_s: float)
             if not as_json:
                 print("\n".join(finding.lines), flush=True)  # At once: a launcher may end this process any time.
         code = exit_code(findings)
-        told = {"findings": [each.to_dict() for each in findings], "exit_code": code}
-        say((json.dumps(told) if as_json else summary(findings)) + "\n", STDOUT)
+        report = {"findings": [asdict(finding) for finding in findings], "exit_code": code}
+        say((json.dumps(report) if as_json else summary(findings)) + "\n", STDOUT)
         return code
     finally:
         world.end()
@@ -56,15 +56,15 @@ def _examine(world: Probe, folder: str, env_id: str | None, timeout_s: float) ->
 
 
 def _stand_by(world: Probe, timeout_s: float) -> int:
-    """Any rank but the root's: take part and say nothing; the root's has the exit code.
+    """Take part without a word, on any rank but the root; the root has the exit code.
 
-    It leaves with the root's or after a time: a launcher ends the whole job when a rank leaves early.
+    This rank leaves with the root or after a time: a launcher ends the whole job when a rank leaves early.
     """
     for _ in world.findings(timeout_s + GRACE_S):
         pass
     if world.done is None:
-        sleep(timeout_s)  # Until the root has told; its exit ends the job.
+        sleep(timeout_s)  # Until the root has printed its findings; its exit ends the job.
         return LaunchError.exit_code
     if not world.done.is_alone:
-        world.await_end(2 * timeout_s)
+        world.wait(2 * timeout_s)
     return 0

@@ -1,58 +1,67 @@
-"""Examining what only the root needs, on its host: HDF5, the output's folder, leftovers, extras, an env."""
+"""The root's host: SLURM, HDF5, the output's folder, what dead jobs have left, extras, an env.
+
+What dead jobs have left is reported; nothing is deleted.
+"""
 
 import importlib.metadata
 import os
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterable
+from contextlib import suppress
 from importlib.util import find_spec
+from pathlib import Path
+from time import time
 
 import numpy as np
 
 from mpi_rollout.core.layout import leaves
-from mpi_rollout.doctor.findings import FILES, Finding
 from mpi_rollout.doctor.folder import judge_folder
-from mpi_rollout.doctor.launch import judge_slurm
-from mpi_rollout.doctor.leftovers import judge_segments, judge_sessions, judge_shared_memory
-from mpi_rollout.doctor.probe import Report
+from mpi_rollout.doctor.probe import FILES, LAUNCH, OK, WARN, Finding, Report, first_few
+from mpi_rollout.doctor.world import judge_slurm
 from mpi_rollout.envs.bare import time_steps
 
-EXTRAS = {"mujoco": "mujoco", "ale_py": "ale-py", "matplotlib": "matplotlib", "stable_baselines3": "stable-baselines3",
-          "torch": "torch", "onnxruntime": "onnxruntime", "minari": "minari", "envpool": "envpool",
-          "hdf5plugin": "hdf5plugin"}  # fmt: skip
+EXTRAS = (
+    *("mujoco", "ale_py", "matplotlib", "stable_baselines3", "torch"),
+    *("onnxruntime", "minari", "envpool", "hdf5plugin"),
+)
+SHARED_MEMORY = Path("/dev/shm")
+SEGMENTS = (
+    *("mpich_shm_*", "vader_segment.*", "sm_segment.*", "ompi.*", "ompi_*", "pmix-*", "gds_shmem*", "psm*_shm*"),
+    *("Intel_MPI_*", "ucx_*"),
+)
+SESSIONS = ("ompi.*", "prte.*", "openmpi-sessions-*", "pmix-*")
+SHM_BYTES_PER_RANK = 16 * 2**20  # Open MPI's segment; MPICH's are smaller.
+YOUNG_S = 60.0  # A segment can be made before it is mapped.
+_LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_NTASKS_PER_NODE")
 
 
 def examine_host(report: Report, folder: str, env_id: str | None) -> None:
     """Examine this host as the root of a run."""
-    report.check("slurm", "start the doctor again", "launch", lambda: judge_slurm(os.environ))
-    report.check("HDF5", "pip install --force-reinstall h5py", "launch", judge_hdf5)
+    report.check("slurm", "start the doctor again", LAUNCH, lambda: judge_slurm(os.environ))
+    report.check("HDF5", "pip install --force-reinstall h5py", LAUNCH, judge_hdf5)
     advice = "choose another folder by --out; delete .mpi_rollout-doctor-* in it, if there is one"
-    report.check("folder", advice, FILES, lambda: _each(report, judge_folder(folder)))
-    report.check("shared memory", "ask whoever runs this machine about /dev/shm", "launch", judge_shared_memory)
-    report.check("segments", "look into /dev/shm", "launch", judge_segments)
-    report.check("sessions", "look into TMPDIR", "launch", judge_sessions)
-    report.check("extras", "look at pip list", "launch", judge_extras)
+    report.check("folder", advice, FILES, lambda: judge_folder(folder))
+    report.check("shared memory", "ask whoever runs this machine about /dev/shm", LAUNCH, judge_shared_memory)
+    report.check("segments", "look into /dev/shm", LAUNCH, judge_segments)
+    report.check("sessions", "look into TMPDIR", LAUNCH, judge_sessions)
+    report.check("extras", "look at pip list", LAUNCH, judge_extras)
     if env_id is not None:
         advice = "try the env without MPI: gymnasium.make, reset and step in a Python of this environment"
-        report.check("env", advice, "launch", lambda: judge_env(env_id))
+        report.check("env", advice, LAUNCH, lambda: judge_env(env_id))
     report.done()
 
 
-def _each(report: Report, findings: Iterator[Finding]) -> list[Finding]:
-    """Report each as soon as it is there: the next may never be."""
-    for finding in findings:
-        report(finding)
-    return []
-
-
 def judge_hdf5() -> list[Finding]:
+    """Name the versions of h5py and HDF5."""
     import h5py
 
     return [Finding("HDF5", f"h5py {h5py.__version__}, HDF5 {h5py.version.hdf5_version}")]
 
 
 def judge_extras() -> list[Finding]:
-    """Without importing any: some take seconds."""
-    installed = [f"{module} {_version(name)}" for module, name in EXTRAS.items() if find_spec(module)]
+    """Name the optional packages, without importing them: some take seconds."""
     absent = [module for module in EXTRAS if not find_spec(module)]
+    installed = [f"{module} {_version(module)}" for module in EXTRAS if module not in absent]
     return [Finding("extras", f"{', '.join(installed) or 'none'}; not installed: {', '.join(absent) or 'none'}")]
 
 
@@ -74,7 +83,78 @@ def judge_env(env_id: str) -> list[Finding]:
     finally:
         env.close()
     step_us = float(np.mean(times.step_s)) * 1e6
-    found = f"{env_id}: {step_us:,.1f} us per step, observations of {nbytes:,} bytes"
+    summary = f"{env_id}: {step_us:,.1f} us per step, observations of {nbytes:,} bytes"
     if times.steps_per_episode:
-        found += f", {times.reset_mean_s * 1e6:,.1f} us per reset after {times.steps_per_episode:,.0f} steps on average"
-    return [Finding("env", found, figures={"env_step_us": step_us, "observation_bytes": nbytes})]
+        reset_us = times.reset_mean_s * 1e6
+        summary += f", {reset_us:,.1f} us per reset after {times.steps_per_episode:,.0f} steps on average"
+    return [Finding("env", summary, figures={"env_step_us": step_us, "observation_bytes": nbytes})]
+
+
+def judge_shared_memory(folder: Path = SHARED_MEMORY) -> list[Finding]:
+    """Check whether /dev/shm has room for the ranks of this host."""
+    if not folder.is_dir():
+        return [Finding("shared memory", f"no {folder}", WARN, f"mount a tmpfs on {folder}: MPI on one host uses it")]
+    status = os.statvfs(folder)
+    free, total = (blocks * status.f_frsize for blocks in (status.f_bavail, status.f_blocks))
+    sizes = [int(os.environ[name]) for name in _LOCAL_SIZES if os.environ.get(name, "").isdigit()]
+    needed = SHM_BYTES_PER_RANK * max([1, *sizes])
+    state, advice = OK, ""
+    if free < needed:
+        state, advice = WARN, f"make room for {needed / 1e6:,.0f} MB: delete leftovers, or docker run --shm-size=1g"
+    room = f"{free / 1e6:,.0f} MB free of {total / 1e6:,.0f} in {folder}"
+    return [Finding("shared memory", room, state, advice, figures={"shm_free_bytes": free})]
+
+
+def judge_segments(folder: Path = SHARED_MEMORY) -> list[Finding]:
+    """Look for segments of this user that no process of this user has open."""
+    sizes = _own(folder, SEGMENTS)
+    open_paths = paths_in_use(folder) if sizes else set()
+    leaked = sorted(path for path in sizes if str(path) not in open_paths)
+    nbytes = sum(sizes[path] for path in leaked)
+    figures = {"leaked_segments": len(leaked), "leaked_bytes": nbytes}
+    if not leaked:
+        return [Finding("segments", f"none of dead jobs in {folder}", figures=figures)]
+    summary = f"{nbytes / 1e6:,.1f} MB of dead jobs in {folder}: {first_few((path.name for path in leaked), 3)}"
+    patterns = [f"{folder}/{pattern}" for pattern in SEGMENTS if any(path.match(pattern) for path in leaked)]
+    advice = f"when no job of yours runs on this host, also in no container: rm {' '.join(patterns)}"
+    return [Finding("segments", summary, WARN, advice, figures=figures)]
+
+
+def judge_sessions(folder: Path | None = None) -> list[Finding]:
+    """Look for folders of this user's launchers that no longer run."""
+    folder = folder or Path(tempfile.gettempdir())
+    dead = sorted(path.name for path in _own(folder, SESSIONS) if path.is_dir() and _is_dead(path))
+    if not dead:
+        return [Finding("sessions", f"no folders of dead launchers in {folder}")]
+    advice = (
+        "delete them when no job of yours runs on this host: an mpirun that gets the process id of one does not start "
+        "(PMIx server's listener thread failed to start)"
+    )
+    return [Finding("sessions", f"{len(dead)} of dead launchers in {folder}: {first_few(dead, 3)}", WARN, advice)]
+
+
+def _is_dead(session: Path) -> bool:
+    """Tell by the process id in a folder's name, as Open MPI 5 gives it; `prte.HOST.UID` ends in a user id instead."""
+    _, _, process_id = session.name.partition(".")
+    return process_id.isdigit() and not Path("/proc", process_id).exists()
+
+
+def _own(folder: Path, patterns: Iterable[str]) -> dict[Path, int]:
+    """Return entries of this user that are not just being made, and how many bytes each has."""
+    nbytes: dict[Path, int] = {}
+    for path in {path for pattern in patterns for path in folder.glob(pattern)}:
+        with suppress(OSError):  # Gone meanwhile.
+            status = path.lstat()
+            if status.st_uid == os.getuid() and time() - status.st_mtime > YOUNG_S:
+                nbytes[path] = status.st_blocks * 512
+    return nbytes
+
+
+def paths_in_use(folder: Path) -> set[str]:
+    """Return the files of a folder that processes have mapped, as far as this user may see."""
+    paths: set[str] = set()
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        with suppress(OSError):  # Ended, or another user's.
+            lines = maps.read_text().splitlines()
+            paths |= {line.split(maxsplit=5)[5] for line in lines if f" {folder}/" in line}
+    return paths

@@ -1,31 +1,86 @@
-"""Examining in another process: what ends that process or never returns is a finding, not the doctor's own end.
+"""Findings, and the processes that make them.
 
-MPI_Init is allowed to end the process, and does so under a launcher of another MPI; a file system can block a process
-for ever.  So the doctor's own process starts no MPI and touches no file: it forks one that does, listens to it, and
-gives up on it after a time.
+What ends such a process, or never returns, is a finding and not the doctor's own end.  MPI_Init is allowed to end the
+process, and does so under a launcher of another MPI; a file system can block a process for ever.  So the doctor's own
+process starts no MPI and touches no file: it forks a process that does, listens to it, and gives up on it after a time.
 """
 
 import ctypes
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from time import monotonic, sleep
 
-from mpi_rollout.doctor.findings import BAD, LAUNCH, Finding
-from mpi_rollout.errors import first_line
+from mpi_rollout.errors import LaunchError, StorageError, first_line
 from mpi_rollout.process.launcher import end_with
 
+OK, WARN, BAD = "OK", "WARN", "BAD"
+LAUNCH, FILES = "launch", "files"
 _ENDING_S = 2.0
 
 
 @dataclass(frozen=True)
+class Finding:
+    """The result of one check.
+
+    Parameters
+    ----------
+    check
+        What was checked, in a word.
+    found
+        What the check found.
+    state
+        OK; WARN, a run will work but less well than it could; BAD, a run will fail or lose data.
+    advice
+        What to do, in one sentence.
+    area
+        LAUNCH or FILES: a BAD finding of each has an exit code of its own.
+    figures
+        The numbers in `found`, for programs.
+    """
+
+    check: str
+    found: str
+    state: str = OK
+    advice: str = ""
+    area: str = LAUNCH
+    figures: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def lines(self) -> list[str]:
+        """The lines that the doctor prints."""
+        advice = [f"{'':20}-> {self.advice}"] if self.advice else []
+        return [f"{self.state:<5} {self.check:<13} {self.found}", *advice]
+
+
+def exit_code(findings: Iterable[Finding]) -> int:
+    """Return 0 if nothing is BAD, 74 if only file systems are, else 78."""
+    areas = {finding.area for finding in findings if finding.state == BAD}
+    if not areas:
+        return 0
+    return StorageError.exit_code if areas == {FILES} else LaunchError.exit_code
+
+
+def summary(findings: Iterable[Finding]) -> str:
+    """Return the number of findings in each state."""
+    states = [finding.state for finding in findings]
+    return ", ".join(f"{states.count(state)} {state}" for state in (OK, WARN, BAD))
+
+
+def first_few(items: Iterable[object], most: int = 8) -> str:
+    """Join the first few of many items by commas, and say how many there are."""
+    items = list(items)
+    return ", ".join(map(str, items[:most])) + (f", ... ({len(items)} in all)" if len(items) > most else "")
+
+
+@dataclass(frozen=True)
 class Doing:
-    """What the examining process does next, and what to do if it never says more."""
+    """A check that begins, and what to do if the examining process never says more."""
 
     check: str
     advice: str
@@ -34,13 +89,13 @@ class Doing:
 
 @dataclass(frozen=True)
 class Done:
-    """Nothing more will be found.  `is_alone`: there is no world to hold together until the root has finished."""
+    """The examination is over.  `is_alone`: there is no world to hold together until the root has finished."""
 
     is_alone: bool
 
 
 class Report:
-    """The examining side."""
+    """The examining process's side: what it sends to the doctor."""
 
     def __init__(self, connection: Connection):
         self._connection = connection
@@ -53,10 +108,11 @@ class Report:
         self._connection.send(Doing(check, advice, area))
 
     def check(self, check: str, advice: str, area: str, examine: Callable[[], Iterable[Finding]]) -> None:
-        """Report what `examine` finds; if it raises, that."""
+        """Report each finding of `examine` at once, for the next may never come; report what it raises, too."""
         self.doing(check, advice, area)
         try:
-            self(*examine())
+            for finding in examine():
+                self(finding)
         except Exception as error:
             self(Finding(check, f"{type(error).__name__}: {first_line(error)}", BAD, advice, area))
 
@@ -69,12 +125,12 @@ class Report:
 
 
 class Probe:
-    """The doctor's side: start `examine` in a process of its own.
+    """The doctor's side: start `examine` in a process of its own, and listen to it.
 
     Attributes
     ----------
     done
-        What it has said in the end; None if it did not come so far.
+        The last message of the process; None if it did not come so far.
     """
 
     def __init__(self, examine: Callable[[Report], None]):
@@ -89,18 +145,16 @@ class Probe:
         theirs.close()
 
     def findings(self, timeout_s: float) -> Iterator[Finding]:
-        """Pass on what it finds, until it is done, has ended, or `timeout_s` seconds are over."""
+        """Yield the findings until the process is done, has ended, or `timeout_s` seconds are over."""
         deadline = monotonic() + timeout_s
         while self.done is None:
-            doing = self._doing
             if not self._connection.poll(max(0.0, deadline - monotonic())):
-                found = f"has not come to an end within {timeout_s:g} s"
-                yield Finding(doing.check, found, BAD, doing.advice, doing.area)
+                yield self._unfinished(f"has not come to an end within {timeout_s:g} s")
                 return
             try:
                 message = self._connection.recv()
             except (EOFError, ConnectionResetError):
-                yield Finding(doing.check, f"the process {self._how_it_ended()}", BAD, doing.advice, doing.area)
+                yield self._unfinished(f"the process {self._how_it_ended()}")
                 return
             if isinstance(message, Finding):
                 yield message
@@ -109,20 +163,19 @@ class Probe:
             else:
                 self.done = message
 
-    def await_end(self, timeout_s: float) -> None:
-        """Wait until it has left by itself, `timeout_s` seconds at most."""
-        self._wait(timeout_s)
+    def _unfinished(self, why: str) -> Finding:
+        return Finding(self._doing.check, why, BAD, self._doing.advice, self._doing.area)
 
     def end(self) -> None:
-        """Release it, and kill it if it does not leave."""
+        """Release the process, and kill it if it does not leave."""
         with suppress(OSError):  # It may have gone.
             self._connection.send(None)
-        if self._wait(_ENDING_S if self.done else 0.0) is None:
+        if self.wait(_ENDING_S if self.done else 0.0) is None:
             os.kill(self._pid, signal.SIGKILL)
-            self._wait(_ENDING_S)  # Not for ever: no signal ends a process that waits for a file system.
+            self.wait(_ENDING_S)  # Not for ever: no signal ends a process that waits for a file system.
 
-    def _wait(self, timeout_s: float) -> int | None:
-        """The exit status; None if it still runs."""
+    def wait(self, timeout_s: float) -> int | None:
+        """Wait until the process has left, and return its exit status; None if it still runs after `timeout_s`."""
         deadline = monotonic() + timeout_s
         while True:
             try:
@@ -136,14 +189,14 @@ class Probe:
             sleep(0.01)
 
     def _how_it_ended(self) -> str:
-        code = self._wait(_ENDING_S)
+        code = self.wait(_ENDING_S)
         if code is None:
             return "has closed its pipe"
         return f"ended with exit code {code}" if code >= 0 else f"was ended by {signal.Signals(-code).name}"
 
 
 def _examine_and_leave(examine: Callable[[Report], None], report: Report) -> None:
-    """Never returns: what this process has inherited is the doctor's.
+    """Examine, then end this process: it never returns, since all that it has inherited is the doctor's.
 
     It leaves by C's exit, not by `os._exit`: MPICH tells its launcher of MPI_Finalize in an exit handler, and without
     it the launcher ends the job as soon as the first rank has left, with exit code 0 or 9.

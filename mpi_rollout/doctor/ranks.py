@@ -1,156 +1,231 @@
-"""What the ranks' facts mean for a run: versions, cores, binding, threads, clocks, the time of an exchange."""
+"""The facts that each rank sends, and what they mean for a run.
 
+Versions, cores, binding, threads, clocks, and the time of an exchange.
+"""
+
+import os
+import platform
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import combinations, pairwise
+from time import monotonic
 
-from mpi_rollout.doctor.findings import BAD, OK, WARN, Finding, shortened
-from mpi_rollout.doctor.launch import MPICH, OPEN_MPI, Launcher
-from mpi_rollout.doctor.rank import THREAD_VARIABLES, RankFacts
+from mpi_rollout.config import versions
+from mpi_rollout.core.host import physical_cores, processor_quota, processor_time
+from mpi_rollout.doctor.probe import BAD, OK, WARN, Finding, first_few
 from mpi_rollout.errors import counted
 
+BUSY_S = 0.1  # A system switches some tens of times in it between programs that share a core.
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 THREAD_LEVELS = ("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE")
 SLOW_EXCHANGE_US = 200.0
 SLOW_CLOCK_S = 1.0
 FULL_SHARE = 0.9  # Of a core: on a quiet machine a busy loop gets 0.99.
+
+
+@dataclass(frozen=True)
+class RankFacts:
+    """What one rank knows of itself.
+
+    Parameters
+    ----------
+    cores
+        The hardware threads that its host lets it run on.
+    quota
+        Processor time in cores, where a container limits it.
+    threads
+        The values of those `THREAD_VARIABLES` that are set.
+    physical_cores
+        The cores that the hardware threads belong to.
+    core_share
+        The part of a core that a busy loop got; None where the system does not say.
+    """
+
+    rank: int
+    host: str
+    cores: frozenset[int]
+    num_host_cores: int
+    quota: float | None
+    threads: dict[str, str]
+    versions: dict[str, str]
+    library: str
+    thread_level: int
+    physical_cores: frozenset[int]
+    core_share: float | None = None
+
+    @classmethod
+    def of_this_process(cls, rank: int, library: str, mpi4py_version: str, thread_level: int) -> "RankFacts":
+        """Look at this process."""
+        cores = frozenset(os.sched_getaffinity(0))
+        return cls(
+            rank=rank,
+            host=platform.node(),
+            cores=cores,
+            num_host_cores=os.cpu_count() or 1,
+            quota=processor_quota(),
+            threads={name: os.environ[name] for name in THREAD_VARIABLES if name in os.environ},
+            versions=versions() | {"mpi4py": mpi4py_version},
+            library=library,
+            thread_level=thread_level,
+            physical_cores=physical_cores(cores),
+            core_share=measure_core_share(),
+        )
+
+
 Ranks = Sequence[RankFacts]
 
 
+def measure_core_share() -> float | None:
+    """Keep busy for a moment; return the part of a core that this process got."""
+    before, end = processor_time(), monotonic() + BUSY_S
+    while monotonic() < end:
+        pass
+    now = processor_time()
+    return None if before is None or now is None else now.since(before).share
+
+
 def by_host(ranks: Ranks) -> dict[str, list[RankFacts]]:
-    """The ranks of each host, in rank order."""
-    found: dict[str, list[RankFacts]] = {}
-    for each in ranks:
-        found.setdefault(each.host, []).append(each)
-    return found
+    """Return the ranks of each host, in rank order."""
+    hosts: dict[str, list[RankFacts]] = {}
+    for rank in ranks:
+        hosts.setdefault(rank.host, []).append(rank)
+    return hosts
+
+
+def judge_ranks(ranks: Ranks, how_to_bind: str) -> list[Finding]:
+    """Judge what the ranks know of themselves; `how_to_bind` is the option that binds them to cores."""
+    checks = (judge_hosts, judge_versions, judge_thread_level, judge_cores, judge_core_shares)
+    findings = [finding for check in checks for finding in check(ranks)]
+    return [*findings, *judge_binding(ranks, how_to_bind), *judge_threads(ranks)]
 
 
 def judge_hosts(ranks: Ranks) -> list[Finding]:
+    """Count the ranks of each host."""
     hosts = by_host(ranks)
-    found = shortened(f"{host}: {counted(len(there), 'rank')}" for host, there in hosts.items())
-    return [Finding("hosts", found, figures={"num_hosts": len(hosts)})]
+    counts = first_few(f"{host}: {counted(len(there), 'rank')}" for host, there in hosts.items())
+    return [Finding("hosts", counts, figures={"num_hosts": len(hosts)})]
 
 
 def judge_versions(ranks: Ranks) -> list[Finding]:
+    """Check that all ranks have the same versions and the same MPI library."""
     first = ranks[0]
-    for each in ranks:
+    for rank in ranks:
         for name, expected in {**first.versions, "MPI library": first.library}.items():
-            got = each.library if name == "MPI library" else each.versions.get(name)
+            got = rank.library if name == "MPI library" else rank.versions.get(name)
             if got != expected:
-                found = f"{name}: rank {first.rank} ({first.host}) has {expected}, rank {each.rank} ({each.host}) {got}"
-                return [Finding("versions", found, BAD, "start all ranks in the same environment, on all hosts")]
+                text = f"{name}: rank {first.rank} ({first.host}) has {expected}, rank {rank.rank} ({rank.host}) {got}"
+                return [Finding("versions", text, BAD, "start all ranks in the same environment, on all hosts")]
     same = ", the same on all ranks" if len(ranks) > 1 else ""
     return [Finding("versions", ", ".join(f"{name} {value}" for name, value in first.versions.items()) + same)]
 
 
 def judge_thread_level(ranks: Ranks) -> list[Finding]:
-    level = min(each.thread_level for each in ranks)
-    found = f"MPI_THREAD_{THREAD_LEVELS[level]}, FUNNELED is enough: one thread calls MPI"
+    """Check that MPI lets a program have threads."""
+    level = min(rank.thread_level for rank in ranks)
+    text = f"MPI_THREAD_{THREAD_LEVELS[level]}, FUNNELED is enough: one thread calls MPI"
     if level == 0:
         advice = "unset MPI4PY_RC_THREAD_LEVEL, or use an MPI built with threads: the root has a thread that writes"
-        return [Finding("thread level", found, WARN, advice)]
-    return [Finding("thread level", found)]
+        return [Finding("thread level", text, WARN, advice)]
+    return [Finding("thread level", text)]
 
 
 def usable_cores(there: Ranks) -> int:
-    """The cores that the ranks of one host have between them."""
-    num_cores = len(frozenset().union(*(each.cores for each in there)))
-    quotas = [each.quota for each in there if each.quota is not None]
+    """Return the number of cores that the ranks of one host share."""
+    num_cores = len(frozenset().union(*(rank.cores for rank in there)))
+    quotas = [rank.quota for rank in there if rank.quota is not None]
     return max(1, min(num_cores, *map(int, quotas))) if quotas else num_cores
 
 
 def judge_cores(ranks: Ranks) -> list[Finding]:
+    """Check that no host has more ranks than cores."""
     host, there = max(by_host(ranks).items(), key=lambda item: len(item[1]) / usable_cores(item[1]))
-    cores, of_host = usable_cores(there), there[0].num_host_cores
-    num_ranks = counted(len(there), "rank")
-    found = f"{num_ranks} on {cores} usable core{'s' * (cores > 1)} of {of_host} ({host})"
-    figures = {"ranks_on_host": len(there), "usable_cores": cores}
-    if len(there) <= cores:
-        return [_shared_units(ranks) or Finding("cores", found, figures=figures)]
+    num_ranks, cores, of_host = len(there), usable_cores(there), there[0].num_host_cores
+    text = f"{counted(num_ranks, 'rank')} on {counted(cores, 'usable core')} of {of_host} ({host})"
+    figures = {"ranks_on_host": num_ranks, "usable_cores": cores}
+    if num_ranks <= cores:
+        return [_shared_cores(ranks) or Finding("cores", text, figures=figures)]
     if cores < of_host:
-        advice = f"ask for more cores for the job or container, or unbind the ranks: {len(there)} need as many cores"
+        advice = f"ask for more cores for the job or container, or unbind the ranks: {num_ranks} need as many cores"
     else:
         most = counted(cores, "rank")
         advice = f"start at most {most} on such a host: a rank that waits spins, and slows down those that step"
-    return [Finding("cores", f"oversubscribed: {found}", WARN, advice, figures=figures)]
+    return [Finding("cores", f"oversubscribed: {text}", WARN, advice, figures=figures)]
 
 
-def judge_core_shares(ranks: Ranks) -> list[Finding]:
-    """Whether other programs run on the ranks' cores."""
-    known = [each for each in ranks if each.core_share is not None]
-    if not known:
-        return []
-    least = min(known, key=lambda each: each.core_share)
-    found = f"a busy loop got {least.core_share:.2f} of a core on rank {least.rank} ({least.host}), the least"
-    figures = {"core_share": least.core_share}
-    if least.core_share >= FULL_SHARE:
-        return [Finding("core shares", found, figures=figures)]
-    advice = "other programs or ranks share these cores: use fewer ranks, --wait sleep, or sbatch --exclusive"
-    if len(ranks) == 1:
-        advice = "other programs share its core: end them (top shows them), or sbatch --exclusive"
-    return [Finding("core shares", found, WARN, advice, figures=figures)]
-
-
-def _shared_units(ranks: Ranks) -> Finding | None:
-    """Ranks that have a hardware thread each, but not a core."""
+def _shared_cores(ranks: Ranks) -> Finding | None:
+    """Look for ranks that have a hardware thread each, but not a core."""
     for host, there in by_host(ranks).items():
-        num_cores = len(frozenset().union(*(each.physical_cores for each in there)))
+        num_cores = len(frozenset().union(*(rank.physical_cores for rank in there)))
         if len(there) > num_cores:
-            told = f"{len(there)} ranks on the hardware threads of {num_cores} core{'s' * (num_cores > 1)} ({host})"
+            text = f"{len(there)} ranks on the hardware threads of {counted(num_cores, 'core')} ({host})"
             advice = (
                 "one rank for each core: SBATCH_HINT=nomultithread in slurm/site.sh (sbatch --hint=nomultithread), or "
                 f"mpirun -n {num_cores}; two on one core share what it computes with"
             )
-            return Finding(
-                "cores", told, WARN, advice, figures={"ranks_on_host": len(there), "usable_cores": num_cores}
-            )
+            figures = {"ranks_on_host": len(there), "usable_cores": num_cores}
+            return Finding("cores", text, WARN, advice, figures=figures)
     return None
 
 
-def judge_binding(ranks: Ranks, launcher: Launcher | None, is_told_not_to: bool = False) -> list[Finding]:
-    """Whether ranks of one host have cores of their own; `is_told_not_to`: the batch script's settings unbind them."""
+def judge_core_shares(ranks: Ranks) -> list[Finding]:
+    """Check whether other programs run on the ranks' cores."""
+    known = [(rank.core_share, rank) for rank in ranks if rank.core_share is not None]
+    if not known:
+        return []
+    share, facts = min(known, key=lambda pair: pair[0])
+    text = f"a busy loop got {share:.2f} of a core on rank {facts.rank} ({facts.host}), the least"
+    if share >= FULL_SHARE:
+        return [Finding("core shares", text, figures={"core_share": share})]
+    advice = "other programs or ranks share these cores: use fewer ranks, --wait sleep, or sbatch --exclusive"
+    if len(ranks) == 1:
+        advice = "other programs share its core: end them (top shows them), or sbatch --exclusive"
+    return [Finding("core shares", text, WARN, advice, figures={"core_share": share})]
+
+
+def judge_binding(ranks: Ranks, how_to_bind: str) -> list[Finding]:
+    """Check whether the ranks of one host have cores of their own; `how_to_bind` is the advice if they have not."""
     hosts = by_host(ranks)
     if len(ranks) == len(hosts):
-        return [Finding("binding", "one rank per host: " + _cores_told(ranks[0]))]
-    if all(len({each.cores for each in there}) == 1 for there in hosts.values()):
+        return [Finding("binding", "one rank per host: " + _core_list(ranks[0].cores))]
+    if all(len({rank.cores for rank in there}) == 1 for there in hosts.values()):
         crowd = max(hosts.values(), key=len)
-        note = f"none: the ranks of a host may all run on {_cores_told(crowd[0])}"
-        how = "leave BIND=none out of slurm/site.sh" if is_told_not_to else _how_to_bind(launcher)
-        return [Finding("binding", note, advice=f"to have ranks stay on cores of their own: {how}")]
+        text = f"none: the ranks of a host may all run on {_core_list(crowd[0].cores)}"
+        return [Finding("binding", text, advice=f"to have ranks stay on cores of their own: {how_to_bind}")]
     for host, there in hosts.items():
         for first, second in combinations(there, 2) if len(there) <= 256 else pairwise(there):
             if shared := first.cores & second.cores:
-                found = f"ranks {first.rank} and {second.rank} ({host}) share core {shortened(sorted(shared), 4)}"
-                return [Finding("binding", found, WARN, f"give each rank cores of its own: {_how_to_bind(launcher)}")]
-    return [Finding("binding", f"each rank has cores of its own: rank {ranks[0].rank} {_cores_told(ranks[0])}")]
+                text = f"ranks {first.rank} and {second.rank} ({host}) share core {first_few(sorted(shared), 4)}"
+                return [Finding("binding", text, WARN, f"give each rank cores of its own: {how_to_bind}")]
+    return [Finding("binding", f"each rank has cores of its own: rank {ranks[0].rank} {_core_list(ranks[0].cores)}")]
 
 
-def _cores_told(facts: RankFacts) -> str:
-    return f"core{'s' * (len(facts.cores) > 1)} {shortened(sorted(facts.cores))}"
-
-
-def _how_to_bind(launcher: Launcher | None) -> str:
-    if launcher is None or launcher.vendor == OPEN_MPI:
-        return "mpirun --map-by core --bind-to core"
-    return "mpiexec -bind-to core" if launcher.vendor == MPICH else "srun --cpu-bind=cores --cpus-per-task=1"
+def _core_list(cores: Iterable[int]) -> str:
+    numbers = sorted(cores)
+    return f"core{'s' * (len(numbers) > 1)} {first_few(numbers)}"
 
 
 def judge_threads(ranks: Ranks) -> list[Finding]:
-    """How many threads numpy's and simulators' libraries would start on each rank."""
+    """Check how many threads the libraries of numpy and of simulators would start on each rank."""
     for there in by_host(ranks).values():
-        cores_per_rank = max(1, usable_cores(there) // len(there))
-        for each in there:
-            wrong = [name for name in THREAD_VARIABLES if _num_threads(each, name) > cores_per_rank]
-            if wrong:
-                values = ", ".join(f"{name} {each.threads.get(name, 'unset')}" for name in wrong)
-                found = f"{values} on rank {each.rank}: up to {max(_num_threads(each, name) for name in wrong)} threads"
-                advice = "export " + " ".join(f"{name}={cores_per_rank}" for name in THREAD_VARIABLES)
-                return [Finding("threads", f"{found}, with {cores_per_rank} core(s) a rank", WARN, advice)]
-    told = ", ".join(f"{name} {value}" for name, value in ranks[0].threads.items())
-    return [Finding("threads", told or "no limit set, none needed: a rank sees no more cores than are its own")]
+        num_cores = max(1, usable_cores(there) // len(there))
+        for rank in there:
+            excesses = {name: _num_threads(rank, name) for name in THREAD_VARIABLES}
+            excesses = {name: number for name, number in excesses.items() if number > num_cores}
+            if excesses:
+                values = ", ".join(f"{name} {rank.threads.get(name, 'unset')}" for name in excesses)
+                text = f"{values} on rank {rank.rank}: up to {max(excesses.values())} threads"
+                advice = "export " + " ".join(f"{name}={num_cores}" for name in THREAD_VARIABLES)
+                return [Finding("threads", f"{text}, with {num_cores} core(s) a rank", WARN, advice)]
+    values = ", ".join(f"{name} {value}" for name, value in ranks[0].threads.items())
+    return [Finding("threads", values or "no limit set, none needed: a rank sees no more cores than are its own")]
 
 
 def _num_threads(facts: RankFacts, name: str) -> int:
-    """What a library that reads this variable would start; unset, OMP_NUM_THREADS counts, then the cores it sees."""
+    """Return how many threads a library starts that reads this variable.
+
+    Where it is not set, OMP_NUM_THREADS counts, then the cores that the library sees.
+    """
     for value in (facts.threads.get(name), facts.threads.get("OMP_NUM_THREADS")):
         first = (value or "").split(",")[0].strip()
         if first.isdigit() and int(first) > 0:
@@ -159,29 +234,29 @@ def _num_threads(facts: RankFacts, name: str) -> int:
 
 
 def judge_clocks(ranks: Ranks, times: Sequence[float]) -> list[Finding]:
-    """`times` are those of the ranks' clocks at the same moment."""
+    """Compare the hosts' clocks; `times` are the ranks' clocks at the same moment."""
     if len(by_host(ranks)) == 1:
         return []
-    apart = max(times) - min(times)
-    state, advice = (WARN, "have the hosts' clocks set by NTP") if apart > SLOW_CLOCK_S else (OK, "")
-    return [Finding("clocks", f"{apart:.3f} s apart between hosts", state, advice, figures={"clocks_s": apart})]
+    apart_s = max(times) - min(times)
+    state, advice = (WARN, "have the hosts' clocks set by NTP") if apart_s > SLOW_CLOCK_S else (OK, "")
+    return [Finding("clocks", f"{apart_s:.3f} s apart between hosts", state, advice, figures={"clocks_s": apart_s})]
 
 
 def judge_exchange(ranks: Ranks, small_us: Sequence[float], large_us: Sequence[float], nbytes: int) -> list[Finding]:
-    """Exchanges of an order and small slots, and of slots of `nbytes` a rank."""
+    """Judge the times of exchanges of an order and small slots, and of slots of `nbytes` a rank."""
     median = statistics.median(small_us)
     percentile = statistics.quantiles(small_us, n=10)[-1]
-    found = f"{median:.1f} us for an order and its slots (90 % below {percentile:.1f}; median of {len(small_us)})"
+    text = f"{median:.1f} us for an order and its slots (90 % below {percentile:.1f}; median of {len(small_us)})"
     figures = {"exchange_us": median, "exchange_90_percent_us": percentile}
     state, advice = OK, "2 to 20 us is usual on one host, 10 to 100 us between hosts"
     if median > SLOW_EXCHANGE_US:
         state, advice = WARN, _why_slow(ranks)
     large = statistics.median(large_us)
     rate = (len(ranks) - 1) * nbytes / large  # Bytes per us are MB per s.
-    told = f"{large:,.0f} us for slots of {nbytes / 2**20:.3g} MiB a rank, {rate:,.0f} MB/s to the root"
+    bandwidth = f"{large:,.0f} us for slots of {nbytes / 2**20:.3g} MiB a rank, {rate:,.0f} MB/s to the root"
     return [
-        Finding("exchange", found, state, advice, figures=figures),
-        Finding("bandwidth", told, figures={"large_exchange_us": large, "gather_mb_per_s": rate}),
+        Finding("exchange", text, state, advice, figures=figures),
+        Finding("bandwidth", bandwidth, figures={"large_exchange_us": large, "gather_mb_per_s": rate}),
     ]
 
 

@@ -1,65 +1,148 @@
-"""Examining MPI itself, on all ranks: library, MPI_Init, the ranks' facts, exchanges.  Runs in a probe."""
+"""MPI itself, on all ranks: library, launcher, MPI_Init, the ranks' facts, exchanges.  It runs in a probe.
+
+The launcher is known from the environment alone.  One of another MPI than the library starts ranks that are each alone.
+"""
 
 import os
-from collections.abc import Callable
+from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from time import monotonic, perf_counter, sleep, time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import mpi4py
 import numpy as np
 from gymnasium import spaces
 
 from mpi_rollout.core.partition import Division
-from mpi_rollout.doctor.findings import BAD, WARN, Finding, shortened
-from mpi_rollout.doctor.launch import how_to_start, judge_launcher, judge_size, launcher_of
-from mpi_rollout.doctor.probe import Report
-from mpi_rollout.doctor.rank import RankFacts
-from mpi_rollout.doctor.ranks import (
-    judge_binding,
-    judge_clocks,
-    judge_core_shares,
-    judge_cores,
-    judge_exchange,
-    judge_hosts,
-    judge_thread_level,
-    judge_threads,
-    judge_versions,
-)
-from mpi_rollout.errors import first_line
+from mpi_rollout.doctor.probe import BAD, WARN, Finding, Report, first_few
+from mpi_rollout.doctor.ranks import RankFacts, judge_clocks, judge_exchange, judge_ranks
+from mpi_rollout.errors import counted, first_line
 from mpi_rollout.exchange import world
-from mpi_rollout.exchange.exchange import Command, Contents, Exchanges
+from mpi_rollout.exchange.exchange import Command, Contents, Exchange, Exchanges
 from mpi_rollout.exchange.lone import INSTALL
 
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+OPEN_MPI, MPICH = "Open MPI", "MPICH"
+COMMAND = "python -m mpi_rollout doctor"
 TAG = 32124
 NUM_EXCHANGES, NUM_WARM_UP, EXCHANGES_S = 500, 20, 0.5
 SLOT_NBYTES, SLOTS_NBYTES = 2**20, 2**28  # Of a rank, and of all: the root has room for them.
-WAY_OUT = f"module load an MPI, or {INSTALL}; python -m mpi4py --mpi-library"
+INSTALL_MPI = f"module load an MPI, or {INSTALL}; python -m mpi4py --mpi-library"
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """What started the ranks; `vendor` is empty where it starts ranks of any MPI."""
+
+    name: str
+    vendor: str = ""
+
+
+def launcher_of(environ: Mapping[str, str]) -> Launcher | None:
+    """Return the launcher, None without one.
+
+    An mpirun within a SLURM job starts its daemons by srun, and is the launcher all the same.
+    """
+    if "PRTE_LAUNCHED" in environ or "OMPI_COMM_WORLD_SIZE" in environ:
+        return Launcher("Open MPI's mpirun", OPEN_MPI)
+    if "HYDI_CONTROL_FD" in environ:
+        return Launcher("MPICH's mpiexec (hydra)", MPICH)
+    if "SLURM_STEP_ID" in environ and "SLURM_PROCID" in environ:
+        plugin = environ.get("SLURM_MPI_TYPE", "")
+        return Launcher("srun" + (f" --mpi={plugin}" if plugin else ""))
+    if "PMI_SIZE" in environ:
+        return Launcher("a PMI launcher, as MPICH's mpiexec", MPICH)
+    return Launcher("a PMIx launcher") if "PMIX_RANK" in environ else None
+
+
+def vendor_of(library: str) -> str:
+    """Return the family of an MPI library: all that descends from MPICH is started alike."""
+    return OPEN_MPI if OPEN_MPI in library else MPICH
+
+
+def how_to_start(library: str, path: str, launcher: Launcher | None) -> str:
+    """Return the command that starts ranks of this library."""
+    if launcher is not None and launcher.name.startswith("srun"):
+        return f"srun --mpi={'pmix' if vendor_of(library) == OPEN_MPI else 'pmi2'} (see srun --mpi=list)"
+    beside = Path(path).parent.parent / "bin" / "mpiexec"
+    return f"{beside} -n N" if path and beside.exists() else f"the mpiexec of {library}, -n N"
+
+
+def how_to_bind(environ: Mapping[str, str]) -> str:
+    """Return the option that gives each rank cores of its own."""
+    if environ.get("MPI_ROLLOUT_BIND") == "none":  # By slurm/launch.sh.
+        return "leave BIND=none out of slurm/site.sh"
+    launcher = launcher_of(environ)
+    if launcher is None or launcher.vendor == OPEN_MPI:
+        return "mpirun --map-by core --bind-to core"
+    return "mpiexec -bind-to core" if launcher.vendor == MPICH else "srun --cpu-bind=cores --cpus-per-task=1"
+
+
+def judge_launcher(library: str, path: str, environ: Mapping[str, str]) -> Finding:
+    """Check that the launcher is of the MPI library that mpi4py has loaded."""
+    launcher = launcher_of(environ)
+    start = how_to_start(library, path, launcher)
+    if launcher is None:
+        return Finding("launcher", "none: one process", advice=f"start it as you start runs: {start} {COMMAND}")
+    if launcher.vendor and launcher.vendor != vendor_of(library):
+        advice = f"start with {start}, or have mpi4py load the launcher's library: module load it, set MPI4PY_LIBMPI"
+        return Finding("launcher", f"{launcher.name} does not start ranks of {library}", BAD, advice)
+    return Finding("launcher", launcher.name)
+
+
+def judge_size(size: int, library: str, path: str) -> Finding:
+    """Compare the size of the world with the number of ranks that the launcher claims in the environment."""
+    num_claimed, variable = world.claimed_size()
+    if size == 1 and num_claimed > 1:
+        start = how_to_start(library, path, launcher_of(os.environ))
+        text = f"{num_claimed} processes were started ({variable}={num_claimed}), each is alone in its MPI world"
+        return Finding("world", text, BAD, f"start with {start}: now each would do the whole run by itself")
+    return Finding("world", counted(size, "rank"), figures={"num_ranks": size})
+
+
+def judge_slurm(environ: Mapping[str, str]) -> list[Finding]:
+    """Check the SLURM job, if there is one."""
+    if "SLURM_JOB_ID" not in environ:
+        return []
+    names = ("NTASKS", "CPUS_PER_TASK", "JOB_NUM_NODES", "MPI_TYPE", "CPU_BIND")
+    settings = [f"{name.lower()} {environ['SLURM_' + name]}" for name in names if environ.get("SLURM_" + name)]
+    text = ", ".join([f"job {environ['SLURM_JOB_ID']}", *settings])
+    per_task = environ.get("SLURM_CPUS_PER_TASK")
+    if per_task and "SRUN_CPUS_PER_TASK" not in environ:
+        advice = f"export SRUN_CPUS_PER_TASK={per_task}: srun of SLURM 22.05 to 23.02 does not take it from the job"
+        return [Finding("slurm", text, WARN, advice)]
+    if "SLURM_STEP_ID" not in environ and launcher_of(environ) is None:
+        return [Finding("slurm", text, advice=f"this is the batch script itself: srun or mpirun {COMMAND}")]
+    return [Finding("slurm", text)]
 
 
 def examine_world(report: Report, timeout_s: float) -> None:
     """Examine MPI.  **Collective**, of ranks of which some may never come."""
-    report.doing("library", WAY_OUT)
+    report.doing("library", INSTALL_MPI)
     try:
         library, path = load_library()
     except Exception as error:
-        found, is_one = f"mpi4py loads no MPI library: {first_line(error)}", world.claimed_size()[0] == 1
-        advice = f"one rank needs none; for more, {WAY_OUT}" if is_one else WAY_OUT
-        report(Finding("library", found, WARN if is_one else BAD, advice))
+        text, is_one = f"mpi4py loads no MPI library: {first_line(error)}", world.claimed_size()[0] == 1
+        advice = f"one rank needs none; for more, {INSTALL_MPI}" if is_one else INSTALL_MPI
+        report(Finding("library", text, WARN if is_one else BAD, advice))
         return report.done()
-    report(Finding("library", f"{library}, {path or 'path unknown'}"), *judge_launcher(library, path, os.environ))
+    report(Finding("library", f"{library}, {path or 'path unknown'}"), judge_launcher(library, path, os.environ))
     start = how_to_start(library, path, launcher_of(os.environ))
     report.doing("MPI_Init", f"start with {start}; if that is what you did, run: {start} hostname")
     comm, thread_level = _start_mpi()
-    [alone] = judge_size(comm.size, world.claimed_size(), library, path)
-    report(alone)
+    size = judge_size(comm.size, library, path)
+    report(size)
     report.doing("ranks", "see what the ranks print; start on fewer hosts to find the one that does not answer")
-    facts = RankFacts.of(comm.rank, library, mpi4py.__version__, thread_level)
+    facts = RankFacts.of_this_process(comm.rank, library, mpi4py.__version__, thread_level)
     if comm.rank == world.ROOT:
         _examine_as_root(comm, report, facts, monotonic() + timeout_s * 0.7)
     else:
         _answer(comm, facts)
-    report.done(is_alone=alone.state == BAD)
+    report.done(is_alone=size.state == BAD)
     _leave_together(comm, report)
 
 
@@ -74,7 +157,7 @@ def load_library() -> tuple[str, str]:
     return library, next(iter(named), "")
 
 
-def _start_mpi() -> tuple[Any, int]:
+def _start_mpi() -> "tuple[MPI.Intracomm, int]":
     from mpi4py import MPI
 
     MPI.Init_thread()  # Asks for MULTIPLE, as mpi4py's import does.
@@ -82,38 +165,42 @@ def _start_mpi() -> tuple[Any, int]:
     return MPI.COMM_WORLD, levels.index(MPI.Query_thread())
 
 
-def _examine_as_root(comm: Any, report: Report, facts: RankFacts, deadline: float) -> None:
+def _examine_as_root(comm: "MPI.Intracomm", report: Report, facts: RankFacts, deadline: float) -> None:
     requests = {rank: comm.irecv(source=rank, tag=TAG) for rank in range(1, comm.size)}
-    arrived = {0: facts} | _arrivals(requests, deadline)
+    arrived = {world.ROOT: facts} | _arrivals(requests, deadline)
     missing = sorted(set(range(comm.size)) - set(arrived))
     ranks = [arrived[rank] for rank in sorted(arrived)]
     if missing:
         advice = "see what these ranks print; do all hosts have this Python environment, and enough memory"
-        report(Finding("ranks", f"no answer from rank {shortened(missing)}", BAD, advice))
-    for rank in arrived.keys() - {0}:
+        report(Finding("ranks", f"no answer from rank {first_few(missing)}", BAD, advice))
+    for rank in arrived.keys() - {world.ROOT}:
         comm.send(not missing, rank, TAG)
-    launcher = launcher_of(os.environ)
-    report(*judge_hosts(ranks), *judge_versions(ranks), *judge_thread_level(ranks), *judge_cores(ranks))
-    is_unbound = os.environ.get("MPI_ROLLOUT_BIND") == "none"  # By slurm/launch.sh.
-    report(*judge_core_shares(ranks))
-    report(*judge_binding(ranks, launcher, is_unbound), *judge_threads(ranks))
+    report(*judge_ranks(ranks, how_to_bind(os.environ)))
     if comm.size > 1 and not missing:
         report.doing("exchange", "see whether MPI's own tests pass between these hosts, and which network it uses")
-        report(*judge_clocks(ranks, _times(comm)))
-        nbytes = min(SLOT_NBYTES, SLOTS_NBYTES // comm.size)
-        report(*judge_exchange(ranks, measure_exchanges(comm, 16), measure_exchanges(comm, nbytes), nbytes))
+        times, small_us, large_us = _measure(comm)
+        report(*judge_clocks(ranks, times), *judge_exchange(ranks, small_us, large_us, _large_nbytes(comm)))
 
 
-def _answer(comm: Any, facts: RankFacts) -> None:
-    """The other ranks' side of `_examine_as_root`."""
+def _answer(comm: "MPI.Intracomm", facts: RankFacts) -> None:
+    """Do on the other ranks what `_examine_as_root` expects of them."""
     comm.isend(facts, world.ROOT, TAG).Wait()
-    if _arrivals({0: comm.irecv(source=world.ROOT, tag=TAG)})[0]:
-        _times(comm)
-        measure_exchanges(comm, 16)
-        measure_exchanges(comm, min(SLOT_NBYTES, SLOTS_NBYTES // comm.size))
+    if _arrivals({world.ROOT: comm.irecv(source=world.ROOT, tag=TAG)})[world.ROOT]:
+        _measure(comm)
 
 
-def _leave_together(comm: Any, report: Report) -> None:
+def _measure(comm: "MPI.Intracomm") -> tuple[list[float], list[float], list[float]]:
+    """Measure each rank's clock, and the times of small and of large exchanges in us; the root gets them."""
+    comm.Barrier()
+    times: list[float] = comm.gather(time(), world.ROOT) or []
+    return times, measure_exchanges(comm, 16), measure_exchanges(comm, _large_nbytes(comm))
+
+
+def _large_nbytes(comm: "MPI.Intracomm") -> int:
+    return min(SLOT_NBYTES, SLOTS_NBYTES // comm.size)
+
+
+def _leave_together(comm: "MPI.Intracomm", report: Report) -> None:
     """End MPI when the root does: a launcher ends the job when a rank leaves before, and may forget who did not."""
     from mpi4py import MPI
 
@@ -122,11 +209,11 @@ def _leave_together(comm: Any, report: Report) -> None:
         for request in [comm.isend(None, rank, TAG) for rank in range(1, comm.size)]:
             request.Wait()
     else:
-        _arrivals({0: comm.irecv(source=world.ROOT, tag=TAG)})
+        _arrivals({world.ROOT: comm.irecv(source=world.ROOT, tag=TAG)})
     MPI.Finalize()
 
 
-def _arrivals(requests: dict[int, Any], deadline: float = float("inf")) -> dict[int, Any]:
+def _arrivals(requests: "dict[int, MPI.Request]", deadline: float = float("inf")) -> dict[int, Any]:
     """Wait for objects of some ranks without spinning: the root may be at its disk."""
     arrived: dict[int, Any] = {}
     pause_s = 0.0
@@ -140,23 +227,16 @@ def _arrivals(requests: dict[int, Any], deadline: float = float("inf")) -> dict[
     return arrived
 
 
-def _times(comm: Any) -> list[float] | None:
-    comm.Barrier()
-    return comm.gather(time(), world.ROOT)
+def measure_exchanges(comm: "MPI.Intracomm", nbytes: int) -> list[float]:
+    """Exchange orders and slots of one env a rank as a run does; return the time of each in us on the root.
 
-
-def measure_exchanges(comm: Any, nbytes: int) -> list[float]:
-    """Exchange orders and slots of one env a rank with observations of `nbytes`, as a run does.  **Collective.**
-
-    Returns
-    -------
-    On the root the time of each in us
+    **Collective.**  Each observation has `nbytes`.
     """
     contents = Contents(spaces.Box(0, 255, (nbytes,), np.uint8), spaces.Discrete(2))
     exchanges = Exchanges(comm, Division(comm.size, comm.size), contents)
-    exchange, times_us = exchanges.all[0], []
+    exchange, times_us = exchanges.all[0], list[float]()
     if comm.rank == world.ROOT:
-        times_us = _timed(lambda: (exchange.post_order(Command.STEP), exchange.await_slots()))
+        times_us = _time_exchanges(exchange)
         exchange.post_order(Command.STOP)
     else:
         exchange.await_order()
@@ -167,11 +247,12 @@ def measure_exchanges(comm: Any, nbytes: int) -> list[float]:
     return times_us
 
 
-def _timed(do: Callable[[], Any]) -> list[float]:
-    times_us, start = [], monotonic()
+def _time_exchanges(exchange: Exchange) -> list[float]:
+    times_us, start = list[float](), monotonic()
     while len(times_us) < NUM_EXCHANGES + NUM_WARM_UP:
         before = perf_counter()
-        do()
+        exchange.post_order(Command.STEP)
+        exchange.await_slots()
         times_us.append((perf_counter() - before) * 1e6)
         if monotonic() - start > EXCHANGES_S and len(times_us) > 2:
             break
