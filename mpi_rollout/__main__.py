@@ -3,7 +3,7 @@
 import sys
 
 from mpi_rollout.cli import main
-from mpi_rollout.exchange.world import finalize
+from mpi_rollout.exchange.job_end import finalize
 from mpi_rollout.process.console import divert_stdout
 
 

@@ -18,7 +18,8 @@ from mpi_rollout.commands.listing import add_list
 from mpi_rollout.commands.parser import Parser
 from mpi_rollout.config import RolloutConfig, flag
 from mpi_rollout.errors import Interrupted, RolloutError, UsageError
-from mpi_rollout.exchange.world import claimed_rank, claimed_size, with_stacks
+from mpi_rollout.exchange.job_end import with_stacks
+from mpi_rollout.exchange.world import claimed_rank, claimed_size
 from mpi_rollout.options import add_option, add_run_options, path
 from mpi_rollout.process.console import hold, say, settle, show, stdout_apart, without_stdin
 from mpi_rollout.process.temporary import remove_empty_folders

@@ -19,7 +19,8 @@ from pathlib import Path
 from mpi4py.run import main
 
 from mpi_rollout.errors import Interrupted
-from mpi_rollout.exchange.world import claimed_rank, finalize
+from mpi_rollout.exchange.job_end import finalize
+from mpi_rollout.exchange.world import claimed_rank
 
 
 def run() -> None:

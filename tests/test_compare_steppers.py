@@ -281,7 +281,7 @@ from pathlib import Path
 from mpi_rollout.exchange import world
 from mpi_rollout.bench.compare.recording import record_on_ranks
 world.start_mpi_on_all_ranks(60.0)
-comm = world.world()
+comm = world.comm_world()
 record_on_ranks(comm, "CartPole-v1", 2, Path(sys.argv[1]), lambda found: print(found.take_turn(0.01).env_steps))
 """
 

@@ -58,7 +58,7 @@ for _ in range(3):
     with mpi_rollout.connect("CartPole-v1", 2) as envs:
         if envs is not None: envs.reset()
 num_watching = [thread.name for thread in threading.enumerate()].count("ending")
-assert num_watching == int(mpi_rollout.exchange.world.world().size > 1)
+assert num_watching == int(mpi_rollout.exchange.world.comm_world().size > 1)
 """
     result = job.script(num_ranks, program)
     assert (result.code, result.err) == (0, "")

@@ -120,11 +120,11 @@ if envs is not None:
 
 def test_an_abort_that_returns_ends_the_rank(job: Job):
     program = """
-from mpi_rollout.exchange import world
+from mpi_rollout.exchange import job_end
 class Comm:
     def Abort(self, code):
         print("aborted", code, flush=True)
-world.abort(Comm(), 78)
+job_end.abort(Comm(), 78)
 print("went on")
 """
     result = job.script(None, program)

@@ -34,7 +34,7 @@ from mpi_rollout.errors import (
     counted,
     words_of,
 )
-from mpi_rollout.exchange import world
+from mpi_rollout.exchange import job_end, world
 from mpi_rollout.policies.random import Policy, RandomPolicy
 from mpi_rollout.process.console import STDOUT, say
 from mpi_rollout.ranks.driver import Driver, RankError
@@ -114,7 +114,7 @@ class Root:
         except RolloutError as error:
             return self._end_badly(error)
         except Exception as error:
-            if world.is_loss(error):
+            if job_end.is_loss(error):
                 raise
             say(traceback.format_exc())
             return self._end_badly(RolloutError(f"{self._place}: {words_of(error)}"))
@@ -236,7 +236,7 @@ class Root:
             "num_envs": self.config.num_envs,
             "autoreset_mode": facts.metadata["autoreset_mode"].value,
             "hosts": json.dumps(self.hosts),
-            "mpi_library": world.library(),
+            "mpi_library": world.library_name(),
             "num_ranks": len(self.hosts),
             "started": now(),
         }
@@ -332,7 +332,7 @@ class Root:
             catch_up_s=self._catch_up_s,
             complete=complete,
             wrong_values=self.writer.values.found if self.config.trajectories else [],
-            mpi_library=world.library(),
+            mpi_library=world.library_name(),
             order_bytes=exchange.order_nbytes,
             slot_bytes=exchange.layout.nbytes,
             lost=self.losses.all,

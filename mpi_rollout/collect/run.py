@@ -19,7 +19,7 @@ from mpi_rollout.core.seeding import seed_global_generators
 from mpi_rollout.envs.env_maker import make_slice, maker_of
 from mpi_rollout.envs.faults import OnFault, raised_at
 from mpi_rollout.errors import EnvError, SignalInterrupt, StorageError, counted
-from mpi_rollout.exchange import world
+from mpi_rollout.exchange import job_end, world
 from mpi_rollout.exchange.surviving import check_ulfm, is_ulfm_on
 from mpi_rollout.policies.random import Policy
 from mpi_rollout.process.console import share_line
@@ -60,8 +60,8 @@ def run(config: RolloutConfig) -> int:
 
 def _run(config: RolloutConfig, asked: list[int]) -> int:
     comm = meeting.come_together(config.start_timeout)
-    with world.all_or_none(comm):
-        with world.no_early_end(comm, others_go_on=config.ft == "shrink"):
+    with job_end.all_or_none(comm):
+        with job_end.no_early_end(comm, others_go_on=config.ft == "shrink"):
             code, timer = _collect(config, comm, asked)
         for number in STOP_SIGNALS:  # Their handlers hold the envs.
             signal.signal(number, lambda *_: None)
@@ -69,11 +69,11 @@ def _run(config: RolloutConfig, asked: list[int]) -> int:
         timer.cancel()
         if config.ft == "shrink":
             release()
-            world.leave(code, finalizes=False)
+            job_end.leave(code, finalizes=False)
         if code == StorageError.exit_code:
             # HDF5 crashes in the interpreter's end if it could not write.  All ranks leave so: else MPICH's
             # launcher would kill those that take longer than the root, and tell that instead.
-            world.leave(code)
+            job_end.leave(code)
         return code
 
 
@@ -96,7 +96,7 @@ def _collect(config: RolloutConfig, comm: Any, asked: list[int]) -> tuple[int, T
         root = Root(config, policy, output, worker, facts, hosts) if comm.rank == world.ROOT else None
         code = worker.serve()[1] if root is None else root.drive()
         worker.exchanges.free()
-        return code, world.watch_end(comm, code).begin()
+        return code, job_end.watch_end(comm, code).begin()
 
 
 def _interrupt(_number: int, _frame: Any) -> None:

@@ -1,35 +1,37 @@
-"""Where the seconds of a rank went."""
+"""Where the seconds of a rank go: its time by phase."""
 
 from time import perf_counter
+
+MAX_TIMEOUT_S = 1e6  # faulthandler counts microseconds in 64 bits; this is eleven days.
 
 PHASES = ("policy", "send", "step", "wait", "gather", "write", "other")
 """What a rank does in a run.
 
-policy  root: computing actions
-send    root: checking and broadcasting them
-step    this rank's envs
+policy  the root computes actions
+send    the root checks and broadcasts them
+step    this rank's envs step
 wait    a worker waits for the root's next order
-gather  slots on their way to the root; on the root also waiting for slower ranks and laying slots into columns
-write   root: waiting for a free block, that is, for the writer
-other   root: bookkeeping, telling, measuring the limit
+gather  slots travel to the root; on the root also: wait for slower ranks, and lay slots into columns
+write   the root waits for a free block, that is, for the writer
+other   the root counts, reports, and measures the limit
 """
 
 
 class Clock:
-    """Adds up seconds by phase: each `lap` books the time since the last one.  One call costs about 0.1 us."""
+    """Adds up seconds by phase: each `lap` adds the time since the last one.  One call costs about 0.1 us."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.seconds = dict.fromkeys(PHASES, 0.0)
         self.now = perf_counter()
 
     def lap(self, phase: str) -> float:
-        """Book the time since the last lap and return it in seconds."""
+        """Add the time since the last lap to a phase and return it in seconds."""
         now = perf_counter()
-        elapsed = now - self.now
-        self.seconds[phase] += elapsed
+        elapsed_s = now - self.now
+        self.seconds[phase] += elapsed_s
         self.now = now
-        return elapsed
+        return elapsed_s
 
     def restart(self) -> None:
-        """Book nothing for the time since the last lap."""
+        """Add the time since the last lap to no phase."""
         self.now = perf_counter()

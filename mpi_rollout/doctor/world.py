@@ -21,7 +21,7 @@ from mpi_rollout.doctor.ranks import RankFacts, judge_clocks, judge_exchange, ju
 from mpi_rollout.errors import counted, first_line
 from mpi_rollout.exchange import world
 from mpi_rollout.exchange.exchange import Command, Contents, Exchange, Exchanges
-from mpi_rollout.exchange.lone import INSTALL
+from mpi_rollout.exchange.world import INSTALL
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -150,7 +150,7 @@ def load_library() -> tuple[str, str]:
     """Load the MPI library without starting MPI; return its name and path."""
     mpi4py.rc.initialize = mpi4py.rc.finalize = False
     import_module("mpi4py.MPI")
-    library = " ".join(world.library().split())
+    library = " ".join(world.library_name().split())
     with open("/proc/self/maps") as maps:
         paths = {line.split(maxsplit=5)[-1].strip() for line in maps if "/libmpi" in line}
     named = sorted(path for path in paths if os.path.basename(path).startswith(("libmpi.so", "libmpi_abi", "libmpich")))

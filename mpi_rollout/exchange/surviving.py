@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 
 from mpi_rollout.errors import LaunchError, RankLost, RolloutError, UsageError
-from mpi_rollout.exchange.world import GRACE_S, ROOT, abort, library
+from mpi_rollout.exchange.job_end import abort
+from mpi_rollout.exchange.world import GRACE_S, ROOT, library_name
 from mpi_rollout.process.console import say
 from mpi_rollout.process.launcher import be_last
 
@@ -43,7 +44,7 @@ def check_ulfm(comm: Any) -> None:
 
     vendor, version = MPI.get_vendor()
     if vendor != "Open MPI" or version < (5,):
-        raise LaunchError(f"--ft shrink needs Open MPI 5, mpi4py loaded {library()}; {WAY_OUT}")
+        raise LaunchError(f"--ft shrink needs Open MPI 5, mpi4py loaded {library_name()}; {WAY_OUT}")
     if not is_ulfm_on():
         raise LaunchError(f"--ft shrink needs mpirun --with-ft ulfm, this job was started without it; {WAY_OUT}")
 

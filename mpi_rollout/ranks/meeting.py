@@ -19,16 +19,8 @@ from mpi_rollout.errors import (
     UsageError,
     words_of,
 )
-from mpi_rollout.exchange.world import (
-    GRACE_S,
-    ROOT,
-    TELL_AFTER_S,
-    abort,
-    all_or_none,
-    claimed_size,
-    start_mpi_on_all_ranks,
-    world,
-)
+from mpi_rollout.exchange.job_end import abort, all_or_none
+from mpi_rollout.exchange.world import GRACE_S, ROOT, TELL_AFTER_S, claimed_size, comm_world, start_mpi_on_all_ranks
 from mpi_rollout.process.console import say
 from mpi_rollout.process.exits import ends_forked
 
@@ -82,7 +74,7 @@ def meet(comm: Any, timeout_s: float, what: str, limit: str = "timeout_s") -> No
 def come_together(timeout_s: float) -> Any:
     """Start MPI and wait until all ranks have come to `run`; return COMM_WORLD.  **Collective.**"""
     start_mpi_on_all_ranks(timeout_s, LIMIT)
-    comm = world()
+    comm = comm_world()
     with all_or_none(comm):
         meet(comm, timeout_s, COMMAND, LIMIT)
     return comm

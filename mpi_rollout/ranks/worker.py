@@ -25,9 +25,8 @@ from mpi_rollout.core.host import physical_cores, processor_time
 from mpi_rollout.core.masks import MASKED
 from mpi_rollout.errors import DataError, EnvError, RankLost, RolloutError, SignalInterrupt, message_of, words_of
 from mpi_rollout.exchange.exchange import FAULT, MADE_ANEW, Command, Exchange, Exchanges
-from mpi_rollout.exchange.world import abort
+from mpi_rollout.exchange.job_end import abort, end_timeout_s
 from mpi_rollout.process.console import say
-from mpi_rollout.process.ending import limit_s
 from mpi_rollout.process.exits import ends_forked
 from mpi_rollout.process.interrupts import STOP_SIGNALS, Cut
 from mpi_rollout.ranks.slices import Slice
@@ -292,7 +291,7 @@ class Worker:
         In a run there is a limit for it, as there is for all that is left to do at its end.
         """
         if self.aborts_if_unheard and self._watchdog is None:
-            self.watch(limit_s(CLOSE_LIMIT_S))
+            self.watch(end_timeout_s(CLOSE_LIMIT_S))
         for slice_ in self.slices:
             self._active = slice_
             try:

@@ -14,12 +14,12 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from mpi_rollout.config import ACTION_MODES, VECTORIZATION_MODES, WAITS
+from mpi_rollout.core.clock import MAX_TIMEOUT_S
 from mpi_rollout.core.partition import Division
 from mpi_rollout.envs.env_maker import EnvMaker
 from mpi_rollout.envs.faults import OnFault
 from mpi_rollout.errors import UsageError
 from mpi_rollout.exchange.infos import Infos
-from mpi_rollout.process.ending import MAX_TIMEOUT_S
 from mpi_rollout.process.launcher import end_with_launcher
 from mpi_rollout.ranks.set_up import Plan, check_batch_size
 from mpi_rollout.train.connection import Connection, is_alone

