@@ -78,9 +78,10 @@ slurm-test:  ## test the batch scripts under both MPIs on a SLURM of its own, br
 	$(MAKE) install MPI=mpich EXTRAS=mpich,dev
 	.venv/bin/python -m pytest -n $(CLUSTERS) --dist worksteal tests/test_slurm*.py $(TESTS)
 
-lint: install  ## check style, format, and that folders import downwards only
+lint: install  ## check style, format, spelling, and that folders import downwards only
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/codespell
 	$(BIN)/lint-imports --config setup.cfg
 
 docs: $(BIN)/.docs-installed  ## build the documentation into docs/_build/html; a warning is an error

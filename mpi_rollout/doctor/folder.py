@@ -90,8 +90,8 @@ def judge_access(folder: str) -> Finding | None:
 
 def judge_kind(mount: Mount, folder: str) -> Finding:
     """Check the type of the folder's file system."""
-    advices = [(state, advice) for prefixes, state, advice in KINDS if mount.kind.startswith(prefixes)]
-    state, advice = advices[0] if advices else (OK, "")
+    judgements = [(state, advice) for prefixes, state, advice in KINDS if mount.kind.startswith(prefixes)]
+    state, advice = judgements[0] if judgements else (OK, "")
     return Finding("folder", f"{os.path.abspath(folder)} on {mount.kind} ({mount.point})", state, advice, FILES)
 
 
