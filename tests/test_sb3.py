@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from typing import Any
 
 import pytest
-from conftest import Job, Result, job_environment, mpiexec, once, run_job
+from conftest import TESTS, Job, Result, job_environment, mpiexec, once, run_job
 
 pytestmark = pytest.mark.skipif(find_spec("stable_baselines3") is None, reason="pip install 'mpi_rollout[sb3]'")
 
@@ -129,7 +129,7 @@ def test_closing_it_lets_the_other_ranks_out(told: Told):
 
 
 def example(job: Job, *options: str, timeout: float = 60.0) -> Result:
-    command = [mpiexec(), "-n", "2", sys.executable, "-m", "mpi_rollout.examples.train_ppo", *options]
+    command = [mpiexec(), "-n", "2", sys.executable, str(TESTS.parent / "examples/train_ppo.py"), *options]
     return run_job(command, job.folder, timeout)
 
 

@@ -1,15 +1,13 @@
 """The example without Stable-Baselines3."""
 
-from conftest import Job, Result
+from conftest import TESTS, Job, Result
 
-WITHOUT = """
-import sys
+WITHOUT = f"""
+import runpy, sys
 
 sys.modules["stable_baselines3"] = None  # As if it were not installed.
 sys.argv[1:] = ["--num-envs", "2"]
-from mpi_rollout.examples.train_ppo import main
-
-sys.exit(main())
+runpy.run_path({str(TESTS.parent / "examples/train_ppo.py")!r}, run_name="__main__")
 """
 
 

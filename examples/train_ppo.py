@@ -1,4 +1,4 @@
-"""Train PPO on CartPole-v1 over MPI ranks: mpirun -n 2 python -m mpi_rollout.examples.train_ppo
+"""Train PPO on CartPole-v1 over MPI ranks: mpirun -n 2 python examples/train_ppo.py
 
 Says how far it is, and at the end the mean return of 100 episodes; Gymnasium calls 475 solved.
 """
