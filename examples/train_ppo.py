@@ -1,6 +1,8 @@
-"""Train PPO on CartPole-v1 over MPI ranks: mpirun -n 2 python examples/train_ppo.py
+"""Train PPO on CartPole-v1 with Stable-Baselines3, over MPI ranks.
 
-Says how far it is, and at the end the mean return of 100 episodes; Gymnasium calls 475 solved.
+    mpirun -n 2 python examples/train_ppo.py
+
+It tells how far it is, and at the end the mean return of 100 episodes.  Gymnasium calls 475 solved.
 """
 
 import argparse
@@ -8,14 +10,14 @@ import sys
 import time
 from typing import Any
 
+import gymnasium
+
 import mpi_rollout
-from mpi_rollout.errors import LaunchError
-from mpi_rollout.train.vector_env import MPIVectorEnv
 
 
-def train(envs: MPIVectorEnv, total_steps: int, seed: int) -> float:
+def train(envs: gymnasium.vector.VectorEnv, total_steps: int, seed: int) -> float:
     """Train on these envs, then return the mean return of 100 of their episodes."""
-    from mpi_rollout.sb3 import MPIVecEnv  # isort: skip  It says what to install.
+    from mpi_rollout.sb3 import MPIVecEnv  # isort: skip  First: its ImportError says what to install.
     import torch
     from stable_baselines3 import PPO
     from stable_baselines3.common.evaluation import evaluate_policy
@@ -24,16 +26,27 @@ def train(envs: MPIVectorEnv, total_steps: int, seed: int) -> float:
     torch.set_num_threads(1)  # More are slower with networks so small, and take cores from other ranks.
     vec_env = VecMonitor(MPIVecEnv(envs))
     model = PPO(
-        "MlpPolicy", vec_env, n_steps=2048 // envs.num_envs, batch_size=256, n_epochs=10, gamma=0.98, gae_lambda=0.8,
-        learning_rate=lambda left: 1e-3 * left, clip_range=lambda left: 0.2 * left, seed=seed, device="cpu",
-    )  # fmt: skip
+        "MlpPolicy",
+        vec_env,
+        n_steps=2048 // envs.num_envs,
+        batch_size=256,
+        gamma=0.98,
+        gae_lambda=0.8,
+        learning_rate=lambda left: 1e-3 * left,
+        clip_range=lambda left: 0.2 * left,
+        seed=seed,
+        device="cpu",
+    )
     model.learn(total_steps, callback=tell)
     mean, _ = evaluate_policy(model, vec_env, n_eval_episodes=100)
     return mean
 
 
 def tell(learning: dict[str, Any], _: dict[str, Any]) -> bool:
-    """Say how far it is, before each update.  Stable-Baselines3 calls this in each step, and stops if it is False."""
+    """Tell how far the training is, before each update.
+
+    Stable-Baselines3 calls this in each step, and stops if it returns False.
+    """
     model = learning["self"]
     if learning["n_steps"] + 1 == learning["n_rollout_steps"] and model.ep_info_buffer:
         mean = sum(episode["r"] for episode in model.ep_info_buffer) / len(model.ep_info_buffer)
@@ -41,25 +54,24 @@ def tell(learning: dict[str, Any], _: dict[str, Any]) -> bool:
     return True
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--num-envs", type=int, default=32, help="over all ranks")
-    parser.add_argument("--total-steps", type=int, default=100_000, help="of training, over all envs")
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--num-envs", type=int, default=32, help="number of envs on all ranks together")
+    parser.add_argument("--total-steps", type=int, default=100_000, help="env steps of the training, over all envs")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
 
     start = time.perf_counter()
     with mpi_rollout.connect("CartPole-v1", options.num_envs, autoreset_mode="same_step") as envs:
         if envs is None:
-            return 0
+            return  # Not rank 0: this rank has stepped its envs for rank 0, inside connect().
         try:
             mean = train(envs, options.total_steps, options.seed)
         except ImportError as error:
             sys.stderr.write(f"{error}\n")
-            return LaunchError.exit_code
+            sys.exit(78)
         print(f"mean return {mean:.1f} of 500 over 100 episodes, after {time.perf_counter() - start:.0f} s")
-        return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
