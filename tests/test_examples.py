@@ -4,9 +4,9 @@ import sys
 from importlib.util import find_spec
 
 import pytest
-from conftest import TESTS, Job, run_job
+from jobs import CLONE, Job, run_job
 
-EXAMPLES = TESTS.parent / "examples"
+EXAMPLES = CLONE / "examples"
 TANK = ("--env-factory", f"{EXAMPLES}/own_env.py:make_env", "--env-kwargs", '{"hole_m2": 0.03}')
 TANK += ("--policy", f"{EXAMPLES}/own_env.py:Controller", "--num-envs", "4", "--num-steps", "250", "--out", "tank.h5")
 

@@ -7,7 +7,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from conftest import TESTS
+from jobs import CLONE
 
 pytestmark = pytest.mark.any_mpi
 
@@ -28,7 +28,7 @@ def test_the_clone_does_not_hide_the_package(tmp_path: Path):
     (clone / "mpi_rollout").mkdir(parents=True)
     (clone / "mpi_rollout" / "__init__.py").write_text('__version__ = "1"\n')
     for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(TESTS.parent / name, clone)
+        shutil.copy(CLONE / name, clone)
     wheel = python("-c", BUILD, str(tmp_path), cwd=clone)
     zipfile.ZipFile(tmp_path / wheel).extractall(site)
     [scripts] = site.glob("*.dist-info/entry_points.txt")

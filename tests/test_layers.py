@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import TESTS, Job, job_environment
+from jobs import CLONE, Job, job_environment
 
-PACKAGE = TESTS.parent / "mpi_rollout"
+PACKAGE = CLONE / "mpi_rollout"
 
 
 def imports(path: Path) -> set[str]:

@@ -14,9 +14,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from conftest import TESTS, Running, mpiexec
+from jobs import CLONE, Running, mpiexec
 
-CLONE = TESTS.parent
 BLOCK = re.compile(
     r"(?:^<!-- (?P<mark>[^\n]*) -->\n)?^```(?P<kind>[\w{}-]*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
 )

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from typing import Any
 
 import pytest
-from conftest import TESTS, Job, Result, job_environment, mpiexec, once, run_job
+from jobs import CLONE, Job, Result, job_environment, mpiexec, once, run_job
 
 pytestmark = pytest.mark.skipif(find_spec("stable_baselines3") is None, reason="pip install 'mpi_rollout[sb3]'")
 
@@ -23,7 +23,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
 
     @once
     def on(num_ranks: int) -> dict[str, tuple[Any, str]]:
-        from beside_dummy import CHECKS
+        from side_by_side import CHECKS
 
         of_few = {1: STEPS, 3: STEPS + PARTS}
         names = of_few.get(num_ranks, [name for name in CHECKS if name not in PARTS])
@@ -129,7 +129,7 @@ def test_closing_it_lets_the_other_ranks_out(told: Told):
 
 
 def example(job: Job, *options: str, timeout: float = 60.0) -> Result:
-    command = [mpiexec(), "-n", "2", sys.executable, str(TESTS.parent / "examples/train_ppo.py"), *options]
+    command = [mpiexec(), "-n", "2", sys.executable, str(CLONE / "examples/train_ppo.py"), *options]
     return run_job(command, job.folder, timeout)
 
 

@@ -1,7 +1,7 @@
 """A plain laptop: the package and no MPI library."""
 
 import pytest
-from conftest import Job, Result, Start
+from jobs import Job, Result, Start
 
 NO_LIBRARY = {"MPI4PY_LIBMPI": "/nonexistent/libmpi.so"}  # Which mpi4py then does not find.
 ONE_RANK = (
@@ -37,7 +37,7 @@ def test_one_rank_runs_in_all_ways_and_says_what_more_ranks_need(job: Job):
 
 
 def test_an_env_that_fails_is_told_as_with_a_library(job: Job):
-    failing = ("--env-factory", "faults:failing", "--env-kwargs", '{"how": "raise"}', *ENVS, "--out", "run.h5")
+    failing = ("--env-factory", "failing_envs:failing", "--env-kwargs", '{"how": "raise"}', *ENVS, "--out", "run.h5")
     result = job(None, *failing, **NO_LIBRARY)
     assert result.code == 70, result.err
     assert result.messages[0] == ONE_RANK and "rank 0" in result.messages[1] and len(result.messages) == 2

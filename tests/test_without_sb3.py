@@ -1,13 +1,13 @@
 """The example without Stable-Baselines3."""
 
-from conftest import TESTS, Job, Result
+from jobs import CLONE, Job, Result
 
 WITHOUT = f"""
 import runpy, sys
 
 sys.modules["stable_baselines3"] = None  # As if it were not installed.
 sys.argv[1:] = ["--num-envs", "2"]
-runpy.run_path({str(TESTS.parent / "examples/train_ppo.py")!r}, run_name="__main__")
+runpy.run_path({str(CLONE / "examples/train_ppo.py")!r}, run_name="__main__")
 """
 
 

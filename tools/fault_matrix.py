@@ -1,7 +1,7 @@
 """Play every fault that a job can meet, and print what its user sees and how soon it is over, as a table.
 
-    .venv/bin/python tests/fault_matrix.py --ranks 2,3 --repeats 3
-    .venv/bin/python tests/fault_matrix.py --only kill
+    .venv/bin/python tools/fault_matrix.py --ranks 2,3 --repeats 3
+    .venv/bin/python tools/fault_matrix.py --only kill
 
 With the MPI of the interpreter that runs it.  Seconds are from the fault, or from the job's start if it is there by
 then, to the end of the last process.  Exit code 1: a job hung, left processes behind, lost committed steps, or ended
@@ -21,13 +21,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from conftest import Job, Result, Running, are_gone, preloadable
-from kept import OUT, PACED, committed, fails, kwargs
-from test_launch import worlds
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "helpers"))
+
+from jobs import Job, Result, Running, are_gone, preloadable, worlds
+from stopped_runs import OUT, PACED, committed, fails, kwargs
 
 HANGS_S = 60.0
 SHOWN = 150  # Characters of what the user sees.
 ENVS = ("--num-envs", "24", "--progress", "none")  # A block of `envs.Image` is full, and committed, after 64 steps.
+MOODY = ("--env-factory", "seeded_faults:Moody")
 LATE = 200  # The fourth block can only be begun when the first one is committed.
 LONG = ("--num-steps", "100000000")
 PART = "run.h5.part"
@@ -115,7 +118,7 @@ def late(how: str, **more: object) -> tuple[str, ...]:
 
 def restarted(how: str, num_steps: int = 450) -> tuple[str, ...]:
     """An env of rank 1 that fails now and then in a run that goes on."""
-    env = "--env-factory", "faults:failing", *kwargs(how=how, rank=1, after=LATE)
+    env = "--env-factory", "failing_envs:failing", *kwargs(how=how, rank=1, after=LATE)
     return *env, "--num-steps", str(num_steps), *ENVS, *OUT, "--on-env-error", "restart"
 
 
@@ -129,11 +132,11 @@ FAULTS = [
     Fault("`sys.exit(0)` in an env", late("exit")),
     Fault("observation of a wrong shape", late("shape", image=False)),
     Fault(
-        "exception in a reset", ("--env-factory", "faults:InReset", *kwargs(episode=30), *LONG, *ENVS, *OUT)
+        "exception in a reset", ("--env-factory", "failing_envs:InReset", *kwargs(episode=30), *LONG, *ENVS, *OUT)
     ),
     Fault(
         "exception in the policy",
-        ("--env-factory", "faults:Continuous", *LONG, *ENVS, *OUT, "--policy", "faults:raises_later"),
+        ("--env-factory", "failing_envs:Continuous", *LONG, *ENVS, *OUT, "--policy", "failing_envs:raises_later"),
     ),
     Fault("exception in an env, `--on-env-error restart`", restarted("raise"), goes_on=True),
     Fault("the same, more often than `--max-env-restarts`", (*restarted("raise", 10**6), "--max-env-restarts", "1")),
@@ -141,7 +144,7 @@ FAULTS = [
     Fault("an env hangs, `--env-timeout 1 --on-env-error restart`", (*restarted("hang", 250), *LIMITED), goes_on=True),
     Fault("an env works in C for ever, `--env-timeout 1`", (*late("work in C"), *LIMITED)),
     Fault("an env hangs in C and holds Python's lock, `--env-timeout 1`", (*late("hold the lock"), *LIMITED)),
-    Fault("NaN, `--check-finite`", ("--env-factory", "moody:Moody", *kwargs(how="nan"), *LONG, *ENVS, *OUT, *CHECKED)),
+    Fault("NaN, `--check-finite`", (*MOODY, *kwargs(how="nan"), *LONG, *ENVS, *OUT, *CHECKED)),
     Fault("`os._exit(7)` in an env", late("os_exit")),
     Fault("segmentation fault in an env", late("segfault")),
     Fault("`kill -9` of a worker", strike=lambda run: os.kill(last_rank(run), signal.SIGKILL)),
@@ -166,7 +169,7 @@ FAULTS = [
     Fault("continued with another `--seed`", fails("raise"), before=of_another_seed, from_start=True),
     Fault("the `.part` is damaged", fails("raise"), before=damaged, from_start=True),
     Fault("an env that cannot be made on one rank",
-          ("--env-factory", "faults:unlicensed", *kwargs(rank=1), *LONG, *ENVS, *OUT), from_start=True),
+          ("--env-factory", "failing_envs:unlicensed", *kwargs(rank=1), *LONG, *ENVS, *OUT), from_start=True),
     Fault("more ranks than envs", (*PACED, *LONG, *OUT, "--num-envs", "1"), from_start=True),
     Fault("ranks with different options",
           command=lambda job, num_ranks: worlds(

@@ -1,7 +1,7 @@
 """Kill a run at random moments, continue it until it is complete, and compare it with one that nothing stopped.
 
-    python tests/kill_and_resume.py --kills 50 --seed 0 --env CartPole-v1
-    python tests/kill_and_resume.py --kills 20 --env-factory stopping:Image --num-envs 12 --num-steps 3000
+    python tools/kill_and_resume.py --kills 50 --seed 0 --env CartPole-v1
+    python tools/kill_and_resume.py --kills 20 --env-factory stopping_envs:Image --num-envs 12 --num-steps 3000
 
 Every start is on another number of ranks, in another mode.  One rank or the launcher is killed by SIGKILL, before,
 amid or after what a continued run does first.  When a run is complete and kills are left, the next one begins, with
@@ -19,7 +19,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import h5py
-from conftest import Job, Result, Running, are_gone, assert_same_bytes, datasets, processes_in, rank_of
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "helpers"))
+
+from jobs import Job, Result, Running, are_gone, assert_same_bytes, datasets, processes_in, rank_of
 
 HANGS_AFTER_S = 120.0
 LEFT_AFTER_S = 30.0  # What is left of a killed job must be gone by then.

@@ -15,10 +15,10 @@ from pathlib import Path
 
 from measure import BIN, machine, mpirun, spread
 
-TESTS = Path(__file__).resolve().parents[2] / "tests"
+HELPERS = Path(__file__).resolve().parents[2] / "tests" / "helpers"
 CARTPOLE = "--env CartPole-v1 --num-envs 64 --num-steps 30000 --measure-limit"
 WATCHING = "--on-env-error restart --env-timeout 60 --check-finite"
-PENDULUM = "--env Pendulum-v1 --num-envs 256 --num-steps 1600 --policy stopping:torque"
+PENDULUM = "--env Pendulum-v1 --num-envs 256 --num-steps 1600 --policy stopping_envs:torque"
 PACKED = (
     "--env ale_py:ALE/Breakout-v5 --num-envs 64 --num-steps 300",
     "--env HumanoidStandup-v5 --num-envs 64 --num-steps 1000",
@@ -81,7 +81,7 @@ def measure_cost(rounds: int) -> None:
 
 
 def start(folder: str, name: str, **extra: str) -> subprocess.CompletedProcess:
-    path = f"{TESTS}:{os.environ.get('PYTHONPATH', '')}"
+    path = f"{HELPERS}:{os.environ.get('PYTHONPATH', '')}"
     command = [BIN / "mpirun", "-n", "2", sys.executable, "-m", "mpi_rollout", *PENDULUM.split(), "--out", name]
     as_root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "PYTHONPATH": path}
     more = ["--json", "--progress", "none"]

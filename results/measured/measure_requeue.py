@@ -1,7 +1,8 @@
 """Measure how long a job that was stopped in time is away: python results/measured/measure_requeue.py [ROUNDS].
 
-Each round submits collect.sbatch to a SLURM of two virtual nodes on this machine (tests/slurm_cluster.py, which needs
-root), tells it to stop as SLURM does before a time limit, and takes from slurmctld's log and from the run itself:
+Each round submits collect.sbatch to a SLURM of two virtual nodes on this machine (tests/helpers/slurm_cluster.py,
+which needs root), tells it to stop as SLURM does before a time limit, and takes from slurmctld's log and from the run
+itself:
 
 stop   from the signal until the job has put itself back into the queue: the run has ended with all steps committed
 SLURM  from there until SLURM starts it again: SLURM's own delay, here with the least `cred_expire` there is
@@ -17,23 +18,23 @@ from pathlib import Path
 
 from measure import machine, spread
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "helpers"))
 
-from conftest import TESTS
+from jobs import CLONE, HELPERS
 from slurm_cluster import Cluster, cluster, missing
 from submissions import VENVS, Submissions
 
 # When it is asked for the second actions, the first new step of this start is done.
 POLICY = """
 import os, time
-from stopping import counting
+from stopping_envs import counting
 def stamping(observations):
     if counting.calls == 1:
         with open("stepped." + os.environ.get("SLURM_RESTART_COUNT", "0"), "w") as file:
             file.write(str(time.time()))
     return counting(observations)
 """
-ENV = ("--env-factory", "stopping:Paced", "--num-envs", "6", "--policy", "policy:stamping")
+ENV = ("--env-factory", "stopping_envs:Paced", "--num-envs", "6", "--policy", "policy:stamping")
 RUN = (*ENV, "--num-steps", "1000", "--progress", "none", "--out", "run.h5")
 OPTIONS = ("--ntasks=2", "--nodes=2")
 PACED_AT_FIRST = '[ -n "${SLURM_RESTART_COUNT:-}" ] || export PACE_S=0.005\n'
@@ -52,7 +53,7 @@ def requeue(slurm: Cluster, mpi: str) -> list[float]:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "policy.py").write_text(POLICY)
         submit = Submissions(slurm, Path(folder), mpi)
-        path = f"{folder}:{TESTS.parent}:{TESTS}"
+        path = f"{folder}:{CLONE}:{HELPERS}"
         number = submit.start(*RUN, site=PACED_AT_FIRST, options=OPTIONS, PYTHONPATH=path)
         told = time.time()
         slurm.run("scancel", "--batch", "--signal=USR1", number)

@@ -9,8 +9,9 @@ import envs as test_envs
 import gymnasium
 import numpy as np
 import pytest
-from conftest import WHOLE, Job, assert_same_bytes, datasets, once
-from kept import (
+from jobs import WHOLE, Job, assert_same_bytes, datasets, once
+from oracle import rollout, seeded_sync
+from stopped_runs import (
     ENVS,
     HOST,
     OUT,
@@ -23,7 +24,6 @@ from kept import (
     kwargs,
     start_long,
 )
-from oracle import rollout, seeded_sync
 
 from mpi_rollout.policies.random import RandomPolicy
 
@@ -223,7 +223,7 @@ def test_ctrl_c_loses_no_whole_step(job: Job, whole, num_ranks: int, way: str):
 )
 def test_nobody_waits_for_the_long_step_of_another_rank(job: Job, num_ranks: int, way: str, hows: list[str | None]):
     """The step that nobody waits for takes 9 s for each of two envs."""
-    arguments = ("--env-factory", "faults:by_rank", *kwargs(hows=hows), "--num-steps", "20")
+    arguments = ("--env-factory", "failing_envs:by_rank", *kwargs(hows=hows), "--num-steps", "20")
     result = job(num_ranks, *arguments, *ENVS, *OUT, *FAILING_WAYS[way])
     assert_ended_soon(result, job.folder, 8.0)
     assert is_code(result, 70)
@@ -236,8 +236,8 @@ def test_nobody_waits_for_the_long_step_of_another_rank(job: Job, num_ranks: int
 @pytest.mark.parametrize(("policy", "code"), [("nan_later", 65), ("raises_later", 70)])
 def test_a_policy_that_fails_loses_no_whole_step(job: Job, num_ranks: int, way: str, policy: str, code: int):
     """In its eighth call, for a part of the envs; it may have been asked for the same part each time."""
-    arguments = ("--env-factory", "faults:Continuous", "--num-steps", "20", *ENVS, "--num-envs", "8")
-    result = job(num_ranks, *arguments, "--policy", f"faults:{policy}", *OUT, *FAILING_WAYS[way])
+    arguments = ("--env-factory", "failing_envs:Continuous", "--num-steps", "20", *ENVS, "--num-envs", "8")
+    result = job(num_ranks, *arguments, "--policy", f"failing_envs:{policy}", *OUT, *FAILING_WAYS[way])
     assert result.code == code and len(result.messages) == 1
     num_steps = committed(job.folder / "run.h5.part")
     assert num_steps == 3 if way == "two groups" else num_steps < 8

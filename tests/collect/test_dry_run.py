@@ -1,8 +1,9 @@
 """`run --dry-run`: what a run would be refused for, told by one process that starts no MPI and leaves nothing."""
 
 import pytest
-from conftest import Job
-from test_cli import OUT, refused
+from jobs import Job
+from refusals import refused
+from stopped_runs import OUT
 
 pytestmark = pytest.mark.any_mpi
 

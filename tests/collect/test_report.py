@@ -19,8 +19,8 @@ from types import SimpleNamespace
 import h5py
 import numpy as np
 import pytest
-from conftest import TIMEOUT_S, Job, Result, Start, job_environment, once
 from gymnasium.spaces import Discrete
+from jobs import TIMEOUT_S, Job, Result, Start, job_environment, once
 
 from mpi_rollout.collect.limit import Limit
 from mpi_rollout.collect.report import Outcome
@@ -28,7 +28,7 @@ from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.clock import PHASES
 
 SHORT = ("--env-factory", "envs:Counting", "--num-envs", "6", "--num-steps", "200")
-LONG = ("--env-factory", "faults:paced", "--env-kwargs", '{"sleep_s": 0.001}', "--num-envs", "6", "--num-steps")
+LONG = ("--env-factory", "failing_envs:paced", "--env-kwargs", '{"sleep_s": 0.001}', "--num-envs", "6", "--num-steps")
 OUT = ("--out", "run.h5")
 LINE = re.compile(
     r"mpi_rollout: ([\d,]+) of ([\d,]+) steps \((\d+)%\), ([\d,]+) env steps, ([\d,]+) env steps/s, "
@@ -151,7 +151,7 @@ def test_without_progress_there_is_nothing_but_the_summary(job):
     assert result.out.endswith("file: run.h5 (complete)\n")
 
 
-WATCHED = ("--env-factory", "unruly:Watched", "--num-envs", "6", "--num-steps", "3000", *OUT)
+WATCHED = ("--env-factory", "unruly_envs:Watched", "--num-envs", "6", "--num-steps", "3000", *OUT)
 
 
 @pytest.mark.mpi(2)
@@ -332,7 +332,7 @@ def test_a_run_for_throughput_alone_stores_no_trajectories(short: Short, num_ran
 @pytest.mark.any_mpi
 @pytest.mark.mpi(2)
 def test_a_failed_run_says_so_in_json_too(job, num_ranks):
-    failing = ("--env-factory", "faults:failing", "--env-kwargs", '{"how": "raise", "rank": 1}')
+    failing = ("--env-factory", "failing_envs:failing", "--env-kwargs", '{"how": "raise", "rank": 1}')
     result = job(num_ranks, *failing, "--num-envs", "6", "--num-steps", "20", *OUT, "--json")
     assert result.code == 70
     [line] = result.out.splitlines()

@@ -5,8 +5,8 @@ import signal
 import time
 
 import pytest
-from conftest import is_hydra, processes_in
-from kept import assert_begins, assert_stopped, committed, fails, start_long
+from jobs import is_hydra, processes_in
+from stopped_runs import assert_begins, assert_stopped, committed, fails, start_long
 
 
 @pytest.mark.mpi(3)

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from conftest import Job, Start
+from jobs import Job, Start
 
 from mpi_rollout.commands.consent import is_built_in
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import h5py
 import pytest
-from conftest import Job, Result, Start
-from feed import Feed, ending
+from jobs import Job, Result, Start
+from written_data import Feed, ending
 
 RUN = ("--env-factory", "envs:Nested", "--num-envs", "3", "--num-steps", "40", "--seed", "4")
 

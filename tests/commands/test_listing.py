@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
-from conftest import Job
+from jobs import Job
 
 from mpi_rollout.commands.listing import runs_of, table
 from mpi_rollout.storage.lock import make_locked

@@ -6,7 +6,7 @@ import re
 import h5py
 import numpy as np
 import pytest
-from conftest import Job
+from jobs import Job
 
 from mpi_rollout.commands.replay import choose
 from mpi_rollout.storage.schema import EPISODE

@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import Job, assert_same_bytes, datasets
+from jobs import Job, assert_same_bytes, datasets
 
 from mpi_rollout.core import deadline
 from mpi_rollout.core.deadline import ASK_AGAIN_S, ASK_EVERY_S, LEAST_MARGIN_S, Deadline, process_start, seconds_of
@@ -13,7 +13,8 @@ from mpi_rollout.errors import UsageError
 
 pytestmark = pytest.mark.any_mpi
 
-RUN = ("--env-factory", "stopping:Slow", "--num-envs", "4", "--progress", "none", "--policy", "stopping:counting")
+RUN = ("--env-factory", "stopping_envs:Slow", "--num-envs", "4", "--progress", "none")
+RUN += ("--policy", "stopping_envs:counting")
 NOW = 1_000_000.0
 
 
@@ -197,5 +198,5 @@ def test_the_end_of_the_slurm_job_is_heeded(job: Job, num_ranks):
     result = job(num_ranks, *arguments, SLURM_JOB_END_TIME="1000000000")
     assert result.code == 75 and "stopped for the SLURM job's time limit; the 1 step before" in result.messages[-1]
     assert job(num_ranks, *arguments).code == 0
-    quick = ("--env-factory", "stopping:Counting", *arguments[2:-2])
+    quick = ("--env-factory", "stopping_envs:Counting", *arguments[2:-2])
     assert_same_bytes(datasets(job.folder / "run.h5"), datasets(job.collect(None, *quick, out="quick.h5")))

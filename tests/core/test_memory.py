@@ -5,7 +5,7 @@ import json
 import gymnasium
 import numpy as np
 import pytest
-from conftest import Job
+from jobs import Job
 
 from mpi_rollout import connect
 from mpi_rollout.collect import room

@@ -4,7 +4,7 @@ from itertools import islice
 
 import numpy as np
 import pytest
-from conftest import Job, datasets
+from jobs import Job, datasets
 
 from mpi_rollout.core import seeding
 from mpi_rollout.core.seeding import SeedTable, draws_of_policy, episode_seeds, seed_of_slice
@@ -78,7 +78,7 @@ GLOBAL = """
 import random
 import gymnasium
 import numpy as np
-import stopping
+import stopping_envs
 
 
 class Global(gymnasium.Env):
@@ -104,7 +104,7 @@ calls = []
 
 def act(observations):
     calls.append(observations)
-    stopping.stop_if(str(len(calls)))
+    stopping_envs.stop_if(str(len(calls)))
     return np.zeros(len(observations), int)
 """
 

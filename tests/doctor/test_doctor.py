@@ -10,7 +10,7 @@ import time
 from dataclasses import replace
 
 import pytest
-from conftest import TESTS, Job, Result, mpiexec, run_job
+from jobs import CLONE, Job, Result, mpiexec, run_job
 
 from mpi_rollout.core.host import physical_cores, processor_quota
 from mpi_rollout.doctor.folder import Mount, judge_kind, judge_locks, mount_of
@@ -102,14 +102,12 @@ def test_of_processes_that_are_alone_only_the_first_says_so(job: Job):
 @pytest.mark.parametrize("ours, theirs", [(".venv", ".venv-mpich"), (".venv-mpich", ".venv")])
 def test_under_the_launcher_of_another_mpi_it_names_the_right_one(job: Job, ours: str, theirs: str):
     """The real thing, both ways: ranks that are alone, and an MPI_Init that ends the process."""
-    launcher, python = TESTS.parent / theirs / "bin/mpiexec", TESTS.parent / ours / "bin/python"
+    launcher, python = CLONE / theirs / "bin/mpiexec", CLONE / ours / "bin/python"
     if not (launcher.exists() and python.exists()):
         pytest.skip("needs both virtual environments: make install, make install MPI=mpich")
     result = run_job([str(launcher), "-n", "2", str(python), "-m", "mpi_rollout", "doctor"], job.folder)
     assert result.code == 78, result.err
-    assert (
-        result.out.count("BAD   launcher") == 1 and str((TESTS.parent / ours).resolve() / "bin/mpiexec") in result.out
-    )
+    assert result.out.count("BAD   launcher") == 1 and str((CLONE / ours).resolve() / "bin/mpiexec") in result.out
     assert "OK    SWMR" in result.out
 
 

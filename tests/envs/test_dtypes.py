@@ -9,9 +9,9 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-from conftest import Job, Start, datasets
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from jobs import Job, Start, datasets
 from oracle import record
 
 from mpi_rollout.envs.faults import OnFault
@@ -190,8 +190,8 @@ NATIVE = ("--vectorization-mode", "vector_entry_point")
 @pytest.mark.parametrize(
     ("env", "who"),
     [
-        (("--env-factory", "test_dtypes:casual_float64"), "env 0: its observation"),
-        (("--env", "registered:DoubleCartPole-v0", *NATIVE), "envs 0 to 2: its observation"),
+        (("--env-factory", f"{__name__}:casual_float64"), "env 0: its observation"),
+        (("--env", "registered_envs:DoubleCartPole-v0", *NATIVE), "envs 0 to 2: its observation"),
     ],
     ids=["single envs", "natively vectorized envs"],
 )

@@ -6,8 +6,8 @@ from typing import Any
 
 import gymnasium
 import pytest
-from conftest import Job, assert_same_bytes, datasets
 from envs import Counting
+from jobs import Job, assert_same_bytes, datasets
 
 from mpi_rollout.envs.env_maker import EnvMaker
 from mpi_rollout.errors import UsageError

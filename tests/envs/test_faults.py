@@ -8,10 +8,10 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-from conftest import Job
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
-from moody import Moody, Once
+from jobs import Job
+from seeded_faults import Moody, Once
 
 from mpi_rollout.core.layout import Block
 from mpi_rollout.core.seeding import SeedTable, episode_seeds
@@ -136,7 +136,7 @@ def test_a_failure_says_where_it_comes_from():
     list(steps_of(envs, 5))
     (index, what, times), *_ = envs.faults
     assert index == 0 and times == "restarted, 1 of 100 times"
-    expected = r"env 0, step \d of its episode: RuntimeError: the simulator has diverged \(moody.py, line \d+\)"
+    expected = r"env 0, step \d of its episode: RuntimeError: the simulator has diverged \(seeded_faults.py, line \d+\)"
     assert re.fullmatch(expected, what)
 
 

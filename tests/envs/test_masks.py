@@ -7,8 +7,8 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-from conftest import Job, Start, assert_same_bytes, datasets
 from gymnasium import spaces
+from jobs import Job, Start, assert_same_bytes, datasets
 
 from mpi_rollout.core.layout import SlotLayout
 from mpi_rollout.core.masks import mask_leaves
@@ -92,7 +92,7 @@ def strict_taxi() -> gymnasium.Env:
 
 
 SIZES = ("--num-envs", "7", "--num-steps", "60", "--seed", "3", "--progress", "none")
-RUN = ("--env-factory", "test_masks:Masked", *SIZES)
+RUN = ("--env-factory", f"{__name__}:Masked", *SIZES)
 STOPS = (1, 6, 14, 33)
 
 
@@ -133,7 +133,7 @@ def test_interruptions_do_not_change_the_actions(job: Job, whole: dict[str, np.n
 
 def test_what_is_no_mask_is_said_once_and_not_heeded(job: Job):
     names = ("Wrongly", "Unmasked", "strict_taxi")
-    starts = [Start(("--env-factory", f"test_masks:{name}", *SIZES, "--out", f"{name}.h5")) for name in names]
+    starts = [Start(("--env-factory", f"{__name__}:{name}", *SIZES, "--out", f"{name}.h5")) for name in names]
     wrongly, unmasked, taxi = job.series(starts)
     assert [wrongly.code, unmasked.code, taxi.code] == [0, 0, 0], (wrongly.err, unmasked.err, taxi.err)
     assert wrongly.err.count("\n") == unmasked.err.count("\n") == 1

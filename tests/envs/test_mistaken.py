@@ -4,10 +4,10 @@ import json
 import sys
 from pathlib import Path
 
-import mistaken
 import pytest
-from conftest import Job, Result, Start
-from test_cli import refusal
+import refused_envs
+from jobs import Job, Result, Start
+from refusals import refusal
 
 from mpi_rollout.envs.env_maker import EnvMaker, make_slice
 from mpi_rollout.errors import RolloutError
@@ -35,8 +35,8 @@ OF_ENVS = {
     ("acting", "empty Dict"): OF_ACTIONS.format("Dict"),
     ("acting", "empty Tuple"): OF_ACTIONS.format("Tuple"),
     ("acting", "in a Dict"): OF_ACTIONS.format("Tuple"),
-    ("forgetful",): "mistaken:forgetful must return an env, got None; does it lack a return?",
-    ("unmade",): "mistaken:unmade must return an env, got the class Env; return an instance, Env(...)",
+    ("forgetful",): "refused_envs:forgetful must return an env, got None; does it lack a return?",
+    ("unmade",): "refused_envs:unmade must return an env, got the class Env; return an instance, Env(...)",
     ("vectorized",): "must return an env, got the vectorized CartPoleVectorEnv; return a single env",
     ("other",): "must return an env, got array([0., 0., 0.]); derive its class from gymnasium.Env",
     ("of_gym", "0.21.0"): "got Old, an env of the old gym; return shimmy.GymV21CompatibilityV0(env=env), after pip ins",
@@ -54,7 +54,7 @@ def kwargs_of(make: str, *arguments: str) -> dict[str, str]:
 
 def start(make: str, *arguments: str, more: tuple[str, ...] = ()) -> Start:
     return Start(
-        ["--env-factory", f"mistaken:{make}", "--env-kwargs", json.dumps(kwargs_of(make, *arguments)),
+        ["--env-factory", f"refused_envs:{make}", "--env-kwargs", json.dumps(kwargs_of(make, *arguments)),
          "--num-envs", "2", "--num-steps", "3", "--progress", "none", "--out", "run.h5", *more]
     )  # fmt: skip
 
@@ -96,13 +96,13 @@ def test_what_can_be_stored_or_is_not_stored_runs(ended: tuple[Path, dict], case
 def test_a_trainer_is_told_the_same(monkeypatch: pytest.MonkeyPatch, case: tuple[str, ...]):
     monkeypatch.setitem(sys.modules, "gym", None)  # Is as before in the end, whatever a case puts there.
     with pytest.raises(RolloutError) as caught:
-        make_slice(EnvMaker(getattr(mistaken, case[0]), kwargs_of(*case)), range(2))
+        make_slice(EnvMaker(getattr(refused_envs, case[0]), kwargs_of(*case)), range(2))
     assert OF_ENVS[case] in str(caught.value)
 
 
 @pytest.mark.parametrize("name", [*OF_A_FILE, "in a Dict"])
 def test_a_trainer_gets_observations_that_no_file_can_hold(name: str):
-    envs = make_slice(EnvMaker(mistaken.observing, {"name": name}), range(2))
+    envs = make_slice(EnvMaker(refused_envs.observing, {"name": name}), range(2))
     observations, _ = envs.reset(seed=2**70)
     assert envs.observation_space.contains(observations)
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import Job, once
 from envs import Agreeing
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+from jobs import Job, once
 from oracle import differences, record
 
 from mpi_rollout.errors import DataError, UsageError

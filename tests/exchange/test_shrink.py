@@ -13,8 +13,8 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-from conftest import Job, Result, Running, datasets, is_hydra, job_environment, mpiexec, once, processes_in, rank_of
-from kept import HOST, committed, kwargs, outputs
+from jobs import Job, Result, Running, datasets, is_hydra, job_environment, mpiexec, once, processes_in, rank_of
+from stopped_runs import HOST, committed, kwargs, outputs
 
 from mpi_rollout.core.seeding import episode_seeds
 
@@ -65,7 +65,7 @@ def is_empty(folder: Path) -> bool:
 def dying(after: dict[int, int], how: str = "kill", image: bool = False, num_envs: int = 10) -> tuple[str, ...]:
     """The arguments of a run that loses ranks after some steps of their first env."""
     steps = ("--num-envs", str(num_envs), "--num-steps", str(NUM_STEPS))
-    return "--env-factory", "faults:dying", *kwargs(after=after, how=how, image=image), *steps
+    return "--env-factory", "failing_envs:dying", *kwargs(after=after, how=how, image=image), *steps
 
 
 @once
@@ -201,7 +201,7 @@ def test_killed_at_random_moments(ulfm, job, shelf, num_ranks, moment):
     """One rank, then another: after a while, or while the others are still busy with the first loss."""
     draw = random.Random(moment)
     steps = ("--num-envs", "10", "--num-steps", str(3 * NUM_STEPS))
-    run = start(job, num_ranks, "--env-factory", "faults:slow", *kwargs(image=bool(moment % 2)), *steps)
+    run = start(job, num_ranks, "--env-factory", "failing_envs:slow", *kwargs(image=bool(moment % 2)), *steps)
     run.wait_until(lambda: (job.folder / "stepping").exists())
     for pause_s, rank in zip(
         (draw.uniform(0, 0.5), draw.choice((0.01, 0.3))), draw.sample(range(1, 4), 2), strict=True
@@ -218,7 +218,7 @@ def test_killed_at_random_moments(ulfm, job, shelf, num_ranks, moment):
 @pytest.mark.mpi(3)
 def test_a_lost_root_ends_the_job_and_committed_steps_stay(ulfm, job, num_ranks):
     steps = ("--num-envs", "10", "--num-steps", "100000000")
-    run = start(job, num_ranks, "--env-factory", "faults:slow", *kwargs(image=True), *steps)
+    run = start(job, num_ranks, "--env-factory", "failing_envs:slow", *kwargs(image=True), *steps)
     run.wait_until(lambda: committed(job.folder / "run.h5.part"))
     kill(run, 0, 1)
     result = run.finish()
@@ -230,7 +230,7 @@ def test_a_lost_root_ends_the_job_and_committed_steps_stay(ulfm, job, num_ranks)
 @pytest.mark.parametrize("when", ["making", "first reset", "reporting"])
 @pytest.mark.mpi(3)
 def test_a_rank_lost_outside_the_steps_never_hangs_the_job(ulfm, job, num_ranks, when):
-    result = run(job, num_ranks, "--env-factory", "faults:Leaving", *kwargs(rank=1, when=when), *SHORT)
+    result = run(job, num_ranks, "--env-factory", "failing_envs:Leaving", *kwargs(rank=1, when=when), *SHORT)
     assert is_empty(job.folder)
     if when == "reporting":  # All its steps are there.
         assert result.code == 0 and messages(result) == [f"lost rank 1 ({HOST}) between two steps"]
@@ -245,14 +245,14 @@ def test_a_rank_lost_outside_the_steps_never_hangs_the_job(ulfm, job, num_ranks,
 def test_the_last_of_two_ranks_ends_the_job_with_an_error_too(ulfm, job, num_ranks, how):
     """Of the last rank mpirun makes 0, whatever it gives to MPI_Abort."""
     result = run(
-        job, num_ranks, "--env-factory", "departures:Departing", *kwargs(how=how, rank=1, is_making=True), *SHORT
+        job, num_ranks, "--env-factory", "exiting_envs:Departing", *kwargs(how=how, rank=1, is_making=True), *SHORT
     )
     assert result.code == 70 and messages(result) == ["lost rank 1, and the job ends with it"]
 
 
 @pytest.mark.mpi(3)
 def test_a_rank_lost_while_the_limit_is_measured_ends_the_job(ulfm, job, num_ranks):
-    arguments = ("--env-factory", "faults:Leaving", *kwargs(rank=1, when="bare"), *SHORT)
+    arguments = ("--env-factory", "failing_envs:Leaving", *kwargs(rank=1, when="bare"), *SHORT)
     result = run(job, num_ranks, *arguments, "--measure-limit")
     assert result.code == 70 and is_empty(job.folder)
     assert messages(result) == [f"lost rank 1 ({HOST}) between two steps"]
@@ -260,14 +260,14 @@ def test_a_rank_lost_while_the_limit_is_measured_ends_the_job(ulfm, job, num_ran
 
 @pytest.mark.mpi(3)
 def test_a_rank_lost_in_closing_its_envs_changes_nothing(ulfm, job, num_ranks):
-    result = run(job, num_ranks, "--env-factory", "faults:Leaving", *kwargs(rank=1, when="closing"), *SHORT)
+    result = run(job, num_ranks, "--env-factory", "failing_envs:Leaving", *kwargs(rank=1, when="closing"), *SHORT)
     assert result.code == 0 and outputs(job.folder) == ["run.h5"] and is_empty(job.folder)
 
 
 @pytest.mark.mpi(3)
 def test_a_run_that_lost_envs_is_interrupted_and_stops_with_the_code_for_it(ulfm, job, shelf, num_ranks):
     steps = ("--num-envs", "10", "--num-steps", str(NUM_STEPS * 100))
-    run = start(job, num_ranks, "--env-factory", "faults:slow", *steps)
+    run = start(job, num_ranks, "--env-factory", "failing_envs:slow", *steps)
     run.wait_until(lambda: (job.folder / "stepping").exists())
     kill(run, 2, 1)
     time.sleep(0.5)
@@ -280,7 +280,7 @@ def test_a_run_that_lost_envs_is_interrupted_and_stops_with_the_code_for_it(ulfm
 
 @pytest.mark.mpi(3)
 def test_envs_that_were_lost_begin_again_when_the_run_is_continued(ulfm, job, num_ranks):
-    env = "--env-factory", "moody:slow", *kwargs(sleep_s=0.0003)
+    env = "--env-factory", "seeded_faults:slow", *kwargs(sleep_s=0.0003)
     arguments = (*env, "--num-envs", "10", "--num-steps", "3000")
     run = start(job, num_ranks, *arguments)
     run.wait_until(lambda: committed(job.folder / "run.h5.part"))

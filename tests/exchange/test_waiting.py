@@ -6,7 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from conftest import Job, assert_same_bytes, datasets
+from jobs import Job, assert_same_bytes, datasets
 from oracle import differences
 
 from mpi_rollout.core.host import ProcessorTime, num_usable_cores, processor_time

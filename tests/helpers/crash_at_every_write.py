@@ -13,8 +13,8 @@ from pathlib import Path
 
 import h5py
 import numpy as np
-from feed import SMALL, Feed, ending
 from gymnasium import spaces
+from written_data import SMALL, Feed, ending
 
 from mpi_rollout.errors import RolloutError, StorageError
 from mpi_rollout.storage.reader import leaf_datasets

@@ -69,7 +69,7 @@ ssize_t pwrite(int descriptor, const void *bytes, size_t count, off_t offset)
     if (pause_us > 0)
         usleep(pause_us * count >> 20);
     if ((full >= 0 && end > full) || (quota >= 0 && end > quota)) {
-        close(open("failed_at", O_CREAT, 0600)); /* So that one sees when it was; cf. faults.py. */
+        close(open("failed_at", O_CREAT, 0600)); /* So that one sees when it was; cf. failing_envs.py. */
         errno = full >= 0 ? ENOSPC : EDQUOT;
         return -1;
     }

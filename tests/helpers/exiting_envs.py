@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 from envs import Image
-from faults import RANK
+from failing_envs import RANK
 
 
 def finalize():

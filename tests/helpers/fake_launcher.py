@@ -1,8 +1,8 @@
 """A launcher for tests of studies: starts nothing, prints what a run of known figures would print.
 
-Started as `python launcher.py -n R PYTHON -m mpi_rollout run --num-envs=N ...`.  The environment says what goes wrong:
-FAIL, HANG, ZOMBIE, GARBLE and REFUSE are numbers of ranks; LOG is a file that gets a line for each start; LIBRARY
-is the MPI library that runs tell of.
+Started as `python fake_launcher.py -n R PYTHON -m mpi_rollout run --num-envs=N ...`.  The environment says what
+goes wrong: FAIL, HANG, ZOMBIE, GARBLE and REFUSE are numbers of ranks; LOG is a file that gets a line for each start;
+LIBRARY is the MPI library that runs tell of.
 """
 
 import json

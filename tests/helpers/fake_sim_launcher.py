@@ -9,7 +9,7 @@ import os
 import sys
 import time
 
-from launcher import outcome
+from fake_launcher import outcome
 
 ROOT_S, PER_ENV_S, PER_RANK_S, ALPHA_S, BETA_S = 2e-5, 5e-8, 3e-6, 4e-6, 1e-10
 POLICY_S, POLICY_PER_ENV_S = 1e-5, 2e-8

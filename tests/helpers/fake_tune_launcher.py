@@ -9,7 +9,7 @@ import os
 import sys
 import time
 
-from launcher import outcome
+from fake_launcher import outcome
 
 LIMIT_PER_S, ALONE_S, WRITE_S = 20_000.0, 1e-5, 2e-6
 

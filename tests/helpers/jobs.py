@@ -4,7 +4,6 @@ This process never imports MPI.  A job that hangs is killed with all its process
 """
 
 import atexit
-import compileall
 import os
 import pickle
 import shutil
@@ -13,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
@@ -24,25 +23,10 @@ import h5py
 import numpy as np
 import pytest
 
-pytest_plugins = ["submissions"]
-TESTS = Path(__file__).parent
+HELPERS = Path(__file__).parent
+CLONE = HELPERS.parents[1]
 TIMEOUT_S = 120.0  # Other jobs share the cores, and the machine with others.
 WHOLE = 1000  # Steps of the run with which those that are stopped are compared.
-
-
-def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave out what needs a SLURM; `make slurm-test` asks for it by name."""
-    is_left_out = collection_path.name.startswith("test_slurm") and not any(
-        "test_slurm" in each for each in config.args
-    )
-    return is_left_out or None
-
-
-def pytest_configure() -> None:
-    """Heed the signals that a shell has its background jobs ignore: tests send them, and their jobs inherit that."""
-    for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
-        if signal.getsignal(number) is signal.SIG_IGN:
-            signal.signal(number, handler)
 
 
 @dataclass(frozen=True)
@@ -84,7 +68,7 @@ def is_hydra() -> bool:
 def job_environment(**extra: str) -> dict[str, str]:
     environment = {
         **os.environ,
-        "PYTHONPATH": f"{TESTS.parent}:{TESTS}",
+        "PYTHONPATH": f"{CLONE}:{HELPERS}",
         "PYTHONUNBUFFERED": "1",
         "PYTHONDONTWRITEBYTECODE": "1",
     }
@@ -194,21 +178,22 @@ def run_job(command: list[str], cwd: Path, timeout: float = TIMEOUT_S, **extra: 
     return Running(command, cwd, **extra).finish(timeout)
 
 
+def worlds(folder: Path, *programs: tuple[int, list[str]]) -> list[str]:
+    """The command that starts different programs as the ranks of one world."""
+    command = [mpiexec()]
+    for num_ranks, arguments in programs:
+        command += [":"] * (len(command) > 1) + ["-n", str(num_ranks), sys.executable, "-m", "mpi_rollout", *arguments]
+    return command
+
+
 def preloadable(source: str, folder: Path) -> str:
     """Compile a C file of the tests into a library for LD_PRELOAD; return its path."""
     compiler = shutil.which("cc")
     if compiler is None:
         pytest.skip("there is no C compiler; apt-get install gcc, or load a compiler module")
     library = folder / f"{Path(source).stem}.so"
-    subprocess.run([compiler, "-shared", "-fPIC", "-o", library, TESTS / source, "-ldl"], check=True)
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", library, HELPERS / source, "-ldl"], check=True)
     return str(library)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def bytecode() -> None:
-    """Compile program and tests before the jobs, which write none: each process would compile them all again."""
-    for folder in (TESTS.parent / "mpi_rollout", TESTS):
-        compileall.compile_dir(folder, quiet=2)
 
 
 @dataclass(frozen=True)
@@ -250,7 +235,7 @@ class Job:
         folder.mkdir()
         listed = [([*map(str, each.arguments)], each.folder or self.folder, each.environment) for each in starts]
         (folder / "starts").write_bytes(pickle.dumps(listed))
-        whole = run_job([sys.executable, str(TESTS / "series.py")], folder, timeout)
+        whole = run_job([sys.executable, str(HELPERS / "forked_starts.py")], folder, timeout)
         assert whole.code == 0, whole.err
         codes = pickle.loads((folder / "codes").read_bytes())
         said = [[(folder / f"{n}.{name}").read_text() for name in ("out", "err")] for n in range(len(codes))]
@@ -274,14 +259,6 @@ class Job:
         result = self.script(num_ranks, f"import trainers\ntrainers.main({function!r})\n", timeout)
         assert result.code == 0, result.err
         return pickle.loads((self.folder / "returned").read_bytes())
-
-
-@pytest.fixture
-def job(tmp_path: Path) -> Iterator[Job]:
-    yield Job(tmp_path)
-    for pid in processes_in(tmp_path):  # What a failed test has left behind.
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
 
 
 def once(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -318,18 +295,3 @@ def assert_same_bytes(first: dict[str, np.ndarray], second: dict[str, np.ndarray
     for name in first:
         assert first[name].dtype == second[name].dtype and first[name].shape == second[name].shape, name
         assert first[name].tobytes() == second[name].tobytes(), f"{name} differs"
-
-
-@pytest.fixture(scope="session")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray]:
-    """What a run of six `envs.Image` gives that nothing stops."""
-    job = Job(tmp_path_factory.mktemp("whole"))
-    arguments = ("--env-factory", "envs:Image", "--num-envs", "6", "--num-steps", str(WHOLE), "--progress", "none")
-    return datasets(job.collect(None, *arguments))
-
-
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """`@pytest.mark.mpi(1, 2, 3)` runs a test that takes `num_ranks` once for each."""
-    mark = metafunc.definition.get_closest_marker("mpi")
-    if mark is not None and mark.args and "num_ranks" in metafunc.fixturenames:
-        metafunc.parametrize("num_ranks", mark.args)

@@ -7,7 +7,7 @@ from typing import Any
 
 import h5py
 import numpy as np
-from launcher import outcome
+from fake_launcher import outcome
 
 from mpi_rollout.bench.scaling.file import StudyFile
 from mpi_rollout.bench.scaling.samples import Samples

@@ -1,4 +1,4 @@
-"""Registers test envs with Gymnasium: `--env registered:Counting-v0` imports this."""
+"""Registers test envs with Gymnasium: `--env registered_envs:Counting-v0` imports this."""
 
 from functools import partial
 
@@ -28,4 +28,4 @@ for name, make in {
 }.items():
     gymnasium.register(name, make)
 CLASSIC = "gymnasium.envs.classic_control:CartPoleEnv"
-gymnasium.register("DoubleCartPole-v0", CLASSIC, vector_entry_point="registered:DoubleCartPole")
+gymnasium.register("DoubleCartPole-v0", CLASSIC, vector_entry_point="registered_envs:DoubleCartPole")

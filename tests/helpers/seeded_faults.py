@@ -8,7 +8,7 @@ import time
 import gymnasium
 import numpy as np
 from gymnasium import spaces
-from stopping import Policy
+from stopping_envs import Policy
 
 from mpi_rollout.core.seeding import episode_seeds
 

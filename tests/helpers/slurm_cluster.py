@@ -1,6 +1,7 @@
 """A SLURM of this machine's own, for tests: two virtual nodes, real daemons, nothing written outside its folder.
 
-`python tests/slurm_cluster.py COMMAND...` runs a command in one (without COMMAND: a shell), and takes it down after it.
+`python tests/helpers/slurm_cluster.py COMMAND...` runs a command in one (without COMMAND: a shell).  It is taken down
+afterwards.
 
 Each node is a slurmd with a host name, an /etc/hosts and a node-local folder of its own (namespaces of the kernel, so
 it needs root): Open MPI under `srun --mpi=pmix` and MPICH's mpiexec tell nodes apart by host name.  All daemons stay

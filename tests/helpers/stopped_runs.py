@@ -8,13 +8,13 @@ from pathlib import Path
 
 import h5py
 import numpy as np
-from conftest import WHOLE, Job, Result, Running, are_gone, datasets, is_hydra
+from jobs import WHOLE, Job, Result, Running, are_gone, datasets, is_hydra
 
 HOST = os.uname().nodename
 ENVS = ("--num-envs", "6", "--progress", "none")
 OUT = ("--out", "run.h5")
 LATE = 800  # The fourth block of 256 steps can only be begun when the first one is committed.
-PACED = ("--env-factory", "faults:paced", "--env-kwargs", '{"sleep_s": 0.0002}')
+PACED = ("--env-factory", "failing_envs:paced", "--env-kwargs", '{"sleep_s": 0.0002}')
 LAUNCHED_S = 15.0  # More than a job takes to start and fail, less than any wait for a time limit.
 
 
@@ -25,7 +25,8 @@ def kwargs(**values) -> tuple[str, str]:
 def fails(how: str, rank: int | None = None, after: int = 2, num_steps: int = 20, **more) -> tuple[str, ...]:
     """The arguments of a run that fails."""
     steps = ("--num-steps", str(num_steps))
-    return "--env-factory", "faults:failing", *kwargs(how=how, rank=rank, after=after, **more), *steps, *ENVS, *OUT
+    env = ("--env-factory", "failing_envs:failing", *kwargs(how=how, rank=rank, after=after, **more))
+    return *env, *steps, *ENVS, *OUT
 
 
 def envs_of(rank: int, num_ranks: int) -> range:

@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import TESTS
-from kept import committed
+from jobs import CLONE, HELPERS
 from slurm_cluster import TIMEOUT_S, Cluster, cluster, missing
+from stopped_runs import committed
 
 from mpi_rollout.storage.status import read_status
 
-SCRIPTS = TESTS.parent / "slurm"
-VENVS = {"Open MPI": TESTS.parent / ".venv", "MPICH": TESTS.parent / ".venv-mpich"}
+SCRIPTS = CLONE / "slurm"
+VENVS = {"Open MPI": CLONE / ".venv", "MPICH": CLONE / ".venv-mpich"}
 # More ranks than cores: SLURM cannot bind them here, and Open MPI cannot see that they must not spin.
 HERE = "BIND=none\nexport OMPI_MCA_mpi_yield_when_idle=1 OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1\n"
 
@@ -47,7 +47,7 @@ class Submissions:
     def environment(self, site: str = "") -> dict[str, str]:
         """That of who submits, when there is a site file with this at its end."""
         (self.folder / "site.sh").write_text(self.site + site)
-        return {"MPI_ROLLOUT_SITE": f"{self.folder}/site.sh", "PYTHONPATH": f"{TESTS.parent}:{TESTS}"}
+        return {"MPI_ROLLOUT_SITE": f"{self.folder}/site.sh", "PYTHONPATH": f"{CLONE}:{HELPERS}"}
 
     def submit_scaling(self, *arguments: str, site: str = "") -> subprocess.CompletedProcess:
         """Start submit_scaling.sh as on a login node."""

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
-import mistakes
 import numpy as np
+import trainer_mistakes
 from gymnasium.vector import VectorEnv
 from oracle import Rows, differences, facts_of, record, resets_of
 from policies import by_look
-from wraps import WRAPPERS
+from vector_wrappers import WRAPPERS
 
 import mpi_rollout
 from mpi_rollout.core.host import ProcessorTime
@@ -222,7 +222,7 @@ def errors(cases: Sequence[tuple[str, str, dict[str, Any]]]) -> list[tuple[dict[
     for kind, env, options in cases:
         with connect(env, 12, **options) as envs:
             if envs is not None:
-                found.append((mistakes.before_reset(envs), dict(mistakes.made(envs, kind))))
+                found.append((trainer_mistakes.before_reset(envs), dict(trainer_mistakes.made(envs, kind))))
     return found
 
 
@@ -354,7 +354,7 @@ def _in_turn(train: MPIVectorEnv, test: MPIVectorEnv) -> list[Any]:
 def past_failing_envs(infos: Any) -> list[tuple[list[int], list[int]]]:
     """Which envs were truncated in each step, and of which the infos told why."""
     found = []
-    with connect("moody:Moody", 5, max_env_restarts=1000, infos=infos) as envs:
+    with connect("seeded_faults:Moody", 5, max_env_restarts=1000, infos=infos) as envs:
         if envs is not None:
             envs.reset(seed=3)
             for _ in range(100):
@@ -366,8 +366,8 @@ def past_failing_envs(infos: Any) -> list[tuple[list[int], list[int]]]:
 
 
 def beside_dummy(names: Sequence[str]) -> dict[str, tuple[Any, str]]:
-    """`beside_dummy.checked`."""
-    from beside_dummy import checked
+    """`side_by_side.checked`."""
+    from side_by_side import checked
 
     return checked(names)
 

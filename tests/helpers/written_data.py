@@ -4,6 +4,8 @@ The data of step t are drawn from (seed, t) alone, so that any process can tell 
 """
 
 import json
+import os
+import shutil
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
@@ -101,3 +103,29 @@ def ending(num_steps: int = 0, complete: bool = True) -> Ending:
     """What is known at the end of such a run."""
     rank = {"rank": 0, "host": "here", "num_envs": 1, "seconds": dict.fromkeys(PHASES, 0.0)}
     return Ending("2000-01-01T00:00:01+00:00", num_steps, 1.0, [rank], [], complete)
+
+
+NUM_STEPS = 21
+
+
+def quiet(doing: str) -> None:
+    pass
+
+
+def written(folder: Path, kind: str, space: spaces.Space = SMALL) -> Path:
+    """A complete file, one of a run that ended badly, or one of a run that still goes on."""
+    writer = Feed(space).writer(folder / "run.h5", 8)
+    for _ in Feed(space).fill(writer, NUM_STEPS, {3, 11, 19, NUM_STEPS}):
+        pass
+    writer.drain()
+    if kind == "running":
+        shutil.copy(folder / "run.h5.part", folder / "killed.h5.part")
+        writer.discard()
+        return folder / "killed.h5.part"
+    return Path(writer.finish(ending(NUM_STEPS, complete=kind == "complete")))
+
+
+def flip(path: Path, place: int, bits: int = 1) -> None:
+    with open(path, "r+b") as file:
+        byte = os.pread(file.fileno(), 1, place)[0]
+        os.pwrite(file.fileno(), bytes([byte ^ bits]), place)

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 from action_spaces import LEAVES
-from conftest import Job, Start, datasets
 from envs import Nested
 from gymnasium import spaces
+from jobs import Job, Start, datasets
 
 from mpi_rollout.core.layout import leaves
 from mpi_rollout.errors import UsageError

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import TIMEOUT_S, Job, Start, job_environment, run_job
+from jobs import TIMEOUT_S, Job, Start, job_environment, run_job
 
 from mpi_rollout.process.console import STDERR, STDOUT, hold, stdout_apart, take_free_descriptors, write
 
@@ -17,7 +17,7 @@ BREAKS = ("close", "replace", "descriptors", "forget")
 
 
 def breaking(how: str, **more: bool) -> tuple[str, ...]:
-    return "--env-factory", "unruly:Breaking", "--env-kwargs", json.dumps({"how": how, **more}), *RUN
+    return "--env-factory", "unruly_envs:Breaking", "--env-kwargs", json.dumps({"how": how, **more}), *RUN
 
 
 def state(job: Job) -> tuple[str, int]:
@@ -96,13 +96,13 @@ def test_no_file_gets_the_number_of_a_closed_stdout():
 
 @pytest.mark.mpi(2)
 def test_with_json_stdout_is_the_json_alone_also_where_envs_and_policies_print(job: Job, num_ranks: int):
-    chatty = ("--env-factory", "chatty:Chatty", "--policy", "chatty:act", *RUN, "--json")
+    chatty = ("--env-factory", "chatty_envs:Chatty", "--policy", "chatty_envs:act", *RUN, "--json")
     result = job(num_ranks, *chatty)
     assert result.code == 0, result.err
     assert result.out.count("\n") == 1 and json.loads(result.out)["complete"]
     said = {"imported", "made", "asked", "stepped", "stepped in C", "closed", "gone", "at exit"}
     assert said <= {*result.err.splitlines()}
-    verify = ("verify", "run.h5", "--replay", "2", "--env-factory", "chatty:Chatty", "--json")
+    verify = ("verify", "run.h5", "--replay", "2", "--env-factory", "chatty_envs:Chatty", "--json")
     result = job(None, *verify)
     assert result.code == 0 and result.out.count("\n") == 1 and json.loads(result.out)
     assert "stepped in C" in result.err
@@ -133,7 +133,7 @@ def test_a_stdout_that_is_no_file_is_kept_apart_too(capsys):
 @pytest.mark.parametrize("launched", [True, False], ids=["mpiexec", "alone"])
 def test_an_env_that_asks_for_input_fails_and_does_not_wait_for_it(job: Job, num_ranks: int, launched: bool):
     """Nobody answers: what would be read is open, and nothing comes."""
-    command = job.command(num_ranks if launched else None, "--env-factory", "chatty:Asking", *RUN)
+    command = job.command(num_ranks if launched else None, "--env-factory", "chatty_envs:Asking", *RUN)
     reader, writer = os.pipe()
     process = subprocess.Popen(
         command, cwd=job.folder, env=job_environment(), stdin=reader, stderr=subprocess.PIPE, stdout=subprocess.PIPE,
@@ -153,7 +153,7 @@ def test_an_env_that_asks_for_input_fails_and_does_not_wait_for_it(job: Job, num
 TRAINER = """
 import sys
 import mpi_rollout
-from chatty import Asking, Counting
+from chatty_envs import Asking, Counting
 with mpi_rollout.connect(Counting, 4) as envs:
     if envs is not None:
         print("told", sys.stdin.readline().strip())

@@ -1,8 +1,8 @@
 """Processes whose work is done end, whatever envs have left running."""
 
 import pytest
-from conftest import Job
-from kept import HOST, OUT, kwargs, outputs
+from jobs import Job
+from stopped_runs import HOST, OUT, kwargs, outputs
 
 SHORT = ("--num-envs", "4", "--num-steps", "20", "--progress", "none", *OUT)
 SOON = {"MPI_ROLLOUT_END_S": "1"}
@@ -12,13 +12,13 @@ SOON = {"MPI_ROLLOUT_END_S": "1"}
 @pytest.mark.parametrize(
     ("how", "who"),
     [
-        ("thread", "thread viewer (departures.py, line "),
-        ("atexit", "what the main thread is in (departures.py, line "),
-        ("del", "what the main thread is in (departures.py, line "),
+        ("thread", "thread viewer (exiting_envs.py, line "),
+        ("atexit", "what the main thread is in (exiting_envs.py, line "),
+        ("del", "what the main thread is in (exiting_envs.py, line "),
     ],
 )
 def test_a_complete_run_ends_with_its_own_code_and_says_what_an_env_left(job: Job, num_ranks: int, how: str, who: str):
-    result = job(num_ranks, "--env-factory", "departures:Lingering", *kwargs(how=how, rank=1), *SHORT, **SOON)
+    result = job(num_ranks, "--env-factory", "exiting_envs:Lingering", *kwargs(how=how, rank=1), *SHORT, **SOON)
     assert result.code == 0 and "run.h5" in outputs(job.folder), result.err
     [message] = result.messages
     assert message.startswith(f"rank 1 ({HOST}): all is done, but this process has not ended in 1 s because of {who}")
@@ -28,7 +28,7 @@ def test_a_complete_run_ends_with_its_own_code_and_says_what_an_env_left(job: Jo
 @pytest.mark.mpi(2)
 @pytest.mark.parametrize("rank", [0, 1])
 def test_an_env_that_does_not_close_keeps_no_complete_run(job: Job, num_ranks: int, rank: int):
-    result = job(num_ranks, "--env-factory", "departures:Closing", *kwargs(how="wait", rank=rank), *SHORT, **SOON)
+    result = job(num_ranks, "--env-factory", "exiting_envs:Closing", *kwargs(how="wait", rank=rank), *SHORT, **SOON)
     assert result.code == 0 and "run.h5" in outputs(job.folder), result.err
     [hanging, closed] = result.messages
     assert f"env {2 * rank}, " in hanging and "takes longer than 1 s, in" in hanging
@@ -39,15 +39,15 @@ def test_an_env_that_does_not_close_keeps_no_complete_run(job: Job, num_ranks: i
 @pytest.mark.parametrize(("last", "code"), [("", 0), ("sys.exit(3 * (envs is None))", 3)])
 def test_a_rank_of_a_trainer_ends_too_with_the_code_of_its_script(job: Job, num_ranks: int, last: str, code: int):
     program = """
-import departures, sys, mpi_rollout
-with mpi_rollout.connect(lambda: departures.Lingering("thread", 1), 4) as envs:
+import exiting_envs, sys, mpi_rollout
+with mpi_rollout.connect(lambda: exiting_envs.Lingering("thread", 1), 4) as envs:
     if envs is not None:
         envs.reset()
 """
     result = job.script(num_ranks, program + last, **SOON)
     assert result.code == code, result.err
     [message] = result.messages
-    assert "not ended in 1 s because of thread viewer (departures.py, line " in message
+    assert "not ended in 1 s because of thread viewer (exiting_envs.py, line " in message
 
 
 @pytest.mark.mpi(1, 2)

@@ -2,15 +2,15 @@
 
 import h5py
 import pytest
-from conftest import Job
-from kept import HOST, OUT, kwargs
+from jobs import Job
+from stopped_runs import HOST, OUT, kwargs
 
 SHORT = ("--num-envs", "6", "--num-steps", "20", "--progress", "none", *OUT)
 WHAT = "an env, a policy or a library called"
 
 
 def departing(how: str, rank: int) -> tuple[str, ...]:
-    return "--env-factory", "departures:Departing", *kwargs(how=how, rank=rank), *SHORT
+    return "--env-factory", "exiting_envs:Departing", *kwargs(how=how, rank=rank), *SHORT
 
 
 @pytest.mark.mpi(2)
@@ -23,7 +23,7 @@ def test_a_call_that_would_end_a_rank_ends_the_job_with_an_error(job: Job, num_r
 
 @pytest.mark.mpi(1)
 def test_a_policy_that_would_end_the_process_ends_the_job_with_an_error(job: Job, num_ranks: int):
-    result = job(num_ranks, "--env-factory", "envs:Image", *SHORT, "--policy", "departures:policy")
+    result = job(num_ranks, "--env-factory", "envs:Image", *SHORT, "--policy", "exiting_envs:policy")
     assert result.code == 70
     assert result.messages == [f"rank 0 ({HOST}): {WHAT} os._exit(0) before the run was over; the job ends"]
 
@@ -31,7 +31,7 @@ def test_a_policy_that_would_end_the_process_ends_the_job_with_an_error(job: Job
 @pytest.mark.mpi(1, 2)
 def test_processes_that_envs_fork_end_alone_with_their_own_code(job: Job, num_ranks: int):
     small = ("--num-envs", str(num_ranks), "--num-steps", "2", "--progress", "none")
-    result = job(num_ranks, "--env-factory", "departures:Forking", *small, *OUT)
+    result = job(num_ranks, "--env-factory", "exiting_envs:Forking", *small, *OUT)
     assert result.code == 0, result.err
     with h5py.File(job.folder / "run.h5") as file:
         assert file["trajectories/rewards"][...].tolist() == [[1.0] * num_ranks] * 2
@@ -80,9 +80,9 @@ def test_a_trainer_that_ends_its_process_ends_the_job_with_an_error(job: Job, nu
 def test_a_constructor_that_would_end_a_rank_of_a_trainer_ends_the_job_with_an_error(
     job: Job, num_ranks: int, how: str
 ):
-    code = "import departures, mpi_rollout\n"
+    code = "import exiting_envs, mpi_rollout\n"
     code += (
-        f"with mpi_rollout.connect(lambda: departures.Departing({how!r}, 1, is_making=True), 4) as envs:\n    pass\n"
+        f"with mpi_rollout.connect(lambda: exiting_envs.Departing({how!r}, 1, is_making=True), 4) as envs:\n    pass\n"
     )
     result = job.script(num_ranks, code)
     assert result.code == 70
@@ -92,11 +92,11 @@ def test_a_constructor_that_would_end_a_rank_of_a_trainer_ends_the_job_with_an_e
 @pytest.mark.mpi(2)
 def test_processes_that_envs_of_a_trainer_fork_when_they_are_made_end_alone(job: Job, num_ranks: int):
     code = """
-import departures, envs as test_envs, mpi_rollout
+import exiting_envs, envs as test_envs, mpi_rollout
 class Forking(test_envs.Image):
     def __init__(self):
         super().__init__()
-        self.codes = [departures.Forking.fork(self, how) for how in ("exit", "raise")]
+        self.codes = [exiting_envs.Forking.fork(self, how) for how in ("exit", "raise")]
 with mpi_rollout.connect(Forking, 2) as envs:
     if envs is not None:
         print(envs.get_attr("codes"))

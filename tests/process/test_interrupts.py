@@ -4,7 +4,7 @@ import os
 import signal
 
 import pytest
-from conftest import Job, processes_in
+from jobs import Job, processes_in
 
 BEGIN = """
 import os, signal, sys

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import Job, Start, job_environment
+from jobs import Job, Start, job_environment
 
 from mpi_rollout.errors import RolloutError
 from mpi_rollout.process.loading import load_callable, load_policy

@@ -4,8 +4,8 @@ import os
 import signal
 
 import pytest
-from conftest import Job, Running, are_gone, processes_in, run_job
-from kept import OUT, kwargs
+from jobs import Job, Running, are_gone, processes_in, run_job
+from stopped_runs import OUT, kwargs
 
 SHORT = ("--num-envs", "6", "--num-steps", "20", "--progress", "none", *OUT)
 GONE_S = 10.0  # It is 0.1 s; the machine may be busy.  The env's call takes 60 s.
@@ -23,15 +23,15 @@ def assert_ranks_end_with_the_launcher(job: Job, run: Running) -> None:
 @pytest.mark.parametrize("is_making", [True, False], ids=["making", "stepping"])
 def test_no_rank_outlives_a_killed_launcher(job: Job, num_ranks: int, is_making: bool):
     how = kwargs(how="hold the lock", rank=1, is_making=is_making)
-    run = job.start(num_ranks, "--env-factory", "departures:Departing", *how, *SHORT)
+    run = job.start(num_ranks, "--env-factory", "exiting_envs:Departing", *how, *SHORT)
     assert_ranks_end_with_the_launcher(job, run)
 
 
 @pytest.mark.mpi(2)
 def test_no_rank_of_a_trainer_outlives_a_killed_launcher(job: Job, num_ranks: int):
     code = """
-import departures, mpi_rollout
-with mpi_rollout.connect(lambda: departures.Departing("hold the lock", 1, is_making=True), 4) as envs:
+import exiting_envs, mpi_rollout
+with mpi_rollout.connect(lambda: exiting_envs.Departing("hold the lock", 1, is_making=True), 4) as envs:
     pass
 """
     run = job.start_script(num_ranks, code)

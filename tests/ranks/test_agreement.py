@@ -4,8 +4,8 @@ from itertools import count
 from types import SimpleNamespace
 
 import pytest
-from conftest import Job, Start, run_job
-from kept import HOST, OUT
+from jobs import Job, Start, run_job
+from stopped_runs import HOST, OUT
 
 from mpi_rollout.ranks import meeting
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import gymnasium
 import pytest
-from conftest import Job
 from gymnasium.vector import SyncVectorEnv
+from jobs import Job
 from oracle import differences, record
 
 WAYS: Sequence[dict[str, Any]] = [{}, {"num_groups": 2}, {"batch_size": 1}, {"wait": "sleep"}]

@@ -1,9 +1,10 @@
 """What a run has acknowledged as committed survives a SIGKILL at every single one of its writes.
 
-killer.c kills before the n-th write, or in its middle; crashes.py runs and looks, for every n.  A write of data may be
-torn anywhere.  One of metadata may not: HDF5 then refuses what it describes, at once and without handing out anything
-wrong.  Linux looks for a SIGKILL between the pages of a write, not within one: of the writes of metadata, some hundred
-bytes each, only those that cross the end of a page can be torn so.  A loss of power can tear any.
+killer.c kills before the n-th write, or in its middle; crash_at_every_write.py runs and looks, for every n.  A write
+of data may be torn anywhere.  One of metadata may not: HDF5 then refuses what it describes, at once and without
+handing out anything wrong.  Linux looks for a SIGKILL between the pages of a write, not within one: of the writes of
+metadata, some hundred bytes each, only those that cross the end of a page can be torn so.  A loss of power can tear
+any.
 
 The writes at the end of a run may also fail, one or all from there on: that is told in one line.
 """
@@ -17,7 +18,7 @@ from pathlib import Path
 
 import h5py
 import pytest
-from conftest import TESTS, job_environment, preloadable
+from jobs import HELPERS, job_environment, preloadable
 
 from mpi_rollout.storage.reader import leaf_datasets
 
@@ -29,7 +30,7 @@ def crash(folder: Path, killer: str, kind: str, how: str) -> list[dict]:
     """What became of a run killed or refused at each of its writes; nothing happens to the last one."""
     folder.mkdir()
     done = subprocess.run(
-        [sys.executable, str(TESTS / "crashes.py"), kind, how],
+        [sys.executable, str(HELPERS / "crash_at_every_write.py"), kind, how],
         cwd=folder, env=job_environment(LD_PRELOAD=killer), capture_output=True, text=True, timeout=TIMEOUT_S,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
@@ -93,7 +94,7 @@ def test_every_acknowledged_step_survives_a_kill_amid_any_write_of_data(outcomes
 
 @pytest.mark.parametrize("kind", ["nested", "pictures", "packed"])
 def test_torn_metadata_are_refused_at_once_or_harmless(outcomes: dict, kind: str):
-    """Where something is recovered, crashes.py has compared it."""
+    """Where something is recovered, crash_at_every_write.py has compared it."""
     *killed, last = outcomes[kind, "torn"]
     torn = [each for each in killed if int(each["write"][0].split()[1]) not in last["data_sizes"]]
     assert len(torn) > 20

@@ -8,7 +8,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-from conftest import Job, Start, are_gone, assert_same_bytes, datasets, once
+from jobs import Job, Start, are_gone, assert_same_bytes, datasets, once
 
 from mpi_rollout.core.seeding import SeedTable
 from mpi_rollout.errors import UsageError
@@ -23,7 +23,7 @@ KINDS = {
 def arguments_of(kind: str, num_steps: int = 60) -> tuple[str, ...]:
     fixed = ("--num-envs", "7", "--num-steps", str(num_steps), "--seed", "4", "--progress", "none")
     forgiving = ("--on-env-error", "restart", "--max-env-restarts", "1000", "--check-finite")
-    return "--env-factory", "moody:Moody", "--env-kwargs", json.dumps(KINDS[kind]), *fixed, *forgiving
+    return "--env-factory", "seeded_faults:Moody", "--env-kwargs", json.dumps(KINDS[kind]), *fixed, *forgiving
 
 
 def faults_of(path: Path) -> np.ndarray:
@@ -98,7 +98,7 @@ def test_any_number_of_ranks_gives_the_same(alone, job: Job, num_ranks: int, kin
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_that_was_interrupted_goes_on_to_the_same(alone, job: Job, num_ranks: int, kind: str):
     """Faults come again in no episode that is over; the running ones are taken again, with what they will do."""
-    arguments = (*arguments_of(kind), "--policy", "moody:act", "--out")
+    arguments = (*arguments_of(kind), "--policy", "seeded_faults:act", "--out")
     whole = job.collect(None, *arguments[:-1], out="whole.h5")
     for calls, ranks in ((17, num_ranks), (20, None)):
         assert job(ranks, *arguments, "run.h5", STOP_AT=f"raise:{calls}").code == 70
@@ -111,7 +111,7 @@ def test_a_run_that_was_interrupted_goes_on_to_the_same(alone, job: Job, num_ran
 # --- Envs that hang
 
 QUIET = ("--progress", "none", "--out", "run.h5")
-HANGING = ("--env-factory", "moody:Moody", "--num-envs", "4", "--seed", "2", *QUIET)
+HANGING = ("--env-factory", "seeded_faults:Moody", "--num-envs", "4", "--seed", "2", *QUIET)
 
 
 def hanging(how: str, num_steps: int, only: int | None, **more: Any) -> tuple[str, ...]:
@@ -125,13 +125,13 @@ def test_an_env_that_hangs_is_named_interrupted_and_made_anew(job: Job, num_rank
     result = job(num_ranks, *hanging(how, 12, num_ranks - 1), "--on-env-error", "restart")
     assert result.code == 0, result.err
     named = [message for message in result.messages if "takes longer than 1 s, in" in message]
-    anew = [message for message in result.messages if "took longer than 1 s (moody.py, line " in message]
+    anew = [message for message in result.messages if "took longer than 1 s (seeded_faults.py, line " in message]
     assert len(named) == len(anew) == len(faults_of(job.folder / "run.h5")) >= 1
     assert re.match(
         rf"rank {num_ranks - 1} \(\S+, envs \d to 3\), step \d+: env \d, step \d of its episode "
         r"\(episode \d, seed \d+\): ", named[0],
     )  # fmt: skip
-    assert 'moody.py", line' in result.err
+    assert 'seeded_faults.py", line' in result.err
     assert job(None, "verify", "run.h5", "--replay", "2", "--trust").code == 0
 
 
@@ -160,7 +160,7 @@ def test_an_env_that_holds_the_interpreters_lock_is_named_and_ends_the_job(job: 
     result = job(num_ranks, *hanging("hold the lock", 100, 1), "--on-env-error", "restart", timeout=30)
     assert result.code not in (0, None) and are_gone(job.folder, 1.0)
     assert re.search(
-        r'moody.py", line \d+ in <lambda>\n.*\n  File "<rank 1 \(\S+\)>", line \d+ in env [23]\n', result.err
+        r'seeded_faults.py", line \d+ in <lambda>\n.*\n  File "<rank 1 \(\S+\)>", line \d+ in env [23]\n', result.err
     )
 
 
@@ -169,7 +169,7 @@ def test_an_env_that_does_not_even_close_hinders_nothing(job: Job, closing: str,
     kwargs = json.dumps({"closing": closing, "share": float(when == "restart")})
     steps = ("--num-envs", "2", "--num-steps", "9", "--env-timeout", "0.4", "--on-env-error", "restart")
     result = job(
-        None, "--env-factory", "moody:Stuck", "--env-kwargs", kwargs, *steps, "--seed", "3", *QUIET, timeout=30
+        None, "--env-factory", "seeded_faults:Stuck", "--env-kwargs", kwargs, *steps, "--seed", "3", *QUIET, timeout=30
     )
     assert result.code == 0 and (job.folder / "run.h5").exists(), result.err
     assert (len(faults_of(job.folder / "run.h5")) > 1) == (when == "restart")
@@ -178,9 +178,9 @@ def test_an_env_that_does_not_even_close_hinders_nothing(job: Job, closing: str,
 @pytest.mark.parametrize("where", ["step", "reset"])
 @pytest.mark.parametrize("on", ["abort", "restart"])
 def test_an_env_that_fails_when_its_episode_is_taken_again_is_lost_and_the_run_goes_on(job: Job, where: str, on: str):
-    kwargs = ("--env-kwargs", json.dumps({"where": where}), "--on-env-error", on, "--policy", "moody:act")
+    kwargs = ("--env-kwargs", json.dumps({"where": where}), "--on-env-error", on, "--policy", "seeded_faults:act")
     sizes = ("--num-envs", "3", "--num-steps", "40", "--seed", "3")
-    arguments = ("--env-factory", "moody:Unlike", *kwargs, *sizes, *QUIET)
+    arguments = ("--env-factory", "seeded_faults:Unlike", *kwargs, *sizes, *QUIET)
     stopped, again, verified, whole, replayed = job.series(
         [
             Start(arguments, environment={"STOP_AT": "raise:5"}),
@@ -200,7 +200,7 @@ def test_an_env_that_fails_when_its_episode_is_taken_again_is_lost_and_the_run_g
 @pytest.mark.mpi(2)
 def test_a_slow_env_is_left_alone(job: Job, num_ranks: int):
     """Each step takes less than the limit; all envs of a rank together take more."""
-    arguments = ("--env-factory", "moody:slow", "--num-envs", "14", "--num-steps", "2", "--env-timeout", "1")
+    arguments = ("--env-factory", "seeded_faults:slow", "--num-envs", "14", "--num-steps", "2", "--env-timeout", "1")
     result = job(num_ranks, *arguments, "--env-kwargs", '{"sleep_s": 0.15}', *QUIET)
     assert result.code == 0 and result.messages == []
 
@@ -254,6 +254,6 @@ def test_arguments_that_cannot_work_are_refused():
 def test_the_rank_that_keeps_the_others_waiting_is_told_of(job: Job, num_ranks: int):
     options = ("--num-envs", "3", "--num-steps", "60", "--progress", "lines", "--out", "run.h5")
     kwargs = ("--env-kwargs", json.dumps({"sleep_s": 0.02, "others_s": 0.005, "only": 2}))
-    result = job(num_ranks, "--env-factory", "moody:slow", *kwargs, *options)
+    result = job(num_ranks, "--env-factory", "seeded_faults:slow", *kwargs, *options)
     assert result.code == 0
     assert re.search(r"slowest rank 2 \([2-9]\.\dx median\)", result.err), result.err

@@ -5,12 +5,12 @@ import os
 from pathlib import Path
 
 import pytest
-from conftest import Job, Start, assert_same_bytes, datasets
+from jobs import Job, Start, assert_same_bytes, datasets
 
 from mpi_rollout.storage import naming
 
 ENVS = ("--num-envs", "6", "--progress", "none")
-RUN = ("--env-factory", "stopping:Paced", *ENVS, "--out", "run.h5")
+RUN = ("--env-factory", "stopping_envs:Paced", *ENVS, "--out", "run.h5")
 WHOLE = 400
 
 

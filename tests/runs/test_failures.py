@@ -7,8 +7,8 @@ import signal
 
 import h5py
 import pytest
-from conftest import WHOLE, Start, are_gone, assert_same_bytes, datasets, run_job
-from kept import (
+from jobs import WHOLE, Start, are_gone, assert_same_bytes, datasets, run_job
+from stopped_runs import (
     ENVS,
     HOST,
     LATE,
@@ -96,7 +96,7 @@ def test_a_run_that_fails_in_its_first_step_leaves_nothing_behind(job, num_ranks
 @pytest.mark.mpi(2)
 @pytest.mark.parametrize("episode", [0, 2])
 def test_a_reset_that_fails_is_told_like_a_step(job, whole, num_ranks, episode):
-    arguments = ("--env-factory", "faults:InReset", *kwargs(episode=episode), "--num-steps", "40", *ENVS, *OUT)
+    arguments = ("--env-factory", "failing_envs:InReset", *kwargs(episode=episode), "--num-steps", "40", *ENVS, *OUT)
     result = job(num_ranks, *arguments)
     assert result.code == 70 and result.num_tracebacks == 1 and len(result.messages) == 1
     assert re.search(r"rank \d \(.*\), step \d+: env \d, ", result.messages[0])
@@ -109,7 +109,7 @@ def test_a_reset_that_fails_is_told_like_a_step(job, whole, num_ranks, episode):
 @pytest.mark.mpi(2)
 @pytest.mark.parametrize("rank", [0, 1])
 def test_an_env_that_cannot_be_made_ends_the_job_with_its_rank_and_cause(job, num_ranks, rank):
-    result = job(num_ranks, "--env-factory", "faults:unlicensed", *kwargs(rank=rank), *ENVS, *OUT)
+    result = job(num_ranks, "--env-factory", "failing_envs:unlicensed", *kwargs(rank=rank), *ENVS, *OUT)
     assert result.code == 70 and result.seconds < LAUNCHED_S
     assert result.messages == [f"rank {rank} ({HOST}): PermissionError: no licence"]
     assert result.num_tracebacks == 1
@@ -118,7 +118,7 @@ def test_an_env_that_cannot_be_made_ends_the_job_with_its_rank_and_cause(job, nu
 
 @pytest.mark.mpi(2)
 def test_a_factory_that_leaves_the_process_is_an_error(job, num_ranks):
-    result = job(num_ranks, "--env-factory", "faults:leaving", *ENVS, *OUT)
+    result = job(num_ranks, "--env-factory", "failing_envs:leaving", *ENVS, *OUT)
     assert result.code == 70 and "SystemExit: 0" in result.err and outputs(job.folder) == []
 
 
@@ -129,7 +129,7 @@ def test_nobody_waits_for_the_long_step_of_another_rank(job, num_ranks, place):
     hows = [None] * num_ranks
     hows[0], hows[-1] = ("raise", "sleep") if place == "root raises" else ("sleep", "raise")
     steps = ("--num-steps", "20")
-    result = job(num_ranks, "--env-factory", "faults:by_rank", *kwargs(hows=hows), *steps, *ENVS, *OUT)
+    result = job(num_ranks, "--env-factory", "failing_envs:by_rank", *kwargs(hows=hows), *steps, *ENVS, *OUT)
     assert_ended_soon(result, job.folder, 2.9)
     assert is_code(result, 70)
     assert len(result.messages) == 1 and "RuntimeError: the simulator has diverged" in result.messages[0]
@@ -226,8 +226,8 @@ def test_a_list_that_has_the_numbers_of_the_space_is_taken(job, num_ranks):
 def test_a_failing_policy_ends_the_job_with_its_step_its_cause_and_all_steps_before(
     job, num_ranks, step, policy, code, what
 ):
-    name = f"faults:{policy}" + ("_later" if step else "")
-    arguments = ("--env-factory", "faults:Continuous", "--num-steps", "20", *ENVS)
+    name = f"failing_envs:{policy}" + ("_later" if step else "")
+    arguments = ("--env-factory", "failing_envs:Continuous", "--num-steps", "20", *ENVS)
     result = job(num_ranks, *arguments, "--policy", name, *OUT)
     assert result.code == code and result.seconds < LAUNCHED_S
     assert len(result.messages) == 1
@@ -259,11 +259,11 @@ def test_whatever_an_env_or_a_policy_raises_is_named_and_loses_no_step(job):
     """A KeyboardInterrupt is one of them, if no signal came: continued by a script, such a run would fail for ever."""
     runs = {}
     for what, words in WORDS.items():
-        env = ("--env-factory", "unruly:Raising", *kwargs(what=what), "--num-steps", "20", *ENVS, *OUT)
-        policy = ("--env-factory", "envs:Counting", "--policy", f"unruly:{what}", "--num-steps", "20", *ENVS, *OUT)
+        env = ("--env-factory", "unruly_envs:Raising", *kwargs(what=what), "--num-steps", "20", *ENVS, *OUT)
+        policy = ("--env-factory", "envs:Counting", "--policy", f"unruly_envs:{what}", "--num-steps", "20", *ENVS, *OUT)
         runs[f"{what} env"] = (env, f"envs 0 to 5), step 4: env 0, step 4 of its episode: {words}; the 4 steps")
         runs[f"{what} policy"] = (policy, f"({HOST}), step 7: policy: {words}; the 7 steps")
-        runs[f"{what} restarted"] = ((*env, "--on-env-error", "restart"), f"{words} (unruly.py, line ")
+        runs[f"{what} restarted"] = ((*env, "--on-env-error", "restart"), f"{words} (unruly_envs.py, line ")
     folders = {name: job.folder / name.replace(" ", "-") for name in runs}
     for folder in folders.values():
         folder.mkdir()
@@ -279,7 +279,7 @@ def test_whatever_an_env_or_a_policy_raises_is_named_and_loses_no_step(job):
 
 @pytest.mark.mpi(2)
 def test_a_keyboard_interrupt_of_an_env_on_another_rank_is_a_failure_like_others(job, num_ranks):
-    result = job(num_ranks, "--env-factory", "unruly:Raising", *kwargs(what="interrupt", rank=1), *ENVS, *OUT)
+    result = job(num_ranks, "--env-factory", "unruly_envs:Raising", *kwargs(what="interrupt", rank=1), *ENVS, *OUT)
     assert result.code == 70 and len(result.messages) == 1
     assert re.search(r"rank 1 \(.*, step \d: env 3, step \d of its episode: KeyboardInterrupt;", result.messages[0])
     assert committed(job.folder / "run.h5.part") >= 4
@@ -288,9 +288,9 @@ def test_a_keyboard_interrupt_of_an_env_on_another_rank_is_a_failure_like_others
 @pytest.mark.any_mpi
 @pytest.mark.mpi(1, 2)
 def test_a_keyboard_interrupt_while_envs_are_made_is_a_failure_too(job, num_ranks):
-    result = job(num_ranks, "--env-factory", "unruly:never_made", *ENVS, *OUT)
+    result = job(num_ranks, "--env-factory", "unruly_envs:never_made", *ENVS, *OUT)
     assert result.code == 70 and len(result.messages) == 1
-    assert "an env or policy raised KeyboardInterrupt while it was made (unruly.py, line " in result.messages[0]
+    assert "an env or policy raised KeyboardInterrupt while it was made (unruly_envs.py, line " in result.messages[0]
     assert outputs(job.folder) == []
 
 
@@ -300,7 +300,7 @@ def test_a_keyboard_interrupt_while_envs_are_made_is_a_failure_too(job, num_rank
 @pytest.mark.mpi(3)
 def test_an_env_that_fails_in_the_measuring_of_the_limit_ends_the_job(job, num_ranks):
     """Made a second time, on one rank alone, while the others wait to start together."""
-    result = job(num_ranks, "--env-factory", "faults:once_on_rank_1", *ENVS, *OUT, "--measure-limit")
+    result = job(num_ranks, "--env-factory", "failing_envs:once_on_rank_1", *ENVS, *OUT, "--measure-limit")
     assert result.code == 70 and len(result.messages) == 1
     assert "rank 1 (" in result.messages[0] and "no second licence" in result.messages[0]
 
@@ -308,14 +308,16 @@ def test_an_env_that_fails_in_the_measuring_of_the_limit_ends_the_job(job, num_r
 @pytest.mark.any_mpi
 @pytest.mark.mpi(2)
 def test_an_env_that_cannot_close_is_told_of_and_the_run_is_complete(job, num_ranks):
-    result = job(num_ranks, "--env-factory", "faults:Unclosable", *ENVS, *OUT, "--num-steps", "5")
+    result = job(num_ranks, "--env-factory", "failing_envs:Unclosable", *ENVS, *OUT, "--num-steps", "5")
     assert result.code == 0 and "RuntimeError: the port is stuck" in result.err
     assert (job.folder / "run.h5").exists()
 
 
 @pytest.mark.mpi(2)
 def test_a_policy_that_calls_exit_loses_no_step(job, num_ranks):
-    result = job(num_ranks, "--env", "CartPole-v1", *ENVS, *OUT, "--policy", "faults:exiting_late", "--num-steps", "20")
+    result = job(
+        num_ranks, "--env", "CartPole-v1", *ENVS, *OUT, "--policy", "failing_envs:exiting_late", "--num-steps", "20"
+    )
     assert result.code == 70 and len(result.messages) == 1 and "the 3 steps before are in" in result.messages[0]
     assert committed(job.folder / "run.h5.part") == 3
 

@@ -1,10 +1,9 @@
 """The launch: the world is the one that was meant and all ranks mean the same, or nothing begins."""
 
-import sys
 from pathlib import Path
 
 import pytest
-from conftest import TESTS, Job, Result, assert_same_bytes, datasets, mpiexec, run_job
+from jobs import CLONE, Job, Result, assert_same_bytes, datasets, run_job, worlds
 
 RUN = ("--env-factory", "envs:Counting", "--num-envs", "6", "--num-steps", "20", "--progress", "none")
 OUT = ("--out", "run.h5")
@@ -21,14 +20,6 @@ def assert_refused(result: Result, folder: Path) -> str:
     assert len(result.messages) == 1 and result.num_tracebacks == 0, result.err
     assert list(folder.glob("run.h5*")) == []
     return result.messages[0]
-
-
-def worlds(folder: Path, *programs: tuple[int, list[str]]) -> list[str]:
-    """The command that starts different programs as the ranks of one world."""
-    command = [mpiexec()]
-    for num_ranks, arguments in programs:
-        command += [":"] * (len(command) > 1) + ["-n", str(num_ranks), sys.executable, "-m", "mpi_rollout", *arguments]
-    return command
 
 
 @pytest.mark.parametrize("variable", UNDER_A_LAUNCHER)
@@ -56,7 +47,7 @@ def test_ranks_that_hydra_started_in_a_slurm_job_of_one_task_may_run(job, num_ra
 
 def test_under_the_launcher_of_another_mpi_nothing_begins(job):
     """The real thing: an Open MPI world started by MPICH's mpiexec."""
-    ours, theirs = TESTS.parent / ".venv", TESTS.parent / ".venv-mpich"
+    ours, theirs = CLONE / ".venv", CLONE / ".venv-mpich"
     if not ((ours / "bin/mpiexec").exists() and (theirs / "bin/mpiexec").exists()):
         pytest.skip("needs both virtual environments: make install, make install MPI=mpich")
     program = [str(ours / "bin/python"), "-m", "mpi_rollout", *RUN, *OUT]

@@ -6,7 +6,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-from conftest import Job, assert_same_bytes, datasets, once
+from jobs import Job, assert_same_bytes, datasets, once
 
 RUNS = {
     "CartPole": ("--env", "CartPole-v1", "--num-envs", "7", "--num-steps", "150", "--seed", "3"),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import (
+from jobs import (
     Job,
     Result,
     Running,
@@ -22,14 +22,14 @@ from conftest import (
     processes_in,
     run_job,
 )
-from kept import ENVS, HOST, OUT, assert_begins, committed, fails
+from stopped_runs import ENVS, HOST, OUT, assert_begins, committed, fails
 
 from mpi_rollout.doctor.host import judge_segments
 from mpi_rollout.storage.status import read_status
 
 STEPS = 450  # Of 139 kB.  A block of 9 MB is full, and can be committed, after 64.
-RUN = ("--env-factory", "stopping:Paced", "--num-steps", str(STEPS), *ENVS, "--num-envs", "24")
-RUN += ("--policy", "stopping:counting")
+RUN = ("--env-factory", "stopping_envs:Paced", "--num-steps", str(STEPS), *ENVS, "--num-envs", "24")
+RUN += ("--policy", "stopping_envs:counting")
 PACE = {"PACE_S": "0.0005"}
 GONE_S = 10.0  # It is a second or two; the machine may be busy.
 

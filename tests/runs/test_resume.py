@@ -10,8 +10,8 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-from conftest import Job, Result, Start, assert_same_bytes, datasets, job_environment, processes_in, rank_of
 from gymnasium import spaces
+from jobs import Job, Result, Start, assert_same_bytes, datasets, job_environment, processes_in, rank_of
 
 from mpi_rollout.core.layout import Block
 from mpi_rollout.errors import counted
@@ -24,16 +24,16 @@ SHORT = '{"max_episode_steps": 17}'
 
 def run_of(*env: str, num_envs: int, num_steps: int, policy: str | None = None) -> tuple[str, ...]:
     sizes = ("--num-envs", str(num_envs), "--num-steps", str(num_steps), "--seed", "5")
-    return (*env, *sizes, *(("--policy", f"stopping:{policy}") if policy else ()))
+    return (*env, *sizes, *(("--policy", f"stopping_envs:{policy}") if policy else ()))
 
 
 RUNS = {
     "CartPole": run_of(
         "--env", "CartPole-v1", "--env-kwargs", SHORT, num_envs=5, num_steps=90, policy="binary"
     ),
-    "Counting": run_of("--env-factory", "stopping:Counting", num_envs=5, num_steps=60, policy="counting"),
-    "Nested": run_of("--env-factory", "stopping:Nested", num_envs=6, num_steps=60, policy="nested"),
-    "Image": run_of("--env-factory", "stopping:Image", num_envs=12, num_steps=700, policy="counting"),
+    "Counting": run_of("--env-factory", "stopping_envs:Counting", num_envs=5, num_steps=60, policy="counting"),
+    "Nested": run_of("--env-factory", "stopping_envs:Nested", num_envs=6, num_steps=60, policy="nested"),
+    "Image": run_of("--env-factory", "stopping_envs:Image", num_envs=12, num_steps=700, policy="counting"),
     "Pendulum": run_of(
         "--env", "Pendulum-v1", "--env-kwargs", '{"max_episode_steps": 40}', num_envs=4, num_steps=130, policy="torque"
     ),
@@ -92,7 +92,7 @@ def finish(job: Job, arguments: tuple[str, ...], num_ranks: int | None = None, *
 
 
 def block_rows(num_steps: int, num_envs: int) -> int:
-    """The rows of a block of stopping:Image."""
+    """The rows of a block of stopping_envs:Image."""
     space, actions = spaces.Box(0, 255, (40, 48, 3), np.uint8), spaces.Discrete(5, start=2)
     return rows_per_block(Block.row_nbytes(space, actions, num_envs), num_steps)
 
@@ -134,7 +134,7 @@ def test_a_run_whose_root_was_killed_is_continued_from_its_last_commit(job: Job,
 
 def test_a_run_may_be_interrupted_at_every_step(job: Job, whole: References):
     """In that after an episode's end too: they have 3 to 7 steps.  Every start takes one step."""
-    arguments = run_of("--env-factory", "stopping:Counting", num_envs=6, num_steps=9, policy="counting")
+    arguments = run_of("--env-factory", "stopping_envs:Counting", num_envs=6, num_steps=9, policy="counting")
     results = job.series([Start([*arguments, *OUT], environment={"STOP_AT": "raise:2"})] * 8)
     for num_steps, result in enumerate(results, 1):
         before = f"; the {counted(num_steps, 'step')} before {'is' if num_steps == 1 else 'are'} in run.h5.part"
@@ -170,7 +170,7 @@ def test_a_run_may_be_interrupted_about_the_end_of_a_chunk(job: Job, whole: Refe
 
 def test_chunks_that_hold_some_of_the_envs_are_continued_too(job: Job, whole: References):
     """One step of all envs is more than a chunk."""
-    arguments = run_of("--env-factory", "stopping:Image", num_envs=200, num_steps=12, policy="counting")
+    arguments = run_of("--env-factory", "stopping_envs:Image", num_envs=200, num_steps=12, policy="counting")
     stop(job, arguments, "raise:4")
     stop(job, arguments, "raise:4", 2)
     assert_same_bytes(finish(job, arguments), whole(arguments))
@@ -194,7 +194,7 @@ def test_how_ranks_work_together_may_change(job: Job, whole: References, before,
 
 
 def test_the_random_policy_goes_on_where_it_was(job: Job, whole: References):
-    arguments = run_of("--env-factory", "stopping:Stopping", num_envs=4, num_steps=600)
+    arguments = run_of("--env-factory", "stopping_envs:Stopping", num_envs=4, num_steps=600)
     episodes = whole(arguments)["/episodes"]
     for row in (episodes[30], episodes[300]):
         stop(job, arguments, f"raise:{row['seed']}-2", 2)
@@ -204,7 +204,7 @@ def test_the_random_policy_goes_on_where_it_was(job: Job, whole: References):
 
 @pytest.mark.parametrize("how", ["raise", "kill"])
 def test_an_env_that_fails_on_another_rank_is_continued(job: Job, whole: References, how):
-    arguments = run_of("--env-factory", "stopping:Stopping", num_envs=4, num_steps=60, policy="counting")
+    arguments = run_of("--env-factory", "stopping_envs:Stopping", num_envs=4, num_steps=60, policy="counting")
     episodes = whole(arguments)["/episodes"]
     row = next(row for row in episodes[8:] if row["env_index"] == 3)
     stop(job, arguments, f"{how}:{row['seed']}-3", 2)
@@ -248,7 +248,7 @@ def test_a_signal_stops_the_run_with_all_steps_and_it_is_continued(job: Job, who
 
 
 def test_sigusr1_to_the_launcher_stops_the_run_in_good_order(job: Job):
-    arguments = run_of("--env-factory", "stopping:Slow", num_envs=2, num_steps=100000)
+    arguments = run_of("--env-factory", "stopping_envs:Slow", num_envs=2, num_steps=100000)
     run = job.start(2, *arguments, *OUT)
     run.wait_until((job.folder / "run.h5.part").exists)
     run.pid_of(1)
@@ -261,7 +261,7 @@ def test_sigusr1_to_the_launcher_stops_the_run_in_good_order(job: Job):
 @pytest.mark.mpi(2)
 @pytest.mark.parametrize("rank", [0, 1])
 def test_sigusr1_before_the_first_step_stops_the_run_there(job: Job, num_ranks: int, rank: int):
-    arguments = ("--env-factory", "stopping:asked_early", "--env-kwargs", json.dumps({"rank": rank}))
+    arguments = ("--env-factory", "stopping_envs:asked_early", "--env-kwargs", json.dumps({"rank": rank}))
     result = job(num_ranks, *arguments, "--num-envs", "4", "--num-steps", "1000000", *OUT)
     assert result.code == 75 and "stopped by SIGUSR1" in result.messages[-1], result.err
     assert status(job)["state"] == "interrupted" and not (job.folder / "run.h5").exists()
@@ -294,8 +294,8 @@ DIFFERENT = [
     ("--seed", "6", "--seed was 5, is 6"),
     ("--num-envs", "6", "--num-envs was 5, is 6"),
     ("--num-steps", "70", "--num-steps was 60, is 70"),
-    ("--policy", "stopping:binary", '--policy was "stopping:counting", is "stopping:binary"'),
-    ("--env-factory", "stopping:Nested", '--env-factory was "stopping:Counting", is "stopping:Nested"'),
+    ("--policy", "stopping_envs:binary", '--policy was "stopping_envs:counting", is "stopping_envs:binary"'),
+    ("--env-factory", "stopping_envs:Nested", '--env-factory was "stopping_envs:Counting", is "stopping_envs:Nested"'),
     ("--vectorization-mode", "vector_entry_point", '--vectorization-mode was "sync", is "vector_entry_point"'),
     ("--no-trajectories", "--no-trajectories was not given, is given"),
 ]
@@ -322,7 +322,7 @@ def test_options_that_do_not_decide_on_the_data_may_change(job: Job, whole: Refe
 
 def test_natively_vectorized_envs_are_refused_with_the_way_out(job: Job):
     arguments = ("--env", "CartPole-v1", "--vectorization-mode", "vector_entry_point", "--num-envs", "4")
-    arguments += ("--num-steps", "50", "--policy", "stopping:binary")
+    arguments += ("--num-steps", "50", "--policy", "stopping_envs:binary")
     stop(job, arguments, "raise:20")
     assert status(job)["resumable"] is False
     before = (job.folder / "run.h5.part").read_bytes()
@@ -354,7 +354,7 @@ def test_a_recovered_file_is_not_taken_for_a_complete_one(job: Job, stopped: Pat
 
 @pytest.mark.mpi(2)
 def test_of_two_runs_at_once_the_second_is_refused_also_when_the_first_was_continued(job: Job, num_ranks):
-    arguments = run_of("--env-factory", "stopping:Slow", num_envs=2, num_steps=30, policy="counting")
+    arguments = run_of("--env-factory", "stopping_envs:Slow", num_envs=2, num_steps=30, policy="counting")
     stop(job, arguments, "raise:3")
     old = (job.folder / "run.h5.part").stat().st_ino
     first = job.start(num_ranks, *arguments, *OUT)
@@ -367,7 +367,7 @@ def test_of_two_runs_at_once_the_second_is_refused_also_when_the_first_was_conti
         os.kill(pid, signal.SIGCONT)
     assert second.code == 64 and "another run is writing" in second.messages[0]
     assert first.finish().code == 0
-    quick = ("--env-factory", "stopping:Counting", *arguments[2:])
+    quick = ("--env-factory", "stopping_envs:Counting", *arguments[2:])
     assert_same_bytes(datasets(job.folder / "run.h5"), datasets(job.collect(None, *quick, out="quick.h5")))
 
 
@@ -450,7 +450,7 @@ def faulted(path: Path) -> np.ndarray:
 @pytest.mark.parametrize("where", ["step", "reset"])
 def test_an_env_that_does_not_reproduce_itself_ends_its_episode_as_faulted(job: Job, where):
     kwargs = ("--env-kwargs", json.dumps({"where": where}))
-    arguments = run_of("--env-factory", "stopping:Forgetful", *kwargs, num_envs=5, num_steps=40, policy="binary")
+    arguments = run_of("--env-factory", "stopping_envs:Forgetful", *kwargs, num_envs=5, num_steps=40, policy="binary")
     stop(job, arguments, "raise:12")
     stop(job, arguments, "raise:6", 2)
     first = faulted(job.folder / "run.h5.part")
@@ -481,7 +481,7 @@ def assert_seeds_go_on(episodes: np.ndarray) -> None:
 
 def test_the_envs_that_do_reproduce_themselves_are_as_if_nothing_had_been(job: Job):
     """Envs 3 to 5 do not; ranks and policy see them alike."""
-    arguments = run_of("--env-factory", "stopping:some_forget", num_envs=6, num_steps=40, policy="blind")
+    arguments = run_of("--env-factory", "stopping_envs:some_forget", num_envs=6, num_steps=40, policy="blind")
     whole = datasets(job.collect(None, *arguments, out="whole.h5"))
     stop(job, arguments, "raise:15", 2)
     found = finish(job, arguments, 3)

@@ -4,11 +4,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import TESTS
+from jobs import CLONE
 
 pytestmark = pytest.mark.any_mpi
 
-SCRIPTS = TESTS.parent / "slurm"
+SCRIPTS = CLONE / "slurm"
 
 
 def bash(code: str, config: str = "") -> str:

@@ -8,9 +8,9 @@ import venv
 from pathlib import Path
 
 import pytest
-from conftest import TESTS
+from jobs import CLONE
 
-SCRIPTS = TESTS.parent / "slurm"
+SCRIPTS = CLONE / "slurm"
 SQUASHFS = pytest.param(
     "image.sqsh", marks=pytest.mark.skipif(not shutil.which("mksquashfs"), reason="needs squashfs-tools")
 )

@@ -6,9 +6,9 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-from conftest import assert_same_bytes
-from feed import IMAGES, LARGE_ROWS, SMALL, Feed, ending
 from gymnasium import spaces
+from jobs import assert_same_bytes
+from written_data import IMAGES, LARGE_ROWS, SMALL, Feed, ending
 
 from mpi_rollout.storage.chunks import ChunkWriter, TableWriter, places, read_chunk
 from mpi_rollout.storage.reader import leaf_datasets

@@ -8,9 +8,9 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-from conftest import Job, Start, preloadable
-from crafted import REFUSED, attribute, craft, dataset
-from test_verify import flip, quiet, written
+from crafted_files import REFUSED, attribute, craft, dataset
+from jobs import Job, Start, preloadable
+from written_data import flip, quiet, written
 
 from mpi_rollout.errors import DataError
 from mpi_rollout.storage.reader import summary

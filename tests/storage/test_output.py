@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import WHOLE, Result, assert_same_bytes, datasets, processes_in
-from kept import ENVS, OUT, PACED, assert_begins, kwargs, outputs
+from jobs import WHOLE, Result, assert_same_bytes, datasets, processes_in
+from stopped_runs import ENVS, OUT, PACED, assert_begins, kwargs, outputs
 
 
 @pytest.fixture
@@ -44,14 +44,14 @@ def test_a_full_disk_ends_the_job_and_leaves_what_was_committed(job, whole, num_
 
 @pytest.mark.mpi(1, 2)
 def test_a_limit_on_the_size_of_files_ends_the_job_in_the_same_way(job, whole, num_ranks):
-    arguments = ("--env-factory", "faults:limited", *kwargs(nbytes=20_000_000), "--num-steps", "1000000", *ENVS)
+    arguments = ("--env-factory", "failing_envs:limited", *kwargs(nbytes=20_000_000), "--num-steps", "1000000", *ENVS)
     result = job(num_ranks, *arguments, *OUT)
     assert_full(result, job.folder / "run.h5.part", whole)
     assert processes_in(job.folder) == []
 
 
 def test_a_disk_that_is_full_at_the_start_is_told_too(job):
-    arguments = ("--env-factory", "faults:limited", *kwargs(nbytes=100), "--num-steps", "20", *ENVS)
+    arguments = ("--env-factory", "failing_envs:limited", *kwargs(nbytes=100), "--num-steps", "20", *ENVS)
     result = job(None, *arguments, *OUT)
     assert result.code == 74 and len(result.messages) == 1 and result.num_tracebacks == 0
     assert "cannot write run.h5.part" in result.messages[0]

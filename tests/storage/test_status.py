@@ -7,14 +7,14 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
-from conftest import Job
+from jobs import Job
 
 from mpi_rollout.storage.status import Status, read_status, status_path
 
 pytestmark = pytest.mark.any_mpi
 
-RUN = ("--env-factory", "stopping:Counting", "--num-envs", "4", "--num-steps", "30", "--progress", "none")
-RUN += ("--policy", "stopping:counting", "--out", "run.h5")
+RUN = ("--env-factory", "stopping_envs:Counting", "--num-envs", "4", "--num-steps", "30", "--progress", "none")
+RUN += ("--policy", "stopping_envs:counting", "--out", "run.h5")
 
 
 def status(job: Job) -> dict:
@@ -46,7 +46,7 @@ def test_it_says_how_each_start_ended(job: Job, num_ranks):
 
 
 def test_while_a_run_goes_on_it_says_so_and_by_which_process(job: Job):
-    arguments = ("--env-factory", "stopping:Slow", *RUN[2:4], "--num-steps", "100000", *RUN[6:])
+    arguments = ("--env-factory", "stopping_envs:Slow", *RUN[2:4], "--num-steps", "100000", *RUN[6:])
     run = job.start(None, *arguments)
     run.wait_until(lambda: read_status(str(job.folder / "run.h5")).get("state") == "running")
     assert status(job)["pid"] == run.pid and "exit_code" not in status(job)
@@ -131,7 +131,7 @@ def test_what_stands_in_its_way_is_not_followed_and_not_waited_for(tmp_path: Pat
 @pytest.mark.mpi(1, 2)
 def test_a_start_that_another_one_outran_leaves_the_status_of_that_one(job: Job, num_ranks):
     """The envs of this one are made after it has looked what there is: they play the other start."""
-    arguments = ("--env-factory", "unruly:Outrunning", *RUN[2:])
+    arguments = ("--env-factory", "unruly_envs:Outrunning", *RUN[2:])
     result = job(num_ranks, *arguments)
     assert result.code == 64
     assert result.messages == ["run.h5.part: another run is writing it; wait for its end or use another --out"]

@@ -13,9 +13,9 @@ import gymnasium
 import h5py
 import numpy as np
 import pytest
-from conftest import Job, Start
-from feed import Feed, ending
 from gymnasium import spaces
+from jobs import Job, Start
+from written_data import Feed, ending
 
 from mpi_rollout.core.bounds import Bounds
 from mpi_rollout.core.layout import SlotLayout, bounds
@@ -73,7 +73,7 @@ class Wrong(gymnasium.Env):
         }
 
 
-RUN = ("--env-factory", "test_values:Wrong", "--num-envs", "4", "--num-steps", "100", "--progress", "none")
+RUN = ("--env-factory", f"{__name__}:Wrong", "--num-envs", "4", "--num-steps", "100", "--progress", "none")
 COUNTS = {  # Of ten episodes and a reset row between each: rows, first step, its env.
     "observations/x": {"out_of_bounds": [10, 4, 3], "not_finite": [0, -1, -1]},
     "observations/n": {"out_of_bounds": [10, 2, 1]},

@@ -4,16 +4,15 @@ import json
 import os
 import random
 import re
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
-from conftest import Job, Start, assert_same_bytes, datasets
-from feed import IMAGES, LARGE_ROWS, SMALL, Feed, ending
 from gymnasium import spaces
+from jobs import Job, Start, assert_same_bytes, datasets
+from written_data import IMAGES, LARGE_ROWS, NUM_STEPS, SMALL, Feed, flip, quiet, written
 
 from mpi_rollout.errors import DataError
 from mpi_rollout.storage.chunks import places
@@ -21,25 +20,6 @@ from mpi_rollout.storage.reader import leaf_datasets
 from mpi_rollout.storage.recovery import copy_prefix, schema_of
 from mpi_rollout.storage.unmarked import lookup3, open_unmarked
 from mpi_rollout.storage.verification import verify
-
-NUM_STEPS = 21
-
-
-def quiet(doing: str) -> None:
-    pass
-
-
-def written(folder: Path, kind: str, space: spaces.Space = SMALL) -> Path:
-    """A complete file, one of a run that ended badly, or one of a run that still goes on."""
-    writer = Feed(space).writer(folder / "run.h5", 8)
-    for _ in Feed(space).fill(writer, NUM_STEPS, {3, 11, 19, NUM_STEPS}):
-        pass
-    writer.drain()
-    if kind == "running":
-        shutil.copy(folder / "run.h5.part", folder / "killed.h5.part")
-        writer.discard()
-        return folder / "killed.h5.part"
-    return Path(writer.finish(ending(NUM_STEPS, complete=kind == "complete")))
 
 
 @pytest.fixture(params=["complete", "ended", "running"])
@@ -53,12 +33,6 @@ def refused(path: Path) -> str:
     message = str(caught.value)
     assert str(path) in message and "\n" not in message
     return message
-
-
-def flip(path: Path, place: int, bits: int = 1) -> None:
-    with open(path, "r+b") as file:
-        byte = os.pread(file.fileno(), 1, place)[0]
-        os.pwrite(file.fileno(), bytes([byte ^ bits]), place)
 
 
 def chunk_of(path: Path, name: str, *place: int) -> tuple[int, int]:

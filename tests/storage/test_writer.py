@@ -16,9 +16,9 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-from conftest import assert_same_bytes, job_environment
-from feed import IMAGES, LARGE_ROWS, PLAIN, RESULTS, SMALL, Feed, ending
 from gymnasium import spaces
+from jobs import assert_same_bytes, job_environment
+from written_data import IMAGES, LARGE_ROWS, PLAIN, RESULTS, SMALL, Feed, ending
 
 from mpi_rollout.core.layout import Block
 from mpi_rollout.core.seeding import SeedTable, episode_seeds
@@ -346,7 +346,7 @@ def test_a_second_writer_is_refused_and_the_first_goes_on(tmp_path: Path):
     while next(steps) < 10:
         pass
     second = subprocess.run(
-        [sys.executable, "-c", "from feed import Feed; Feed(seed=1).writer('run.h5', 4)"],
+        [sys.executable, "-c", "from written_data import Feed; Feed(seed=1).writer('run.h5', 4)"],
         cwd=tmp_path, env=job_environment(), capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert re.search(r"UsageError: run\.h5\.part: another run is writing it; wait for its end", second.stderr)
@@ -391,7 +391,9 @@ def test_a_file_that_was_completed_since_this_run_looked_is_not_touched(tmp_path
 
 
 def test_of_writers_that_start_at_once_one_goes_on(tmp_path: Path):
-    code = "import sys; from feed import *; feed = Feed(); sys.stdin.read(1); writer = feed.writer('run.h5', 4)\n"
+    code = (
+        "import sys; from written_data import *; feed = Feed(); sys.stdin.read(1); writer = feed.writer('run.h5', 4)\n"
+    )
     code += "print('made', flush=True); sys.stdin.read(1)"
     starts = [
         subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, env=job_environment(), text=True,
@@ -548,7 +550,7 @@ def test_a_full_block_commits_its_steps_but_the_last_whose_outcome_is_in_the_nex
 
 WRITING = """
 import sys
-from feed import Feed, {space}
+from written_data import Feed, {space}
 
 feed = Feed({space}, seed=5)
 writer = feed.writer("run.h5", {num_rows})

@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import Job
+from jobs import Job
 
 HOST = os.uname().nodename
 POLE = "CartPole-v1"
+BAD = "failing_envs"
 
 # Arguments that cannot work.
 
@@ -18,9 +19,9 @@ REFUSED: dict[str, tuple[str, Any, dict[str, Any], str]] = {  # Env, num_envs, o
     "unknown version": ("CartPole-v7", 4, {}, r"^env CartPole-v7: .* versioned environments: \[ `v0`, `v1` \]"),
     "no env": ("", 4, {}, r"Malformed environment ID"),
     "unknown package": ("no_such_package:Env-v0", 4, {}, r"install it, or correct the name before the colon"),
-    "import in a constructor": ("faults:importing", 4, {}, r"^env faults:importing: cannot import name 'physics'"),
-    "mistake in a constructor": ("faults:adding", 4, {}, r"^TypeError: unsupported operand type\(s\) for \+: 'int'"),
-    "no env made": ("faults:forgetful", 4, {}, r"^faults:forgetful must return an env, got None; does it lack"),
+    "import in a constructor": (f"{BAD}:importing", 4, {}, rf"^env {BAD}:importing: cannot import name 'physics'"),
+    "mistake in a constructor": (f"{BAD}:adding", 4, {}, r"^TypeError: unsupported operand type\(s\) for \+: 'int'"),
+    "no env made": (f"{BAD}:forgetful", 4, {}, rf"^{BAD}:forgetful must return an env, got None; does it lack"),
     "space without shape": ("envs:Text", 4, {}, r"^Text spaces have no fixed shape .* at 'mission'"),
     "unknown keyword": (POLE, 4, {"env_kwargs": {"levle": 3}}, r"^env_kwargs {'levle': 3} do not fit CartPole-v1"),
     "option as keyword": (POLE, 4, {"env_kwargs": {"--no-gain": 3}}, r"^env_kwargs {'--no-gain': 3} do not fit Cart"),
@@ -50,7 +51,7 @@ REFUSED: dict[str, tuple[str, Any, dict[str, Any], str]] = {  # Env, num_envs, o
         POLE, 4, {"vectorization_mode": "vector_entry_point", "autoreset_mode": "same_step"}, r"reset in the next step",
     ),
     "env of a rank": (
-        "faults:unlicensed", 4, {"env_kwargs": {"rank": 1}}, rf"^rank 1 \({HOST}\): PermissionError: no licence",
+        f"{BAD}:unlicensed", 4, {"env_kwargs": {"rank": 1}}, rf"^rank 1 \({HOST}\): PermissionError: no licence",
     ),
     "spaces": ("envs:different_space", 4, {}, rf"^the ranks do not agree on the observation space: .* rank 1 \({HOST}"),
 }  # fmt: skip

@@ -6,7 +6,7 @@ import signal
 import time
 
 import pytest
-from conftest import Job, Result, are_gone, processes_in
+from jobs import Job, Result, are_gone, processes_in
 
 import mpi_rollout
 
@@ -244,8 +244,8 @@ def test_an_env_that_fails_ends_the_trainer_with_its_place_and_cause(
 ):
     kwargs = json.dumps({"how": how, "rank": place, "after": 2}).replace("null", "None")
     code = f"""
-import faults
-with mpi_rollout.connect(faults.failing, 6, env_kwargs={kwargs} | dict(image=False)) as envs:
+import failing_envs
+with mpi_rollout.connect(failing_envs.failing, 6, env_kwargs={kwargs} | dict(image=False)) as envs:
     if envs is not None:
         envs.reset(seed=0)
         for _ in range(20):

@@ -1,7 +1,7 @@
 """`connect` with envs that differ by their index, as SyncVectorEnv, CleanRL and Stable-Baselines3 have them."""
 
 import pytest
-from conftest import Job
+from jobs import Job
 
 BEGIN = """
 import os

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from conftest import Job, once
-from mistakes import KINDS
+from jobs import Job, once
+from trainer_mistakes import KINDS
 
 pytestmark = pytest.mark.any_mpi
 

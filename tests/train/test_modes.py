@@ -7,8 +7,8 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-from conftest import Job, once
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from jobs import Job, once
 from oracle import differences, record
 
 from mpi_rollout.core.partition import Division

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import Job, once
 from envs import Agreeing
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from jobs import Job, once
 from oracle import differences, walk
 
 from mpi_rollout.core.partition import Division

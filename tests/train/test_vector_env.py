@@ -7,9 +7,9 @@ from typing import Any
 
 import gymnasium
 import pytest
-from conftest import Job, once
 from envs import Agreeing
 from gymnasium.vector import SyncVectorEnv
+from jobs import Job, once
 from oracle import differences, facts_of, record, resets_of, rollout
 
 from mpi_rollout.policies.random import RandomPolicy

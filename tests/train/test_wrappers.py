@@ -6,10 +6,10 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-from conftest import Job
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from jobs import Job
 from oracle import differences, record
-from wraps import WRAPPERS
+from vector_wrappers import WRAPPERS
 
 pytestmark = pytest.mark.any_mpi
 

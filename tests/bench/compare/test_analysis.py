@@ -8,8 +8,8 @@ from pathlib import Path
 
 import gymnasium
 import pytest
-from comparisons import ENV, ENV_S, FACTS, SIZES, TIMES, made_up, make_comparison
-from conftest import job_environment
+from jobs import job_environment
+from made_up_comparisons import ENV, ENV_S, FACTS, SIZES, TIMES, made_up, make_comparison
 
 from mpi_rollout.bench.compare import estimate, figures, report
 from mpi_rollout.bench.compare.analysis import Analysis, verdict
@@ -390,7 +390,10 @@ def test_a_comparison_without_a_result_has_no_picture(tmp_path: Path, file: Comp
     [
         (("--env", ""), "--env must be env ids"),
         (("--env", "Nowhere-v0"), "--env Nowhere-v0: Environment `Nowhere` doesn't exist"),
-        (("--env", "registered:FailingAtOnce-v0"), "--env registered:FailingAtOnce-v0: RuntimeError: the simulator"),
+        (
+            ("--env", "registered_envs:FailingAtOnce-v0"),
+            "--env registered_envs:FailingAtOnce-v0: RuntimeError: the simulator",
+        ),
         (("--num-envs", "0,1"), "--num-envs must be whole numbers of at least 1, such as 1,2,4; got '0,1'"),
         (("--ranks", "two"), "--ranks must be whole numbers of at least 1, such as 1,2,4; got 'two'"),
         (("--systems", "gym"), "--systems: there is no gym; there are bare,"),
@@ -409,7 +412,7 @@ def test_wrong_options_are_refused_before_anything_is_measured(tmp_path: Path, m
 
 def test_a_dry_run_tells_what_would_be_measured_and_skipped_and_how_long_it_takes(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    arguments = ("--env", "CartPole-v1,registered:Counting-v0", "--num-envs", "1,4", "--systems", "sync,mpi-2")
+    arguments = ("--env", "CartPole-v1,registered_envs:Counting-v0", "--num-envs", "1,4", "--systems", "sync,mpi-2")
     assert main(["compare", *arguments, "--ranks", "2", "--dry-run"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[:2] == ["CartPole-v1, 1 env: bare, sync", "CartPole-v1, 4 envs: bare, mpi-2, sync"]

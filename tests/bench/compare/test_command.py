@@ -7,16 +7,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import Job, Result, are_gone, processes_in
-from studies import made_up as made_up_study
-from studies import make_study
+from jobs import Job, Result, are_gone, processes_in
+from made_up_studies import made_up as made_up_study
+from made_up_studies import make_study
 
 from mpi_rollout.bench.compare.file import ComparisonFile, read_comparison
 from mpi_rollout.bench.compare.processes import Processes
 from mpi_rollout.bench.compare.systems import systems_of
 from mpi_rollout.bench.jobs import Stop
 
-COUNTING = "registered:Counting-v0"
+COUNTING = "registered_envs:Counting-v0"
 TINY = ("--ranks", "2", "--window-s", "0.02", "--out", "compare.h5")
 
 
@@ -53,7 +53,7 @@ def test_all_systems_are_measured_and_counted_side_by_side(job: Job):
 
 @pytest.mark.mpi(2)
 def test_a_system_that_fails_is_kept_with_its_error_and_tried_again_with_more_envs(job: Job):
-    arguments = ("--env", "registered:FailingOnRank1-v0", "--num-envs", "2,4", "--repeats", "2", "--systems")
+    arguments = ("--env", "registered_envs:FailingOnRank1-v0", "--num-envs", "2,4", "--repeats", "2", "--systems")
     result = compare(job, *arguments, "mpi-2,sync")
     assert result.code == 70
     assert result.messages[-1] == "2 of all systems and points failed; compare.h5 has their errors"
@@ -61,7 +61,7 @@ def test_a_system_that_fails_is_kept_with_its_error_and_tried_again_with_more_en
     assert [(each.system, each.num_envs) for each in samples.failed] == [("mpi-2", 2), ("mpi-2", 4)]
     assert all("rank 1" in each.error and "the simulator has diverged" in each.error for each in samples.failed)
     assert sum(each.system == "sync" for each in samples.turns) == 4
-    assert "failed: mpi_rollout, 2 ranks, registered:FailingOnRank1-v0, 2 envs: RankError: rank 1" in result.out
+    assert "failed: mpi_rollout, 2 ranks, registered_envs:FailingOnRank1-v0, 2 envs: RankError: rank 1" in result.out
     assert not processes_in(job.folder)
     before = (job.folder / "compare.h5").read_bytes()
     assert compare(job, *arguments, "mpi-2,sync").code == 70  # Complete: told again, not measured.
@@ -70,7 +70,7 @@ def test_a_system_that_fails_is_kept_with_its_error_and_tried_again_with_more_en
 
 @pytest.mark.mpi(2)
 def test_a_system_that_hangs_is_ended_with_all_its_processes(job: Job):
-    arguments = ("--env", "registered:HangingOnRank1-v0", "--num-envs", "2", "--repeats", "1", "--timeout-s", "5")
+    arguments = ("--env", "registered_envs:HangingOnRank1-v0", "--num-envs", "2", "--repeats", "1", "--timeout-s", "5")
     result = compare(job, *arguments, "--systems", "mpi-2,sync")
     assert result.code == 70
     [failed] = stored(job).samples.failed

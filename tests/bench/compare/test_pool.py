@@ -6,9 +6,9 @@ import signal
 import gymnasium
 import numpy as np
 import pytest
-from conftest import assert_same_bytes
 from envs import Counting, Failing, Nested
 from gymnasium.vector import SyncVectorEnv
+from jobs import assert_same_bytes
 from oracle import rollout
 
 from mpi_rollout.bench.compare.pool import ProcessPoolVectorEnv

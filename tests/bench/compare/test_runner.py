@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from comparisons import ENV, made_up, make_comparison
+from made_up_comparisons import ENV, made_up, make_comparison
 
 from mpi_rollout.bench.compare.runner import Runner
 from mpi_rollout.bench.compare.samples import Samples

@@ -11,8 +11,8 @@ from pathlib import Path
 import gymnasium
 import numpy as np
 import pytest
-from conftest import job_environment
 from gymnasium.vector import SyncVectorEnv
+from jobs import job_environment
 
 from mpi_rollout.bench.compare import steppers
 from mpi_rollout.bench.compare.makers import MAKERS, BareOnAllCores, Made, MadeOfParts, Recorded, Setup, actions_of
@@ -27,7 +27,7 @@ NEXT_STEP = int((SWEEPS - SWEEPS // (LENGTHS + 1)).sum())  # Env steps of as man
 def made(request: pytest.FixtureRequest) -> Iterator[Made]:
     if request.param.startswith("sb3_"):
         pytest.importorskip("stable_baselines3")
-    found = MAKERS[request.param](Setup("registered:Counting-v0", NUM_ENVS, 2))
+    found = MAKERS[request.param](Setup("registered_envs:Counting-v0", NUM_ENVS, 2))
     yield found
     found.close()
 
@@ -95,7 +95,7 @@ def test_fast_envs_are_stepped_several_times_between_two_looks_at_the_clock(monk
 
 
 def test_bare_loops_on_all_cores_add_their_rates():
-    both = BareOnAllCores(Setup("registered:Counting-v0", NUM_ENVS, 2))
+    both = BareOnAllCores(Setup("registered_envs:Counting-v0", NUM_ENVS, 2))
     turns = iter([steppers.Turn(0.1, 300, 1.0, 10), steppers.Turn(0.2, 400, 2.0, 20)])
     for connection, process in both._workers:
         process.kill()
@@ -116,7 +116,7 @@ class FakeConnection:
 
 
 def test_the_sum_of_all_cores_is_taken_of_processes_that_step_their_share():
-    both = BareOnAllCores(Setup("registered:Counting-v0", NUM_ENVS, 2))
+    both = BareOnAllCores(Setup("registered_envs:Counting-v0", NUM_ENVS, 2))
     turn = both.take_turn(0.01)
     both.close()
     assert turn.env_steps > 0 and turn.seconds >= 0.01 and turn.reset_s > 0
@@ -174,7 +174,7 @@ def test_the_turn_of_who_records_ends_when_all_is_stored():
 
 
 def test_a_window_of_nothing_but_resets_goes_on_to_the_first_env_step():
-    envs = SyncVectorEnv([lambda: gymnasium.make("registered:Counting-v0")])
+    envs = SyncVectorEnv([lambda: gymnasium.make("registered_envs:Counting-v0")])
     stepper = VectorStepper(envs, actions_of(envs.single_action_space, 1))
     take_turn(stepper, 0.0)
     stepper.reset = lambda: stepper.count([stepper.sweep()])  # So that windows begin anywhere in an episode.
@@ -269,7 +269,7 @@ def test_minari_records_what_is_stepped(tmp_path, monkeypatch):
 
 
 def test_all_systems_are_given_the_same_actions_of_which_each_env_has_its_own():
-    space = gymnasium.make("registered:Counting-v0").action_space
+    space = gymnasium.make("registered_envs:Counting-v0").action_space
     few, many = actions_of(space, 2), actions_of(space, 5)
     assert all(np.array_equal(one, other[:2]) for one, other in zip(few, many, strict=True))
     assert len({tuple(row) for row in many}) > 1

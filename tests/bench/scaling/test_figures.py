@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from conftest import Job, job_environment
-from launcher import outcome
-from studies import made_up, make_study
+from fake_launcher import outcome
+from jobs import Job, job_environment
+from made_up_studies import made_up, make_study
 
 from mpi_rollout.bench.scaling import figures
 from mpi_rollout.bench.scaling.analysis import PHASES, Analysis

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import h5py
 import pytest
-from studies import FACTS, ORIGIN, RUN, edited, made_up, make_study
+from made_up_studies import FACTS, ORIGIN, RUN, edited, made_up, make_study
 
 from mpi_rollout.bench.scaling.file import StudyFile, check_same_study, read_study
 from mpi_rollout.bench.scaling.samples import Samples

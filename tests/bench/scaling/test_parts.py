@@ -5,9 +5,9 @@ import shlex
 from pathlib import Path
 
 import pytest
-from conftest import Job, Result
-from studies import FACTS, made_up, make_study
-from test_scaling import LAUNCHER, STUDY, started, stored, study
+from jobs import Job, Result
+from made_up_studies import FACTS, made_up, make_study
+from studies import LAUNCHER, STUDY, started, stored, study
 
 from mpi_rollout.bench.scaling.file import StudyFile, read_study
 from mpi_rollout.bench.scaling.parts import gathered, make_folder, part_of

@@ -8,34 +8,11 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from conftest import TESTS, Job, Result, Running, processes_in
+from jobs import Job, Running, processes_in
+from studies import ALL, LAUNCHER, STUDY, start, started, stored, study
 
-from mpi_rollout.bench.scaling.file import StudyFile, read_study
 from mpi_rollout.bench.scaling.study import Point
 from mpi_rollout.bench.statistics import median_interval
-
-LAUNCHER = shlex.join([sys.executable, str(TESTS / "launcher.py")])
-STUDY = ("--env", "CartPole-v1", "--num-envs", "8", "--ranks", "2,4", "--repeats", "2", "--out", "study.h5")
-ALL = Counter({"1": 2, "2": 2, "4": 2})
-
-
-def start(job: Job, *arguments: str, **trouble: str) -> Running:
-    """Start a study whose launcher is made up."""
-    log = str(job.folder / "log")
-    return job.start(None, "scaling", "strong", *STUDY, "--launcher", LAUNCHER, *arguments, LOG=log, **trouble)
-
-
-def study(job: Job, *arguments: str, **trouble: str) -> Result:
-    return start(job, *arguments, **trouble).finish()
-
-
-def started(job: Job) -> list[str]:
-    """The numbers of ranks that the launcher was started with, the warm-up's too."""
-    return [line.split()[0] for line in (job.folder / "log").read_text().splitlines()]
-
-
-def stored(job: Job) -> StudyFile:
-    return read_study(str(job.folder / "study.h5"))
 
 
 def test_a_study_runs_all_jobs_in_its_stored_order_after_a_warm_up(job: Job):
@@ -252,7 +229,7 @@ def test_the_study_and_its_pictures_load_no_mpi(job: Job):
 @pytest.mark.mpi
 def test_real_ranks_that_hang_leave_nothing_behind(job: Job):
     """In the job after the warm-up, on 2 ranks too.  What does not hang takes 3 s, most of it to measure the limit."""
-    env = ("--env-factory", "faults:hanging_later", "--num-envs", "2", "--num-steps", "4")
+    env = ("--env-factory", "failing_envs:hanging_later", "--num-envs", "2", "--num-steps", "4")
     options = ("--ranks", "1,2", "--repeats", "1", "--timeout-s", "12")
     result = job(None, "scaling", "strong", *env, *options, "--out", "study.h5", timeout=120)
     assert result.code == 70, result.err

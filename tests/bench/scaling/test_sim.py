@@ -8,14 +8,14 @@ import signal
 import sys
 from pathlib import Path
 
+import fake_sim_launcher as known
 import gymnasium
 import h5py
 import numpy as np
 import pytest
-import sim_launcher as known
-from conftest import TESTS, Job, Result, processes_in
 from gymnasium.utils.env_checker import check_env
-from studies import edited, made_up, make_study
+from jobs import HELPERS, Job, Result, processes_in
+from made_up_studies import edited, made_up, make_study
 
 from mpi_rollout.bench.scaling.sim.analysis import SimulationAnalysis
 from mpi_rollout.bench.scaling.sim.file import read_simulation
@@ -24,7 +24,7 @@ from mpi_rollout.bench.sleeping import SleepingEnv
 from mpi_rollout.cli import main
 from mpi_rollout.core.layout import SlotLayout
 
-LAUNCHER = shlex.join([sys.executable, str(TESTS / "sim_launcher.py")])
+LAUNCHER = shlex.join([sys.executable, str(HELPERS / "fake_sim_launcher.py")])
 ENVS = ("--env-step-s", "0.005", "--obs-bytes", "40", "--envs-per-rank", "4")
 CONSTANTS = ("--root-s", "2e-5", "--root-s-per-env", "5e-8", "--root-s-per-rank", "3e-6", "--alpha-s", "4e-6")
 

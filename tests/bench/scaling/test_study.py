@@ -4,8 +4,8 @@ from dataclasses import asdict, fields, replace
 
 import numpy as np
 import pytest
-from launcher import ALPHA_S, BARE_PER_S, BETA_S, ROOT_S, outcome
-from studies import made_up, make_study
+from fake_launcher import ALPHA_S, BARE_PER_S, BETA_S, ROOT_S, outcome
+from made_up_studies import made_up, make_study
 
 from mpi_rollout.bench import statistics
 from mpi_rollout.bench.machine import machine_facts

@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import tuned
-from conftest import TESTS, Job, Result, processes_in
+import tuned_envs
+from jobs import CLONE, HELPERS, Job, Result, processes_in
 
 from mpi_rollout.bench.env_probe import EnvFigures, measure_env, probe_env
 from mpi_rollout.bench.jobs import Stop
@@ -21,8 +21,8 @@ from mpi_rollout.cli import main
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.partition import Division
 
-LAUNCHER = shlex.join([sys.executable, str(TESTS / "tune_launcher.py")])
-ENV = ("--env-factory", "tuned:Plain", "--num-envs", "6")
+LAUNCHER = shlex.join([sys.executable, str(HELPERS / "fake_tune_launcher.py")])
+ENV = ("--env-factory", "tuned_envs:Plain", "--num-envs", "6")
 ALL = {"-n 1": 900.0, "-n 2": 1800.0, "-n 2 --num-groups 2": 1700.0, "-n 2 --mode async": 1600.0,
        "-n 3 --dedicated-root --num-groups 2": 1500.0, "-n 3 --dedicated-root --mode async": 1400.0}  # fmt: skip
 
@@ -163,17 +163,17 @@ def test_the_limit_is_that_of_the_same_way_of_stepping():
 
 
 def test_an_env_is_measured_as_it_is():
-    found = measure_env(RolloutConfig(env_factory="tuned:Plain", num_envs=6, policy="tuned:count_calls"), 0.1)
+    found = measure_env(RolloutConfig(env_factory="tuned_envs:Plain", num_envs=6, policy="tuned_envs:count_calls"), 0.1)
     assert (found.observation_bytes, found.action_bytes, found.is_native) == (12, 8, False)
     assert found.steps_per_episode == pytest.approx(7, rel=0.1) and 0 < found.reset_share < 1
     assert found.step_s > 0 and found.policy_s > 0 and found.process_bytes > 10_000_000
 
 
 def test_memory_of_an_env_is_measured_in_a_process_that_has_freed_none(tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", f"{TESTS.parent}:{TESTS}")
-    options = {"env_factory": "tuned:Plain", "env_kwargs": {"heavy": True}, "num_envs": 6}
+    monkeypatch.setenv("PYTHONPATH", f"{CLONE}:{HELPERS}")
+    options = {"env_factory": "tuned_envs:Plain", "env_kwargs": {"heavy": True}, "num_envs": 6}
     found = probe_env(options, tmp_path, 60.0, Stop(), 0.1)
-    assert found.bytes_per_env == pytest.approx(tuned.HEAVY_BYTES, rel=0.1)
+    assert found.bytes_per_env == pytest.approx(tuned_envs.HEAVY_BYTES, rel=0.1)
 
 
 def test_a_sleeping_env_takes_as_long_as_it_sleeps_and_has_no_resets():
@@ -203,7 +203,7 @@ def test_all_that_may_win_is_tried_and_the_simplest_of_the_fastest_named(job: Jo
         assert words in result.out
     assert rows(result) == sorted(ALL, key=lambda name: -ALL[name])
     use = next(line for line in result.out.splitlines() if line.startswith("use: "))
-    assert use == f"use: {LAUNCHER} -n 2 python -m mpi_rollout --env-factory tuned:Plain --num-envs 6"
+    assert use == f"use: {LAUNCHER} -n 2 python -m mpi_rollout --env-factory tuned_envs:Plain --num-envs 6"
     assert "why: 1.06 times as fast as the next, -n 2 --num-groups 2" in result.out
     assert (
         "limit: 20,000 env steps/s, bare env.step loops on 2 ranks at once; this command reached 0.090 of it"
@@ -258,7 +258,7 @@ def test_a_dry_run_prints_the_jobs_and_starts_none(job: Job):
     result = tune(job, *ENV, "--actions", "pass", "--strict-dtypes", "--dry-run")
     assert result.code == 0, result.err
     commands = [shlex.split(line) for line in result.out.splitlines()]
-    passed_on = {"--env-factory=tuned:Plain", "--actions=pass", "--strict-dtypes"}
+    passed_on = {"--env-factory=tuned_envs:Plain", "--actions=pass", "--strict-dtypes"}
     assert len(commands) == len(ALL) and all(passed_on <= {*command} for command in commands)
     assert list(job.folder.iterdir()) == []
 
@@ -266,9 +266,9 @@ def test_a_dry_run_prints_the_jobs_and_starts_none(job: Job):
 @pytest.mark.parametrize(
     ("trouble", "words"),
     [
-        ("crash", "measuring tuned:Plain by itself: ended by SIGSEGV"),
-        ("raise", "measuring tuned:Plain by itself: exit code 70: RuntimeError: the simulator has diverged"),
-        ("hang", "measuring tuned:Plain by itself: did not end within 3 s"),
+        ("crash", "measuring tuned_envs:Plain by itself: ended by SIGSEGV"),
+        ("raise", "measuring tuned_envs:Plain by itself: exit code 70: RuntimeError: the simulator has diverged"),
+        ("hang", "measuring tuned_envs:Plain by itself: did not end within 3 s"),
     ],
 )
 def test_an_env_that_fails_by_itself_is_told_before_any_job(job: Job, trouble, words):
@@ -279,10 +279,10 @@ def test_an_env_that_fails_by_itself_is_told_before_any_job(job: Job, trouble, w
 
 
 def test_a_policy_that_fails_is_not_taken_for_the_env(job: Job):
-    result = tune(job, *ENV, "--policy", "tuned:fail")
+    result = tune(job, *ENV, "--policy", "tuned_envs:fail")
     assert (result.code, result.messages[-1]) == (
         65,
-        "--policy tuned:fail: ZeroDivisionError: no observation is good enough",
+        "--policy tuned_envs:fail: ZeroDivisionError: no observation is good enough",
     )
 
 

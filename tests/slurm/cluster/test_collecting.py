@@ -8,12 +8,12 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-from conftest import TESTS, WHOLE, Job, assert_same_bytes, datasets
-from kept import committed
+from jobs import CLONE, WHOLE, Job, assert_same_bytes, datasets
 from slurm_cluster import NODES
+from stopped_runs import committed
 from submissions import SCRIPTS, VENVS, Submissions, one_mpi, with_srun, without_plugins
 
-ENV = ("--env-factory", "stopping:Paced", "--num-envs", "6", "--progress", "none", "--out", "run.h5")
+ENV = ("--env-factory", "stopping_envs:Paced", "--num-envs", "6", "--progress", "none", "--out", "run.h5")
 RUN = (*ENV, "--num-steps", str(WHOLE))
 SHORT = (*ENV, "--num-steps", "20")
 PACE_S = "0.002"  # The first start then takes five seconds or more.
@@ -38,13 +38,13 @@ def test_shellcheck_finds_nothing():
         pytest.skip("there is no shellcheck; apt-get install shellcheck")
     files = [*SCRIPTS.glob("*.sh"), *SCRIPTS.glob("*.sbatch")]
     files = [path for path in files if path.name != "site.sh"]  # Who uses the scripts here has one.
-    done = subprocess.run(["shellcheck", "-x", *files], cwd=TESTS.parent, capture_output=True, text=True)
+    done = subprocess.run(["shellcheck", "-x", *files], cwd=CLONE, capture_output=True, text=True)
     assert files and done.returncode == 0, done.stdout
 
 
 def test_make_brings_what_these_tests_need():
     """Tests of an MPI that is not there are skipped, which nobody sees."""
-    done = subprocess.run(["make", "--dry-run", "slurm-test"], cwd=TESTS.parent, capture_output=True, text=True)
+    done = subprocess.run(["make", "--dry-run", "slurm-test"], cwd=CLONE, capture_output=True, text=True)
     assert "install MPI=openmpi" in done.stdout and "install MPI=mpich" in done.stdout
 
 
@@ -176,14 +176,14 @@ def test_a_job_that_took_no_step_does_not_restart_for_ever(submit):
 
 def test_a_rank_that_is_killed_ends_the_job(submit):
     """KillOnBadExit is off in this cluster, as SLURM has it."""
-    state, _ = submit.run(*SHORT, "--policy", "stopping:counting", STOP_AT="kill:5")
+    state, _ = submit.run(*SHORT, "--policy", "stopping_envs:counting", STOP_AT="kill:5")
     assert state == "FAILED" and submit.status["state"] == "running"
     assert "the run was killed (exit code 137); what it had committed is kept" in submit.messages[-1]
 
 
 @one_mpi
 def test_a_failed_run_ends_the_job_with_its_own_exit_code_and_message(submit):
-    assert submit.run(*SHORT, "--policy", "stopping:counting", STOP_AT="raise:5") == ("FAILED", "70:0")
+    assert submit.run(*SHORT, "--policy", "stopping_envs:counting", STOP_AT="raise:5") == ("FAILED", "70:0")
     [message] = submit.messages
     assert "RuntimeError: told to fail" in message
 
@@ -316,8 +316,8 @@ def test_a_job_is_no_component_of_a_heterogeneous_one(submit):
 
 @one_mpi
 def test_an_output_of_another_configuration_is_refused_and_left_alone(submit):
-    submit.run(*SHORT, "--policy", "stopping:counting", STOP_AT="raise:5")
-    state, code = submit.run(*SHORT, "--policy", "stopping:counting", "--seed", "5")
+    submit.run(*SHORT, "--policy", "stopping_envs:counting", STOP_AT="raise:5")
+    state, code = submit.run(*SHORT, "--policy", "stopping_envs:counting", "--seed", "5")
     assert (state, code) == ("FAILED", "64:0")
     assert "is of another run: --seed was 0, is 5" in submit.messages[1]
     assert committed(submit.folder / "run.h5.part") == 4

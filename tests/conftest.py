@@ -1,0 +1,58 @@
+"""Fixtures that all tests share.  How jobs are started is in `helpers/jobs.py`."""
+
+import compileall
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+from jobs import CLONE, HELPERS, WHOLE, Job, datasets, processes_in
+
+pytest_plugins = ["submissions"]
+NEEDS_SLURM = CLONE / "tests" / "slurm" / "cluster"
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out what needs a SLURM; `make slurm-test` asks for it by name."""
+    is_left_out = collection_path == NEEDS_SLURM and not any("slurm/cluster" in argument for argument in config.args)
+    return is_left_out or None
+
+
+def pytest_configure() -> None:
+    """Heed the signals that a shell has its background jobs ignore: tests send them, and their jobs inherit that."""
+    for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, handler)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def bytecode() -> None:
+    """Compile program and tests before the jobs, which write none: each process would compile them all again."""
+    for folder in (CLONE / "mpi_rollout", HELPERS):
+        compileall.compile_dir(folder, quiet=2)
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[Job]:
+    yield Job(tmp_path)
+    for pid in processes_in(tmp_path):  # What a failed test has left behind.
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture(scope="session")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray]:
+    """What a run of six `envs.Image` gives that nothing stops."""
+    job = Job(tmp_path_factory.mktemp("whole"))
+    arguments = ("--env-factory", "envs:Image", "--num-envs", "6", "--num-steps", str(WHOLE), "--progress", "none")
+    return datasets(job.collect(None, *arguments))
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """`@pytest.mark.mpi(1, 2, 3)` runs a test that takes `num_ranks` once for each."""
+    mark = metafunc.definition.get_closest_marker("mpi")
+    if mark is not None and mark.args and "num_ranks" in metafunc.fixturenames:
+        metafunc.parametrize("num_ranks", mark.args)

@@ -1,0 +1,32 @@
+"""How tests start a scaling study whose launcher starts nothing."""
+
+import shlex
+import sys
+from collections import Counter
+
+from jobs import HELPERS, Job, Result, Running
+
+from mpi_rollout.bench.scaling.file import StudyFile, read_study
+
+LAUNCHER = shlex.join([sys.executable, str(HELPERS / "fake_launcher.py")])
+STUDY = ("--env", "CartPole-v1", "--num-envs", "8", "--ranks", "2,4", "--repeats", "2", "--out", "study.h5")
+ALL = Counter({"1": 2, "2": 2, "4": 2})
+
+
+def start(job: Job, *arguments: str, **trouble: str) -> Running:
+    """Start a study whose launcher is made up."""
+    log = str(job.folder / "log")
+    return job.start(None, "scaling", "strong", *STUDY, "--launcher", LAUNCHER, *arguments, LOG=log, **trouble)
+
+
+def study(job: Job, *arguments: str, **trouble: str) -> Result:
+    return start(job, *arguments, **trouble).finish()
+
+
+def started(job: Job) -> list[str]:
+    """The numbers of ranks that the launcher was started with, the warm-up's too."""
+    return [line.split()[0] for line in (job.folder / "log").read_text().splitlines()]
+
+
+def stored(job: Job) -> StudyFile:
+    return read_study(str(job.folder / "study.h5"))
