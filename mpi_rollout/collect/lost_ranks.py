@@ -4,15 +4,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from mpi_rollout.collect.collector import Collector
+from mpi_rollout.collect.monitor import RunState
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.clock import PHASES
 from mpi_rollout.errors import RankLost, counted
 from mpi_rollout.ranks.driver import Driver
 
+Report = dict[str, Any]  # What a rank says of itself at the end: its host, envs and seconds by phase.
+
 
 @dataclass(frozen=True)
-class Loss:
+class LostRank:
     """A rank that was lost with its envs; `step` is the first one that these did not take, counted from 0."""
 
     rank: int
@@ -27,7 +29,7 @@ class Loss:
         return f"rank {self.rank} ({self.host}), {envs}, at step {self.step:,}"
 
 
-class Losses:
+class LostRanks:
     """The root's list of ranks that are gone.
 
     Parameters
@@ -44,10 +46,10 @@ class Losses:
     """
 
     def __init__(self, config: RolloutConfig, driver: Driver, hosts: list[str], show: Callable[[str], None]):
-        self.all: list[Loss] = []
+        self.all: list[LostRank] = []
         self._config, self._driver, self._hosts, self._show = config, driver, hosts, show
 
-    def note(self, ranks: list[int], collector: Collector, writer: Any) -> None:
+    def note(self, ranks: list[int], state: RunState) -> None:
         """Go on without ranks that are gone, from the step under way on.
 
         Raises
@@ -55,10 +57,12 @@ class Losses:
         RankLost
             No rank is left that steps envs.
         """
-        new, num_envs = [], self._config.num_envs
+        collector, num_envs = state.collector, self._config.num_envs
+        assert collector is not None
+        new = []
         for rank in ranks:
             envs = collector.lose(rank)
-            new.append(Loss(rank, self._hosts[rank], envs.start, len(envs), collector.num_steps))
+            new.append(LostRank(rank, self._hosts[rank], envs.start, len(envs), collector.num_steps))
         self.all += new
         if self._driver.exchanges.num_stepping == 0:
             raise RankLost(f"lost {new[-1]}; no rank is left that steps envs")
@@ -66,9 +70,9 @@ class Losses:
         for loss in new:
             self._show(f"mpi_rollout: lost {loss}; going on with {num_left} of {counted(num_envs, 'env')}\n")
             for index in range(loss.first_env, loss.first_env + loss.num_envs):
-                writer.add_fault(index, loss.step, f"lost rank {loss.rank} ({loss.host})")
+                state.file.add_fault(index, loss.step, f"lost rank {loss.rank} ({loss.host})")
 
-    def reports(self) -> list[dict[str, Any]]:
+    def reports(self) -> list[Report]:
         """What the ranks have to report at the end, in rank order; of those that are gone, what is known."""
         reports = None
         while reports is None:

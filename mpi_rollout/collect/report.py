@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from mpi_rollout.collect.lost_ranks import Loss
+from mpi_rollout.collect.lost_ranks import LostRank
 from mpi_rollout.core.bounds import told
 from mpi_rollout.errors import counted
 
@@ -68,7 +68,7 @@ class Outcome:
     mpi_library: str = ""
     order_bytes: int = 0
     slot_bytes: int = 0
-    lost: list[Loss] = field(default_factory=list)
+    lost: list[LostRank] = field(default_factory=list)
     wrong_values: list[dict[str, Any]] = field(default_factory=list)
     slept: bool = False
 

@@ -4,21 +4,30 @@ The running episodes are taken again on all ranks, with the recorded actions, an
 was recorded, byte by byte.  It takes as many steps as the longest running episode has.
 """
 
-from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mpi_rollout.core.layout import Block, tree_of
 from mpi_rollout.envs.replaying import Past
+from mpi_rollout.errors import counted
+from mpi_rollout.exchange.destination import Destination
 from mpi_rollout.exchange.exchange import Command
+from mpi_rollout.process.console import say
 from mpi_rollout.ranks.driver import Driver
 
+if TYPE_CHECKING:
+    import h5py  # For the root alone: a worker's imports are the job's start-up time.
+
 REPLAY_NBYTES = 2**24  # Of recorded data to be read at a time.
+MOST_SAID = 8  # Envs that are named one by one.
 
 
-def catch_up(driver: Driver, past: Past, file: Mapping[str, Any], on_step: Callable[[], None]) -> dict[int, int]:
+def bring_back(driver: Driver, past: Past, file: "h5py.File", on_step: Callable[[], None]) -> dict[int, int]:
     """Take the running episodes again; return the envs that did not reproduce theirs, and from which step on.
+
+    Their random generators go on from there on all ranks.
 
     Parameters
     ----------
@@ -28,7 +37,7 @@ def catch_up(driver: Driver, past: Past, file: Mapping[str, Any], on_step: Calla
     recorded = Recorded(driver, file)
     lost: dict[int, int] = {}
     block = driver.block(1)
-    destinations = driver.destinations(block)
+    destinations = driver.destinations(block).values()
     driver.do(Command.RESTORE, past)
     lay(destinations)
     differs = recorded.observations_differ(block, past.starts.clip(max=past.num_steps))
@@ -40,10 +49,25 @@ def catch_up(driver: Driver, past: Past, file: Mapping[str, Any], on_step: Calla
         note(lost, recorded.step_differs(block, step) & (past.starts <= step), np.full(len(past.starts), step))
     driver.call_ranks("end_replay", sorted(lost))
     driver.made_anew = []  # Envs that failed meanwhile are among the lost.
+    driver.call_ranks("seed_again", past.num_steps)
     return lost
 
 
-def load(block: Block, past: Past, lost: Collection[int], file: Mapping[str, Any]) -> None:
+def say_resumed(source: str, past: Past, num_steps: int, lost: Mapping[int, int], seconds: float) -> None:
+    """Tell the user from where the run goes on, and which envs did not come back."""
+    num_again = past.num_steps - past.first_step
+    say(
+        f"mpi_rollout: continuing {source} after {past.num_steps:,} of {counted(num_steps, 'step')}; took "
+        f"{counted(num_again, 'step')} again in {seconds:.1f} s\n"
+    )
+    for index, step in list(lost.items())[:MOST_SAID]:
+        say(
+            f"mpi_rollout: env {index} did not reproduce step {step}: its running episode is ended as truncated "
+            "and faulted\n"
+        )
+
+
+def load(block: Block, past: Past, lost: Collection[int], file: "h5py.File") -> None:
     """Fill a block with what there is of its rows; of the lost envs with the end of their episodes."""
     for name, array in block.named.items():
         stop = past.num_steps + name.startswith("observations")
@@ -53,9 +77,9 @@ def load(block: Block, past: Past, lost: Collection[int], file: Mapping[str, Any
         block.truncations[past.num_steps - 1 - block.start, sorted(lost)] = True
 
 
-def lay(destinations: dict[Any, Any]) -> None:
+def lay(destinations: Iterable[Destination]) -> None:
     """Lay the slots of all lanes into row 0."""
-    for destination in destinations.values():
+    for destination in destinations:
         destination.lay_observations(0)
         destination.lay_results(0)
         destination.unpack(0, 1)
@@ -70,50 +94,47 @@ def note(lost: dict[int, int], differs: np.ndarray, steps: np.ndarray) -> None:
 class Recorded:
     """The recorded rows of a file, read many at a time."""
 
-    def __init__(self, driver: Driver, file: Mapping[str, Any]):
-        self._driver, self._datasets = driver, {}
-        block = driver.block(1)
-        self._datasets = {name: file["trajectories"][name] for name in block.named}
+    def __init__(self, driver: Driver, file: "h5py.File"):
+        self._driver = driver
+        self._datasets = {name: file["trajectories"][name] for name in driver.block(1).named}
         nbytes = Block.row_nbytes(driver.observation_space, driver.action_space, driver.num_envs)
         self._num_rows = max(1, REPLAY_NBYTES // nbytes)
-        self._first, self._rows = 0, {}
+        self._first, self._rows = 0, dict[str, np.ndarray]()
 
     def _row(self, name: str, step: int) -> np.ndarray:
-        if name not in self._rows or not self._first <= step < self._first + self._num_rows:
-            if not self._first <= step < self._first + self._num_rows:
-                self._first, self._rows = step, {}
-            stop = self._first + self._num_rows
-            self._rows[name] = self._datasets[name][self._first : stop]
+        if not self._first <= step < self._first + self._num_rows:
+            self._first, self._rows = step, {}
+        if name not in self._rows:
+            self._rows[name] = self._datasets[name][self._first : self._first + self._num_rows]
         return self._rows[name][step - self._first]
 
+    def _names(self, group: str) -> list[str]:
+        return [name for name in self._datasets if name.split("/")[0] == group]
+
     def actions(self, step: int) -> Any:
-        """The actions of all envs."""
-        names = [name for name in self._datasets if name.split("/")[0] == "actions"]
-        return tree_of(self._driver.action_space, (self._row(name, step) for name in names))
+        """Return the actions of all envs."""
+        return tree_of(self._driver.action_space, (self._row(name, step) for name in self._names("actions")))
 
     def step_differs(self, block: Block, step: int) -> np.ndarray:
-        """Whether each env's outcome in row 0 of a block is another than that of a step."""
+        """Tell of each env whether its outcome in row 0 of a block is another than that of a step."""
         differs = np.zeros(self._driver.num_envs, np.bool_)
         for name in ("rewards", "terminations", "truncations"):
             differs |= rows_differ(block.named[name][0], self._row(name, step))
-        for name in self._observations():
+        for name in self._names("observations"):
             differs |= rows_differ(block.named[name][0], self._row(name, step + 1))
         return differs
 
     def observations_differ(self, block: Block, steps: np.ndarray) -> np.ndarray:
-        """Whether each env's observation in row 0 of a block is another than that of its step of `steps`."""
+        """Tell of each env whether its observation in row 0 of a block is another than that of its step of `steps`."""
         differs = np.zeros(self._driver.num_envs, np.bool_)
-        for name in self._observations():
+        for name in self._names("observations"):
             for step in np.unique(steps):
                 envs = steps == step
                 differs[envs] |= rows_differ(block.named[name][0], self._row(name, int(step)))[envs]
         return differs
 
-    def _observations(self) -> list[str]:
-        return [name for name in self._datasets if name.split("/")[0] == "observations"]
-
 
 def rows_differ(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Whether rows have other bytes: NaN is equal to itself, 0.0 is not -0.0."""
+    """Tell of each row whether its bytes differ: NaN is equal to itself, 0.0 is not -0.0."""
     flat = [np.ascontiguousarray(array).reshape(len(array), -1).view(np.uint8) for array in (first, second)]
     return (flat[0] != flat[1]).any(axis=1)

@@ -1,48 +1,36 @@
-"""What the root does in a run besides stepping its envs: collect, store, tell, and end it, whatever happens."""
+"""What the root does in a run, in this order: start or resume, collect, measure the limit in between, end."""
 
 import json
 import os
-import signal
-import traceback
-from collections import Counter
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING
 
-import numpy as np
-
-from mpi_rollout.collect.collector import Collector, Discard
-from mpi_rollout.collect.lost_ranks import Losses
-from mpi_rollout.collect.progress import make_progress
-from mpi_rollout.collect.report import Outcome
-from mpi_rollout.collect.resuming import catch_up, load
+from mpi_rollout.collect.blocks import Discard, Sink
+from mpi_rollout.collect.collector import Collector, CollectorOptions
+from mpi_rollout.collect.lost_ranks import LostRanks
+from mpi_rollout.collect.monitor import Monitor, RunState
+from mpi_rollout.collect.resuming import bring_back, load, say_resumed
 from mpi_rollout.collect.room import check_file
-from mpi_rollout.config import RolloutConfig, flag
-from mpi_rollout.core.clock import PHASES
-from mpi_rollout.core.deadline import Deadline
+from mpi_rollout.collect.run_end import RunEnd
+from mpi_rollout.config import RolloutConfig
+from mpi_rollout.core.clock import utc_now
 from mpi_rollout.core.layout import Block, describe
 from mpi_rollout.core.memory import check_blocks
 from mpi_rollout.envs.replaying import Past
-from mpi_rollout.errors import (
-    DataError,
-    Interrupted,
-    PolicyError,
-    RolloutError,
-    StorageError,
-    UsageError,
-    counted,
-    words_of,
-)
+from mpi_rollout.errors import DataError, Interrupted, PolicyError, RolloutError, words_of
 from mpi_rollout.exchange import job_end, world
 from mpi_rollout.policies.random import Policy, RandomPolicy
-from mpi_rollout.process.console import STDOUT, say
-from mpi_rollout.ranks.driver import Driver, RankError
+from mpi_rollout.process.console import say
+from mpi_rollout.ranks.driver import Driver
 from mpi_rollout.ranks.set_up import EnvFacts
 from mpi_rollout.ranks.worker import Worker
-from mpi_rollout.storage.status import Status, is_batch_job
+from mpi_rollout.storage.status import Status
 
-LIMIT_PARTS = 5
+if TYPE_CHECKING:
+    from mpi_rollout.storage import Output  # Imports h5py: a worker's imports are the job's start-up time.
+
+NUM_PARTS = 5  # Of a run whose limit is measured before, between and after them.
 NUM_BLOCKS = 3
 
 
@@ -54,7 +42,7 @@ class Root:
     policy
         None for the random one.
     output
-        `storage.Output`: what there is already.
+        What there is already.
     facts
         What the envs say of themselves.
     hosts
@@ -65,29 +53,21 @@ class Root:
         self,
         config: RolloutConfig,
         policy: Policy | None,
-        output: Any,
+        output: "Output",
         worker: Worker,
         facts: EnvFacts,
         hosts: list[str],
     ):
-        self.config, self.output, self.past, self.facts, self.hosts = config, output, output.past, facts, hosts
-        self.deadline, self.status = Deadline(config.max_walltime), Status(config.out, config.num_steps)
-        self.driver = Driver(worker.exchanges, worker, config.actions)
-        self.losses = Losses(config, self.driver, hosts, say)
-        self.driver.on_loss = lambda ranks: self.losses.note(ranks, self.collector, self.writer)
-        self.policy = policy or RandomPolicy(facts.action_space, config.num_envs, config.seed)
-        self.progress = make_progress(config.progress, config.num_steps, self.driver.clock)
-        worker.on_stop = self.progress.close  # Launchers do not wait long.
-        self.writer: Any = None
-        self.collector: Collector | None = None
-        self.limit: list[tuple[float, float]] = []
-        self.restarts: Counter[int] = Counter()  # Of envs, by their index.
-        self._warning = output.warning
-        self.seconds, self.phases = 0.0, dict.fromkeys(PHASES, 0.0)
-        self._looked_at, self._seen_env_steps = 0.0, 0
-        self._untold = np.zeros(2)  # Env steps and seconds since the last line.
-        self._catch_up_s = 0.0
-        self._began_at = self._tell_at = self._checked_at = self._worst_pause_s = 0.0
+        self._config, self._output, self._facts, self._hosts = config, output, facts, hosts
+        self._policy = policy or RandomPolicy(facts.action_space, config.num_envs, config.seed)
+        self._state = RunState(output.past)
+        self._driver = Driver(worker.exchanges, worker, config.actions)
+        self._status = Status(config.out, config.num_steps)
+        self._monitor = Monitor(config, self._driver, self._state, self._status)
+        worker.on_stop = self._monitor.progress.close  # Launchers do not wait long.
+        lost_ranks = LostRanks(config, self._driver, hosts, say)
+        self._driver.on_loss = lambda ranks: lost_ranks.note(ranks, self._state)
+        self._end = RunEnd(config, self._driver, self._state, self._status, self._monitor, lost_ranks)
 
     def drive(self) -> int:
         """Run, and let all ranks out with the exit code that is returned."""
@@ -96,302 +76,137 @@ class Root:
         except BaseException as error:  # This ends the job at once; whoever called says why.
             is_stopped = isinstance(error, KeyboardInterrupt)
             code = Interrupted.exit_code if is_stopped else RolloutError.exit_code
-            self._tell_status("interrupted" if is_stopped else "failed", code, words_of(error))
+            self._end.tell_failed(error, code, words_of(error))
             raise
-        self.output.release()  # Others may write there: this run has told how it ended.
-        if self.writer is not None:
-            self.writer.release()
-        self.driver.stop(code)
+        self._output.release()  # Others may write there: this run has told how it ended.
+        if self._state.writer is not None:
+            self._state.writer.release()
+        self._driver.stop(code)
         return code
 
     def _drive(self) -> int:
         try:
-            self._collect()
-            outcome = self._finish(complete=True)
+            return self._end.complete(self._collect())
         except (DataError, PolicyError) as error:  # The policy's actions; what envs give comes as RankError.
-            error.args = (f"{self._place}: ", *error.args)
-            return self._end_badly(error)
+            error.args = (f"{self._state.place}: ", *error.args)
+            return self._end.fail(error)
         except RolloutError as error:
-            return self._end_badly(error)
+            return self._end.fail(error)
         except Exception as error:
             if job_end.is_loss(error):
                 raise
-            say(traceback.format_exc())
-            return self._end_badly(RolloutError(f"{self._place}: {words_of(error)}"))
-        self._tell_status("complete", 0, outcome.file)
-        self._print(json.dumps(outcome.as_dict()) if self.config.json else "\n".join(outcome.lines()))
-        return 0
+            return self._end.fail_unexpectedly(error, f"{self._state.place}: {words_of(error)}")
 
-    def _note_fault(self, env_index: int, step: int, message: str) -> None:
-        self.restarts[env_index] += 1
-        self.writer.add_fault(env_index, step, message)
-
-    @property
-    def _place(self) -> str:
-        """Where the run is: steps are counted from 0, as in the file, so this is the first one that it lacks."""
-        num_steps = self.collector.num_steps if self.collector else self._num_safe
-        return f"rank 0 ({os.uname().nodename}), step {num_steps}"
-
-    @property
-    def _num_safe(self) -> int:
-        """Steps that are committed, by this start of the run or an earlier one."""
-        num_past = 0 if self.past is None else self.past.num_steps
-        return max(num_past, 0 if self.writer is None else self.writer.num_committed)
-
-    def _collect(self) -> None:
-        if self._warning:
-            say(f"mpi_rollout: {self._warning}\n")
-        if self.past is None:
-            self._make_collector({})
-            self.collector.start()
-        else:
-            self._go_on(self.past)
-        before = self._measure_limit() if self.config.measure_limit else 0.0
+    def _collect(self) -> Collector:
+        if self._output.warning:
+            say(f"mpi_rollout: {self._output.warning}\n")
+        past = self._state.past
+        collector = self._start() if past is None else self._resume(past)
+        before = self._measure_limit() if self._config.measure_limit else 0.0
         for num_steps in self._parts():
-            rate = self._advance(num_steps)
-            if self.config.measure_limit:
+            rate = self._advance(collector, num_steps)
+            if self._config.measure_limit:
                 after = self._measure_limit()
-                self.limit.append((rate, (before + after) / 2))
+                self._state.limit.append((rate, (before + after) / 2))
                 before = after
+        return collector
 
-    def _go_on(self, past: Past) -> None:
+    def _start(self) -> Collector:
+        collector = self._make_collector({})
+        collector.start()
+        return collector
+
+    def _resume(self, past: Past) -> Collector:
         """Be where an earlier start of the run came to."""
         from mpi_rollout.storage import open_unmarked
 
-        self.status.tell("running", num_steps=self._num_safe)
-        with open_unmarked(self.output.source) as source:  # Also when another file has taken its place.
-            lost = self._catch_up(past, source)
-            self._make_collector(lost)
+        self._status.tell("running", num_steps=self._state.num_safe)
+        with open_unmarked(self._output.source) as source:  # Also when another file has taken its place.
+            start = perf_counter()
+            lost = bring_back(self._driver, past, source, self._monitor.check_stop)
+            self._state.catch_up_s = perf_counter() - start
+            say_resumed(self._output.source, past, self._config.num_steps, lost, self._state.catch_up_s)
+            collector = self._make_collector(lost)
             num_ended = int((past.starts > past.num_steps).sum()) + len(lost)
-            self.collector.go_on(past.num_steps, num_ended, lambda block: load(block, past, lost, source))
+            collector.resume(past.num_steps, num_ended, lambda block: load(block, past, lost, source))
+        return collector
 
-    def _catch_up(self, past: Past, source: Any) -> dict[int, int]:
-        """Bring the envs to where an earlier start of the run left them; tell of those that do not come there."""
-        start, config = perf_counter(), self.config
-        lost = catch_up(self.driver, past, source, self._check_stop)
-        self.driver.call_ranks("seed_again", past.num_steps)
-        num_again = past.num_steps - past.first_step
-        self._catch_up_s = perf_counter() - start
-        say(
-            f"mpi_rollout: continuing {self.output.source} after {past.num_steps:,} of "
-            f"{counted(config.num_steps, 'step')}; took {counted(num_again, 'step')} again in "
-            f"{self._catch_up_s:.1f} s\n"
-        )
-        for index, step in list(lost.items())[:8]:
-            say(
-                f"mpi_rollout: env {index} did not reproduce step {step}: its running episode is ended as truncated "
-                "and faulted\n"
-            )
-        return lost
-
-    def _make_collector(self, lost: Mapping[int, int]) -> None:
+    def _make_collector(self, lost: Mapping[int, int]) -> Collector:
         """Make the file and what fills it; from then on the run is under way."""
-        config, sink = self.config, self._make_sink(lost)
-        self.status.tell("running", num_steps=self._num_safe)
+        config, sink = self._config, self._make_sink(lost)
+        self._status.tell("running", num_steps=self._state.num_safe)
         reset_seed = config.seed if config.vectorization_mode == "vector_entry_point" else None
-        self.collector = Collector(
-            self.driver, self.policy, sink, NUM_BLOCKS, self._look, self._note_fault, config.batch_size, reset_seed
-        )
+        options = CollectorOptions(NUM_BLOCKS, config.batch_size, reset_seed)
+        self._state.collector = Collector(self._driver, self._policy, sink, options, self._monitor)
+        return self._state.collector
 
-    def _parts(self) -> list[int]:
-        """The run's steps, cut where the limit is measured in between."""
-        left = self.config.num_steps - (0 if self.past is None else self.past.num_steps)
-        if left == 0:  # The run was stopped when it had only to close its file.
-            return []
-        num_parts = min(LIMIT_PARTS, left) if self.config.measure_limit else 1
-        small, large = divmod(left, num_parts)
-        return [small + 1] * large + [small] * (num_parts - large)
-
-    def _make_sink(self, lost: Mapping[int, int]) -> Any:
+    def _make_sink(self, lost: Mapping[int, int]) -> Sink:
         from mpi_rollout import storage  # h5py is for the root alone: a worker's imports are the job's start-up time.
 
-        nbytes = Block.row_nbytes(self.facts.observation_space, self.facts.action_space, self.config.num_envs)
-        num_rows = storage.rows_per_block(nbytes, self.config.num_steps)
-        goes = self.past is not None and self.output.source != self.config.out  # When the new file has what it had.
-        old_nbytes = os.path.getsize(self.output.source) if goes else 0
+        nbytes = Block.row_nbytes(self._facts.observation_space, self._facts.action_space, self._config.num_envs)
+        num_rows = storage.rows_per_block(nbytes, self._config.num_steps)
         check_blocks(NUM_BLOCKS * num_rows * nbytes)
-        if told := check_file(self.config, nbytes, old_nbytes):
-            say(f"mpi_rollout: {told}\n")
-        blocks = [self.driver.block(num_rows) for _ in range(NUM_BLOCKS)]
-        self.writer = storage.open_writer(
-            self.config,
+        goes = self._state.past is not None and self._output.source != self._config.out  # When the new file is there.
+        old_nbytes = os.path.getsize(self._output.source) if goes else 0
+        if size := check_file(self._config, nbytes, old_nbytes):
+            say(f"mpi_rollout: {size}\n")
+        blocks = [self._driver.block(num_rows) for _ in range(NUM_BLOCKS)]
+        self._state.writer = storage.open_writer(
+            self._config,
             self._attributes(),
             blocks,
-            len(self.hosts),
-            self.past,
+            len(self._hosts),
+            self._output.past,
             lost,
-            self.output.replaces,
-            self.output.source,
+            self._output.replaces,
+            self._output.source,
         )
-        return self.writer if self.config.trajectories else Discard(blocks)
+        return self._state.writer if self._config.trajectories else Discard(blocks)
 
-    def _attributes(self) -> dict[str, Any]:
-        facts = self.facts
+    def _attributes(self) -> dict[str, object]:
+        facts = self._facts
         described = {"observation": describe(facts.observation_space), "action": describe(facts.action_space)}
         return {
-            "config": self.config.to_json(),
+            "config": self._config.to_json(),
             "env_spec": facts.described_spec,
             "spaces": json.dumps(described),
-            "seed": self.config.seed,
-            "num_envs": self.config.num_envs,
+            "seed": self._config.seed,
+            "num_envs": self._config.num_envs,
             "autoreset_mode": facts.metadata["autoreset_mode"].value,
-            "hosts": json.dumps(self.hosts),
+            "hosts": json.dumps(self._hosts),
             "mpi_library": world.library_name(),
-            "num_ranks": len(self.hosts),
-            "started": now(),
+            "num_ranks": len(self._hosts),
+            "started": utc_now(),
         }
 
-    def _advance(self, num_steps: int) -> float:
+    def _parts(self) -> list[int]:
+        """Return the numbers of steps that the run takes at a time: the limit is measured in between."""
+        num_left = self._config.num_steps - self._state.num_past
+        if num_left == 0:  # The run was stopped when it had only to close its file.
+            return []
+        num_parts = min(NUM_PARTS, num_left) if self._config.measure_limit else 1
+        least, num_larger = divmod(num_left, num_parts)
+        return [least + 1] * num_larger + [least] * (num_parts - num_larger)
+
+    def _advance(self, collector: Collector, num_steps: int) -> float:
         """Take steps and have them committed; return env steps per second, all of that included."""
-        clock, tally = self.driver.clock, self.collector.tally
+        clock, tally, state = self._driver.clock, collector.tally, self._state
         clock.restart()
         start, env_steps, before = clock.now, tally.env_steps, dict(clock.seconds)
         try:
-            self.collector.advance(num_steps)
-            if self.config.trajectories:
-                self.collector.hand_over()
-                self.writer.drain()
+            collector.advance(num_steps)
+            if self._config.trajectories:
+                collector.hand_over()
+                state.file.drain()
             clock.lap("write")
         finally:
-            self.seconds += perf_counter() - start
+            state.seconds += perf_counter() - start
             for phase, seconds in clock.seconds.items():
-                self.phases[phase] += seconds - before[phase]
+                state.phases[phase] += seconds - before[phase]
         return (tally.env_steps - env_steps) / (clock.now - start)
 
     def _measure_limit(self) -> float:
-        rate = sum(self.driver.call_ranks("limit", self.config.limit_s))
-        self.driver.clock.lap("other")
-        self._looked_at = 0.0  # Rates are of the run alone.
+        rate = sum(self._driver.call_ranks("limit", self._config.limit_s))
+        self._driver.clock.lap("other")
+        self._monitor.pause()
         return rate
-
-    def _check_stop(self) -> None:
-        if self.driver.stop_signal:
-            raise Interrupted(f"{self._place}: stopped by {signal.Signals(self.driver.stop_signal).name}")
-        now_s = perf_counter()
-        if self._checked_at:
-            self._worst_pause_s = max(self._worst_pause_s, now_s - self._checked_at)
-        self._checked_at = now_s
-        worst_commit_s = 0.0 if self.writer is None else self.writer.worst_commit_s
-        if self.deadline.is_near(worst_commit_s, self._worst_pause_s):
-            raise Interrupted(f"{self._place}: stopped for {self.deadline.reason}")
-
-    def _look(self, collector: Collector) -> None:
-        """Between two steps: stop if asked to, note and tell how far it is."""
-        self._check_stop()
-        self._say_warnings()
-        self.status.tell("running", num_steps=self.writer.num_committed)
-        now_s, env_steps = self.driver.clock.now, collector.tally.env_steps
-        if self._looked_at and env_steps == self._seen_env_steps:
-            return
-        if self._looked_at:
-            new = np.array([env_steps - self._seen_env_steps, now_s - self._looked_at])
-            self.writer.add_interval(now_s - self._began_at, env_steps, new[0] / new[1])
-            self._untold += new
-            if now_s >= self._tell_at:
-                rate = self._untold[0] / self._untold[1]
-                self.progress.tell(collector.num_steps, env_steps, rate, collector.tally.step_s)
-                self._untold[:] = 0
-                self._tell_at = now_s + self.progress.every_s
-        elif not self._began_at:
-            self._began_at, self._tell_at = now_s, now_s + self.progress.every_s
-        self._looked_at, self._seen_env_steps = now_s, env_steps
-
-    def _say_warnings(self) -> None:
-        """Say of wrong values what the writer has found since."""
-        warnings = self.writer.values.warnings if self.config.trajectories else []
-        while warnings:
-            say(f"mpi_rollout: {warnings.pop(0)}\n")
-
-    def _finish(self, complete: bool) -> Outcome:
-        """Close the file, with what the ranks have to report."""
-        from mpi_rollout.storage import Ending
-
-        self.progress.close()
-        ranks, tally = self.losses.reports(), self.collector.tally
-        exchange = self.driver.lanes[0].exchange
-        ending = Ending(now(), tally.env_steps, self.seconds, ranks, self.limit, complete)
-        file = self.writer.finish(ending)
-        self._say_warnings()
-        return Outcome(
-            file=file,
-            num_ranks=len(ranks),
-            num_envs=self.config.num_envs,
-            num_steps=self.collector.num_steps,
-            env_steps=tally.env_steps,
-            seconds=self.seconds,
-            phases=self.phases,
-            ranks=[{key: value for key, value in rank.items() if key != "fault"} for rank in ranks],
-            step_s=tally.step_s.tolist(),
-            in_lockstep=self.config.mode == "sync" and self.config.num_groups == 1,
-            slowest_s=tally.slowest_s,
-            mean_s=tally.mean_s,
-            num_waits=self.writer.num_waits,
-            limit=self.limit,
-            restarts=dict(sorted(self.restarts.items())),
-            num_steps_before=0 if self.past is None else self.past.num_steps,
-            catch_up_s=self._catch_up_s,
-            complete=complete,
-            wrong_values=self.writer.values.found if self.config.trajectories else [],
-            mpi_library=world.library_name(),
-            order_bytes=exchange.order_nbytes,
-            slot_bytes=exchange.layout.nbytes,
-            lost=self.losses.all,
-            slept=self.driver.exchanges.way == "sleep",
-        )
-
-    @staticmethod
-    def _print(text: str) -> None:
-        say(f"{text}\n", STDOUT)
-
-    def _end_badly(self, error: RolloutError) -> int:
-        """Keep what is whole, say what happened, return the exit code."""
-        self.progress.close()
-        if isinstance(error, RankError | PolicyError):
-            say(error.stack)
-        kept = ""
-        if self.writer is not None and not isinstance(error, StorageError):
-            try:
-                kept = self._keep()
-            except RolloutError as second:
-                error.args = (*error.args, "; then ", *second.args)
-                error.exit_code = second.exit_code
-        message = error.shown(flag)
-        say(f"mpi_rollout: {message}{kept}\n")
-        if not isinstance(error, UsageError):  # Else another run writes there, and the status is its own.
-            state = "interrupted" if isinstance(error, Interrupted) else "failed"
-            self._tell_status(state, error.exit_code, message)
-        if self.config.json:
-            self._print(json.dumps({"error": message + kept, "exit_code": error.exit_code}))
-        return error.exit_code
-
-    def _tell_status(self, state: str, code: int, message: str) -> None:
-        config, out, part = self.config, self.config.out, self.config.out + ".part"
-        if state != "complete" and self.status.is_first and not os.path.exists(part) and not is_batch_job():
-            self.status.remove()  # A first start that came to nothing leaves nothing.
-            return
-        is_resumable = os.path.exists(part) and config.vectorization_mode == "sync" and config.trajectories
-        self.status.tell(
-            state, exit_code=code, message=message, num_steps=self._num_safe, resumable=is_resumable,
-            file=out if state == "complete" else part if os.path.exists(part) else None,
-        )  # fmt: skip
-
-    def _keep(self) -> str:
-        """Commit all steps that are whole; without any, leave nothing behind but what there was."""
-        num_steps = self.collector.num_steps if self.collector else 0
-        if num_steps == 0 and self.past is not None:
-            return f"; the {steps_before(self._num_safe)} in {self.writer.part}"
-        if num_steps == 0 or not self.config.trajectories:
-            self.writer.discard()
-            return ""
-        self.collector.hand_over()
-        outcome = self._finish(complete=False)
-        return f"; the {steps_before(num_steps)} in {outcome.file}"
-
-
-def steps_before(num_steps: int) -> str:
-    return f"{counted(num_steps, 'step')} before {'is' if num_steps == 1 else 'are'}"
-
-
-def now() -> str:
-    """The time, as ISO 8601 in UTC with seconds."""
-    return datetime.now(UTC).isoformat(timespec="seconds")

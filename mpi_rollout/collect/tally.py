@@ -41,8 +41,8 @@ class Tally:
             part = seconds[:, slots]
             self._lockstep_s += part.max(axis=1).sum(), part.sum() / num_stepping
 
-    def go_on(self, num_ended: int) -> None:
-        """Count from a step on in whose predecessor some envs' episodes ended."""
+    def resume(self, num_ended: int) -> None:
+        """Count from a step on; in the one before it, the episodes of `num_ended` envs ended."""
         self._ended = num_ended
 
     @property

@@ -1,5 +1,6 @@
 """Where the seconds of a rank go: its time by phase."""
 
+from datetime import UTC, datetime
 from time import perf_counter
 
 MAX_TIMEOUT_S = 1e6  # faulthandler counts microseconds in 64 bits; this is eleven days.
@@ -35,3 +36,8 @@ class Clock:
     def restart(self) -> None:
         """Add the time since the last lap to no phase."""
         self.now = perf_counter()
+
+
+def utc_now() -> str:
+    """Return the time, as ISO 8601 in UTC with seconds."""
+    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from typing import Any
 
 import h5py
 import numpy as np
 
+from mpi_rollout.core.clock import utc_now
 from mpi_rollout.errors import DataError, StorageError, UsageError, system_words
 from mpi_rollout.storage.chunks import ChunkWriter, TableWriter, fill
 from mpi_rollout.storage.naming import free_space, give_name
@@ -100,7 +100,7 @@ def _finish(source: h5py.File, destination: h5py.File, is_all: bool) -> None:
     if is_all and source.attrs["finished"].strip():
         destination.attrs.modify("finished", source.attrs["finished"])
     else:
-        destination.attrs["recovered"] = datetime.now(UTC).isoformat(timespec="seconds")
+        destination.attrs["recovered"] = utc_now()
     for dataset in leaf_datasets(destination).values():
         if dataset.name != "/throughput/ranks":
             ChunkWriter(dataset).seal()

@@ -8,8 +8,9 @@ import json
 import os
 import stat
 from contextlib import suppress
-from datetime import UTC, datetime
 from typing import Any
+
+from mpi_rollout.core.clock import utc_now
 
 BATCH_JOBS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")
 MOST_CHARS = 2**20  # Of a status, which has some hundred.
@@ -46,7 +47,7 @@ class Status:
             What is new; the rest stays.
         """
         self._values |= {"state": state, "pid": os.getpid(), "host": os.uname().nodename} | values
-        self._values["updated"] = datetime.now(UTC).isoformat(timespec="seconds")
+        self._values["updated"] = utc_now()
         text = json.dumps(self._values) + "\n"
         try:
             replace(self._path, text)

@@ -10,7 +10,7 @@ from time import perf_counter
 from typing import Any
 
 from mpi_rollout.bench.compare.steppers import SEED, WARM_UP_SHARE, Turn
-from mpi_rollout.collect.collector import Collector
+from mpi_rollout.collect.collector import Collector, CollectorOptions
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.layout import Block, describe
 from mpi_rollout.core.partition import Division
@@ -53,7 +53,7 @@ class Recording:
         Path(config.out + ".part").unlink(missing_ok=True)  # Of a turn that was ended, which no other goes on from.
         writer = self._open_writer(config, self._attributes, self._blocks, self._num_ranks)
         policy = RandomPolicy(self._facts.action_space, config.num_envs, SEED)
-        collector = Collector(self._driver, policy, writer, NUM_BLOCKS, lambda _: None, lambda *_: None)
+        collector = Collector(self._driver, policy, writer, CollectorOptions(NUM_BLOCKS))
         start = perf_counter()
         collector.start()
         reset_s = perf_counter() - start

@@ -1,0 +1,144 @@
+"""What the root looks at between two steps: whether it must stop, how far the run is, and what the user must see."""
+
+import os
+import signal
+from collections import Counter
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mpi_rollout.collect.collector import Collector
+from mpi_rollout.collect.progress import make_progress
+from mpi_rollout.config import RolloutConfig
+from mpi_rollout.core.clock import PHASES
+from mpi_rollout.core.deadline import Deadline
+from mpi_rollout.envs.replaying import Past
+from mpi_rollout.errors import Interrupted
+from mpi_rollout.process.console import say
+from mpi_rollout.ranks.driver import Driver
+from mpi_rollout.storage.status import Status
+
+if TYPE_CHECKING:
+    from mpi_rollout.storage.writer import Writer  # Imports h5py, which is for the root alone.
+
+
+@dataclass
+class RunState:
+    """Where a run is: what there is of it, and what it has taken.
+
+    Parameters
+    ----------
+    past
+        Where an earlier start of the run came to; None if there was none.
+    writer, collector
+        None until the envs are where the run begins.
+    seconds
+        From the first step to the last commit, without what measuring the limit took.
+    phases
+        The root's part of them by phase.
+    limit
+        Pairs of env steps per second, of a part of the run and of the bare loops before and after it.
+    restarts
+        How often envs were made anew, by their index.
+    """
+
+    past: Past | None
+    writer: "Writer | None" = None
+    collector: Collector | None = None
+    seconds: float = 0.0
+    catch_up_s: float = 0.0
+    phases: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
+    limit: list[tuple[float, float]] = field(default_factory=list)
+    restarts: Counter[int] = field(default_factory=Counter)
+
+    @property
+    def file(self) -> "Writer":
+        """The writer, once the run is under way."""
+        assert self.writer is not None
+        return self.writer
+
+    @property
+    def num_past(self) -> int:
+        """Steps that earlier starts of the run have taken."""
+        return 0 if self.past is None else self.past.num_steps
+
+    @property
+    def num_safe(self) -> int:
+        """Steps that are committed, by this start of the run or an earlier one."""
+        return max(self.num_past, 0 if self.writer is None else self.writer.num_committed)
+
+    @property
+    def place(self) -> str:
+        """Where the run is: steps are counted from 0, as in the file, so this is the first one that it lacks."""
+        num_steps = self.collector.num_steps if self.collector else self.num_safe
+        return f"rank 0 ({os.uname().nodename}), step {num_steps}"
+
+
+class Monitor:
+    """Looks after a run between two steps, as a `collector.Listener`.
+
+    Notes the throughput since the last look in the file, and tells how far the run is.
+    """
+
+    def __init__(self, config: RolloutConfig, driver: Driver, state: RunState, status: Status):
+        self.progress = make_progress(config.progress, config.num_steps, driver.clock)
+        self._driver, self._state, self._status = driver, state, status
+        self._deadline = Deadline(config.max_walltime)
+        self._looked_at, self._seen_env_steps = 0.0, 0
+        self._untold = np.zeros(2)  # Env steps and seconds since the last line.
+        self._began_at = self._tell_at = self._checked_at = self._worst_pause_s = 0.0
+
+    def check_stop(self) -> None:
+        """Raise Interrupted if somebody asked the run to stop, or its time is nearly over."""
+        place = self._state.place
+        if self._driver.stop_signal:
+            raise Interrupted(f"{place}: stopped by {signal.Signals(self._driver.stop_signal).name}")
+        now_s = perf_counter()
+        if self._checked_at:
+            self._worst_pause_s = max(self._worst_pause_s, now_s - self._checked_at)
+        self._checked_at = now_s
+        worst_commit_s = 0.0 if self._state.writer is None else self._state.writer.worst_commit_s
+        if self._deadline.is_near(worst_commit_s, self._worst_pause_s):
+            raise Interrupted(f"{place}: stopped for {self._deadline.reason}")
+
+    def on_fault(self, env_index: int, step: int, message: str) -> None:
+        self._state.restarts[env_index] += 1
+        self._state.file.add_fault(env_index, step, message)
+
+    def on_look(self, collector: Collector) -> None:
+        self.check_stop()
+        self.say_warnings()
+        self._status.tell("running", num_steps=self._state.file.num_committed)
+        now_s, env_steps = self._driver.clock.now, collector.tally.env_steps
+        if not self._looked_at:
+            if not self._began_at:
+                self._began_at, self._tell_at = now_s, now_s + self.progress.every_s
+        elif env_steps == self._seen_env_steps:
+            return
+        else:
+            self._note_interval(collector, now_s)
+        self._looked_at, self._seen_env_steps = now_s, env_steps
+
+    def _note_interval(self, collector: Collector, now_s: float) -> None:
+        """Have the throughput since the last look stored, and shown when it is time for it."""
+        env_steps = collector.tally.env_steps
+        new = np.array([env_steps - self._seen_env_steps, now_s - self._looked_at])
+        self._state.file.add_interval(now_s - self._began_at, env_steps, new[0] / new[1])
+        self._untold += new
+        if now_s >= self._tell_at:
+            rate = self._untold[0] / self._untold[1]
+            self.progress.tell(collector.num_steps, env_steps, rate, collector.tally.step_s)
+            self._untold[:] = 0
+            self._tell_at = now_s + self.progress.every_s
+
+    def pause(self) -> None:
+        """Leave out the time until the next look: rates are of the run alone."""
+        self._looked_at = 0.0
+
+    def say_warnings(self) -> None:
+        """Say of wrong values what the writer has seen since."""
+        values = self._state.file.values
+        while values is not None and values.warnings:
+            say(f"mpi_rollout: {values.warnings.pop(0)}\n")

@@ -1,0 +1,142 @@
+"""How a run ends: what is whole is kept, and the user, the status file and the exit code are told the same."""
+
+import json
+import os
+import traceback
+
+from mpi_rollout.collect.collector import Collector
+from mpi_rollout.collect.lost_ranks import LostRanks, Report
+from mpi_rollout.collect.monitor import Monitor, RunState
+from mpi_rollout.collect.report import Outcome
+from mpi_rollout.config import RolloutConfig, flag
+from mpi_rollout.core.clock import utc_now
+from mpi_rollout.errors import Interrupted, PolicyError, RolloutError, StorageError, UsageError, counted
+from mpi_rollout.exchange import world
+from mpi_rollout.process.console import STDOUT, say
+from mpi_rollout.ranks.driver import Driver, RankError
+from mpi_rollout.storage.status import Status, is_batch_job
+
+
+class RunEnd:
+    """Ends a run, of which `state` says how far it came."""
+
+    def __init__(
+        self,
+        config: RolloutConfig,
+        driver: Driver,
+        state: RunState,
+        status: Status,
+        monitor: Monitor,
+        lost_ranks: LostRanks,
+    ):
+        self._config, self._driver, self._state = config, driver, state
+        self._status, self._monitor, self._lost_ranks = status, monitor, lost_ranks
+
+    def complete(self, collector: Collector) -> int:
+        """Close the file of a run that has taken all of its steps; print its summary; return the exit code."""
+        outcome = self._close(collector, complete=True)
+        self._tell_status("complete", 0, outcome.file)
+        self._print(json.dumps(outcome.as_dict()) if self._config.json else "\n".join(outcome.lines()))
+        return 0
+
+    def fail(self, error: RolloutError) -> int:
+        """Keep what is whole, say what happened, return the exit code."""
+        self._monitor.progress.close()
+        if isinstance(error, RankError | PolicyError):
+            say(error.stack)
+        kept = ""
+        if self._state.writer is not None and not isinstance(error, StorageError):
+            try:
+                kept = self._keep()
+            except RolloutError as second:
+                error.args = (*error.args, "; then ", *second.args)
+                error.exit_code = second.exit_code
+        message = error.shown(flag)
+        say(f"mpi_rollout: {message}{kept}\n")
+        if not isinstance(error, UsageError):  # Else another run writes there, and the status is its own.
+            self.tell_failed(error, error.exit_code, message)
+        if self._config.json:
+            self._print(json.dumps({"error": message + kept, "exit_code": error.exit_code}))
+        return error.exit_code
+
+    def fail_unexpectedly(self, error: Exception, message: str) -> int:
+        """As `fail`, of an error that is not one of a run."""
+        say("".join(traceback.format_exception(error)))
+        return self.fail(RolloutError(message))
+
+    def tell_failed(self, error: BaseException, code: int, message: str) -> None:
+        """Write into the status that the run did not come to its end."""
+        is_stopped = isinstance(error, Interrupted | KeyboardInterrupt)
+        self._tell_status("interrupted" if is_stopped else "failed", code, message)
+
+    def _tell_status(self, state: str, code: int, message: str) -> None:
+        config, out, part = self._config, self._config.out, self._config.out + ".part"
+        has_part = os.path.exists(part)
+        if state != "complete" and self._status.is_first and not has_part and not is_batch_job():
+            self._status.remove()  # A first start that came to nothing leaves nothing.
+            return
+        file = out if state == "complete" else part if has_part else None
+        is_resumable = has_part and config.vectorization_mode == "sync" and config.trajectories
+        num_safe = self._state.num_safe
+        self._status.tell(state, exit_code=code, message=message, num_steps=num_safe, resumable=is_resumable, file=file)
+
+    def _keep(self) -> str:
+        """Commit all steps that are whole; without any, leave nothing behind but what there was."""
+        state, collector = self._state, self._state.collector
+        num_steps = 0 if collector is None else collector.num_steps
+        if num_steps == 0 and state.past is not None:
+            return f"; the {steps_before(state.num_safe)} in {state.file.part}"
+        if collector is None or num_steps == 0 or not self._config.trajectories:
+            state.file.discard()
+            return ""
+        collector.hand_over()
+        outcome = self._close(collector, complete=False)
+        return f"; the {steps_before(num_steps)} in {outcome.file}"
+
+    def _close(self, collector: Collector, complete: bool) -> Outcome:
+        """Close the file, with what the ranks have to report."""
+        from mpi_rollout.storage import Ending
+
+        self._monitor.progress.close()
+        state, ranks = self._state, self._lost_ranks.reports()
+        ending = Ending(utc_now(), collector.tally.env_steps, state.seconds, ranks, state.limit, complete)
+        file = state.file.finish(ending)
+        self._monitor.say_warnings()
+        return self._outcome(collector, file, ranks, complete)
+
+    def _outcome(self, collector: Collector, file: str, ranks: list[Report], complete: bool) -> Outcome:
+        state, tally, exchange = self._state, collector.tally, self._driver.lanes[0].exchange
+        return Outcome(
+            file=file,
+            num_ranks=len(ranks),
+            num_envs=self._config.num_envs,
+            num_steps=collector.num_steps,
+            env_steps=tally.env_steps,
+            seconds=state.seconds,
+            phases=state.phases,
+            ranks=[{key: value for key, value in rank.items() if key != "fault"} for rank in ranks],
+            step_s=tally.step_s.tolist(),
+            in_lockstep=self._config.mode == "sync" and self._config.num_groups == 1,
+            slowest_s=tally.slowest_s,
+            mean_s=tally.mean_s,
+            num_waits=state.file.num_waits,
+            limit=state.limit,
+            restarts=dict(sorted(state.restarts.items())),
+            num_steps_before=state.num_past,
+            catch_up_s=state.catch_up_s,
+            complete=complete,
+            wrong_values=state.file.values.found if state.file.values is not None else [],
+            mpi_library=world.library_name(),
+            order_bytes=exchange.order_nbytes,
+            slot_bytes=exchange.layout.nbytes,
+            lost=self._lost_ranks.all,
+            slept=self._driver.exchanges.way == "sleep",
+        )
+
+    @staticmethod
+    def _print(text: str) -> None:
+        say(f"{text}\n", STDOUT)
+
+
+def steps_before(num_steps: int) -> str:
+    return f"{counted(num_steps, 'step')} before {'is' if num_steps == 1 else 'are'}"
