@@ -3,7 +3,7 @@
 import json
 import platform
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -17,7 +17,7 @@ from mpi_rollout.errors import DataError, UsageError
 VECTORIZATION_MODES = ("sync", "vector_entry_point")
 MODES = ("sync", "async")
 ON_ENV_ERROR = ("abort", "restart")
-FAULT_TOLERANCE = ("abort", "shrink")
+ON_RANK_LOSS = ("abort", "shrink")
 ACTION_MODES = ("check", "clip", "pass")
 WAITS = ("auto", "spin", "sleep")
 COMPRESSIONS = ("none", "gzip")
@@ -25,7 +25,14 @@ PROGRESS = ("auto", "bar", "lines", "none")
 
 
 def option(default: Any, help_text: str, **extra: Any) -> Any:
-    """A dataclass field with its help text beside its default."""
+    """Make a dataclass field with its help text beside its default.
+
+    Parameters
+    ----------
+    extra
+        What the command line has besides: `choices` and `metavar`, as argparse takes them; `old_name`, by which the
+        option was called before: it is still read, on the command line and in files.
+    """
     metadata = {"help": help_text, **extra}
     return (
         field(default_factory=default, metadata=metadata)
@@ -36,17 +43,20 @@ def option(default: Any, help_text: str, **extra: Any) -> Any:
 
 # What decides on the data, and so must not change when a run is continued.
 DATA_OPTIONS = (
-    "env", "env_factory", "env_kwargs", "num_envs", "num_steps", "seed", "policy", "vectorization_mode", "trajectories",
+    "env",
+    "env_factory",
+    "env_kwargs",
+    "num_envs",
+    "num_steps",
+    "seed",
+    "policy",
+    "vectorization_mode",
+    "trajectories",
     "actions",
-)  # fmt: skip
-LEAST = {
-    "num_envs": 1, "num_steps": 1, "seed": 0, "num_groups": 1, "batch_size": 1, "expect_ranks": 1, "max_env_restarts": 1
-}  # fmt: skip
-CHOICES = {
-    "vectorization_mode": VECTORIZATION_MODES, "mode": MODES, "ft": FAULT_TOLERANCE, "on_env_error": ON_ENV_ERROR,
-    "wait": WAITS, "progress": PROGRESS, "actions": ACTION_MODES,
-    "compression": COMPRESSIONS,
-}  # fmt: skip
+)
+LEAST = {"seed": 0} | dict.fromkeys(
+    ("num_envs", "num_steps", "num_groups", "batch_size", "expect_ranks", "max_env_restarts"), 1
+)
 
 
 @dataclass(frozen=True)
@@ -83,11 +93,12 @@ class RolloutConfig:
         metavar="MODULE:CALLABLE",
     )
     actions: str = option(
-        "check", "what to do with actions outside of the action space: check refuses them, but corrects rounding "
+        "check",
+        "what to do with actions outside of the action space: check refuses them, but corrects rounding "
         "errors; clip sets them to the nearest bound; pass gives floats to the env as they are, and refuses integers "
         "that are outside",
         choices=ACTION_MODES,
-    )  # fmt: skip
+    )
     out: str = option(
         "results/rollout.h5",
         "file to write; if the same run was interrupted, the same command continues it; if it is complete, the same "
@@ -95,79 +106,101 @@ class RolloutConfig:
         metavar="FILE",
     )
     vectorization_mode: str = option(
-        "sync", "how a rank steps its envs: sync, one after the other; vector_entry_point, by the env's own vectorized "
-        "version",
+        "sync",
+        "how a rank steps its envs: sync, one after the other; vector_entry_point, by the env's own vectorized version",
         choices=VECTORIZATION_MODES,
-    )  # fmt: skip
+    )
     mode: str = option(
-        "sync", "sync: all ranks take each step together; async: the rank that is ready first is served first",
+        "sync",
+        "sync: all ranks take each step together; async: the rank that is ready first is served first",
         choices=MODES,
-    )  # fmt: skip
+    )
     num_groups: int = option(
-        1, "number of groups of envs that are stepped in turn; with 2, the ranks step one group while the policy works "
+        1,
+        "number of groups of envs that are stepped in turn; with 2, the ranks step one group while the policy works "
         "on the other",
-    )  # fmt: skip
+    )
     batch_size: int = option(1, "with --mode async, the number of ranks whose envs the policy gets in one call")
     dedicated_root: bool = option(False, "rank 0 steps no envs; it only drives the other ranks")
     wait: str = option(
-        "auto", "how a rank waits for messages: spin (fastest, uses the core) or sleep; auto spins, and sleeps where a "
-        "host has four ranks or more for each core and while other programs share the cores", choices=WAITS,
-    )  # fmt: skip
+        "auto",
+        "how a rank waits for messages: spin (fastest, uses the core) or sleep; auto spins, and sleeps where a "
+        "host has four ranks or more for each core and while other programs share the cores",
+        choices=WAITS,
+    )
     compression: str = option(
-        "none", "compress the trajectories in the file; gzip is read by every HDF5 reader, and takes time of the core "
-        "that rank 0 runs on", choices=COMPRESSIONS,
-    )  # fmt: skip
+        "none",
+        "compress the trajectories in the file; gzip is read by every HDF5 reader, and takes time of the core "
+        "that rank 0 runs on",
+        choices=COMPRESSIONS,
+    )
     trajectories: bool = option(True, "measure throughput only; store no trajectories")
     measure_limit: bool = option(
         False, "between parts of the run, measure bare env.step loops too, and compare the run with them"
     )
     limit_s: float = option(1.0, "with --measure-limit, seconds of each of the six measurements", metavar="S")
     on_env_error: str = option(
-        "abort", "what to do when an env raises: abort ends the run; restart makes the env again and marks its episode "
+        "abort",
+        "what to do when an env raises: abort ends the run; restart makes the env again and marks its episode "
         "as truncated and faulted",
         choices=ON_ENV_ERROR,
-    )  # fmt: skip
+    )
     max_env_restarts: int = option(10, "with --on-env-error restart, how often each env may be made again", metavar="N")
-    env_timeout: float | None = option(
-        None, "seconds that a step or reset of an env may take; a longer one is an error of that env", metavar="S"
+    env_timeout_s: float | None = option(
+        None,
+        "seconds that a step or reset of an env may take; a longer one is an error of that env",
+        metavar="S",
+        old_name="env_timeout",
     )
     check_finite: bool = option(
-        False, "treat NaN and infinity in observations and rewards as errors of the env; by default they are stored, "
+        False,
+        "treat NaN and infinity in observations and rewards as errors of the env; by default they are stored, "
         "counted in the file, and a warning names the first",
-    )  # fmt: skip
+    )
     check_bounds: bool = option(
-        False, "treat observations outside of their space, rounding errors aside, as errors of the env; by default "
+        False,
+        "treat observations outside of their space, rounding errors aside, as errors of the env; by default "
         "they are stored, counted in the file, and a warning names the first",
-    )  # fmt: skip
+    )
     strict_dtypes: bool = option(
-        False, "refuse observations whose dtype is not that of their space; by default they are cast, as Gymnasium "
+        False,
+        "refuse observations whose dtype is not that of their space; by default they are cast, as Gymnasium "
         "does it, and a warning names the env",
-    )  # fmt: skip
+    )
     max_walltime: str | None = option(
-        None, "stop before the run has taken this long, with all steps committed; written as SLURM does: 01:30:00",
+        None,
+        "stop before the run has taken this long, with all steps committed; written as SLURM does: 01:30:00",
         metavar="TIME",
-    )  # fmt: skip
-    ft: str = option(
-        "abort", "what to do when a rank is lost: abort ends the job; shrink goes on without its envs, and needs "
+    )
+    on_rank_loss: str = option(
+        "abort",
+        "what to do when a rank is lost: abort ends the job; shrink goes on without its envs, and needs "
         "mpirun --with-ft ulfm",
-        choices=FAULT_TOLERANCE,
-    )  # fmt: skip
-    start_timeout: float = option(
-        600.0, "seconds that ranks wait for each other at the start; imports can take minutes where thousands of ranks "
-        "share a file system", metavar="S",
-    )  # fmt: skip
+        choices=ON_RANK_LOSS,
+        old_name="ft",
+    )
+    start_timeout_s: float = option(
+        600.0,
+        "seconds that ranks wait for each other at the start; imports can take minutes where thousands of ranks "
+        "share a file system",
+        metavar="S",
+        old_name="start_timeout",
+    )
     expect_ranks: int | None = option(None, "refuse to run on another number of ranks", metavar="N")
     progress: str = option(
         "auto", "how to show the progress; auto is a bar on a terminal, else lines", choices=PROGRESS
     )
     json: bool = option(False, "print the summary as one line of JSON")
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if (self.env is None) == (self.env_factory is None):
-            raise UsageError(
-                "give one of --env ID and --env-factory MODULE:CALLABLE, got "
-                + ("none" if self.env is None else "both")
-            )
+            count = "none" if self.env is None else "both"
+            raise UsageError(f"give one of --env ID and --env-factory MODULE:CALLABLE, got {count}")
+        self._check_values()
+        self._check_pairs()
+
+    def _check_values(self) -> None:
+        """Check each option by itself."""
         for name, least in LEAST.items():
             value = getattr(self, name)
             if value is not None and value < least:
@@ -177,33 +210,41 @@ class RolloutConfig:
                 raise UsageError(
                     f"--env-kwargs must be a JSON object, or a list of one for each env, got {json.dumps(kwargs)}"
                 )
-        for name, allowed in CHOICES.items():
-            if getattr(self, name) not in allowed:
-                raise UsageError(f"{flag(name)} must be one of {', '.join(allowed)}, got {getattr(self, name)}")
-        for name in ("limit_s", "env_timeout", "start_timeout"):
+        for option in fields(self):
+            choices, value = option.metadata.get("choices"), getattr(self, option.name)
+            if choices is not None and value not in choices:
+                raise UsageError(f"{flag(option.name)} must be one of {', '.join(choices)}, got {value}")
+        for name in ("limit_s", "env_timeout_s", "start_timeout_s"):
             value = getattr(self, name)
             if value is not None and not 0 < value <= MAX_TIMEOUT_S:
                 raise UsageError(f"{flag(name)} must be more than 0 s and at most {MAX_TIMEOUT_S:g}, got {value:g}")
         if self.max_walltime is not None:
             seconds_of(self.max_walltime)
+
+    def _check_pairs(self) -> None:
+        """Refuse options that do not go together."""
         if self.mode == "async" and self.num_groups > 1:
             raise UsageError(
                 f"--mode async makes a group of each rank, got --num-groups {self.num_groups} too; use one"
             )
-        if self.ft == "shrink" and (self.mode != "sync" or self.num_groups > 1):
+        if self.on_rank_loss != "shrink":
+            return
+        if self.mode != "sync" or self.num_groups > 1:
             got = f"--num-groups {self.num_groups}" if self.num_groups > 1 else f"--mode {self.mode}"
-            raise UsageError(f"--ft shrink is for ranks in lockstep, got {got}; leave one of the two out")
-        if self.ft == "shrink" and self.wait == "sleep":
-            raise UsageError("--ft shrink needs MPI's own waits, got --wait sleep; leave one of the two out")
-        if self.ft == "shrink" and self.on_env_error == "restart":
-            raise UsageError("--ft shrink and --on-env-error restart do not go together yet; leave one of the two out")
+            raise UsageError(f"--on-rank-loss shrink is for ranks in lockstep, got {got}; leave one of the two out")
+        if self.wait == "sleep":
+            raise UsageError("--on-rank-loss shrink needs MPI's own waits, got --wait sleep; leave one of the two out")
+        if self.on_env_error == "restart":
+            raise UsageError(
+                "--on-rank-loss shrink and --on-env-error restart do not go together yet; leave one of the two out"
+            )
 
     def to_json(self) -> str:
         """All values, keys sorted."""
         return json.dumps(asdict(self), sort_keys=True)
 
     @classmethod
-    def from_json(cls, text: Any, path: str) -> "RolloutConfig":
+    def from_json(cls, text: object, path: str) -> "RolloutConfig":
         """Read what `to_json` has given to a file.  Options that the file does not have yet get their defaults.
 
         Parameters
@@ -218,20 +259,18 @@ class RolloutConfig:
         DataError
             It is no configuration, or a newer version's, which has options that are unknown here.
         """
-        try:
-            values = json.loads(text)
-        except (TypeError, ValueError, RecursionError):
-            values = None
-        if not isinstance(values, dict):
+        values = _json_object(text)
+        if values is None:
             raise DataError(f"{path}: its attribute config should be a JSON object, got {str(text)[:80]!r}")
-        kinds = get_type_hints(cls)
-        if unknown := sorted(values.keys() - kinds.keys()):
+        values = {NEW_NAMES.get(name, name): value for name, value in values.items()}
+        types = get_type_hints(cls)
+        if unknown := sorted(values.keys() - types.keys()):
             raise DataError(
                 f"{path}: its run had the option {flag(unknown[0])}, which mpi_rollout {__version__} does not know; "
                 "read it with the version that wrote it"
             )
         for name, value in values.items():
-            if not _is_of(value, kinds[name]):
+            if not _is_of(value, types[name]):
                 raise DataError(f"{path}: {flag(name)} of its run cannot be {json.dumps(value)[:80]}")
         try:
             return cls(**values)
@@ -239,34 +278,51 @@ class RolloutConfig:
             raise DataError(f"{path}: no run has its options: {error}") from error
 
 
-def _is_of(value: Any, kind: Any) -> bool:
+NEW_NAMES = {field.metadata["old_name"]: field.name for field in fields(RolloutConfig) if "old_name" in field.metadata}
+
+
+def _json_object(text: object) -> dict[str, Any] | None:
+    """Read a JSON object; None if the text is none."""
+    try:
+        value = json.loads(text)  # type: ignore[arg-type]  # A damaged file may have anything there.
+    except (TypeError, ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _is_of(value: object, annotation: Any) -> bool:
     """Tell whether a value read from JSON has the type of a field; a whole number is a float as well."""
-    types = [get_origin(each) or each for each in (get_args(kind) if isinstance(kind, UnionType) else (kind,))]
+    alternatives = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
+    types = [get_origin(alternative) or alternative for alternative in alternatives]
     return type(value) in types or (type(value) is int and float in types)
 
 
 def flag(name: str) -> str:
-    """A field's option as the user types it."""
+    """Return a field's option as the user types it."""
     return "--" + name.replace("_", "-")
 
 
 def switch(name: str) -> str:
-    """An option without a value, as the user types it: it changes what is so by default."""
+    """Return an option without a value, as the user types it: it changes the default."""
     return flag("no-" + name if getattr(RolloutConfig, name) else name)
 
 
-def difference(name: str, before: Any, now: Any, told: Callable[[Any], str]) -> str:
-    """What a message says of an option that is not what it was; `told` makes words of its values."""
+def difference(name: str, before: object, now: object, as_text: Callable[[Any], str]) -> str:
+    """Say that an option is not what it was; `as_text` makes text of its values."""
     if isinstance(now, bool):
         default = getattr(RolloutConfig, name)
         words = ("not given" if value in (default, None) else "given" for value in (before, now))
         return "{} was {}, is {}".format(switch(name), *words)
-    return f"{flag(name)} was {told(before)}, is {told(now)}"
+    return f"{flag(name)} was {as_text(before)}, is {as_text(now)}"
 
 
 def versions() -> dict[str, str]:
-    """Of what takes part in making the data."""
+    """Return the versions of what takes part in making the data."""
     import gymnasium  # Not for whoever only reads a configuration.
 
-    found = {"mpi_rollout": __version__, "python": platform.python_version()}
-    return found | {"numpy": np.__version__, "gymnasium": gymnasium.__version__}
+    return {
+        "mpi_rollout": __version__,
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "gymnasium": gymnasium.__version__,
+    }

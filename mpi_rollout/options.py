@@ -3,35 +3,39 @@
 import argparse
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import MISSING, Field, fields
 from typing import Any
 
 from mpi_rollout.config import RolloutConfig, flag, switch
 from mpi_rollout.errors import UsageError
 
+Parser = argparse.ArgumentParser | argparse._ArgumentGroup
 MOST = 2**31 - 1  # As MPI counts ranks; and files of studies count in 64 bits what are products of such numbers.
 
 
-def add_option(parser: argparse.ArgumentParser, each: Field) -> None:
-    """Add one field of the configuration as an option."""
-    default = each.default_factory() if each.default is MISSING else each.default
-    help_text = each.metadata["help"]
+def add_option(parser: Parser, field: Field[Any]) -> None:
+    """Add one field of the configuration as an option, also under the name that it had before."""
+    default = field.default_factory() if field.default_factory is not MISSING else field.default
+    help_text = field.metadata["help"]
     if isinstance(default, bool):
         action = "store_false" if default else "store_true"
-        parser.add_argument(switch(each.name), dest=each.name, default=default, help=help_text, action=action)
+        parser.add_argument(switch(field.name), dest=field.name, default=default, help=help_text, action=action)
         return
-    extra = {key: each.metadata[key] for key in ("choices", "metavar") if key in each.metadata}
+    extra = {key: field.metadata[key] for key in ("choices", "metavar") if key in field.metadata}
+    extra |= {"dest": field.name, "default": default, "type": _reader(field)}
     if default not in (None, {}):
         help_text += f" (default: {default})"
-    parser.add_argument(flag(each.name), dest=each.name, default=default, type=_reader(each), help=help_text, **extra)
+    parser.add_argument(flag(field.name), help=help_text, **extra)
+    if "old_name" in field.metadata:
+        parser.add_argument(flag(field.metadata["old_name"]), help=argparse.SUPPRESS, **extra)
 
 
-def add_run_options(parser: Any, names: Sequence[str]) -> None:
+def add_run_options(parser: Parser, names: Sequence[str]) -> None:
     """Add these fields of the configuration as options, to a parser or a group of one."""
-    for each in fields(RolloutConfig):
-        if each.name in names:
-            add_option(parser, each)
+    for field in fields(RolloutConfig):
+        if field.name in names:
+            add_option(parser, field)
 
 
 def add_job_options(parser: Any, of: str, repeats: int, timeout_s: float, dry_run: str) -> None:
@@ -62,12 +66,12 @@ def add_job_options(parser: Any, of: str, repeats: int, timeout_s: float, dry_ru
     parser.add_argument("--dry-run", action="store_true", help=dry_run)
 
 
-def _reader(each: Field) -> Any:
-    if each.name == "env_kwargs":
+def _reader(field: Field[Any]) -> Callable[[str], Any]:
+    if field.name == "env_kwargs":
         return json_value
-    if each.name == "out":
+    if field.name == "out":
         return path
-    return next((kind for kind in (int, float) if kind.__name__ in str(each.type)), str)
+    return next((kind for kind in (int, float) if kind.__name__ in str(field.type)), str)
 
 
 path = os.path.expanduser  # Shells leave the ~ of --out=~/run.h5 as it is.

@@ -23,8 +23,8 @@ OTHER_VALUES = {
     "num_steps": "8", "seed": "9", "policy": "policies:leaning", "out": "other.h5",
     "vectorization_mode": "vector_entry_point", "expect_ranks": "3", "progress": "bar", "mode": "async",
     "num_groups": "2", "batch_size": "3", "max_walltime": "10:00",
-    "on_env_error": "restart", "max_env_restarts": "3", "env_timeout": "2.5", "ft": "shrink",
-    "wait": "sleep", "compression": "gzip", "limit_s": "0.5", "actions": "clip", "start_timeout": "30",
+    "on_env_error": "restart", "max_env_restarts": "3", "env_timeout_s": "2.5", "on_rank_loss": "shrink",
+    "wait": "sleep", "compression": "gzip", "limit_s": "0.5", "actions": "clip", "start_timeout_s": "30",
 }  # fmt: skip
 
 

@@ -33,7 +33,7 @@ def refusal(text: Any) -> str:
 
 
 def test_what_is_written_is_read():
-    config = RolloutConfig(env="CartPole-v1", env_kwargs={"a": [1, None]}, limit_s=2, env_timeout=3, num_envs=7)
+    config = RolloutConfig(env="CartPole-v1", env_kwargs={"a": [1, None]}, limit_s=2, env_timeout_s=3, num_envs=7)
     assert RolloutConfig.from_json(config.to_json(), "run.h5") == config
 
 

@@ -122,7 +122,7 @@ def restarted(how: str, num_steps: int = 450) -> tuple[str, ...]:
     return *env, "--num-steps", str(num_steps), *ENVS, *OUT, "--on-env-error", "restart"
 
 
-LIMITED, CHECKED = ("--env-timeout", "1"), ("--check-finite",)
+LIMITED, CHECKED = ("--env-timeout-s", "1"), ("--check-finite",)
 SHORT = ("--env-factory", "envs:Image", "--num-steps", "450", *ENVS, *OUT)
 ENDLESS = ("--env-factory", "envs:Image", *LONG, *ENVS, *OUT)
 DIFFERENT = (["--num-steps", "20", *ENVS, *OUT, "--env", "CartPole-v1"], ["--seed", "7"])
@@ -140,10 +140,10 @@ FAULTS = [
     ),
     Fault("exception in an env, `--on-env-error restart`", restarted("raise"), goes_on=True),
     Fault("the same, more often than `--max-env-restarts`", (*restarted("raise", 10**6), "--max-env-restarts", "1")),
-    Fault("an env hangs, `--env-timeout 1`", (*late("hang"), *LIMITED)),
-    Fault("an env hangs, `--env-timeout 1 --on-env-error restart`", (*restarted("hang", 250), *LIMITED), goes_on=True),
-    Fault("an env works in C for ever, `--env-timeout 1`", (*late("work in C"), *LIMITED)),
-    Fault("an env hangs in C and holds Python's lock, `--env-timeout 1`", (*late("hold the lock"), *LIMITED)),
+    Fault("an env hangs, `--env-timeout-s 1`", (*late("hang"), *LIMITED)),
+    Fault("an env hangs, with `--on-env-error restart` too", (*restarted("hang", 250), *LIMITED), goes_on=True),
+    Fault("an env works in C for ever, `--env-timeout-s 1`", (*late("work in C"), *LIMITED)),
+    Fault("an env hangs in C and holds Python's lock, `--env-timeout-s 1`", (*late("hold the lock"), *LIMITED)),
     Fault("NaN, `--check-finite`", (*MOODY, *kwargs(how="nan"), *LONG, *ENVS, *OUT, *CHECKED)),
     Fault("`os._exit(7)` in an env", late("os_exit")),
     Fault("segmentation fault in an env", late("segfault")),

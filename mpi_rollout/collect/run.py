@@ -3,7 +3,7 @@
 import gc
 import json
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from threading import Timer
@@ -20,6 +20,7 @@ from mpi_rollout.envs.env_maker import make_slice, maker_of
 from mpi_rollout.envs.faults import OnFault, raised_at
 from mpi_rollout.errors import EnvError, SignalInterrupt, StorageError, counted
 from mpi_rollout.exchange import job_end, world
+from mpi_rollout.exchange.exchange import Exchanges
 from mpi_rollout.exchange.surviving import check_ulfm, is_ulfm_on
 from mpi_rollout.policies.random import Policy
 from mpi_rollout.process.console import share_line
@@ -35,7 +36,9 @@ from mpi_rollout.storage.paths import check_storable
 
 
 def run(config: RolloutConfig) -> int:
-    """Do the run that the configuration describes; return the exit code.  **Collective.**
+    """Do the run that the configuration describes; return the exit code.
+
+    **Collective.**
 
     Raises
     ------
@@ -46,7 +49,7 @@ def run(config: RolloutConfig) -> int:
     signal.signal(signal.SIGUSR1, lambda number, frame: asked.append(number))
     signal.signal(signal.SIGINT, _interrupt)
     end_with_launcher()
-    if is_ulfm_on():  # The launcher then ends no job because of a rank, whatever --ft says.
+    if is_ulfm_on():  # The launcher then ends no job because of a rank, whatever --on-rank-loss says.
         guard()
         if world.claimed_size()[0] == 1:
             be_last()
@@ -59,15 +62,15 @@ def run(config: RolloutConfig) -> int:
 
 
 def _run(config: RolloutConfig, asked: list[int]) -> int:
-    comm = meeting.come_together(config.start_timeout)
+    comm = meeting.come_together(config.start_timeout_s)
     with job_end.all_or_none(comm):
-        with job_end.no_early_end(comm, others_go_on=config.ft == "shrink"):
+        with job_end.no_early_end(comm, others_go_on=config.on_rank_loss == "shrink"):
             code, timer = _collect(config, comm, asked)
         for number in STOP_SIGNALS:  # Their handlers hold the envs.
             signal.signal(number, lambda *_: None)
         gc.collect()  # What is left of the envs goes now, as long as somebody can say whose `__del__` does not end.
         timer.cancel()
-        if config.ft == "shrink":
+        if config.on_rank_loss == "shrink":
             release()
             job_end.leave(code, finalizes=False)
         if code == StorageError.exit_code:
@@ -85,11 +88,12 @@ def _collect(config: RolloutConfig, comm: Any, asked: list[int]) -> tuple[int, T
     world.take_names_off_shared_memory(comm)
     envs = rank_envs.plan.division.whole.envs_of(comm.rank)
     seed_again = partial(seed_global_generators, config.seed, comm.rank)
-    worker, facts = assemble(
-        comm, rank_envs, lambda each: {
-            "limit": Limit(config, each.control, envs, each.contents.action_space), "seed_again": seed_again
-        },
-    )  # fmt: skip
+
+    def methods_of(exchanges: Exchanges) -> dict[str, Callable[..., object]]:
+        limit = Limit(config, exchanges.control, envs, exchanges.contents.action_space)
+        return {"limit": limit, "seed_again": seed_again}
+
+    worker, facts = assemble(comm, rank_envs, methods_of)
     with unwatched_by_gc():
         worker.stop_on_signals(asked)
         worker.aborts_if_unheard = True
@@ -105,7 +109,7 @@ def _interrupt(_number: int, _frame: Any) -> None:
 
 @contextmanager
 def no_other_interrupt() -> Iterator[None]:
-    """Have a KeyboardInterrupt that no signal raised be what it is: an env or a policy has failed."""
+    """Make an EnvError of a KeyboardInterrupt that no signal raised: an env or a policy has failed."""
     try:
         yield
     except SignalInterrupt:
@@ -116,10 +120,10 @@ def no_other_interrupt() -> Iterator[None]:
 
 @no_other_interrupt()
 def prepare(config: RolloutConfig, comm: Any) -> tuple[RankEnvs, Policy | None, Any]:
-    """Check and make on this rank all that can be before the first message of the run."""
+    """Check and make on this rank what can be made before the first message of the run."""
     world.check_size(comm, config.expect_ranks)
     seed_global_generators(config.seed, comm.rank)  # Before any code of envs and policy, which may do it otherwise.
-    if config.ft == "shrink":
+    if config.on_rank_loss == "shrink":
         check_ulfm(comm)
     plan = plan_of(config, comm.size)
     policy = output = None
@@ -162,15 +166,26 @@ def rehearse(config: RolloutConfig, num_ranks: int) -> str:
 
 
 def plan_of(config: RolloutConfig, num_ranks: int) -> Plan:
-    """What all ranks mean alike; UsageError if the envs do not go on so many ranks, or nothing makes them."""
+    """Return what all ranks have in common.
+
+    Raises
+    ------
+    UsageError
+        There are too few envs for so many ranks, or nothing makes them.
+    """
     division = Division(
         config.num_envs, num_ranks, config.dedicated_root, config.num_groups, first_ready=config.mode == "async"
     )
     check_batch_size(division, config.batch_size)
     return Plan(
-        maker_of(config), division, config.seed, on_fault=on_fault_of(config), is_surviving=config.ft == "shrink",
-        wait=config.wait, heeds_masks=config.policy == "random",
-    )  # fmt: skip
+        maker_of(config),
+        division,
+        config.seed,
+        on_fault=on_fault_of(config),
+        is_surviving=config.on_rank_loss == "shrink",
+        wait=config.wait,
+        heeds_masks=config.policy == "random",
+    )
 
 
 def check_facts(config: RolloutConfig, facts: EnvFacts | None) -> None:
@@ -180,16 +195,17 @@ def check_facts(config: RolloutConfig, facts: EnvFacts | None) -> None:
 
 
 def policy_of(config: RolloutConfig) -> Policy | None:
+    """Load the policy; None for the random one."""
     return None if config.policy == "random" else load_policy(config.policy)
 
 
 def on_fault_of(config: RolloutConfig) -> OnFault:
-    """What a run does about envs that fail."""
+    """Return what a run does about envs that fail."""
     max_restarts = config.max_env_restarts if config.on_env_error == "restart" else 0
-    return OnFault(max_restarts, config.check_finite, config.env_timeout, config.strict_dtypes, config.check_bounds)
+    return OnFault(max_restarts, config.check_finite, config.env_timeout_s, config.strict_dtypes, config.check_bounds)
 
 
 def fingerprint(config: RolloutConfig, rank_envs: RankEnvs) -> dict[str, str]:
-    """What must be the same on all ranks."""
+    """Return what must be the same on all ranks, as text."""
     marks = {"the configuration": config.to_json(), "the versions": json.dumps(versions())}
     return marks | rank_envs.fingerprint()

@@ -39,14 +39,14 @@ def is_ulfm_on() -> bool:
 def check_ulfm(comm: Any) -> None:
     """Raise UsageError or LaunchError where a job cannot go on without a rank."""
     if comm.size == 1:  # There may be no MPI at all.
-        raise UsageError("--ft shrink needs ranks to go on with, got 1; use mpirun --with-ft ulfm -n 2 or more")
+        raise UsageError("--on-rank-loss shrink needs 2 ranks or more, got 1; use mpirun --with-ft ulfm -n 2")
     from mpi4py import MPI
 
     vendor, version = MPI.get_vendor()
     if vendor != "Open MPI" or version < (5,):
-        raise LaunchError(f"--ft shrink needs Open MPI 5, mpi4py loaded {library_name()}; {WAY_OUT}")
+        raise LaunchError(f"--on-rank-loss shrink needs Open MPI 5, mpi4py loaded {library_name()}; {WAY_OUT}")
     if not is_ulfm_on():
-        raise LaunchError(f"--ft shrink needs mpirun --with-ft ulfm, this job was started without it; {WAY_OUT}")
+        raise LaunchError(f"--on-rank-loss shrink needs mpirun --with-ft ulfm, got a job without it; {WAY_OUT}")
 
 
 class Surviving:

@@ -24,7 +24,7 @@ from mpi_rollout.exchange.world import GRACE_S, ROOT, TELL_AFTER_S, claimed_size
 from mpi_rollout.process.console import say
 from mpi_rollout.process.exits import ends_forked
 
-COMMAND, LIMIT = "python -m mpi_rollout run", "--start-timeout"  # Whose options a rank may refuse alone.
+COMMAND, LIMIT = "python -m mpi_rollout run", "--start-timeout-s"  # Whose options a rank may refuse alone.
 MEETING_TAG = 32123  # On a communicator that may be the user's; every MPI has tags up to 32767.
 
 
@@ -159,7 +159,7 @@ def share_refusal(error: RolloutError) -> RolloutError:
     def refuse() -> None:
         raise error
 
-    comm = come_together(RolloutConfig.start_timeout)
+    comm = come_together(RolloutConfig.start_timeout_s)
     try:
         agree(comm, refuse, lambda part: {})
     except RolloutError as verdict:

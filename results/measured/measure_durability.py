@@ -17,7 +17,7 @@ from measure import BIN, machine, mpirun, spread
 
 HELPERS = Path(__file__).resolve().parents[2] / "tests" / "helpers"
 CARTPOLE = "--env CartPole-v1 --num-envs 64 --num-steps 30000 --measure-limit"
-WATCHING = "--on-env-error restart --env-timeout 60 --check-finite"
+WATCHING = "--on-env-error restart --env-timeout-s 60 --check-finite"
 PENDULUM = "--env Pendulum-v1 --num-envs 256 --num-steps 1600 --policy stopping_envs:torque"
 PACKED = (
     "--env ale_py:ALE/Breakout-v5 --num-envs 64 --num-steps 300",

@@ -1,4 +1,4 @@
-"""Ranks that are lost while the others go on: `--ft shrink` under `mpirun --with-ft ulfm`."""
+"""Ranks that are lost while the others go on: `--on-rank-loss shrink` under `mpirun --with-ft ulfm`."""
 
 import os
 import random
@@ -40,7 +40,7 @@ def ulfm() -> None:
 
 def start(job: Job, num_ranks: int, *arguments: str) -> Running:
     """Start a run that may lose ranks."""
-    command = job.command(num_ranks, *arguments, "--ft", "shrink", "--progress", "none", "--out", "run.h5")
+    command = job.command(num_ranks, *arguments, "--on-rank-loss", "shrink", "--progress", "none", "--out", "run.h5")
     command[1:1] = ["--with-ft", "ulfm"]
     return Running(command, job.folder)
 
@@ -323,17 +323,22 @@ def assert_verified(job: Job, name: str) -> None:
 @pytest.mark.parametrize(
     ("num_ranks", "arguments", "code", "message"),
     [
-        (2, ("--mode", "async"), 64, "--ft shrink is for ranks in lockstep, got --mode async"),
-        (2, ("--num-groups", "2"), 64, "--ft shrink is for ranks in lockstep, got --num-groups 2"),
-        (2, ("--wait", "sleep"), 64, "--ft shrink needs MPI's own waits, got --wait sleep"),
-        (None, (), 64, "--ft shrink needs ranks to go on with, got 1; use mpirun --with-ft ulfm -n 2 or more"),
-        (2, (), 78, "--ft shrink needs "),
+        (2, ("--mode", "async"), 64, "--on-rank-loss shrink is for ranks in lockstep, got --mode async"),
+        (2, ("--num-groups", "2"), 64, "--on-rank-loss shrink is for ranks in lockstep, got --num-groups 2"),
+        (2, ("--wait", "sleep"), 64, "--on-rank-loss shrink needs MPI's own waits, got --wait sleep"),
+        (
+            None,
+            (),
+            64,
+            "--on-rank-loss shrink needs 2 ranks or more, got 1; use mpirun --with-ft ulfm -n 2",
+        ),
+        (2, (), 78, "--on-rank-loss shrink needs "),
     ],
     ids=["async", "groups", "waits", "alone", "launcher"],
 )
 @pytest.mark.mpi
 def test_the_option_is_refused_before_anything_is_made(job, num_ranks, arguments, code, message):
-    result = job(num_ranks, "--env", "CartPole-v1", "--ft", "shrink", "--out", "run.h5", *arguments)
+    result = job(num_ranks, "--env", "CartPole-v1", "--on-rank-loss", "shrink", "--out", "run.h5", *arguments)
     assert result.code == code and len(messages(result)) == 1
     assert messages(result)[0].startswith(message)
     assert outputs(job.folder) == []

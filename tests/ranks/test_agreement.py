@@ -18,7 +18,7 @@ SHORT = (
     "20",
     "--progress",
     "none",
-    "--start-timeout",
+    "--start-timeout-s",
     "1",
     *OUT,
 )
@@ -29,7 +29,7 @@ OTHER = "from mpi4py import MPI; import time; time.sleep(20)"
 def test_a_rank_that_never_starts_mpi_ends_the_job_in_time(job: Job, num_ranks: int):
     result = run_job([*job.command(1, *SHORT), ":", "-n", "1", "true"], job.folder)
     message = f"rank 0 ({HOST}): another rank has not started MPI within 1 s; start this program on all 2 ranks"
-    assert result.code == 78 and result.messages == [f"{message}, or give them more time by --start-timeout"]
+    assert result.code == 78 and result.messages == [f"{message}, or give them more time by --start-timeout-s"]
 
 
 @pytest.mark.mpi(2)
@@ -37,12 +37,12 @@ def test_a_rank_that_runs_another_mpi_program_ends_the_job_in_time(job: Job, num
     command = job.command(1, *SHORT)
     result = run_job([*command, ":", "-n", "1", command[command.index("-m") - 1], "-c", OTHER], job.folder)
     message = f"rank 0 ({HOST}): rank 1 has not called python -m mpi_rollout run within 1 s; call it on all ranks"
-    assert result.code == 78 and result.messages == [f"{message}, or give them more time by --start-timeout"]
+    assert result.code == 78 and result.messages == [f"{message}, or give them more time by --start-timeout-s"]
 
 
 def test_a_limit_that_is_none_is_refused(job: Job):
-    [result] = job.series([Start((*SHORT, "--start-timeout", "0"))])
-    assert result.code == 64 and "--start-timeout must be more than 0 s and at most" in result.messages[0]
+    [result] = job.series([Start((*SHORT, "--start-timeout-s", "0"))])
+    assert result.code == 64 and "--start-timeout-s must be more than 0 s and at most" in result.messages[0]
 
 
 def test_who_is_awaited_for_long_is_told_once(monkeypatch, capfd):
@@ -57,8 +57,8 @@ def test_who_is_awaited_for_long_is_told_once(monkeypatch, capfd):
         rank=0, size=4, irecv=lambda source, tag: there if source == 1 else late,
         isend=lambda *_: SimpleNamespace(Wait=lambda: None),
     )  # fmt: skip
-    meeting.meet(comm, 600.0, "python -m mpi_rollout run", "--start-timeout")
-    waits = f"rank 0 ({HOST}): waits for rank 2, 3 to call python -m mpi_rollout run, 600 s at most (--start-timeout)"
+    meeting.meet(comm, 600.0, "python -m mpi_rollout run", "--start-timeout-s")
+    waits = f"rank 0 ({HOST}): waits for rank 2, 3 to call python -m mpi_rollout run, 600 s at most (--start-timeout-s)"
     assert capfd.readouterr().err == f"mpi_rollout: {waits}\n"
 
 

@@ -116,7 +116,7 @@ HANGING = ("--env-factory", "seeded_faults:Moody", "--num-envs", "4", "--seed", 
 
 def hanging(how: str, num_steps: int, only: int | None, **more: Any) -> tuple[str, ...]:
     kwargs = json.dumps({"how": how, "share": 0.5, "only": only} | more)
-    return *HANGING, "--env-kwargs", kwargs, "--num-steps", str(num_steps), "--env-timeout", "1"
+    return *HANGING, "--env-kwargs", kwargs, "--num-steps", str(num_steps), "--env-timeout-s", "1"
 
 
 @pytest.mark.mpi(2)
@@ -167,7 +167,7 @@ def test_an_env_that_holds_the_interpreters_lock_is_named_and_ends_the_job(job: 
 @pytest.mark.parametrize(("closing", "when"), [("sleep", "restart"), ("exit", "restart"), ("sleep", "end")])
 def test_an_env_that_does_not_even_close_hinders_nothing(job: Job, closing: str, when: str):
     kwargs = json.dumps({"closing": closing, "share": float(when == "restart")})
-    steps = ("--num-envs", "2", "--num-steps", "9", "--env-timeout", "0.4", "--on-env-error", "restart")
+    steps = ("--num-envs", "2", "--num-steps", "9", "--env-timeout-s", "0.4", "--on-env-error", "restart")
     result = job(
         None, "--env-factory", "seeded_faults:Stuck", "--env-kwargs", kwargs, *steps, "--seed", "3", *QUIET, timeout=30
     )
@@ -200,15 +200,15 @@ def test_an_env_that_fails_when_its_episode_is_taken_again_is_lost_and_the_run_g
 @pytest.mark.mpi(2)
 def test_a_slow_env_is_left_alone(job: Job, num_ranks: int):
     """Each step takes less than the limit; all envs of a rank together take more."""
-    arguments = ("--env-factory", "seeded_faults:slow", "--num-envs", "14", "--num-steps", "2", "--env-timeout", "1")
+    arguments = ("--env-factory", "seeded_faults:slow", "--num-envs", "14", "--num-steps", "2", "--env-timeout-s", "1")
     result = job(num_ranks, *arguments, "--env-kwargs", '{"sleep_s": 0.15}', *QUIET)
     assert result.code == 0 and result.messages == []
 
 
 BAD = [
-    (("--env-timeout", "0"), "--env-timeout must be more than 0"),
-    (("--env-timeout", "nan"), "--env-timeout must be more than 0"),
-    (("--env-timeout", "soon"), "--env-timeout must be a number, got 'soon'"),
+    (("--env-timeout-s", "0"), "--env-timeout-s must be more than 0"),
+    (("--env-timeout-s", "nan"), "--env-timeout-s must be more than 0"),
+    (("--env-timeout-s", "soon"), "--env-timeout-s must be a number, got 'soon'"),
     (("--on-env-error", "ignore"), "invalid choice"),
     (("--max-env-restarts", "0"), "--max-env-restarts must be at least 1"),
 ]
