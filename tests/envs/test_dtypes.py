@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-import gymnasium
 import numpy as np
 import pytest
+from casual_envs import FLOATS, Casual
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from jobs import Job, Start, datasets
@@ -21,29 +21,7 @@ from mpi_rollout.errors import DataError
 NEXT_STEP, SAME_STEP = AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP
 
 
-class Casual(gymnasium.Env):
-    """Observes `convert` of the number of its step, in a space of another dtype; ends after three steps."""
-
-    action_space = spaces.Discrete(2)
-
-    def __init__(self, space: spaces.Space, convert: Callable[[int], Any]):
-        self.observation_space, self.convert = space, convert
-
-    def reset(self, *, seed=None, options=None):
-        self.number = 0
-        return self.convert(0), {}
-
-    def step(self, action):
-        self.number += 1
-        return self.convert(self.number), 1.5, self.number == 3, False, {}
-
-
-def casual_float64() -> Casual:
-    """For `--env-factory`."""
-    return Casual(FLOATS, lambda number: np.array([number / 3, 0.1]))
-
-
-FLOATS, BYTES = spaces.Box(-9, 9, (2,), np.float32), spaces.Box(0, 255, (2,), np.uint8)
+BYTES = spaces.Box(0, 255, (2,), np.uint8)
 INTS = spaces.Box(-100, 100, (2,), np.int16)
 NESTED = spaces.Dict(a=FLOATS, b=spaces.Tuple((INTS, spaces.Discrete(9))))
 CAST: dict[str, tuple[spaces.Space, Callable[[int], Any], str]] = {  # Space, observation, what is warned of.
@@ -190,7 +168,7 @@ NATIVE = ("--vectorization-mode", "vector_entry_point")
 @pytest.mark.parametrize(
     ("env", "who"),
     [
-        (("--env-factory", f"{__name__}:casual_float64"), "env 0: its observation"),
+        (("--env-factory", "casual_envs:casual_float64"), "env 0: its observation"),
         (("--env", "registered_envs:DoubleCartPole-v0", *NATIVE), "envs 0 to 2: its observation"),
     ],
     ids=["single envs", "natively vectorized envs"],

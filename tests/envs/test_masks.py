@@ -1,98 +1,21 @@
 """The random policy chooses among the actions that an env's info `action_mask` allows."""
 
-import os
 from collections import Counter
 from typing import Any
 
-import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
 from jobs import Job, Start, assert_same_bytes, datasets
+from masked_envs import Masked
 
 from mpi_rollout.core.layout import SlotLayout
 from mpi_rollout.core.masks import mask_leaves
 from mpi_rollout.envs.masks import MaskColumn
 from mpi_rollout.policies.random import RandomPolicy
 
-
-class Masked(gymnasium.Env):
-    """Refuses actions that it has not allowed.  Masks depend on seed and step; some are missing, some allow nothing.
-
-    Every third episode has none.  With FAIL_AT in the environment env 1 fails in so many steps.
-    """
-
-    observation_space = spaces.Box(0, 2**62, (2,), np.int64)
-    action_space = spaces.Discrete(5, start=2)
-
-    def __init__(self, env_index: int):
-        self.index, self.total = env_index, 0
-
-    def reset(self, *, seed=None, options=None):
-        self.seed, self.number, self.mask = seed, 0, None
-        return self.observe(), self.info()
-
-    def step(self, action):
-        allowed = range(2, 7) if self.mask is None else np.flatnonzero(self.mask) + 2 if self.mask.any() else [2]
-        assert action in allowed, f"{action} is not in {allowed}"
-        self.number, self.total = self.number + 1, self.total + 1
-        if self.index == 1 and self.total == int(os.environ.get("FAIL_AT", 0)):
-            raise OSError("there is no licence")
-        is_over = self.number == 2 + self.seed % 5
-        return self.observe(), float(action), is_over, False, self.info()
-
-    def observe(self):
-        return np.array([self.seed, self.number])
-
-    def info(self) -> dict[str, Any]:
-        self.mask = None
-        if self.seed % 3 == 0 or self.number % 4 == 3:
-            return {}
-        self.mask = self.make(np.random.default_rng((self.seed, self.number)))
-        return {"action_mask": self.mask.copy()}
-
-    def make(self, draws: np.random.Generator) -> np.ndarray:
-        return draws.integers(0, 2, 5, np.int8) * np.int8(self.number != 2)
-
-
-class Wrongly(Masked):
-    """Its masks are none."""
-
-    def make(self, draws):
-        return np.ones(4)
-
-    def step(self, action):
-        self.mask = None
-        return super().step(action)
-
-
-class Unmasked(Wrongly):
-    """Its actions have no masks."""
-
-    action_space = spaces.Box(2, 4, (), np.float64)
-
-    def step(self, action):
-        return super().step(3)
-
-
-def strict_taxi() -> gymnasium.Env:
-    class Strict(gymnasium.Wrapper):
-        def reset(self, **kwargs):
-            observation, info = super().reset(**kwargs)
-            self.mask = info["action_mask"]
-            return observation, info
-
-        def step(self, action):
-            assert self.mask[action], f"{action} is not in {self.mask}"
-            *outcome, info = super().step(action)
-            self.mask = info["action_mask"]
-            return *outcome, info
-
-    return Strict(gymnasium.make("Taxi-v4" if "Taxi-v4" in gymnasium.registry else "Taxi-v3"))
-
-
 SIZES = ("--num-envs", "7", "--num-steps", "60", "--seed", "3", "--progress", "none")
-RUN = ("--env-factory", f"{__name__}:Masked", *SIZES)
+RUN = ("--env-factory", "masked_envs:Masked", *SIZES)
 STOPS = (1, 6, 14, 33)
 
 
@@ -133,7 +56,7 @@ def test_interruptions_do_not_change_the_actions(job: Job, whole: dict[str, np.n
 
 def test_what_is_no_mask_is_said_once_and_not_heeded(job: Job):
     names = ("Wrongly", "Unmasked", "strict_taxi")
-    starts = [Start(("--env-factory", f"{__name__}:{name}", *SIZES, "--out", f"{name}.h5")) for name in names]
+    starts = [Start(("--env-factory", f"masked_envs:{name}", *SIZES, "--out", f"{name}.h5")) for name in names]
     wrongly, unmasked, taxi = job.series(starts)
     assert [wrongly.code, unmasked.code, taxi.code] == [0, 0, 0], (wrongly.err, unmasked.err, taxi.err)
     assert wrongly.err.count("\n") == unmasked.err.count("\n") == 1

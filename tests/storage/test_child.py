@@ -2,106 +2,61 @@
 
 import os
 import signal
-import time
-from collections.abc import Callable
 
-import numpy as np
 import pytest
 from jobs import Job, are_gone, processes_in
 
 from mpi_rollout.errors import DataError, Interrupted, RolloutError
 from mpi_rollout.storage.child import BLOCKED_SIGNALS, CRASH_SIGNALS, in_child
 
-Tell = Callable[[str], None]
 STOPPED = """
 from mpi_rollout.errors import RolloutError
 from mpi_rollout.storage.child import in_child
 try:
-    in_child(f"{__name__}:{task}", "run.h5")
+    in_child("child_tasks:{task}", "run.h5")
 except RolloutError as error:
     print(error.exit_code, error, flush=True)
 """
 
 
-def hang(tell: Tell, path: str) -> None:
-    tell("reading its middle")
-    time.sleep(600)
-
-
-def die(tell: Tell, path: str, number: int) -> None:
-    tell("reading its end")
-    os.kill(os.getpid(), number)
-
-
-def ask_myself(tell: Tell, path: str) -> str:
-    for number in BLOCKED_SIGNALS:
-        os.kill(os.getpid(), number)
-    return "whole"
-
-
-def ask_my_parent(tell: Tell, path: str, number: int) -> None:
-    tell("reading its middle")
-    os.kill(os.getppid(), number)
-    time.sleep(600)
-
-
-def ask_my_group(tell: Tell, path: str) -> None:
-    tell("reading its middle")
-    os.killpg(0, signal.SIGUSR1)
-    time.sleep(600)
-
-
-def err(tell: Tell, path: str) -> None:
-    tell("reading its end")
-    {}["a mistake of ours"]
-
-
-def leave(tell: Tell, path: str) -> None:
-    os._exit(0)
-
-
-def fill_memory(tell: Tell, path: str) -> int:
-    return int(np.ones(2**31, np.uint8).sum())
-
-
 def test_a_child_that_hangs_is_ended_and_what_it_was_doing_told():
     with pytest.raises(DataError, match=r"run\.h5: no answer for 0\.5 s while (starting|reading its middle); the file"):
-        in_child(f"{__name__}:hang", "run.h5", patience_s=0.5)
+        in_child("child_tasks:hang", "run.h5", patience_s=0.5)
 
 
 @pytest.mark.parametrize("number", CRASH_SIGNALS)
 def test_a_child_that_crashes_is_told_with_what_it_was_doing(number: signal.Signals):
     words = rf"run\.h5: HDF5 crashed while reading its end \({number.name}\); the file is damaged"
     with pytest.raises(DataError, match=words):
-        in_child(f"{__name__}:die", "run.h5", number)
+        in_child("child_tasks:die", "run.h5", number)
 
 
 def test_a_child_that_was_killed_says_nothing_about_the_file():
     with pytest.raises(
         RolloutError, match=r"was killed \(SIGKILL\) while reading its end: .* for want of memory"
     ) as caught:
-        in_child(f"{__name__}:die", "run.h5", signal.SIGKILL)
+        in_child("child_tasks:die", "run.h5", signal.SIGKILL)
     assert caught.value.exit_code == 70 and "damaged" not in str(caught.value)
 
 
 @pytest.mark.parametrize(("task", "doing"), [("err", "reading its end"), ("leave", "starting"), ("gone", "starting")])
 def test_a_mistake_of_ours_is_told_as_one(task: str, doing: str, capfd: pytest.CaptureFixture):
     with pytest.raises(RolloutError, match=f"reading it failed while {doing} .* is an error of mpi_rollout") as caught:
-        in_child(f"{__name__}:{task}", "run.h5")
+        in_child(f"child_tasks:{task}", "run.h5")
     assert caught.value.exit_code == 70 and "damaged" not in str(caught.value)
     words = {"err": "KeyError: 'a mistake of ours'", "leave": "", "gone": "has no attribute 'gone'"}
     assert words[task] in capfd.readouterr().err
 
 
 def test_what_asks_a_job_to_stop_does_not_end_the_child():
-    assert in_child(f"{__name__}:ask_myself", "run.h5") == "whole"
+    assert in_child("child_tasks:ask_myself", "run.h5") == "whole"
 
 
 @pytest.mark.parametrize("number", BLOCKED_SIGNALS)
 def test_a_parent_that_is_asked_to_stop_says_so_at_once(number: signal.Signals):
     before = signal.getsignal(number)
     with pytest.raises(Interrupted, match=rf"run\.h5: stopped by {number.name} while reading its middle; the file was"):
-        in_child(f"{__name__}:ask_my_parent", "run.h5", number)
+        in_child("child_tasks:ask_my_parent", "run.h5", number)
     assert signal.getsignal(number) == before
 
 
@@ -121,4 +76,4 @@ def test_a_child_ends_with_its_parent(job: Job):
 
 def test_what_takes_more_memory_than_a_file_of_its_size_is_damaged():
     with pytest.raises(DataError, match=r"run\.h5: reading it takes more memory than a file of its size can need"):
-        in_child(f"{__name__}:fill_memory", "run.h5")
+        in_child("child_tasks:fill_memory", "run.h5")
