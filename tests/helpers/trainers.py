@@ -19,7 +19,7 @@ import trainer_mistakes
 from gymnasium.vector import VectorEnv
 from oracle import Rows, differences, facts_of, record, resets_of
 from policies import by_look
-from vector_wrappers import WRAPPERS
+from vector_wrappers import WRAPPERS, without_clock
 
 import mpi_rollout
 from mpi_rollout.core.host import ProcessorTime
@@ -40,7 +40,7 @@ def main(function: str) -> None:
 
 def connect(env: str, num_envs: int, **options: Any) -> Any:
     """`mpi_rollout.connect`, with `module:callable` for what is not registered."""
-    is_registered = not env.startswith(("envs:", "faults:", "moody:"))
+    is_registered = not env.startswith(("envs:", "failing_envs:", "seeded_faults:"))
     return mpi_rollout.connect(env if is_registered else load_callable(env, "env"), num_envs, **options)
 
 
@@ -206,18 +206,18 @@ def resets(ways: Sequence[dict[str, Any]]) -> list[list[Any]]:
 
 
 def wrapped(cases: Sequence[tuple[str, dict[str, Any]]], num_envs: int, num_steps: int) -> list[list[Any]]:
-    """`oracle.record` of envs in a wrapper of `wraps`: its name, and how to connect."""
+    """`oracle.record` of envs in a wrapper of `vector_wrappers`: its name, and how to connect."""
     found = []
     for name, options in cases:
         env, wrap = WRAPPERS[name]
-        with connect(env, num_envs, env_kwargs={"max_episode_steps": 7}, **options) as envs:
+        with connect(env, num_envs, env_kwargs={"max_episode_steps": 7}, **options) as envs, without_clock():
             if envs is not None:
                 found.append(record(wrap(envs), num_steps))
     return found
 
 
 def errors(cases: Sequence[tuple[str, str, dict[str, Any]]]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """What mistakes raise, before the first reset and after it: kind of `mistakes`, env, and how to connect."""
+    """What mistakes raise, before the first reset and after it: kind of `trainer_mistakes`, env, and how to connect."""
     found = []
     for kind, env, options in cases:
         with connect(env, 12, **options) as envs:
