@@ -1,8 +1,4 @@
-"""Episodes once more: from their stored seeds and actions, to compare every byte that the env gives.
-
-An episode is a function of its seed and its actions, for an env that keeps nothing from one episode to the next and
-draws from its own generator alone.
-"""
+"""`verify --replay`: some episodes of a file once more, from their seeds and actions, to compare every byte."""
 
 import json
 import random
@@ -16,11 +12,12 @@ import numpy as np
 
 from mpi_rollout.commands.consent import Consent
 from mpi_rollout.config import RolloutConfig, versions
-from mpi_rollout.core.layout import RESULTS, Leaf, leaves, tree_of
+from mpi_rollout.core.layout import RESULTS, Leaf, leaves
 from mpi_rollout.core.layout import describe as describe_space
 from mpi_rollout.envs.env_maker import EnvMaker, maker_of
 from mpi_rollout.envs.faults import raised_at
 from mpi_rollout.envs.loop import LoopVectorEnv
+from mpi_rollout.envs.replaying import Difference, StoredEpisode, replay_episode
 from mpi_rollout.errors import DataError, EnvError, RolloutError, UsageError, counted, words_of
 from mpi_rollout.storage.reader import committed_episodes
 from mpi_rollout.storage.unmarked import open_unmarked
@@ -57,7 +54,7 @@ def replay(path: str, num_episodes: int, seed: int, consent: Consent) -> dict[st
 
 
 def choose(episodes: np.ndarray, number: int, seed: int) -> list[np.void]:
-    """As many of those that ended as of those that were under way, each spread evenly over the run.
+    """Choose as many episodes that ended as were under way, both spread evenly over the run.
 
     None that is faulted: its env has already shown that it does not come out the same.
     """
@@ -71,7 +68,7 @@ def choose(episodes: np.ndarray, number: int, seed: int) -> list[np.void]:
 
 
 def _spread(rows: np.ndarray, number: int, draws: random.Random) -> Iterator[int]:
-    """One of each of `number` parts of equal size."""
+    """Draw one of each of `number` parts of equal size."""
     number = min(number, len(rows))
     for part in np.array_split(rows, number) if number else []:
         yield int(draws.choice(part))
@@ -101,66 +98,53 @@ class Replay:
 
     def __init__(self, file: h5py.File, envs: LoopVectorEnv):
         self._trajectories, self._envs = file["trajectories"], envs
-        self._action_space = envs.single_action_space
-        self._actions, self._observations = leaves(self._action_space), leaves(envs.single_observation_space)
-        made = {
-            "observation": describe_space(envs.single_observation_space),
-            "action": describe_space(self._action_space),
-        }
-        if json.dumps(made) != file.attrs["spaces"]:
-            raise DataError(
-                f"the envs of the file have the spaces {file.attrs['spaces']}, here they have {json.dumps(made)}"
-            )
-
-    def _read(self, group: str, leaf: Leaf, row: np.void, more: int = 0) -> np.ndarray:
-        """What is stored of an episode, shape (length + more, ...)."""
-        dataset = self._trajectories[f"{group}/{leaf.path}".strip("/")]
-        return dataset[row["start"] : row["start"] + row["length"] + more, row["env_index"]]
+        spaces = {"observation": envs.single_observation_space, "action": envs.single_action_space}
+        described = json.dumps({name: describe_space(space) for name, space in spaces.items()})
+        if described != file.attrs["spaces"]:
+            raise DataError(f"the envs of the file have the spaces {file.attrs['spaces']}, here they have {described}")
 
     def failure_or_difference(self, row: np.void) -> str:
         """Replay an episode; return what is wrong, if something is."""
         try:
-            return self.difference(row)
+            difference = replay_episode(self._envs, self._episode(row))
         except (EnvError, DataError) as error:
             return f"{called(row)} fails in the replay: {error}"
+        return "" if difference is None else f"{called(row)} differs in its step {describe(difference)}"
 
-    def difference(self, row: np.void) -> str:
-        """Replay an episode; return the first difference, if there is one."""
-        actions = [self._read("actions", leaf, row) for leaf in self._actions]
-        observations = [self._read("observations", leaf, row, 1) for leaf in self._observations]
-        results = [self._read("", leaf, row) for leaf in RESULTS]
-        columns = self._envs.columns
-        self._envs.reset(seed=[int(row["seed"])])
-        for step in range(row["length"] + 1):
-            for leaf, stored, got in zip(self._observations, observations, columns.observation_arrays, strict=True):
-                if stored[step].tobytes() != got[0].tobytes():
-                    return describe(row, step, f"observations/{leaf.path}".rstrip("/"), stored[step], got[0])
-            if step == row["length"]:
-                return ""
-            self._envs.step(tree_of(self._action_space, (array[step : step + 1] for array in actions)))
-            for leaf, stored, got in zip(RESULTS, results, columns.results, strict=True):
-                if stored[step].tobytes() != got[0].tobytes():
-                    return describe(row, step, leaf.path, stored[step], got[0])
-        return ""
+    def _episode(self, row: np.void) -> StoredEpisode:
+        action_leaves, observation_leaves = (
+            leaves(space) for space in (self._envs.single_action_space, self._envs.single_observation_space)
+        )
+        return StoredEpisode(
+            int(row["seed"]),
+            [self._read("actions", leaf, row) for leaf in action_leaves],
+            [self._read("observations", leaf, row, 1) for leaf in observation_leaves],
+            [self._read("", leaf, row) for leaf in RESULTS],
+        )
+
+    def _read(self, group: str, leaf: Leaf, row: np.void, num_more: int = 0) -> np.ndarray:
+        """Read what is stored of an episode, of shape (length + num_more, ...)."""
+        dataset = self._trajectories[f"{group}/{leaf.path}".strip("/")]
+        return dataset[row["start"] : row["start"] + row["length"] + num_more, row["env_index"]]
 
 
-def describe(row: np.void, step: int, name: str, stored: Any, got: Any) -> str:
-    """One line about a difference: of an array its first component that differs."""
-    stored, got = np.atleast_1d(stored), np.atleast_1d(got)
-    differs = (stored != got) & ~((stored != stored) & (got != got))
+def describe(difference: Difference) -> str:
+    """Describe a difference in one line: of an array its first component that differs."""
+    stored, replayed = np.atleast_1d(difference.stored), np.atleast_1d(difference.replayed)
+    differs = (stored != replayed) & ~((stored != stored) & (replayed != replayed))
     place = tuple(int(index) for index in np.argwhere(differs)[0]) if differs.any() else (0,) * stored.ndim
-    which = f"{name}{list(place)}" if stored.size > 1 else name
-    values = f"{stored[place].item()!r} in the file, {got[place].item()!r} in the replay"
-    return f"{called(row)} differs in its step {step:,}: {which} is {values}"
+    name = f"{difference.name}{list(place)}" if stored.size > 1 else difference.name
+    values = f"{stored[place].item()!r} in the file, {replayed[place].item()!r} in the replay"
+    return f"{difference.step:,}: {name} is {values}"
 
 
 def called(row: np.void) -> str:
-    """How an episode is called."""
+    """Return how an episode is called."""
     return f"the episode of env {row['env_index']} from step {row['start']:,} on, seed {row['seed']},"
 
 
 def changed_versions(then: dict[str, str]) -> str:
-    """What is installed in another version than the run had: the first thing to suspect."""
+    """Say what is installed in another version than the run had: the first thing to suspect."""
     now = versions()
     changed = [f"{name} {then[name]} then, {now[name]} now" for name in now if then.get(name, now[name]) != now[name]]
     return f" ({'; '.join(changed)})" if changed else ""

@@ -1,4 +1,8 @@
-"""Bringing envs back to where they were in a run: their running episodes are taken again, action by action."""
+"""Episodes once more, action by action, from their seeds: to bring envs back to where they were, or to compare.
+
+An episode is a function of its seed and its actions, for an env that keeps nothing from one episode to the next and
+draws from its own generator alone.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -6,8 +10,9 @@ from itertools import islice
 from typing import Any
 
 import numpy as np
+from gymnasium import spaces
 
-from mpi_rollout.core.layout import leaves, tree_of
+from mpi_rollout.core.layout import RESULTS, leaves, tree_of
 from mpi_rollout.core.seeding import episode_seeds
 from mpi_rollout.envs.loop import LoopVectorEnv
 from mpi_rollout.errors import EnvError
@@ -36,7 +41,7 @@ class Past:
         return int(min(self.starts.min(), self.num_steps))
 
     def seeds(self, env_index: int, extra: int = 0) -> Iterator[int]:
-        """The seeds of an env's next episodes, the running one's first, or `extra` later."""
+        """Return the seeds of an env's next episodes: the running one's first, or that of `extra` episodes later."""
         return islice(episode_seeds(self.seed, env_index), int(self.episodes[env_index]) + extra, None)
 
 
@@ -58,7 +63,7 @@ class Restoring:
             envs.seed_episodes(place, past.seeds(env_index), int(past.episodes[env_index]))
         is_running = [past.starts[env_index] <= past.num_steps for env_index in self._env_indices]
         outputs = envs.reset_some(np.flatnonzero(is_running).tolist())
-        for place, observation in enumerate(each_of(space, envs.columns.observations, envs.num_envs)):
+        for place, observation in enumerate(copies_of(space, envs.columns.observations, envs.num_envs)):
             if place not in envs.failing:
                 envs.hold(place, observation)
         return outputs
@@ -90,7 +95,68 @@ class Restoring:
                 self._envs.release(place)
 
 
-def each_of(space: Any, observations: Any, num_envs: int) -> list[Any]:
-    """Copies of the single observations in batched ones."""
+@dataclass(frozen=True)
+class StoredEpisode:
+    """An episode of one env, as it is in a file.
+
+    Parameters
+    ----------
+    actions, observations
+        An array of shape (length, ...) for each leaf of the space, of observations one row more.
+    results
+        An array of shape (length,) for each of `layout.RESULTS`.
+    """
+
+    seed: int
+    actions: list[np.ndarray]
+    observations: list[np.ndarray]
+    results: list[np.ndarray]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What an env gave in step `step` of an episode, counted from 0, where a file has something else."""
+
+    step: int
+    name: str
+    stored: np.ndarray
+    replayed: np.ndarray
+
+
+def replay_episode(envs: LoopVectorEnv, episode: StoredEpisode) -> Difference | None:
+    """Step one env through an episode; return the first difference, if there is one.
+
+    Parameters
+    ----------
+    envs
+        One env.
+    """
+    columns, space = envs.columns, envs.single_action_space
+    names = [f"observations/{leaf.path}".rstrip("/") for leaf in leaves(envs.single_observation_space)]
+    result_names = [leaf.path for leaf in RESULTS]
+    envs.reset(seed=[episode.seed])
+    difference = _difference(0, names, episode.observations, columns.observation_arrays)
+    for step in range(len(episode.results[0])):
+        if difference:
+            return difference
+        envs.step(tree_of(space, (array[step : step + 1] for array in episode.actions)))
+        difference = _difference(step, result_names, episode.results, columns.results) or _difference(
+            step + 1, names, episode.observations, columns.observation_arrays
+        )
+    return difference
+
+
+def _difference(
+    step: int, names: Sequence[str], stored: Sequence[np.ndarray], replayed: Sequence[np.ndarray]
+) -> Difference | None:
+    """Compare row `step` of stored arrays with row 0 of those that an env gave, byte by byte."""
+    for name, rows, got in zip(names, stored, replayed, strict=True):
+        if rows[step].tobytes() != got[0].tobytes():
+            return Difference(step, name, rows[step], got[0])
+    return None
+
+
+def copies_of(space: spaces.Space, observations: Any, num_envs: int) -> list[Any]:
+    """Copy the single observations out of batched ones."""
     arrays = [np.array(leaf.of(observations)) for leaf in leaves(space)]
     return [tree_of(space, [array[row] for array in arrays]) for row in range(num_envs)]
