@@ -23,7 +23,7 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
-from mpi_rollout.core.layout import leaves, tree_of
+from mpi_rollout.core.spaces import leaves, tree_of
 from mpi_rollout.train.connect import connect
 from mpi_rollout.train.vector_env import MPIVectorEnv
 

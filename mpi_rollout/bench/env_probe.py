@@ -19,7 +19,7 @@ from gymnasium.vector.utils import batch_space
 
 from mpi_rollout.bench.jobs import JobFailed, Stop, run_job
 from mpi_rollout.config import RolloutConfig, flag
-from mpi_rollout.core.layout import leaves
+from mpi_rollout.core.spaces import leaves
 from mpi_rollout.envs.bare import WINDOW_S, time_steps
 from mpi_rollout.envs.env_maker import EnvMaker, maker_of
 from mpi_rollout.errors import DataError, EnvError, RolloutError, UsageError, words_of

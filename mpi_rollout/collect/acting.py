@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from mpi_rollout.collect.blocks import LaneProgress
-from mpi_rollout.core.layout import leaves, rows_of, tree_of
+from mpi_rollout.core.spaces import leaves, rows_of, tree_of
 from mpi_rollout.errors import PolicyError, SignalInterrupt, words_of
 from mpi_rollout.policies.random import Policy, RandomPolicy
 from mpi_rollout.process.exits import ends_forked

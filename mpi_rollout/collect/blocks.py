@@ -7,8 +7,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from mpi_rollout.core.layout import Block
-from mpi_rollout.exchange.destination import Destination
+from mpi_rollout.core.layout import Block, Destination
 from mpi_rollout.ranks.driver import Driver, Lane
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from gymnasium import spaces
 
 from mpi_rollout.config import RolloutConfig
-from mpi_rollout.core.layout import rows_of
+from mpi_rollout.core.spaces import rows_of
 from mpi_rollout.envs.bare import make_bare
 from mpi_rollout.envs.env_maker import maker_of
 from mpi_rollout.errors import EnvError, words_of

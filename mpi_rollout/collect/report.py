@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from mpi_rollout.collect.lost_ranks import LostRank
-from mpi_rollout.core.bounds import told
+from mpi_rollout.core.spaces import wrong_values_text
 from mpi_rollout.errors import counted
 
 MUCH = 0.15  # Of the time, in waiting for other ranks and their messages.
@@ -156,7 +156,7 @@ class Outcome:
                 f"made anew after failures: {counted(sum(self.restarts.values()), 'time')}, envs {first}; see /faults"
             )
         if self.wrong_values:
-            lines.append(f"stored as they were: {told(self.wrong_values)}")
+            lines.append(f"stored as they were: {wrong_values_text(self.wrong_values)}")
         if self.lost:
             num_lost = sum(loss.num_envs for loss in self.lost)
             lines.append(f"lost {num_lost} of {counted(self.num_envs, 'env')}: {'; '.join(map(str, self.lost))}")

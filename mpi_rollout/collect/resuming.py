@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpi_rollout.core.layout import Block, tree_of
+from mpi_rollout.core.layout import Block, Destination
+from mpi_rollout.core.spaces import tree_of
 from mpi_rollout.envs.replaying import Past
 from mpi_rollout.errors import counted
-from mpi_rollout.exchange.destination import Destination
 from mpi_rollout.exchange.exchange import Command
 from mpi_rollout.process.console import say
 from mpi_rollout.ranks.driver import Driver

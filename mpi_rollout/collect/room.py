@@ -4,7 +4,7 @@ import os
 import shutil
 
 from mpi_rollout.config import RolloutConfig
-from mpi_rollout.core.memory import ANYWAY, is_any_size, shown
+from mpi_rollout.core.host import ANYWAY, format_bytes, is_any_size
 from mpi_rollout.errors import StorageError, counted
 
 TOLD_NBYTES = 100_000_000
@@ -38,12 +38,12 @@ def check_file(config: RolloutConfig, row_nbytes: int, old_nbytes: int = 0) -> s
     free = shutil.disk_usage(folder).free
     size = (
         f"{counted(config.num_envs, 'env')} x {counted(config.num_steps, 'step')} take "
-        f"{'at most' if is_compressed else 'about'} {shown(nbytes)} in {config.out}"
+        f"{'at most' if is_compressed else 'about'} {format_bytes(nbytes)} in {config.out}"
     )
     needed = max(nbytes - old_nbytes, min(old_nbytes, nbytes))
     if needed > free and not is_compressed and not is_any_size():
         raise StorageError(
-            f"{size}, and {folder} has {shown(free)} free; use fewer steps or envs, another --out, --compression gzip, "
-            f"{ANYWAY}"
+            f"{size}, and {folder} has {format_bytes(free)} free; use fewer steps or envs, another --out, "
+            f"--compression gzip, {ANYWAY}"
         )
-    return f"{size} ({shown(free)} free there)" if nbytes >= TOLD_NBYTES else ""
+    return f"{size} ({format_bytes(free)} free there)" if nbytes >= TOLD_NBYTES else ""

@@ -15,8 +15,9 @@ from mpi_rollout.collect.room import check_file
 from mpi_rollout.collect.run_end import RunEnd
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.clock import utc_now
-from mpi_rollout.core.layout import Block, describe
-from mpi_rollout.core.memory import check_blocks
+from mpi_rollout.core.host import check_blocks
+from mpi_rollout.core.layout import Block
+from mpi_rollout.core.spaces import describe
 from mpi_rollout.envs.replaying import Past
 from mpi_rollout.errors import DataError, Interrupted, PolicyError, RolloutError, words_of
 from mpi_rollout.exchange import job_end, world

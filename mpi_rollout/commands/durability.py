@@ -7,7 +7,7 @@ from contextlib import suppress
 from shlex import quote
 from typing import Any
 
-from mpi_rollout.core.bounds import told
+from mpi_rollout.core.spaces import wrong_values_text
 from mpi_rollout.errors import AlreadyComplete, DataError, RolloutError, StorageError, UsageError, counted
 from mpi_rollout.process.temporary import temporary_path
 from mpi_rollout.storage.child import in_child
@@ -88,7 +88,7 @@ def _lines(found: dict[str, Any]) -> list[str]:
     elif found["recovered"]:
         state = "recovered and whole"
     if found["wrong_values"]:
-        state += f", but {told(found['wrong_values'])}"
+        state += f", but {wrong_values_text(found['wrong_values'])}"
     lines = [
         f"{found['file']}: {state}",
         f"checksums     {found['chunks']:,} chunks, {found['nbytes'] / 1e6:,.1f} MB, read in {found['seconds']:.1f} s",

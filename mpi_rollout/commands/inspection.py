@@ -5,7 +5,7 @@ import math
 import statistics
 from typing import Any
 
-from mpi_rollout.core.bounds import told
+from mpi_rollout.core.spaces import wrong_values_text
 from mpi_rollout.errors import counted, printable
 from mpi_rollout.storage.child import in_child
 
@@ -74,7 +74,7 @@ def _trajectories(found: dict[str, Any]) -> list[str]:
     ]
     lines += [f"  {name:<12}{_spread(episodes[name])}" for name in ("return", "length")]
     if found["wrong_values"]:
-        lines.append(f"wrong values  {told(found['wrong_values'])}")
+        lines.append(f"wrong values  {wrong_values_text(found['wrong_values'])}")
     if faults := found["faults"]:
         last = faults[-1]
         lines.append(f"faults        {len(faults):,}, the last in step {last['step']:,}: {last['message']}")

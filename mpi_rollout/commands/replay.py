@@ -12,8 +12,9 @@ import numpy as np
 
 from mpi_rollout.commands.consent import Consent
 from mpi_rollout.config import RolloutConfig, versions
-from mpi_rollout.core.layout import RESULTS, Leaf, leaves
-from mpi_rollout.core.layout import describe as describe_space
+from mpi_rollout.core.layout import RESULTS
+from mpi_rollout.core.spaces import Leaf, leaves
+from mpi_rollout.core.spaces import describe as describe_space
 from mpi_rollout.envs.env_maker import EnvMaker, maker_of
 from mpi_rollout.envs.faults import raised_at
 from mpi_rollout.envs.loop import LoopVectorEnv

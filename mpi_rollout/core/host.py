@@ -1,18 +1,35 @@
-"""How many cores this process may use, and how much of them it gets.
+"""What this host gives to a process: cores, processor time, and memory.
 
-The hardware threads of one core share its units, and count once.
+Hardware threads of one core share its units, and count as one core.  Envs that need more memory than there is are
+refused before they are made.
 """
 
 import os
-from collections.abc import Iterable
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
+
+from mpi_rollout.errors import Field, UsageError
+
+CGROUPS = Path("/sys/fs/cgroup")
+CGROUP_FILES = (  # Limit and use, of version 2 and 1.
+    ("memory.max", "memory.current"),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+)
+LEAST_ENV_NBYTES = 1000  # An object and its random generator; Gymnasium's smallest envs have five times that.
+FEW = 64  # Envs from which the memory of the others is estimated.
+ANY_SIZE = "MPI_ROLLOUT_ANY_SIZE"
+ANYWAY = f"or {ANY_SIZE}=1 to begin all the same"
+
+T = TypeVar("T")
 
 
 def physical_cores(threads: Iterable[int], root: Path = Path("/sys/devices/system/cpu")) -> frozenset[int]:
-    """The cores that hardware threads belong to, each by the number of its first thread.
+    """Return the cores of some hardware threads, each as the number of its first thread.
 
-    The system counts hardware threads as processors; where it does not tell which belong together, each is a core.
+    The system counts hardware threads as processors.  Where it does not say which belong together, each is a core.
     """
     return frozenset(_first_sibling(thread, root) for thread in threads)
 
@@ -26,45 +43,18 @@ def _first_sibling(thread: int, root: Path) -> int:
 
 
 def num_cores_of_host() -> int:
-    """All cores of this machine, whosoever they are."""
+    """Return the number of all cores of this machine."""
     return max(1, len(physical_cores(range(os.cpu_count() or 1))))
 
 
 def num_usable_cores() -> int:
-    """By its affinity and by its container's quota."""
-    allowed, quota = len(physical_cores(os.sched_getaffinity(0))), processor_quota()
-    return max(1, min(allowed, int(quota))) if quota else allowed
+    """Return how many cores this process may use, by its affinity and by its container's quota."""
+    num_cores, quota = len(physical_cores(os.sched_getaffinity(0))), processor_quota()
+    return max(1, min(num_cores, int(quota))) if quota else num_cores
 
 
-@dataclass(frozen=True)
-class ProcessorTime:
-    """What a thread had of a core, in seconds: it ran, and it waited for its turn while others ran."""
-
-    ran_s: float
-    delayed_s: float
-
-    def since(self, before: "ProcessorTime") -> "ProcessorTime":
-        return ProcessorTime(self.ran_s - before.ran_s, self.delayed_s - before.delayed_s)
-
-    @property
-    def share(self) -> float:
-        """Of a core, while the thread had something to do: sleeping does not count."""
-        wanted_s = self.ran_s + self.delayed_s
-        return self.ran_s / wanted_s if wanted_s else 1.0
-
-
-def processor_time(path: str = "/proc/thread-self/schedstat") -> ProcessorTime | None:
-    """What the calling thread has had so far; None where the system does not say."""
-    try:
-        with open(path) as file:
-            ran_ns, delayed_ns = file.read().split()[:2]
-        return ProcessorTime(int(ran_ns) / 1e9, int(delayed_ns) / 1e9)
-    except (OSError, ValueError):
-        return None
-
-
-def processor_quota(root: Path = Path("/sys/fs/cgroup")) -> float | None:
-    """Cores' worth of processor time that this container may use; None without a limit."""
+def processor_quota(root: Path = CGROUPS) -> float | None:
+    """Return how many cores' worth of processor time this container may use; None without a limit."""
     try:
         quota, period = (root / "cpu.max").read_text().split()
     except (OSError, ValueError):
@@ -76,3 +66,121 @@ def processor_quota(root: Path = Path("/sys/fs/cgroup")) -> float | None:
         return float(quota) / float(period) if float(quota) > 0 else None
     except ValueError:
         return None  # cgroup v2 says "max".
+
+
+@dataclass(frozen=True)
+class ProcessorTime:
+    """The seconds that a thread ran, and those that it waited for its turn while others ran."""
+
+    ran_s: float
+    delayed_s: float
+
+    def since(self, before: "ProcessorTime") -> "ProcessorTime":
+        return ProcessorTime(self.ran_s - before.ran_s, self.delayed_s - before.delayed_s)
+
+    @property
+    def share(self) -> float:
+        """The share of a core that the thread had while it had something to do; sleeping does not count."""
+        wanted_s = self.ran_s + self.delayed_s
+        return self.ran_s / wanted_s if wanted_s else 1.0
+
+
+def processor_time(path: str = "/proc/thread-self/schedstat") -> ProcessorTime | None:
+    """Return what the calling thread has had so far; None where the system does not say."""
+    try:
+        with open(path) as file:
+            ran_ns, delayed_ns = file.read().split()[:2]
+        return ProcessorTime(int(ran_ns) / 1e9, int(delayed_ns) / 1e9)
+    except (OSError, ValueError):
+        return None
+
+
+def format_bytes(nbytes: float) -> str:
+    """Return a number of bytes for people: 1,234.5 MB and 7.1 GB."""
+    return f"{nbytes / 1e9:,.1f} GB" if nbytes >= 1e9 else f"{nbytes / 1e6:,.1f} MB"
+
+
+def free_memory(meminfo: str = "/proc/meminfo", root: Path = CGROUPS) -> int:
+    """Return the bytes that processes can have before the host swaps, or their container is at its limit."""
+    available = re.search(r"MemAvailable:\s*(\d+) kB", Path(meminfo).read_text())
+    free = int(available.group(1)) * 1024 if available else 0
+    for limit, used in CGROUP_FILES:
+        try:
+            used_nbytes = int((root / used).read_text()) - _cached_nbytes((root / used).with_name("memory.stat"))
+            free = min(free, int((root / limit).read_text()) - used_nbytes)
+        except (OSError, ValueError):  # There is no such file, or it says "max".
+            continue
+    return max(free, 0)
+
+
+def _cached_nbytes(stat: Path) -> int:
+    """Return the bytes of files that the system gives up before a container is at its limit."""
+    try:
+        sizes = dict(line.split() for line in stat.read_text().splitlines())
+    except (OSError, ValueError):
+        return 0
+    return sum(int(sizes.get(f"total_{name}", sizes.get(name, 0))) for name in ("inactive_file", "active_file"))
+
+
+def is_any_size() -> bool:
+    """Tell whether the user wants the run to begin however much it takes."""
+    return os.environ.get(ANY_SIZE, "") not in ("", "0")
+
+
+def check_num_envs(num_envs: int, num_ranks: int) -> None:
+    """Refuse more envs than any machine like this one can have, before anything is made for each of them.
+
+    Raises
+    ------
+    UsageError
+        The memory of this host is too small for a rank's share of them, whatever they are.
+    """
+    least, free = num_envs * LEAST_ENV_NBYTES // num_ranks, free_memory()
+    if least > free and not is_any_size():
+        needs = f"{num_envs:,} envs take at least {format_bytes(least)} of memory on each rank, and this host has"
+        way_out = f"use fewer envs, more hosts, {ANYWAY}"
+        raise UsageError(Field("num_envs"), f": {needs} {format_bytes(free)} free; {way_out}")
+
+
+def make_with_room(makers: Sequence[Callable[[], T]]) -> Iterator[T]:
+    """Make envs, and estimate from the first few how much memory the others will take.
+
+    Raises
+    ------
+    UsageError
+        The memory of this host is too small for them.
+    """
+    before = 0
+    for count, make in enumerate(makers):
+        if count == 1:  # The first one includes its modules.
+            before = _resident_nbytes()
+        elif count == FEW + 1:
+            _check_rest((_resident_nbytes() - before) / FEW, len(makers), len(makers) - count)
+        yield make()
+
+
+def _check_rest(env_nbytes: float, num_envs: int, num_missing: int) -> None:
+    needed, free = env_nbytes * num_missing, free_memory()
+    if needed > free and not is_any_size():
+        needs = f"an env takes {format_bytes(env_nbytes)} of memory here, the {num_envs:,} of this rank"
+        needs = f"{needs} {format_bytes(needed)} more, and this host has {format_bytes(free)} free"
+        raise UsageError(Field("num_envs"), f": {needs}; use fewer envs, more hosts, {ANYWAY}")
+
+
+def _resident_nbytes() -> int:
+    """Return the bytes of memory that this process has."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def check_blocks(nbytes: int) -> None:
+    """Refuse buffers for the steps of all envs that the memory of this host, the root's, cannot hold.
+
+    Raises
+    ------
+    UsageError
+        It cannot.
+    """
+    free = free_memory()
+    if nbytes > free and not is_any_size():
+        needs = f"rank 0 needs {format_bytes(nbytes)} of memory for the steps of all envs, and its host has"
+        raise UsageError(Field("num_envs"), f": {needs} {format_bytes(free)} free; use fewer envs, {ANYWAY}")

@@ -1,13 +1,13 @@
-"""Where every random number of a run comes from: (seed, env_index, episode or step), and not the rank.
+"""Where all random numbers of a run come from: from (seed, env_index, episode or step), and not from the rank.
 
 Python's and NumPy's global generators are the exception: a process has one of each for all its envs.
 
-All streams are `numpy.random.SeedSequence(seed, spawn_key=...)`; the length of the key keeps its uses apart:
-one word for an env's episodes, two for a policy's draws, three for a natively vectorized slice, four for the
-global generators, five for a policy's draws by action masks.  Gymnasium's own `seed + i` is not used: two runs with
-seeds 0 and 1 would share all but one of their streams.
+All streams are `numpy.random.SeedSequence(seed, spawn_key=...)`.  The length of the key separates the uses: one word
+for an env's episodes, two for a policy's draws, three for a natively vectorized slice, four for the global generators,
+five for a policy's draws by action masks.  Gymnasium's own `seed + i` is not used: two runs with seeds 0 and 1 would
+share all but one of their streams.
 
-Episode k of env i has for its seed word k of `SeedSequence(seed, spawn_key=(i,)).generate_state(...)`.
+The seed of episode k of env i is word k of `SeedSequence(seed, spawn_key=(i,)).generate_state(...)`.
 """
 
 import random
@@ -15,11 +15,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
-DRAWN_AHEAD = 64  # One by one, the seeds would cost more than the resets that they are for.
+DRAWN_AHEAD = 64  # Seeds drawn one by one would cost more than the resets that they are for.
 
 
 def episode_seeds(seed: int, env_index: int) -> Iterator[int]:
-    """Yield the seeds of one env's episodes, 0 <= seed < 2**32, without end."""
+    """Yield the seeds of one env's episodes, 0 <= seed < 2**32, endlessly."""
     sequence = np.random.SeedSequence(seed, spawn_key=(env_index,))
     start, stop = 0, DRAWN_AHEAD
     while True:
@@ -28,9 +28,9 @@ def episode_seeds(seed: int, env_index: int) -> Iterator[int]:
 
 
 class SeedTable:
-    """The same seeds for whoever has only env indices and episode numbers: arrays in, arrays out."""
+    """The same seeds by env indices and episode numbers: arrays in, arrays out."""
 
-    def __init__(self, seed: int, num_envs: int):
+    def __init__(self, seed: int, num_envs: int) -> None:
         self._sequences = [np.random.SeedSequence(seed, spawn_key=(index,)) for index in range(num_envs)]
         self._draw(DRAWN_AHEAD)
 
@@ -42,31 +42,31 @@ class SeedTable:
         needed = int(np.max(episodes, initial=0)) + 1
         if needed > self._seeds.shape[1]:
             self._draw(2 * needed)
-        return self._seeds[env_indices, episodes]
+        return np.asarray(self._seeds[env_indices, episodes])
 
 
 def draws_of_policy(seed: int, leaf: int, block: int) -> np.random.Generator:
-    """The stream from which a policy draws one leaf of the actions of one block of steps.
+    """Return the stream from which a policy draws one leaf of the actions of one block of steps.
 
-    Draw in the order env, step, component: then no draw depends on how many envs there are.
+    Draw in the order env, step, component: then no draw depends on the number of envs.
     """
     return np.random.Generator(np.random.Philox(np.random.SeedSequence(seed, spawn_key=(leaf, block))))
 
 
 def draws_by_masks(seed: int, block: int) -> np.random.Generator:
-    """The stream for choosing among the actions that masks allow; to be drawn from in the same order."""
+    """Return the stream for choosing among the actions that masks allow.  Draw from it in the same order."""
     return np.random.Generator(np.random.Philox(np.random.SeedSequence(seed, spawn_key=(block, 0, 0, 0, 0))))
 
 
 def seed_global_generators(seed: int, rank: int, num_steps: int = 0) -> None:
     """Seed `random` and `numpy.random`, from which some envs and policies draw.
 
-    What they draw is not promised to be the same on another number of ranks, nor after the run was continued.
+    Their draws may differ on another number of ranks, and after the run was continued.
 
     Parameters
     ----------
     num_steps
-        That the run has already where it is continued: else it would draw once more what it has drawn at its begin.
+        The steps that a continued run has already.  Without it, the run would repeat the draws of its beginning.
     """
     words = np.random.SeedSequence(seed, spawn_key=(rank, num_steps, 0, 0)).generate_state(8)
     random.seed(words[:4].tobytes())
@@ -74,6 +74,6 @@ def seed_global_generators(seed: int, rank: int, num_steps: int = 0) -> None:
 
 
 def seed_of_slice(seed: int, env_indices: range) -> int:
-    """The one seed of a natively vectorized slice, whose envs share one generator."""
+    """Return the one seed of a natively vectorized slice, whose envs share one generator."""
     key = (env_indices.start, env_indices.stop, 0)
     return int(np.random.SeedSequence(seed, spawn_key=key).generate_state(1)[0])

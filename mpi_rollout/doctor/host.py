@@ -14,7 +14,7 @@ from time import time
 
 import numpy as np
 
-from mpi_rollout.core.layout import leaves
+from mpi_rollout.core.spaces import leaves
 from mpi_rollout.doctor.folder import judge_folder
 from mpi_rollout.doctor.probe import FILES, LAUNCH, OK, WARN, Finding, Report, first_few
 from mpi_rollout.doctor.world import judge_slurm

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from mpi_rollout.core.bounds import Bounds, first_of
-from mpi_rollout.core.layout import RESULTS, Leaf, bounds, leaf_spaces, leaves, noun
+from mpi_rollout.core.layout import RESULTS, noun
+from mpi_rollout.core.spaces import Bounds, Leaf, bounds_of, first_of, leaf_spaces, leaves
 from mpi_rollout.errors import DataError
 from mpi_rollout.exchange.world import claimed_rank
 
@@ -64,7 +64,7 @@ class OutputChecks:
         self._leaves: list[tuple[Leaf, Bounds]] = []
         for leaf, part in zip(leaves(space), leaf_spaces(space), strict=True):
             is_bounded = on_fault.check_bounds or leaf.dtype.kind != "f"
-            checked = Bounds(leaf.dtype, *(bounds(part) if is_bounded else infinite))
+            checked = Bounds(leaf.dtype, *(bounds_of(part) if is_bounded else infinite))
             if set(checked.kinds) & set(self._kinds):
                 self._leaves.append((leaf, checked))
         reward = RESULTS[0]

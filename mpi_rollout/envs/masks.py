@@ -1,12 +1,12 @@
 """The action masks of a rank's envs, on their way to the root, which draws random actions by them."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 
-from mpi_rollout.core.masks import MOST_BITS, NAME, bits_of, sizes
+from mpi_rollout.core.spaces import MASK_NAME, MOST_MASK_BITS, mask_sizes
 from mpi_rollout.process.console import say
 
 
@@ -31,22 +31,22 @@ class MaskColumn:
     """
 
     def __init__(self, space: spaces.Space, column: tuple[np.ndarray, np.ndarray] | None, first_env_index: int):
-        self._space, self._sizes, self._first_env_index = space, sizes(space), first_env_index
+        self._space, self._sizes, self._first_env_index = space, mask_sizes(space), first_env_index
         self._values, self._flags = (None, None) if column is None else column
         self.places: set[int] = set()
         self._has_warned = False
 
     def begin(self, place: int, info: Any) -> None:
         """An env has begun an episode, with this info."""
-        if not (isinstance(info, dict) and NAME in info):
+        if not (isinstance(info, dict) and MASK_NAME in info):
             if place in self.places:
                 self.places.discard(place)
                 self._flags[place] = False
         elif self._flags is None:
-            self._warn(place, f"is heeded for Discrete and MultiDiscrete of at most {MOST_BITS:,} actions")
+            self._warn(place, f"is heeded for Discrete and MultiDiscrete of at most {MOST_MASK_BITS:,} actions")
         else:
             self.places.add(place)
-            self._put([place], [info[NAME]])
+            self._put([place], [info[MASK_NAME]])
 
     def write(self, infos: Sequence[Any], ended: Collection[int]) -> None:
         """Write the masks of a step.
@@ -58,29 +58,29 @@ class MaskColumn:
         """
         places = list(self.places)
         found = [infos[place] for place in places]
-        self._put(places, [info.get(NAME) if isinstance(info, dict) else None for info in found])
+        self._put(places, [info.get(MASK_NAME) if isinstance(info, dict) else None for info in found])
         self._flags[ended] = False
 
     def write_batch(self, infos: Mapping[str, Any], ended: np.ndarray) -> None:
         """Do the same with the infos of natively vectorized envs, which tell of any step."""
-        if NAME not in infos:
+        if MASK_NAME not in infos:
             if self.places:
                 self.places.clear()
                 self._flags[:] = False
             return
-        has_mask = infos.get(f"_{NAME}", np.ones(len(ended), np.bool_))
+        has_mask = infos.get(f"_{MASK_NAME}", np.ones(len(ended), np.bool_))
         if self._flags is None:
-            return self.begin(int(np.argmax(has_mask)), {NAME: None})
+            return self.begin(int(np.argmax(has_mask)), {MASK_NAME: None})
         self.places = set(np.flatnonzero(has_mask).tolist())
         self._flags[:] = False
-        self._put(list(self.places), [infos[NAME][place] for place in self.places])
+        self._put(list(self.places), [infos[MASK_NAME][place] for place in self.places])
         self._flags[ended] = False
 
     def info_of(self, place: int) -> dict[str, Any]:
         """An info that says the mask of an env once more."""
         if self._flags is None or not self._flags[place]:
             return {}
-        return {NAME: np.unpackbits(self._values[place], count=sum(self._sizes))}
+        return {MASK_NAME: np.unpackbits(self._values[place], count=sum(self._sizes))}
 
     def _put(self, places: list[int], masks: list[Any]) -> None:
         """Write masks; without one, or with one that is none, an env's actions are not limited in this step."""
@@ -93,7 +93,7 @@ class MaskColumn:
             self._flags[place] = False
             try:
                 if mask is not None:
-                    self._values[place] = np.packbits(bits_of(mask, self._sizes))
+                    self._values[place] = np.packbits(mask_bits(mask, self._sizes))
                     self._flags[place] = True
             except (TypeError, ValueError) as error:
                 what = "0 or 1 for each action" if len(self._sizes) == 1 else "a tuple with 0 or 1 for each action"
@@ -112,6 +112,35 @@ class MaskColumn:
         if not self._has_warned:
             self._has_warned = True
             say(
-                f"mpi_rollout: env {self._first_env_index + place}: its info {NAME!r} {why}; "
+                f"mpi_rollout: env {self._first_env_index + place}: its info {MASK_NAME!r} {why}; "
                 "random actions are drawn without it\n"
             )
+
+
+def mask_bits(mask: object, sizes: list[int]) -> np.ndarray:
+    """Return one mask as an array of bools.
+
+    Raises
+    ------
+    ValueError
+        It is not a mask for these components.
+    """
+    parts = list(_arrays_in(mask))
+    bits = np.concatenate(parts) if parts else np.zeros(0)
+    if bits.dtype.kind not in "biu" or not ((bits == 0) | (bits == 1)).all():
+        raise ValueError(f"got {bits.dtype}: {bits}"[:80])
+    if [len(part) for part in parts] not in (sizes, [sum(sizes)]):
+        raise ValueError(f"got {[len(part) for part in parts]} of them")
+    return bits.astype(np.bool_)
+
+
+def _arrays_in(mask: object) -> Iterator[np.ndarray]:
+    """Yield the arrays in nested tuples."""
+    if isinstance(mask, tuple | list) and any(isinstance(part, tuple | list | np.ndarray) for part in mask):
+        for part in mask:
+            yield from _arrays_in(part)
+    else:
+        array = np.asarray(mask)
+        if array.ndim != 1:
+            raise ValueError(f"got {array.dtype} of shape {array.shape}")
+        yield array

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from mpi_rollout.core.layout import RESULTS, Leaf, is_castable, is_result, noun
+from mpi_rollout.core.layout import RESULTS, is_result, noun
+from mpi_rollout.core.spaces import Leaf, is_castable
 from mpi_rollout.errors import DataError, message_of, words_of
 
 MISFITS = (TypeError, ValueError, AttributeError, LookupError)

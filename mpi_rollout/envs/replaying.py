@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from mpi_rollout.core.layout import RESULTS, leaves, tree_of
+from mpi_rollout.core.layout import RESULTS
 from mpi_rollout.core.seeding import episode_seeds
+from mpi_rollout.core.spaces import leaves, tree_of
 from mpi_rollout.envs.loop import LoopVectorEnv
 from mpi_rollout.errors import EnvError
 

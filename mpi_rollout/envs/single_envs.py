@@ -11,8 +11,8 @@ from gymnasium.error import ResetNeeded
 from gymnasium.vector import VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from mpi_rollout.core.layout import describe
-from mpi_rollout.core.memory import made_with_room
+from mpi_rollout.core.host import make_with_room
+from mpi_rollout.core.spaces import describe
 from mpi_rollout.envs.faults import EnvTimeout, OnFault, WrongValue, named, raised_at
 from mpi_rollout.envs.inputs import action_splitter, check_spaces
 from mpi_rollout.envs.time_limits import TimeLimits, step_over_wrappers
@@ -57,7 +57,7 @@ class SingleEnvs(VectorEnv):
         on_fault: OnFault,
     ):
         self._env_fns, self._first_env_index, self._on_fault = list(env_fns), first_env_index, on_fault
-        self.envs = list(made_with_room(env_fns))
+        self.envs = list(make_with_room(env_fns))
         self.num_envs = len(self.envs)
         first = self.envs[0]
         self.spec, self.render_mode = first.spec, first.render_mode

@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from mpi_rollout.core.layout import Leaf, SlotLayout, leaves, tree_of
+from mpi_rollout.core.layout import Block, Destination, SlotLayout
 from mpi_rollout.core.partition import Division, Partition
+from mpi_rollout.core.spaces import Leaf, leaves, tree_of
 from mpi_rollout.errors import DataError, words_of
 from mpi_rollout.exchange.infos import pack_infos, unpack_infos
 from mpi_rollout.exchange.surviving import Surviving
@@ -27,10 +28,6 @@ from mpi_rollout.exchange.switching import Changing
 from mpi_rollout.exchange.transports import INFOS_TAG, DirectMessages, Lockstep, NoMessages, Overlapped
 from mpi_rollout.exchange.waiting import Sleeping, waits_of
 from mpi_rollout.exchange.world import ROOT
-
-# A slot's mark: 0 is all is well, the negative number of a signal asks for the run's end.
-FAULT = 1
-MADE_ANEW = 2  # Envs have failed and been replaced; which ones is told by the infos.
 
 
 class Command(IntEnum):
@@ -250,6 +247,10 @@ class Exchange:
     def spread(self, value: Any = None) -> Any:
         """Send a Python object of the root to these ranks, pickled, right after an order: for what happens rarely."""
         return self.messages.spread(value)
+
+    def destination(self, block: Block, step_s_columns: slice) -> Destination:
+        """Return a block as these slots see it, on the root."""
+        return Destination(block, self.layout, self.partition, self.slots, step_s_columns)
 
     def free(self) -> None:
         """Give back what the messages hold."""

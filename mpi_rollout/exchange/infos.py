@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from mpi_rollout.core.layout import Leaf
+from mpi_rollout.core.spaces import Leaf
 from mpi_rollout.errors import DataError, UsageError, words_of
 
 Infos = str | Mapping[str, Any]

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from mpi_rollout.core.layout import LOST
 from mpi_rollout.errors import LaunchError, RankLost, RolloutError, UsageError
 from mpi_rollout.exchange.job_end import abort
 from mpi_rollout.exchange.world import GRACE_S, ROOT, library_name
@@ -26,7 +27,6 @@ from mpi_rollout.process.console import say
 from mpi_rollout.process.launcher import be_last
 
 ULFM_VARIABLE = "OMPI_MCA_mpi_ft_enable"  # What `mpirun --with-ft ulfm` sets.
-LOST = 3  # A slot's mark, see `exchange`: its rank is gone.
 TOLD_S = 5.0  # Until when the launcher has told of a loss, at the latest.
 WAY_OUT = "without the option the job ends when a rank is lost, and the same command continues it"
 

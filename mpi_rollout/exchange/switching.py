@@ -13,11 +13,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from mpi_rollout.core.masks import MASKED
+from mpi_rollout.core.layout import MASKED, SHORT
 from mpi_rollout.exchange.transports import DirectMessages, Lockstep
 from mpi_rollout.exchange.waiting import Adaptation
-
-SHORT = 4  # A slot's mark: its rank is short of processor time.  All is well otherwise.
 
 
 class Changing:

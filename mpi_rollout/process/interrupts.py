@@ -155,6 +155,7 @@ class Interrupts:
 
 
 def is_main_thread() -> bool:
+    """Tell whether this is the main thread."""
     return threading.current_thread() is threading.main_thread()
 
 

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from mpi_rollout.core.bounds import rounding
-from mpi_rollout.core.layout import Leaf, bounds, is_castable, leaf_spaces, leaves
+from mpi_rollout.core.spaces import Leaf, bounds_of, is_castable, leaf_spaces, leaves, rounding
 from mpi_rollout.errors import ActionError, words_of
 
 
@@ -30,7 +29,7 @@ class ActionReader:
     def __init__(self, single_space: spaces.Space, mode: str = "check"):
         self._space = single_space
         self._columns = [
-            (leaf, _is_accepted(space, mode), partial(TREATMENTS[mode], leaf, *bounds(space)))
+            (leaf, _is_accepted(space, mode), partial(TREATMENTS[mode], leaf, *bounds_of(space)))
             for leaf, space in zip(leaves(single_space), leaf_spaces(single_space), strict=True)
         ]
 
@@ -98,7 +97,7 @@ def inside(space: spaces.Space) -> Callable[[np.ndarray], bool]:
 
     It stands between the slots of one step and the order of the next, where every rank waits for it.
     """
-    low, high = bounds(space)
+    low, high = bounds_of(space)
     if low.size == 0:
         return lambda array: True
     lowest, highest = low.flat[0].item(), high.flat[0].item()

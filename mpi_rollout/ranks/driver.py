@@ -10,14 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from mpi_rollout.core.layout import Block, leaves, tree_of
-from mpi_rollout.core.masks import MASKED
+from mpi_rollout.core.layout import FAULT, LOST, MASKED, RESTARTED, SHORT, Block, Destination
+from mpi_rollout.core.spaces import leaves, tree_of
 from mpi_rollout.errors import DataError, RankLost, RolloutError, counted, words_of
-from mpi_rollout.exchange.destination import Destination
-from mpi_rollout.exchange.exchange import FAULT, MADE_ANEW, Command, Exchange, Exchanges
+from mpi_rollout.exchange.exchange import Command, Exchange, Exchanges
 from mpi_rollout.exchange.infos import add_columns, merge_infos
-from mpi_rollout.exchange.surviving import LOST
-from mpi_rollout.exchange.switching import SHORT
 from mpi_rollout.exchange.world import ROOT
 from mpi_rollout.ranks.action_check import ActionReader
 from mpi_rollout.ranks.worker import Fault, Worker
@@ -103,7 +100,7 @@ class Driver:
 
     def destinations(self, block: Block) -> dict[Lane, Destination]:
         """Prepare a block for having the slots of all lanes laid into its rows."""
-        return {lane: Destination(lane.exchange, block, lane.slots) for lane in self.lanes}
+        return {lane: lane.exchange.destination(block, lane.slots) for lane in self.lanes}
 
     def do(self, command: Command, *arguments: Any, actions: Any = None) -> None:
         """Have all envs do something else than a step, and wait for it.
@@ -249,7 +246,7 @@ class Driver:
         for lane in lanes:
             if (lane.exchange.marks == SHORT).any():
                 lane.exchange.messages.note_shortage()
-            if (lane.exchange.marks == MADE_ANEW).any():
+            if (lane.exchange.marks == RESTARTED).any():
                 told = [infos["faults"] for _, infos in lane.exchange.take_infos()]
                 self.made_anew += [(lane, index, message) for faults in told for index, message in faults]
         if (marks == FAULT).any():

@@ -10,10 +10,9 @@ from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec, WrapperSpec
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from mpi_rollout.core.layout import describe
-from mpi_rollout.core.masks import mask_leaves
-from mpi_rollout.core.memory import check_num_envs
+from mpi_rollout.core.host import check_num_envs
 from mpi_rollout.core.partition import Division
+from mpi_rollout.core.spaces import describe, mask_leaves
 from mpi_rollout.envs.env_maker import EnvMaker, make_slice, name_of
 from mpi_rollout.envs.faults import ABORT, OnFault
 from mpi_rollout.envs.loop import LoopVectorEnv

@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import VectorEnv
 
-from mpi_rollout.core.layout import RESULTS, Leaf, noun
+from mpi_rollout.core.layout import RESULTS, noun
 from mpi_rollout.core.seeding import seed_of_slice
+from mpi_rollout.core.spaces import Leaf
 from mpi_rollout.envs.faults import ABORT, OnFault, OutputChecks
 from mpi_rollout.envs.inputs import Options
 from mpi_rollout.envs.loop import LoopVectorEnv

@@ -22,9 +22,9 @@ from typing import Any
 from mpi_rollout.core.clock import Clock
 from mpi_rollout.core.deadline import process_start
 from mpi_rollout.core.host import physical_cores, processor_time
-from mpi_rollout.core.masks import MASKED
+from mpi_rollout.core.layout import FAULT, MASKED, RESTARTED
 from mpi_rollout.errors import DataError, EnvError, RankLost, RolloutError, SignalInterrupt, message_of, words_of
-from mpi_rollout.exchange.exchange import FAULT, MADE_ANEW, Command, Exchange, Exchanges
+from mpi_rollout.exchange.exchange import Command, Exchange, Exchanges
 from mpi_rollout.exchange.job_end import abort, end_timeout_s
 from mpi_rollout.process.console import say
 from mpi_rollout.process.exits import ends_forked
@@ -200,7 +200,7 @@ class Worker:
                     self._begin_grace()
             for _, message, times in faults:
                 self._say(f"step {step}: {message}; {times}")
-        mark = MADE_ANEW if faults and slice_.has_told else -self.stop_signal
+        mark = RESTARTED if faults and slice_.has_told else -self.stop_signal
         if mark == 0 and slice_ is not None and slice_.masks is not None and slice_.masks.places:
             mark = MASKED
         exchange.own_mark[0] = mark if self._fault is None else FAULT

@@ -5,7 +5,7 @@ from typing import Any
 
 from gymnasium import spaces
 
-from mpi_rollout.core.layout import leaves
+from mpi_rollout.core.spaces import leaves
 from mpi_rollout.errors import UsageError
 
 

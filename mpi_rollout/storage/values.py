@@ -11,8 +11,8 @@ from typing import Any
 import h5py
 import numpy as np
 
-from mpi_rollout.core.bounds import Bounds, first_of
-from mpi_rollout.core.layout import RESULTS, Leaf, noun
+from mpi_rollout.core.layout import RESULTS, noun
+from mpi_rollout.core.spaces import Bounds, Leaf, first_of
 from mpi_rollout.storage.objects import ContentError
 
 NONE_WRONG = (0, -1, -1)

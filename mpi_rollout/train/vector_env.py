@@ -16,7 +16,7 @@ from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoA
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from mpi_rollout.core.layout import tree_of
+from mpi_rollout.core.spaces import tree_of
 from mpi_rollout.envs.inputs import Options, options_of_each, read_seed, take_reset_mask
 from mpi_rollout.exchange.exchange import Command
 from mpi_rollout.exchange.infos import FINAL_OBS

@@ -10,18 +10,8 @@ import pytest
 from envs import Counting, Image, Nested
 from gymnasium import spaces
 
-from mpi_rollout.core.layout import (
-    ALIGNMENT,
-    Block,
-    Columns,
-    Leaf,
-    SlotLayout,
-    bounds,
-    describe,
-    leaf_spaces,
-    leaves,
-    tree_of,
-)
+from mpi_rollout.core.layout import ALIGNMENT, Block, Columns, SlotLayout
+from mpi_rollout.core.spaces import Leaf, bounds_of, describe, leaf_spaces, leaves, tree_of
 from mpi_rollout.errors import UsageError
 
 DTYPES = ["?", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "f2", "f4", "f8"]
@@ -91,7 +81,7 @@ def test_bounds_are_inclusive_for_every_kind_of_leaf():
         spaces.MultiBinary(2),
         spaces.Box(np.array([-np.inf, 0], np.float32), np.array([1, np.inf], np.float32)),
     )
-    found = [[np.asarray(bound).tolist() for bound in bounds(space)] for space in kinds]
+    found = [[np.asarray(bound).tolist() for bound in bounds_of(space)] for space in kinds]
     assert found == [[-1, 1], [[1, -4], [2, 0]], [[0, 0], [1, 1]], [[-np.inf, 0], [1, np.inf]]]
 
 

@@ -10,7 +10,7 @@ from jobs import Job
 from mpi_rollout import connect
 from mpi_rollout.collect import room
 from mpi_rollout.config import RolloutConfig
-from mpi_rollout.core import memory
+from mpi_rollout.core import host
 from mpi_rollout.errors import StorageError, UsageError
 
 NO_OVERRIDE = {"MPI_ROLLOUT_ANY_SIZE": ""}
@@ -18,7 +18,7 @@ NO_OVERRIDE = {"MPI_ROLLOUT_ANY_SIZE": ""}
 
 @pytest.fixture(autouse=True)
 def no_override(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(memory.ANY_SIZE, raising=False)
+    monkeypatch.delenv(host.ANY_SIZE, raising=False)
 
 
 def test_more_envs_than_memory_holds_are_refused_at_once(job: Job):
@@ -40,12 +40,12 @@ class Large(gymnasium.Env):
 
 def test_what_the_first_envs_take_tells_of_all_others(monkeypatch: pytest.MonkeyPatch):
     made, resident = [], iter((0, 64 * 10**6))
-    monkeypatch.setattr(memory, "resident_nbytes", lambda: next(resident))
-    monkeypatch.setattr(memory, "free_memory", lambda: 10**9)
+    monkeypatch.setattr(host, "_resident_nbytes", lambda: next(resident))
+    monkeypatch.setattr(host, "free_memory", lambda: 10**9)
     with pytest.raises(UsageError) as refused:
-        for env in memory.made_with_room([Large] * 5000):
+        for env in host.make_with_room([Large] * 5000):
             made.append(env)
-    assert len(made) == memory.FEW + 1
+    assert len(made) == host.FEW + 1
     assert refused.value.shown(lambda name: f"--{name}").startswith(
         "--num_envs: an env takes 1.0 MB of memory here, the 5,000 of this rank 4.9 GB more, and this host has 1.0 GB"
     )
@@ -76,7 +76,7 @@ def test_a_file_is_told_and_refused_by_its_size(tmp_path, monkeypatch, row_nbyte
         return
     with pytest.raises(StorageError, match=r"take about 1\.0 GB in .* free; use fewer steps or envs, another --out, "):
         room.check_file(config(out, **options), row_nbytes, old_nbytes)
-    monkeypatch.setenv(memory.ANY_SIZE, "1")
+    monkeypatch.setenv(host.ANY_SIZE, "1")
     assert room.check_file(config(out, **options), row_nbytes, old_nbytes)
 
 
@@ -93,18 +93,18 @@ def test_a_run_that_the_disk_cannot_hold_ends_before_its_first_step_and_leaves_n
 def test_the_memory_of_a_container_is_its_limit(tmp_path):
     meminfo = tmp_path / "meminfo"
     meminfo.write_text("MemTotal: 9 kB\nMemAvailable:    4000 kB\n")
-    assert memory.free_memory(str(meminfo), tmp_path) == 4_096_000
+    assert host.free_memory(str(meminfo), tmp_path) == 4_096_000
     (tmp_path / "memory.max").write_text("1000000\n")
     (tmp_path / "memory.current").write_text("400000\n")
-    assert memory.free_memory(str(meminfo), tmp_path) == 600_000
+    assert host.free_memory(str(meminfo), tmp_path) == 600_000
     (tmp_path / "memory.stat").write_text("anon 1\nactive_file 100000\ninactive_file 200000\n")
-    assert memory.free_memory(str(meminfo), tmp_path) == 900_000  # Files that are cached are given up in time.
+    assert host.free_memory(str(meminfo), tmp_path) == 900_000  # Files that are cached are given up in time.
     (tmp_path / "memory.max").write_text("max\n")
-    assert memory.free_memory(str(meminfo), tmp_path) == 4_096_000
+    assert host.free_memory(str(meminfo), tmp_path) == 4_096_000
 
 
 def test_buffers_that_memory_cannot_hold_are_refused(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(memory, "free_memory", lambda: 10**6)
-    memory.check_blocks(10**6)
+    monkeypatch.setattr(host, "free_memory", lambda: 10**6)
+    host.check_blocks(10**6)
     with pytest.raises(UsageError, match=r"rank 0 needs 1\.0 MB of memory .* free; use fewer envs, or MPI_ROLLOUT_"):
-        memory.check_blocks(10**6 + 1)
+        host.check_blocks(10**6 + 1)

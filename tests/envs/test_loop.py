@@ -14,8 +14,9 @@ from gymnasium import spaces, wrappers
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from oracle import SeededEpisodes, arrays
 
-from mpi_rollout.core.layout import SlotLayout, leaves
+from mpi_rollout.core.layout import SlotLayout
 from mpi_rollout.core.seeding import episode_seeds
+from mpi_rollout.core.spaces import leaves
 from mpi_rollout.envs.loop import LoopVectorEnv
 from mpi_rollout.errors import DataError, EnvError, UsageError
 

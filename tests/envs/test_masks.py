@@ -10,7 +10,7 @@ from jobs import Job, Start, assert_same_bytes, datasets
 from masked_envs import Masked
 
 from mpi_rollout.core.layout import SlotLayout
-from mpi_rollout.core.masks import mask_leaves
+from mpi_rollout.core.spaces import mask_leaves
 from mpi_rollout.envs.masks import MaskColumn
 from mpi_rollout.policies.random import RandomPolicy
 

@@ -10,8 +10,8 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from policies import by_look
 
-from mpi_rollout.core.layout import leaves, rows_of
 from mpi_rollout.core.seeding import episode_seeds
+from mpi_rollout.core.spaces import leaves, rows_of
 from mpi_rollout.policies.random import RandomPolicy
 
 

@@ -14,7 +14,8 @@ from gymnasium import spaces
 
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.clock import PHASES
-from mpi_rollout.core.layout import Block, describe
+from mpi_rollout.core.layout import Block
+from mpi_rollout.core.spaces import describe
 from mpi_rollout.envs.replaying import Past
 from mpi_rollout.storage import Ending, Writer, open_writer
 

@@ -7,7 +7,7 @@ from envs import Nested
 from gymnasium import spaces
 from jobs import Job, Start, datasets
 
-from mpi_rollout.core.layout import leaves
+from mpi_rollout.core.spaces import leaves
 from mpi_rollout.errors import UsageError
 from mpi_rollout.policies.random import RandomPolicy
 from mpi_rollout.process.loading import load_callable

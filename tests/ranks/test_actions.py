@@ -9,7 +9,7 @@ from envs import Nested
 from gymnasium import spaces
 
 from mpi_rollout.config import ACTION_MODES as MODES
-from mpi_rollout.core.layout import leaves
+from mpi_rollout.core.spaces import leaves
 from mpi_rollout.errors import ActionError
 from mpi_rollout.ranks.action_check import TREATMENTS, ActionReader
 

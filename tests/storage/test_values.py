@@ -17,8 +17,8 @@ from jobs import Job, Start
 from written_data import Feed, ending
 from wrong_values import Wrong
 
-from mpi_rollout.core.bounds import Bounds
-from mpi_rollout.core.layout import SlotLayout, bounds
+from mpi_rollout.core.layout import SlotLayout
+from mpi_rollout.core.spaces import Bounds, bounds_of
 from mpi_rollout.envs.faults import OnFault
 from mpi_rollout.envs.loop import LoopVectorEnv
 from mpi_rollout.errors import DataError
@@ -246,7 +246,7 @@ def test_natively_vectorized_envs_are_looked_at_too(rewards: Any, x: float, mess
 
 
 def of(space: spaces.Space) -> Bounds:
-    return Bounds(np.dtype(space.dtype), *bounds(space))
+    return Bounds(np.dtype(space.dtype), *bounds_of(space))
 
 
 @pytest.mark.parametrize(

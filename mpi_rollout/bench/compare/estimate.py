@@ -8,7 +8,7 @@ import gymnasium
 from mpi_rollout.bench.compare.comparison import Comparison, Point
 from mpi_rollout.bench.compare.steppers import WARM_UP_SHARE
 from mpi_rollout.bench.compare.systems import reason_to_skip
-from mpi_rollout.core.layout import leaves
+from mpi_rollout.core.spaces import leaves
 from mpi_rollout.envs.env_maker import EnvMaker
 from mpi_rollout.errors import EnvError, counted, words_of
 

@@ -26,8 +26,8 @@ from mpi_rollout.bench.compare.steppers import (
     take_turn,
 )
 from mpi_rollout.bench.compare.systems import envpool_id
-from mpi_rollout.core.layout import rows_of
 from mpi_rollout.core.partition import Partition
+from mpi_rollout.core.spaces import rows_of
 from mpi_rollout.envs.env_maker import EnvMaker
 from mpi_rollout.policies.random import BLOCK_STEPS, RandomPolicy
 

@@ -19,8 +19,8 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from mpi_rollout.core.layout import leaves, tree_of
 from mpi_rollout.core.partition import Partition
+from mpi_rollout.core.spaces import leaves, tree_of
 from mpi_rollout.errors import words_of
 
 STEP, RESET, DONE, FAILED = b"s", b"r", b"d", b"f"

@@ -12,8 +12,9 @@ from typing import Any
 from mpi_rollout.bench.compare.steppers import SEED, WARM_UP_SHARE, Turn
 from mpi_rollout.collect.collector import Collector, CollectorOptions
 from mpi_rollout.config import RolloutConfig
-from mpi_rollout.core.layout import Block, describe
+from mpi_rollout.core.layout import Block
 from mpi_rollout.core.partition import Division
+from mpi_rollout.core.spaces import describe
 from mpi_rollout.envs.env_maker import maker_of
 from mpi_rollout.exchange.world import ROOT
 from mpi_rollout.policies.random import RandomPolicy

@@ -14,7 +14,7 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import VectorEnv
 
-from mpi_rollout.core.layout import rows_of
+from mpi_rollout.core.spaces import rows_of
 
 SEED = 0  # Of the first reset of each turn: env i has SEED + i.
 WARM_UP_SHARE, LEAST_WARM_UP = 0.1, 1  # Of the window, and in sweeps: caches and branch predictors are others' now.

@@ -29,8 +29,7 @@ from mpi_rollout.bench.tune.candidates import Candidate, Costs, candidates, narr
 from mpi_rollout.bench.tune.trials import Trial
 from mpi_rollout.bench.workplace import tell
 from mpi_rollout.config import RolloutConfig
-from mpi_rollout.core.host import num_usable_cores
-from mpi_rollout.core.memory import free_memory
+from mpi_rollout.core.host import free_memory, num_usable_cores
 from mpi_rollout.envs.bare import WINDOW_S
 from mpi_rollout.errors import Interrupted, RolloutError, StorageError, UsageError, counted
 

@@ -1,0 +1,272 @@
+"""How spaces become arrays: their leaves, the bounds of values, and the action masks of an env.
+
+A space is a tree (Dict and Tuple) of leaves.  Each leaf is an array of fixed shape and dtype.
+
+An action mask says which actions an env allows in its next step; it is the info `action_mask`, as Gymnasium's
+`sample(mask=...)` takes it.  In memory it is bits.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import singledispatch
+from typing import Any, TypeAlias, TypeVar
+
+import numpy as np
+from gymnasium import spaces
+
+from mpi_rollout.errors import UsageError
+
+Space: TypeAlias = spaces.Space[Any]
+Tree: TypeAlias = Any  # Arrays in dicts and tuples, as the space nests them; a single array for a leaf.
+Keys = tuple[str | int, ...]
+T = TypeVar("T")
+
+NUM_ULPS = 4  # Scaling a value from -1 to 1 to its bounds takes four operations in floating point.
+FEW = 1000  # For so few values the number of NumPy calls matters.
+MASK_NAME = "action_mask"
+MOST_MASK_BITS = 2**16  # Slots have room for them, used or not.
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One array of a space: its place in the tree, and its dtype and shape for one env."""
+
+    keys: Keys
+    dtype: np.dtype
+    shape: tuple[int, ...]
+
+    @property
+    def path(self) -> str:
+        """The name in files and messages, as in Minari: Tuple members are `_index_0`, `_index_1`, ..."""
+        return "/".join(f"_index_{key}" if isinstance(key, int) else str(key) for key in self.keys)
+
+    @property
+    def nbytes(self) -> int:
+        return self.dtype.itemsize * int(np.prod(self.shape, dtype=np.int64))
+
+    def of(self, tree: Tree) -> Tree:
+        """Take this leaf's part out of a nested observation or action."""
+        for key in self.keys:
+            tree = tree[key]
+        return tree
+
+
+@singledispatch
+def leaves(space: Space, keys: Keys = ()) -> tuple[Leaf, ...]:
+    """Return the leaves of a space, in the order of its Dict keys and Tuple members.
+
+    Raises
+    ------
+    UsageError
+        The space has a part without a fixed shape.
+    """
+    place = f" at {'/'.join(map(str, keys))!r}" if keys else ""
+    raise UsageError(
+        f"{type(space).__name__} spaces have no fixed shape and cannot be gathered, got {space}{place}; "
+        "make it a Box, Discrete, MultiDiscrete or MultiBinary with a gymnasium wrapper around the env"
+    )
+
+
+@leaves.register(spaces.Box)
+@leaves.register(spaces.Discrete)
+@leaves.register(spaces.MultiDiscrete)
+@leaves.register(spaces.MultiBinary)
+def _(space: Space, keys: Keys = ()) -> tuple[Leaf, ...]:
+    return (Leaf(keys, np.dtype(space.dtype), tuple(space.shape or ())),)
+
+
+@leaves.register(spaces.Dict)
+def _(space: spaces.Dict, keys: Keys = ()) -> tuple[Leaf, ...]:
+    return tuple(leaf for key, child in space.spaces.items() for leaf in leaves(child, (*keys, key)))
+
+
+@leaves.register(spaces.Tuple)
+def _(space: "spaces.Tuple[Any]", keys: Keys = ()) -> tuple[Leaf, ...]:
+    return tuple(leaf for index, child in enumerate(space.spaces) for leaf in leaves(child, (*keys, index)))
+
+
+def leaf_spaces(space: Space) -> list[Space]:
+    """Return the spaces at the leaves, in the order of `leaves`."""
+    if isinstance(space, spaces.Dict):
+        return [leaf for child in space.spaces.values() for leaf in leaf_spaces(child)]
+    if isinstance(space, spaces.Tuple):
+        return [leaf for child in space.spaces for leaf in leaf_spaces(child)]
+    return [space]
+
+
+def tree_of(space: Space, arrays: Iterable[T]) -> Tree:
+    """Put one array per leaf in the place of its leaf: the inverse of taking `leaf.of(tree)` for all leaves."""
+    return _next_tree(space, iter(arrays))
+
+
+def _next_tree(space: Space, arrays: Iterator[T]) -> Tree:
+    if isinstance(space, spaces.Dict):
+        return {key: _next_tree(child, arrays) for key, child in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(_next_tree(child, arrays) for child in space.spaces)
+    return next(arrays)
+
+
+def rows_of(tree: Tree, envs: slice) -> Tree:
+    """Return views of some envs' rows of batched arrays."""
+    if isinstance(tree, dict):
+        return {key: rows_of(value, envs) for key, value in tree.items()}
+    if isinstance(tree, tuple):
+        return tuple(rows_of(value, envs) for value in tree)
+    return tree[envs]
+
+
+def describe(space: Space) -> dict[str, object]:
+    """Return a space as JSON-able data; two spaces are the same for this program if these are equal."""
+    if isinstance(space, spaces.Dict):
+        return {"type": "Dict", "subspaces": {str(key): describe(child) for key, child in space.spaces.items()}}
+    if isinstance(space, spaces.Tuple):
+        return {"type": "Tuple", "subspaces": [describe(child) for child in space.spaces]}
+    low, high = (_shortest(bound) for bound in bounds_of(space))
+    shape = list(space.shape or ())
+    return {"type": type(space).__name__, "dtype": str(space.dtype), "shape": shape, "low": low, "high": high}
+
+
+def _shortest(bound: np.ndarray) -> object:
+    """Return one number where all are the same (an image's bounds), else nested lists."""
+    is_same = bound.size and (bound == bound.flat[0]).all()
+    return json.loads(json.dumps(bound.flat[0].item() if is_same else bound.tolist()))
+
+
+def is_castable(got: np.dtype, wanted: np.dtype) -> bool:
+    """Tell whether a dtype may become another one: of the same kind, or of a kind that holds it (bool, int, float).
+
+    Integers of any size and sign may become each other, if their values allow it.  The caller checks the values.
+    """
+    return got == wanted or np.can_cast(got, wanted, "same_kind") or (got.kind in "iu" and wanted.kind in "iu")
+
+
+def bounds_of(space: Space) -> tuple[np.ndarray, np.ndarray]:
+    """Return the smallest and the largest value of each component of a leaf, both inclusive."""
+    if isinstance(space, spaces.Box):
+        return space.low, space.high
+    if isinstance(space, spaces.MultiBinary):
+        return np.zeros(space.shape, space.dtype), np.ones(space.shape, space.dtype)
+    if isinstance(space, spaces.Discrete):
+        low, count = np.asarray(space.start), np.asarray(space.n)
+    elif isinstance(space, spaces.MultiDiscrete):
+        low, count = np.asarray(space.start), np.asarray(space.nvec)
+    else:
+        raise TypeError(f"{space} is not the space of a leaf")
+    return low, low + count - 1
+
+
+def rounding(low: np.ndarray, high: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Return how far a float may be outside of its bounds because of rounding."""
+    largest = np.maximum(*(np.where(np.isfinite(bound), np.abs(bound), 0) for bound in (low, high)))
+    with np.errstate(over="ignore"):  # Beyond the largest float there is only infinity.
+        return np.asarray(NUM_ULPS * np.spacing(largest, dtype=dtype))
+
+
+class Bounds:
+    """Tells which values of a leaf are wrong: "not_finite" (NaN and infinity), or else "out_of_bounds".
+
+    Parameters
+    ----------
+    low, high
+        Both inclusive, with the leaf's dtype, and with its shape or one number for all components.
+
+    Attributes
+    ----------
+    kinds
+        How values of this dtype can be wrong: in no way for an image of bytes from 0 to 255.
+    """
+
+    def __init__(self, dtype: np.dtype, low: np.ndarray, high: np.ndarray) -> None:
+        self._is_float = dtype.kind == "f"
+        self.low, self.high = np.asarray(low, dtype), np.asarray(high, dtype)
+        self._shape = np.broadcast_shapes(self.low.shape, self.high.shape)
+        if self._is_float:
+            is_bounded = np.isfinite(self.low).any() or np.isfinite(self.high).any()
+            slack = rounding(self.low, self.high, dtype).astype(np.float64)
+            with np.errstate(over="ignore"):
+                self._low, self._high = self.low - slack, self.high + slack
+        else:
+            least, most = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+            is_bounded = (self.low > least).any() or (self.high < most).any()
+            self._low, self._high = self.low, self.high
+        self.kinds = ("out_of_bounds",) * bool(is_bounded) + ("not_finite",) * self._is_float
+        self._is_uniform = self.low.size > 0 and all((bound == bound.flat[0]).all() for bound in (self.low, self.high))
+        self._ends: tuple[float, ...] = ()
+        if self._is_uniform:
+            self._ends = self._low.flat[0].item(), self._high.flat[0].item()
+
+    def hold(self, values: np.ndarray) -> bool:
+        """Tell whether all values, an array of shape (rows, ...), are right.  A row is one leaf or several.
+
+        Large arrays are read in two passes, as fast as memory can be read.
+        """
+        if not self.kinds or values.size == 0:
+            return True
+        if values.size <= FEW:
+            is_inside = ((values >= self._low) & (values <= self._high)).all()  # False for NaN.
+            return bool(is_inside) and (not self._is_float or bool(np.isfinite(values).all()))
+        with np.errstate(invalid="ignore"):
+            if self._is_uniform:
+                # Among values with a NaN, the smallest and the largest are NaN, and compare as false.
+                lowest, highest = values.min().item(), values.max().item()
+                is_inside = lowest >= self._ends[0] and highest <= self._ends[1]
+                return is_inside and (not self._is_float or bool(np.isfinite([lowest, highest]).all()))
+            rows = values.reshape(len(values), -1)
+            lowest, highest = (ends.reshape(-1, *self._shape) for ends in (rows.min(axis=0), rows.max(axis=0)))
+            is_inside = ((lowest >= self._low) & (highest <= self._high)).all()
+            return bool(is_inside) and (not self._is_float or bool(np.isfinite([lowest, highest]).all()))
+
+    def wrong(self, values: np.ndarray) -> dict[str, np.ndarray]:
+        """Return which values are wrong: for each of `kinds` an array of bools with the values' shape."""
+        is_finite = np.isfinite(values)
+        is_outside = is_finite & ((values < self._low) | (values > self._high))
+        wrong = {"not_finite": ~is_finite, "out_of_bounds": is_outside}
+        return {kind: wrong[kind] for kind in self.kinds}
+
+    def words(self, kind: str, value: object, place: Sequence[int]) -> str:
+        """Say what is wrong with a value; `place` is the index of its component."""
+        at = f" at {[*place]}" if place else ""
+        if kind == "not_finite":
+            return f"{value}{at}, which is not finite"
+        low, high = (bound[tuple(place)] if bound.shape else bound for bound in (self.low, self.high))
+        return f"{value}{at}, outside of its bounds {low} to {high}"
+
+
+def first_of(wrong: np.ndarray) -> list[int]:
+    """Return the index of the first True.  There must be one.
+
+    `np.argwhere` would list all of them: for images that are wrong in every byte, 32 times their memory and more.
+    """
+    return [int(index) for index in np.unravel_index(wrong.argmax(), wrong.shape)]
+
+
+def wrong_values_text(datasets: Sequence[Mapping[str, Any]]) -> str:
+    """Return a text about wrong values of a file, which `storage.values` has counted for each dataset and kind."""
+    return ", ".join(map(_wrong_values_text, datasets))
+
+
+def _wrong_values_text(wrong: Mapping[str, Any]) -> str:
+    group, _, leaf = wrong["dataset"].partition("/")
+    noun = group if wrong["count"] != 1 else group.removesuffix("s")
+    name = f"{wrong['count']:,} {noun}" + (f" {leaf!r}" if leaf else "")
+    what = {"out_of_bounds": "outside of their space", "not_finite": "not finite"}[wrong["kind"]]
+    what = what.replace("their", "its") if wrong["count"] == 1 else what
+    return f"{name} {what} (first: env {wrong['env_index']}, step {wrong['step']:,})"
+
+
+def mask_sizes(space: Space) -> list[int]:
+    """Return the number of actions of each component that has a mask; [] for spaces without masks."""
+    sizes = []
+    if isinstance(space, spaces.Discrete):
+        sizes = [int(space.n)]
+    elif isinstance(space, spaces.MultiDiscrete):
+        sizes = [int(size) for size in space.nvec.flat]
+    return sizes if sum(sizes) <= MOST_MASK_BITS else []
+
+
+def mask_leaves(space: Space) -> tuple[Leaf, ...]:
+    """Return the slot's column for masks, if there are any: eight bits to a byte."""
+    num_bytes = -(-sum(mask_sizes(space)) // 8)
+    return (Leaf((MASK_NAME,), np.dtype(np.uint8), (num_bytes,)),) if num_bytes else ()
