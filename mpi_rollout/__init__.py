@@ -3,20 +3,53 @@
 Importing this package starts no MPI and reads no file: it works on a login node.
 """
 
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # What users import; each is loaded when it is first asked for.
+    from mpi_rollout.errors import ActionError as ActionError
+    from mpi_rollout.errors import AlreadyComplete as AlreadyComplete
+    from mpi_rollout.errors import DataError as DataError
+    from mpi_rollout.errors import EnvError as EnvError
+    from mpi_rollout.errors import Interrupted as Interrupted
+    from mpi_rollout.errors import LaunchError as LaunchError
+    from mpi_rollout.errors import PolicyError as PolicyError
+    from mpi_rollout.errors import RankLost as RankLost
+    from mpi_rollout.errors import RolloutError as RolloutError
+    from mpi_rollout.errors import StorageError as StorageError
+    from mpi_rollout.errors import UsageError as UsageError
+    from mpi_rollout.ranks.driver import RankError as RankError
+    from mpi_rollout.train.connect import connect as connect
+    from mpi_rollout.train.vector_env import MPIVectorEnv as MPIVectorEnv
 
 __version__ = "0.1.0"
-__all__ = ["RankError", "connect"]
+
+_ERRORS = (
+    "ActionError",
+    "AlreadyComplete",
+    "DataError",
+    "EnvError",
+    "Interrupted",
+    "LaunchError",
+    "PolicyError",
+    "RankLost",
+    "RolloutError",
+    "StorageError",
+    "UsageError",
+)
+_MODULE_OF = dict.fromkeys(_ERRORS, "mpi_rollout.errors") | {
+    "RankError": "mpi_rollout.ranks.driver",
+    "connect": "mpi_rollout.train.connect",
+    "MPIVectorEnv": "mpi_rollout.train.vector_env",
+}
+__all__ = sorted(_MODULE_OF)
 
 
-def __getattr__(name: str) -> Any:
-    """Load what a trainer needs when it is first asked for: what only reads files starts without Gymnasium."""
-    if name not in __all__:
+def __getattr__(name: str) -> object:
+    """Load what a user imports: what only reads files starts without Gymnasium."""
+    if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from mpi_rollout.ranks.driver import RankError
-    from mpi_rollout.train.connect import connect
-
-    return {"RankError": RankError, "connect": connect}[name]
+    return getattr(import_module(_MODULE_OF[name]), name)
 
 
 def __dir__() -> list[str]:

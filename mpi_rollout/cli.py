@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import fields
-from typing import Any
 
 from mpi_rollout import __version__
 from mpi_rollout.bench.compare.command import add_compare
@@ -15,15 +14,17 @@ from mpi_rollout.bench.jobs import check_seconds
 from mpi_rollout.bench.scaling.options import add_scaling
 from mpi_rollout.bench.tune.options import add_tune
 from mpi_rollout.commands.listing import add_list
-from mpi_rollout.commands.parser import Parser
+from mpi_rollout.commands.parser import Commands, Parser
 from mpi_rollout.config import RolloutConfig, flag
 from mpi_rollout.errors import Interrupted, RolloutError, UsageError
 from mpi_rollout.exchange.job_end import with_stacks
 from mpi_rollout.exchange.world import claimed_rank, claimed_size
-from mpi_rollout.options import add_option, add_run_options, path
+from mpi_rollout.options import add_run_options, path
 from mpi_rollout.process.console import hold, say, settle, show, stdout_apart, without_stdin
 from mpi_rollout.process.temporary import remove_empty_folders
 from mpi_rollout.ranks.meeting import share_refusal
+
+ENV_OPTIONS = ("env", "env_factory", "env_kwargs")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -50,6 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def make_parser() -> Parser:
+    """Return the parser of all commands."""
     parser = Parser(
         prog="python -m mpi_rollout",
         description="Collect reinforcement-learning experience over MPI ranks.",
@@ -58,37 +60,43 @@ def make_parser() -> Parser:
     )
     parser.add_argument("--version", action="version", version=f"mpi_rollout {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    run = commands.add_parser("run", help="collect experience (the default command)")
-    for each in fields(RolloutConfig):
-        add_option(run, each)
-    run.add_argument(
-        "--dry-run", action="store_true",
+    for add in (
+        *(add_run, add_inspect, add_list, add_verify, add_recover),
+        *(add_scaling, add_compare, add_tune, add_plot, add_doctor),
+    ):
+        add(commands)
+    return parser
+
+
+def add_run(commands: Commands) -> None:
+    """Add the command `run`."""
+    parser = commands.add_parser("run", help="collect experience (the default command)")
+    add_run_options(parser, [field.name for field in fields(RolloutConfig)])
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
         help="check options, output, policy and one env, in one process without MPI, and run nothing; --expect-ranks "
         "tells for how many ranks",
-    )  # fmt: skip
-    run.set_defaults(command=run_command)
-    inspect = commands.add_parser("inspect", help="show what is in a file, complete or not")
-    inspect.add_argument("files", metavar="FILE", nargs="+")
-    inspect.add_argument("--json", action="store_true", help="print it as one line of JSON for each file")
-    inspect.add_argument(
+    )
+    parser.set_defaults(command=run_command)
+
+
+def add_inspect(commands: Commands) -> None:
+    """Add the command `inspect`."""
+    parser = commands.add_parser("inspect", help="show what is in a file, complete or not")
+    parser.add_argument("files", metavar="FILE", nargs="+")
+    parser.add_argument("--json", action="store_true", help="print it as one line of JSON for each file")
+    parser.add_argument(
         "--plot",
         metavar="PNG",
         type=path,
         help="draw returns, lengths, throughput and time by phase (needs the extra `plots`)",
     )
-    inspect.set_defaults(command=inspect_command)
-    add_list(commands)
-    add_verify(commands)
-    add_recover(commands)
-    add_scaling(commands)
-    add_compare(commands)
-    add_tune(commands)
-    add_plot(commands)
-    add_doctor(commands)
-    return parser
+    parser.set_defaults(command=inspect_command)
 
 
-def add_plot(commands: Any) -> None:
+def add_plot(commands: Commands) -> None:
+    """Add the command `plot`."""
     plot = commands.add_parser(
         "plot", help="draw studies and comparisons: PNG and SVG beside each file (needs the extra `plots`)"
     )
@@ -96,7 +104,7 @@ def add_plot(commands: Any) -> None:
     plot.set_defaults(command=plot_command)
 
 
-def add_doctor(commands: Any) -> None:
+def add_doctor(commands: Commands) -> None:
     """Add the command `doctor`."""
     doctor = commands.add_parser("doctor", help="check this machine before a run; start it as you start runs")
     doctor.add_argument(
@@ -112,7 +120,8 @@ def add_doctor(commands: Any) -> None:
     doctor.set_defaults(command=doctor_command)
 
 
-def add_verify(commands: Any) -> None:
+def add_verify(commands: Commands) -> None:
+    """Add the command `verify`."""
     verify = commands.add_parser("verify", help="check all of a file, complete or not")
     verify.add_argument("files", metavar="FILE", nargs="+")
     verify.add_argument(
@@ -125,14 +134,13 @@ def add_verify(commands: Any) -> None:
     verify.add_argument(
         "--replay-seed", type=int, default=0, metavar="SEED", help="seed of the choice of these episodes (default: 0)"
     )
-    verify.add_argument("--json", action="store_true", help="print what was found as one line of JSON for each file")
-    add_run_options(
-        verify.add_argument_group(
-            "envs of a replay", "A replay runs the code of the envs.  Unless they are Gymnasium's own, give the "
-            "options of the run again: the code is then your choice, not the file's."
-        ),
-        ("env", "env_factory", "env_kwargs"),
-    )  # fmt: skip
+    verify.add_argument("--json", action="store_true", help="print the result as one line of JSON for each file")
+    envs = verify.add_argument_group(
+        "envs of a replay",
+        "A replay runs the code of the envs.  Unless they are Gymnasium's own, give the options of the run again: "
+        "the code is then your choice, not the file's.",
+    )
+    add_run_options(envs, ENV_OPTIONS)
     verify.add_argument(
         "--trust",
         action="store_true",
@@ -141,17 +149,18 @@ def add_verify(commands: Any) -> None:
     verify.set_defaults(command=verify_command)
 
 
-def add_recover(commands: Any) -> None:
+def add_recover(commands: Commands) -> None:
+    """Add the command `recover`."""
     recover = commands.add_parser("recover", help="make a complete file of the steps that a killed run has committed")
     recover.add_argument("file", metavar="FILE.part")
     recover.add_argument("dest", metavar="DEST", nargs="?", help="file to write; must not exist (default: FILE)")
     recover.add_argument("--num-steps", type=int, metavar="N", help="take only the first N steps of each env")
-    recover.add_argument("--json", action="store_true", help="print what was found as one line of JSON")
+    recover.add_argument("--json", action="store_true", help="print the result as one line of JSON")
     recover.set_defaults(command=recover_command)
 
 
 def show_each(files: Sequence[str], lines_of: Callable[[str], list[str]], as_json: bool) -> int:
-    """Print what a command has to say of each file, of all of them also where some fail; return the worst exit code.
+    """Print what a command has to say of each file, also where it fails on others; return the worst exit code.
 
     Raises
     ------
@@ -174,9 +183,10 @@ def show_each(files: Sequence[str], lines_of: Callable[[str], list[str]], as_jso
 
 
 def run_command(options: argparse.Namespace) -> int:
+    """Run, or only check that a run would start."""
     from mpi_rollout.collect.run import rehearse, run  # Reads files no more than it must: workers import no h5py.
 
-    config = RolloutConfig(**{each.name: getattr(options, each.name) for each in fields(RolloutConfig)})
+    config = RolloutConfig(**{field.name: getattr(options, field.name) for field in fields(RolloutConfig)})
     if options.dry_run:
         show([rehearse(config, config.expect_ranks or 1)])
         return 0
@@ -184,6 +194,7 @@ def run_command(options: argparse.Namespace) -> int:
 
 
 def inspect_command(options: argparse.Namespace) -> int:
+    """Show what is in files."""
     from mpi_rollout.commands.inspection import inspect
 
     if options.plot is not None and len(options.files) > 1:
@@ -192,6 +203,7 @@ def inspect_command(options: argparse.Namespace) -> int:
 
 
 def plot_command(options: argparse.Namespace) -> int:
+    """Draw files of studies and comparisons."""
     from mpi_rollout.bench.compare import file as comparison
     from mpi_rollout.bench.compare.figures import plot_comparison
     from mpi_rollout.bench.scaling.figures import plot_study
@@ -200,13 +212,17 @@ def plot_command(options: argparse.Namespace) -> int:
     from mpi_rollout.bench.tables import format_of
 
     # What is none of these is a study, or refused as if it were.
-    drawers = {simulation.FORMAT: plot_simulation, comparison.FORMAT: plot_comparison}
+    drawers: dict[str | None, Callable[[str], list[str]]] = {
+        simulation.FORMAT: plot_simulation,
+        comparison.FORMAT: plot_comparison,
+    }
     for file in options.files:
         show(drawers.get(format_of(file), plot_study)(file))
     return 0
 
 
 def doctor_command(options: argparse.Namespace) -> int:
+    """Check this machine."""
     from mpi_rollout.doctor import doctor
 
     check_seconds("--timeout-s", options.timeout_s)
@@ -214,11 +230,12 @@ def doctor_command(options: argparse.Namespace) -> int:
 
 
 def verify_command(options: argparse.Namespace) -> int:
+    """Check files, and replay some of their episodes."""
     from mpi_rollout.commands.durability import verify
 
     if options.replay < 0:
         raise UsageError(f"--replay must be at least 0, got {options.replay}")
-    consent = {name: getattr(options, name) for name in ("env", "env_factory", "env_kwargs", "trust")}
+    consent = {name: getattr(options, name) for name in (*ENV_OPTIONS, "trust")}
     return show_each(
         options.files,
         lambda file: verify(file, options.replay, options.replay_seed, options.json, **consent),
@@ -227,6 +244,7 @@ def verify_command(options: argparse.Namespace) -> int:
 
 
 def recover_command(options: argparse.Namespace) -> int:
+    """Make a complete file of an unfinished one."""
     from mpi_rollout.commands.durability import recover
 
     show(recover(options.file, options.dest, options.num_steps, options.json))

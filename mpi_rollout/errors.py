@@ -23,30 +23,30 @@ class RolloutError(Exception):
         return self.shown(str)
 
     def shown(self, name: Callable[[str], str]) -> str:
-        """The message, with the options called as `name` calls them."""
+        """Return the message, with the options called as `name` calls them."""
         text = "".join(name(part) if isinstance(part, Field) else str(part) for part in self.args)
         return "\n".join(map(printable, text.split("\n")))
 
 
 def counted(number: float, noun: str) -> str:
-    """A number of things, such as "1 rank" or "2,000 ranks"."""
+    """Return a number of things, such as "1 rank" or "2,000 ranks"."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def printable(line: str) -> str:
-    """A line as a terminal may show it: what is in a file, or what an env says, does not control it."""
+    """Return a line as a terminal may show it: what is in a file, or what an env says, does not control it."""
     return "".join(letter if letter.isprintable() or letter == "\t" else ascii(letter)[1:-1] for letter in line)
 
 
 def words_of(error: BaseException) -> str:
-    """The type and message of an exception of user code; see `message_of`."""
+    """Return the type and message of an exception of user code; see `message_of`."""
     words = ": ".join(filter(None, (type(error).__name__, message_of(error))))
     asked = isinstance(error, EOFError) and words.endswith("EOF when reading a line")  # By input().
     return f"{words} (it asked for input, and stdin is empty)" if asked else words
 
 
 def message_of(error: BaseException) -> str:
-    """The message of an exception of user code, as text that can be printed, sent and stored anywhere.
+    """Return the message of an exception of user code, as text that can be printed, sent and stored anywhere.
 
     Its `str()` may itself raise, or give characters that no encoding has.
     """
@@ -57,26 +57,26 @@ def message_of(error: BaseException) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """An error's message in one line; HDF5's have several, some have none."""
+    """Return an error's message in one line; HDF5's have several, some have none."""
     return (str(error) or type(error).__name__).splitlines()[0]
 
 
 def shortened(text: str, most: int = 300) -> str:
-    """A text for a message, without its end where it is long."""
+    """Return a text for a message, without its end where it is long."""
     return text if len(text) <= most else f"{text[:most]} ..."
 
 
 def did_you_mean(word: str, names: Iterable[str]) -> str:
-    """The end of a message about a word that is unknown: the known one that is most like it, if one is."""
-    found = get_close_matches(word, list(names), n=1)
-    return f"; did you mean {found[0]}?" if found else ""
+    """Return the end of a message about an unknown word: the known one that is most like it, if one is."""
+    matches = get_close_matches(word, list(names), n=1)
+    return f"; did you mean {matches[0]}?" if matches else ""
 
 
 def system_words(error: BaseException) -> str:
-    """What the system said of a file; HDF5 has that amid much else, and without its number at times."""
-    found = re.search(r"errno = (\d+)", str(error))
-    if found:
-        return os.strerror(int(found[1]))
+    """Return what the system said of a file; HDF5 has that amid much else, and without its number at times."""
+    match = re.search(r"errno = (\d+)", str(error))
+    if match:
+        return os.strerror(int(match[1]))
     return getattr(error, "strerror", None) or first_line(error)
 
 

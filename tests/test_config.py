@@ -83,3 +83,9 @@ def test_every_reader_takes_files_of_older_versions_and_refuses_those_of_newer_o
     for result in job.series([Start(each) for each in readers]):
         assert (result.code, result.out, result.num_tracebacks) == (65, "", 0)
         assert "its run had the option --num-moons" in result.err and result.err.count("\n") == 1
+
+
+def test_a_file_is_read_by_the_names_that_options_had():
+    old = json.dumps({"env": "CartPole-v1", "env_timeout": 2.5, "start_timeout": 30.0, "ft": "shrink"})
+    config = RolloutConfig.from_json(old, "old.h5")
+    assert (config.env_timeout_s, config.start_timeout_s, config.on_rank_loss) == (2.5, 30.0, "shrink")

@@ -22,9 +22,10 @@ class Limit:
         self._measure: Callable[[float], float] | None = None
 
     def __call__(self, seconds: float) -> float:
-        """Env steps per second of bare loops that run on all ranks at the same time.  **Collective.**
+        """Measure env steps per second of bare loops that run on all ranks at the same time.
 
-        A rank without envs sleeps as long: its wait for the others' results would take a core from their loops.
+        **Collective.**  A rank without envs sleeps as long: its wait for the others' results would take a core from
+        their loops.
         """
         try:
             if self._measure is None and self._envs:

@@ -73,7 +73,7 @@ class LostRanks:
                 state.file.add_fault(index, loss.step, f"lost rank {loss.rank} ({loss.host})")
 
     def reports(self) -> list[Report]:
-        """What the ranks have to report at the end, in rank order; of those that are gone, what is known."""
+        """Ask the ranks for their reports at the end, in rank order; of those that are gone, return what is known."""
         reports = None
         while reports is None:
             try:

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from time import perf_counter
-from typing import Any
 
 import numpy as np
 
@@ -94,21 +93,25 @@ class Bar:
         self._terminal.write("\r" + self._line(num_steps, parts))
 
     def _left(self, num_steps: int, now: float) -> str:
-        """How long the rest takes if it goes on as since the first time that the bar was shown."""
-        first, began_at = self._begin
+        """Return how long the rest takes if it goes on as since the first time that the bar was shown."""
+        first, began_at = self._begin or (num_steps, now)
         if num_steps == first:
             return ""
         seconds = (now - began_at) / (num_steps - first) * (self._total - num_steps)
         return f"{self._tqdm.format_interval(seconds)} left"
 
     def _line(self, num_steps: int, parts: Sequence[str]) -> str:
-        """What has room of these parts, the most important first, beside a bar that takes the rest of the line."""
+        """Return a line with what has room of these parts, the most important first, and a bar in the rest of it."""
         text = fitting(parts, self._num_columns - LEAST_BAR)
         is_ascii = not self._terminal.encoding.lower().startswith("utf")
         line = self._tqdm.format_meter(
-            num_steps, self._total, 0, ncols=self._num_columns, ascii=is_ascii,
+            num_steps,
+            self._total,
+            0,
+            ncols=self._num_columns,
+            ascii=is_ascii,
             bar_format="{percentage:3.0f}%|{bar}| " + text,
-        )  # fmt: skip
+        )
         return line[: self._num_columns].ljust(self._num_columns)
 
     def close(self) -> None:
@@ -118,7 +121,7 @@ class Bar:
 
 
 def fitting(parts: Sequence[str], num_columns: int) -> str:
-    """As many of the first parts as have room in a line."""
+    """Return as many of the first parts as have room in a line."""
     text = ""
     for part in filter(None, parts):
         longer = f"{text}, {part}" if text else part
@@ -153,7 +156,7 @@ class NoProgress:
 
     every_s = float("inf")
 
-    def tell(self, *_: Any) -> None:
+    def tell(self, *_: object) -> None:
         pass
 
     def close(self) -> None:

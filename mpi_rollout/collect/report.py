@@ -111,7 +111,7 @@ class Outcome:
         return asdict(self) | derived
 
     def _shared_cores(self) -> list[str]:
-        """A line if it cost much that ranks did not have their cores to themselves."""
+        """Return a line if it cost much that ranks did not have their cores to themselves."""
         losses = self.losses
         lost = sum(losses.get(name, 0.0) for name in ("imbalance", "exchange", "gather"))
         shares = [rank["core_share"] for rank in self.ranks if rank.get("core_share") is not None]

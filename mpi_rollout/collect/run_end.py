@@ -139,4 +139,5 @@ class RunEnd:
 
 
 def steps_before(num_steps: int) -> str:
+    """Return how many steps were taken before, with its verb."""
     return f"{counted(num_steps, 'step')} before {'is' if num_steps == 1 else 'are'}"

@@ -6,12 +6,15 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from decimal import Decimal, InvalidOperation
-from typing import Any
+from typing import Any, TypeAlias
 
 from mpi_rollout.errors import UsageError, did_you_mean, shortened
 
 DASHES = tuple("-\u2010\u2011\u2012\u2013\u2014\u2212")  # Documents make others of the one that options begin with.
 SMALLEST, LARGEST = -(2**63), 2**64 - 1  # What HDF5 and MPI have types for.
+
+
+Commands: TypeAlias = "argparse._SubParsersAction[Parser]"  # To which each command adds its parser.
 
 
 class Parser(argparse.ArgumentParser):

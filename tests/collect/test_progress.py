@@ -5,17 +5,13 @@ import pty
 import struct
 import termios
 from fcntl import ioctl
-from types import SimpleNamespace
-from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
 
 from mpi_rollout.collect import progress
 from mpi_rollout.collect.progress import Bar, Lines, make_progress
-from mpi_rollout.collect.root import Root
 from mpi_rollout.core.clock import Clock
-from mpi_rollout.errors import Field, StorageError
 from mpi_rollout.process.terminal import Terminal
 
 pytestmark = pytest.mark.any_mpi
@@ -133,28 +129,3 @@ def test_a_terminal_that_can_erase_nothing_gets_lines(monkeypatch):
     monkeypatch.setenv("TERM", "dumb")
     monkeypatch.setattr("mpi_rollout.process.terminal.find_terminal", lambda: "/dev/null")
     assert isinstance(make_progress("auto", 10, Clock()), Lines)
-
-
-def test_the_rate_is_that_since_the_last_line():
-    """Not that since the last look, of which there are many."""
-    rates = []
-    root = MagicMock(_looked_at=0.0, _seen_env_steps=0, _untold=np.zeros(2), _began_at=0.0, _tell_at=0.0)
-    clock = root.driver.clock
-    root.progress.every_s = 1.0
-    root.progress.tell = lambda _n, _e, rate, _s: rates.append(float(rate))
-    for now, env_steps in ((100.0, 0), (100.5, 700), (101.0, 710), (101.5, 900), (102.0, 910)):
-        clock.now = now
-        collector = SimpleNamespace(num_steps=1, tally=SimpleNamespace(env_steps=env_steps, step_s=STEP_S))
-        Root._look(root, collector)
-    assert rates == [710.0, 200.0]
-
-
-def test_a_run_that_ends_badly_calls_options_as_they_are_typed(capfd):
-    told = []
-    root = SimpleNamespace(
-        progress=SimpleNamespace(close=lambda: None), writer=None, config=SimpleNamespace(json=True),
-        _tell_status=lambda *values: told.append(values), _print=lambda text: told.append(text),
-    )  # fmt: skip
-    assert Root._end_badly(root, StorageError(Field("num_envs"), " is too large")) == 74
-    assert capfd.readouterr().err == "mpi_rollout: --num-envs is too large\n"
-    assert told == [("failed", 74, "--num-envs is too large"), '{"error": "--num-envs is too large", "exit_code": 74}']

@@ -197,7 +197,12 @@ def test_a_trainer_that_forgets_that_other_ranks_get_none_is_told(job: Job, num_
 
 def test_the_package_shows_what_users_need():
     shown = {name for name in dir(mpi_rollout) if not name.startswith("__")}
-    assert shown == {"RankError", "connect"} and {"__version__", "__doc__", "__path__"} <= {*dir(mpi_rollout)}
+    assert {"RankError", "connect", "MPIVectorEnv", "UsageError"} <= shown == {*mpi_rollout.__all__}
+    assert {
+        "__version__",
+        "__doc__",
+        "__path__",
+    } <= {*dir(mpi_rollout)}
 
 
 # Ranks that do not do the same.
