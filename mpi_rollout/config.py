@@ -245,14 +245,9 @@ class RolloutConfig:
 
     @classmethod
     def from_json(cls, text: object, path: str) -> "RolloutConfig":
-        """Read what `to_json` has given to a file.  Options that the file does not have yet get their defaults.
+        """Read the attribute `config` of the file `path`, as `to_json` gives it.
 
-        Parameters
-        ----------
-        text
-            The file's attribute `config`; a damaged file may have anything there.
-        path
-            Of the file, for messages.
+        Options that the file does not have yet get their defaults.
 
         Raises
         ------

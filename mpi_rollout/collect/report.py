@@ -126,40 +126,46 @@ class Outcome:
     def lines(self) -> list[str]:
         """All of it, for people."""
         slowest = int(np.argmax(self.step_s))
-        host = self.ranks[slowest]["host"]
         shares = ", ".join(f"{name} {100 * share:.1f}%" for name, share in self.losses.items())
-        state = "complete" if self.complete else "unfinished"
-        lines = [
+        num_taken = self.num_steps - self.num_steps_before
+        earlier = f"this start only: earlier ones took {self.num_steps_before:,} of the {self.num_steps:,} steps"
+        return [
             f"{counted(self.env_steps, 'env step')} in {self.seconds:.2f} s: {self.env_steps_per_s:,.0f} env steps/s "
-            f"({counted(self.num_envs, 'env')} x {counted(self.num_steps - self.num_steps_before, 'step')} on "
-            f"{counted(self.num_ranks, 'rank')})",
+            f"({counted(self.num_envs, 'env')} x {counted(num_taken, 'step')} on {counted(self.num_ranks, 'rank')})",
+            *([earlier] if self.num_steps_before else []),
             f"{'time' if self.in_lockstep else 'time of the root'}: {shares}",
-            f"slowest rank: {slowest} ({host}), {self.step_s[slowest]:.2f} s in its envs; ranks on average "
-            f"{self.mean_s:.2f} s",
+            f"slowest rank: {slowest} ({self.ranks[slowest]['host']}), {self.step_s[slowest]:.2f} s in its envs; ranks "
+            f"on average {self.mean_s:.2f} s",
+            *self._limit(),
+            *self._shared_cores(),
+            *self._faults(),
+            f"file: {self.file} ({'complete' if self.complete else 'unfinished'})",
         ]
-        if self.limit:
-            ratios = [rate / limit for rate, limit in self.limit]
-            limit = float(np.median([limit for _, limit in self.limit]))
-            lines.append(
-                f"limit: {limit:,.0f} env steps/s (bare env.step loops on all ranks at once); the run reached "
-                f"{self.ratio_to_limit:.3f} of it (median of {counted(len(ratios), 'part')}, "
-                f"{min(ratios):.3f} to {max(ratios):.3f})"
-            )
-        if self.num_steps_before:
-            lines.insert(
-                1, f"this start only: earlier ones took {self.num_steps_before:,} of the {self.num_steps:,} steps"
-            )
-        lines += self._shared_cores()
+
+    def _limit(self) -> list[str]:
+        """Return a line about the limit, if it was measured."""
+        if not self.limit:
+            return []
+        ratios = [rate / limit for rate, limit in self.limit]
+        limit = float(np.median([limit for _, limit in self.limit]))
+        return [
+            f"limit: {limit:,.0f} env steps/s (bare env.step loops on all ranks at once); the run reached "
+            f"{self.ratio_to_limit:.3f} of it (median of {counted(len(ratios), 'part')}, "
+            f"{min(ratios):.3f} to {max(ratios):.3f})"
+        ]
+
+    def _faults(self) -> list[str]:
+        """Return a line about each thing that went wrong and did not end the run."""
+        lines = []
         if self.restarts:
             first = ", ".join(map(str, list(self.restarts)[:8])) + (", ..." if len(self.restarts) > 8 else "")
-            lines.append(
-                f"made anew after failures: {counted(sum(self.restarts.values()), 'time')}, envs {first}; see /faults"
-            )
+            times = counted(sum(self.restarts.values()), "time")
+            lines.append(f"made anew after failures: {times}, envs {first}; see /faults")
         if self.wrong_values:
             lines.append(f"stored as they were: {wrong_values_text(self.wrong_values)}")
         if self.lost:
-            num_lost = sum(loss.num_envs for loss in self.lost)
+            num_lost = sum(rank.num_envs for rank in self.lost)
             lines.append(f"lost {num_lost} of {counted(self.num_envs, 'env')}: {'; '.join(map(str, self.lost))}")
         if self.num_waits:
             lines.append(f"waited {counted(self.num_waits, 'time')} for the disk")
-        return [*lines, f"file: {self.file} ({state})"]
+        return lines

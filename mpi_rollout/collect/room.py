@@ -1,4 +1,4 @@
-"""What the file of a run takes of its disk: told before the run begins, and refused where there is no room."""
+"""How much room the file of a run takes: told before the run begins, and refused where the disk has less."""
 
 import os
 import shutil
@@ -11,20 +11,16 @@ TOLD_NBYTES = 100_000_000
 
 
 def check_file(config: RolloutConfig, row_nbytes: int, old_nbytes: int = 0) -> str:
-    """Refuse a file that its file system has no room for.
+    """Refuse a file that its file system has no room for; return what to tell the user, "" for a small file.
 
-    How much a compressed one will have is not known before: it is told, and not refused.
+    The size of a compressed one is not known before: it is told, and not refused.
 
     Parameters
     ----------
     row_nbytes
         Of one step of all envs.
     old_nbytes
-        Of the unfinished file that is continued, which goes when the new one has what it had.
-
-    Returns
-    -------
-    What is to be told at the start; "" for a small file.
+        Of the unfinished file that is continued, until the new one has all of it.
 
     Raises
     ------
