@@ -18,7 +18,7 @@ from mpi_rollout.core.layout import RESULTS, Columns, SlotLayout
 from mpi_rollout.core.spaces import leaves, tree_of
 from mpi_rollout.envs.faults import ABORT, OnFault, OutputChecks, WrongValue, begun, no_outcome
 from mpi_rollout.envs.inputs import Options, options_of_each, seed_of_each, take_reset_mask
-from mpi_rollout.envs.masks import MaskColumn
+from mpi_rollout.envs.infos import MaskColumn
 from mpi_rollout.envs.outputs import (
     Casting,
     ObservationRows,

@@ -12,7 +12,7 @@ from mpi_rollout.core.spaces import Leaf
 from mpi_rollout.envs.faults import ABORT, OnFault, OutputChecks
 from mpi_rollout.envs.inputs import Options
 from mpi_rollout.envs.loop import LoopVectorEnv
-from mpi_rollout.envs.masks import MaskColumn
+from mpi_rollout.envs.infos import MaskColumn
 from mpi_rollout.envs.outputs import Casting, misfit
 from mpi_rollout.envs.replaying import Past, Restoring
 from mpi_rollout.errors import DataError
@@ -62,7 +62,7 @@ class Slice:
             self.masks = MaskColumn(envs.single_action_space, column, self.env_indices.start)
         if self._is_loop:
             envs.write_to(exchange.slot)
-            envs.add_info, envs.masks = tell, self.masks
+            envs.add_info, envs.infos = tell, self.masks
 
     def reset(self, seed: Any = None, mask: np.ndarray | None = None, options: Options = None) -> None:
         """Reset the envs, or those of a mask over all envs of the job; `seed` and `options` are for all of them too.

@@ -11,7 +11,7 @@ from masked_envs import Masked
 
 from mpi_rollout.core.layout import SlotLayout
 from mpi_rollout.core.spaces import mask_leaves
-from mpi_rollout.envs.masks import MaskColumn
+from mpi_rollout.envs.infos import MaskColumn
 from mpi_rollout.policies.random import RandomPolicy
 
 SIZES = ("--num-envs", "7", "--num-steps", "60", "--seed", "3", "--progress", "none")
