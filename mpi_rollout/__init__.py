@@ -14,11 +14,11 @@ if TYPE_CHECKING:  # What users import; each is loaded when it is first asked fo
     from mpi_rollout.errors import Interrupted as Interrupted
     from mpi_rollout.errors import LaunchError as LaunchError
     from mpi_rollout.errors import PolicyError as PolicyError
+    from mpi_rollout.errors import RankError as RankError
     from mpi_rollout.errors import RankLost as RankLost
     from mpi_rollout.errors import RolloutError as RolloutError
     from mpi_rollout.errors import StorageError as StorageError
     from mpi_rollout.errors import UsageError as UsageError
-    from mpi_rollout.ranks.driver import RankError as RankError
     from mpi_rollout.train.connect import connect as connect
     from mpi_rollout.train.vector_env import MPIVectorEnv as MPIVectorEnv
 
@@ -32,13 +32,13 @@ _ERRORS = (
     "Interrupted",
     "LaunchError",
     "PolicyError",
+    "RankError",
     "RankLost",
     "RolloutError",
     "StorageError",
     "UsageError",
 )
 _MODULE_OF = dict.fromkeys(_ERRORS, "mpi_rollout.errors") | {
-    "RankError": "mpi_rollout.ranks.driver",
     "connect": "mpi_rollout.train.connect",
     "MPIVectorEnv": "mpi_rollout.train.vector_env",
 }

@@ -4,6 +4,7 @@ import os
 import re
 import traceback
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from difflib import get_close_matches
 
 
@@ -100,6 +101,38 @@ class EnvError(RolloutError):
     """An environment raised, or tried to leave the process."""
 
     exit_code = 70
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Why a rank failed, as text: exceptions of user code need not survive pickling."""
+
+    message: str
+    stack: str
+    exit_code: int
+    type_name: str
+
+    @classmethod
+    def of(cls, error: BaseException, place: str) -> "Fault":
+        """Describe an exception that was raised at this place."""
+        is_own = isinstance(error, RolloutError)
+        what = message_of(error) if is_own else words_of(error)
+        if isinstance(error, SignalInterrupt):
+            what = "interrupted amid its step"
+        code = error.exit_code if isinstance(error, RolloutError) else EnvError.exit_code
+        cause = error.__cause__ if is_own else error
+        stack = "" if cause is None or isinstance(error, DataError) else "".join(traceback.format_exception(cause))
+        return cls(f"{place}: {what}", stack, code, type(error).__name__)
+
+
+class RankError(RolloutError):
+    """An env failed on some rank; `stack` is its traceback there."""
+
+    def __init__(self, fault: Fault, num_faults: int):
+        others = f" ({counted(num_faults - 1, 'more rank')} failed too)" if num_faults > 1 else ""
+        super().__init__(fault.message + others)
+        self.stack, self.exit_code, self.type_name = fault.stack, fault.exit_code, fault.type_name
+        self.add_note(f"There:\n{self.stack}")
 
 
 class PolicyError(RolloutError):

@@ -16,7 +16,8 @@ from mpi_rollout.collect.tally import Tally
 from mpi_rollout.core.layout import Block
 from mpi_rollout.exchange.exchange import Command
 from mpi_rollout.policies.random import Policy
-from mpi_rollout.ranks.driver import Driver, Lane
+from mpi_rollout.ranks.driver import Driver
+from mpi_rollout.ranks.lanes import Lane
 
 
 class Listener(Protocol):
@@ -92,9 +93,9 @@ class Collector:
         """Reset all envs; the first observations go to row 0."""
         first = self._blocks.open(0)
         self.driver.do(Command.RESET, self._options.reset_seed)
-        for _, env_index, message in self.driver.made_anew:
+        for _, env_index, message in self.driver.restarts:
             self._listener.on_fault(env_index, -1, message)
-        self.driver.made_anew = []
+        self.driver.restarts = []
         for destination in first.destinations.values():
             destination.lay_observations(0)
         self._begin(first)
@@ -129,7 +130,7 @@ class Collector:
         while waiting or self.driver.under_way:
             waiting = self._post_orders(waiting)
             lanes = self.driver.await_some(self._options.batch_size)
-            failed = self._take_faults() if self.driver.made_anew else ()
+            failed = self._take_faults() if self.driver.restarts else ()
             for lane in lanes:
                 progress = self._progress_of[lane]
                 self._lay(progress, failed)
@@ -153,7 +154,7 @@ class Collector:
 
     def _take_faults(self) -> list[int]:
         """Tell of the envs that were made anew in the steps that have just come; return which."""
-        faults, self.driver.made_anew = self.driver.made_anew, []
+        faults, self.driver.restarts = self.driver.restarts, []
         for lane, env_index, message in faults:
             self._listener.on_fault(env_index, self._progress_of[lane].step, message)
         return [env_index for _, env_index, _ in faults]

@@ -48,7 +48,7 @@ def bring_back(driver: Driver, past: Past, file: "h5py.File", on_step: Callable[
         lay(destinations)
         note(lost, recorded.step_differs(block, step) & (past.starts <= step), np.full(len(past.starts), step))
     driver.call_ranks("end_replay", sorted(lost))
-    driver.made_anew = []  # Envs that failed meanwhile are among the lost.
+    driver.restarts = []  # Envs that failed meanwhile are among the lost.
     driver.call_ranks("seed_again", past.num_steps)
     return lost
 

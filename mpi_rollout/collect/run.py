@@ -3,7 +3,7 @@
 import gc
 import json
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from threading import Timer
@@ -20,7 +20,6 @@ from mpi_rollout.envs.env_maker import make_slice, maker_of
 from mpi_rollout.envs.faults import OnFault, raised_at
 from mpi_rollout.errors import EnvError, SignalInterrupt, StorageError, counted
 from mpi_rollout.exchange import job_end, world
-from mpi_rollout.exchange.exchange import Exchanges
 from mpi_rollout.exchange.surviving import check_ulfm, is_ulfm_on
 from mpi_rollout.policies.random import Policy
 from mpi_rollout.process.console import share_line
@@ -30,8 +29,15 @@ from mpi_rollout.process.loading import load_policy
 from mpi_rollout.process.terminal import find_terminal
 from mpi_rollout.ranks import meeting
 from mpi_rollout.ranks.meeting import as_refusals
-from mpi_rollout.ranks.set_up import EnvFacts, Plan, RankEnvs, assemble, check_batch_size, make_rank_envs
-from mpi_rollout.ranks.worker import unwatched_by_gc
+from mpi_rollout.ranks.set_up import (
+    EnvFacts,
+    Plan,
+    RankEnvs,
+    assemble,
+    check_batch_size,
+    make_rank_envs,
+    unwatched_by_gc,
+)
 from mpi_rollout.storage.paths import check_storable
 
 
@@ -88,12 +94,9 @@ def _collect(config: RolloutConfig, comm: Any, asked: list[int]) -> tuple[int, T
     world.take_names_off_shared_memory(comm)
     envs = rank_envs.plan.division.whole.envs_of(comm.rank)
     seed_again = partial(seed_global_generators, config.seed, comm.rank)
-
-    def methods_of(exchanges: Exchanges) -> dict[str, Callable[..., object]]:
-        limit = Limit(config, exchanges.control, envs, exchanges.contents.action_space)
-        return {"limit": limit, "seed_again": seed_again}
-
-    worker, facts = assemble(comm, rank_envs, methods_of)
+    worker, facts = assemble(comm, rank_envs)
+    limit = Limit(config, worker.exchanges.control, envs, facts.action_space)
+    worker.methods |= {"limit": limit, "seed_again": seed_again}
     with unwatched_by_gc():
         worker.stop_on_signals(asked)
         worker.aborts_if_unheard = True

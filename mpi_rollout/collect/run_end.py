@@ -10,10 +10,10 @@ from mpi_rollout.collect.monitor import Monitor, RunState
 from mpi_rollout.collect.report import Outcome
 from mpi_rollout.config import RolloutConfig, flag
 from mpi_rollout.core.clock import utc_now
-from mpi_rollout.errors import Interrupted, PolicyError, RolloutError, StorageError, UsageError, counted
+from mpi_rollout.errors import Interrupted, PolicyError, RankError, RolloutError, StorageError, UsageError, counted
 from mpi_rollout.exchange import world
 from mpi_rollout.process.console import STDOUT, say
-from mpi_rollout.ranks.driver import Driver, RankError
+from mpi_rollout.ranks.driver import Driver
 from mpi_rollout.storage.status import Status, is_batch_job
 
 

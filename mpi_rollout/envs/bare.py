@@ -21,32 +21,27 @@ WINDOW_S = 1.0
 _LEAST_STEPS, _WARM_UP_STEPS = 20, 5
 
 
-def make_bare(make: EnvMaker, indices: range, seed: int, actions: list[Any]) -> Callable[[float], float]:
-    """Make a second set of the same envs, for measuring the limit: see `envs.bare`.
+def make_bare(make: EnvMaker, indices: range, seed: int, actions: Sequence[Any]) -> Callable[[float], float]:
+    """Make a second set of the same envs; return a function that steps them for some seconds.
+
+    The function takes the seconds and returns env steps per second.
 
     Parameters
     ----------
     actions
-        Batched actions of these envs, for some steps.
-    """
+        Batched actions of these envs, for some steps; used in turn."""
     if make.is_native:
-        return bare_vector_loop(make.native(len(indices)), seed_of_slice(seed, indices), actions)
+        return _bare_vector_loop(make.native(len(indices)), seed_of_slice(seed, indices), actions)
     slice_ = LoopVectorEnv(make.functions(indices))
-    return bare_loop(slice_, [episode_seeds(seed, index) for index in indices], split_actions(slice_, actions))
+    # Single actions are prepared before the clock runs.
+    rows = [list(iterate(slice_.action_space, row)) for row in actions]
+    return _bare_loop(slice_, [episode_seeds(seed, index) for index in indices], rows)
 
 
-def bare_loop(
-    slice_: LoopVectorEnv, seeds: Sequence[Iterator[int]], actions: Sequence[Sequence[Any]]
+def _bare_loop(
+    slice_: LoopVectorEnv, seeds: Sequence[Iterator[int]], actions: Sequence[Sequence[object]]
 ) -> Callable[[float], float]:
-    """Return a function that steps the envs for some seconds and returns env steps per second.
-
-    Parameters
-    ----------
-    slice_
-        Whose envs to step, as `gymnasium.make` gave them, not by its own loop; it lives as long as the function.
-    actions
-        For each of some steps one action per env, used in turn.
-    """
+    """Step the envs of a slice as `gymnasium.make` gave them, not by its own loop; the function keeps them alive."""
     envs = slice_.envs
     steps = [env.step for env in envs]
     for env, seed in zip(envs, seeds, strict=True):
@@ -68,8 +63,8 @@ def bare_loop(
     return measure
 
 
-def bare_vector_loop(envs: VectorEnv, seed: int, actions: Sequence[Any]) -> Callable[[float], float]:
-    """The same for a natively vectorized slice, whose rows after an episode's end are resets, not steps."""
+def _bare_vector_loop(envs: VectorEnv, seed: int, actions: Sequence[object]) -> Callable[[float], float]:
+    """Do the same for a natively vectorized slice, whose rows after an episode's end are resets, not steps."""
     envs.reset(seed=seed)
 
     def measure(seconds: float) -> float:
@@ -84,11 +79,6 @@ def bare_vector_loop(envs: VectorEnv, seed: int, actions: Sequence[Any]) -> Call
                     return (len(ends) * envs.num_envs - num_resets) / elapsed
 
     return measure
-
-
-def split_actions(envs: VectorEnv, actions: Sequence[Any]) -> list[list[Any]]:
-    """Batched actions as lists of single ones, prepared before the clock runs."""
-    return [list(iterate(envs.action_space, row)) for row in actions]
 
 
 class Times(NamedTuple):
@@ -118,7 +108,9 @@ def time_steps(env: gymnasium.Env, seed: int = 0, window_s: float = WINDOW_S) ->
     seeds = episode_seeds(seed, 0)
     env.action_space.seed(seed)
     env.reset(seed=next(seeds))
-    steps, resets, begin = [], [], perf_counter()
+    steps: list[float] = []
+    resets: list[float] = []
+    begin = perf_counter()
     while len(steps) < _LEAST_STEPS + _WARM_UP_STEPS or perf_counter() - begin < window_s:
         action = env.action_space.sample()
         before = perf_counter()

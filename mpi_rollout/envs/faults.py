@@ -1,4 +1,4 @@
-"""What is done about envs that fail: what is looked for, and what they may be forgiven."""
+"""Envs that fail: which failures are looked for, what is done about them, and where they came from."""
 
 import os
 import sys
@@ -6,16 +6,21 @@ import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 from gymnasium import spaces
 
 from mpi_rollout.core.layout import RESULTS, noun
 from mpi_rollout.core.spaces import Bounds, Leaf, bounds_of, first_of, leaf_spaces, leaves
-from mpi_rollout.errors import DataError
+from mpi_rollout.errors import DataError, EnvError, RolloutError, message_of, words_of
 from mpi_rollout.exchange.world import claimed_rank
 
+Given = ParamSpec("Given")
+Result = TypeVar("Result")
+Outcome = tuple[Any, ...]  # What the step of an env returned, before anybody has looked at it.
+Begun = tuple[Any, Any]  # Observation and info of a reset.
+Parts = Sequence[Any]  # One observation or reward per env, as the envs gave them.
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
@@ -26,13 +31,13 @@ class OnFault:
     Parameters
     ----------
     max_restarts
-        How often each env may be made anew when it has failed; 0 is never: the first failure ends the run.
+        How often each env may be restarted after a failure; with 0 the first failure ends the run.
     check_finite
         NaN and infinity in observations and rewards are failures.
     check_bounds
-        Observations outside of their space are.
+        Observations outside of their space are failures.
     timeout_s
-        A call of an env that takes longer is one; None is no limit.
+        A call of an env that takes longer is a failure; None is no limit.
     strict_dtypes
         Observations of another dtype than their space's end the run, instead of being cast.
     """
@@ -48,7 +53,7 @@ ABORT = OnFault()
 
 
 class EnvTimeout(BaseException):
-    """Raised in the midst of a call of an env that takes too long.  No `Exception`, which envs may catch."""
+    """A call of an env takes too long; raised amid the call.  It is no `Exception`, which envs may catch."""
 
 
 class WrongValue(Exception):
@@ -56,7 +61,7 @@ class WrongValue(Exception):
 
 
 class OutputChecks:
-    """Looks for wrong values in what envs give, as they will be stored; false where there is nothing to look for."""
+    """A search for wrong values in what envs give, as it will be stored; false where there is nothing to look for."""
 
     def __init__(self, space: spaces.Space, on_fault: OnFault):
         self._kinds = ("not_finite",) * on_fault.check_finite + ("out_of_bounds",) * on_fault.check_bounds
@@ -73,30 +78,30 @@ class OutputChecks:
     def __bool__(self) -> bool:
         return bool(self._leaves or self._reward)
 
-    def in_each(self, observations: Sequence[Any], rewards: Sequence[Any] = ()) -> dict[int, str]:
-        """What is wrong by place, in one observation and reward per env.
+    def in_each(self, observations: Parts, rewards: Parts = ()) -> dict[int, str]:
+        """Return what is wrong, by place, in one observation and reward per env.
 
-        What is no array of numbers is left out: whoever stores it will say so.
+        What is no array of numbers is left out: the writer of the columns will refuse it.
         """
-        found: dict[int, str] = {}
+        wrong: dict[int, str] = {}
         for leaf, checked in self._leaves:
             with suppress(TypeError, LookupError):
                 parts = [leaf.of(observation) for observation in observations] if leaf.keys else observations
-                self._look(found, leaf, checked, parts)
+                self._look(wrong, leaf, checked, parts)
         for leaf, checked in self._reward if len(rewards) else ():
-            self._look(found, leaf, checked, rewards)
-        return found
+            self._look(wrong, leaf, checked, rewards)
+        return wrong
 
-    def in_batch(self, observations: Any, rewards: np.ndarray) -> dict[int, str]:
-        """The same in batched observations."""
-        found: dict[int, str] = {}
+    def in_batch(self, observations: object, rewards: np.ndarray) -> dict[int, str]:
+        """Return what is wrong, by place, in batched observations and rewards."""
+        wrong: dict[int, str] = {}
         for leaf, checked in self._leaves:
-            self._look(found, leaf, checked, leaf.of(observations))
+            self._look(wrong, leaf, checked, leaf.of(observations))
         for leaf, checked in self._reward:
-            self._look(found, leaf, checked, rewards)
-        return found
+            self._look(wrong, leaf, checked, rewards)
+        return wrong
 
-    def _look(self, found: dict[int, str], leaf: Leaf, checked: Bounds, parts: Sequence[Any]) -> None:
+    def _look(self, wrong: dict[int, str], leaf: Leaf, checked: Bounds, parts: Parts | np.ndarray) -> None:
         try:
             values = np.concatenate(parts) if leaf.shape else np.array(parts)
             values = values.astype(leaf.dtype, copy=False).reshape(len(parts), *leaf.shape)
@@ -108,16 +113,16 @@ class OutputChecks:
             places = np.flatnonzero(is_wrong.reshape(len(parts), -1).any(axis=1)) if kind in self._kinds else ()
             for place in map(int, places):
                 where = first_of(is_wrong[place])
-                found.setdefault(place, f"its {noun(leaf)} is {checked.words(kind, values[place, *where], where)}")
+                wrong.setdefault(place, f"its {noun(leaf)} is {checked.words(kind, values[place, *where], where)}")
 
 
-def named(function: Callable[..., Any], env_index: int) -> Callable[..., Any]:
-    """The same function, with a frame above its own whose names are the rank and the env.
+def named(function: Callable[Given, Result], env_index: int) -> Callable[Given, Result]:
+    """Return the same function, with a frame above its own that has the rank and the env for names.
 
-    A stack that `faulthandler` writes has names alone: this is how it tells which env it was.
+    A stack that `faulthandler` writes has nothing but names: this is how it tells which env it was.
     """
 
-    def calling(*args: Any, **kwargs: Any) -> Any:
+    def calling(*args: Given.args, **kwargs: Given.kwargs) -> Result:
         return function(*args, **kwargs)
 
     place, name = f"<rank {claimed_rank()} ({os.uname().nodename})>", f"env {env_index}"
@@ -125,25 +130,49 @@ def named(function: Callable[..., Any], env_index: int) -> Callable[..., Any]:
     return calling
 
 
+def described(error: BaseException, what: str) -> RolloutError:
+    """Return the error of an env's failure, with the env and its step before the cause."""
+    if isinstance(error, WrongValue | DataError):
+        return DataError(f"{what}: {error}")
+    if isinstance(error, SystemExit):
+        return EnvError(f"{what}: called sys.exit({message_of(error)})")
+    return EnvError(f"{what}: {error if isinstance(error, EnvTimeout) else words_of(error)}")
+
+
 def is_ours(path: str) -> bool:
-    """Tell whether a frame's file is one of this program, or a name that `named` gave it."""
+    """Tell whether a frame's file belongs to this program, or is a name that `named` gave it."""
     return path.startswith(("<rank ", PACKAGE))
 
 
 def raised_at(error: BaseException) -> str:
-    """Where an error came from: the last file that is none of this program's, and the line; or nothing."""
+    """Return where an error came from: the last file outside of this program, and the line; or nothing."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not is_ours(frame.filename)]
     return f" ({os.path.basename(frames[-1].filename)}, line {frames[-1].lineno})" if frames else ""
 
 
 def of_old_gym() -> str:
-    """How an env of the old gym becomes one of Gymnasium."""
+    """Return how an env of the old gym becomes one of Gymnasium."""
     version = str(getattr(sys.modules.get("gym"), "__version__", "0.21"))
     api = "26" if version.startswith("0.26") else "21"
     return f"return shimmy.GymV{api}CompatibilityV0(env=env), after pip install 'shimmy[gym-v{api}]'"
 
 
-def no_outcome(outcomes: Sequence[Any], first_env_index: int) -> DataError:
+def columns_of(outcomes: Sequence[Outcome], first_env_index: int) -> tuple[Parts, ...]:
+    """Return the observations of all envs, their rewards, terminations, truncations and infos.
+
+    Raises
+    ------
+    DataError
+        A step did not return these five values.
+    """
+    try:
+        observations, rewards, terminations, truncations, infos = zip(*outcomes, strict=True)
+        return observations, rewards, terminations, truncations, infos
+    except (TypeError, ValueError) as error:
+        raise _no_outcome(outcomes, first_env_index) from error
+
+
+def _no_outcome(outcomes: Sequence[Outcome], first_env_index: int) -> DataError:
     """Name the first env whose step did not return what a step returns."""
     is_good = [isinstance(outcome, tuple | list) and len(outcome) == 5 for outcome in outcomes]
     index = is_good.index(False)
@@ -155,15 +184,24 @@ def no_outcome(outcomes: Sequence[Any], first_env_index: int) -> DataError:
     )
 
 
-def begun(outcome: Any) -> tuple[Any, Any]:
-    """The observation and the info of a reset.
+def begun(outcome: object) -> Begun:
+    """Return the observation and the info of a reset.
 
     Raises
     ------
     DataError
-        It returned something else, as resets of the old gym do.
+        The reset returned something else, as resets of the old gym do.
     """
     if isinstance(outcome, tuple | list) and len(outcome) == 2:
         return outcome[0], outcome[1]
     got = f"{type(outcome).__name__}; return both; for an env of gym itself, {of_old_gym()}"
     raise DataError(f"its reset should return observation and info, got {got}")
+
+
+def not_reset(ended: Sequence[int], first_env_index: int) -> DataError:
+    """Name the first env that is stepped after its episode's end."""
+    others = f" and {len(ended) - 1} others" if len(ended) > 1 else ""
+    return DataError(
+        f"env {first_env_index + ended[0]}{others}: its episode has ended, and with autoreset_mode DISABLED nothing "
+        'resets it; before the next step, call reset(options={"reset_mask": terminations | truncations})'
+    )

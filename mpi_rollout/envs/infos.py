@@ -1,54 +1,112 @@
-"""The action masks of a rank's envs, on their way to the root, which draws random actions by them."""
+"""What the envs of a rank say: the infos that are wanted, and the action masks among them.
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+Action masks go to the root in a column, which draws random actions by them.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 
 from mpi_rollout.core.spaces import MASK_NAME, MOST_MASK_BITS, mask_sizes
+from mpi_rollout.errors import DataError, words_of
 from mpi_rollout.process.console import say
+
+Info = dict[str, Any]
+NO_COLUMN: tuple[np.ndarray, np.ndarray] = (np.zeros((0, 0), np.uint8), np.zeros(0, np.bool_))
+
+
+class InfoGatherer:
+    """Makes one dict of the infos of a loop's envs.
+
+    Parameters
+    ----------
+    wanted
+        True: all infos.  False: none.  Names: those of these names.
+    first_env_index
+        Of the first env, for messages.
+    add_one
+        Adds an env's info to the dict of all, given dict, info and the env's place: as Gymnasium does it, or as a rank
+        gathers infos that are to be sent.
+    """
+
+    def __init__(
+        self, wanted: bool | tuple[str, ...], first_env_index: int, add_one: Callable[[Info, Info, int], object]
+    ):
+        self._wanted, self._first_env_index, self.add_one = wanted, first_env_index, add_one
+        self.are_all = wanted is True
+
+    def wanted(self, infos: Sequence[Info]) -> Sequence[Info]:
+        """Return what is wanted of one info per env, or nothing where nobody wants infos."""
+        if isinstance(self._wanted, bool):
+            return infos if self._wanted else ()
+        return [{name: info[name] for name in self._wanted if name in info} if info else {} for info in infos]
+
+    def add(self, gathered: Info, infos: Sequence[Info], start: int = 0) -> Info:
+        """Add the infos of the envs from `start` on to those of the envs before.
+
+        Raises
+        ------
+        DataError
+            An info cannot stand beside those of the envs before it.
+        """
+        if not any(infos):
+            return gathered
+        for index, info in enumerate(infos, start):
+            try:
+                self.add_one(gathered, info, index)
+            except DataError as error:
+                raise DataError(f"env {self._first_env_index + index}: {error}") from error
+            except (AttributeError, LookupError, OverflowError, TypeError, ValueError) as error:
+                raise DataError(
+                    f"env {self._first_env_index + index}: its info should be a dict, its values of the types and "
+                    f"shapes that other envs' have, got {repr(info)[:200]} ({words_of(error)}); make them alike, or "
+                    "name the infos that are wanted"
+                ) from error
+        return gathered
 
 
 class MaskColumn:
-    """Writes the masks of a slice's envs into its slot.
+    """A slot's column of action masks, and what writes those of a slice's envs into it.
 
-    The masks of an episode are heeded if its reset gives one: so nobody looks for any in the steps of other envs, and a
-    run that is continued, which takes the running episodes again, heeds the same ones.  After the last step of an
-    episode there is no action to choose.
+    The masks of an episode are heeded if its reset gives one: so nobody looks for masks in the steps of other envs, and
+    a continued run, which takes the running episodes again, heeds the same ones.  After the last step of an episode
+    there is no action to choose.
 
     Parameters
     ----------
     column
-        Values and flags of one row per env; None where the space has no masks.
+        Values and flags of one row per env; None where the space has no masks, and nobody looks at the flags.
     first_env_index
         Of the first env, for messages.
 
     Attributes
     ----------
     places
-        Of the envs that have masks in their running episode.
+        Of the envs that have masks in their running episode; none where the space has no masks.
     """
 
     def __init__(self, space: spaces.Space, column: tuple[np.ndarray, np.ndarray] | None, first_env_index: int):
         self._space, self._sizes, self._first_env_index = space, mask_sizes(space), first_env_index
-        self._values, self._flags = (None, None) if column is None else column
+        self._has_column = column is not None
+        self._values, self._flags = column or NO_COLUMN
         self.places: set[int] = set()
         self._has_warned = False
 
-    def begin(self, place: int, info: Any) -> None:
-        """An env has begun an episode, with this info."""
+    def begin(self, place: int, info: object) -> None:
+        """Note that an env has begun an episode, with this info."""
         if not (isinstance(info, dict) and MASK_NAME in info):
             if place in self.places:
                 self.places.discard(place)
                 self._flags[place] = False
-        elif self._flags is None:
+        elif not self._has_column:
             self._warn(place, f"is heeded for Discrete and MultiDiscrete of at most {MOST_MASK_BITS:,} actions")
         else:
             self.places.add(place)
             self._put([place], [info[MASK_NAME]])
 
-    def write(self, infos: Sequence[Any], ended: Collection[int]) -> None:
+    def write(self, infos: Sequence[object], ended: Collection[int]) -> None:
         """Write the masks of a step.
 
         Parameters
@@ -57,33 +115,33 @@ class MaskColumn:
             The envs whose episode ended in it.
         """
         places = list(self.places)
-        found = [infos[place] for place in places]
-        self._put(places, [info.get(MASK_NAME) if isinstance(info, dict) else None for info in found])
-        self._flags[ended] = False
+        own_infos = [infos[place] for place in places]
+        self._put(places, [info.get(MASK_NAME) if isinstance(info, dict) else None for info in own_infos])
+        self._flags[list(ended)] = False
 
     def write_batch(self, infos: Mapping[str, Any], ended: np.ndarray) -> None:
-        """Do the same with the infos of natively vectorized envs, which tell of any step."""
+        """Do the same with the infos of natively vectorized envs, after any step or reset."""
         if MASK_NAME not in infos:
             if self.places:
                 self.places.clear()
                 self._flags[:] = False
             return
         has_mask = infos.get(f"_{MASK_NAME}", np.ones(len(ended), np.bool_))
-        if self._flags is None:
+        if not self._has_column:
             return self.begin(int(np.argmax(has_mask)), {MASK_NAME: None})
         self.places = set(np.flatnonzero(has_mask).tolist())
         self._flags[:] = False
         self._put(list(self.places), [infos[MASK_NAME][place] for place in self.places])
         self._flags[ended] = False
 
-    def info_of(self, place: int) -> dict[str, Any]:
-        """An info that says the mask of an env once more."""
-        if self._flags is None or not self._flags[place]:
+    def info_of(self, place: int) -> Info:
+        """Return an info that says the mask of an env once more."""
+        if not self._has_column or not self._flags[place]:
             return {}
         return {MASK_NAME: np.unpackbits(self._values[place], count=sum(self._sizes))}
 
-    def _put(self, places: list[int], masks: list[Any]) -> None:
-        """Write masks; without one, or with one that is none, an env's actions are not limited in this step."""
+    def _put(self, places: list[int], masks: list[object]) -> None:
+        """Write masks; without a valid mask, an env's actions are not limited in this step."""
         bits = self._bits_of_all(masks)
         if bits is not None:
             self._values[places] = np.packbits(bits, axis=1)
@@ -99,8 +157,8 @@ class MaskColumn:
                 what = "0 or 1 for each action" if len(self._sizes) == 1 else "a tuple with 0 or 1 for each action"
                 self._warn(place, f"should be {what} of {self._space}, {error}")
 
-    def _bits_of_all(self, masks: list[Any]) -> np.ndarray | None:
-        """All masks at once, if they are arrays alike: a twentieth of the time that 64 of them take one by one."""
+    def _bits_of_all(self, masks: list[object]) -> np.ndarray | None:
+        """All masks in one array, if they are alike: a twentieth of the time that 64 of them take one by one."""
         try:
             bits = np.array(masks)
         except ValueError:

@@ -1,8 +1,8 @@
-"""What the envs of a loop are given: one action each, one seed each, and which of them to reset."""
+"""What the envs of a loop are given: an action, a seed and options for each, and which of them to reset."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from operator import index
-from typing import Any
+from typing import Any, SupportsIndex
 
 import numpy as np
 from gymnasium import spaces
@@ -11,6 +11,10 @@ from gymnasium.vector.utils import iterate
 from mpi_rollout.core.spaces import leaves
 from mpi_rollout.errors import UsageError
 
+OptionsOfOne = dict[str, Any] | None
+Options = OptionsOfOne | list[OptionsOfOne] | tuple[OptionsOfOne, ...]
+Seeds = int | Sequence[int | None] | None
+
 
 def check_spaces(observation_space: spaces.Space, action_space: spaces.Space) -> None:
     """Refuse spaces whose values cannot be batched.
@@ -18,8 +22,8 @@ def check_spaces(observation_space: spaces.Space, action_space: spaces.Space) ->
     Raises
     ------
     UsageError
-        A part has no fixed shape; observations have no parts; or actions have a Dict or Tuple without any, which
-        Gymnasium cannot iterate over.
+        A part has no fixed shape, the observation space is empty, or the action space has an empty Dict or Tuple,
+        which Gymnasium cannot iterate over.
     """
     leaves(action_space)
     if not leaves(observation_space):
@@ -40,9 +44,9 @@ def check_spaces(observation_space: spaces.Space, action_space: spaces.Space) ->
 
 
 def action_splitter(single_space: spaces.Space, space: spaces.Space) -> Callable[[Any], list[Any]]:
-    """A function that makes of batched actions one per env.
+    """Return a function that splits batched actions into one per env.
 
-    They are copies: an env may keep its action, and the caller's array is written again.
+    The actions are copies: an env may keep its action, and the caller's array is written again.
     """
     if isinstance(single_space, spaces.Discrete):
         return list
@@ -51,7 +55,7 @@ def action_splitter(single_space: spaces.Space, space: spaces.Space) -> Callable
     return lambda actions: list(actions.copy())
 
 
-def _copied(action: Any) -> Any:
+def _copied(action: object) -> object:
     if isinstance(action, dict):
         return {key: _copied(value) for key, value in action.items()}
     if isinstance(action, tuple):
@@ -59,41 +63,41 @@ def _copied(action: Any) -> Any:
     return action.copy() if isinstance(action, np.ndarray) else action
 
 
-def read_seed(seed: Any, num_envs: int) -> int | list[int | None] | None:
-    """A trainer's seed or seeds, as integers of Python, which Gymnasium's generators ask for.
+def read_seed(seed: object, num_envs: int) -> int | list[int | None] | None:
+    """Return a trainer's seed or seeds as Python's integers, which Gymnasium's generators ask for.
 
     Raises
     ------
     TypeError, ValueError
-        They are no integers, are negative, or the list is not as long as there are envs.
+        A seed is no integer or is negative, or the list does not have one element per env.
     """
     if seed is None:
         return None
-    if hasattr(seed, "__index__") and not np.ndim(seed):
+    if isinstance(seed, SupportsIndex) and not np.ndim(seed):  # type: ignore[arg-type]  # It takes any object.
         return _read_seed(seed)
-    if not np.iterable(seed) or isinstance(seed, str):
+    if not isinstance(seed, Iterable) or isinstance(seed, str):
         raise TypeError(f"seed must be a whole number, or a list with one for each of {num_envs} envs, got {seed!r}")
-    seeds = [None if each is None else _read_seed(each) for each in seed]
+    seeds = [None if element is None else _read_seed(element) for element in seed]
     return list(seed_of_each(seeds, num_envs))
 
 
-def _read_seed(seed: Any) -> int:
+def _read_seed(seed: SupportsIndex) -> int:
     try:
-        seed = index(seed)
+        number = index(seed)
     except TypeError:
         raise TypeError(f"seed must be a whole number, got {seed!r}") from None
-    if seed < 0:
-        raise ValueError(f"seed must be at least 0, got {seed}")
-    return seed
+    if number < 0:
+        raise ValueError(f"seed must be at least 0, got {number}")
+    return number
 
 
-def seed_of_each(seed: int | Sequence[int | None] | None, num_envs: int) -> Sequence[int | None]:
-    """The seeds that `reset` gives: none, counted on from one, or those of a list.
+def seed_of_each(seed: Seeds, num_envs: int) -> Sequence[int | None]:
+    """Return a seed for each env: none, counted on from one seed, or those of a list.
 
     Raises
     ------
     ValueError
-        The list is not as long as there are envs.
+        The list does not have one element per env.
     """
     if seed is None:
         return [None] * num_envs
@@ -104,16 +108,13 @@ def seed_of_each(seed: int | Sequence[int | None] | None, num_envs: int) -> Sequ
     return seed
 
 
-Options = dict[str, Any] | Sequence[dict[str, Any] | None] | None
-
-
-def options_of_each(options: Options, num_envs: int) -> Sequence[dict[str, Any] | None]:
-    """The options that `reset` gives: the same to all envs, or those of a list.
+def options_of_each(options: Options, num_envs: int) -> Sequence[OptionsOfOne]:
+    """Return options for each env: the same for all, or those of a list.
 
     Raises
     ------
     ValueError
-        The list is not as long as there are envs.
+        The list does not have one element per env.
     """
     if not isinstance(options, list | tuple):
         return [options] * num_envs
@@ -123,14 +124,14 @@ def options_of_each(options: Options, num_envs: int) -> Sequence[dict[str, Any] 
 
 
 def take_reset_mask(options: Options, num_envs: int) -> tuple[np.ndarray | None, Options]:
-    """Part `reset_mask` from the other options of `reset`, which are for the envs; the caller's dict stays as it is.
+    """Separate `reset_mask` from the other options of `reset`, which are for the envs; the dict is not changed.
 
-    A mask without a True is let pass: it may be a slice of a larger one.
+    A mask without a True is accepted: it may be a slice of a larger one.
 
     Raises
     ------
     TypeError, ValueError
-        It is no mask of `num_envs`.
+        It is no bool array of shape (num_envs,).
     """
     if not isinstance(options, dict) or "reset_mask" not in options:
         return None, options
@@ -142,3 +143,18 @@ def take_reset_mask(options: Options, num_envs: int) -> tuple[np.ndarray | None,
     if mask.dtype != np.bool_:
         raise TypeError(f"{name} must have dtype bool, got {mask.dtype}; use mask.astype(np.bool_)")
     return mask, {key: value for key, value in options.items() if key != "reset_mask"}
+
+
+def values_of_each(values: object, num_envs: int) -> Sequence[object]:
+    """Return the values that `set_attr` gives: those of a list or tuple, or the same for all envs.
+
+    Raises
+    ------
+    ValueError
+        The list does not have one element per env.
+    """
+    if not isinstance(values, list | tuple):
+        return [values] * num_envs
+    if len(values) != num_envs:
+        raise ValueError(f"set_attr: a list must have one value for each of {num_envs} envs, got {len(values)}")
+    return values

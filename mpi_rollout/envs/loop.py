@@ -1,11 +1,11 @@
 """A slice of unmodified envs, stepped one after the other: the loop that everything else must keep up with.
 
-Semantics are those of `gymnasium.vector.SyncVectorEnv`, bit for bit, in its three autoreset modes; what differs is
-the price: outputs are written once, into arrays that the caller gives (a rank's slot), and the wrappers that
-`gymnasium.make` puts around every env are stepped over, what they do being done here for all envs at once.
+Semantics are those of `gymnasium.vector.SyncVectorEnv`, bit for bit, in its three autoreset modes.  What differs is
+the price.  Outputs are written once, into arrays that the caller gives (a rank's slot).  The wrappers that
+`gymnasium.make` puts around every env are stepped over, and their work is done here for all envs at once.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import deepcopy
 from operator import call
 from typing import Any
@@ -14,27 +14,22 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
-from mpi_rollout.core.layout import RESULTS, Columns, SlotLayout
+from mpi_rollout.core.layout import Columns, SlotLayout
 from mpi_rollout.core.spaces import leaves, tree_of
-from mpi_rollout.envs.faults import ABORT, OnFault, OutputChecks, WrongValue, begun, no_outcome
-from mpi_rollout.envs.inputs import Options, options_of_each, seed_of_each, take_reset_mask
-from mpi_rollout.envs.infos import MaskColumn
-from mpi_rollout.envs.outputs import (
-    Casting,
-    ObservationRows,
-    RewardColumn,
-    info_misfit,
-    is_exact,
-    row_by_row,
-    write_result,
-)
+from mpi_rollout.envs import faults
+from mpi_rollout.envs.faults import ABORT, Begun, OnFault, Outcome, OutputChecks, Parts, WrongValue
+from mpi_rollout.envs.infos import InfoGatherer, MaskColumn
+from mpi_rollout.envs.inputs import Options, OptionsOfOne, Seeds, options_of_each, seed_of_each, take_reset_mask
+from mpi_rollout.envs.outputs import Casting, ObservationRows, ResultColumns, is_exact, row_by_row
 from mpi_rollout.envs.single_envs import SingleEnvs
-from mpi_rollout.errors import DataError, SignalInterrupt
+from mpi_rollout.errors import SignalInterrupt
 from mpi_rollout.exchange.infos import FINAL_OBS
+
+StepCall = Callable[[Any], Outcome]
 
 
 class LoopVectorEnv(SingleEnvs):
-    """Step `env_fns`' envs in a sequential loop.
+    """A vector env that steps the envs of `env_fns` in a sequential loop.
 
     Parameters
     ----------
@@ -52,8 +47,8 @@ class LoopVectorEnv(SingleEnvs):
     infos
         True: those that `SyncVectorEnv` returns.  False: always {}, for no time.  Names: what envs say under these.
     on_fault
-        An env that may be made anew has then been truncated, with its last observation, reward 0 and
-        {"env_error": what it was} as its info.  If it was to begin an episode, it is to begin another in the next step.
+        An env that is restarted has been truncated, with its last observation, reward 0 and {"env_error": the failure}
+        as its info.  An env that fails as it begins an episode begins another one in the next step.
 
     `step` and `reset` return the same arrays each time, valid until the next call.
     """
@@ -71,21 +66,19 @@ class LoopVectorEnv(SingleEnvs):
         super().__init__(env_fns, seeds, first_env_index, on_fault)
         self.autoreset_mode = AutoresetMode(autoreset_mode)
         self.metadata = dict(self.envs[0].metadata) | {"autoreset_mode": self.autoreset_mode}
-        self._infos = infos
+        self.infos = InfoGatherer(infos, first_env_index, self._add_info)
         is_same_step = self.autoreset_mode is AutoresetMode.SAME_STEP
         self._leaves, self._casting = leaves(self.single_observation_space), Casting(on_fault.strict_dtypes)
         layout = SlotLayout(self.single_observation_space, self.num_envs, has_final_observations=is_same_step)
         self.write_to(layout.one(np.zeros(layout.nbytes, np.uint8), self.num_envs))
-        self._steps = [self._named(index, env.step) for index, env in enumerate(self._inner)]
+        self._steps: list[StepCall] = [self._named(index, env.step) for index, env in enumerate(self._inner)]
         self._own_resets = [self._own_reset(index, env) for index, env in enumerate(self._inner)]
         self._resets = [self._reset_instead(index) for index in range(self.num_envs)]
-        self._calls = [env.step for env in self.envs]  # OrderEnforcing is in charge until an env is reset.
-        self.add_info = self._add_info  # As in Gymnasium; a rank gathers them to be sent.
+        self._calls: list[StepCall] = [env.step for env in self.envs]  # OrderEnforcing is in charge until a reset.
         self._ends = np.zeros(self.num_envs, np.bool_)
         self._ended: list[int] = []  # And not reset since.
         self._checks = OutputChecks(self.single_observation_space, on_fault)
         self.masks: MaskColumn | None = None  # Where those of the envs are wanted.
-        self._outcomes: list[Any] | None = None  # Of the sweep under way as many as have come.
         # While episodes are taken again: envs that failed, and are left out since.
         self.failing: set[int] | None = None
 
@@ -94,12 +87,12 @@ class LoopVectorEnv(SingleEnvs):
         self.columns = columns
         parts, first = self._leaves, self._first_env_index
         self._rows = ObservationRows(parts, columns.observation_arrays, first, self._casting)
-        self._rewards = RewardColumn(columns.rewards, first)
+        self._results = ResultColumns(columns.results, first)
         self._own_rows = row_by_row(parts, columns.observation_arrays, first, self._casting)
         if self.autoreset_mode is AutoresetMode.SAME_STEP:
             self._final_rows = row_by_row(parts, columns.final_observation_arrays, first, self._casting)
 
-    def reset(self, *, seed: int | Sequence[int | None] | None = None, options: Options = None):
+    def reset(self, *, seed: Seeds = None, options: Options = None) -> tuple[Any, dict[str, Any]]:
         """Start a new episode in every env, or in those of `options["reset_mask"]`, a bool array of `num_envs`.
 
         The outermost wrappers are called: OrderEnforcing allows rendering only after that.
@@ -115,14 +108,17 @@ class LoopVectorEnv(SingleEnvs):
         return self._reset_these(indices, seeds, options_of_each(options, self.num_envs))
 
     def reset_some(self, indices: Sequence[int]) -> tuple[Any, dict[str, Any]]:
-        """Begin an episode in some envs only; others, which have not begun any, are to be held till they do."""
+        """Begin an episode in some envs only; the others, which have not begun any, are to be held till they do."""
         for index in set(range(self.num_envs)).difference(indices):
             self._reset_from_outside(index)
         return self._reset_these(indices, [None] * self.num_envs, [None] * self.num_envs)
 
-    def _reset_these(self, indices: Sequence[int], seeds: Sequence[Any], options: Sequence[Any]):
+    def _reset_these(
+        self, indices: Sequence[int], seeds: Sequence[int | None], options: Sequence[OptionsOfOne]
+    ) -> tuple[Any, dict[str, Any]]:
         """Reset some envs; the rows of the others stay as they are."""
-        observations, infos = [], {}
+        observations: list[object] = []
+        infos: dict[str, Any] = {}
         for index in indices:
             observation, info = self._begin(index, self._given_reset(index, seeds[index], options[index]))
             if self.masks is not None:
@@ -130,7 +126,7 @@ class LoopVectorEnv(SingleEnvs):
             if not self.failing or index not in self.failing:
                 self._calls[index] = self._steps[index]
             observations.append(observation)
-            self._add_infos(infos, self._wanted([info]), index)
+            self.infos.add(infos, self.infos.wanted([info]), index)
         for column in self.columns.results:
             column[indices] = 0
         self._ended = sorted(set(self._ended).difference(indices))
@@ -141,8 +137,8 @@ class LoopVectorEnv(SingleEnvs):
                 self._own_rows[index].write([observation])
         return self.columns.observations, infos
 
-    def hold(self, index: int, observation: Any) -> None:
-        """Leave one env out of steps until `release`: it is said to observe this, without reward or end."""
+    def hold(self, index: int, observation: object) -> None:
+        """Leave one env out of steps until `release`: it gives this observation, without reward or end."""
         info = {} if self.masks is None else self.masks.info_of(index)
         self._calls[index] = lambda _action: (observation, 0.0, False, False, info)
 
@@ -155,7 +151,7 @@ class LoopVectorEnv(SingleEnvs):
         """Have one env begin a new episode in the next step."""
         self._ended = sorted({*self._ended, index})
 
-    def step(self, actions: Any):
+    def step(self, actions: Any) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
         """Step every env; where its episode ended, do what the autoreset mode says.
 
         Raises
@@ -166,44 +162,45 @@ class LoopVectorEnv(SingleEnvs):
             An env returned what its space does not promise, or has ended and is not reset (in DISABLED mode).
         """
         observations, rewards, terminations, truncations, infos = self._sweep(actions)
-        self._write_results(rewards, terminations, truncations)
+        self._results.write(rewards, terminations, truncations)
+        self._note_ends()
         if self.masks is not None and self.masks.places:
             self.masks.write(infos, self._ended)
-        infos = self._wanted(infos)
+        infos = self.infos.wanted(infos)
         if self._ended and self.autoreset_mode is AutoresetMode.SAME_STEP:
             observations, gathered = self._begin_again(observations, infos)
         else:
-            gathered = self._add_infos({}, infos)
+            gathered = self.infos.add({}, infos)
         self._rows.write(observations)
         return self.columns.observations, *self.columns.results, gathered
 
-    def _sweep(self, actions: Any) -> tuple[tuple[Any, ...], ...]:
+    def _sweep(self, actions: Any) -> tuple[Parts, ...]:
         """Step the envs, or reset those that have ended; return observations, rewards and so on, env by env."""
         if self._ended and self.autoreset_mode is AutoresetMode.DISABLED:
-            raise self._not_reset()
+            raise faults.not_reset(self._ended, self._first_env_index)
         self._time.num_steps += 1
         for index in self._ended:
             self._calls[index] = self._resets[index]
-        outcomes = self._step_each(actions)
+        outcomes = self._step_each(self._split_actions(actions))
         for index in self._ended:
             self._calls[index] = self._steps[index]
-        columns = self._transposed(outcomes)
+        columns = faults.columns_of(outcomes, self._first_env_index)
         if self._checks:
-            found = self._checks.in_each(columns[0], columns[1])
-            for index, what in found.items():
+            wrong = self._checks.in_each(columns[0], columns[1])
+            for index, what in wrong.items():
                 outcomes[index] = self._forgive(index, WrongValue(what))
-            columns = self._transposed(outcomes) if found else columns
+            columns = faults.columns_of(outcomes, self._first_env_index) if wrong else columns
         return columns
 
-    def _step_each(self, actions: Any) -> list[tuple[Any, ...]]:
-        outcomes: list[tuple[Any, ...]] = []
-        pending = map(call, self._calls, self._split_actions(actions))
+    def _step_each(self, actions: Iterable[object]) -> list[Outcome]:
+        outcomes: list[Outcome] = []
+        pending = map(call, self._calls, actions)
         while len(outcomes) < self.num_envs:
             try:
                 self._outcomes = outcomes
                 outcomes.extend(pending)  # If one raises, its place is known, and the others can go on.
                 if len(outcomes) < self.num_envs:
-                    raise StopIteration  # An env has raised it, and `extend` taken it for the end.
+                    raise StopIteration  # An env has raised it, and `extend` took it for the end.
             except SignalInterrupt:
                 raise
             except BaseException as error:
@@ -212,15 +209,8 @@ class LoopVectorEnv(SingleEnvs):
         self._outcomes = None
         return outcomes
 
-    def _transposed(self, outcomes: list[tuple[Any, ...]]) -> tuple[tuple[Any, ...], ...]:
-        try:
-            observations, rewards, terminations, truncations, infos = zip(*outcomes, strict=True)
-            return observations, rewards, terminations, truncations, infos
-        except (TypeError, ValueError) as error:
-            raise no_outcome(outcomes, self._first_env_index) from error
-
-    def _forgive(self, index: int, error: BaseException) -> tuple[Any, ...]:
-        """Make an env anew that has failed in a step; return what is said of it instead.
+    def _forgive(self, index: int, error: BaseException) -> Outcome:
+        """Restart an env that has failed in a step; return the outcome that it gets instead.
 
         Raises
         ------
@@ -228,14 +218,14 @@ class LoopVectorEnv(SingleEnvs):
             It has failed too often.
         """
         if self.failing is not None:
-            self.leave_out(index)
+            self._leave_out(index, self.failing)
             return self._calls[index](None)
         self._restart(index, error)
         return self._last_observation(index), 0.0, False, True, {"env_error": self.faults[-1][1]}
 
-    def leave_out(self, index: int) -> None:
-        """Call an env no more, and say in each step that it is truncated, which no episode under way is."""
-        self.failing.add(index)
+    def _leave_out(self, index: int, failing: set[int]) -> None:
+        """Call an env no more; in each step it is truncated, which no episode under way is."""
+        failing.add(index)
         last = self._last_observation(index)
         self._calls[index] = lambda _action: (last, 0.0, False, True, {})
 
@@ -243,8 +233,8 @@ class LoopVectorEnv(SingleEnvs):
         parts = [np.array(array[index]) for array in self.columns.observation_arrays]
         return tree_of(self.single_observation_space, parts)
 
-    def make_anew(self, index: int) -> None:
-        super().make_anew(index)
+    def replace(self, index: int) -> None:
+        super().replace(index)
         self._steps[index] = self._calls[index] = self._named(index, self._inner[index].step)
         self._reset_from_outside(index)
 
@@ -253,10 +243,10 @@ class LoopVectorEnv(SingleEnvs):
         self._own_resets[index] = self._own_reset(index, self.envs[index])
         self._resets[index] = self._reset_instead(index)
 
-    def _reset_instead(self, index: int) -> Callable[[Any], tuple[Any, ...]]:
+    def _reset_instead(self, index: int) -> StepCall:
         reset, begin = self._own_resets[index], self._time.begin
 
-        def step(_action):
+        def step(_action: object) -> Outcome:
             begin(index)
             observation, info = reset()
             if self.masks is not None:
@@ -265,13 +255,13 @@ class LoopVectorEnv(SingleEnvs):
 
         return step
 
-    def _begin(self, index: int, reset: Callable[[], Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Begin an episode of one env outside the sweep, if need be with a new env; `reset` is another than its own."""
+    def _begin(self, index: int, reset: Callable[[], Begun] | None = None) -> Begun:
+        """Begin an episode of one env outside the sweep, if need be with a new env; `reset` replaces its own reset."""
         while True:
             self._time.begin(index)
             try:
                 with self._calling(index):
-                    observation, info = begun(self._own_resets[index]() if reset is None else reset())
+                    observation, info = faults.begun(self._own_resets[index]() if reset is None else reset())
                 for what in self._checks.in_each([observation]).values():
                     raise WrongValue(what)
                 return observation, info
@@ -279,72 +269,32 @@ class LoopVectorEnv(SingleEnvs):
                 raise
             except BaseException as error:
                 if self.failing is not None:
-                    self.leave_out(index)
+                    self._leave_out(index, self.failing)
                     return self._last_observation(index), {}
                 self._restart(index, error)
 
-    def at_work(self) -> tuple[int, Any, float] | None:
-        """For another thread to ask: the env that is being called, what is another for each call, and its patience."""
-        called, outcomes = self._called, self._outcomes
-        if called is not None:
-            return called[0], ("call", called[1]), called[2]
-        if outcomes is None or len(outcomes) == self.num_envs:
-            return None
-        place = len(outcomes)
-        return place, ("step", self._time.num_steps, place), 1.0
-
-    def _begin_again(self, observations: Sequence[Any], infos: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
+    def _begin_again(self, observations: Parts, infos: Parts) -> tuple[list[Any], dict[str, Any]]:
         """Reset the envs that have just ended, keeping their last observations and infos apart.
 
-        Envs may write again to what they returned: each one's outputs are kept before it is reset.
+        Envs may write again to what they returned: each env's outputs are kept before it is reset.
         """
-        observations, gathered, start = list(observations), {}, 0
+        add, start, observations = self.infos.add, 0, list(observations)
+        gathered: dict[str, Any] = {}
         for index in self._ended:
-            self._add_infos(gathered, infos[start:index], start)
+            add(gathered, infos[start:index], start)
             self._final_rows[index].write([observations[index]])
-            if self._infos is True and not is_exact(self._leaves, observations[index]):
-                self._add_infos(gathered, [{FINAL_OBS: deepcopy(observations[index])}], index)
-            self._add_infos(gathered, [{"final_info": info} for info in infos[index : index + 1]], index)
+            if self.infos.are_all and not is_exact(self._leaves, observations[index]):
+                add(gathered, [{FINAL_OBS: deepcopy(observations[index])}], index)
+            add(gathered, [{"final_info": info} for info in infos[index : index + 1]], index)
             observations[index], info = self._begin(index)
-            self._add_infos(gathered, self._wanted([info]), index)
+            add(gathered, self.infos.wanted([info]), index)
             start = index + 1
         self._ended = []
-        return observations, self._add_infos(gathered, infos[start:], start)
+        return observations, add(gathered, infos[start:], start)
 
-    def _write_results(self, *results: tuple[Any, ...]) -> None:
-        rewards, *ends = results
-        self._rewards.write(rewards)
-        _, terminations, truncations = columns = self.columns.results
-        for leaf, column, values in zip(RESULTS[1:], columns[1:], ends, strict=True):
-            write_result(leaf, column, values, self._first_env_index)
+    def _note_ends(self) -> None:
+        _, terminations, truncations = self.columns.results
         if self._time.num_steps >= self._time.next_deadline:
             self._time.apply(truncations)
         np.logical_or(terminations, truncations, out=self._ends)
         self._ended = self._ends.nonzero()[0].tolist()
-
-    def _wanted(self, infos: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
-        """One dict per env, or nothing where nobody wants to know."""
-        if isinstance(self._infos, bool):
-            return infos if self._infos else ()
-        return [{name: info[name] for name in self._infos if name in info} if info else {} for info in infos]
-
-    def _add_infos(self, gathered: dict[str, Any], infos: Sequence[dict[str, Any]], start: int = 0) -> dict[str, Any]:
-        """Add the infos of the envs from `start` on to those of the envs before, as Gymnasium does."""
-        if not any(infos):
-            return gathered
-        for index, info in enumerate(infos, start):
-            try:
-                self.add_info(gathered, info, index)
-            except DataError as error:
-                raise DataError(f"env {self._first_env_index + index}: {error}") from error
-            except (AttributeError, LookupError, OverflowError, TypeError, ValueError) as error:
-                raise info_misfit(info, self._first_env_index + index, error) from error
-        return gathered
-
-    def _not_reset(self) -> DataError:
-        first, *others = (self._first_env_index + index for index in self._ended)
-        return DataError(
-            f"env {first}{f' and {len(others)} others' if others else ''}: its episode has ended, and with "
-            "autoreset_mode DISABLED nothing resets it; before the next step, call "
-            'reset(options={"reset_mask": terminations | truncations})'
-        )

@@ -1,32 +1,32 @@
 """Writing what single envs return into columns.
 
-What has the dtype of its space is written at once.  Only what did not fit is looked at: it is cast, as by Gymnasium's
-`SyncVectorEnv`, unless its kind is another one or an integer would lose its value; then the message names the env.
+What has the dtype of its space is written at once.  Only what did not fit is looked at.  It is cast, as by Gymnasium's
+`SyncVectorEnv`, unless its kind is another one or an integer would lose its value: then the message names the env.
 """
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from struct import Struct
 from struct import error as StructError  # noqa: N812
-from typing import Any
 
 import numpy as np
 
 from mpi_rollout.core.layout import RESULTS, is_result, noun
 from mpi_rollout.core.spaces import Leaf, is_castable
+from mpi_rollout.envs.faults import Parts
 from mpi_rollout.errors import DataError, message_of, words_of
 
 MISFITS = (TypeError, ValueError, AttributeError, LookupError)
 
 
 class Casting:
-    """What is done about observations that do not have the dtype of their space, by all that write a slice's.
+    """What to do about observations that do not have the dtype of their space; shared by all columns of a slice.
 
     Parameters
     ----------
     is_strict
-        They are refused; else they are cast, and the first one of each leaf is warned of.
+        Refuse them; else cast them, and warn of the first one of each leaf.
     """
 
     def __init__(self, is_strict: bool = False):
@@ -34,12 +34,12 @@ class Casting:
         self._warned: set[Leaf] = set()
 
     def cast(self, leaf: Leaf, values: np.ndarray, envs: str) -> np.ndarray:
-        """The same values, to be stored with the leaf's dtype.
+        """Return the same values, to be stored with the leaf's dtype.
 
         Raises
         ------
         TypeError, ValueError
-            They are refused.
+            The values are refused.
         """
         if self.is_strict:
             raise TypeError(f"strict_dtypes refuses {values.dtype}")
@@ -76,13 +76,13 @@ class ObservationRows:
             for leaf, column in zip(observations, arrays, strict=True)
         ]
 
-    def write(self, observations: Sequence[Any]) -> None:
+    def write(self, observations: Parts) -> None:
         """Write one observation per row.
 
         Raises
         ------
         DataError
-            One is not what the space says.
+            An observation is not what the space says.
         """
         for leaf, target, write in self._targets:
             try:
@@ -91,8 +91,8 @@ class ObservationRows:
             except MISFITS as error:
                 self._cast(leaf, observations, error)
 
-    def _cast(self, leaf: Leaf, observations: Sequence[Any], error: Exception) -> None:
-        """Write what did not fit, if it can be cast, and cast this leaf from now on."""
+    def _cast(self, leaf: Leaf, observations: Parts, error: Exception) -> None:
+        """Write observations that did not fit, if they can be cast, and cast this leaf from now on."""
         place = [target[0] for target in self._targets].index(leaf)
         _, target, write = self._targets[place]
         try:
@@ -108,19 +108,16 @@ class ObservationRows:
 
 
 def row_by_row(
-    observations: Sequence[Leaf],
-    arrays: Sequence[np.ndarray],
-    first_env_index: int,
-    casting: Casting,
+    observations: Sequence[Leaf], arrays: Sequence[np.ndarray], first_env_index: int, casting: Casting
 ) -> list[ObservationRows]:
-    """The same columns, to be written one env at a time."""
+    """Return the same columns, to be written one env at a time."""
     return [
         ObservationRows(observations, [array[index : index + 1] for array in arrays], first_env_index + index, casting)
         for index in range(len(arrays[0]))
     ]
 
 
-def write_leaf(leaf: Leaf, parts: Sequence[Any], target: np.ndarray) -> None:
+def write_leaf(leaf: Leaf, parts: Parts, target: np.ndarray) -> None:
     """Write one part per env into a column.  Arrays must have the leaf's dtype, scalars may be numbers of its kind.
 
     Parameters
@@ -144,7 +141,7 @@ def write_leaf(leaf: Leaf, parts: Sequence[Any], target: np.ndarray) -> None:
     target[:] = fitting(values, leaf.dtype)
 
 
-def cast_leaf(leaf: Leaf, parts: Sequence[Any], target: np.ndarray) -> None:
+def cast_leaf(leaf: Leaf, parts: Parts, target: np.ndarray) -> None:
     """Do the same with arrays of any dtype that can be cast."""
     if set(map(len, parts)) != {leaf.shape[0]}:
         raise ValueError("not of the space's shape")
@@ -155,12 +152,12 @@ def cast_leaf(leaf: Leaf, parts: Sequence[Any], target: np.ndarray) -> None:
 
 
 def fitting(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """The same values, to be stored as another dtype.
+    """Return the same values, to be stored as another dtype.
 
     Raises
     ------
     TypeError, ValueError
-        Their kind is another one, or an integer is too large.
+        The values are of another kind, or an integer is too large.
     """
     if values.dtype == dtype:
         return values
@@ -171,62 +168,59 @@ def fitting(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
     return values
 
 
-class RewardColumn:
-    """A column into which one reward per env is written: numbers, and arrays of one element.
+class ResultColumns:
+    """Columns into which one reward and two ends per env are written; each may be an array of one element.
 
-    By `struct`, which takes none of what NumPy would make a number of: None, which becomes NaN, and text.  It takes
-    about half of NumPy's time for Python's floats, a quarter for `np.float32`, more only for many `np.float64`.
+    Rewards are written by `struct`, which takes none of what NumPy would make a number of: None, which becomes NaN, and
+    text.  It takes about half of NumPy's time for Python's floats, a quarter for `np.float32`, more only for many
+    `np.float64`.
     """
 
-    def __init__(self, column: np.ndarray, first_env_index: int):
-        self._column, self._first_env_index = column, first_env_index
-        self._pack = partial(Struct(f"{len(column)}d").pack_into, memoryview(column).cast("B"), 0)
+    def __init__(self, columns: Sequence[np.ndarray], first_env_index: int):
+        self._first_env_index = first_env_index
+        self._rewards, *ends = columns
+        self._pack = partial(Struct(f"{len(self._rewards)}d").pack_into, self._rewards.data.cast("B"), 0)
+        self._ends = list(zip(RESULTS[1:], ends, strict=True))
 
-    def write(self, values: Sequence[Any]) -> None:
-        """Write them.
+    def write(self, rewards: Parts, terminations: Parts, truncations: Parts) -> None:
+        """Write the results of a step.
 
         Raises
         ------
         DataError
-            One is no number.
+            A reward is no number, or an end is no truth value.
         """
         try:
-            self._pack(*values)
+            self._pack(*rewards)
         except StructError:
-            for index, value in enumerate(values):
-                try:
-                    self._column[index] = float(value.item() if isinstance(value, np.ndarray) else _number(value))
-                except (TypeError, ValueError, OverflowError) as error:
-                    raise misfit(RESULTS[0], [value], self._first_env_index + index, error) from error
+            self._write_one_by_one(RESULTS[0], self._rewards, rewards, _as_number)
+        for (leaf, column), values in zip(self._ends, (terminations, truncations), strict=True):
+            try:
+                column[:] = values
+            except (TypeError, ValueError):
+                self._write_one_by_one(leaf, column, values, _as_scalar)
 
-
-def _number(value: Any) -> Any:
-    if isinstance(value, str | bytes):
-        raise TypeError("text is no number")
-    return value
-
-
-def write_result(leaf: Leaf, column: np.ndarray, values: Sequence[Any], first_env_index: int) -> None:
-    """Write one end per env; each may be an array of one element.
-
-    Raises
-    ------
-    DataError
-        One is no truth value.
-    """
-    try:
-        column[:] = values
-    except (TypeError, ValueError):
+    def _write_one_by_one(
+        self, leaf: Leaf, column: np.ndarray, values: Parts, convert: Callable[[object], object]
+    ) -> None:
         for index, value in enumerate(values):
             try:
-                column[index] = value.item() if isinstance(value, np.ndarray) else value
-            except (TypeError, ValueError) as error:
-                raise misfit(leaf, [value], first_env_index + index, error) from error
+                column[index] = convert(value)
+            except (TypeError, ValueError, OverflowError) as error:
+                raise misfit(leaf, [value], self._first_env_index + index, error) from error
 
 
-def misfit(
-    leaf: Leaf, outputs: Sequence[Any], first_env_index: int, error: Exception, is_strict: bool = False
-) -> DataError:
+def _as_scalar(value: object) -> object:
+    return value.item() if isinstance(value, np.ndarray) else value
+
+
+def _as_number(value: object) -> float:
+    if isinstance(value, str | bytes):
+        raise TypeError("text is no number")
+    return float(_as_scalar(value))  # type: ignore[arg-type]  # What is no number is a TypeError.
+
+
+def misfit(leaf: Leaf, outputs: Parts, first_env_index: int, error: Exception, is_strict: bool = False) -> DataError:
     """Name the first env whose observation or result is not what the leaf says."""
     for index, output in enumerate(outputs, first_env_index):
         way_out = "correct the env or its space"
@@ -249,7 +243,7 @@ def misfit(
 
 
 def _reason(leaf: Leaf, array: np.ndarray, is_strict: bool) -> str | None:
-    """Why one env's part is refused, where its dtype and shape do not say it; None if it is not refused."""
+    """Return why one env's part is refused, "" where dtype and shape say it; None if it is not refused."""
     if array.shape != leaf.shape:
         return ""
     if is_strict and leaf.shape:
@@ -263,16 +257,8 @@ def _reason(leaf: Leaf, array: np.ndarray, is_strict: bool) -> str | None:
     return None
 
 
-def info_misfit(info: Any, env_index: int, error: Exception) -> DataError:
-    """Name the env whose info cannot stand beside those of the envs before it."""
-    return DataError(
-        f"env {env_index}: its info should be a dict, its values of the types and shapes that other envs' have, got "
-        f"{repr(info)[:200]} ({words_of(error)}); make them alike, or name the infos that are wanted"
-    )
-
-
-def is_exact(observations: Sequence[Leaf], observation: Any) -> bool:
-    """Tell whether an env's observation has the types with which it comes out of columns: NumPy's, of its space."""
+def is_exact(observations: Sequence[Leaf], observation: object) -> bool:
+    """Tell whether an observation has the types with which it comes out of columns: NumPy's, with its space's dtype."""
     parts = [(leaf, leaf.of(observation)) for leaf in observations]
     return all(
         type(part) is np.ndarray and part.dtype == leaf.dtype if leaf.shape else type(part) is leaf.dtype.type

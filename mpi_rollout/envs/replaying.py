@@ -47,10 +47,10 @@ class Past:
 
 
 class Restoring:
-    """Takes the running episodes of a slice again.  Envs wait until the step in which their episode began.
+    """The running episodes of a slice, taken again.  Envs wait until the step in which their episode began.
 
-    The caller compares what comes with what was recorded: what an env observed is in its row from the step on in
-    which it began.
+    The caller compares what comes with what was recorded: an env's row has what it observed from the step on in which
+    its episode began.
     """
 
     def __init__(self, envs: LoopVectorEnv, env_indices: range, past: Past):
@@ -58,29 +58,29 @@ class Restoring:
 
     def begin(self) -> tuple[Any, dict[str, Any]]:
         """Reset the envs with their running episodes' seeds, if one is running; return what `reset` returns."""
-        past, self._envs.failing = self._past, set()
-        envs, space = self._envs, self._envs.single_observation_space
+        past, envs, space = self._past, self._envs, self._envs.single_observation_space
+        failing = envs.failing = set()
         for place, env_index in enumerate(self._env_indices):
             envs.seed_episodes(place, past.seeds(env_index), int(past.episodes[env_index]))
         is_running = [past.starts[env_index] <= past.num_steps for env_index in self._env_indices]
         outputs = envs.reset_some(np.flatnonzero(is_running).tolist())
         for place, observation in enumerate(copies_of(space, envs.columns.observations, envs.num_envs)):
-            if place not in envs.failing:
+            if place not in failing:
                 envs.hold(place, observation)
         return outputs
 
-    def step(self, step: int, actions: Any) -> tuple[Any, ...]:
+    def step(self, step: int, actions: object) -> tuple[Any, ...]:
         """Take a step of the run again."""
         self._release(step)
         return self._envs.step(actions)
 
     def finish(self, lost: Sequence[int]) -> None:
-        """Be ready for the next step of the run; envs that did not reproduce themselves begin a new episode in it."""
-        past, failing, self._envs.failing = self._past, self._envs.failing, None
+        """Get ready for the next step of the run; envs that did not reproduce themselves begin a new episode in it."""
+        past, failing, self._envs.failing = self._past, self._envs.failing or (), None
         for place in failing:
             if self._env_indices[place] not in lost:  # It should have been seen that it is truncated.
                 raise EnvError(f"env {self._env_indices[place]} failed when its running episode was begun again")
-            self._envs.make_anew(place)
+            self._envs.replace(place)
         for step in range(past.num_steps, past.num_steps + 2):
             self._release(step)
         for place, env_index in enumerate(self._env_indices):
@@ -157,7 +157,7 @@ def _difference(
     return None
 
 
-def copies_of(space: spaces.Space, observations: Any, num_envs: int) -> list[Any]:
+def copies_of(space: spaces.Space, observations: object, num_envs: int) -> list[object]:
     """Copy the single observations out of batched ones."""
     arrays = [np.array(leaf.of(observations)) for leaf in leaves(space)]
     return [tree_of(space, [array[row] for array in arrays]) for row in range(num_envs)]

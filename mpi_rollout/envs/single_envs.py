@@ -1,6 +1,6 @@
-"""Single envs behind the parts of `VectorEnv`'s contract that concern each of them by itself, in no hurry."""
+"""Single envs, and what concerns each of them by itself: they are made, restarted, called by name, closed."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -13,17 +13,25 @@ from gymnasium.vector.utils import batch_space
 
 from mpi_rollout.core.host import make_with_room
 from mpi_rollout.core.spaces import describe
-from mpi_rollout.envs.faults import EnvTimeout, OnFault, WrongValue, named, raised_at
-from mpi_rollout.envs.inputs import action_splitter, check_spaces
+from mpi_rollout.envs.faults import (
+    Begun,
+    EnvTimeout,
+    Given,
+    OnFault,
+    Outcome,
+    Result,
+    described,
+    named,
+    raised_at,
+)
+from mpi_rollout.envs.inputs import OptionsOfOne, action_splitter, check_spaces, values_of_each
 from mpi_rollout.envs.time_limits import TimeLimits, step_over_wrappers
 from mpi_rollout.errors import (
-    DataError,
     EnvError,
     RolloutError,
     SignalInterrupt,
     UsageError,
     counted,
-    message_of,
     words_of,
 )
 from mpi_rollout.process.exits import end_if_forked
@@ -31,22 +39,27 @@ from mpi_rollout.process.exits import end_if_forked
 MAKE_PATIENCE = 10.0  # Simulators may take long to start: so many times the limit of a step.
 
 
+# An env's place, a value that is another for each call, and how many times the usual limit the call may take.
+Called = tuple[int, tuple[str, int, int], float]
+Restart = tuple[int, str, str]  # An env's index, how it failed, and how often it did.
+
+
 class SingleEnvs(VectorEnv):
-    """Envs that are all alike: made, made anew, asked, closed.
+    """Envs that are all alike, and all of a `VectorEnv` but its steps and resets.
 
     Parameters
     ----------
     env_fns
         Each makes one env; all with the same spaces.
     seeds
-        For each env the seeds of its episodes.
+        For each env the seeds of its episodes; None leaves them to the envs' generators.
     first_env_index
         Of the first env, for messages.
 
     Attributes
     ----------
     faults
-        Of each env that was made anew index, failure and how often it was; whoever takes them in clears the list.
+        The restarts; whoever takes them in clears the list.
     """
 
     def __init__(
@@ -59,6 +72,22 @@ class SingleEnvs(VectorEnv):
         self._env_fns, self._first_env_index, self._on_fault = list(env_fns), first_env_index, on_fault
         self.envs = list(make_with_room(env_fns))
         self.num_envs = len(self.envs)
+        self._take_spaces()
+        inner, limits = zip(*map(step_over_wrappers, self.envs), strict=True)
+        self._inner = list(inner)  # What is stepped.
+        self._time = TimeLimits(limits)
+        self._seeds = None if seeds is None else list(seeds)
+        self._episodes = [0] * self.num_envs  # Begun by each env, and the seed of the last one.
+        self._episode_seeds: list[int | None] = [None] * self.num_envs
+        self.faults: list[Restart] = []
+        self._num_restarts = [0] * self.num_envs
+        self._called: Called | None = None  # The env that is being reset, closed or made.
+        self._outcomes: list[Outcome] | None = None  # Those that have come of the step under way.
+        self._num_calls = 0
+        self._frames: list[object] = [None] * self.num_envs
+
+    def _take_spaces(self) -> None:
+        """Take over the first env's spaces, which all must have."""
         first = self.envs[0]
         self.spec, self.render_mode = first.spec, first.render_mode
         self.single_observation_space, self.single_action_space = first.observation_space, first.action_space
@@ -68,20 +97,8 @@ class SingleEnvs(VectorEnv):
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
         self._split_actions = action_splitter(self.single_action_space, self.action_space)
-        inner, limits = zip(*map(step_over_wrappers, self.envs), strict=True)
-        self._inner = list(inner)  # What is stepped.
-        self._time = TimeLimits(limits)
-        self._seeds = None if seeds is None else list(seeds)
-        self._episodes = [0] * self.num_envs  # Begun by each env, and the seed of the last one.
-        self._episode_seeds: list[int | None] = [None] * self.num_envs
-        self.faults: list[tuple[int, str, str]] = []
-        self._num_restarts = [0] * self.num_envs
-        # The env that is being reset, closed or made, the number of such calls, and its patience.
-        self._called: tuple[int, int, float] | None = None
-        self._num_calls = 0
-        self._frames: list[Any] = [None] * self.num_envs
 
-    def _named(self, index: int, function: Callable[..., Any]) -> Callable[..., Any]:
+    def _named(self, index: int, function: Callable[Given, Result]) -> Callable[Given, Result]:
         if self._on_fault.timeout_s is None:
             return function
         return named(function, self._first_env_index + index)
@@ -96,32 +113,32 @@ class SingleEnvs(VectorEnv):
                 )
 
     def _restart(self, index: int, error: BaseException) -> None:
-        """Put a new env in the place of one that has failed.
+        """Put a new env in the place of one that has failed, and note the fault.
 
         Raises
         ------
         EnvError, DataError
-            It has failed too often, or cannot be made.
+            The env has failed too often, or cannot be made.
         """
         end_if_forked(error)
-        fault = self._error(index, error)
+        fault = described(error, self._describe(index))
         most = self._on_fault.max_restarts
         if self._num_restarts[index] == most:
             if most:
                 fault.args = (f"{fault}; it was restarted {counted(most, 'time')} already",)
             raise fault from error
-        self.make_anew(index)
+        self.replace(index)
         self._num_restarts[index] += 1
         times = f"restarted, {self._num_restarts[index]} of {counted(most, 'time')}"
         self.faults.append((self._first_env_index + index, f"{fault}{raised_at(error)}", times))
 
-    def make_anew(self, index: int) -> None:
-        """Put a new env in the place of one that has failed.
+    def replace(self, index: int) -> None:
+        """Put a new env in the place of one.
 
         Raises
         ------
         EnvError
-            It cannot be made.
+            The new env cannot be made.
         """
         try:
             with self._calling(index):
@@ -145,52 +162,53 @@ class SingleEnvs(VectorEnv):
 
     @contextmanager
     def _calling(self, index: int, patience: float = 1.0) -> Iterator[None]:
-        """Say which env is at work, for who asks meanwhile, and how many times the usual limit it may take."""
+        """Note which env is at work, for threads that ask, and how many times the usual limit it may take."""
         self._num_calls += 1
-        self._called = index, self._num_calls, patience
+        self._called = index, ("call", self._num_calls, 0), patience
         try:
             yield
         finally:
             self._called = None
 
-    def _error(self, place: int, error: BaseException) -> RolloutError:
-        what = f"{self.describe(place)}: "
-        if isinstance(error, WrongValue | DataError):
-            return DataError(f"{what}{error}")
-        if isinstance(error, SystemExit):
-            return EnvError(f"{what}called sys.exit({message_of(error)})")
-        if isinstance(error, EnvTimeout):
-            return EnvError(f"{what}{error}")
-        return EnvError(f"{what}{words_of(error)}")
+    def at_work(self) -> Called | None:
+        """Return the call that is under way; for another thread to ask."""
+        called, outcomes = self._called, self._outcomes
+        if called is not None or outcomes is None or len(outcomes) == self.num_envs:
+            return called
+        place = len(outcomes)
+        return place, ("step", self._time.num_steps, place), 1.0
 
-    def describe(self, place: int) -> str:
-        """Which env it is that stands at a place, and in which step of its episode, counted from 0."""
+    def _describe(self, place: int) -> str:
+        """The env that stands at a place, and the step of its episode that it is in, counted from 0."""
         number = self._time.elapsed(place)
         return f"env {self._first_env_index + place}, {f'step {number - 1} of its episode' if number else 'reset'}"
 
-    def episode(self, place: int) -> str:
-        """Which episode an env is in, where it is known."""
-        if self._episode_seeds[place] is None:
-            return ""
-        return f"episode {self._episodes[place] - 1}, seed {self._episode_seeds[place]}"
+    def describe_work(self, place: int) -> str:
+        """Return which env stands at a place, and where it is: its step, and its episode where it is known."""
+        seed = self._episode_seeds[place]
+        episode = "" if seed is None else f" (episode {self._episodes[place] - 1}, seed {seed})"
+        return f"{self._describe(place)}{episode}"
 
     def seed_episodes(self, index: int, seeds: Iterator[int], num_before: int) -> None:
-        """Give one env other seeds for its episodes from the next reset on; so many have been before."""
+        """Give one env other seeds for its episodes from the next reset on, after `num_before` episodes."""
+        assert self._seeds is not None, "only the envs of a run have seeds"
         self._seeds[index], self._episodes[index] = seeds, num_before
 
-    def _own_reset(self, index: int, env: gymnasium.Env) -> Callable[[], tuple[Any, dict[str, Any]]]:
-        """What begins an env's episode that nobody asked for, with the arguments that reach it in Gymnasium."""
-        given = {} if env is self.envs[index] else {"seed": None, "options": None}  # Wrappers pass on their defaults.
+    def _own_reset(self, index: int, env: gymnasium.Env) -> Callable[[], Begun]:
+        """What begins an env's episode that nobody asked for, with the arguments that reach the env in Gymnasium."""
+        is_outermost = env is self.envs[index]  # Wrappers pass on their defaults.
         reset = self._named(index, env.reset)
         if self._seeds is None:
-            return partial(reset, **given)
-        return lambda: reset(**given | {"seed": self._draw(index)})
+            return reset if is_outermost else partial(reset, seed=None, options=None)
+        if is_outermost:
+            return lambda: reset(seed=self._draw(index))
+        return lambda: reset(seed=self._draw(index), options=None)
 
-    def _given_reset(self, index: int, seed: int | None, options: Any) -> Callable[[], tuple[Any, dict[str, Any]]]:
-        """What begins an episode from outside the wrappers; called again, the same one."""
+    def _given_reset(self, index: int, seed: int | None, options: OptionsOfOne) -> Callable[[], Begun]:
+        """What begins an episode from outside the wrappers; called again, it begins the same one."""
         is_to_draw = self._seeds is not None and seed is None
 
-        def reset():
+        def reset() -> Begun:
             nonlocal seed, is_to_draw
             if is_to_draw:
                 seed, is_to_draw = self._draw(index), False
@@ -199,18 +217,19 @@ class SingleEnvs(VectorEnv):
         return reset
 
     def _draw(self, index: int) -> int:
-        """The seed of an env's next episode."""
+        """Take the seed of an env's next episode."""
+        assert self._seeds is not None
         self._episodes[index] += 1
         self._episode_seeds[index] = seed = next(self._seeds[index])
         return seed
 
     def render(self) -> tuple[Any, ...]:
-        """The envs' frames."""
+        """Return the envs' frames."""
         with self._time.in_wrappers():
             return tuple(map(self._frame, range(self.num_envs)))
 
-    def _frame(self, index: int) -> Any:
-        """An env's frame; of one that was made anew and not reset since, that of the env before it."""
+    def _frame(self, index: int) -> object:
+        """An env's frame; of an env that was restarted and not reset since, the frame of the env before it."""
         try:
             self._frames[index] = self.envs[index].render()
         except ResetNeeded:
@@ -218,59 +237,49 @@ class SingleEnvs(VectorEnv):
                 raise
         return self._frames[index]
 
-    def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+    def call(self, name: str, *args: object, **kwargs: object) -> tuple[Any, ...]:
         """Call each env's method `name`, or get its attribute, wherever in its wrappers it is."""
         return self.call_some(range(self.num_envs), name, args, kwargs)
 
     def call_some(
-        self, places: Sequence[int], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, places: Sequence[int], name: str, args: tuple[object, ...], kwargs: Mapping[str, object]
     ) -> tuple[Any, ...]:
         """`call` of the envs at some places only."""
         with self._time.in_wrappers():
-            found = []
+            results = []
             for place in places:
                 attribute = self.envs[place].get_wrapper_attr(name)
-                found.append(attribute(*args, **kwargs) if callable(attribute) else attribute)
-            return tuple(found)
+                results.append(attribute(*args, **kwargs) if callable(attribute) else attribute)
+            return tuple(results)
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
         """Get each env's attribute `name`, or what it returns if it is a method."""
         return self.call(name)
 
-    def set_attr(self, name: str, values: Any) -> None:
-        """Set each env's attribute `name`: to the values of a list or tuple, or all to the same.
+    def set_attr(self, name: str, values: object) -> None:
+        """Set each env's attribute `name`: to the values of a list or tuple, or all to the same."""
+        self.set_some(range(self.num_envs), name, values_of_each(values, self.num_envs))
 
-        Raises
-        ------
-        ValueError
-            The list is not as long as there are envs.
-        """
-        if not isinstance(values, list | tuple):
-            values = [values] * self.num_envs
-        if len(values) != self.num_envs:
-            raise ValueError(f"values for {name!r} must be one or one for each of {self.num_envs} envs, got {values!r}")
-        self.set_some(range(self.num_envs), name, values)
-
-    def set_some(self, places: Sequence[int], name: str, values: Sequence[Any]) -> None:
-        """`set_attr` of the envs at some places only, a value each."""
+    def set_some(self, places: Sequence[int], name: str, values: Sequence[object]) -> None:
+        """Set the attribute `name` of the envs at some places, a value each."""
         with self._time.in_wrappers():
             for place, value in zip(places, values, strict=True):
                 self.envs[place].set_wrapper_attr(name, value)
 
-    @property
-    def np_random(self) -> tuple[np.random.Generator, ...]:
+    @property  # type: ignore[misc]  # As SyncVectorEnv has it.
+    def np_random(self) -> tuple[np.random.Generator, ...]:  # type: ignore[override]
         """The envs' generators."""
         return self.get_attr("np_random")
 
     @property
-    def np_random_seed(self) -> tuple[int, ...]:
+    def np_random_seed(self) -> tuple[int, ...]:  # type: ignore[override]  # As SyncVectorEnv has it.
         """The seeds of the envs' generators."""
         return self.get_attr("np_random_seed")
 
-    def close_extras(self, **kwargs: Any) -> None:
-        """Close all envs, also when one cannot be closed; raise what the first of these raises.
+    def close_extras(self, **kwargs: object) -> None:
+        """Close all envs, even if one cannot be closed; raise the first error.
 
-        Where one takes too long, the others are left: as a rule they are alike, and each would take as long.
+        After an env that takes too long, the others are left: as a rule they are alike, and each would take as long.
         """
         problems = []
         for index, env in enumerate(self.envs):

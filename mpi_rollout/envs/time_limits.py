@@ -7,16 +7,19 @@ import gymnasium
 import numpy as np
 from gymnasium import wrappers
 
+STEPPED_OVER = (wrappers.TimeLimit, wrappers.OrderEnforcing, wrappers.PassiveEnvChecker)
+
 
 def step_over_wrappers(env: gymnasium.Env) -> tuple[gymnasium.Env, list[wrappers.TimeLimit]]:
     """Find what to step below the outermost wrappers that `gymnasium.make` adds, and the time limits among them.
 
-    PassiveEnvChecker and OrderEnforcing guard against mistakes that the loop does not make; TimeLimit is counted by
-    the loop.  Any other wrapper changes what the env does: from there on nothing is stepped over.
+    PassiveEnvChecker and OrderEnforcing guard against mistakes that the loop does not make.  The loop itself counts for
+    TimeLimit.  Any other wrapper changes what the env does: it and all that is below it are stepped.
     """
     limits = []
-    while type(env) in (wrappers.TimeLimit, wrappers.OrderEnforcing, wrappers.PassiveEnvChecker):
-        if type(env) is wrappers.TimeLimit:
+    # No subclasses: they may do more.
+    while isinstance(env, gymnasium.Wrapper) and type(env) in STEPPED_OVER:
+        if isinstance(env, wrappers.TimeLimit):
             limits.append(env)
         env = env.env
     return env, limits
@@ -28,45 +31,45 @@ class TimeLimits:
     Parameters
     ----------
     limits
-        Those of each env, the outermost first: most have one, some none.
+        Of each env, the outermost first: most envs have one, some none.
 
-    `num_steps` is the loop's own count, to be moved on by the loop; once it has come to `next_deadline`, `apply` is
-    due in every step.
+    The loop counts its steps in `num_steps`.  From `next_deadline` on, it must call `apply` in every step.
     """
 
     def __init__(self, limits: Sequence[Sequence[wrappers.TimeLimit]]):
         self._wrappers = [
-            (place, index, wrapper) for index, found in enumerate(limits) for place, wrapper in enumerate(found)
+            (place, index, wrapper) for index, of_env in enumerate(limits) for place, wrapper in enumerate(of_env)
         ]
         shape = max(1, *map(len, limits)), len(limits)
         self._limits = np.full(shape, np.inf)
         self._starts = np.zeros(shape, np.int64)  # What `num_steps` was when an episode began.
         self._rows_of_starts = list(self._starts)  # Views: episodes may begin in every step.
         self.num_steps = 0
+        self.next_deadline = 0.0
         self._take_back()
 
     def begin(self, index: int) -> None:
-        """One env begins an episode."""
+        """Note that one env begins an episode."""
         for starts in self._rows_of_starts:
             starts[index] = self.num_steps
 
     def replace(self, index: int, limits: Sequence[wrappers.TimeLimit]) -> None:
         """Count for a new env in the place of one."""
-        self._wrappers = [each for each in self._wrappers if each[1] != index]
+        self._wrappers = [entry for entry in self._wrappers if entry[1] != index]
         self._wrappers += [(place, index, wrapper) for place, wrapper in enumerate(limits)]
         for place, wrapper in enumerate(limits):
             self._limits[place, index] = max(wrapper._max_episode_steps, 1)
         self.begin(index)
-        self.next_deadline = self.num_steps  # To be found again.
+        self.next_deadline = self.num_steps  # The next `apply` computes it.
 
     def elapsed(self, index: int) -> int:
-        """Steps of one env's episode."""
+        """Return the number of steps in one env's episode."""
         return int(self.num_steps - self._starts[0, index])
 
     def apply(self, truncations: np.ndarray) -> None:
         """End the episodes that are as long as their limit.
 
-        Starts only move on, so until the earliest deadline of now, no episode can reach its limit.
+        Episodes can only begin later than now, so none reaches its limit before the earliest deadline of now.
         """
         elapsed = self.num_steps - self._starts
         over = elapsed >= self._limits
@@ -76,7 +79,7 @@ class TimeLimits:
 
     @contextmanager
     def in_wrappers(self) -> Iterator[None]:
-        """While others use the envs, their wrappers know how long episodes are; what they then say is what holds."""
+        """While others use the envs, let their wrappers know how long episodes are; then take over what they say."""
         for place, index, wrapper in self._wrappers:
             if wrapper._elapsed_steps is not None:  # It has been reset.
                 wrapper._elapsed_steps = int(self.num_steps - self._starts[place, index])

@@ -1,7 +1,7 @@
-"""Actions on their way in: read and checked once, where they enter; afterwards they are trusted.
+"""The check of actions: they are read and checked once, where they enter; afterwards they are trusted.
 
 Their shape and the kind of their dtype must be right.  What happens to values outside of their space depends on the
-mode.  In no mode does an integer outside of its range reach an env: code in C++ would read memory by it.
+mode.  In no mode does an integer outside of its range reach an env: code in C++ would use it as an address.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,16 +14,18 @@ from gymnasium import spaces
 from mpi_rollout.core.spaces import Leaf, bounds_of, is_castable, leaf_spaces, leaves, rounding
 from mpi_rollout.errors import ActionError, words_of
 
+EnvIndices = Sequence[int] | np.ndarray
+
 
 class ActionReader:
-    """Read batches of actions.
+    """A reader of batches of actions.
 
     Parameters
     ----------
     mode
-        "check": a float that is outside of its bounds by rounding alone is set to the bound; others are refused.
-        "clip": what is outside is set to the bound; NaN is refused.
-        "pass": floats stay as they are; integers that are outside are refused.
+        "check": a float outside of its bounds by rounding alone is set to the bound; other values outside are refused.
+        "clip": values outside are set to the bound; NaN is refused.
+        "pass": floats stay as they are; integers outside are refused.
     """
 
     def __init__(self, single_space: spaces.Space, mode: str = "check"):
@@ -33,7 +35,7 @@ class ActionReader:
             for leaf, space in zip(leaves(single_space), leaf_spaces(single_space), strict=True)
         ]
 
-    def __call__(self, actions: Any, env_indices: Sequence[int]) -> list[np.ndarray]:
+    def __call__(self, actions: object, env_indices: EnvIndices) -> list[np.ndarray]:
         """Return an array of shape (len(env_indices), ...) for each leaf.
 
         Parameters
@@ -44,7 +46,7 @@ class ActionReader:
         Raises
         ------
         ActionError
-            The actions for these envs are not right.
+            The actions for these envs cannot be read, or are refused.
         """
         arrays = []
         take = self._take_from(actions, len(env_indices))
@@ -60,24 +62,24 @@ class ActionReader:
             arrays.append(array if is_accepted(array) else treat(array, env_indices))
         return arrays
 
-    def _take_from(self, actions: Any, num_envs: int) -> Callable[[Leaf, Any], Any]:
-        """How a leaf is taken out of the actions.  What Gymnasium can read as a tuple of batches is one."""
-        is_list = isinstance(actions, list | tuple)
-        if is_list and isinstance(self._space, spaces.Dict):
-            return _of_each
-        if is_list and isinstance(self._space, spaces.Tuple) and len(self._space.spaces) != len(actions) == num_envs:
-            return _of_each
+    def _take_from(self, actions: object, num_envs: int) -> Callable[[Leaf, Any], object]:
+        """Return what takes a leaf out of the actions.  A tuple that Gymnasium can read as batches is batches."""
+        if isinstance(actions, list | tuple):
+            if isinstance(self._space, spaces.Dict):
+                return _of_each
+            if isinstance(self._space, spaces.Tuple) and len(self._space.spaces) != len(actions) == num_envs:
+                return _of_each
         return Leaf.of
 
     @staticmethod
-    def _array(leaf: Leaf, take: Callable[[Leaf, Any], Any], actions: Any) -> np.ndarray:
+    def _array(leaf: Leaf, take: Callable[[Leaf, Any], object], actions: object) -> np.ndarray:
         try:
             return np.asarray(take(leaf, actions))
         except (TypeError, ValueError, LookupError) as error:
             raise ActionError(f"the policy's {_name(leaf)} cannot be read: {words_of(error)}") from error
 
 
-def _of_each(leaf: Leaf, samples: Sequence[Any]) -> list[Any]:
+def _of_each(leaf: Leaf, samples: Sequence[object]) -> list[object]:
     return [leaf.of(sample) for sample in samples]
 
 
@@ -86,16 +88,16 @@ def _name(leaf: Leaf) -> str:
 
 
 def _is_accepted(space: spaces.Space, mode: str) -> Callable[[np.ndarray], bool]:
-    """A function that tells whether an array needs no treatment."""
+    """Return a function that tells whether an array needs no treatment."""
     if mode == "pass" and np.dtype(space.dtype).kind == "f":
         return lambda array: True
     return inside(space)
 
 
 def inside(space: spaces.Space) -> Callable[[np.ndarray], bool]:
-    """A function that tells whether low <= array <= high everywhere, in as few passes as the bounds allow.
+    """Return a function that tells whether low <= array <= high everywhere, in as few passes as the bounds allow.
 
-    It stands between the slots of one step and the order of the next, where every rank waits for it.
+    It runs between the slots of one step and the order of the next, while every rank waits.
     """
     low, high = bounds_of(space)
     if low.size == 0:
@@ -103,18 +105,18 @@ def inside(space: spaces.Space) -> Callable[[np.ndarray], bool]:
     lowest, highest = low.flat[0].item(), high.flat[0].item()
     if (low != lowest).any() or (high != highest).any():
         return lambda array: bool(((array >= low) & (array <= high)).all())
-    # NaN is the smallest and the largest of all that it is among, and compares as false.
+    # Where there is NaN, it is the minimum and the maximum, and compares as false.
     return lambda array: array.min().item() >= lowest and array.max().item() <= highest
 
 
-def _clip(leaf: Leaf, low: np.ndarray, high: np.ndarray, array: np.ndarray, env_indices: Sequence[int]) -> np.ndarray:
+def _clip(leaf: Leaf, low: np.ndarray, high: np.ndarray, array: np.ndarray, env_indices: EnvIndices) -> np.ndarray:
     clipped = _nearest(leaf, low, high, array)
     if not (clipped == clipped).all():
         raise _outside(leaf, clipped, low, high, env_indices)
     return clipped
 
 
-def _round(leaf: Leaf, low: np.ndarray, high: np.ndarray, array: np.ndarray, env_indices: Sequence[int]) -> np.ndarray:
+def _round(leaf: Leaf, low: np.ndarray, high: np.ndarray, array: np.ndarray, env_indices: EnvIndices) -> np.ndarray:
     nearest = _nearest(leaf, low, high, array)
     is_close = nearest == array
     if leaf.dtype.kind == "f":
@@ -125,7 +127,7 @@ def _round(leaf: Leaf, low: np.ndarray, high: np.ndarray, array: np.ndarray, env
     return nearest
 
 
-def _refuse(leaf: Leaf, low: np.ndarray, high: np.ndarray, array: np.ndarray, env_indices: Sequence[int]) -> np.ndarray:
+def _refuse(leaf: Leaf, low: np.ndarray, high: np.ndarray, array: np.ndarray, env_indices: EnvIndices) -> np.ndarray:
     raise _outside(leaf, array, low, high, env_indices)
 
 
@@ -133,21 +135,21 @@ TREATMENTS = {"check": _round, "clip": _clip, "pass": _refuse}  # Of an array th
 
 
 def _nearest(leaf: Leaf, low: np.ndarray, high: np.ndarray, array: np.ndarray) -> np.ndarray:
-    """What is nearest within the bounds.  NaN stays, and no comparison depends on a cast."""
+    """Return the nearest values within the bounds.  NaN stays, and no comparison depends on a cast."""
     return np.where(array < low, low, np.where(array > high, high, array.astype(leaf.dtype))).astype(leaf.dtype)
 
 
-def _outside(leaf: Leaf, array: np.ndarray, low: Any, high: Any, env_indices: Sequence[int]) -> ActionError:
+def _outside(leaf: Leaf, array: np.ndarray, low: np.ndarray, high: np.ndarray, env_indices: EnvIndices) -> ActionError:
     place = tuple(int(i) for i in np.argwhere(~((array >= low) & (array <= high)))[0])
-    low, high = (np.broadcast_to(bound, array.shape)[place] for bound in (low, high))
+    lowest, highest = (np.broadcast_to(bound, array.shape)[place] for bound in (low, high))
     component = f", component {list(place[1:])}" if place[1:] else ""
     return ActionError(
-        f"the policy's {_name(leaf)} for env {env_indices[place[0]]}{component} must be in {low} to {high}, "
+        f"the policy's {_name(leaf)} for env {env_indices[place[0]]}{component} must be in {lowest} to {highest}, "
         f"got {array[place]}; {_way_out(leaf, array[place])}"
     )
 
 
-def _way_out(leaf: Leaf, value: Any) -> str:
+def _way_out(leaf: Leaf, value: np.generic) -> str:
     if value != value:
         return "correct the policy"
     if leaf.dtype.kind == "f":

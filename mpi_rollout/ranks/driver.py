@@ -1,8 +1,4 @@
-"""The root's side of all exchanges: it posts orders, and takes in slots when they have come.
-
-A *lane* is one exchange as the root sees it.  The loops of a trainer and of a run are the same for one lane over all
-ranks, for groups of envs in turn, and for one lane a rank, where whichever is ready first is served first.
-"""
+"""The root's side of all exchanges: it posts orders, and takes in slots when they have come; see `lanes`."""
 
 import pickle
 from collections.abc import Callable, Sequence
@@ -11,62 +7,35 @@ from typing import Any
 import numpy as np
 
 from mpi_rollout.core.layout import FAULT, LOST, MASKED, RESTARTED, SHORT, Block, Destination
-from mpi_rollout.core.spaces import leaves, tree_of
-from mpi_rollout.errors import DataError, RankLost, RolloutError, counted, words_of
-from mpi_rollout.exchange.exchange import Command, Exchange, Exchanges
-from mpi_rollout.exchange.infos import add_columns, merge_infos
+from mpi_rollout.core.spaces import leaves
+from mpi_rollout.errors import DataError, Fault, RankError, RankLost, words_of
+from mpi_rollout.exchange.exchange import Command, Exchanges
 from mpi_rollout.exchange.world import ROOT
 from mpi_rollout.ranks.action_check import ActionReader
-from mpi_rollout.ranks.worker import Fault, Worker
-
-
-class RankError(RolloutError):
-    """One rank's env failed; `stack` is its traceback there."""
-
-    def __init__(self, fault: Fault, num_faults: int):
-        others = f" ({counted(num_faults - 1, 'more rank')} failed too)" if num_faults > 1 else ""
-        super().__init__(fault.message + others)
-        self.stack, self.exit_code, self.type_name = fault.stack, fault.exit_code, fault.type_name
-        self.add_note(f"There:\n{self.stack}")
-
-
-class Lane:
-    """The envs of one exchange: neighbours, `envs` of all."""
-
-    def __init__(self, exchange: Exchange, slots: slice):
-        self.exchange, self.slots = exchange, slots
-        self.env_indices = np.arange(exchange.partition.envs.start, exchange.partition.envs.stop)
-        self.envs = slice(exchange.partition.envs.start, exchange.partition.envs.stop)
-        self.num_envs = len(self.env_indices)
-        self.is_marked = False  # A rank has said something else with its last slot; there may be action masks.
-        self.order: tuple[Any, ...] = ()  # What the root's own slice has to obey before its slots are complete.
-
-    def put(self, arrays: Sequence[np.ndarray], start: int) -> None:
-        """Fill the order with the rows from `start` on of the actions, an array for each leaf."""
-        for array, target in zip(arrays, self.exchange.action_arrays, strict=True):
-            target[...] = array[start : start + self.num_envs]
+from mpi_rollout.ranks.lanes import Lane, indices_of, infos_of
+from mpi_rollout.ranks.worker import Worker
 
 
 class Driver:
-    """Drives all ranks.  Only on the root; other ranks `Worker.serve`.
+    """The root's control of all ranks; the other ranks `Worker.serve`.
 
     Parameters
     ----------
     actions
-        The mode in which actions are read, see `actions.ActionReader`.
+        The mode in which actions are read, see `action_check.ActionReader`.
 
     Attributes
     ----------
     lanes
         In env order.
-    made_anew
-        Lane, env index and failure of each env that was made anew, where nobody asked for infos; for the run to take.
+    restarts
+        Lane, env index and failure of each env that was restarted, where nobody asked for infos; for the run to take.
     under_way
         The lanes whose slots have not been taken in, in the order in which orders were posted to them.
     on_loss
-        Called with the ranks that are gone, before the slots of the step in which they were lost are taken in.
+        Called with the lost ranks, before the slots of the step in which they were lost are taken in.
     has_fault
-        An env has failed, and its rank steps none of its envs until `begin_anew`; or what envs say has no place.
+        An env has failed, and its rank steps none of its envs until `begin_anew`; or infos could not be read.
     """
 
     def __init__(self, exchanges: Exchanges, worker: Worker, actions: str):
@@ -76,8 +45,8 @@ class Driver:
         pairs = zip(exchanges.all, exchanges.slots, strict=True)
         self.lanes = [Lane(exchange, slots) for exchange, slots in pairs]
         self.under_way: dict[Lane, None] = {}
-        self.made_anew: list[tuple[Lane, int, str]] = []
-        self.on_loss: Callable[[list[int]], None] | None = None
+        self.restarts: list[tuple[Lane, int, str]] = []
+        self.on_loss: Callable[[list[int]], None] = lambda ranks: None
         self.num_envs = exchanges.division.num_envs
         self._lane_of = {lane.exchange: lane for lane in self.lanes}
         self._read = ActionReader(self.action_space, actions)
@@ -86,13 +55,13 @@ class Driver:
         own = [lane for lane in self.lanes if lane.exchange.first_rank == ROOT]
         self._own_lane = own[0] if own and self._serves_first_ready else None
         self._num_passed = 0  # Slots of others that have come while the root's own slice waits to be stepped.
-        self._told_signal = 0
+        self._signal_of_others = 0
         self.has_fault = self.has_stopped = False
 
     @property
     def stop_signal(self) -> int:
         """The signal by which somebody asked some rank to stop, or 0."""
-        return self.worker.stop_signal or self._told_signal
+        return self.worker.stop_signal or self._signal_of_others
 
     def block(self, num_rows: int) -> Block:
         """Make a block for all envs."""
@@ -102,7 +71,7 @@ class Driver:
         """Prepare a block for having the slots of all lanes laid into its rows."""
         return {lane: lane.exchange.destination(block, lane.slots) for lane in self.lanes}
 
-    def do(self, command: Command, *arguments: Any, actions: Any = None) -> None:
+    def do(self, command: Command, *arguments: object, actions: object = None) -> None:
         """Have all envs do something else than a step, and wait for it.
 
         Parameters
@@ -126,7 +95,7 @@ class Driver:
             self.under_way.clear()
             raise
 
-    def send(self, lanes: Sequence[Lane], actions: Any, trusted: bool = False) -> None:
+    def send(self, lanes: Sequence[Lane], actions: object, trusted: bool = False) -> None:
         """Check the actions of some lanes' envs, and send them to the ranks.
 
         Parameters
@@ -134,12 +103,12 @@ class Driver:
         actions
             Of shape (num_envs of these lanes, ...), a tree of such arrays, or for Dict and Tuple a list of samples.
         trusted
-            They are arrays whose dtypes, shapes and values are known to be right: they are only copied.
+            The dtypes, shapes and values of the arrays are known to be right: they are only copied.
 
         Raises
         ------
         ActionError
-            Their shape, dtype or values are not of the action space; nothing was sent.
+            Shape, dtype or values do not fit the action space; nothing was sent.
         """
         arrays = self._arrays(actions) if trusted else self._read(actions, indices_of(lanes))
         start = 0
@@ -149,10 +118,10 @@ class Driver:
             start += lane.num_envs
         self.clock.lap("send")
 
-    def _arrays(self, actions: Any) -> list[np.ndarray]:
+    def _arrays(self, actions: object) -> list[np.ndarray]:
         return [leaf.of(actions) for leaf in self._action_leaves]
 
-    def _post(self, lane: Lane, command: Command, arguments: tuple[Any, ...] = ()) -> None:
+    def _post(self, lane: Lane, command: Command, arguments: tuple[object, ...] = ()) -> None:
         lane.exchange.post_order(command)
         lane.order = command, arguments
         self.under_way[lane] = None
@@ -176,70 +145,41 @@ class Driver:
         return lanes
 
     def _complete(self, lane: Lane) -> Lane:
-        """Do the root's own share of a lane's order, then wait for the others'."""
+        """Obey a lane's order on the root, then wait for the slots of the other ranks."""
         if lane.exchange.has_own_slot:
             self.worker.obey(lane.exchange, *lane.order)
         lane.exchange.await_slots()
         return lane
 
     def _arrivals(self, least: int) -> list[Lane]:
-        """Lanes whose slots have come.
+        """Wait for the slots of some lanes, `least` at least; return these lanes.
 
-        The root's own slice is stepped while too few have come, or when as many others have come as there are: else
-        fast ranks would keep it from ever being stepped.
+        The root's own slice is stepped while too few have come.  It is also stepped when as many others have come as
+        there are: else fast ranks would keep it from ever being stepped.
         """
         least = min(least, len(self.under_way))
-        own_waits = self._own_lane in self.under_way
-        own_is_due = own_waits and self._num_passed >= len(self.lanes) - 1
-        found: list[Lane] = []
-        while len(found) < least:
-            arrived = self.exchanges.arrived(wait=not own_waits)
-            found += [self._lane_of[exchange] for exchange in arrived]
+        own_lane = self._own_lane if self._own_lane in self.under_way else None
+        own_is_due = self._num_passed >= len(self.lanes) - 1
+        lanes: list[Lane] = []
+        while len(lanes) < least:
+            arrived = self.exchanges.arrived(wait=own_lane is None)
+            lanes += [self._lane_of[exchange] for exchange in arrived]
             self._num_passed += len(arrived)
-            if own_waits and (own_is_due or len(found) < least):
-                found.append(self._complete(self._own_lane))
-                own_waits, self._num_passed = False, 0
-        return found
+            if own_lane is not None and (own_is_due or len(lanes) < least):
+                lanes.append(self._complete(own_lane))
+                own_lane, self._num_passed = None, 0
+        return lanes
 
     def take_infos(self, lanes: Sequence[Lane]) -> dict[str, Any]:
-        """The infos that came with the last slots of some lanes, as one dict; to be taken once.
-
-        Raises
-        ------
-        DataError
-            Envs say what cannot stand in one dict, or cannot be read here.  It is as if an env had failed.
-        """
+        """Take the infos of some lanes, see `lanes.infos_of`; if that fails, it is as if an env had failed."""
         try:
-            merged = self._merged_infos(lanes)
+            return infos_of(lanes)
         except DataError:
             self.has_fault = True
             raise
-        for index, leaf in enumerate(lanes[0].exchange.layout.infos):
-            pairs = [(lane.exchange, lane.exchange.columns.info_arrays[index]) for lane in lanes]
-            values, mask = (np.concatenate([exchange.take(pair[i]) for exchange, pair in pairs]) for i in (0, 1))
-            add_columns(merged, leaf, values, mask)
-        return merged
-
-    def _merged_infos(self, lanes: Sequence[Lane]) -> dict[str, Any]:
-        parts, start = [], 0
-        for lane in lanes:
-            for rows, infos in lane.exchange.take_infos():
-                parts.append((slice(start + rows.start, start + rows.stop), infos))
-            start += lane.num_envs
-        return merge_infos(start, parts) if parts else {}
-
-    def final_observations(self, lanes: Sequence[Lane], ended: np.ndarray) -> np.ndarray:
-        """An array of objects, as Gymnasium has it: of each env that ended its last observation, else None."""
-        found, start = np.full(len(ended), None, object), 0
-        for lane in lanes:
-            rows = np.flatnonzero(ended[start : start + lane.num_envs])
-            arrays = [lane.exchange.take(column, rows) for column in lane.exchange.columns.final_observation_arrays]
-            for place, row in enumerate(rows + start):
-                found[row] = tree_of(self.observation_space, [array[place] for array in arrays])
-            start += lane.num_envs
-        return found
 
     def _heed(self, lanes: Sequence[Lane]) -> None:
+        """Do what the marks of the last slots ask for."""
         marks = np.concatenate([lane.exchange.marks for lane in lanes])
         if ((marks == 0) | (marks == MASKED)).all():
             return
@@ -247,25 +187,25 @@ class Driver:
             if (lane.exchange.marks == SHORT).any():
                 lane.exchange.messages.note_shortage()
             if (lane.exchange.marks == RESTARTED).any():
-                told = [infos["faults"] for _, infos in lane.exchange.take_infos()]
-                self.made_anew += [(lane, index, message) for faults in told for index, message in faults]
+                for _, infos in lane.exchange.take_infos():
+                    self.restarts += [(lane, index, message) for index, message in infos["faults"]]
         if (marks == FAULT).any():
             self._drop_infos()
             self.has_fault = True
             faults = [report["fault"] for report in self.call_ranks("report") if report["fault"] is not None]
             raise RankError(faults[0], len(faults))
         if marks.min() < 0:
-            self._told_signal = -int(marks.min())
+            self._signal_of_others = -int(marks.min())
         if (marks == LOST).any():
             self.on_loss(np.flatnonzero(marks == LOST).tolist())
 
     def drain(self, is_void: bool = False) -> None:
-        """Wait for what is under way, and leave it where it is.
+        """Wait for the slots that are under way, and leave them where they are.
 
         Parameters
         ----------
         is_void
-            It is of no use to anybody: the root need not step its own envs for it.
+            Nobody needs them: the root does not step its own envs.
         """
         while self.under_way:
             lane = next(iter(self.under_way))
@@ -279,7 +219,7 @@ class Driver:
             self._drop_infos()
 
     def _drop_infos(self) -> None:
-        """Receive infos that nobody asks for any more."""
+        """Receive infos that nobody needs any more."""
         for lane in self.lanes:
             if lane not in self.under_way:
                 lane.exchange.drop_infos()
@@ -290,36 +230,36 @@ class Driver:
             exchange.post_order(Command.SWITCH, number)
 
     def begin_anew(self) -> None:
-        """Be ready to reset all envs, whatever was under way and whichever of them have failed."""
+        """Get ready to reset all envs, whatever was under way and whichever envs have failed."""
         self.drain(is_void=True)
         self.call_ranks("begin_anew")
         self.has_fault = False
 
-    def call_ranks(self, name: str, *args: Any) -> list[Any]:
-        """Call a method of every rank's worker; return what they return, in rank order.
+    def call_ranks(self, name: str, *args: object) -> list[Any]:
+        """Call a method of every rank's worker; return the results in rank order.
 
         Raises
         ------
         RankError
-            It failed on some rank.
+            The method failed on some rank.
         """
         pickled = packed((name, args))
         self.drain()
         for exchange in self.exchanges.callers:
             exchange.post_order(Command.CALL)
         self.exchanges.spread(pickled)
-        values = [pickle.loads(value) for value in self.exchanges.collect(self.worker.call(name, *args))]
+        values = [pickle.loads(value) for value in self.exchanges.collect(self.worker.call(name, *args)) or ()]
         faults = [value for value in values if isinstance(value, Fault)]
         if faults:
             raise RankError(faults[0], len(faults))
         return values
 
-    def call_envs(self, method: str, *args: Any) -> dict[int, Any]:
-        """Call a method of every rank's slices; return what it returned of each env, by env index."""
-        found: dict[int, Any] = {}
-        for part in self.call_ranks("call_envs", method, *args):
-            found |= part
-        return found
+    def call_envs(self, method: str, *args: object) -> dict[int, Any]:
+        """Call a method of every rank's slices; return what it returned for each env, by env index."""
+        results: dict[int, Any] = {}
+        for results_of_rank in self.call_ranks("call_envs", method, *args):
+            results |= results_of_rank
+        return results
 
     def stop(self, code: int = 0) -> None:
         """Let the other ranks out of `serve`, with the job's exit code."""
@@ -330,15 +270,8 @@ class Driver:
         self.worker.close()
 
 
-def indices_of(lanes: Sequence[Lane]) -> np.ndarray:
-    """The env indices of some lanes."""
-    if len(lanes) == 1:
-        return lanes[0].env_indices
-    return np.concatenate([lane.env_indices for lane in lanes])
-
-
-def packed(value: Any) -> bytes:
-    """Pickle what is for all ranks, before any order is out: they would wait for it.
+def packed(value: object) -> bytes:
+    """Pickle what is for all ranks.  This is done before an order is posted: the ranks would wait for it.
 
     Raises
     ------

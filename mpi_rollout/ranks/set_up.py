@@ -1,10 +1,12 @@
-"""Bringing the ranks together: each makes its envs, all agree, then they have exchanges and a worker each."""
+"""What each rank sets up: its envs, and when all ranks have agreed, its exchanges and its worker."""
 
+import gc
 import json
 import pickle
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec, WrapperSpec
@@ -23,6 +25,9 @@ from mpi_rollout.exchange.waiting import way_to_wait
 from mpi_rollout.ranks.slices import Slice
 from mpi_rollout.ranks.worker import Worker
 
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -37,7 +42,7 @@ class Plan:
     on_fault
         What to do about envs that fail.
     is_surviving
-        Go on without ranks that are lost, see `shrink`.
+        Go on without ranks that are lost, see `surviving`.
     wait
         One of `config.WAITS`.
     heeds_masks
@@ -54,7 +59,7 @@ class Plan:
     wait: str = "auto"
     heeds_masks: bool = False
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         check_num_envs(self.division.num_envs, self.division.num_ranks)
 
     @property
@@ -64,7 +69,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class EnvFacts:
-    """What envs say of themselves: spaces of a single one, and for whoever holds them on another rank the rest.
+    """What the envs are: spaces of a single env, and what other ranks and readers of files want to know.
 
     `share_generator`: they take one seed for all of a rank, as natively vectorized envs do.  `described_spec`: see
     `describe_spec`.
@@ -72,7 +77,7 @@ class EnvFacts:
 
     observation_space: spaces.Space
     action_space: spaces.Space
-    spec: Any
+    spec: EnvSpec | None
     metadata: dict[str, Any]
     render_mode: str | None
     share_generator: bool
@@ -80,13 +85,18 @@ class EnvFacts:
 
     @classmethod
     def of(cls, envs: VectorEnv) -> "EnvFacts":
-        spaces_of_one = envs.single_observation_space, envs.single_action_space
-        is_native = not isinstance(envs, LoopVectorEnv)
-        spec = describe_spec(envs.spec)
-        return cls(*spaces_of_one, envs.spec, dict(envs.metadata), envs.render_mode, is_native, spec)
+        return cls(
+            envs.single_observation_space,
+            envs.single_action_space,
+            envs.spec,
+            dict(envs.metadata),
+            envs.render_mode,
+            share_generator=not isinstance(envs, LoopVectorEnv),
+            described_spec=describe_spec(envs.spec),
+        )
 
     def portable(self) -> "EnvFacts":
-        """The same, with what cannot be pickled left out: spec and metadata can hold any callable.
+        """Return the facts without what cannot be pickled: spec and metadata can hold any callable.
 
         Raises
         ------
@@ -105,24 +115,24 @@ class EnvFacts:
 
 
 def describe_spec(spec: EnvSpec | None) -> str:
-    """A spec as JSON, as `EnvSpec.to_json` has it; what JSON has no word for, such as a class, by its name.
+    """Return a spec as JSON, as `EnvSpec.to_json` has it; what JSON has no word for, such as a class, by its name.
 
     It is for readers of a file.  No env is made of it.
     """
     try:
         values = {name: value for name, value in vars(spec).items() if name not in ("namespace", "name", "version")}
         return json.dumps(values, skipkeys=True, default=_described)
-    except Exception:  # There is none, or an env has its own idea of it.
+    except Exception:  # There is no spec, or an env has its own idea of it.
         return ""
 
 
-def _described(value: Any) -> Any:
+def _described(value: object) -> object:
     if isinstance(value, WrapperSpec):
         return vars(value)
     return name_of(value) if callable(value) else repr(value)
 
 
-def can_be_pickled(value: Any) -> bool:
+def can_be_pickled(value: object) -> bool:
     try:
         pickle.dumps(value)
     except Exception:
@@ -139,7 +149,7 @@ class RankEnvs:
     facts: EnvFacts | None  # None on a rank without envs.
 
     def fingerprint(self) -> dict[str, str]:
-        """What must be the same on all ranks that have it."""
+        """Return what must be the same on all ranks that have envs."""
         if self.facts is None:
             return {}
         return {
@@ -160,13 +170,14 @@ def check_batch_size(division: Division, batch_size: int) -> None:
 
 def make_rank_envs(plan: Plan, rank: int) -> RankEnvs:
     """Make the envs of one rank."""
-    info_leaves(plan.infos)  # Or they are refused.
+    info_leaves(plan.infos)  # Wrong infos are refused before any env is made.
     options = plan.seed, plan.autoreset_mode, names_of(plan.infos), plan.on_fault
     envs = tuple(make_slice(plan.make, indices, *options) for indices in plan.division.envs_of(rank))
     check_instances(zip(plan.division.envs_of(rank), envs, strict=True))
-    facts = EnvFacts.of(envs[0]) if envs else None
-    is_sent = facts is not None and plan.division.num_ranks > 1
-    return RankEnvs(plan, envs, facts.portable() if is_sent else facts)
+    if not envs:
+        return RankEnvs(plan, envs, None)
+    facts = EnvFacts.of(envs[0])
+    return RankEnvs(plan, envs, facts.portable() if plan.division.num_ranks > 1 else facts)
 
 
 def check_instances(slices: Iterable[tuple[range, VectorEnv]]) -> None:
@@ -181,23 +192,9 @@ def check_instances(slices: Iterable[tuple[range, VectorEnv]]) -> None:
                 )
 
 
-def assemble(
-    comm: Any, rank_envs: RankEnvs, methods: Callable[[Exchanges], dict[str, Callable[..., Any]]] = lambda exchanges: {}
-) -> tuple[Worker, EnvFacts]:
-    """Make the exchanges and this rank's worker, when the ranks have agreed.  **Collective.**
-
-    Parameters
-    ----------
-    methods
-        Gives what the root may call by name on all ranks.
-    """
-    plan = rank_envs.plan
-    facts = rank_envs.facts
-    if comm.size > 1:
-        first = plan.division.stepping_ranks[0]
-        facts = comm.bcast(facts if comm.rank == first else None, first)
-    if rank_envs.envs:  # They know what could not be sent.
-        facts = EnvFacts.of(rank_envs.envs[0])
+def assemble(comm: "MPI.Intracomm", rank_envs: RankEnvs) -> tuple[Worker, EnvFacts]:
+    """Make the exchanges and this rank's worker, when the ranks have agreed.  **Collective.**"""
+    plan, facts = rank_envs.plan, _shared_facts(comm, rank_envs)
     infos = info_leaves(plan.infos, plan.has_final_observations)
     infos += mask_leaves(facts.action_space) if plan.heeds_masks else ()
     contents = Contents(facts.observation_space, facts.action_space, plan.has_final_observations, infos)
@@ -205,13 +202,36 @@ def assemble(
     own = [exchange for exchange in exchanges.all if exchange.envs]
     options = plan.infos, plan.on_fault, plan.heeds_masks
     slices = [Slice(exchange, envs, *options) for exchange, envs in zip(own, rank_envs.envs, strict=True)]
-    worker = Worker(exchanges, slices, methods(exchanges))
+    worker = Worker(exchanges, slices)
     worker.watch(plan.on_fault.timeout_s)
     return worker, facts
 
 
-def _way_to_wait(comm: Any, plan: Plan) -> str:
-    """How ranks are to wait; of those that may be lost MPI's own waits alone tell."""
+def _shared_facts(comm: "MPI.Intracomm", rank_envs: RankEnvs) -> EnvFacts:
+    """Return the facts of this rank's envs; a rank without envs gets those of the first rank that has some."""
+    facts = rank_envs.facts
+    if comm.size > 1:
+        first = rank_envs.plan.division.stepping_ranks[0]
+        facts = comm.bcast(facts if comm.rank == first else None, first)
+    if rank_envs.envs:  # They know what could not be sent.
+        facts = EnvFacts.of(rank_envs.envs[0])
+    assert facts is not None, "some rank steps envs"
+    return facts
+
+
+def _way_to_wait(comm: "MPI.Intracomm", plan: Plan) -> str:
+    """How ranks are to wait; only MPI's own waits report ranks that are lost."""
     if plan.is_surviving:
         return "spin"
     return way_to_wait(comm) if plan.wait == "auto" else plan.wait
+
+
+@contextmanager
+def unwatched_by_gc() -> Iterator[None]:
+    """Take all objects of now out of the garbage collector's sight: envs live as long as the run."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()  # Else they would not be freed at the end, which extension modules complain of.

@@ -1,9 +1,9 @@
 """A thread that finds envs that hang: it names the env and shows its stack, interrupts it, or ends the job.
 
-Python code, and C code that waits in the system, is interrupted by a signal whose handler raises `EnvTimeout` in the
-midst of the env.  C code that goes on by itself cannot be: then the job ends.  While C code holds the interpreter's
-lock no thread of Python runs; for this the thread winds up `faulthandler`, whose own thread needs no lock, again and
-again.  All that can do is to write the stack and leave, so the functions by which envs are called then have the
+Python code, and C code that waits in the system, is interrupted by a signal whose handler raises `EnvTimeout` amid the
+env's call.  C code that computes cannot be interrupted: then the job ends.  While C code holds the interpreter's lock,
+no thread of Python runs.  For this case the thread winds up `faulthandler`, whose own thread needs no lock, again and
+again.  `faulthandler` can only write the stack and leave, so the functions by which envs are called then have the
 rank and the env for names, see `named`.
 """
 
@@ -15,13 +15,14 @@ import traceback
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from time import monotonic
-from typing import Any
+from types import FrameType
 
 from mpi_rollout.envs.faults import EnvTimeout, is_ours
 
 GRACE_S = 2.0  # For an interrupted env to come out of its call.
 SLACK_S = 1.0  # More than the thread ever waits for its turn.
 STDERR = 2
+Handler = Callable[[int, FrameType | None], object] | int | None
 
 
 @dataclass(frozen=True)
@@ -31,9 +32,9 @@ class Work:
     Parameters
     ----------
     key
-        Another one for each call.
+        A value that is another for each call.
     patience
-        How many times the limit it may take.
+        How many times the limit the call may take.
     """
 
     key: Hashable
@@ -42,14 +43,14 @@ class Work:
 
 
 class Watchdog:
-    """Looks again and again whether the same call is still under way.  To be made by the main thread, which steps.
+    """A thread that looks again and again whether the same call is still under way; made by the thread that steps.
 
     Parameters
     ----------
     look
-        Gives what is under way in the main thread; called by any thread.
+        Returns the call that is under way in the main thread; any thread calls it.
     say, give_up
-        Tell people something; tell them, and end the job.
+        Print a message; print a message and end the job.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class Watchdog:
         self._main = threading.get_ident()
         self._too_long: Hashable = None
         self._end = threading.Event()
-        self._handler: Any = None
+        self._handler: Handler = None
         self._can_interrupt = threading.current_thread() is threading.main_thread()
         if self._can_interrupt:
             self._handler = signal.signal(signal.SIGALRM, self._interrupt)
@@ -73,7 +74,7 @@ class Watchdog:
         self._thread.start()
 
     def close(self) -> None:
-        """Look no more."""
+        """End the thread."""
         self._end.set()
         self._thread.join()
         faulthandler.cancel_dump_traceback_later()
@@ -91,12 +92,12 @@ class Watchdog:
             else:
                 age_s += min(now - seen, 2 * self._period_s)  # A job that is suspended does not work meanwhile.
             seen = now
-            if age_s > (GRACE_S if is_told else patience * self._timeout_s):
+            if work is not None and age_s > (GRACE_S if is_told else patience * self._timeout_s):
                 self._act(work, is_told)
                 age_s, is_told = 0.0, True
 
     def _wind_up(self, patience: float) -> None:
-        """Have the process ended if no thread of Python runs for longer than a call may take."""
+        """End the process if no thread of Python runs for longer than a call may take."""
         faulthandler.dump_traceback_later(patience * self._timeout_s + SLACK_S, exit=True, file=STDERR)
 
     def _act(self, work: Work, is_told: bool) -> None:
@@ -107,8 +108,8 @@ class Watchdog:
         self._too_long = work.key
         signal.pthread_kill(self._main, signal.SIGALRM)
 
-    def _interrupt(self, number: int, frame: Any) -> None:
-        """In the main thread, wherever it is: raise, if it is still where it should not be."""
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        """Raise in the main thread, wherever it is, if it is still in the call that takes too long."""
         work = self._look()
         if self._too_long is not None and work is not None and work.key == self._too_long:
             self._too_long = None
@@ -117,7 +118,7 @@ class Watchdog:
             self._handler(number, frame)
 
     def _stack(self) -> str:
-        """What the main thread is in, from where it left this program."""
+        """The stack of the main thread, from where it left this program."""
         frames = traceback.extract_stack(sys._current_frames().get(self._main))
         ours = [place for place, frame in enumerate(frames) if is_ours(frame.filename)]
         return "".join(traceback.format_list(frames[ours[-1] + 1 if ours else 0 :])).rstrip()

@@ -1,29 +1,26 @@
 """What every rank does with an order: step its slice, fill its slot.  The root obeys its own orders too.
 
-When an env fails, the rank does not leave: it marks its slot and stays in the exchange, so that the root learns of it
-at the step where it happened.  A trainer may reset all envs then, and go on.  A run commits all that is whole, and ends
-the job with the cause.  Should the root of a run not come to that in `GRACE_S` (another rank may be in the midst of a
-long step), the rank tells and aborts by itself.
+When an env fails, the rank does not leave: it marks its slot and stays in the exchange, so the root learns of the
+failure at the step where it happened.  A trainer may then reset all envs and go on.  A run commits all whole steps and
+ends the job with the cause.  If the root of a run does not do that within `GRACE_S` (another rank may be amid a long
+step), the rank reports the failure and aborts the job by itself.
 """
 
-import gc
 import os
 import pickle
 import signal
 import threading
 import time
-import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from time import monotonic
-from typing import Any
+from types import FrameType
 
 from mpi_rollout.core.clock import Clock
 from mpi_rollout.core.deadline import process_start
 from mpi_rollout.core.host import physical_cores, processor_time
 from mpi_rollout.core.layout import FAULT, MASKED, RESTARTED
-from mpi_rollout.errors import DataError, EnvError, RankLost, RolloutError, SignalInterrupt, message_of, words_of
+from mpi_rollout.envs.single_envs import Restart
+from mpi_rollout.errors import EnvError, Fault, RankLost, SignalInterrupt, words_of
 from mpi_rollout.exchange.exchange import Command, Exchange, Exchanges
 from mpi_rollout.exchange.job_end import abort, end_timeout_s
 from mpi_rollout.process.console import say
@@ -36,16 +33,6 @@ GRACE_S = 1.5
 CLOSE_LIMIT_S = 60.0  # An env may have a video to write.
 
 
-@dataclass(frozen=True)
-class Fault:
-    """Why a rank failed, as text: exceptions of user code need not survive pickling."""
-
-    message: str
-    stack: str
-    exit_code: int
-    type_name: str
-
-
 class Worker:
     """One rank's envs at the root's service.
 
@@ -53,30 +40,25 @@ class Worker:
     ----------
     slices
         This rank's envs for each exchange that it steps envs for, in env order; none on a dedicated root.
-    methods
-        What the root may call by name on all ranks.
 
     Attributes
     ----------
+    methods
+        What the root may call by name on all ranks.
     aborts_if_unheard
-        After a failure end the job, if the root does not learn of it soon.
+        After a failure, end the job if the root does not learn of it soon.
     on_stop
         Called at once by the signal that asks this rank to stop.
     """
 
-    def __init__(
-        self,
-        exchanges: Exchanges,
-        slices: list[Slice],
-        methods: dict[str, Callable[..., Any]] | None = None,
-    ):
+    def __init__(self, exchanges: Exchanges, slices: list[Slice]):
         self.exchanges, self.slices = exchanges, slices
         self.clock = Clock()
         self.stop_signal = 0  # The signal by which somebody asked this rank to stop.
         self.on_stop: Callable[[], None] = lambda: None
         self._slice_of = {slice_.exchange: slice_ for slice_ in slices}
-        own = [self.report, self.call_envs, self.end_replay, self.begin_anew]
-        self._methods = {method.__name__: method for method in own} | (methods or {})
+        own = (self.report, self.call_envs, self.end_replay, self.begin_anew)
+        self.methods: dict[str, Callable[..., object]] = {method.__name__: method for method in own}
         self.aborts_if_unheard = False
         self._is_calling = False
         self._fault: Fault | None = None
@@ -88,7 +70,8 @@ class Worker:
 
     @property
     def _place(self) -> str:
-        envs = ", ".join(f"{each.env_indices.start} to {each.env_indices.stop - 1}" for each in self.slices) or "none"
+        ranges = [slice_.env_indices for slice_ in self.slices]
+        envs = ", ".join(f"{indices.start} to {indices.stop - 1}" for indices in ranges) or "none"
         return f"rank {self.rank} ({os.uname().nodename}, envs {envs})"
 
     @property
@@ -96,10 +79,10 @@ class Worker:
         return self.exchanges.control.rank
 
     def stop_on_signals(self, asked: Sequence[int] = ()) -> None:
-        """Have SIGINT, SIGTERM and SIGUSR1, to whatever rank, end the run between two steps; a second time at once.
+        """Have SIGINT, SIGTERM and SIGUSR1, on any rank, end the run between two steps, and a second signal at once.
 
         A signal marks the slot, so the root learns of it with the step's data.  Launchers deliver one Ctrl-C to
-        several ranks, or twice to one: what comes within a second is the same one.
+        several ranks, or twice to one: signals within a second are the same one.
 
         Parameters
         ----------
@@ -111,7 +94,7 @@ class Worker:
         if asked:
             self._ask_to_stop(asked[0], None)
 
-    def _ask_to_stop(self, number: int, _frame: Any) -> None:
+    def _ask_to_stop(self, number: int, _frame: FrameType | None) -> None:
         if self._stop_asked_at and monotonic() - self._stop_asked_at > 1.0:
             raise SignalInterrupt
         self._stop_asked_at = self._stop_asked_at or monotonic()
@@ -119,7 +102,7 @@ class Worker:
         self.on_stop()
 
     def watch(self, timeout_s: float | None) -> None:
-        """Have a call of an env that takes longer interrupted, or else the job ended; None is no limit."""
+        """Interrupt a call of an env that takes longer, or else end the job; None is no limit."""
         if timeout_s is not None:
             self._watchdog = Watchdog(self._at_work, timeout_s, self._say, self._give_up)
 
@@ -135,7 +118,7 @@ class Worker:
         abort(self.exchanges.control, EnvError.exit_code)
 
     def serve(self) -> tuple[int, int]:
-        """Obey orders until the root says stop, or switch to another connection; return this last order and its code.
+        """Obey orders until the root says stop or switches to another connection; return that order and its code.
 
         For all ranks but the root.
         """
@@ -172,7 +155,7 @@ class Worker:
                 exchange.post_slot()
                 self.clock.lap("gather")
 
-    def obey(self, exchange: Exchange, command: int, arguments: tuple[Any, ...] = ()) -> None:
+    def obey(self, exchange: Exchange, command: int, arguments: tuple[object, ...] = ()) -> None:
         """Fill this rank's slot as the order says.  Never raises: a failure is marked in the slot.
 
         Parameters
@@ -180,55 +163,60 @@ class Worker:
         arguments
             Of the `Slice` method that the command is for.
         """
-        slice_ = self._slice_of.get(exchange)
-        faults: list[tuple[int, str, str]] = []
+        slice_, is_telling = self._slice_of.get(exchange), False
         if slice_ is not None and self._fault is None:
-            step = slice_.num_steps
-            try:
-                self._active = slice_
-                with ends_forked:
-                    slice_.do(command, arguments)
-                faults = slice_.take_faults()
-                self._active = None  # From here on nothing is cut any more, see `interrupts`.
-            except BaseException as error:
-                self._active = None
-                if is_stop(error):
-                    raise
-                self._fault = self._describe(error, f", step {slice_.num_steps}")
-                exchange.put_infos({})  # Those of an earlier step are not to be sent again.
-                if self.aborts_if_unheard:
-                    self._begin_grace()
-            for _, message, times in faults:
-                self._say(f"step {step}: {message}; {times}")
-        mark = RESTARTED if faults and slice_.has_told else -self.stop_signal
+            is_telling = self._do(slice_, command, arguments)
+        mark = RESTARTED if is_telling else -self.stop_signal
         if mark == 0 and slice_ is not None and slice_.masks is not None and slice_.masks.places:
             mark = MASKED
         exchange.own_mark[0] = mark if self._fault is None else FAULT
         exchange.own_step_s[0] = self.clock.lap("step")
 
-    def call(self, name: str, *args: Any) -> bytes:
-        """Run one of `methods`; return what it returns, pickled, or a `Fault` if it fails or that cannot be."""
+    def _do(self, slice_: Slice, command: int, arguments: tuple[object, ...]) -> bool:
+        """Have a slice do what an order says, and report its faults; return whether they go with the slot."""
+        step = slice_.num_steps
+        faults: list[Restart] = []
+        try:
+            self._active = slice_
+            with ends_forked:
+                slice_.do(command, arguments)
+            faults = slice_.take_faults()
+            self._active = None  # From here on nothing is cut any more, see `interrupts`.
+        except BaseException as error:
+            self._active = None
+            if is_stop(error):
+                raise
+            self._fault = Fault.of(error, f"{self._place}, step {slice_.num_steps}")
+            slice_.exchange.put_infos({})  # Those of an earlier step are not to be sent again.
+            if self.aborts_if_unheard:
+                self._begin_grace(self._fault)
+        for _, message, times in faults:
+            self._say(f"step {step}: {message}; {times}")
+        return bool(faults) and slice_.sends_faults
+
+    def call(self, name: str, *args: object) -> bytes:
+        """Run one of `methods`; return its result, pickled, or a `Fault` if the method or the pickling fails."""
         try:
             with ends_forked:
-                return pickle.dumps(self._methods[name](*args))
+                return pickle.dumps(self.methods[name](*args))
         except BaseException as error:
             if is_stop(error) or isinstance(error, RankLost):
                 raise
-            return pickle.dumps(self._describe(error))
+            return pickle.dumps(Fault.of(error, self._place))
 
-    def call_envs(self, method: str, *args: Any) -> dict[int, Any]:
+    def call_envs(self, method: str, *args: object) -> dict[int, object]:
         """Call `call_some`, `set_some` or `render` of all slices; return results by env index."""
-        found: dict[int, Any] = {}
+        results: dict[int, object] = {}
         try:
             self._is_calling = True
             for slice_ in self.slices:
-                found |= getattr(slice_, method)(*args) or {}
+                results |= getattr(slice_, method)(*args) or {}
         finally:
             self._is_calling = False
-        return found
+        return results
 
     def is_in_envs(self) -> bool:
-        """Whether envs of this rank are at work: what they do may be cut short, see `interrupts`."""
+        """Tell whether envs of this rank are at work: their step may be cut short, see `interrupts`."""
         return self._is_calling or self._active is not None
 
     def begin_anew(self) -> None:
@@ -237,12 +225,12 @@ class Worker:
         self._fault = None
 
     def end_replay(self, lost: Sequence[int]) -> None:
-        """See `Slice.end_replay`."""
+        """Go on from where the run was, see `Slice.end_replay`."""
         for slice_ in self.slices:
             slice_.end_replay(lost)
 
-    def report(self) -> dict[str, Any]:
-        """What this rank has to say at the end.  The root asks, so it is in charge."""
+    def report(self) -> dict[str, object]:
+        """Return this rank's facts for the end of a run.  The root asks for them, so it is in charge."""
         self._end_grace()
         return {
             "rank": self.rank,
@@ -257,22 +245,12 @@ class Worker:
         }
 
     def _core_share(self) -> float | None:
-        """Of a core, what this rank had whenever it had something to do; None where the system does not say."""
+        """The share of a core that this rank had while it had work; None where the system does not say."""
         before, now = self._processor_time, processor_time()
         return None if before is None or now is None else now.since(before).share
 
-    def _describe(self, error: BaseException, when: str = "") -> Fault:
-        place = f"{self._place}{when}"
-        what = "interrupted amid its step" if isinstance(error, Cut) else message_of(error)
-        if not isinstance(error, RolloutError | Cut):
-            what = words_of(error)
-        code = error.exit_code if isinstance(error, RolloutError) else EnvError.exit_code
-        cause = error.__cause__ if isinstance(error, RolloutError) else error
-        stack = "" if cause is None or isinstance(error, DataError) else "".join(traceback.format_exception(cause))
-        return Fault(f"{place}: {what}", stack, code, type(error).__name__)
-
-    def _begin_grace(self) -> None:
-        self._watch = threading.Timer(GRACE_S, self._tell_and_abort)
+    def _begin_grace(self, fault: Fault) -> None:
+        self._watch = threading.Timer(GRACE_S, self._tell_and_abort, (fault,))
         self._watch.daemon = True
         self._watch.start()
 
@@ -280,15 +258,14 @@ class Worker:
         if self._watch is not None:
             self._watch.cancel()
 
-    def _tell_and_abort(self) -> None:
-        fault = self._fault
+    def _tell_and_abort(self, fault: Fault) -> None:
         say(f"{fault.stack}mpi_rollout: {fault.message}\n")
         abort(self.exchanges.control, fault.exit_code)
 
     def close(self) -> None:
-        """Close the envs.  The run is over and its data are safe: an env that cannot close is only told of.
+        """Close the envs.  The run is over and its data are safe: an env that cannot close is only reported.
 
-        In a run there is a limit for it, as there is for all that is left to do at its end.
+        In a run the closing has a time limit, as all work at its end has.
         """
         if self.aborts_if_unheard and self._watchdog is None:
             self.watch(end_timeout_s(CLOSE_LIMIT_S))
@@ -308,16 +285,5 @@ class Worker:
 
 
 def is_stop(error: BaseException) -> bool:
-    """Whether a signal ends the whole run, and not just the call of an env that it came amid."""
+    """Tell whether a signal ends the whole run, and not just the call of an env that is under way."""
     return isinstance(error, SignalInterrupt) and not isinstance(error, Cut)
-
-
-@contextmanager
-def unwatched_by_gc() -> Iterator[None]:
-    """Have the garbage collector look no more at what there is: envs live as long as the run."""
-    gc.collect()
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()  # Else they would not be freed at the end, which extension modules complain of.

@@ -1,6 +1,7 @@
-"""A connection's life: the ranks meet and agree; then the root drives the envs, and the other ranks serve it.
+"""The life of a connection: the ranks meet and agree; then the root drives the envs, and the other ranks serve it.
 
-In one process there is nobody to meet: the envs are there at once, and the end of the program closes them.
+In one process there is nobody to meet: the envs are there at once, and the end of the program closes them.  Several
+connections over the same ranks take turns.
 """
 
 import atexit
@@ -9,8 +10,8 @@ import os
 import sys
 import threading
 import traceback
-from contextlib import nullcontext
-from typing import Any
+from contextlib import ExitStack, nullcontext
+from typing import TYPE_CHECKING, Any, NoReturn
 from weakref import WeakSet, finalize
 
 import cloudpickle
@@ -18,17 +19,94 @@ import cloudpickle
 from mpi_rollout.config import versions
 from mpi_rollout.errors import RolloutError, UsageError, message_of
 from mpi_rollout.exchange import job_end, world
+from mpi_rollout.exchange.exchange import Command
 from mpi_rollout.process import exits
 from mpi_rollout.process.console import say, without_stdin
 from mpi_rollout.process.interrupts import Interrupts, is_main_thread, unheeded
 from mpi_rollout.ranks import meeting
 from mpi_rollout.ranks.driver import Driver
-from mpi_rollout.ranks.set_up import EnvFacts, RankEnvs, assemble, make_rank_envs
-from mpi_rollout.ranks.worker import Worker, unwatched_by_gc
-from mpi_rollout.train.turns import Turns
+from mpi_rollout.ranks.set_up import EnvFacts, RankEnvs, assemble, make_rank_envs, unwatched_by_gc
+from mpi_rollout.ranks.worker import Worker
 from mpi_rollout.train.vector_env import MPIVectorEnv
 
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+    from mpi_rollout.train.connect import Request
+
 GRACE_S = 5.0  # For ranks to end the step that they are in when a trainer has failed.
+Endpoint = Any  # Of a connection: a `MPIVectorEnv` on the root, a `Worker` elsewhere.
+
+
+class Turns:
+    """The open connections of a group of ranks, as each of these ranks has them.
+
+    The ranks await the orders of one connection at a time.  When the root goes on with another connection, it says so
+    by the one whose orders the ranks await.  So a single connection costs nothing more, and one that has the turn is as
+    quick as a single one.
+
+    Attributes
+    ----------
+    open
+        By number, the `MPIVectorEnv`s on the root, the `Worker`s elsewhere, in the order in which they were opened.
+    holder
+        The one whose orders the ranks await.
+    entering
+        The connection that is being opened on the root, while others are open.
+    kept
+        Contexts that the root leaves when all connections are closed.
+    """
+
+    def __init__(self, comm: "MPI.Intracomm"):
+        self.comm = comm
+        self.entering: Connection | None = None
+        self.kept = ExitStack()
+        self.open: dict[int, Endpoint] = {}
+        self.holder: Endpoint = None
+        self._num_opened = 0
+
+    def add(self, one: Endpoint) -> None:
+        """Add a connection; the first has the turn.  On all ranks."""
+        self._num_opened += 1
+        self.open[self._num_opened] = one
+        self.holder = self.holder or one
+
+    def remove(self, one: Endpoint) -> None:
+        """Forget a connection that had the turn and is closed; the last of the others has it then.  On all ranks."""
+        self.open = {number: other for number, other in self.open.items() if other is not one}
+        self.holder = next(reversed(self.open.values()), None)
+
+    def serve(self) -> int:
+        """Obey the root's orders until all connections are closed; return the exit code of the last."""
+        while True:
+            command, code = self.holder.serve()
+            if command == Command.SWITCH:
+                self.holder = self.open[code]
+                continue
+            self.holder.exchanges.free()
+            self.remove(self.holder)
+            if not self.open:
+                return code
+
+    def give(self, envs: MPIVectorEnv, is_closing: bool = False) -> None:
+        """Have the ranks await the orders of these envs, not those of the holder.  On the root.
+
+        Raises
+        ------
+        AlreadyPendingCallError
+            The envs of the connection that has the turn are stepping.
+        """
+        number = next(number for number, other in self.open.items() if other is envs)
+        self.holder.yield_turn(number, is_closing)
+        self.holder, envs.has_turn = envs, True
+
+    def close(self, envs: MPIVectorEnv) -> None:
+        """Forget envs that had the turn and are closed.  On the root."""
+        self.remove(envs)
+        if self.holder is None:
+            self.kept.close()
+        else:
+            self.holder.has_turn = True
 
 
 class Connection:
@@ -37,23 +115,27 @@ class Connection:
     Parameters
     ----------
     request
-        The `connect.Request` that all ranks agree on; pickled, where the root has sent it.
+        All ranks agree on it; pickled, where the root has sent it.
     """
 
-    def __init__(self, request: Any, comm: Any, timeout_s: float = 0.0):
-        self._request, self._comm, self._timeout_s = request, comm, timeout_s
+    _comm: "MPI.Intracomm"  # COMM_WORLD from the moment of entering on, where none is given.
+
+    def __init__(self, request: "Request | bytes", comm: "MPI.Intracomm | None", timeout_s: float = 0.0):
+        self._request, self._given_comm, self._timeout_s = request, comm, timeout_s
+        if comm is not None:
+            self._comm = comm
         self._envs: MPIVectorEnv | None = None
         self._made: tuple[Worker, EnvFacts] | RolloutError | None = None
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> NoReturn:
         raise AttributeError(
             f"with several ranks, connect gives envs in a with statement only, got .{name} without one; "
             "write `with mpi_rollout.connect(...) as envs:`"
         )
 
     def __enter__(self) -> MPIVectorEnv | None:
-        rank = world.claimed_rank() if self._comm is None else self._comm.rank
-        # From here on: the other ranks' signals are for the trainer to heed, also while envs are being made.
+        rank = world.claimed_rank() if self._given_comm is None else self._given_comm.rank
+        # From here on the trainer heeds the signals of the other ranks, also while envs are being made.
         with unheeded() if rank != world.ROOT and is_main_thread() else nullcontext():
             self._enter()
         if self._comm.size > 1:
@@ -61,9 +143,9 @@ class Connection:
         return self._envs
 
     def _enter(self) -> None:
-        if self._comm is None:
+        if self._given_comm is None:
             world.start_mpi_on_all_ranks(self._timeout_s)
-        comm = self._comm = world.comm_world() if self._comm is None else self._comm
+        comm = self._comm = world.comm_world() if self._given_comm is None else self._given_comm
         is_inside = any(world.shared_ranks(other._comm, comm) == "all" for other in _entered)
         if comm.rank == world.ROOT:
             _turns[:] = [turns for turns in _turns if turns.open]
@@ -93,13 +175,7 @@ class Connection:
                 "connect over some of the ranks that serve a connection which is open; give both the same comm, or "
                 "close that one first"
             )
-        try:
-            pickled = cloudpickle.dumps(self._request)
-        except Exception as error:
-            raise UsageError(
-                "while a connection is open, what another one is told is sent to the ranks and must be picklable, got "
-                f"{type(error).__name__}: {error}; give the env by its id, or a function of a module with env_kwargs"
-            ) from error
+        pickled = self._pickled_request()
         turns.entering = self
         try:
             turns.holder.ask("connect", pickled)
@@ -107,7 +183,17 @@ class Connection:
             turns.entering = None
         if isinstance(self._made, RolloutError):
             raise self._made
+        assert self._made is not None, "all ranks have called `connect` below"
         self._drive(turns, *self._made)
+
+    def _pickled_request(self) -> bytes:
+        try:
+            return cloudpickle.dumps(self._request)
+        except Exception as error:
+            raise UsageError(
+                "while a connection is open, what another one is told is sent to the ranks and must be picklable, got "
+                f"{type(error).__name__}: {error}; give the env by its id, or a function of a module with env_kwargs"
+            ) from error
 
     def _serve(self) -> None:
         turns = self._meet()
@@ -129,8 +215,8 @@ class Connection:
         """Agree with the other ranks, and make envs and exchanges.  **Collective.**"""
         comm = self._comm
 
-        def connect(pickled: bytes) -> None:  # It is kept, and must not keep `self`.
-            """Make another connection.  The root calls it by name on all ranks, and itself is entering it."""
+        def connect(pickled: bytes) -> None:  # The worker keeps it, so it must not keep `self`.
+            """Make another connection.  The root calls this by name on all ranks, and is itself entering it."""
             another = turns.entering or Connection(pickled, comm)
             try:
                 another._made = another._make(turns)
@@ -143,10 +229,12 @@ class Connection:
         with nullcontext() if comm.size == 1 else job_end.no_early_end(comm):
             rank_envs, _ = meeting.agree(comm, self._prepare, self._fingerprint)
             with job_end.all_or_none(comm):
-                return assemble(comm, rank_envs, lambda _: {"connect": connect})
+                worker, facts = assemble(comm, rank_envs)
+        worker.methods["connect"] = connect
+        return worker, facts
 
     def _drive(self, turns: Turns, worker: Worker, facts: EnvFacts) -> None:
-        request, is_alone = self._request, self._comm.size == 1
+        request, is_alone = self._loaded_request(), self._comm.size == 1
         driver = Driver(worker.exchanges, worker, request.actions)
         self._envs = envs = MPIVectorEnv(
             driver, facts, request.mode, request.batch_size or 1, request.copy, None if is_alone else turns
@@ -163,14 +251,18 @@ class Connection:
                 "connect must be called in the main thread of all ranks but rank 0, got thread "
                 f"{threading.current_thread().name}: signals that interrupt envs reach that thread alone"
             )
-        if isinstance(self._request, bytes):
-            self._request = cloudpickle.loads(self._request)
-        return make_rank_envs(self._request.plan(self._comm.size), self._comm.rank)
+        return make_rank_envs(self._loaded_request().plan(self._comm.size), self._comm.rank)
+
+    def _loaded_request(self) -> "Request":
+        request = self._request
+        if isinstance(request, bytes):
+            self._request = request = cloudpickle.loads(request)
+        return request
 
     def _fingerprint(self, rank_envs: RankEnvs) -> dict[str, str]:
-        return self._request.fingerprint() | {"the versions": json.dumps(versions())} | rank_envs.fingerprint()
+        return self._loaded_request().fingerprint() | {"the versions": json.dumps(versions())} | rank_envs.fingerprint()
 
-    def __exit__(self, kind: type | None, error: BaseException | None, _traceback: Any) -> None:
+    def __exit__(self, kind: type | None, error: BaseException | None, _traceback: object) -> None:
         _entered.discard(self)
         if error is not None:
             exits.end_if_forked(error)
@@ -188,7 +280,7 @@ class Connection:
             job_end.watch_end(self._comm, code)
 
     def _hint(self, error: BaseException) -> None:
-        """Add to an error of a rank that has no envs what most often is behind it."""
+        """Add the most frequent cause to an error of a rank that has no envs."""
         if self._envs is None and isinstance(error, AttributeError | TypeError) and "NoneType" in message_of(error):
             error.add_note(
                 f"mpi_rollout: rank {self._comm.rank} has no envs: connect gives them to rank 0, and None to the other "
@@ -202,14 +294,14 @@ class Connection:
         job_end.abort(self._comm, code or RolloutError.exit_code)
 
 
-# In whose with statement this rank is.  Weak, for those that are entered by hand, and never left.
+# The connections whose with statement this rank is in.  Weak, for those that are entered by hand, and never left.
 _entered: WeakSet[Connection] = WeakSet()
-_turns: list[Turns] = []  # Whose root this rank is.
+_turns: list[Turns] = []  # Those whose root this rank is.
 
 
 @atexit.register
 def _check_closed() -> None:
-    """At the interpreter's end: ranks that still serve would hang it."""
+    """End the job at the interpreter's end if ranks still serve: they would hang it."""
     for turns in _turns:
         if turns.open and not exits.is_forked():
             say(
@@ -219,8 +311,8 @@ def _check_closed() -> None:
             job_end.abort(turns.comm, RolloutError.exit_code)
 
 
-def is_alone(comm: Any, timeout_s: float) -> bool:
-    """Whether there are no other ranks to connect.  Starts MPI, if no launcher says that there are others."""
+def is_alone(comm: "MPI.Intracomm | None", timeout_s: float) -> bool:
+    """Tell whether there are no other ranks to connect.  Starts MPI, if no launcher says that there are others."""
     if comm is not None:
         return comm.size == 1
     if world.claimed_size()[0] > 1:
@@ -230,7 +322,7 @@ def is_alone(comm: Any, timeout_s: float) -> bool:
 
 
 def _close(driver: Driver, interrupts: Interrupts, pid: int) -> None:
-    """Close the envs of one process when nobody has them any more, or at the program's end; not those of a parent."""
+    """Close the envs of one process when nobody has them any more, or at the program's end; never in a fork."""
     if not driver.has_stopped and os.getpid() == pid:
         driver.stop()
         driver.exchanges.free()

@@ -1,31 +1,37 @@
 """The envs of all ranks as one `gymnasium.vector.VectorEnv`, held by the root.
 
 What `reset`, `step` and `recv` return belongs to the caller.  With `copy=False` observations are views of memory
-that the call after the next one for the same envs overwrites: those that went into a policy and those that came out
-of the step are both alive, and nothing is copied.  Everything else is the caller's either way.
+that the call after the next one for the same envs overwrites: the observations before a step and those after it are
+both alive, and nothing is copied.  Everything else belongs to the caller either way.
 
 `step` is `send`, then `recv`.  Where envs are divided into groups, or ranks are served as they get ready, `recv`
-returns a part of the envs and says which; `send` takes actions for such a part.
+returns some of the envs and says which; `send` takes actions for these envs.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError, ResetNeeded
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from mpi_rollout.core.spaces import tree_of
-from mpi_rollout.envs.inputs import Options, options_of_each, read_seed, take_reset_mask
+from mpi_rollout.envs.inputs import Options, Seeds, options_of_each, read_seed, take_reset_mask, values_of_each
+from mpi_rollout.errors import RankError
 from mpi_rollout.exchange.exchange import Command
 from mpi_rollout.exchange.infos import FINAL_OBS
 from mpi_rollout.process.interrupts import Interrupts
-from mpi_rollout.ranks.driver import Driver, Lane, RankError, indices_of
+from mpi_rollout.ranks.driver import Driver
+from mpi_rollout.ranks.lanes import NUM_ROWS, Lane, Outcomes, final_observations, indices_of
 from mpi_rollout.ranks.set_up import EnvFacts
-from mpi_rollout.train.turns import Turns
 
-NUM_ROWS = 2  # Of observations: those before a step and those after it.
+if TYPE_CHECKING:
+    from mpi_rollout.train.connection import Turns
+
+Step = tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]  # As Gymnasium's vector envs return it.
+Received = tuple[
+    Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any], np.ndarray
+]  # The same of some envs, and which.
 
 
 class MPIVectorEnv(VectorEnv):
@@ -33,14 +39,12 @@ class MPIVectorEnv(VectorEnv):
 
     Parameters
     ----------
-    facts
-        What the envs say of themselves.
     batch_size
         With first ready, the number of ranks whose envs `recv` waits for.
     copy
         False: observations are views, see the module.
     turns
-        Of the connections over the same ranks; None in one process.
+        The connections over the same ranks; None in one process.
 
     Attributes
     ----------
@@ -49,7 +53,7 @@ class MPIVectorEnv(VectorEnv):
     autoreset_mode
         As SyncVectorEnv has it.
     metadata
-        That of the envs, and `autoreset_mode`.
+        The envs' metadata, and `autoreset_mode`.
     has_turn
         The ranks await the orders of these envs, not those of another connection.
     """
@@ -61,37 +65,36 @@ class MPIVectorEnv(VectorEnv):
         autoreset_mode: AutoresetMode,
         batch_size: int,
         copy: bool,
-        turns: Turns | None = None,
+        turns: "Turns | None" = None,
     ):
-        self._driver, self._batch_size, self._copy = driver, batch_size, copy
+        self._driver, self._batch_size = driver, batch_size
         self.num_envs = driver.num_envs
         self.single_observation_space, self.single_action_space = driver.observation_space, driver.action_space
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
         self.spec, self.render_mode = facts.spec, facts.render_mode
-        self.metadata = facts.metadata | {"autoreset_mode": autoreset_mode}
+        self.metadata = {**facts.metadata, "autoreset_mode": autoreset_mode}
         self.autoreset_mode, self._is_native = autoreset_mode, facts.share_generator
-        self._block = driver.block(NUM_ROWS)
-        self._destinations = driver.destinations(self._block)
-        self._row = dict.fromkeys(driver.lanes, 0)  # Of each lane's last observations.
+        block = driver.block(NUM_ROWS)
+        self._outcomes = Outcomes(driver.observation_space, block, driver.destinations(block), copy)
         self._arrived: list[Lane] = []
         self._turns, self.has_turn = turns, turns is None or not turns.open
         self._is_reset = False
         self._enforces_order = facts.spec is not None and facts.spec.order_enforce  # Others may be stepped at once.
         self._ended = np.zeros(self.num_envs, np.bool_)
-        self._lane_of_env = np.concatenate([np.full(each.num_envs, i) for i, each in enumerate(driver.lanes)])
+        self._lane_of_env = np.concatenate([np.full(lane.num_envs, i) for i, lane in enumerate(driver.lanes)])
         self.interrupts = Interrupts(driver.worker.is_in_envs)  # Last of all: it is there until `close`.
 
-    def reset(self, *, seed: int | Sequence[int | None] | None = None, options: Options = None):
+    def reset(self, *, seed: Seeds = None, options: Options = None) -> tuple[Any, dict[str, Any]]:
         """Start a new episode in every env, or in those of `options["reset_mask"]`.
 
         Parameters
         ----------
         seed
-            An int s seeds env i with s + i, a list each env by itself; None leaves the envs' generators alone.
+            An int s seeds env i with s + i; a list has a seed for each env; None leaves the envs' generators alone.
         options
             For the envs: a dict, or a list with one for each env.  `reset_mask` in a dict is a bool array of shape
-            (num_envs,) with at least one True; envs that it leaves out go on with their episodes.
+            (num_envs,) with at least one True; the other envs go on with their episodes.
 
         Returns
         -------
@@ -108,11 +111,11 @@ class MPIVectorEnv(VectorEnv):
             self._is_reset = True
             self.interrupts.forget()
             self._ended[slice(None) if mask is None else mask] = False
-            self._lay(lanes)
-            return self._observations(self._pieces(lanes)), self._infos(lanes)
+            self._outcomes.lay(lanes)
+            return self._outcomes.observations(lanes), self._infos(lanes)
 
     def _begin_anew_if_need_be(self) -> None:
-        """After a failure or an interrupt nobody waits any more for what is under way, and all envs must be reset."""
+        """After a failure or an interrupt, drop what is under way: all envs are going to be reset."""
         self._check_open()
         is_lost = self.interrupts.has_interrupted and (self._driver.under_way or self._arrived)
         if is_lost or self._needs_reset():
@@ -122,7 +125,7 @@ class MPIVectorEnv(VectorEnv):
                 self.interrupts.forget()
 
     def _drop(self) -> None:
-        """Wait no more for what is under way: all envs must be reset."""
+        """Drop what is under way: from now on all envs must be reset."""
         self._is_reset = False
         self._arrived.clear()
         self._driver.drain(is_void=True)
@@ -130,19 +133,20 @@ class MPIVectorEnv(VectorEnv):
     def _needs_reset(self) -> bool:
         return self._driver.has_fault or self.interrupts.is_broken
 
-    def _check_reset(self, seed: Any, mask: np.ndarray | None, options: Options) -> None:
+    def _check_reset(self, seed: Seeds, mask: np.ndarray | None, options: Options) -> None:
         options_of_each(options, self.num_envs)
-        for name, is_given in {
-            "seeds": isinstance(seed, list), "options": isinstance(options, list), "reset_mask": mask is not None
-        }.items():  # fmt: skip
-            if is_given and self._is_native:
-                raise ValueError(f"natively vectorized envs are reset together, got {name} for each; give one for all")
+        if self._is_native:
+            are_lists = {"seeds": isinstance(seed, list), "options": isinstance(options, list)}
+            for name, is_given in {**are_lists, "reset_mask": mask is not None}.items():
+                if is_given:
+                    problem = f"natively vectorized envs are reset together, got {name} for each"
+                    raise ValueError(f"{problem}; give one for all")
         if mask is not None and not mask.any():
             raise ValueError("options['reset_mask'] must have at least one True, got none; leave it out to reset all")
         if mask is not None and not mask.all() and not self._is_reset:
             raise ResetNeeded("the first reset must be of all envs; reset without options['reset_mask'] first")
 
-    def step(self, actions: Any):
+    def step(self, actions: Any) -> Step:
         """Step all envs; see `send` and `recv`.
 
         Parameters
@@ -163,7 +167,7 @@ class MPIVectorEnv(VectorEnv):
             self._arrived.clear()
             return self._outcome(lanes)
 
-    def send(self, actions: Any, envs_slice: np.ndarray | None = None) -> None:
+    def send(self, actions: object, envs_slice: np.ndarray | None = None) -> None:
         """Check actions and send them to the ranks, which step while the caller goes on.
 
         Parameters
@@ -171,12 +175,12 @@ class MPIVectorEnv(VectorEnv):
         actions
             Of shape (len(envs_slice), ...), or a tree of such arrays, or a list of samples, as for `step`.
         envs_slice
-            For which envs, as `recv` returned it; None is all.
+            The envs, as `recv` returned them; None is all.
 
         Raises
         ------
         ActionError
-            Shape, dtype or values are not of the action space; nothing was sent.
+            Shape, dtype or values do not fit the action space; nothing was sent.
         ResetNeeded, AlreadyPendingCallError, ValueError
             These envs do not wait for actions; nothing was sent.
         """
@@ -185,8 +189,8 @@ class MPIVectorEnv(VectorEnv):
         with self.interrupts:
             self._driver.send(lanes, actions)
 
-    def _lanes_of(self, envs_slice: Any) -> list[Lane]:
-        """The lanes that are these envs, whole and in env order."""
+    def _lanes_of(self, envs_slice: np.ndarray | slice) -> list[Lane]:
+        """The lanes of these envs, whole and in env order."""
         indices = np.arange(self.num_envs)[envs_slice] if isinstance(envs_slice, slice) else np.asarray(envs_slice)
         try:
             lanes = [self._driver.lanes[i] for i in dict.fromkeys(self._lane_of_env[indices].tolist())]
@@ -209,13 +213,16 @@ class MPIVectorEnv(VectorEnv):
                     "send",
                 )
         if self.autoreset_mode == AutoresetMode.DISABLED and self._ended.any():
-            ended = [int(index) for index in indices_of(lanes) if self._ended[index]]
-            if ended:
-                others = f" and {len(ended) - 1} more have" if ended[1:] else " has"
-                raise ValueError(
-                    f"env {ended[0]}{others} ended and autoreset is disabled; reset {'them' if ended[1:] else 'it'} "
-                    'with reset(options={"reset_mask": terminations | truncations})'
-                )
+            self._check_running(lanes)
+
+    def _check_running(self, lanes: Sequence[Lane]) -> None:
+        ended = [int(index) for index in indices_of(lanes) if self._ended[index]]
+        if ended:
+            others = f" and {len(ended) - 1} more have" if ended[1:] else " has"
+            raise ValueError(
+                f"env {ended[0]}{others} ended and autoreset is disabled; reset {'them' if ended[1:] else 'it'} "
+                'with reset(options={"reset_mask": terminations | truncations})'
+            )
 
     def _check_idle(self, what: str) -> None:
         self._check_open()
@@ -227,22 +234,22 @@ class MPIVectorEnv(VectorEnv):
             raise ClosedEnvironmentError("these envs are closed: the ranks have left; connect again for more")
         if self.interrupts.is_broken and self._driver.exchanges.division.num_ranks > 1:
             raise ClosedEnvironmentError("an exchange with the ranks was left half done; leave the with statement")
-        if not self.has_turn:
+        if self._turns is not None and not self.has_turn:
             self._turns.give(self)
 
-    def ask(self, method: str, *args: Any) -> None:
+    def ask(self, method: str, *args: object) -> None:
         """Call a method of every rank's worker, for what concerns more than the envs."""
         self._check_idle(method)
         with self.interrupts:
             self._driver.call_ranks(method, *args)
 
     def yield_turn(self, number: int, is_closing: bool) -> None:
-        """Have the ranks await the orders of the connection with this number, which is to be closed or goes on.
+        """Have the ranks await the orders of the connection with this number; `is_closing`: to close it.
 
         Raises
         ------
         AlreadyPendingCallError
-            The envs are stepping, and nobody has interrupted the program meanwhile.
+            The envs are stepping, and the program was not interrupted meanwhile.
         """
         is_pending = self._driver.under_way or self._arrived
         if is_pending and not is_closing and not self.interrupts.has_interrupted:
@@ -261,8 +268,8 @@ class MPIVectorEnv(VectorEnv):
         if self._needs_reset():
             raise ResetNeeded("an env failed, or was interrupted amid its step; call reset() to begin anew")
 
-    def recv(self):
-        """Wait for envs to have stepped: the group sent first, or the `batch_size` ranks that are ready first.
+    def recv(self) -> Received:
+        """Wait until envs have stepped: the group sent first, or the `batch_size` ranks that are ready first.
 
         Returns
         -------
@@ -288,85 +295,59 @@ class MPIVectorEnv(VectorEnv):
 
     def _take_in(self, least: int = 1) -> None:
         self._arrived += (lanes := self._driver.await_some(least))
-        self._lay(lanes)
+        self._outcomes.lay(lanes)
 
-    def _lay(self, lanes: Sequence[Lane]) -> None:
-        for lane in lanes:
-            self._row[lane] = row = 1 - self._row[lane]
-            self._destinations[lane].lay_observations(row)
-            self._destinations[lane].lay_results(row)
-
-    def _outcome(self, lanes: Sequence[Lane]) -> tuple[Any, ...]:
-        for lane in lanes:
-            row = self._row[lane]
-            self._destinations[lane].unpack(row, row + 1)
-        pieces = self._pieces(lanes)
-        rewards, terminations, truncations = (join(column, pieces, copy=True) for column in self._block.results)
+    def _outcome(self, lanes: Sequence[Lane]) -> Step:
+        rewards, terminations, truncations = self._outcomes.results(lanes)
         ended = terminations | truncations
         if self.autoreset_mode == AutoresetMode.DISABLED:
             self._ended[indices_of(lanes)] = ended
-        return self._observations(pieces), rewards, terminations, truncations, self._infos(lanes, ended)
-
-    def _pieces(self, lanes: Sequence[Lane]) -> list[tuple[int, slice]]:
-        """Rows and envs where the last outcomes of some lanes are; those of neighbours in the same row are one."""
-        pieces: list[tuple[int, slice]] = []
-        for lane in lanes:
-            row = self._row[lane]
-            if pieces and pieces[-1][0] == row and pieces[-1][1].stop == lane.envs.start:
-                pieces[-1] = row, slice(pieces[-1][1].start, lane.envs.stop)
-            else:
-                pieces.append((row, lane.envs))
-        return pieces
-
-    def _observations(self, pieces: list[tuple[int, slice]]) -> Any:
-        arrays = [join(array, pieces, self._copy) for array in self._block.observation_arrays]
-        return tree_of(self.single_observation_space, arrays)
+        observations = self._outcomes.observations(lanes)
+        return observations, rewards, terminations, truncations, self._infos(lanes, ended)
 
     def _infos(self, lanes: Sequence[Lane], ended: np.ndarray | None = None) -> dict[str, Any]:
         infos = self._driver.take_infos(lanes)
-        self._driver.made_anew.clear()  # Whoever wants to know asks for infos.
+        self._driver.restarts.clear()  # Whoever wants to know of them asks for infos.
         if self.autoreset_mode == AutoresetMode.SAME_STEP and ended is not None and ended.any():
             infos[FINAL_OBS], infos[f"_{FINAL_OBS}"] = self._final_observations(lanes, ended, infos), ended
         return infos
 
     def _final_observations(self, lanes: Sequence[Lane], ended: np.ndarray, infos: dict[str, Any]) -> np.ndarray:
-        """Of each env that ended its last observation, else None: from the slots, or as the env gave it."""
+        """The last observation of each env that ended, else None: from the slots, or as the env gave it."""
         is_told = infos.get(f"_{FINAL_OBS}", np.zeros(len(ended), np.bool_))
-        found = self._driver.final_observations(lanes, ended & ~is_told)
+        observations = final_observations(self.single_observation_space, lanes, ended & ~is_told)
         for index in np.flatnonzero(is_told & ended):
-            found[index] = infos[FINAL_OBS][index]
-        return found
+            observations[index] = infos[FINAL_OBS][index]
+        return observations
 
     def render(self) -> tuple[Any, ...]:
-        """What each env's `render` gives, in env order."""
+        """Return what each env's `render` gives, in env order."""
         frames = self._call_envs("render")
         return tuple(frames[index] for index in range(self.num_envs))
 
-    def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+    def call(self, name: str, *args: object, **kwargs: object) -> tuple[Any, ...]:
         """Call a method of each env, or get an attribute; pickled, so not for every step."""
         return self.call_some(range(self.num_envs), name, *args, **kwargs)
 
-    def call_some(self, env_indices: Sequence[int], name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+    def call_some(self, env_indices: Sequence[int], name: str, *args: object, **kwargs: object) -> tuple[Any, ...]:
         """`call` of these envs only."""
-        found = self._call_envs("call_some", list(env_indices), name, args, kwargs)
-        return tuple(found[index] for index in env_indices)
+        results = self._call_envs("call_some", list(env_indices), name, args, kwargs)
+        return tuple(results[index] for index in env_indices)
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
         """Get an attribute of each env."""
         return self.call(name)
 
-    def set_attr(self, name: str, values: Any) -> None:
+    def set_attr(self, name: str, values: object) -> None:
         """Set an attribute of each env: of all to one value, or of each to its own of a list or tuple."""
         self.set_some(range(self.num_envs), name, values)
 
-    def set_some(self, env_indices: Sequence[int], name: str, values: Any) -> None:
+    def set_some(self, env_indices: Sequence[int], name: str, values: object) -> None:
         """`set_attr` of these envs only."""
-        values = values if isinstance(values, list | tuple) else [values] * len(env_indices)
-        if len(values) != len(env_indices):
-            raise ValueError(f"set_attr: a list must have one value for each of {len(env_indices)}, got {len(values)}")
+        values = values_of_each(values, len(env_indices))
         self._call_envs("set_some", list(env_indices), name, list(values))
 
-    def _call_envs(self, method: str, *args: Any) -> dict[int, Any]:
+    def _call_envs(self, method: str, *args: object) -> dict[int, Any]:
         self._check_idle(method)
         try:
             with self.interrupts:
@@ -376,25 +357,25 @@ class MPIVectorEnv(VectorEnv):
                 raise AttributeError(str(error)) from None
             raise
 
-    @property
-    def np_random(self) -> tuple[np.random.Generator, ...]:
+    @property  # type: ignore[misc]  # As SyncVectorEnv has it.
+    def np_random(self) -> tuple[np.random.Generator, ...]:  # type: ignore[override]
         """Copies of the envs' random generators."""
         return self.get_attr("np_random")
 
     @property
-    def np_random_seed(self) -> tuple[int, ...]:
+    def np_random_seed(self) -> tuple[int, ...]:  # type: ignore[override]  # As SyncVectorEnv has it.
         """The seeds of the envs' random generators."""
         return self.get_attr("np_random_seed")
 
     def __enter__(self) -> "MPIVectorEnv":
         return self
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
-    def close_extras(self, code: int = 0, **_kwargs: Any) -> None:
+    def close_extras(self, code: int = 0, **_kwargs: object) -> None:
         """Let the other ranks out of `connect`, with the job's exit code."""
-        if not self.has_turn:
+        if self._turns is not None and not self.has_turn:
             self._turns.give(self, is_closing=True)
         try:
             with self.interrupts:
@@ -405,10 +386,3 @@ class MPIVectorEnv(VectorEnv):
                     self._turns.close(self)
         finally:
             self.interrupts.close()
-
-
-def join(array: np.ndarray, pieces: list[tuple[int, slice]], copy: bool) -> np.ndarray:
-    """Pieces of a (num_rows, num_envs, ...) array as one, C-contiguous; a single one without a copy if so wanted."""
-    if len(pieces) > 1:
-        return np.concatenate([array[piece] for piece in pieces])
-    return array[pieces[0]].copy() if copy else array[pieces[0]]

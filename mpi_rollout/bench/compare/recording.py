@@ -19,8 +19,8 @@ from mpi_rollout.envs.env_maker import maker_of
 from mpi_rollout.exchange.world import ROOT
 from mpi_rollout.policies.random import RandomPolicy
 from mpi_rollout.ranks.driver import Driver
-from mpi_rollout.ranks.set_up import EnvFacts, Plan, assemble, make_rank_envs
-from mpi_rollout.ranks.worker import Worker, unwatched_by_gc
+from mpi_rollout.ranks.set_up import EnvFacts, Plan, assemble, make_rank_envs, unwatched_by_gc
+from mpi_rollout.ranks.worker import Worker
 
 NUM_STEPS = 10**9  # More than any turn takes.
 NUM_BLOCKS = 3

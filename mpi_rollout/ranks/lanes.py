@@ -1,0 +1,134 @@
+"""Lanes: each is one exchange as the root sees it, and what came with its last slots.
+
+The loops of a trainer and of a run are the same for one lane over all ranks, for groups of envs in turn, and for one
+lane a rank, where the rank that is ready first is served first.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from mpi_rollout.core.layout import Block, Destination
+from mpi_rollout.core.spaces import tree_of
+from mpi_rollout.exchange.exchange import Command, Exchange
+from mpi_rollout.exchange.infos import add_columns, merge_infos
+
+NUM_ROWS = 2  # Of observations: those before a step and those after it.
+Piece = tuple[int, slice]  # A row of a block, and neighbouring envs of it.
+
+
+class Lane:
+    """The envs of one exchange: neighbours, `envs` of all."""
+
+    def __init__(self, exchange: Exchange, slots: slice):
+        self.exchange, self.slots = exchange, slots
+        self.env_indices = np.arange(exchange.partition.envs.start, exchange.partition.envs.stop)
+        self.envs = slice(exchange.partition.envs.start, exchange.partition.envs.stop)
+        self.num_envs = len(self.env_indices)
+        self.is_marked = False  # A rank has said something else with its last slot; there may be action masks.
+        # What the root's own slice has to obey before its slots are complete.
+        self.order: tuple[Command, tuple[object, ...]] = Command.RESET, ()
+
+    def put(self, arrays: Sequence[np.ndarray], start: int) -> None:
+        """Fill the order with the rows of the actions from `start` on, an array for each leaf."""
+        for array, target in zip(arrays, self.exchange.action_arrays, strict=True):
+            target[...] = array[start : start + self.num_envs]
+
+
+def indices_of(lanes: Sequence[Lane]) -> np.ndarray:
+    """Return the env indices of some lanes."""
+    if len(lanes) == 1:
+        return lanes[0].env_indices
+    return np.concatenate([lane.env_indices for lane in lanes])
+
+
+def infos_of(lanes: Sequence[Lane]) -> dict[str, Any]:
+    """Take the infos that came with the last slots of some lanes, as one dict.
+
+    Raises
+    ------
+    DataError
+        What envs say does not fit into one dict, or cannot be read here.
+    """
+    parts, start = [], 0
+    for lane in lanes:
+        for rows, infos in lane.exchange.take_infos():
+            parts.append((slice(start + rows.start, start + rows.stop), infos))
+        start += lane.num_envs
+    merged = merge_infos(start, parts) if parts else {}
+    for index, leaf in enumerate(lanes[0].exchange.layout.infos):
+        pairs = [(lane.exchange, lane.exchange.columns.info_arrays[index]) for lane in lanes]
+        values, mask = (np.concatenate([exchange.take(pair[i]) for exchange, pair in pairs]) for i in (0, 1))
+        add_columns(merged, leaf, values, mask)
+    return merged
+
+
+def final_observations(space: spaces.Space, lanes: Sequence[Lane], ended: np.ndarray) -> np.ndarray:
+    """Return an array of objects, as Gymnasium has it: the last observation of each env that ended, else None."""
+    observations, start = np.full(len(ended), None, object), 0
+    for lane in lanes:
+        rows = np.flatnonzero(ended[start : start + lane.num_envs])
+        arrays = [lane.exchange.take(column, rows) for column in lane.exchange.columns.final_observation_arrays]
+        for place, row in enumerate(rows + start):
+            observations[row] = tree_of(space, [array[place] for array in arrays])
+        start += lane.num_envs
+    return observations
+
+
+class Outcomes:
+    """The last two outcomes of each lane, for a trainer.
+
+    Parameters
+    ----------
+    block
+        Of `NUM_ROWS` rows: a lane's slots are laid into them in turn.
+    destinations
+        The lanes' places in this block.
+    copy
+        False: observations of neighbours in one row are views, which the lane's next but one outcome overwrites.
+    """
+
+    def __init__(self, space: spaces.Space, block: Block, destinations: Mapping[Lane, Destination], copy: bool):
+        self._space, self._block, self._destinations, self._copy = space, block, destinations, copy
+        self._row = dict.fromkeys(destinations, 0)  # Of each lane's last outcome.
+
+    def lay(self, lanes: Sequence[Lane]) -> None:
+        """Keep the slots of some lanes, which have just come."""
+        for lane in lanes:
+            self._row[lane] = row = 1 - self._row[lane]
+            self._destinations[lane].lay_observations(row)
+            self._destinations[lane].lay_results(row)
+
+    def observations(self, lanes: Sequence[Lane]) -> Any:
+        """Return the last observations of some lanes, C-contiguous, as a tree of arrays."""
+        pieces = self._pieces(lanes)
+        arrays = [_joined(array, pieces, self._copy) for array in self._block.observation_arrays]
+        return tree_of(self._space, arrays)
+
+    def results(self, lanes: Sequence[Lane]) -> list[np.ndarray]:
+        """Return copies of the last rewards, terminations and truncations of some lanes."""
+        for lane in lanes:
+            row = self._row[lane]
+            self._destinations[lane].unpack(row, row + 1)
+        pieces = self._pieces(lanes)
+        return [_joined(column, pieces, copy=True) for column in self._block.results]
+
+    def _pieces(self, lanes: Sequence[Lane]) -> list[Piece]:
+        """Where the last outcomes of some lanes are: those of neighbours in the same row are one piece."""
+        pieces: list[Piece] = []
+        for lane in lanes:
+            row = self._row[lane]
+            if pieces and pieces[-1][0] == row and pieces[-1][1].stop == lane.envs.start:
+                pieces[-1] = row, slice(pieces[-1][1].start, lane.envs.stop)
+            else:
+                pieces.append((row, lane.envs))
+        return pieces
+
+
+def _joined(array: np.ndarray, pieces: Sequence[Piece], copy: bool) -> np.ndarray:
+    """Return pieces of a (num_rows, num_envs, ...) array as one; a single piece is a view unless `copy`."""
+    if len(pieces) > 1:
+        return np.concatenate([array[piece] for piece in pieces])
+    return array[pieces[0]].copy() if copy else array[pieces[0]]
