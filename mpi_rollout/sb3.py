@@ -15,7 +15,7 @@ the outermost one.
 """
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -33,8 +33,10 @@ try:
 except ImportError as error:
     raise ImportError(f"mpi_rollout.sb3 needs Stable-Baselines3 ({error}); pip install 'mpi_rollout[sb3]'") from error
 
-Infos = list[dict[str, Any]]
+Info = dict[str, Any]
+Infos = list[Info]
 Received = tuple[Any, np.ndarray, np.ndarray, Infos, np.ndarray]
+Indices = None | int | Iterable[int]
 FINAL = ("final_obs", "_final_obs", "final_info", "_final_info")  # Of the episode that ended, beside the new one's.
 PYTHON_NUMBERS = (np.dtype(np.bool_), np.dtype(np.int64), np.dtype(np.float64))  # What bool, int and float become.
 
@@ -81,7 +83,7 @@ class MPIVecEnv(VecEnv):
 
     def reset(self) -> Any:
         """Start a new episode in every env, with the seeds and options set since the last time."""
-        options = [each or None for each in self._options] if any(self._options) else None
+        options = [own or None for own in self._options] if any(self._options) else None
         seeds = None if self._seeds == [None] * self.num_envs else list(self._seeds)
         observations, infos = self._envs.reset(seed=seeds, options=options)
         self.reset_infos = [{} for _ in range(self.num_envs)]
@@ -90,88 +92,90 @@ class MPIVecEnv(VecEnv):
         self._reset_options()
         return observations
 
-    def step_async(self, actions: Any) -> None:
+    def step_async(self, actions: object) -> None:
         """Send actions of shape (num_envs, ...), or a tree of such arrays, to the ranks."""
         self._envs.send(actions)
 
     def step_wait(self) -> tuple[Any, np.ndarray, np.ndarray, Infos]:
         """Wait until all envs have stepped."""
-        part = self._receive()
-        if len(part[-1]) < self.num_envs:
-            part = self._join(part)
-        return part[:-1]
+        received = self._receive()
+        if len(received[-1]) < self.num_envs:
+            received = self._join(received)
+        return received[:-1]
 
     def _receive(self) -> Received:
         """Observations, rewards, dones and infos of the envs that come next, and which these are."""
         observations, rewards, terminations, truncations, infos, indices = self._envs.recv()
         dones, is_cut = terminations | truncations, truncations & ~terminations
-        each = [{"TimeLimit.truncated": value} for value in is_cut.tolist()]
+        info_of_row: Infos = [{"TimeLimit.truncated": value} for value in is_cut.tolist()]
         if infos:
-            self._take_infos(infos, each, np.flatnonzero(dones).tolist(), indices)
-        return observations, rewards.astype(np.float32), dones, each, indices
+            self._take_infos(infos, info_of_row, np.flatnonzero(dones).tolist(), indices)
+        return observations, rewards.astype(np.float32), dones, info_of_row, indices
 
-    def _take_infos(self, infos: dict[str, Any], each: Infos, ends: Sequence[int], indices: np.ndarray) -> None:
-        """Give each env what it said of its step; where it ended, `reset_infos` what it said of its reset."""
-        said = each.copy()
+    def _take_infos(self, infos: Info, info_of_row: Infos, ends: Sequence[int], indices: np.ndarray) -> None:
+        """Give each env the infos of its step; where it ended, give those of its reset to `reset_infos`."""
+        last_infos = info_of_row.copy()
         for row in ends:
-            self.reset_infos[indices[row]] = said[row] = {}
-            each[row]["terminal_observation"] = infos["final_obs"][row]
-        give(said, {name: value for name, value in infos.items() if name not in FINAL})
-        give(each, infos.get("final_info", {}))
+            self.reset_infos[indices[row]] = last_infos[row] = {}
+            info_of_row[row]["terminal_observation"] = infos["final_obs"][row]
+        give(last_infos, {name: value for name, value in infos.items() if name not in FINAL})
+        give(info_of_row, infos.get("final_info", {}))
 
-    def _join(self, part: Received) -> Received:
+    def _join(self, received: Received) -> Received:
         """Receive the others too: `connect` was told to give envs in groups, or as they get ready."""
-        parts, missing = [part], self.num_envs - len(part[-1])
+        parts, missing = [received], self.num_envs - len(received[-1])
         while missing:
             parts.append(self._receive())
             missing -= len(parts[-1][-1])
         trees, rewards, dones, infos, indices = zip(*parts, strict=True)
         order = np.argsort(np.concatenate(indices))
         arrays = [np.concatenate([leaf.of(tree) for tree in trees])[order] for leaf in leaves(self.observation_space)]
-        every = [info for part_infos in infos for info in part_infos]
+        all_infos = [info for part_infos in infos for info in part_infos]
         return (
             tree_of(self.observation_space, arrays),
             np.concatenate(rewards)[order],
             np.concatenate(dones)[order],
-            [every[row] for row in order],
+            [all_infos[row] for row in order],
             np.arange(self.num_envs),
         )
 
     def has_attr(self, attr_name: str) -> bool:
-        """All envs have the attribute."""
+        """Tell whether all envs have the attribute."""
         return all(self._envs.call("has_wrapper_attr", attr_name))
 
-    def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
+    def get_attr(self, attr_name: str, indices: Indices = None) -> list[Any]:
         """Get an attribute of some envs, wherever in their wrappers it is; pickled."""
         return self._call(indices, "get_wrapper_attr", attr_name)
 
-    def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
+    def set_attr(self, attr_name: str, value: object, indices: Indices = None) -> None:
         """Set an attribute of some envs to the same value."""
         chosen = self._chosen(indices)
         self._envs.set_some(chosen, attr_name, [value] * len(chosen))
 
-    def env_method(self, method_name: str, *method_args: Any, indices: Any = None, **method_kwargs: Any) -> list[Any]:
-        """Call a method of some envs, once of each; what it returns is pickled."""
+    def env_method(
+        self, method_name: str, *method_args: object, indices: Indices = None, **method_kwargs: object
+    ) -> list[Any]:
+        """Call a method of some envs, once for each; what it returns is pickled."""
         return self._call(indices, method_name, *method_args, **method_kwargs)
 
-    def env_is_wrapped(self, wrapper_class: type, indices: Any = None) -> list[bool]:
-        """Tell of some envs whether a wrapper of this class, or of one derived from it, is around them; by its name."""
+    def env_is_wrapped(self, wrapper_class: type, indices: Indices = None) -> list[bool]:
+        """Tell of some envs whether a wrapper of this class, or of a class derived from it, is around them, by name."""
         names = names_of(wrapper_class)
         return [any(f"<{name}<" in text for name in names) for text in self._call(indices, "__str__")]
 
-    def _chosen(self, indices: Any) -> Sequence[int]:
-        """Which envs are meant by None, an index or indices, which may be negative."""
+    def _chosen(self, indices: Indices) -> Sequence[int]:
+        """Return the envs that are meant by None, an index or indices, which may be negative."""
         return [range(self.num_envs)[index] for index in self._get_indices(indices)]
 
-    def _call(self, indices: Any, name: str, *args: Any, **kwargs: Any) -> list[Any]:
+    def _call(self, indices: Indices, name: str, *args: object, **kwargs: object) -> list[Any]:
         """Call a method of some envs in env order; return what they return in the order of the indices."""
         chosen = self._chosen(indices)
         called = sorted(set(chosen))
-        found = dict(zip(called, self._envs.call_some(called, name, *args, **kwargs), strict=True))
-        return [found[index] for index in chosen]
+        results = dict(zip(called, self._envs.call_some(called, name, *args, **kwargs), strict=True))
+        return [results[index] for index in chosen]
 
     def get_images(self) -> Sequence[np.ndarray | None]:
-        """The envs' frames; None for each where they do not draw any."""
+        """Return the envs' frames; None for each env if they do not draw any."""
         if self.render_mode != "rgb_array":
             warnings.warn(
                 f'images need render_mode "rgb_array", got {self.render_mode}; give it to connect in env_kwargs',
@@ -203,10 +207,10 @@ def connect_alone(env_fns: Sequence[Callable[[], gymnasium.Env]], options: dict[
     return envs
 
 
-def give(each: Infos, infos: dict[str, Any]) -> None:
+def give(info_of_row: Infos, infos: Info) -> None:
     """Give each env its own of Gymnasium's arrays of all envs' infos, with masks of who has what.
 
-    What its dict has already stays.
+    Names that an env's dict has already stay as they are.
     """
     for name, values in infos.items():
         mask = infos.get(f"_{name}")
@@ -214,22 +218,22 @@ def give(each: Infos, infos: dict[str, Any]) -> None:
             continue
         rows = np.flatnonzero(mask).tolist()
         if isinstance(values, dict):
-            inner: Infos = [{} for _ in each]
+            inner: Infos = [{} for _ in info_of_row]
             give(inner, values)
             values = inner
         else:
             values = elements(values)
         for row in rows:
-            each[row].setdefault(name, values[row])
+            info_of_row[row].setdefault(name, values[row])
 
 
-def elements(values: np.ndarray) -> Sequence[Any]:
-    """One info of each env; as numbers of Python those that these have most likely been."""
+def elements(values: np.ndarray) -> list[object]:
+    """Return one info of each env; as numbers of Python where they have most likely been such numbers."""
     if values.dtype == object:
-        return deepcopy(values)  # Those of the root's own envs are the envs' own.
+        return list(deepcopy(values))  # Those of the root's own envs belong to the envs.
     return values.tolist() if values.ndim == 1 and values.dtype in PYTHON_NUMBERS else list(values)
 
 
 def names_of(kind: type) -> set[str]:
-    """A class's name, and those of the classes derived from it."""
+    """Return a class's name, and those of the classes derived from it."""
     return {kind.__name__}.union(*map(names_of, kind.__subclasses__()))

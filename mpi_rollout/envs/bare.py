@@ -29,7 +29,8 @@ def make_bare(make: EnvMaker, indices: range, seed: int, actions: Sequence[Any])
     Parameters
     ----------
     actions
-        Batched actions of these envs, for some steps; used in turn."""
+        Batched actions of these envs, for some steps; used in turn.
+    """
     if make.is_native:
         return _bare_vector_loop(make.native(len(indices)), seed_of_slice(seed, indices), actions)
     slice_ = LoopVectorEnv(make.functions(indices))

@@ -1,4 +1,4 @@
-"""What the envs of a loop are given: an action, a seed and options for each, and which of them to reset."""
+"""What envs are given: an action, a seed and options for each, which of them to reset, and calls by name."""
 
 from collections.abc import Callable, Iterable, Sequence
 from operator import index
@@ -6,6 +6,7 @@ from typing import Any, SupportsIndex
 
 import numpy as np
 from gymnasium import spaces
+from gymnasium.vector import VectorEnv
 from gymnasium.vector.utils import iterate
 
 from mpi_rollout.core.spaces import leaves
@@ -158,3 +159,37 @@ def values_of_each(values: object, num_envs: int) -> Sequence[object]:
     if len(values) != num_envs:
         raise ValueError(f"set_attr: a list must have one value for each of {num_envs} envs, got {len(values)}")
     return values
+
+
+class CalledByName(VectorEnv):
+    """What SyncVectorEnv has besides a `VectorEnv`'s methods: its envs' attributes, and calls of their methods."""
+
+    def call(self, name: str, *args: object, **kwargs: object) -> tuple[Any, ...]:
+        """Call a method of each env, or get an attribute, wherever in its wrappers it is."""
+        return self.call_some(range(self.num_envs), name, *args, **kwargs)
+
+    def call_some(self, env_indices: Sequence[int], name: str, *args: object, **kwargs: object) -> tuple[Any, ...]:
+        """`call` of these envs only."""
+        raise NotImplementedError
+
+    def get_attr(self, name: str) -> tuple[Any, ...]:
+        """Get an attribute of each env."""
+        return self.call(name)
+
+    def set_attr(self, name: str, values: object) -> None:
+        """Set an attribute of each env: of all to one value, or of each to its own of a list or tuple."""
+        self.set_some(range(self.num_envs), name, values)
+
+    def set_some(self, env_indices: Sequence[int], name: str, values: object) -> None:
+        """`set_attr` of these envs only."""
+        raise NotImplementedError
+
+    @property  # type: ignore[misc]  # As SyncVectorEnv has it.
+    def np_random(self) -> tuple[np.random.Generator, ...]:  # type: ignore[override]
+        """The envs' random generators; of envs on other ranks, copies."""
+        return self.get_attr("np_random")
+
+    @property
+    def np_random_seed(self) -> tuple[int, ...]:  # type: ignore[override]  # As SyncVectorEnv has it.
+        """The seeds of the envs' random generators."""
+        return self.get_attr("np_random_seed")

@@ -1,14 +1,12 @@
 """Single envs, and what concerns each of them by itself: they are made, restarted, called by name, closed."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import gymnasium
-import numpy as np
 from gymnasium.error import ResetNeeded
-from gymnasium.vector import VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from mpi_rollout.core.host import make_with_room
@@ -24,7 +22,7 @@ from mpi_rollout.envs.faults import (
     named,
     raised_at,
 )
-from mpi_rollout.envs.inputs import OptionsOfOne, action_splitter, check_spaces, values_of_each
+from mpi_rollout.envs.inputs import CalledByName, OptionsOfOne, action_splitter, check_spaces, values_of_each
 from mpi_rollout.envs.time_limits import TimeLimits, step_over_wrappers
 from mpi_rollout.errors import (
     EnvError,
@@ -44,7 +42,7 @@ Called = tuple[int, tuple[str, int, int], float]
 Restart = tuple[int, str, str]  # An env's index, how it failed, and how often it did.
 
 
-class SingleEnvs(VectorEnv):
+class SingleEnvs(CalledByName):
     """Envs that are all alike, and all of a `VectorEnv` but its steps and resets.
 
     Parameters
@@ -179,7 +177,7 @@ class SingleEnvs(VectorEnv):
         return place, ("step", self._time.num_steps, place), 1.0
 
     def _describe(self, place: int) -> str:
-        """The env that stands at a place, and the step of its episode that it is in, counted from 0."""
+        """Return which env stands at a place, and in which step of its episode it is, counted from 0."""
         number = self._time.elapsed(place)
         return f"env {self._first_env_index + place}, {f'step {number - 1} of its episode' if number else 'reset'}"
 
@@ -195,7 +193,7 @@ class SingleEnvs(VectorEnv):
         self._seeds[index], self._episodes[index] = seeds, num_before
 
     def _own_reset(self, index: int, env: gymnasium.Env) -> Callable[[], Begun]:
-        """What begins an env's episode that nobody asked for, with the arguments that reach the env in Gymnasium."""
+        """Return what begins an episode that nobody asked for, with the arguments that reach the env in Gymnasium."""
         is_outermost = env is self.envs[index]  # Wrappers pass on their defaults.
         reset = self._named(index, env.reset)
         if self._seeds is None:
@@ -205,7 +203,7 @@ class SingleEnvs(VectorEnv):
         return lambda: reset(seed=self._draw(index), options=None)
 
     def _given_reset(self, index: int, seed: int | None, options: OptionsOfOne) -> Callable[[], Begun]:
-        """What begins an episode from outside the wrappers; called again, it begins the same one."""
+        """Return what begins an episode from outside the wrappers; called again, it begins the same one."""
         is_to_draw = self._seeds is not None and seed is None
 
         def reset() -> Begun:
@@ -229,7 +227,7 @@ class SingleEnvs(VectorEnv):
             return tuple(map(self._frame, range(self.num_envs)))
 
     def _frame(self, index: int) -> object:
-        """An env's frame; of an env that was restarted and not reset since, the frame of the env before it."""
+        """Draw an env's frame; after a restart and before a reset, that is the last frame of the env before it."""
         try:
             self._frames[index] = self.envs[index].render()
         except ResetNeeded:
@@ -237,44 +235,18 @@ class SingleEnvs(VectorEnv):
                 raise
         return self._frames[index]
 
-    def call(self, name: str, *args: object, **kwargs: object) -> tuple[Any, ...]:
-        """Call each env's method `name`, or get its attribute, wherever in its wrappers it is."""
-        return self.call_some(range(self.num_envs), name, args, kwargs)
-
-    def call_some(
-        self, places: Sequence[int], name: str, args: tuple[object, ...], kwargs: Mapping[str, object]
-    ) -> tuple[Any, ...]:
-        """`call` of the envs at some places only."""
+    def call_some(self, env_indices: Sequence[int], name: str, *args: object, **kwargs: object) -> tuple[Any, ...]:
         with self._time.in_wrappers():
             results = []
-            for place in places:
+            for place in env_indices:
                 attribute = self.envs[place].get_wrapper_attr(name)
                 results.append(attribute(*args, **kwargs) if callable(attribute) else attribute)
             return tuple(results)
 
-    def get_attr(self, name: str) -> tuple[Any, ...]:
-        """Get each env's attribute `name`, or what it returns if it is a method."""
-        return self.call(name)
-
-    def set_attr(self, name: str, values: object) -> None:
-        """Set each env's attribute `name`: to the values of a list or tuple, or all to the same."""
-        self.set_some(range(self.num_envs), name, values_of_each(values, self.num_envs))
-
-    def set_some(self, places: Sequence[int], name: str, values: Sequence[object]) -> None:
-        """Set the attribute `name` of the envs at some places, a value each."""
+    def set_some(self, env_indices: Sequence[int], name: str, values: object) -> None:
         with self._time.in_wrappers():
-            for place, value in zip(places, values, strict=True):
+            for place, value in zip(env_indices, values_of_each(values, len(env_indices)), strict=True):
                 self.envs[place].set_wrapper_attr(name, value)
-
-    @property  # type: ignore[misc]  # As SyncVectorEnv has it.
-    def np_random(self) -> tuple[np.random.Generator, ...]:  # type: ignore[override]
-        """The envs' generators."""
-        return self.get_attr("np_random")
-
-    @property
-    def np_random_seed(self) -> tuple[int, ...]:  # type: ignore[override]  # As SyncVectorEnv has it.
-        """The seeds of the envs' generators."""
-        return self.get_attr("np_random_seed")
 
     def close_extras(self, **kwargs: object) -> None:
         """Close all envs, even if one cannot be closed; raise the first error.

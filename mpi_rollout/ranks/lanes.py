@@ -13,7 +13,7 @@ from gymnasium import spaces
 from mpi_rollout.core.layout import Block, Destination
 from mpi_rollout.core.spaces import tree_of
 from mpi_rollout.exchange.exchange import Command, Exchange
-from mpi_rollout.exchange.infos import add_columns, merge_infos
+from mpi_rollout.exchange.infos import FINAL_OBS, add_columns, merge_infos
 
 NUM_ROWS = 2  # Of observations: those before a step and those after it.
 Piece = tuple[int, slice]  # A row of a block, and neighbouring envs of it.
@@ -65,15 +65,41 @@ def infos_of(lanes: Sequence[Lane]) -> dict[str, Any]:
     return merged
 
 
-def final_observations(space: spaces.Space, lanes: Sequence[Lane], ended: np.ndarray) -> np.ndarray:
-    """Return an array of objects, as Gymnasium has it: the last observation of each env that ended, else None."""
+def lanes_of(lanes: Sequence[Lane], lane_of_env: np.ndarray, env_indices: np.ndarray | slice) -> list[Lane]:
+    """Return the lanes of these envs; they must be whole and in env order.
+
+    Parameters
+    ----------
+    lane_of_env
+        For each env the place of its lane among `lanes`.
+    """
+    indices = np.arange(len(lane_of_env))[env_indices] if isinstance(env_indices, slice) else np.asarray(env_indices)
+    try:
+        chosen = [lanes[place] for place in dict.fromkeys(lane_of_env[indices].tolist())]
+        if np.array_equal(indices_of(chosen), indices):
+            return chosen
+    except (IndexError, ValueError, TypeError):
+        pass
+    raise ValueError(f"envs_slice must be what recv returned, got {env_indices!r}; or None for all envs")
+
+
+def final_observations(
+    space: spaces.Space, lanes: Sequence[Lane], ended: np.ndarray, infos: Mapping[str, Any]
+) -> np.ndarray:
+    """Return the last observation of each env that ended, else None: an array of objects, as Gymnasium has it.
+
+    They come from the slots, or as the env gave them where these infos have them.
+    """
+    is_told = infos.get(f"_{FINAL_OBS}", np.zeros(len(ended), np.bool_))
     observations, start = np.full(len(ended), None, object), 0
     for lane in lanes:
-        rows = np.flatnonzero(ended[start : start + lane.num_envs])
+        rows = np.flatnonzero((ended & ~is_told)[start : start + lane.num_envs])
         arrays = [lane.exchange.take(column, rows) for column in lane.exchange.columns.final_observation_arrays]
         for place, row in enumerate(rows + start):
             observations[row] = tree_of(space, [array[place] for array in arrays])
         start += lane.num_envs
+    for index in np.flatnonzero(is_told & ended):
+        observations[index] = infos[FINAL_OBS][index]
     return observations
 
 
@@ -103,17 +129,19 @@ class Outcomes:
 
     def observations(self, lanes: Sequence[Lane]) -> Any:
         """Return the last observations of some lanes, C-contiguous, as a tree of arrays."""
-        pieces = self._pieces(lanes)
-        arrays = [_joined(array, pieces, self._copy) for array in self._block.observation_arrays]
-        return tree_of(self._space, arrays)
+        return self._tree(self._pieces(lanes))
 
-    def results(self, lanes: Sequence[Lane]) -> list[np.ndarray]:
-        """Return copies of the last rewards, terminations and truncations of some lanes."""
+    def outcome(self, lanes: Sequence[Lane]) -> tuple[Any, list[np.ndarray]]:
+        """Return the last observations of some lanes, and copies of their rewards, terminations and truncations."""
         for lane in lanes:
             row = self._row[lane]
             self._destinations[lane].unpack(row, row + 1)
         pieces = self._pieces(lanes)
-        return [_joined(column, pieces, copy=True) for column in self._block.results]
+        return self._tree(pieces), [_joined(column, pieces, copy=True) for column in self._block.results]
+
+    def _tree(self, pieces: Sequence[Piece]) -> Any:
+        arrays = [_joined(array, pieces, self._copy) for array in self._block.observation_arrays]
+        return tree_of(self._space, arrays)
 
     def _pieces(self, lanes: Sequence[Lane]) -> list[Piece]:
         """Where the last outcomes of some lanes are: those of neighbours in the same row are one piece."""

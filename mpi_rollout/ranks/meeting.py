@@ -43,7 +43,7 @@ class Report:
 
 
 def meet(comm: "MPI.Intracomm", timeout_s: float, what: str, limit: str = "timeout_s") -> None:
-    """Wait until all ranks have called this.  **Collective.**
+    """Wait until all ranks have called this.  **Collective**.
 
     A rank that never does would leave the others in their first collective for ever: after `timeout_s` seconds they
     say who is missing, and end the job.
@@ -90,7 +90,7 @@ def _await_missing(
 
 
 def come_together(timeout_s: float) -> "MPI.Intracomm":
-    """Start MPI and wait until all ranks have come to `run`; return COMM_WORLD.  **Collective.**"""
+    """Start MPI and wait until all ranks have come to `run`; return COMM_WORLD.  **Collective**."""
     start_mpi_on_all_ranks(timeout_s, LIMIT)
     comm = comm_world()
     with all_or_none(comm):
@@ -101,7 +101,7 @@ def come_together(timeout_s: float) -> "MPI.Intracomm":
 def agree(
     comm: "MPI.Intracomm", prepare: Callable[[], Prepared], fingerprint: Callable[[Prepared], dict[str, str]]
 ) -> tuple[Prepared, list[str]]:
-    """Prepare on every rank and go on only if all could and all mean the same.  **Collective.**
+    """Prepare on every rank and go on only if all could and all mean the same.  **Collective**.
 
     Parameters
     ----------
@@ -169,7 +169,7 @@ def _verdict(reports: Sequence[Report]) -> RolloutError | None:
 
 
 def share_refusal(error: RolloutError) -> RolloutError:
-    """Tell all ranks of an error from before MPI was started; return the one that stands for all.  **Collective.**
+    """Tell all ranks of an error from before MPI was started; return the one that stands for all.  **Collective**.
 
     A rank that left by itself would make the launcher end the others, perhaps before rank 0 has said why.
     """

@@ -133,6 +133,7 @@ def _described(value: object) -> object:
 
 
 def can_be_pickled(value: object) -> bool:
+    """Tell whether a value can be sent to other ranks."""
     try:
         pickle.dumps(value)
     except Exception:
@@ -193,7 +194,7 @@ def check_instances(slices: Iterable[tuple[range, VectorEnv]]) -> None:
 
 
 def assemble(comm: "MPI.Intracomm", rank_envs: RankEnvs) -> tuple[Worker, EnvFacts]:
-    """Make the exchanges and this rank's worker, when the ranks have agreed.  **Collective.**"""
+    """Make the exchanges and this rank's worker, when the ranks have agreed.  **Collective**."""
     plan, facts = rank_envs.plan, _shared_facts(comm, rank_envs)
     infos = info_leaves(plan.infos, plan.has_final_observations)
     infos += mask_leaves(facts.action_space) if plan.heeds_masks else ()

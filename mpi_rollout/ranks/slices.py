@@ -148,7 +148,7 @@ class Slice:
         if not here:
             return {}
         if self._loop is not None:
-            return dict(zip(here, self._loop.call_some(places, name, args, kwargs), strict=True))
+            return dict(zip(here, self._loop.call_some(places, name, *args, **kwargs), strict=True))
         return dict(zip(here, self._native_envs(len(here)).call(name, *args, **kwargs), strict=True))
 
     def set_some(self, env_indices: Sequence[int], name: str, values: Sequence[object]) -> None:

@@ -118,7 +118,7 @@ class Watchdog:
             self._handler(number, frame)
 
     def _stack(self) -> str:
-        """The stack of the main thread, from where it left this program."""
+        """Return the stack of the main thread, from where it left this program."""
         frames = traceback.extract_stack(sys._current_frames().get(self._main))
         ours = [place for place, frame in enumerate(frames) if is_ours(frame.filename)]
         return "".join(traceback.format_list(frames[ours[-1] + 1 if ours else 0 :])).rstrip()

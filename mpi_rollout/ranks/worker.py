@@ -245,7 +245,7 @@ class Worker:
         }
 
     def _core_share(self) -> float | None:
-        """The share of a core that this rank had while it had work; None where the system does not say."""
+        """Return the share of a core that this rank had while it had work; None where the system does not say."""
         before, now = self._processor_time, processor_time()
         return None if before is None or now is None else now.since(before).share
 

@@ -10,8 +10,8 @@ import os
 import sys
 import threading
 import traceback
-from contextlib import ExitStack, nullcontext
-from typing import TYPE_CHECKING, Any, NoReturn
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, NoReturn
 from weakref import WeakSet, finalize
 
 import cloudpickle
@@ -19,7 +19,6 @@ import cloudpickle
 from mpi_rollout.config import versions
 from mpi_rollout.errors import RolloutError, UsageError, message_of
 from mpi_rollout.exchange import job_end, world
-from mpi_rollout.exchange.exchange import Command
 from mpi_rollout.process import exits
 from mpi_rollout.process.console import say, without_stdin
 from mpi_rollout.process.interrupts import Interrupts, is_main_thread, unheeded
@@ -27,6 +26,7 @@ from mpi_rollout.ranks import meeting
 from mpi_rollout.ranks.driver import Driver
 from mpi_rollout.ranks.set_up import EnvFacts, RankEnvs, assemble, make_rank_envs, unwatched_by_gc
 from mpi_rollout.ranks.worker import Worker
+from mpi_rollout.train.turns import Turns
 from mpi_rollout.train.vector_env import MPIVectorEnv
 
 if TYPE_CHECKING:
@@ -35,78 +35,6 @@ if TYPE_CHECKING:
     from mpi_rollout.train.connect import Request
 
 GRACE_S = 5.0  # For ranks to end the step that they are in when a trainer has failed.
-Endpoint = Any  # Of a connection: a `MPIVectorEnv` on the root, a `Worker` elsewhere.
-
-
-class Turns:
-    """The open connections of a group of ranks, as each of these ranks has them.
-
-    The ranks await the orders of one connection at a time.  When the root goes on with another connection, it says so
-    by the one whose orders the ranks await.  So a single connection costs nothing more, and one that has the turn is as
-    quick as a single one.
-
-    Attributes
-    ----------
-    open
-        By number, the `MPIVectorEnv`s on the root, the `Worker`s elsewhere, in the order in which they were opened.
-    holder
-        The one whose orders the ranks await.
-    entering
-        The connection that is being opened on the root, while others are open.
-    kept
-        Contexts that the root leaves when all connections are closed.
-    """
-
-    def __init__(self, comm: "MPI.Intracomm"):
-        self.comm = comm
-        self.entering: Connection | None = None
-        self.kept = ExitStack()
-        self.open: dict[int, Endpoint] = {}
-        self.holder: Endpoint = None
-        self._num_opened = 0
-
-    def add(self, one: Endpoint) -> None:
-        """Add a connection; the first has the turn.  On all ranks."""
-        self._num_opened += 1
-        self.open[self._num_opened] = one
-        self.holder = self.holder or one
-
-    def remove(self, one: Endpoint) -> None:
-        """Forget a connection that had the turn and is closed; the last of the others has it then.  On all ranks."""
-        self.open = {number: other for number, other in self.open.items() if other is not one}
-        self.holder = next(reversed(self.open.values()), None)
-
-    def serve(self) -> int:
-        """Obey the root's orders until all connections are closed; return the exit code of the last."""
-        while True:
-            command, code = self.holder.serve()
-            if command == Command.SWITCH:
-                self.holder = self.open[code]
-                continue
-            self.holder.exchanges.free()
-            self.remove(self.holder)
-            if not self.open:
-                return code
-
-    def give(self, envs: MPIVectorEnv, is_closing: bool = False) -> None:
-        """Have the ranks await the orders of these envs, not those of the holder.  On the root.
-
-        Raises
-        ------
-        AlreadyPendingCallError
-            The envs of the connection that has the turn are stepping.
-        """
-        number = next(number for number, other in self.open.items() if other is envs)
-        self.holder.yield_turn(number, is_closing)
-        self.holder, envs.has_turn = envs, True
-
-    def close(self, envs: MPIVectorEnv) -> None:
-        """Forget envs that had the turn and are closed.  On the root."""
-        self.remove(envs)
-        if self.holder is None:
-            self.kept.close()
-        else:
-            self.holder.has_turn = True
 
 
 class Connection:
@@ -212,7 +140,7 @@ class Connection:
         return Turns(self._comm)
 
     def _make(self, turns: Turns) -> tuple[Worker, EnvFacts]:
-        """Agree with the other ranks, and make envs and exchanges.  **Collective.**"""
+        """Agree with the other ranks, and make envs and exchanges.  **Collective**."""
         comm = self._comm
 
         def connect(pickled: bytes) -> None:  # The worker keeps it, so it must not keep `self`.
