@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mpi_rollout.doctor.probe import BAD, FILES, OK, WARN, Finding
+from mpi_rollout.doctor.probe import BAD, OK, WARN, Finding
 from mpi_rollout.storage.lock import acquire
 
 PROBE_NBYTES, PIECE_NBYTES, WRITE_S = 64 * 2**20, 4 * 2**20, 1.5
@@ -79,12 +79,12 @@ def judge_access(folder: str) -> Finding | None:
     if not os.path.isdir(folder):
         what = "is no folder" if os.path.lexists(folder) else "does not exist"
         advice = "give the folder of the output" if os.path.lexists(folder) else f"mkdir -p {quote(str(folder))}"
-        return Finding("folder", f"{folder} {what}", BAD, advice, FILES)
+        return Finding("folder", f"{folder} {what}", BAD, advice)
     try:
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         advice = "choose a folder that you can write to: --out FOLDER here, --out FOLDER/NAME.h5 in runs"
-        return Finding("folder", f"cannot write to {os.path.abspath(folder)}: {error.strerror}", BAD, advice, FILES)
+        return Finding("folder", f"cannot write to {os.path.abspath(folder)}: {error.strerror}", BAD, advice)
     return None
 
 
@@ -92,7 +92,7 @@ def judge_kind(mount: Mount, folder: str) -> Finding:
     """Check the type of the folder's file system."""
     judgements = [(state, advice) for prefixes, state, advice in KINDS if mount.kind.startswith(prefixes)]
     state, advice = judgements[0] if judgements else (OK, "")
-    return Finding("folder", f"{os.path.abspath(folder)} on {mount.kind} ({mount.point})", state, advice, FILES)
+    return Finding("folder", f"{os.path.abspath(folder)} on {mount.kind} ({mount.point})", state, advice)
 
 
 def judge_room(folder: str) -> Finding:
@@ -106,7 +106,7 @@ def judge_room(folder: str) -> Finding:
     elif status.f_files and status.f_favail < LEAST_FREE_INODES:
         room += f", room for {status.f_favail} files more"
         state, advice = WARN, f"delete files on the file system of {folder}"
-    return Finding("room", room, state, advice, FILES, {"free_bytes": free})
+    return Finding("room", room, state, advice, figures={"free_bytes": free})
 
 
 def judge_speed(folder: str) -> Finding:
@@ -129,7 +129,7 @@ def judge_speed(folder: str) -> Finding:
     speed = f"{rate:,.0f} MB/s written and on disk, {fsync_ms:.1f} ms per fsync"
     is_slow = rate < SLOW_MB_PER_S or fsync_ms > SLOW_FSYNC_MS
     state, advice = (WARN, "write to a faster file system, or --no-trajectories") if is_slow else (OK, "")
-    return Finding("disk", speed, state, advice, FILES, {"write_mb_per_s": rate, "fsync_ms": fsync_ms})
+    return Finding("disk", speed, state, advice, figures={"write_mb_per_s": rate, "fsync_ms": fsync_ms})
 
 
 def judge_locks(folder: str) -> Finding:
@@ -146,8 +146,8 @@ def judge_locks(folder: str) -> Finding:
             "start one run at a time on an --out, and export HDF5_USE_FILE_LOCKING=FALSE for other programs of HDF5; "
             "or have it mounted with locks (Lustre: flock)"
         )
-        return Finding("locks", f"none: {error.strerror}{suffix}", OK if off else WARN, "" if off else advice, FILES)
-    return Finding("locks", f"work{suffix}", area=FILES)
+        return Finding("locks", f"none: {error.strerror}{suffix}", OK if off else WARN, "" if off else advice)
+    return Finding("locks", f"work{suffix}")
 
 
 def judge_reading(folder: str) -> Finding:
@@ -166,10 +166,10 @@ def judge_reading(folder: str) -> Finding:
                 file.flush()
                 answer = _read(path)
         except Exception as error:
-            return Finding("SWMR", f"cannot write: {str(error).splitlines()[0]}", BAD, advice, FILES)
+            return Finding("SWMR", f"cannot write: {str(error).splitlines()[0]}", BAD, advice)
     if answer != "1000":
-        return Finding("SWMR", f"another process cannot read what is written: {answer}", BAD, advice, FILES)
-    return Finding("SWMR", "another process reads what is written, while it is written", area=FILES)
+        return Finding("SWMR", f"another process cannot read what is written: {answer}", BAD, advice)
+    return Finding("SWMR", "another process reads what is written, while it is written")
 
 
 def _read(path: str) -> str:

@@ -11,7 +11,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from time import monotonic, sleep
@@ -108,11 +108,14 @@ class Report:
         self._connection.send(Doing(check, advice, area))
 
     def check(self, check: str, advice: str, area: str, examine: Callable[[], Iterable[Finding]]) -> None:
-        """Report each finding of `examine` at once, for the next may never come; report what it raises, too."""
+        """Report each finding of `examine` at once, for the next may never come; report what it raises, too.
+
+        All of them are of this `area`.
+        """
         self.doing(check, advice, area)
         try:
             for finding in examine():
-                self(finding)
+                self(replace(finding, area=area))
         except Exception as error:
             self(Finding(check, f"{type(error).__name__}: {first_line(error)}", BAD, advice, area))
 
