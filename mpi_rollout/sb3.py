@@ -23,7 +23,8 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
-from mpi_rollout.core.spaces import leaves, tree_of
+from mpi_rollout.core.spaces import Tree, leaves, tree_of
+from mpi_rollout.envs.inputs import Info
 from mpi_rollout.train.connect import connect
 from mpi_rollout.train.vector_env import MPIVectorEnv
 
@@ -33,9 +34,8 @@ try:
 except ImportError as error:
     raise ImportError(f"mpi_rollout.sb3 needs Stable-Baselines3 ({error}); pip install 'mpi_rollout[sb3]'") from error
 
-Info = dict[str, Any]
 Infos = list[Info]
-Received = tuple[Any, np.ndarray, np.ndarray, Infos, np.ndarray]
+Received = tuple[Tree, np.ndarray, np.ndarray, Infos, np.ndarray]
 Indices = None | int | Iterable[int]
 FINAL = ("final_obs", "_final_obs", "final_info", "_final_info")  # Of the episode that ended, beside the new one's.
 PYTHON_NUMBERS = (np.dtype(np.bool_), np.dtype(np.int64), np.dtype(np.float64))  # What bool, int and float become.
@@ -81,7 +81,7 @@ class MPIVecEnv(VecEnv):
         super().__init__(envs.num_envs, envs.single_observation_space, envs.single_action_space)
         self.metadata = {name: value for name, value in envs.metadata.items() if name != "autoreset_mode"}
 
-    def reset(self) -> Any:
+    def reset(self) -> Tree:
         """Start a new episode in every env, with the seeds and options set since the last time."""
         options = [own or None for own in self._options] if any(self._options) else None
         seeds = None if self._seeds == [None] * self.num_envs else list(self._seeds)
@@ -96,7 +96,7 @@ class MPIVecEnv(VecEnv):
         """Send actions of shape (num_envs, ...), or a tree of such arrays, to the ranks."""
         self._envs.send(actions)
 
-    def step_wait(self) -> tuple[Any, np.ndarray, np.ndarray, Infos]:
+    def step_wait(self) -> tuple[Tree, np.ndarray, np.ndarray, Infos]:
         """Wait until all envs have stepped."""
         received = self._receive()
         if len(received[-1]) < self.num_envs:

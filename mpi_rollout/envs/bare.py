@@ -6,7 +6,7 @@ A bare loop is what a person writes to learn how fast an env is: `gymnasium.make
 
 from collections.abc import Callable, Iterator, Sequence
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import gymnasium
 import numpy as np
@@ -14,6 +14,7 @@ from gymnasium.vector import VectorEnv
 from gymnasium.vector.utils import iterate
 
 from mpi_rollout.core.seeding import episode_seeds, seed_of_slice
+from mpi_rollout.core.spaces import Tree
 from mpi_rollout.envs.env_maker import EnvMaker
 from mpi_rollout.envs.loop import LoopVectorEnv
 
@@ -21,7 +22,7 @@ WINDOW_S = 1.0
 _LEAST_STEPS, _WARM_UP_STEPS = 20, 5
 
 
-def make_bare(make: EnvMaker, indices: range, seed: int, actions: Sequence[Any]) -> Callable[[float], float]:
+def make_bare(make: EnvMaker, indices: range, seed: int, actions: Sequence[Tree]) -> Callable[[float], float]:
     """Make a second set of the same envs; return a function that steps them for some seconds.
 
     The function takes the seconds and returns env steps per second.

@@ -6,21 +6,22 @@ import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 import numpy as np
 from gymnasium import spaces
 
 from mpi_rollout.core.layout import RESULTS, noun
-from mpi_rollout.core.spaces import Bounds, Leaf, bounds_of, first_of, leaf_spaces, leaves
+from mpi_rollout.core.spaces import Bounds, Leaf, Tree, bounds_of, first_of, leaf_spaces, leaves
+from mpi_rollout.envs.inputs import Info
 from mpi_rollout.errors import DataError, EnvError, RolloutError, message_of, words_of
 from mpi_rollout.exchange.world import claimed_rank
 
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
-Outcome = tuple[Any, ...]  # What the step of an env returned, before anybody has looked at it.
-Begun = tuple[Any, Any]  # Observation and info of a reset.
-Parts = Sequence[Any]  # One observation or reward per env, as the envs gave them.
+Outcome = tuple[Tree, ...]  # What the step of an env returned, before anybody has looked at it.
+Begun = tuple[Tree, Info]  # Observation and info of a reset.
+Parts = Sequence[Tree]  # One observation or reward per env, as the envs gave them.
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 

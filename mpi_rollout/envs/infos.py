@@ -3,17 +3,16 @@
 Action masks go to the root in a column, which draws random actions by them.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 import numpy as np
 from gymnasium import spaces
 
 from mpi_rollout.core.spaces import MASK_NAME, MOST_MASK_BITS, mask_sizes
+from mpi_rollout.envs.inputs import Info
 from mpi_rollout.errors import DataError, words_of
 from mpi_rollout.process.console import say
 
-Info = dict[str, Any]
 NO_COLUMN: tuple[np.ndarray, np.ndarray] = (np.zeros((0, 0), np.uint8), np.zeros(0, np.bool_))
 
 
@@ -119,7 +118,7 @@ class MaskColumn:
         self._put(places, [info.get(MASK_NAME) if isinstance(info, dict) else None for info in own_infos])
         self._flags[list(ended)] = False
 
-    def write_batch(self, infos: Mapping[str, Any], ended: np.ndarray) -> None:
+    def write_batch(self, infos: Info, ended: np.ndarray) -> None:
         """Do the same with the infos of natively vectorized envs, after any step or reset."""
         if MASK_NAME not in infos:
             if self.places:

@@ -9,9 +9,13 @@ from gymnasium import spaces
 from gymnasium.vector import VectorEnv
 from gymnasium.vector.utils import iterate
 
-from mpi_rollout.core.spaces import leaves
+from mpi_rollout.core.spaces import Tree, leaves
 from mpi_rollout.errors import UsageError
 
+Info = dict[str, Any]
+Reset = tuple[Tree, Info]  # What `reset` of a vector env returns.
+Step = tuple[Tree, np.ndarray, np.ndarray, np.ndarray, Info]  # What `step` of a vector env returns.
+Values = tuple[Any, ...]  # What an attribute is, or a method returns, of each env: it can be anything.
 OptionsOfOne = dict[str, Any] | None
 Options = OptionsOfOne | list[OptionsOfOne] | tuple[OptionsOfOne, ...]
 Seeds = int | Sequence[int | None] | None
@@ -44,7 +48,7 @@ def check_spaces(observation_space: spaces.Space, action_space: spaces.Space) ->
             waiting += part.spaces.values() if isinstance(part, spaces.Dict) else part.spaces
 
 
-def action_splitter(single_space: spaces.Space, space: spaces.Space) -> Callable[[Any], list[Any]]:
+def action_splitter(single_space: spaces.Space, space: spaces.Space) -> Callable[[Tree], list[Tree]]:
     """Return a function that splits batched actions into one per env.
 
     The actions are copies: an env may keep its action, and the caller's array is written again.
@@ -164,15 +168,15 @@ def values_of_each(values: object, num_envs: int) -> Sequence[object]:
 class CalledByName(VectorEnv):
     """What SyncVectorEnv has besides a `VectorEnv`'s methods: its envs' attributes, and calls of their methods."""
 
-    def call(self, name: str, *args: object, **kwargs: object) -> tuple[Any, ...]:
+    def call(self, name: str, *args: object, **kwargs: object) -> Values:
         """Call a method of each env, or get an attribute, wherever in its wrappers it is."""
         return self.call_some(range(self.num_envs), name, *args, **kwargs)
 
-    def call_some(self, env_indices: Sequence[int], name: str, *args: object, **kwargs: object) -> tuple[Any, ...]:
+    def call_some(self, env_indices: Sequence[int], name: str, *args: object, **kwargs: object) -> Values:
         """`call` of these envs only."""
         raise NotImplementedError
 
-    def get_attr(self, name: str) -> tuple[Any, ...]:
+    def get_attr(self, name: str) -> Values:
         """Get an attribute of each env."""
         return self.call(name)
 

@@ -8,24 +8,23 @@ the price.  Outputs are written once, into arrays that the caller gives (a rank'
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import deepcopy
 from operator import call
-from typing import Any
 
 import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from mpi_rollout.core.layout import Columns, SlotLayout
-from mpi_rollout.core.spaces import leaves, tree_of
-from mpi_rollout.envs import faults
+from mpi_rollout.core.spaces import Tree, leaves, tree_of
+from mpi_rollout.envs import faults, inputs
 from mpi_rollout.envs.faults import ABORT, Begun, OnFault, Outcome, OutputChecks, Parts, WrongValue
 from mpi_rollout.envs.infos import InfoGatherer, MaskColumn
-from mpi_rollout.envs.inputs import Options, OptionsOfOne, Seeds, options_of_each, seed_of_each, take_reset_mask
+from mpi_rollout.envs.inputs import Info, Options, Reset, Seeds, Step
 from mpi_rollout.envs.outputs import Casting, ObservationRows, ResultColumns, is_exact, row_by_row
 from mpi_rollout.envs.single_envs import SingleEnvs
 from mpi_rollout.errors import SignalInterrupt
 from mpi_rollout.exchange.infos import FINAL_OBS
 
-StepCall = Callable[[Any], Outcome]
+StepCall = Callable[[Tree], Outcome]
 
 
 class LoopVectorEnv(SingleEnvs):
@@ -92,7 +91,7 @@ class LoopVectorEnv(SingleEnvs):
         if self.autoreset_mode is AutoresetMode.SAME_STEP:
             self._final_rows = row_by_row(parts, columns.final_observation_arrays, first, self._casting)
 
-    def reset(self, *, seed: Seeds = None, options: Options = None) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: Seeds = None, options: Options = None) -> Reset:
         """Start a new episode in every env, or in those of `options["reset_mask"]`, a bool array of `num_envs`.
 
         The outermost wrappers are called: OrderEnforcing allows rendering only after that.
@@ -102,23 +101,23 @@ class LoopVectorEnv(SingleEnvs):
         options
             For all envs, or a list with those of each.
         """
-        seeds = seed_of_each(seed, self.num_envs)
-        mask, options = take_reset_mask(options, self.num_envs)
+        seeds = inputs.seed_of_each(seed, self.num_envs)
+        mask, options = inputs.take_reset_mask(options, self.num_envs)
         indices = list(range(self.num_envs)) if mask is None else mask.nonzero()[0].tolist()
-        return self._reset_these(indices, seeds, options_of_each(options, self.num_envs))
+        return self._reset_these(indices, seeds, inputs.options_of_each(options, self.num_envs))
 
-    def reset_some(self, indices: Sequence[int]) -> tuple[Any, dict[str, Any]]:
+    def reset_some(self, indices: Sequence[int]) -> Reset:
         """Begin an episode in some envs only; the others, which have not begun any, are to be held till they do."""
         for index in set(range(self.num_envs)).difference(indices):
             self._reset_from_outside(index)
         return self._reset_these(indices, [None] * self.num_envs, [None] * self.num_envs)
 
     def _reset_these(
-        self, indices: Sequence[int], seeds: Sequence[int | None], options: Sequence[OptionsOfOne]
-    ) -> tuple[Any, dict[str, Any]]:
+        self, indices: Sequence[int], seeds: Sequence[int | None], options: Sequence[inputs.OptionsOfOne]
+    ) -> Reset:
         """Reset some envs; the rows of the others stay as they are."""
         observations: list[object] = []
-        infos: dict[str, Any] = {}
+        infos: Info = {}
         for index in indices:
             observation, info = self._begin(index, self._given_reset(index, seeds[index], options[index]))
             if self.masks is not None:
@@ -151,7 +150,7 @@ class LoopVectorEnv(SingleEnvs):
         """Have one env begin a new episode in the next step."""
         self._ended = sorted({*self._ended, index})
 
-    def step(self, actions: Any) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+    def step(self, actions: Tree) -> Step:
         """Step every env; where its episode ended, do what the autoreset mode says.
 
         Raises
@@ -174,7 +173,7 @@ class LoopVectorEnv(SingleEnvs):
         self._rows.write(observations)
         return self.columns.observations, *self.columns.results, gathered
 
-    def _sweep(self, actions: Any) -> tuple[Parts, ...]:
+    def _sweep(self, actions: Tree) -> tuple[Parts, ...]:
         """Step the envs, or reset those that have ended; return observations, rewards and so on, env by env."""
         if self._ended and self.autoreset_mode is AutoresetMode.DISABLED:
             raise faults.not_reset(self._ended, self._first_env_index)
@@ -229,7 +228,7 @@ class LoopVectorEnv(SingleEnvs):
         last = self._last_observation(index)
         self._calls[index] = lambda _action: (last, 0.0, False, True, {})
 
-    def _last_observation(self, index: int) -> Any:
+    def _last_observation(self, index: int) -> Tree:
         parts = [np.array(array[index]) for array in self.columns.observation_arrays]
         return tree_of(self.single_observation_space, parts)
 
@@ -273,13 +272,13 @@ class LoopVectorEnv(SingleEnvs):
                     return self._last_observation(index), {}
                 self._restart(index, error)
 
-    def _begin_again(self, observations: Parts, infos: Parts) -> tuple[list[Any], dict[str, Any]]:
+    def _begin_again(self, observations: Parts, infos: Parts) -> tuple[Parts, Info]:
         """Reset the envs that have just ended, keeping their last observations and infos apart.
 
         Envs may write again to what they returned: each env's outputs are kept before it is reset.
         """
         add, start, observations = self.infos.add, 0, list(observations)
-        gathered: dict[str, Any] = {}
+        gathered: Info = {}
         for index in self._ended:
             add(gathered, infos[start:index], start)
             self._final_rows[index].write([observations[index]])

@@ -7,7 +7,6 @@ draws from its own generator alone.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
 
 import numpy as np
 from gymnasium import spaces
@@ -15,6 +14,7 @@ from gymnasium import spaces
 from mpi_rollout.core.layout import RESULTS
 from mpi_rollout.core.seeding import episode_seeds
 from mpi_rollout.core.spaces import leaves, tree_of
+from mpi_rollout.envs.inputs import Reset, Step
 from mpi_rollout.envs.loop import LoopVectorEnv
 from mpi_rollout.errors import EnvError
 
@@ -56,7 +56,7 @@ class Restoring:
     def __init__(self, envs: LoopVectorEnv, env_indices: range, past: Past):
         self._envs, self._env_indices, self._past = envs, env_indices, past
 
-    def begin(self) -> tuple[Any, dict[str, Any]]:
+    def begin(self) -> Reset:
         """Reset the envs with their running episodes' seeds, if one is running; return what `reset` returns."""
         past, envs, space = self._past, self._envs, self._envs.single_observation_space
         failing = envs.failing = set()
@@ -69,7 +69,7 @@ class Restoring:
                 envs.hold(place, observation)
         return outputs
 
-    def step(self, step: int, actions: object) -> tuple[Any, ...]:
+    def step(self, step: int, actions: object) -> Step:
         """Take a step of the run again."""
         self._release(step)
         return self._envs.step(actions)

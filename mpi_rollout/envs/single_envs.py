@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
 
 import gymnasium
 from gymnasium.error import ResetNeeded
@@ -11,27 +10,10 @@ from gymnasium.vector.utils import batch_space
 
 from mpi_rollout.core.host import make_with_room
 from mpi_rollout.core.spaces import describe
-from mpi_rollout.envs.faults import (
-    Begun,
-    EnvTimeout,
-    Given,
-    OnFault,
-    Outcome,
-    Result,
-    described,
-    named,
-    raised_at,
-)
-from mpi_rollout.envs.inputs import CalledByName, OptionsOfOne, action_splitter, check_spaces, values_of_each
+from mpi_rollout.envs.faults import Begun, EnvTimeout, Given, OnFault, Outcome, Result, described, named, raised_at
+from mpi_rollout.envs.inputs import CalledByName, OptionsOfOne, Values, action_splitter, check_spaces, values_of_each
 from mpi_rollout.envs.time_limits import TimeLimits, step_over_wrappers
-from mpi_rollout.errors import (
-    EnvError,
-    RolloutError,
-    SignalInterrupt,
-    UsageError,
-    counted,
-    words_of,
-)
+from mpi_rollout.errors import EnvError, RolloutError, SignalInterrupt, UsageError, counted, words_of
 from mpi_rollout.process.exits import end_if_forked
 
 MAKE_PATIENCE = 10.0  # Simulators may take long to start: so many times the limit of a step.
@@ -221,7 +203,7 @@ class SingleEnvs(CalledByName):
         self._episode_seeds[index] = seed = next(self._seeds[index])
         return seed
 
-    def render(self) -> tuple[Any, ...]:
+    def render(self) -> Values:
         """Return the envs' frames."""
         with self._time.in_wrappers():
             return tuple(map(self._frame, range(self.num_envs)))
@@ -235,7 +217,7 @@ class SingleEnvs(CalledByName):
                 raise
         return self._frames[index]
 
-    def call_some(self, env_indices: Sequence[int], name: str, *args: object, **kwargs: object) -> tuple[Any, ...]:
+    def call_some(self, env_indices: Sequence[int], name: str, *args: object, **kwargs: object) -> Values:
         with self._time.in_wrappers():
             results = []
             for place in env_indices:

@@ -6,12 +6,11 @@ mode.  In no mode does an integer outside of its range reach an env: code in C++
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 
-from mpi_rollout.core.spaces import Leaf, bounds_of, is_castable, leaf_spaces, leaves, rounding
+from mpi_rollout.core.spaces import Leaf, Tree, bounds_of, is_castable, leaf_spaces, leaves, rounding
 from mpi_rollout.errors import ActionError, words_of
 
 EnvIndices = Sequence[int] | np.ndarray
@@ -62,7 +61,7 @@ class ActionReader:
             arrays.append(array if is_accepted(array) else treat(array, env_indices))
         return arrays
 
-    def _take_from(self, actions: object, num_envs: int) -> Callable[[Leaf, Any], object]:
+    def _take_from(self, actions: object, num_envs: int) -> Callable[[Leaf, Tree], object]:
         """Return what takes a leaf out of the actions.  A tuple that Gymnasium can read as batches is batches."""
         if isinstance(actions, list | tuple):
             if isinstance(self._space, spaces.Dict):
@@ -72,7 +71,7 @@ class ActionReader:
         return Leaf.of
 
     @staticmethod
-    def _array(leaf: Leaf, take: Callable[[Leaf, Any], object], actions: object) -> np.ndarray:
+    def _array(leaf: Leaf, take: Callable[[Leaf, Tree], object], actions: object) -> np.ndarray:
         try:
             return np.asarray(take(leaf, actions))
         except (TypeError, ValueError, LookupError) as error:

@@ -8,6 +8,7 @@ import numpy as np
 
 from mpi_rollout.core.layout import FAULT, LOST, MASKED, RESTARTED, SHORT, Block, Destination
 from mpi_rollout.core.spaces import leaves
+from mpi_rollout.envs.inputs import Info
 from mpi_rollout.errors import DataError, Fault, RankError, RankLost, words_of
 from mpi_rollout.exchange.exchange import Command, Exchanges
 from mpi_rollout.exchange.world import ROOT
@@ -170,7 +171,7 @@ class Driver:
                 own_lane, self._num_passed = None, 0
         return lanes
 
-    def take_infos(self, lanes: Sequence[Lane]) -> dict[str, Any]:
+    def take_infos(self, lanes: Sequence[Lane]) -> Info:
         """Take the infos of some lanes, see `lanes.infos_of`; if that fails, it is as if an env had failed."""
         try:
             return infos_of(lanes)
@@ -254,9 +255,9 @@ class Driver:
             raise RankError(faults[0], len(faults))
         return values
 
-    def call_envs(self, method: str, *args: object) -> dict[int, Any]:
+    def call_envs(self, method: str, *args: object) -> dict[int, object]:
         """Call a method of every rank's slices; return what it returned for each env, by env index."""
-        results: dict[int, Any] = {}
+        results: dict[int, object] = {}
         for results_of_rank in self.call_ranks("call_envs", method, *args):
             results |= results_of_rank
         return results

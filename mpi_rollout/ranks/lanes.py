@@ -5,13 +5,13 @@ lane a rank, where the rank that is ready first is served first.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 
 from mpi_rollout.core.layout import Block, Destination
-from mpi_rollout.core.spaces import tree_of
+from mpi_rollout.core.spaces import Tree, tree_of
+from mpi_rollout.envs.inputs import Info
 from mpi_rollout.exchange.exchange import Command, Exchange
 from mpi_rollout.exchange.infos import FINAL_OBS, add_columns, merge_infos
 
@@ -44,7 +44,7 @@ def indices_of(lanes: Sequence[Lane]) -> np.ndarray:
     return np.concatenate([lane.env_indices for lane in lanes])
 
 
-def infos_of(lanes: Sequence[Lane]) -> dict[str, Any]:
+def infos_of(lanes: Sequence[Lane]) -> Info:
     """Take the infos that came with the last slots of some lanes, as one dict.
 
     Raises
@@ -83,9 +83,7 @@ def lanes_of(lanes: Sequence[Lane], lane_of_env: np.ndarray, env_indices: np.nda
     raise ValueError(f"envs_slice must be what recv returned, got {env_indices!r}; or None for all envs")
 
 
-def final_observations(
-    space: spaces.Space, lanes: Sequence[Lane], ended: np.ndarray, infos: Mapping[str, Any]
-) -> np.ndarray:
+def final_observations(space: spaces.Space, lanes: Sequence[Lane], ended: np.ndarray, infos: Info) -> np.ndarray:
     """Return the last observation of each env that ended, else None: an array of objects, as Gymnasium has it.
 
     They come from the slots, or as the env gave them where these infos have them.
@@ -127,11 +125,11 @@ class Outcomes:
             self._destinations[lane].lay_observations(row)
             self._destinations[lane].lay_results(row)
 
-    def observations(self, lanes: Sequence[Lane]) -> Any:
+    def observations(self, lanes: Sequence[Lane]) -> Tree:
         """Return the last observations of some lanes, C-contiguous, as a tree of arrays."""
         return self._tree(self._pieces(lanes))
 
-    def outcome(self, lanes: Sequence[Lane]) -> tuple[Any, list[np.ndarray]]:
+    def outcome(self, lanes: Sequence[Lane]) -> tuple[Tree, list[np.ndarray]]:
         """Return the last observations of some lanes, and copies of their rewards, terminations and truncations."""
         for lane in lanes:
             row = self._row[lane]
@@ -139,7 +137,7 @@ class Outcomes:
         pieces = self._pieces(lanes)
         return self._tree(pieces), [_joined(column, pieces, copy=True) for column in self._block.results]
 
-    def _tree(self, pieces: Sequence[Piece]) -> Any:
+    def _tree(self, pieces: Sequence[Piece]) -> Tree:
         arrays = [_joined(array, pieces, self._copy) for array in self._block.observation_arrays]
         return tree_of(self._space, arrays)
 

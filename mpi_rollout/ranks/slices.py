@@ -11,7 +11,7 @@ from mpi_rollout.core.seeding import seed_of_slice
 from mpi_rollout.core.spaces import Leaf
 from mpi_rollout.envs.faults import ABORT, OnFault, OutputChecks
 from mpi_rollout.envs.infos import MaskColumn
-from mpi_rollout.envs.inputs import Options, Seeds
+from mpi_rollout.envs.inputs import Options, Reset, Seeds, Step
 from mpi_rollout.envs.loop import LoopVectorEnv
 from mpi_rollout.envs.outputs import Casting, misfit
 from mpi_rollout.envs.replaying import Past, Restoring
@@ -170,7 +170,7 @@ class Slice:
         """Return the frames of the envs, by env index."""
         return dict(zip(self.env_indices, self.envs.render() or (), strict=True))
 
-    def _fill(self, outputs: tuple[Any, ...]) -> None:
+    def _fill(self, outputs: Reset | Step) -> None:
         """Copy into the slot what the envs have not written there."""
         observations, *results, infos = outputs
         slot = self.exchange.slot

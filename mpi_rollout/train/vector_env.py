@@ -9,14 +9,15 @@ returns some of the envs and says which; `send` takes actions for these envs.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from gymnasium.error import AlreadyPendingCallError, NoAsyncCallError
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 
-from mpi_rollout.envs.inputs import CalledByName, Options, Seeds, read_seed, take_reset_mask, values_of_each
+from mpi_rollout.core.spaces import Tree
+from mpi_rollout.envs import inputs
+from mpi_rollout.envs.inputs import CalledByName, Info, Options, Reset, Seeds, Step, Values
 from mpi_rollout.errors import RankError
 from mpi_rollout.exchange.exchange import Command
 from mpi_rollout.exchange.infos import FINAL_OBS
@@ -26,10 +27,7 @@ from mpi_rollout.ranks.lanes import NUM_ROWS, Lane, Outcomes, final_observations
 from mpi_rollout.ranks.set_up import EnvFacts
 from mpi_rollout.train.turns import CallState, Turns
 
-Step = tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]  # As Gymnasium's vector envs return it.
-Received = tuple[
-    Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any], np.ndarray
-]  # The same of some envs, and which.
+Received = tuple[Tree, np.ndarray, np.ndarray, np.ndarray, Info, np.ndarray]  # A step of some envs, and their indices.
 
 
 class MPIVectorEnv(CalledByName):
@@ -81,7 +79,7 @@ class MPIVectorEnv(CalledByName):
         self.interrupts = Interrupts(driver.worker.is_in_envs)  # After all that may fail: it is there until `close`.
         self._state = CallState(driver, facts, autoreset_mode, self._arrived, self.interrupts)
 
-    def reset(self, *, seed: Seeds = None, options: Options = None) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: Seeds = None, options: Options = None) -> Reset:
         """Start a new episode in every env, or in those of `options["reset_mask"]`.
 
         Parameters
@@ -98,8 +96,8 @@ class MPIVectorEnv(CalledByName):
         """
         self._begin_anew_if_need_be()
         self._state.check_idle("reset")
-        seed = read_seed(seed, self.num_envs)
-        mask, options = take_reset_mask(options, self.num_envs)
+        seed = inputs.read_seed(seed, self.num_envs)
+        mask, options = inputs.take_reset_mask(options, self.num_envs)
         self._state.check_reset(seed, mask, options)
         lanes = self._driver.lanes
         with self.interrupts:
@@ -126,7 +124,7 @@ class MPIVectorEnv(CalledByName):
         self._arrived.clear()
         self._driver.drain(is_void=True)
 
-    def step(self, actions: Any) -> Step:
+    def step(self, actions: Tree) -> Step:
         """Step all envs; see `send` and `recv`.
 
         Parameters
@@ -242,7 +240,7 @@ class MPIVectorEnv(CalledByName):
             self._state.ended[indices_of(lanes)] = ended
         return observations, rewards, terminations, truncations, self._infos(lanes, ended)
 
-    def _infos(self, lanes: Sequence[Lane], ended: np.ndarray | None = None) -> dict[str, Any]:
+    def _infos(self, lanes: Sequence[Lane], ended: np.ndarray | None = None) -> Info:
         infos = self._driver.take_infos(lanes)
         self._driver.restarts.clear()  # Whoever wants to know of them asks for infos.
         if self.autoreset_mode == AutoresetMode.SAME_STEP and ended is not None and ended.any():
@@ -250,22 +248,22 @@ class MPIVectorEnv(CalledByName):
             infos[f"_{FINAL_OBS}"] = ended
         return infos
 
-    def render(self) -> tuple[Any, ...]:
+    def render(self) -> Values:
         """Return what each env's `render` gives, in env order."""
         frames = self._call_envs("render")
         return tuple(frames[index] for index in range(self.num_envs))
 
-    def call_some(self, env_indices: Sequence[int], name: str, *args: object, **kwargs: object) -> tuple[Any, ...]:
+    def call_some(self, env_indices: Sequence[int], name: str, *args: object, **kwargs: object) -> Values:
         """`call` of these envs only."""
         results = self._call_envs("call_some", list(env_indices), name, args, kwargs)
         return tuple(results[index] for index in env_indices)
 
     def set_some(self, env_indices: Sequence[int], name: str, values: object) -> None:
         """`set_attr` of these envs only."""
-        values = values_of_each(values, len(env_indices))
+        values = inputs.values_of_each(values, len(env_indices))
         self._call_envs("set_some", list(env_indices), name, list(values))
 
-    def _call_envs(self, method: str, *args: object) -> dict[int, Any]:
+    def _call_envs(self, method: str, *args: object) -> dict[int, object]:
         self._check_open()
         self._state.check_idle(method)
         try:
