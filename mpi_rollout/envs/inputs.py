@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from operator import index
-from typing import Any, SupportsIndex
+from typing import Any, SupportsIndex, TypeVar
 
 import numpy as np
 from gymnasium import spaces
@@ -17,6 +17,7 @@ Reset = tuple[Tree, Info]  # What `reset` of a vector env returns.
 Step = tuple[Tree, np.ndarray, np.ndarray, np.ndarray, Info]  # What `step` of a vector env returns.
 Values = tuple[Any, ...]  # What an attribute is, or a method returns, of each env: it can be anything.
 OptionsOfOne = dict[str, Any] | None
+T = TypeVar("T")
 Options = OptionsOfOne | list[OptionsOfOne] | tuple[OptionsOfOne, ...]
 Seeds = int | Sequence[int | None] | None
 
@@ -104,13 +105,9 @@ def seed_of_each(seed: Seeds, num_envs: int) -> Sequence[int | None]:
     ValueError
         The list does not have one element per env.
     """
-    if seed is None:
-        return [None] * num_envs
     if isinstance(seed, int):
         return [seed + index for index in range(num_envs)]
-    if len(seed) != num_envs:
-        raise ValueError(f"seed must be an integer or a list with one for each of {num_envs} envs, got {len(seed)}")
-    return seed
+    return _one_for_each("seed must be an integer", seed, num_envs)
 
 
 def options_of_each(options: Options, num_envs: int) -> Sequence[OptionsOfOne]:
@@ -121,11 +118,15 @@ def options_of_each(options: Options, num_envs: int) -> Sequence[OptionsOfOne]:
     ValueError
         The list does not have one element per env.
     """
-    if not isinstance(options, list | tuple):
-        return [options] * num_envs
-    if len(options) != num_envs:
-        raise ValueError(f"options must be a dict or a list with one for each of {num_envs} envs, got {len(options)}")
-    return options
+    return _one_for_each("options must be a dict", options, num_envs)
+
+
+def _one_for_each(expected: str, given: T | Sequence[T], num_envs: int) -> Sequence[T]:
+    if not isinstance(given, list | tuple):
+        return [given] * num_envs  # type: ignore[list-item]  # No other sequence is given.
+    if len(given) != num_envs:
+        raise ValueError(f"{expected} or a list with one for each of {num_envs} envs, got {len(given)}")
+    return given
 
 
 def take_reset_mask(options: Options, num_envs: int) -> tuple[np.ndarray | None, Options]:
@@ -158,11 +159,7 @@ def values_of_each(values: object, num_envs: int) -> Sequence[object]:
     ValueError
         The list does not have one element per env.
     """
-    if not isinstance(values, list | tuple):
-        return [values] * num_envs
-    if len(values) != num_envs:
-        raise ValueError(f"set_attr: a list must have one value for each of {num_envs} envs, got {len(values)}")
-    return values
+    return _one_for_each("values of set_attr must be one", values, num_envs)
 
 
 class CalledByName(VectorEnv):

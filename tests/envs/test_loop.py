@@ -469,7 +469,7 @@ def test_call_get_attr_and_set_attr_reach_the_envs_as_in_gymnasium():
 
 def test_set_attr_refuses_a_list_of_another_length():
     loop = LoopVectorEnv([test_envs.Telling] * 3)
-    with pytest.raises(ValueError, match=r"^set_attr: a list must have one value for each of 3 envs, got 2$"):
+    with pytest.raises(ValueError, match=r"^values of set_attr must be one or a list with one .* 3 envs, got 2$"):
         loop.set_attr("mass", [1, 2])
 
 

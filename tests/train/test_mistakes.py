@@ -57,7 +57,7 @@ TOLD: dict[str, dict[str, tuple[str, str]]] = {
         "too few seeds": ("ValueError", "one for each of 12 envs, got 2"),
         "too many seeds": ("ValueError", "one for each of 12 envs, got 13"),
         "no seeds": ("ValueError", "one for each of 12 envs, got 0"),
-        "too few values": ("ValueError", "one value for each of 12, got 2"),
+        "too few values": ("ValueError", "one for each of 12 envs, got 2"),
         "unknown attribute": ("AttributeError", "has no attribute 'no_such_thing'"),
         "unknown method": ("AttributeError", "has no attribute 'no_such_thing'"),
         "a method that takes no arguments": ("RankError", "TypeError: "),
