@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from mpi_rollout.core.layout import Block
-from mpi_rollout.exchange.exchange import Exchanges
+from mpi_rollout.exchange.exchanges import Exchanges
 
 
 @dataclass

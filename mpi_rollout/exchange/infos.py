@@ -1,30 +1,31 @@
-"""Infos of many envs as one dict, as Gymnasium's vector envs give them: arrays, and masks of who has what.
+"""Infos of many envs as one dict, as Gymnasium's vector envs give them: arrays, and masks of the envs that have them.
 
-Each rank gathers what its own envs say; here the ranks' gatherings become one.  Three ways for a
-trainer to have them:
+Each rank collects the infos of its own envs, and here those of all ranks become one dict.  A trainer chooses:
 
-"none"    {}; nothing is looked at.
+"none"    {}: nobody looks at infos.
 columns   a mapping of names to dtypes: these infos travel in the slots, typed, like rewards.
-"all"     everything that the envs say.  Pickled, and sent in a message of its own by ranks whose envs said anything
-          in a step: free for envs whose infos are empty, as those of CartPole-v1.
+"all"     everything, pickled.  Ranks whose envs gave infos in a step send a message of their own, so this costs nothing
+          for envs with empty infos, such as CartPole-v1.
 """
 
 import pickle
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from mpi_rollout.core.spaces import Leaf
 from mpi_rollout.errors import DataError, UsageError, words_of
 
-Infos = str | Mapping[str, Any]
-FINAL_OBS = "final_obs"  # Under this name Gymnasium gives objects as they are, dicts too.
+InfoDict: TypeAlias = dict[str, Any]  # An env may give anything.
+Infos = str | Mapping[str, object]  # The trainer's choice.
+FINAL_OBS = "final_obs"  # Gymnasium gives the objects of this name as they are, dicts too.
 
 
 def info_leaves(infos: Infos, has_final_infos: bool = False) -> tuple[Leaf, ...]:
-    """The columns that a slot carries for infos; with `has_final_infos` each also below `final_info`.
+    """Return the columns of a slot for infos; with `has_final_infos` each is there below `final_info` too.
 
     Parameters
     ----------
@@ -34,19 +35,15 @@ def info_leaves(infos: Infos, has_final_infos: bool = False) -> tuple[Leaf, ...]
     Raises
     ------
     UsageError
-        It is none of these.
+        It is something else.
     """
-    if isinstance(infos, str):
-        if infos not in ("none", "all"):
-            raise UsageError(
-                f'infos must be "none", "all" or names with dtypes such as {{"lives": int}}, got {infos!r}'
-            )
+    if infos in ("none", "all"):
         return ()
     if not isinstance(infos, Mapping):
         raise UsageError(f'infos must be "none", "all" or names with dtypes such as {{"lives": int}}, got {infos!r}')
-    found = [_leaf(name, kind) for name, kind in infos.items()]
-    below = [Leaf(("final_info", *leaf.keys), leaf.dtype, leaf.shape) for leaf in found]
-    return tuple(found + below * has_final_infos)
+    columns = [_leaf(name, kind) for name, kind in infos.items()]
+    final_columns = [Leaf(("final_info", *leaf.keys), leaf.dtype, leaf.shape) for leaf in columns]
+    return tuple(columns + final_columns * has_final_infos)
 
 
 def _leaf(name: str, kind: Any) -> Leaf:
@@ -61,7 +58,7 @@ def _leaf(name: str, kind: Any) -> Leaf:
 
 
 def names_of(infos: Infos) -> bool | tuple[str, ...]:
-    """What envs are asked for: everything, nothing, or these top-level names."""
+    """Return what envs are asked for: everything, nothing, or these top-level names."""
     if isinstance(infos, str):
         return infos == "all"
     return tuple(dict.fromkeys(name.split("/")[0] for name in infos))
@@ -69,44 +66,47 @@ def names_of(infos: Infos) -> bool | tuple[str, ...]:
 
 @dataclass
 class InfoEntries:
-    """What some envs say under one key: rows and values, or for dicts what they have inside."""
+    """What some envs give under one key: rows and values, or for dicts the entries inside."""
 
     rows: list[int] = field(default_factory=list)
     values: list[Any] = field(default_factory=list)
-    inside: dict[str, "InfoEntries"] | None = None
+    inside: "EntryDict | None" = None
 
 
-def tell(told: dict[str, InfoEntries], info: dict[str, Any], row: int) -> dict[str, InfoEntries]:
-    """Add the info of one env to that of others: values as they are, so that nothing is decided on too early.
+EntryDict: TypeAlias = dict[str, InfoEntries]
 
-    Of numbers of several types the first env's decides for all; on a rank nobody knows yet who that is.
+
+def add_info(entries: EntryDict, info: InfoDict, row: int) -> EntryDict:
+    """Add the info of one env to that of others, with its values as they are.
+
+    Of numbers of several types, the first env's type counts for all; a rank does not know the first env.
     """
     for key, value in info.items():
         is_nested = isinstance(value, dict) and key != FINAL_OBS
-        if key not in told:
-            told[key] = InfoEntries(inside={} if is_nested else None)
-        entry = told[key]
+        if key not in entries:
+            entries[key] = InfoEntries(inside={} if is_nested else None)
+        entry = entries[key]
         entry.rows.append(row)
         if is_nested != (entry.inside is not None):
             raise _half_a_dict(key, entry.values[0] if is_nested else value)
-        if is_nested:
-            tell(entry.inside, value, row)
+        if entry.inside is not None:
+            add_info(entry.inside, value, row)
         else:
             entry.values.append(value.copy() if isinstance(value, np.ndarray) else value)
-    return told
+    return entries
 
 
-def _half_a_dict(key: str, value: Any) -> DataError:
+def _half_a_dict(key: str, value: object) -> DataError:
     return DataError(f"info {key!r} is a dict in one env and {type(value).__name__} in another; make them alike")
 
 
-def pack_infos(infos: dict[str, Any]) -> bytes:
-    """Pickle what a rank's envs say.
+def pack_infos(infos: InfoDict) -> bytes:
+    """Pickle the infos of a rank's envs.
 
     Raises
     ------
     DataError
-        Something of it cannot be pickled.
+        Something in them cannot be pickled.
     """
     try:
         return pickle.dumps(infos, pickle.HIGHEST_PROTOCOL)
@@ -122,58 +122,64 @@ def pack_infos(infos: dict[str, Any]) -> bytes:
         raise
 
 
-def unpack_infos(pickled: Any) -> dict[str, Any]:
-    """The inverse of `pack_infos`."""
-    return pickle.loads(pickled)
+def unpack_infos(pickled: bytes | memoryview) -> InfoDict:
+    """Undo `pack_infos`."""
+    infos: InfoDict = pickle.loads(pickled)
+    return infos
 
 
-def write_columns(infos: dict[str, Any], leaf: Leaf, values: np.ndarray, mask: np.ndarray) -> None:
-    """Write one info of some envs into its columns; where none of them has it, the mask is all there is to write.
+def write_columns(infos: InfoDict, leaf: Leaf, values: np.ndarray, mask: np.ndarray) -> None:
+    """Write one info of some envs into its columns; only the mask where no env has it.
 
     Raises
     ------
     DataError
-        It has not the dtype and shape that were asked for.
+        It does not have the dtype and shape that were asked for.
     """
-    rows, found = _find(infos, leaf)
+    rows, given = _find(infos, leaf)
     mask[:] = False
     if len(rows) == 0:
         return
     try:
-        wanted = np.array(found)
-        if wanted.dtype.kind not in "biufc" or wanted.shape != (len(rows), *leaf.shape):
-            raise ValueError(f"got {wanted.dtype} of shape {wanted.shape[1:]}")
-        values[rows] = wanted
+        column = np.array(given)
+        if column.dtype.kind not in "biufc" or column.shape != (len(rows), *leaf.shape):
+            raise ValueError(f"got {column.dtype} of shape {column.shape[1:]}")
+        values[np.asarray(rows)] = column
     except (TypeError, ValueError) as error:
         raise DataError(
-            f"infos: {'/'.join(leaf.keys)!r} should be {leaf.dtype} of shape {leaf.shape}: {error}; "
+            f"infos: {_name(leaf)!r} should be {leaf.dtype} of shape {leaf.shape}: {error}; "
             'ask for what the envs say, or connect(..., infos="all")'
         ) from error
-    mask[rows] = True
+    mask[np.asarray(rows)] = True
 
 
-def _find(infos: dict[str, Any], leaf: Leaf) -> tuple[Any, Any]:
-    """Rows and values of one info in what a loop has told, or a vector env said."""
-    rows, found = [], infos
+def _name(leaf: Leaf) -> str:
+    return "/".join(map(str, leaf.keys))
+
+
+def _find(infos: InfoDict, leaf: Leaf) -> tuple[Sequence[int] | np.ndarray, ArrayLike]:
+    """Return the rows and values of one info, of the entries of a loop or of the infos of a vector env."""
+    rows: Any = []
+    values: Any = infos
     for key in leaf.keys:
-        if not isinstance(found, dict):
-            raise DataError(f"infos: {'/'.join(leaf.keys)!r}: {leaf.keys[0]!r} is no dict in what the envs say")
-        entry = found.get(key)
+        if not isinstance(values, dict):
+            raise DataError(f"infos: {_name(leaf)!r}: {leaf.keys[0]!r} is not a dict in what the envs say")
+        entry = values.get(key)
         if entry is None:
             return [], []
         if isinstance(entry, InfoEntries):
-            rows, found = entry.rows, entry.values if entry.inside is None else entry.inside
+            rows, values = entry.rows, entry.values if entry.inside is None else entry.inside
         else:
-            rows = np.flatnonzero(found.get(f"_{key}", np.ones(len(entry), bool)))
-            found = entry if isinstance(entry, dict) else entry[rows]
-    return rows, found
+            rows = np.flatnonzero(values.get(f"_{key}", np.ones(len(entry), bool)))
+            values = entry if isinstance(entry, dict) else entry[rows]
+    return rows, values
 
 
-def add_columns(infos: dict[str, Any], leaf: Leaf, values: np.ndarray, mask: np.ndarray) -> None:
-    """Hang the columns of one info into a dict of infos, if any env has it."""
+def add_columns(infos: InfoDict, leaf: Leaf, values: np.ndarray, mask: np.ndarray) -> None:
+    """Put the columns of one info into a dict of infos, if any env has it."""
     if not mask.any():
         return
-    *outer, last = leaf.keys
+    *outer, last = map(str, leaf.keys)
     for key in outer:
         has = infos.get(f"_{key}")
         infos[f"_{key}"] = mask.copy() if has is None else has | mask
@@ -182,47 +188,47 @@ def add_columns(infos: dict[str, Any], leaf: Leaf, values: np.ndarray, mask: np.
     infos[last], infos[f"_{last}"] = values, mask
 
 
-def merge_infos(num_envs: int, parts: Iterable[tuple[slice, dict[str, Any]]]) -> dict[str, Any]:
+def merge_infos(num_envs: int, slices: Iterable[tuple[slice, InfoDict]]) -> InfoDict:
     """Make infos as Gymnasium's vector envs have them.
 
     Parameters
     ----------
-    parts
-        In env order: rows, and what was told of these envs, or the infos of a vector env.
+    slices
+        In env order: rows, and the entries of these envs, or the infos of a vector env.
 
     Raises
     ------
     DataError
-        Envs say what cannot stand in one array.
+        Envs give values that cannot stand in one array.
     """
-    merged: dict[str, Any] = {}
-    for rows, infos in parts:
+    merged: InfoDict = {}
+    for rows, infos in slices:
         for key, value in infos.items():
             if isinstance(value, InfoEntries):
-                _add_told(merged, num_envs, rows.start, key, value)
+                _add_entries(merged, num_envs, rows.start, key, value)
             else:
                 _add_arrays(merged, num_envs, rows, key, value)
     return merged
 
 
-def _add_told(merged: dict[str, Any], num_envs: int, start: int, key: str, told: InfoEntries) -> None:
-    rows = [start + row for row in told.rows]
+def _add_entries(merged: InfoDict, num_envs: int, start: int, key: str, entries: InfoEntries) -> None:
+    rows = [start + row for row in entries.rows]
     before = merged.get(key)
-    if before is not None and isinstance(before, dict) != (told.inside is not None):
-        raise _half_a_dict(key, told.values[0] if told.inside is None else before[merged[f"_{key}"]][0])
-    if told.inside is not None:
+    if before is not None and isinstance(before, dict) != (entries.inside is not None):
+        raise _half_a_dict(key, entries.values[0] if entries.inside is None else before[merged[f"_{key}"]][0])
+    if entries.inside is not None:
         inside = merged.setdefault(key, {})
-        for name, entry in told.inside.items():
-            _add_told(inside, num_envs, start, name, entry)
+        for name, entry in entries.inside.items():
+            _add_entries(inside, num_envs, start, name, entry)
     else:
         if key not in merged:
-            merged[key] = _array_for(None if key == FINAL_OBS else told.values[0], num_envs)
-        _assign(merged[key], rows, told.values, key)
+            merged[key] = _array_for(None if key == FINAL_OBS else entries.values[0], num_envs)
+        _assign(merged[key], rows, entries.values, key)
     merged.setdefault(f"_{key}", np.zeros(num_envs, np.bool_))[rows] = True
 
 
-def _array_for(value: Any, num_envs: int) -> np.ndarray:
-    """As Gymnasium's `VectorEnv._add_info` has it: of the type of the first value, for all envs."""
+def _array_for(value: object, num_envs: int) -> np.ndarray:
+    """Return an array for all envs, of the type of the first value, as Gymnasium's `VectorEnv._add_info` does."""
     if type(value) in (int, float, bool) or isinstance(value, np.number):
         return np.zeros(num_envs, type(value))
     if isinstance(value, np.ndarray):
@@ -230,8 +236,8 @@ def _array_for(value: Any, num_envs: int) -> np.ndarray:
     return np.full(num_envs, None, object)
 
 
-def _assign(array: np.ndarray, rows: list[int], values: list[Any], key: str) -> None:
-    """One by one where values differ in type: how they are converted must not depend on their neighbours."""
+def _assign(array: np.ndarray, rows: list[int], values: list[object], key: str) -> None:
+    """Assign values one by one where they differ in type: their conversion must not depend on their neighbours."""
     try:
         if array.dtype != object and len(set(map(type, values))) == 1:
             array[rows] = values
@@ -245,7 +251,7 @@ def _assign(array: np.ndarray, rows: list[int], values: list[Any], key: str) -> 
         ) from error
 
 
-def _add_arrays(merged: dict[str, Any], num_envs: int, rows: slice, key: str, value: Any) -> None:
+def _add_arrays(merged: InfoDict, num_envs: int, rows: slice, key: str, value: object) -> None:
     if isinstance(value, dict):
         inside = merged.setdefault(key, {})
         for name, entry in value.items():
@@ -254,5 +260,5 @@ def _add_arrays(merged: dict[str, Any], num_envs: int, rows: slice, key: str, va
         if key not in merged:
             merged[key] = np.full((num_envs, *value.shape[1:]), None if value.dtype == object else 0, value.dtype)
         merged[key][rows] = value
-    else:  # A natively vectorized env may say something of all its envs together.
+    else:  # A natively vectorized env may give one value for all its envs.
         merged[key] = value

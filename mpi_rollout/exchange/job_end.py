@@ -39,7 +39,7 @@ _end_watches: list["EndWatch"] = []  # At most one.
 
 
 @contextmanager
-def all_or_none(comm: "MPI.Intracomm") -> Iterator[None]:
+def all_or_none(comm: "MPI.Comm") -> Iterator[None]:
     """End all ranks when this one leaves by an exception that the others do not know of.
 
     An exception alone would hang the job: this rank would wait in MPI_Finalize, the others for their next message.
@@ -67,12 +67,12 @@ def all_or_none(comm: "MPI.Intracomm") -> Iterator[None]:
         abort(comm, RolloutError.exit_code)
 
 
-def _place(comm: "MPI.Intracomm") -> str:
+def _place(comm: "MPI.Comm") -> str:
     return f"rank {comm.rank} ({os.uname().nodename})"
 
 
 @contextmanager
-def no_early_end(comm: "MPI.Intracomm", others_go_on: bool = False) -> Iterator[None]:
+def no_early_end(comm: "MPI.Comm", others_go_on: bool = False) -> Iterator[None]:
     """End the job, with a message, when an env, a policy or a library would end this rank or its MPI; see `exits`.
 
     Parameters
@@ -119,7 +119,7 @@ def is_loss(error: BaseException) -> bool:
     return mpi is not None and isinstance(error, mpi.Exception) and error.Get_error_class() == mpi.ERR_OTHER
 
 
-def _lost_ranks(comm: "MPI.Intracomm", error: BaseException) -> list[int]:
+def _lost_ranks(comm: "MPI.Comm", error: BaseException) -> list[int]:
     """Return the ranks that are gone, if that caused the error; only Open MPI's ULFM tells."""
     mpi = loaded_mpi()
     if mpi is None or not isinstance(error, mpi.Exception) or error.Get_error_class() != mpi.ERR_PROC_FAILED:
@@ -127,7 +127,7 @@ def _lost_ranks(comm: "MPI.Intracomm", error: BaseException) -> list[int]:
     return [*comm.Get_failed().Translate_ranks(None, comm.Get_group())]
 
 
-def abort(comm: "MPI.Intracomm", code: int) -> NoReturn:
+def abort(comm: "MPI.Comm", code: int) -> NoReturn:
     """End all ranks at once with an exit code, after the launcher has read what this one said."""
     settle()
     _await_reader(STDERR)
@@ -175,7 +175,7 @@ def with_stacks(call: Callable[[], T]) -> T:
 
 
 def finalize() -> None:
-    """End MPI, if it was started and has not been ended.  **Collective.**"""
+    """End MPI, if it was started and has not been ended.  **Collective**."""
     mpi = loaded_mpi()
     if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
         mpi.Finalize()
@@ -193,7 +193,7 @@ def leave(code: int, finalizes: bool = True) -> NoReturn:
     exits.leave_now(code)
 
 
-def watch_end(comm: "MPI.Intracomm", code: int) -> "EndWatch":
+def watch_end(comm: "MPI.Comm", code: int) -> "EndWatch":
     """Make sure that this rank ends after its program is through, with this code if the program gives no other."""
     if not _end_watches:
         _end_watches.append(EndWatch(_place(comm)))

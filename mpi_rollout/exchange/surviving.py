@@ -1,42 +1,48 @@
-"""Going on without ranks that are gone: the messages of lockstep on a communicator that can shrink (MPI's ULFM).
+"""Going on without lost ranks: the messages of lockstep on a communicator that can shrink (MPI's ULFM).
 
-When a rank is gone, some calls of the others raise: in one rank at once, in another not before it has ended its step.
-Whoever sees it first revokes the communicator, which gets all others out of what they wait for; all make a new one
-of those that are left; the root says at which order it is and sends that order again.  A rank that had it already
-does nothing again: it only sends its slot once more, as it is.  So what the others give stays the same, byte for byte.
+When a rank is gone, some calls of the others raise: in one rank at once, in another after it has ended its step.  The
+rank that sees it first revokes the communicator, which ends the waits of all others.  All make a new communicator of
+the ranks that are left.  The root says at which order it is and sends that order again.  A rank that had it already
+repeats nothing: it only sends its slot once more, as it is.  So the data of the others stay the same, byte for byte.
 
-Two rules keep this free of waiting for each other.  No rank leaves before all have agreed, on the communicator that
-they then have, that all have the last order.  And each communicator sees one agreement: "leave" of those that have the
-last order, "go on" of those that are in trouble; one "go on" decides, and all come to shrink it.
+Two rules prevent a deadlock.  No rank leaves before all have agreed, on the communicator that they have then, that all
+have the last order.  And each communicator sees one agreement: ranks that have the last order say "leave", ranks in
+trouble say "go on".  One "go on" decides, and all shrink the communicator.
 
-An order with more than actions (a reset, a call by name) is not sent again: its round is void, `RankLost` is raised on
-all ranks, the root ends the run, and the others wait for what it orders then.
+An order with more than actions (a reset, a call by name) is not sent again.  Its round is void: `RankLost` is raised on
+all ranks, the root ends the run, and the others wait for its next order.
 """
 
 import os
 from time import monotonic, sleep
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from mpi_rollout.core.layout import LOST
 from mpi_rollout.errors import LaunchError, RankLost, RolloutError, UsageError
 from mpi_rollout.exchange.job_end import abort
+from mpi_rollout.exchange.transports import Transport
 from mpi_rollout.exchange.world import GRACE_S, ROOT, library_name
 from mpi_rollout.process.console import say
 from mpi_rollout.process.launcher import be_last
 
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+T = TypeVar("T")
+
 ULFM_VARIABLE = "OMPI_MCA_mpi_ft_enable"  # What `mpirun --with-ft ulfm` sets.
-TOLD_S = 5.0  # Until when the launcher has told of a loss, at the latest.
+REPORT_S = 5.0  # The launcher reports a loss within this time.
 WAY_OUT = "without the option the job ends when a rank is lost, and the same command continues it"
 
 
 def is_ulfm_on() -> bool:
-    """Whether this process was started by `mpirun --with-ft ulfm`; without starting MPI, which cannot say it."""
+    """Tell whether `mpirun --with-ft ulfm` started this process.  MPI itself cannot tell, and is not started."""
     return os.environ.get(ULFM_VARIABLE, "").lower() in ("1", "t", "true", "enabled", "yes", "y")
 
 
-def check_ulfm(comm: Any) -> None:
+def check_ulfm(comm: "MPI.Intracomm") -> None:
     """Raise UsageError or LaunchError where a job cannot go on without a rank."""
     if comm.size == 1:  # There may be no MPI at all.
         raise UsageError("--on-rank-loss shrink needs 2 ranks or more, got 1; use mpirun --with-ft ulfm -n 2")
@@ -49,47 +55,56 @@ def check_ulfm(comm: Any) -> None:
         raise LaunchError(f"--on-rank-loss shrink needs mpirun --with-ft ulfm, got a job without it; {WAY_OUT}")
 
 
-class Surviving:
+class ShrinkingTransport(Transport):
     """Bcast and Gatherv among the ranks that are left.
 
-    It has the verbs of `messages.Lockstep`, and for what happens rarely those of a communicator that it needs.
+    For rare messages it also has those methods of a communicator that are needed.
 
     Parameters
     ----------
     slots
-        (num_ranks, nbytes) on the root, else None.  A lost rank's row stays as it is.
+        Of shape (num_ranks, nbytes) on the root, else None.  A lost rank's row stays as it is.
+    marks
+        On the root those of the slots.
 
     Attributes
     ----------
     rank
-        At the start, as all ranks that are spoken of here.
+        This rank's number at the start, as all numbers of ranks here.
     ranks
-        Those that are left.
-    marks
-        On the root those of the slots, to be set by whoever has laid them out.
+        The ranks that are left.
     """
 
-    def __init__(self, comm: Any, order: np.ndarray, slot: np.ndarray, slots: np.ndarray | None):
+    def __init__(
+        self,
+        comm: "MPI.Intracomm",
+        order: np.ndarray,
+        slot: np.ndarray | None,
+        slots: np.ndarray | None,
+        marks: np.ndarray | None,
+        slot_nbytes: int,
+    ) -> None:
         from mpi4py import MPI
 
-        self.comm, self.rank, self.ranks = comm, comm.rank, np.arange(comm.size)
-        self.marks: np.ndarray | None = None
+        self.comm: MPI.Comm = comm
+        self.rank, self.ranks = comm.rank, np.arange(comm.size)
         self._group, self._hosts = comm.Get_group(), comm.gather(os.uname().nodename, ROOT)
-        self._order, self._slots = [order, MPI.BYTE], slots
-        self._own = [slot, MPI.BYTE] if slots is None else MPI.IN_PLACE  # The root's is already in its place.
-        self._row = MPI.BYTE.Create_contiguous(slot.nbytes if slots is None else slots.shape[1]).Commit()
-        self._aim()
+        self._order, self._slots, self._marks = (order.data, MPI.BYTE), slots, marks
+        # The root's own slot is in its place already.
+        self._own = MPI.IN_PLACE if slot is None or slots is not None else (slot.data, MPI.BYTE)
+        self._row = MPI.BYTE.Create_contiguous(slot_nbytes).Commit()
+        self._place_slots()
         self._num_orders = 0  # Posted by the root; elsewhere received.
-        self._is_plain = True  # The last one says all there is to say in its round.
+        self._is_plain = True  # The last order is all there is to say in its round.
         self._num_at_order = comm.size  # Ranks when it was posted.
         self._failed = (MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING, MPI.ERR_REVOKED)
         self._error = MPI.Exception
 
-    def _aim(self) -> None:
+    def _place_slots(self) -> None:
         """Have each slot come to its own row."""
         self._all = None
         if self._slots is not None:
-            self._all = [self._slots, np.ones(len(self.ranks), np.int32), self.ranks.astype(np.int32), self._row]
+            self._all = (self._slots.data, [1] * len(self.ranks), self.ranks.tolist(), self._row)
 
     def post_order(self) -> None:
         self._num_orders += 1
@@ -120,11 +135,10 @@ class Surviving:
         except self._error as error:
             self._recover(error, has_slot=True, is_void=not self._is_plain)
 
-    def spread(self, value: Any = None) -> Any:
-        """Broadcast a Python object of the root, pickled, after an order."""
+    def spread(self, value: object = None) -> Any:
         return self.bcast(value, ROOT)
 
-    def bcast(self, value: Any, root: int) -> Any:
+    def bcast(self, value: object, root: int) -> Any:
         """Broadcast a Python object, pickled."""
         self._is_plain = False
         while True:
@@ -135,12 +149,13 @@ class Surviving:
             except self._error as error:
                 self._recover(error, is_void=True)
 
-    def gather(self, value: Any, root: int) -> list[Any] | None:
+    def gather(self, value: T, root: int) -> list[T] | None:
         """Gather a Python object of each rank, pickled."""
         try:
             return self.comm.gather(value, root)
         except self._error as error:
-            return self._recover(error, is_void=True)
+            self._recover(error, is_void=True)
+            return None
 
     def Barrier(self) -> None:  # noqa: N802  As mpi4py has it.
         try:
@@ -148,17 +163,17 @@ class Surviving:
         except self._error as error:
             self._recover(error, is_void=True)
 
-    def _recover(self, error: Exception | None, has_slot: bool = False, is_void: bool = False) -> None:
+    def _recover(self, error: "MPI.Exception | None", has_slot: bool = False, is_void: bool = False) -> None:
         """Go on with the ranks that are left.  **Collective** of these, wherever each of them is.
 
         Parameters
         ----------
         error
-            None: it is this rank's own wish.
+            None if this rank wants it by itself.
         has_slot
-            The round is at its slots: those that were sent are sent again.
+            The round is at its slots: slots that were sent are sent again.
         is_void
-            On the root: the last order is not to be sent again.
+            On the root: the last order must not be sent again.
 
         Raises
         ------
@@ -171,17 +186,17 @@ class Surviving:
             self._agree(False)
             try:
                 return self._begin_again(has_slot, is_void)
-            except self._error as another:  # Another loss meanwhile.
-                error = another
+            except self._error as next_error:  # Another loss meanwhile.
+                error = next_error
 
-    def _check(self, error: Any) -> None:
+    def _check(self, error: "MPI.Exception | None") -> None:
         """Raise an error that has another cause than a lost rank.
 
-        Open MPI gives what its transport says where that finds a rank gone before the launcher has told so.
+        Open MPI gives the error of its transport if that finds a rank gone before the launcher has reported it.
         """
         if error is None or error.Get_error_class() in self._failed:
             return
-        deadline = monotonic() + TOLD_S
+        deadline = monotonic() + REPORT_S
         while not (self.comm.Is_revoked() or self.comm.Get_failed().size):
             if monotonic() > deadline:
                 raise error
@@ -189,11 +204,11 @@ class Surviving:
             sleep(0.001)
 
     def _begin_again(self, has_slot: bool, is_void: bool) -> None:
-        """Shrink, and come together at the root's order."""
+        """Shrink the communicator, and meet at the root's order."""
         before = self.ranks
         self._shrink()
-        if self.marks is not None:  # Now: what follows may fail, and begin again with the ranks of now.
-            self.marks[np.setdiff1d(before, self.ranks)] = LOST
+        if self._marks is not None:  # At once: what follows may fail, and begin again with the ranks of now.
+            self._marks[np.setdiff1d(before, self.ranks)] = LOST
         state = np.array([self._num_orders, is_void])
         self.comm.Bcast(state, ROOT)
         num_orders, is_void = state.tolist()
@@ -217,14 +232,14 @@ class Surviving:
             if comm.rank == 0:
                 say("mpi_rollout: lost rank 0, which writes the file; the same command continues the run\n")
             else:
-                sleep(GRACE_S)  # One tells for all, and aborts.
+                sleep(GRACE_S)
             abort(comm, RolloutError.exit_code)
         if comm.size == 1:
             be_last()
-        self._aim()
+        self._place_slots()
 
     def _agree(self, is_leaving: bool) -> bool:
-        """Whether all ranks that are left want to leave.  **Collective**, also when the communicator is revoked."""
+        """Tell whether all ranks that are left want to leave.  **Collective**, even on a revoked communicator."""
         self.comm.Ack_failed()
         try:
             return bool(self.comm.Agree(int(is_leaving)))
@@ -233,26 +248,20 @@ class Surviving:
             return False
 
     def _take_names(self) -> str:
-        """Say on the root which ranks are marked as lost, once."""
-        if self.marks is None:
+        """Return on the root the names of the ranks that are marked as lost, and remove the marks."""
+        if self._marks is None or self._hosts is None:
             return "ranks"
-        lost = np.flatnonzero(self.marks == LOST)
-        self.marks[lost] = 0
-        return ", ".join(f"rank {rank} ({self._hosts[rank]})" for rank in lost)
-
-    def listen(self) -> None:
-        pass
+        lost_ranks = np.flatnonzero(self._marks == LOST)
+        self._marks[lost_ranks] = 0
+        return ", ".join(f"rank {rank} ({self._hosts[rank]})" for rank in lost_ranks)
 
     def finish(self) -> None:
-        """Wait until all that are left have the last order."""
+        """Wait until all ranks that are left have the last order."""
         while not self._agree(True):
             try:
                 self._begin_again(has_slot=False, is_void=False)
             except self._error as error:
                 self._recover(error)
-
-    def free(self) -> None:
-        pass
 
     def Free(self) -> None:  # noqa: N802
         self._row.Free()

@@ -1,65 +1,89 @@
-"""How an order goes out and its slots come back: four ways with the same verbs.
+"""How an order goes out and its slots come back.
 
-Each rank makes one for its buffers and calls `post_order` and `await_slots` on the root, `await_order` and
-`post_slot` elsewhere, in turn.  An order and a slot are single buffers of bytes, so either is one message.
+Each rank makes a transport for its buffers.  The root calls `post_order` and `await_slots`, the other ranks call
+`await_order` and `post_slot`.  An order and a slot are single buffers of bytes, so each is one message.
 
-Lockstep        blocking collectives: all ranks at once, the cheapest per step
-Overlapped      nonblocking collectives: a rank can be in several of these and obey whose order comes first
-DirectMessages  messages between the root and each of some ranks: none passes on what another one waits for, so with
-                one rank nobody else is delayed, and ranks may sleep while they wait
-NoMessages      the root to itself
+Transport             no messages: the root to itself
+CollectiveTransport   blocking collectives: all ranks at once, the cheapest per step
+NonblockingTransport  nonblocking collectives: a rank can take part in several of these, and obey the first order
+DirectTransport       messages between the root and each of some ranks.  No rank passes on what another one waits for:
+                      with one rank nobody else is delayed, and ranks may sleep while they wait
+SwitchingTransport    collective, and direct while other programs share the cores
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mpi_rollout.core.layout import MASKED, SHORT
+from mpi_rollout.exchange.waiting import Adaptation, Wait
 from mpi_rollout.exchange.world import ROOT
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
 
 ORDER_TAG, SLOT_TAG, OBJECT_TAG, INFOS_TAG = 1, 2, 3, 4
 
 
-class NoMessages:
-    """No messages: the root is the only rank."""
+class Transport:
+    """No messages: the root is the only rank.  The other transports have the same methods.
 
-    arrival = None
+    Attributes
+    ----------
+    arrival
+        The request for the next message, if it is a single one: for the slot on the root, for the order elsewhere.
+    """
+
+    arrival: "MPI.Request | None" = None
 
     def post_order(self) -> None:
-        pass
+        """Send the order to the ranks."""
+
+    def await_order(self) -> None:
+        """Receive the order."""
+
+    def post_slot(self) -> None:
+        """Send this rank's slot."""
 
     def await_slots(self) -> None:
-        pass
+        """Receive all slots."""
 
-    def spread(self, value: Any = None) -> Any:
+    def spread(self, value: object = None) -> Any:
+        """Send a Python object from the root to the other ranks, pickled, between an order and its slots."""
         return value
 
+    def listen(self) -> None:
+        """Be ready to receive before the other side is told to send: some orders are not answered by slots."""
+
     def finish(self) -> None:
-        pass
+        """Wait until the messages of this rank have left."""
 
     def free(self) -> None:
-        pass
+        """Give the requests back."""
 
 
-class Lockstep:
+class CollectiveTransport(Transport):
     """Bcast and Gather.
 
     Parameters
     ----------
     slot
-        This rank's own; on the root a row of `slots`.
+        This rank's own; on the root a row of `slots`, or None.
     slots
-        (num_ranks, nbytes) on the root, else None.
+        Of shape (num_ranks, nbytes) on the root, else None.
     """
 
-    def __init__(self, comm: Any, order: np.ndarray, slot: np.ndarray, slots: np.ndarray | None):
+    def __init__(
+        self, comm: "MPI.Intracomm", order: np.ndarray, slot: np.ndarray | None, slots: np.ndarray | None
+    ) -> None:
         from mpi4py import MPI
 
         self.comm = comm
-        self._order = [order, MPI.BYTE]
-        self._slot, self._slots = [slot, MPI.BYTE], None
-        if slots is not None:  # The root's own slot is already in its place.
-            self._slot, self._slots = MPI.IN_PLACE, [slots, slots.shape[1], MPI.BYTE]
+        self._order = (order.data, MPI.BYTE)
+        # The root's own slot is in its place already.
+        self._slot = MPI.IN_PLACE if slot is None or slots is not None else (slot.data, MPI.BYTE)
+        self._slots = None if slots is None else (slots.data, slots.shape[1], MPI.BYTE)
 
     def post_order(self) -> None:
         self.comm.Bcast(self._order, ROOT)
@@ -72,121 +96,101 @@ class Lockstep:
     def await_slots(self) -> None:
         self.comm.Gather(self._slot, self._slots, ROOT)
 
-    def spread(self, value: Any = None) -> Any:
-        """Broadcast a Python object of the root, pickled, between an order and its slots."""
+    def spread(self, value: object = None) -> Any:
         return self.comm.bcast(value, ROOT)
 
-    def listen(self) -> None:
-        pass
 
-    def finish(self) -> None:
-        pass
-
-    def free(self) -> None:
-        pass
-
-
-class Overlapped(Lockstep):
+class NonblockingTransport(CollectiveTransport):
     """Ibcast and Igather.  A worker listens for the next order as soon as its slot is on its way."""
 
-    def __init__(self, comm: Any, order: np.ndarray, slot: np.ndarray, slots: np.ndarray | None, waiting: Any):
+    def __init__(
+        self,
+        comm: "MPI.Intracomm",
+        order: np.ndarray,
+        slot: np.ndarray | None,
+        slots: np.ndarray | None,
+        waiting: Wait,
+    ) -> None:
         super().__init__(comm, order, slot, slots)
-        self._waiting, self._sent = waiting, None
-        self.arrival = None if slots is not None else comm.Ibcast(self._order, ROOT)
+        self._waiting = waiting
+        self._sent: MPI.Request | None = None
+        if slots is None:
+            self.listen()
 
     def post_order(self) -> None:
         self.finish()
         self._sent = self.comm.Ibcast(self._order, ROOT)
 
     def await_order(self) -> None:
-        self._waiting.one(self.arrival)
-        self.finish()  # It is over: the root has sent another order.
+        if self.arrival is not None:
+            self._waiting.one(self.arrival)
+        self.finish()  # It is over, because the root has sent another order.
 
     def post_slot(self) -> None:
         self._sent = self.comm.Igather(self._slot, None, ROOT)
         self.listen()
 
     def listen(self) -> None:
-        """Expect an order."""
         self.arrival = self.comm.Ibcast(self._order, ROOT)
 
     def await_slots(self) -> None:
         self._waiting.one(self.comm.Igather(self._slot, self._slots, ROOT))
 
     def finish(self) -> None:
-        """Wait until what was sent has left."""
         if self._sent is not None:
             self._sent.Wait()
             self._sent = None
 
 
-class DirectMessages:
+class DirectTransport(Transport):
     """Persistent sends and receives between the root and each of some other ranks.
 
     Parameters
     ----------
     slots
-        On the root those of `peers`, a row each; elsewhere None.
+        On the root a row for each of `peers`; elsewhere this rank's own slot.
     peers
-        On the root who takes part.
-    waiting
-        See `waiting`.
-
-    Attributes
-    ----------
-    arrival
-        The request of what this rank waits for, if that comes from one other rank: the slot on the root, the order
-        elsewhere.
+        On the root the ranks that take part; elsewhere the root.
     """
 
     def __init__(
-        self, comm: Any, order: np.ndarray, slot: np.ndarray, slots: np.ndarray | None, peers: Sequence[int],
-        waiting: Any,
-    ):  # fmt: skip
+        self, comm: "MPI.Intracomm", order: np.ndarray, slots: list[np.ndarray], peers: Sequence[int], waiting: Wait
+    ) -> None:
         self.comm, self._peers, self._waiting = comm, peers, waiting
+        rows = list(zip(slots, peers, strict=True))
         if comm.rank == ROOT:
-            self._sends = [comm.Send_init(order, peer, ORDER_TAG) for peer in peers]
-            self._receives = [comm.Recv_init(row, peer, SLOT_TAG) for row, peer in zip(slots, peers, strict=True)]
+            self._sends = [comm.Send_init(order.data, peer, ORDER_TAG) for peer in peers]
+            self._receives = [comm.Recv_init(row.data, peer, SLOT_TAG) for row, peer in rows]
         else:
-            self._sends = [comm.Send_init(slot, ROOT, SLOT_TAG)]
-            self._receives = [comm.Recv_init(order, ROOT, ORDER_TAG)]
+            self._sends = [comm.Send_init(row.data, peer, SLOT_TAG) for row, peer in rows]
+            self._receives = [comm.Recv_init(order.data, peer, ORDER_TAG) for peer in peers]
+        self._start_all, self._wait_all = self._receives[0].Startall, self._receives[0].Waitall
         self.arrival = self._receives[0]
         self._is_listening = False
 
     def post_order(self) -> None:
         self.listen()
-        self._send()
+        self.send_order()
+
+    post_slot = post_order
 
     def send_order(self) -> None:
-        """Post an order whose slots do not come back by these messages."""
-        self._send()
+        """Send a message that these messages do not answer."""
+        self.finish()
+        self._start_all(self._sends)
 
     def await_slots(self) -> None:
-        self._arrive()
-
-    def await_order(self) -> None:
-        self._arrive()
-
-    def post_slot(self) -> None:
-        self.listen()
-        self._send()
-
-    def listen(self) -> None:
-        """Be ready to receive, before the other side is told to send; not all orders are answered by slots."""
-        if not self._is_listening:
-            self.arrival.Startall(self._receives)
-            self._is_listening = True
-
-    def _arrive(self) -> None:
         self._waiting.all(self._receives)
         self._is_listening = False
 
-    def _send(self) -> None:
-        self.finish()
-        self.arrival.Startall(self._sends)
+    await_order = await_slots
 
-    def spread(self, value: Any = None) -> Any:
-        """Send a Python object from the root to the others, pickled, between an order and its slots."""
+    def listen(self) -> None:
+        if not self._is_listening:
+            self._start_all(self._receives)
+            self._is_listening = True
+
+    def spread(self, value: object = None) -> Any:
         if self.comm.rank != ROOT:
             return self.comm.recv(source=ROOT, tag=OBJECT_TAG)
         for peer in self._peers:
@@ -194,8 +198,7 @@ class DirectMessages:
         return value
 
     def finish(self) -> None:
-        """Wait until what was sent has left: it has, once it was answered."""
-        self.arrival.Waitall(self._sends)
+        self._wait_all(self._sends)
 
     def free(self) -> None:
         self.finish()
@@ -206,3 +209,83 @@ class DirectMessages:
             request.Free()
         for request in self._sends:
             request.Free()
+
+
+class SwitchingTransport(Transport):
+    """Lockstep by collectives, and by direct messages while other programs share the ranks' cores.
+
+    Blocking collectives cost least, but a rank that waits in one spins.  With nonblocking collectives and direct
+    messages it can sleep.  Both add the same 4 us to an exchange of two ranks (9 us, Open MPI), some percent of a step
+    of 64 CartPoles.  So ranks use these only while they must.
+
+    Each order says how its slots and the next orders travel, so all ranks change at the same place, without a message.
+    A rank that gets too little processor time says so in its slot's mark.  The root decides for all ranks, because in
+    lockstep one such rank delays all of them.
+
+    Parameters
+    ----------
+    make_direct
+        Makes the `DirectTransport` when it is needed for the first time.
+    is_direct
+        One number in the order: 1 if messages are direct from this order on, 0 if they are collective.
+
+    Attributes
+    ----------
+    mark
+        That of this rank's slot; None on a root without envs.
+    """
+
+    def __init__(
+        self,
+        collective: CollectiveTransport,
+        make_direct: Callable[[], DirectTransport],
+        is_direct: np.ndarray,
+        mark: np.ndarray | None,
+    ) -> None:
+        self._collective, self._make_direct, self._order_is_direct = collective, make_direct, is_direct.data
+        self._direct: DirectTransport | None = None
+        self._adaptation, self._is_told, self.mark = Adaptation(), False, mark
+        self._use(collective)
+
+    def _use(self, transport: CollectiveTransport | DirectTransport) -> None:
+        self._now, self._is_direct = transport, transport is self._direct
+        for name in ("await_slots", "spread", "listen", "finish"):  # Steps call these without a detour.
+            setattr(self, name, getattr(transport, name))
+
+    def post_order(self) -> None:
+        if self._adaptation.sleeps(self._is_told) == self._is_direct:
+            self._now.post_order()
+            return
+        self._order_is_direct[0] = not self._is_direct
+        self._now.send_order()  # Its slots do not come back this way.
+        self._change()
+        self.listen()
+
+    def await_order(self) -> None:
+        self._now.await_order()
+        if self._order_is_direct[0] != self._is_direct:
+            self._change()  # It listens when this order is obeyed: the next order would take its place.
+
+    def _change(self) -> None:
+        self.finish()
+        self._is_told = False
+        if self._is_direct:
+            self._use(self._collective)
+            self._adaptation.watch.restart()
+        else:
+            self._direct = self._direct or self._make_direct()
+            self._use(self._direct)
+
+    def note_shortage(self) -> None:
+        """Note on the root that a slot has come with the mark `SHORT`."""
+        self._is_told = True
+
+    def post_slot(self) -> None:
+        is_short = not self._is_direct and self._adaptation.watch.is_short()
+        if is_short and self.mark is not None and self.mark[0] in (0, MASKED):
+            self.mark[0] = SHORT
+        self._now.post_slot()
+
+    def free(self) -> None:
+        if self._direct is not None:
+            self._direct.free()

@@ -1,13 +1,13 @@
-"""How a rank waits for messages: at the cost of a core, or asleep.
+"""How a rank waits for messages: it spins on its core, or it sleeps.
 
-MPI's own waits spin.  Nothing is quicker where each rank has a core to itself, and where two or three share one they
-are still quicker: both MPIs let others run then.  Of 64 ranks on two cores those who wait take MPICH's cores from those
-who work (results/measured/README.md, "How ranks wait").  So where a host has many more ranks than cores, which is for
-envs that wait themselves, ranks look, sleep, and look again.
+MPI's own waits spin.  Nothing is quicker where each rank has a core to itself.  Where two or three ranks share a core
+they are still quicker, because both MPIs let others run then.  Of 64 ranks on two cores under MPICH, those that wait
+take the cores from those that work (results/measured/README.md, "How ranks wait").  So where a host has many more ranks
+than cores, which is useful for envs that wait themselves, ranks look, sleep, and look again.
 
-Where other programs run on the ranks' cores, a rank that spins uses up its turn, and has none when there is work: then
-sleeping is three times as quick.  Whether they do is not known at the start, and changes.  So ranks that have a core
-each look, a few times a second, how long they waited for their turn.
+Where other programs run on the ranks' cores, a rank that spins uses up its turn, and has no turn when there is work.
+Sleeping is three times as quick then.  Nobody knows at the start whether other programs run, and it changes.  So ranks
+that have a core each check a few times a second how long they waited for their turn.
 """
 
 import math
@@ -16,33 +16,42 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from time import perf_counter, sleep
-from typing import Any
+from typing import TYPE_CHECKING, Protocol
 
 from mpi_rollout.core.host import processor_quota, processor_time
 from mpi_rollout.exchange.world import ROOT
 
-MANY = 4  # Ranks for each core: with fewer, sleeping was never the quicker.
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+MANY = 4  # Ranks for each core: with fewer, sleeping was never quicker.
 NUM_REMEMBERED = 4
-YIELDING_S = 1e-3  # Of shorter waits each sleep would be a large part.
+YIELDING_S = 1e-3  # A sleep would be a large part of shorter waits.
 SHORTEST_S = 5e-5
-FIRST_SHARE = 0.5  # Of the shortest of the last waits: so the first look comes before what is waited for.
-NEXT_SHARE = 0.03  # Of what has been waited: by how much a look may come too late.
+FIRST_SHARE = 0.5  # Of the shortest of the last waits: so the first look comes before the message.
+NEXT_SHARE = 0.03  # Of the time waited so far: a look may come so much too late.
 LONGEST_S = 0.02
-WINDOW_S = 0.2  # Some tens of the turns that systems give to programs that share a core.
-LEAST_SHARE = 0.8  # Of a core: of a quiet one a rank has 0.99, beside one busy process half to two thirds.
+WINDOW_S = 0.2  # Some tens of the turns that programs get when they share a core.
+LEAST_SHARE = 0.8  # Of a core: a rank has 0.99 of a quiet core, and half to two thirds beside one busy process.
 FIRST_REST_S = 1.0
-LONGEST_REST_S = 30.0  # Of every 30 s one window is spent in trying whether the cores are quiet again.
+LONGEST_REST_S = 30.0  # Every 30 s, one window tries whether the cores are quiet again.
 
 
-def way_to_wait(comm: Any) -> str:
-    """What "auto" means where these ranks run: "spin", "sleep", or either in turn, "adapt".  **Collective.**"""
-    found = comm.gather((os.uname().nodename, os.sched_getaffinity(0), processor_quota()), ROOT)
-    ratio = comm.bcast(ranks_per_core(found) if comm.rank == ROOT else None, ROOT)
+def way_to_wait(comm: "MPI.Intracomm") -> str:
+    """Return what "auto" means where these ranks run: "spin", "sleep", or both in turn, "adapt".  **Collective**."""
+    ranks = comm.gather((os.uname().nodename, os.sched_getaffinity(0), processor_quota()), ROOT)
+    ratio = comm.bcast(ranks_per_core(ranks or ()) if comm.rank == ROOT else None, ROOT)
     return "sleep" if ratio >= MANY else "spin" if ratio > 1 else "adapt"
 
 
 def ranks_per_core(ranks: Sequence[tuple[str, set[int], float | None]]) -> float:
-    """On the host that has most, of each rank's host, cores that it may run on, and its container's quota in cores."""
+    """Return the ratio on the host where it is largest.
+
+    Parameters
+    ----------
+    ranks
+        For each rank its host, the cores that it may run on, and the quota of its container in cores.
+    """
     hosts: dict[str, list[tuple[set[int], float | None]]] = {}
     for host, cores, quota in ranks:
         hosts.setdefault(host, []).append((cores, quota))
@@ -52,70 +61,83 @@ def ranks_per_core(ranks: Sequence[tuple[str, set[int], float | None]]) -> float
     )
 
 
-class Spinning:
+class Wait(Protocol):
+    """How to wait for MPI's requests."""
+
+    def one(self, request: "MPI.Request") -> None:
+        """Wait for a request."""
+
+    def all(self, requests: "Sequence[MPI.Request]") -> None:
+        """Wait for all requests."""
+
+    def any(self, requests: "Sequence[MPI.Request]") -> int:
+        """Wait for any request, and return its index."""
+
+    def some(self, requests: "Sequence[MPI.Request]") -> list[int]:
+        """Wait for one request at least, and return the indices of those that are over."""
+
+
+class SpinWait:
     """MPI's own waits."""
 
-    def one(self, request: Any) -> None:
+    def one(self, request: "MPI.Request") -> None:
         request.Wait()
 
-    def all(self, requests: Sequence[Any]) -> None:
+    def all(self, requests: "Sequence[MPI.Request]") -> None:
         requests[0].Waitall(requests)
 
-    def any(self, requests: Sequence[Any]) -> int:
-        """The index of one that is over."""
+    def any(self, requests: "Sequence[MPI.Request]") -> int:
         return requests[0].Waitany(requests)
 
-    def some(self, requests: Sequence[Any]) -> list[int]:
-        """The indices of those that are over, one at least of those under way."""
-        return requests[0].Waitsome(requests)
+    def some(self, requests: "Sequence[MPI.Request]") -> list[int]:
+        return requests[0].Waitsome(requests) or []
 
 
-class Sleeping:
-    """Waits that leave the core to others: a look costs some microseconds, so there are to be few of them.
+class SleepWait:
+    """Waits that leave the core to others.  A look costs some microseconds, so there should be few of them.
 
-    What is waited for comes about as late as the last times.  So the first sleep is half of that, as the shortest of
-    the last waits had it, for one that was long (a trainer's update) says nothing of the next.  Then looks come at
-    distances that grow with what has been waited.
+    A message comes about as late as the last ones.  So the first sleep is half of the shortest of the last waits; a
+    long one (a trainer's update) says nothing about the next.  Then the time between looks grows with the time waited.
 
-    Longer sleeps do not save time: of 64 ranks on two cores all waits get longer by what each looks too late, and with
-    these the sleeps.  Shares of 0.9 and 0.1 gave 0.6 of the rate of these (2026-11-21, envs that sleep 5 ms).
+    Longer sleeps do not save time: of 64 ranks on two cores, each look that comes too late makes all waits longer, and
+    with them the sleeps.  Shares of 0.9 and 0.1 gave 0.6 of the rate of these (2026-11-21, envs that sleep 5 ms).
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._waited_s = deque([0.0], NUM_REMEMBERED)
 
-    def one(self, request: Any) -> None:
+    def one(self, request: "MPI.Request") -> None:
         self._until(request.Test)
 
-    def all(self, requests: Sequence[Any]) -> None:
+    def all(self, requests: "Sequence[MPI.Request]") -> None:
         def look() -> bool:
-            while found := requests[0].Testsome(requests):  # MPICH takes in one message a look, however many there are.
+            while indices := requests[0].Testsome(requests):  # MPICH takes in only one message a look.
                 pass
-            return found is None
+            return indices is None
 
         self._until(look)
 
-    def any(self, requests: Sequence[Any]) -> int:
-        found = -1
+    def any(self, requests: "Sequence[MPI.Request]") -> int:
+        index = -1
 
         def look() -> bool:
-            nonlocal found
-            found, is_over = requests[0].Testany(requests)
+            nonlocal index
+            index, is_over = requests[0].Testany(requests)
             return is_over
 
         self._until(look)
-        return found
+        return index
 
-    def some(self, requests: Sequence[Any]) -> list[int]:
-        found: list[int] | None = []
+    def some(self, requests: "Sequence[MPI.Request]") -> list[int]:
+        indices: list[int] | None = []
 
         def look() -> bool:
-            nonlocal found
-            found = requests[0].Testsome(requests)
-            return found is None or len(found) > 0
+            nonlocal indices
+            indices = requests[0].Testsome(requests)
+            return indices is None or len(indices) > 0
 
         self._until(look)
-        return found
+        return indices or []
 
     def _until(self, look: Callable[[], bool]) -> None:
         start = now = perf_counter()
@@ -128,22 +150,22 @@ class Sleeping:
                 sleep(max(pause_s, SHORTEST_S))
             now = perf_counter()
             pause_s = min(NEXT_SHARE * (now - start), LONGEST_S)
-        # It came between the last two looks.  If all there was is a first sleep, that may have been far too long.
+        # The message came between the last two looks.  If there was only a first sleep, it may have been far too long.
         self._waited_s.append(max(missed_s, (now - start) / 2))
 
 
-class Watch:
-    """Whether this rank gets the processor time that it could use."""
+class ProcessorWatch:
+    """Watches whether this rank gets the processor time that it could use."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.restart()
 
     def restart(self) -> None:
-        """Begin a new window: what was before does not count."""
+        """Begin a new window: earlier time does not count."""
         self._before, self._is_short, self._due = processor_time(), False, perf_counter() + WINDOW_S
 
     def is_short(self) -> bool:
-        """By the last window.  Costs next to nothing, but for once a window."""
+        """Tell what the last window showed.  This costs almost nothing, except once a window."""
         if perf_counter() >= self._due:
             before = self._before
             self.restart()
@@ -153,57 +175,59 @@ class Watch:
 
 
 class Adaptation:
-    """Whether to sleep: as soon as a core is shared, until a try shows that it no longer is.
+    """Decides whether to sleep: from when a core is shared until a try shows that it no longer is.
 
     A rank that sleeps cannot tell: it has its turn at once because it left the core to others.  So after a rest it
-    spins for a window.  Each time that was too early, the next rest is twice as long.
+    spins for a window.  If that was too early, the next rest is twice as long.
     """
 
-    def __init__(self):
-        self.watch = Watch()
+    def __init__(self) -> None:
+        self.watch = ProcessorWatch()
         self._sleeps, self._rest_s, self._until = False, FIRST_REST_S, -math.inf
 
-    def sleeps(self, is_told: bool = False) -> bool:
-        """Whether this rank is to sleep while it waits.
+    def sleeps(self, is_other_short: bool = False) -> bool:
+        """Tell whether this rank should sleep while it waits.
 
         Parameters
         ----------
-        is_told
-            Another rank, for which this one decides too, is short of processor time.
+        is_other_short
+            Another rank, for which this one decides too, gets too little processor time.
         """
         if self._sleeps:
             self._sleeps = perf_counter() < self._until
             if not self._sleeps:
                 self.watch.restart()
-        elif is_told or self.watch.is_short():
+        elif is_other_short or self.watch.is_short():
             now = perf_counter()
             self._rest_s = min(2 * self._rest_s, LONGEST_REST_S) if now - self._until < self._rest_s else FIRST_REST_S
             self._sleeps, self._until = True, now + self._rest_s
         return self._sleeps
 
 
-class Adapting:
+class AdaptiveWait:
     """Waits that spin while this rank has a core to itself, and sleep while it does not."""
 
-    def __init__(self, adaptation: Adaptation):
-        self._adaptation, self._spinning, self._sleeping = adaptation, Spinning(), Sleeping()
+    def __init__(self, adaptation: Adaptation) -> None:
+        self._adaptation, self._spinning, self._sleeping = adaptation, SpinWait(), SleepWait()
 
-    def one(self, request: Any) -> None:
+    def one(self, request: "MPI.Request") -> None:
         self._now().one(request)
 
-    def all(self, requests: Sequence[Any]) -> None:
+    def all(self, requests: "Sequence[MPI.Request]") -> None:
         self._now().all(requests)
 
-    def any(self, requests: Sequence[Any]) -> int:
+    def any(self, requests: "Sequence[MPI.Request]") -> int:
         return self._now().any(requests)
 
-    def some(self, requests: Sequence[Any]) -> list[int]:
+    def some(self, requests: "Sequence[MPI.Request]") -> list[int]:
         return self._now().some(requests)
 
-    def _now(self) -> Spinning | Sleeping:
+    def _now(self) -> Wait:
         return self._sleeping if self._adaptation.sleeps() else self._spinning
 
 
-def waits_of(way: str) -> Callable[[], Spinning | Sleeping | Adapting]:
-    """What makes the waits of one rank, for "spin", "sleep" or "adapt"; those that adapt do so together."""
-    return {"spin": Spinning, "sleep": Sleeping}.get(way) or partial(Adapting, Adaptation())
+def wait_maker(way: str) -> Callable[[], Wait]:
+    """Return what makes the waits of one rank for "spin", "sleep" or "adapt"; those that adapt do so together."""
+    if way == "adapt":
+        return partial(AdaptiveWait, Adaptation())
+    return SleepWait if way == "sleep" else SpinWait

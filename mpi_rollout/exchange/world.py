@@ -56,7 +56,7 @@ def claimed_size() -> tuple[int, str]:
 
 
 def start_mpi_on_all_ranks(timeout_s: float, option: str = "timeout_s") -> None:
-    """Start MPI, or after `timeout_s` seconds say that ranks are missing and end this process.  **Collective.**
+    """Start MPI, or after `timeout_s` seconds say that ranks are missing and end this process.  **Collective**.
 
     MPI_Init waits for all ranks; Open MPI's waits forever if one has left without it.  Without an MPI library, a
     process that no launcher started with others goes on.
@@ -135,7 +135,7 @@ def _miss_ranks(timeout_s: float, option: str) -> None:
 
 
 def comm_world() -> "MPI.Intracomm":
-    """Return COMM_WORLD of an MPI that has been started, or what stands for it without MPI.  **Collective.**
+    """Return COMM_WORLD of an MPI that has been started, or what stands for it without MPI.  **Collective**.
 
     Raises
     ------
@@ -229,7 +229,7 @@ def library_name() -> str:
 
 
 def take_names_off_shared_memory(comm: "MPI.Intracomm") -> None:
-    """Have the system free MPICH's shared memory with its last process, even after SIGKILL.  **Collective.**
+    """Have the system free MPICH's shared memory with its last process, even after SIGKILL.  **Collective**.
 
     MPICH removes the name in MPI_Finalize only, so each killed job would leave 1 MB a rank in /dev/shm.  Nobody needs
     the name after all ranks of the host have mapped it.  (Open MPI's launcher removes its ranks' segments.)

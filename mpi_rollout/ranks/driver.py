@@ -10,7 +10,8 @@ from mpi_rollout.core.layout import FAULT, LOST, MASKED, RESTARTED, SHORT, Block
 from mpi_rollout.core.spaces import leaves
 from mpi_rollout.envs.inputs import Info
 from mpi_rollout.errors import DataError, Fault, RankError, RankLost, words_of
-from mpi_rollout.exchange.exchange import Command, Exchanges
+from mpi_rollout.exchange.exchange import Command
+from mpi_rollout.exchange.exchanges import Exchanges
 from mpi_rollout.exchange.world import ROOT
 from mpi_rollout.ranks.action_check import ActionReader
 from mpi_rollout.ranks.lanes import Lane, indices_of, infos_of
@@ -186,7 +187,7 @@ class Driver:
             return
         for lane in lanes:
             if (lane.exchange.marks == SHORT).any():
-                lane.exchange.messages.note_shortage()
+                lane.exchange.note_shortage()
             if (lane.exchange.marks == RESTARTED).any():
                 for _, infos in lane.exchange.take_infos():
                     self.restarts += [(lane, index, message) for index, message in infos["faults"]]

@@ -19,7 +19,8 @@ from mpi_rollout.envs.env_maker import EnvMaker, make_slice, name_of
 from mpi_rollout.envs.faults import ABORT, OnFault
 from mpi_rollout.envs.loop import LoopVectorEnv
 from mpi_rollout.errors import Field, UsageError, words_of
-from mpi_rollout.exchange.exchange import Contents, Exchanges
+from mpi_rollout.exchange.exchange import Contents
+from mpi_rollout.exchange.exchanges import Exchanges
 from mpi_rollout.exchange.infos import Infos, info_leaves, names_of
 from mpi_rollout.exchange.waiting import way_to_wait
 from mpi_rollout.ranks.slices import Slice

@@ -18,7 +18,7 @@ from mpi_rollout.envs.replaying import Past, Restoring
 from mpi_rollout.envs.single_envs import Restart
 from mpi_rollout.errors import DataError
 from mpi_rollout.exchange.exchange import Command, Exchange
-from mpi_rollout.exchange.infos import Infos, tell, write_columns
+from mpi_rollout.exchange.infos import Infos, add_info, write_columns
 from mpi_rollout.ranks.watchdog import Work
 
 
@@ -65,7 +65,7 @@ class Slice:
             self.masks = MaskColumn(envs.single_action_space, column, self.env_indices.start)
         if self._loop is not None:
             self._loop.write_to(exchange.slot)
-            self._loop.infos.add_one, self._loop.masks = tell, self.masks
+            self._loop.infos.add_one, self._loop.masks = add_info, self.masks
 
     def reset(self, seed: Seeds = None, mask: np.ndarray | None = None, options: Options = None) -> None:
         """Reset the envs, or those of a mask over all envs of the job; `seed` and `options` are for all envs too.

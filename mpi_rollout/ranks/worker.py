@@ -21,7 +21,8 @@ from mpi_rollout.core.host import physical_cores, processor_time
 from mpi_rollout.core.layout import FAULT, MASKED, RESTARTED
 from mpi_rollout.envs.single_envs import Restart
 from mpi_rollout.errors import EnvError, Fault, RankLost, SignalInterrupt, words_of
-from mpi_rollout.exchange.exchange import Command, Exchange, Exchanges
+from mpi_rollout.exchange.exchange import Command, Exchange
+from mpi_rollout.exchange.exchanges import Exchanges
 from mpi_rollout.exchange.job_end import abort, end_timeout_s
 from mpi_rollout.process.console import say
 from mpi_rollout.process.exits import ends_forked
@@ -142,12 +143,12 @@ class Worker:
                 self.close()
                 return command, code
             if command == Command.SWITCH:
-                exchange.messages.listen()
+                exchange.transport.listen()
                 return command, code
             if command == Command.CALL:
                 name, args = pickle.loads(self.exchanges.spread())
                 self.exchanges.collect(self.call(name, *args))
-                exchange.messages.listen()
+                exchange.transport.listen()
                 self.clock.lap("other")
             else:
                 arguments = pickle.loads(exchange.spread()) if command != Command.STEP else ()

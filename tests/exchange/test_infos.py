@@ -14,7 +14,7 @@ from jobs import Job, once
 from oracle import differences, record
 
 from mpi_rollout.errors import DataError, UsageError
-from mpi_rollout.exchange.infos import info_leaves, merge_infos, names_of, tell
+from mpi_rollout.exchange.infos import add_info, info_leaves, merge_infos, names_of
 
 pytestmark = pytest.mark.any_mpi
 
@@ -63,7 +63,7 @@ def told(infos: list[dict[str, Any]]) -> dict[str, Any]:
     """What a rank makes of the infos of its envs."""
     gathered: dict[str, Any] = {}
     for index, info in enumerate(infos):
-        tell(gathered, info, index)
+        add_info(gathered, info, index)
     return gathered
 
 

@@ -24,8 +24,8 @@ from mpi_rollout.exchange.waiting import (
     WINDOW_S,
     YIELDING_S,
     Adaptation,
-    Sleeping,
-    Watch,
+    ProcessorWatch,
+    SleepWait,
     ranks_per_core,
 )
 
@@ -76,7 +76,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return Clock(monkeypatch)
 
 
-def wait(clock: Clock, sleeping: Sleeping, seconds: float) -> tuple[int, float]:
+def wait(clock: Clock, sleeping: SleepWait, seconds: float) -> tuple[int, float]:
     """How often a wait for something that comes after some seconds looks, and how much too late the last look is."""
     looks, over_at = clock.looks, clock.now + seconds
     sleeping.one(Request(clock, over_at))
@@ -85,7 +85,7 @@ def wait(clock: Clock, sleeping: Sleeping, seconds: float) -> tuple[int, float]:
 
 @pytest.mark.parametrize("seconds", [0.003, 0.02, 1.0])
 def test_waits_that_take_long_each_time_need_few_looks_and_are_seldom_too_late(clock: Clock, seconds: float):
-    sleeping = Sleeping()
+    sleeping = SleepWait()
     for _ in range(NUM_REMEMBERED + 1):
         looks, late_s = wait(clock, sleeping, seconds)
     first_s = min(FIRST_SHARE * seconds, LONGEST_S)
@@ -94,14 +94,14 @@ def test_waits_that_take_long_each_time_need_few_looks_and_are_seldom_too_late(c
 
 
 def test_short_waits_end_when_what_they_wait_for_is_there(clock: Clock):
-    sleeping = Sleeping()
+    sleeping = SleepWait()
     for _ in range(20):
         _, late_s = wait(clock, sleeping, 0.9 * YIELDING_S)
         assert late_s <= 3 * LOOK_S
 
 
 def test_one_long_wait_does_not_delay_the_next_short_one(clock: Clock):
-    sleeping = Sleeping()
+    sleeping = SleepWait()
     for _ in range(10):
         wait(clock, sleeping, 0.001)
     wait(clock, sleeping, 5.0)
@@ -110,7 +110,7 @@ def test_one_long_wait_does_not_delay_the_next_short_one(clock: Clock):
 
 
 def test_when_waits_get_short_the_sleeps_do_too(clock: Clock):
-    sleeping = Sleeping()
+    sleeping = SleepWait()
     for _ in range(10):
         wait(clock, sleeping, 1.0)
     late = [wait(clock, sleeping, 0.0002)[1] for _ in range(12)]
@@ -119,7 +119,7 @@ def test_when_waits_get_short_the_sleeps_do_too(clock: Clock):
 
 def test_what_is_over_is_told_by_its_index(clock: Clock):
     requests = [Request(clock, 0.5), Request(clock, 0.2), Request(clock, 0.2)]
-    sleeping = Sleeping()
+    sleeping = SleepWait()
     assert sleeping.any(requests) == 1 and 0.2 <= clock.now < 0.3
     assert sleeping.some(requests) == [1, 2] and clock.now < 0.3
     sleeping.all(requests)
@@ -162,7 +162,7 @@ def processor(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Processor:
 
 
 def test_a_rank_is_short_of_processor_time_by_the_last_window(processor: Processor):
-    watch = Watch()
+    watch = ProcessorWatch()
     for share, expected in ((1.0, False), (LEAST_SHARE - 0.1, True), (LEAST_SHARE + 0.1, False)):
         processor.share = share
         processor.spend(0.5 * WINDOW_S)
@@ -172,7 +172,7 @@ def test_a_rank_is_short_of_processor_time_by_the_last_window(processor: Process
 
 
 def test_envs_that_sleep_are_not_short_of_processor_time(processor: Processor, clock: Clock):
-    watch = Watch()
+    watch = ProcessorWatch()
     processor.spend(0.01)
     clock.pass_by(10 * WINDOW_S)
     assert not watch.is_short()
@@ -180,7 +180,7 @@ def test_envs_that_sleep_are_not_short_of_processor_time(processor: Processor, c
 
 def test_where_the_system_does_not_tell_no_rank_is_short(monkeypatch: pytest.MonkeyPatch, clock: Clock):
     monkeypatch.setattr(waiting, "processor_time", lambda: None)
-    watch = Watch()
+    watch = ProcessorWatch()
     clock.pass_by(2 * WINDOW_S)
     assert not watch.is_short()
 
@@ -224,7 +224,7 @@ def test_a_rank_that_gets_its_core_never_sleeps(processor: Processor):
 
 
 def test_the_root_sleeps_when_another_rank_is_short_too(processor: Processor):
-    assert Adaptation().sleeps(is_told=True)
+    assert Adaptation().sleeps(is_other_short=True)
 
 
 def test_processor_time_is_what_the_system_says(tmp_path: Path):

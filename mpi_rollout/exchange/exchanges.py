@@ -1,0 +1,133 @@
+"""All exchanges of a rank.
+
+One over all ranks is lockstep; two over halves of the envs are double buffering; with one for each rank, the rank that
+is ready first is served first.
+"""
+
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import numpy as np
+
+from mpi_rollout.core.partition import Division
+from mpi_rollout.exchange.exchange import Contents, Exchange
+from mpi_rollout.exchange.surviving import ShrinkingTransport
+from mpi_rollout.exchange.transports import (
+    CollectiveTransport,
+    DirectTransport,
+    NonblockingTransport,
+    SwitchingTransport,
+    Transport,
+)
+from mpi_rollout.exchange.waiting import SleepWait, wait_maker
+from mpi_rollout.exchange.world import ROOT
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+T = TypeVar("T")
+
+
+class Exchanges:
+    """All exchanges of this rank, and a communicator for rare messages.  **Collective** to make and to free.
+
+    Attributes
+    ----------
+    all
+        In env order: on the root all exchanges, elsewhere those that this rank takes part in.
+    slots
+        For each of `all` its columns in `Block.step_s`.  There are `num_slots`, and `rank_of_slot` has their ranks.
+    num_stepping
+        The number of ranks that step envs.
+    way
+        How ranks wait: "spin", "sleep", or "adapt" to the processor time that they get.
+    """
+
+    def __init__(
+        self,
+        comm: "MPI.Intracomm",
+        division: Division,
+        contents: Contents,
+        is_surviving: bool = False,
+        way: str = "spin",
+    ) -> None:
+        self.division, self.contents, self._is_surviving, self.way = division, contents, is_surviving, way
+        make_wait = wait_maker(way)
+        self._wait = make_wait()
+        self.num_stepping = len(division.stepping_ranks)
+        parts = division.parts
+        self._comms = [comm.Dup()] if division.first_ready else [comm.Dup() for _ in parts]
+        comms = self._comms * len(parts) if division.first_ready else self._comms
+        self.all: list[Exchange] = []
+        self.slots: list[slice] = []
+        start = 0
+        for part_comm, (first_rank, partition) in zip(comms, parts, strict=True):
+            if comm.rank == ROOT or comm.rank in range(first_rank, first_rank + partition.num_ranks):
+                kind = self._kind(first_rank)
+                wait = SleepWait() if kind is SwitchingTransport else make_wait()
+                self.all.append(Exchange(part_comm, partition, first_rank, contents, kind, wait))
+                self.slots.append(slice(start, start + partition.num_ranks))
+            start += partition.num_ranks
+        self.num_slots = start
+        # A communicator that shrinks is the only one, so all its ranks send the same messages in the same order.  Its
+        # transport has also those methods of a communicator that are needed here.
+        self.control = cast("MPI.Intracomm", self.all[0].transport) if is_surviving else comm.Dup()
+        self.rank_of_slot = np.concatenate([first + np.arange(part.num_ranks) for first, part in parts])
+        # An order on each of these reaches every other rank once.
+        self.callers = self.all[:1]
+        if division.first_ready:
+            self.callers = [exchange for exchange in self.all if exchange.first_rank != ROOT]
+
+    def _kind(self, first_rank: int) -> type[Transport]:
+        if self._is_surviving:
+            return ShrinkingTransport
+        if self.division.num_ranks == 1 or (self.division.first_ready and first_rank == ROOT):
+            return Transport
+        if self.division.first_ready or self.way == "sleep":
+            return DirectTransport
+        if len(self.division.parts) > 1:
+            return NonblockingTransport
+        return SwitchingTransport if self.way == "adapt" else CollectiveTransport
+
+    def await_order(self) -> Exchange:
+        """Wait for the next order of any exchange."""
+        index = 0 if len(self.all) == 1 else self._wait.any(_arrivals(self.all))
+        exchange = self.all[index]
+        exchange.await_order()
+        return exchange
+
+    def arrived(self, wait: bool) -> list[Exchange]:
+        """Return the other ranks' exchanges whose slots have come since the last call; with first ready only.
+
+        Parameters
+        ----------
+        wait
+            Wait until one has come at least.
+        """
+        requests = _arrivals(self.callers)  # Requests that are not under way are inactive, and left out.
+        if not requests:
+            return []
+        indices = self._wait.some(requests) if wait else requests[0].Testsome(requests)
+        exchanges = [self.callers[index] for index in sorted(indices or ())]
+        for exchange in exchanges:
+            exchange.await_slots()  # They are there.
+        return exchanges
+
+    def collect(self, value: T) -> list[T]:
+        """Gather a Python object of each rank on the root, pickled.  For rare messages.  **Collective**."""
+        return self.control.gather(value, ROOT) or []
+
+    def spread(self, value: object = None) -> Any:
+        """Broadcast a Python object of the root, pickled.  For rare messages.  **Collective**."""
+        return self.control.bcast(value, ROOT)
+
+    def free(self) -> None:
+        """Give the communicators back.  **Collective**."""
+        for exchange in self.all:
+            exchange.free()
+        # Nobody knows whether all ranks are there to free a communicator that shrinks together.
+        for comm in () if self._is_surviving else (self.control, *self._comms):
+            comm.Free()
+
+
+def _arrivals(exchanges: "list[Exchange]") -> "list[MPI.Request]":
+    return [exchange.transport.arrival for exchange in exchanges if exchange.transport.arrival is not None]
