@@ -132,6 +132,22 @@ def test_the_readme_is_short_and_its_links_lead_somewhere():
     assert [target for target in targets if not (CLONE / target).exists()] == []
 
 
+def test_files_that_pages_name_are_there():
+    path = re.compile(
+        r"\b(?:docs|examples|mpi_rollout|results/measured|slurm|tests|tools)/[\w./-]+\.(?:c|md|py|sbatch|sh)\b"
+    )
+    texts = [CLONE / page for page in [*pages(), "CHANGES.md"]] + [*(CLONE / "results/measured").glob("*.md")]
+    names = {name for text in texts for name in path.findall(text.read_text())} - {"slurm/site.sh"}  # The user's.
+    assert len(names) > 20 and [name for name in sorted(names) if not (CLONE / name).exists()] == []
+
+
+def test_the_walk_of_the_data_goes_through_files_of_the_package():
+    text = (CLONE / "docs/explanation/walk.md").read_text()
+    stops = re.findall(r"^\| \d+ \| `(\w+/)` \| (.*?) \|", text, re.MULTILINE)
+    names = [folder + name for folder, files in stops for name in re.findall(r"`([\w.]+)`", files)]
+    assert len(names) > 10 and [name for name in names if not (CLONE / "mpi_rollout" / name).exists()] == []
+
+
 def test_no_command_hides_in_a_block_of_output():
     shown = [each for each in ALL if each.kind not in ("sh", "python")]
     assert [each.text for each in shown if each.text.startswith(COMMANDS)] == []

@@ -30,7 +30,7 @@ def test_a_check_that_raises_is_a_finding_and_the_next_follows():
     found = list(probe.findings(10.0))
     probe.end()
     assert found == [Finding("first", "ZeroDivisionError: division by zero", BAD, "do that", FILES),
-                     Finding("second", "fine")]  # fmt: skip
+                     Finding("second", "fine", area=FILES)]  # fmt: skip
 
 
 def test_bad_launch_outweighs_bad_files():
