@@ -11,7 +11,7 @@ from mpi_rollout.core.spaces import wrong_values_text
 from mpi_rollout.errors import AlreadyComplete, DataError, RolloutError, StorageError, UsageError, counted
 from mpi_rollout.process.temporary import temporary_path
 from mpi_rollout.storage.child import in_child
-from mpi_rollout.storage.naming import why_no_file
+from mpi_rollout.storage.ownership import why_no_file
 
 SUFFIX = ".part"
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from mpi_rollout.errors import UsageError, printable
 from mpi_rollout.process.console import show
-from mpi_rollout.storage.lock import is_locked
+from mpi_rollout.storage.ownership import is_locked
 from mpi_rollout.storage.status import read_status
 
 ENDING = ".status.json"

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mpi_rollout.doctor.probe import BAD, OK, WARN, Finding
-from mpi_rollout.storage.lock import acquire
+from mpi_rollout.storage.ownership import acquire
 
 PROBE_NBYTES, PIECE_NBYTES, WRITE_S = 64 * 2**20, 4 * 2**20, 1.5
 SLOW_MB_PER_S, SLOW_FSYNC_MS = 20.0, 100.0

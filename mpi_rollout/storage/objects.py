@@ -13,7 +13,7 @@ import h5py
 import numpy as np
 
 from mpi_rollout.errors import DataError, RolloutError, first_line
-from mpi_rollout.storage.naming import why_no_file
+from mpi_rollout.storage.ownership import why_no_file
 
 MOST_GZIP = 1032  # Times smaller gzip makes data, and no more.
 Tell = Callable[[str], None]  # Is told what is being read, in a process that somebody watches.

@@ -11,8 +11,7 @@ from mpi_rollout.envs.replaying import Past
 from mpi_rollout.errors import AlreadyComplete, DataError, StorageError, UsageError
 from mpi_rollout.process.temporary import make_folder, temporary_path
 from mpi_rollout.storage.child import in_child
-from mpi_rollout.storage.lock import Lock, lock, why_no_locks
-from mpi_rollout.storage.naming import check_name, identity
+from mpi_rollout.storage.ownership import Lock, check_name, identity, lock, why_no_locks
 from mpi_rollout.storage.past import check_same_run, read_past
 from mpi_rollout.storage.status import read_status, status_path
 from mpi_rollout.storage.unmarked import open_unmarked
@@ -35,7 +34,7 @@ class Output:
         Of the unfinished file of `past`: no other run continues it, also while this one brings its envs back, until
         `release`.
     replaces
-        The complete file at `path` that this run extends, as `naming.identity` has it; None where there is none.
+        The complete file at `path` that this run extends, as `ownership.identity` has it; None where there is none.
     source
         The file that has what `past` says: the unfinished one, or the complete one that is extended.
     """

@@ -10,8 +10,8 @@ import numpy as np
 from mpi_rollout.core.clock import utc_now
 from mpi_rollout.errors import DataError, StorageError, UsageError, system_words
 from mpi_rollout.storage.chunks import ChunkWriter, TableWriter, fill
-from mpi_rollout.storage.naming import free_space, give_name
 from mpi_rollout.storage.objects import Tell
+from mpi_rollout.storage.ownership import free_space, give_name
 from mpi_rollout.storage.past import copy_prefix
 from mpi_rollout.storage.reader import leaf_datasets
 from mpi_rollout.storage.schema import LATER_ATTRIBUTES, Schema

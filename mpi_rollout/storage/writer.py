@@ -23,8 +23,7 @@ from mpi_rollout.errors import RolloutError, StorageError, counted, system_words
 from mpi_rollout.process.console import take_free_descriptors
 from mpi_rollout.storage.chunks import ChunkWriter, TableWriter, fill
 from mpi_rollout.storage.episodes import EpisodeTable
-from mpi_rollout.storage.lock import Lock, make_locked, refusal
-from mpi_rollout.storage.naming import free_space, give_name, identity, put_in_free_place
+from mpi_rollout.storage.ownership import Lock, free_space, give_name, identity, make_locked, put_in_free_place, refusal
 from mpi_rollout.storage.past import copy_prefix
 from mpi_rollout.storage.schema import FAULT, INTERVAL, LIMIT, Schema, fault_row, rank_rows
 from mpi_rollout.storage.unmarked import open_unmarked
@@ -76,7 +75,7 @@ class Writer:
     past
         What the unfinished file at `<path>.part` has already, if the run is continued.
     replaces
-        The complete file at `path` that the run extends, see `naming.identity`.
+        The complete file at `path` that the run extends, see `ownership.identity`.
 
     Attributes
     ----------

@@ -8,7 +8,7 @@ import pytest
 from jobs import Job
 
 from mpi_rollout.commands.listing import runs_of, table
-from mpi_rollout.storage.lock import make_locked
+from mpi_rollout.storage.ownership import make_locked
 from mpi_rollout.storage.status import Status
 
 HOST = os.uname().nodename

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from jobs import Job, Start, assert_same_bytes, datasets
 
-from mpi_rollout.storage import naming
+from mpi_rollout.storage import ownership
 
 ENVS = ("--num-envs", "6", "--progress", "none")
 RUN = ("--env-factory", "stopping_envs:Paced", *ENVS, "--out", "run.h5")
@@ -90,11 +90,11 @@ def test_an_extension_that_cannot_begin_leaves_the_complete_file_alone(job, whol
 def test_another_file_that_has_the_name_by_then_is_not_replaced(tmp_path):
     old, new = tmp_path / "run.h5", tmp_path / "run.h5.part"
     old.write_bytes(b"old")
-    replaces = naming.identity(str(old))
+    replaces = ownership.identity(str(old))
     old.rename(tmp_path / "away")
     old.write_bytes(b"another")
     new.write_bytes(b"longer")
     with pytest.raises(FileExistsError):
-        naming.give_name(str(new), str(old), replaces)
-    naming.give_name(str(new), str(old), naming.identity(str(old)))
+        ownership.give_name(str(new), str(old), replaces)
+    ownership.give_name(str(new), str(old), ownership.identity(str(old)))
     assert old.read_bytes() == b"longer"
