@@ -231,7 +231,7 @@ def doctor_command(options: argparse.Namespace) -> int:
 
 def verify_command(options: argparse.Namespace) -> int:
     """Check files, and replay some of their episodes."""
-    from mpi_rollout.commands.durability import verify
+    from mpi_rollout.commands.inspection import verify
 
     if options.replay < 0:
         raise UsageError(f"--replay must be at least 0, got {options.replay}")
@@ -245,7 +245,7 @@ def verify_command(options: argparse.Namespace) -> int:
 
 def recover_command(options: argparse.Namespace) -> int:
     """Make a complete file of an unfinished one."""
-    from mpi_rollout.commands.durability import recover
+    from mpi_rollout.commands.inspection import recover
 
     show(recover(options.file, options.dest, options.num_steps, options.json))
     return 0

@@ -93,6 +93,10 @@ class DataError(RolloutError):
     exit_code = 65
 
 
+class ContentError(DataError):
+    """The content of a file is not what it should be.  The message does not name the file: who opened it does."""
+
+
 class ActionError(DataError, ValueError):
     """Actions are not what their space says: also what Gymnasium's vector envs raise where their number is wrong."""
 

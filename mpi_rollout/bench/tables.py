@@ -15,10 +15,9 @@ from typing import Any, get_args, get_origin, get_type_hints
 import h5py
 import numpy as np
 
-from mpi_rollout.errors import DataError, StorageError, UsageError, first_line
+from mpi_rollout.errors import ContentError, DataError, StorageError, UsageError, first_line
 from mpi_rollout.storage.child import in_child
-from mpi_rollout.storage.contents import DIGEST, digest_of
-from mpi_rollout.storage.objects import ContentError
+from mpi_rollout.storage.reader import contents_digest
 
 _DTYPES = {int: np.int64, float: np.float64, bool: np.bool_, str: h5py.string_dtype()}
 PATIENCE_S = 20.0  # A file of samples is small.
@@ -38,7 +37,7 @@ def replaced(path: str) -> Iterator[h5py.File]:
     try:
         with h5py.File(new, "w") as file:
             yield file
-            file.attrs[DIGEST] = digest_of(file)
+            file.attrs["digest"] = contents_digest(file)
         with open(new, "rb") as written:
             os.fsync(written.fileno())
         os.replace(new, path)
@@ -116,7 +115,7 @@ def opened(path: str, what: str, names: Sequence[str] = ()) -> Iterator[Contents
     DataError
         It is not there or cannot be read, or the `with` block finds that it is something else.
     """
-    contents = in_child("mpi_rollout.storage.contents:contents", path, list(names), patience_s=PATIENCE_S)
+    contents = in_child("mpi_rollout.storage.reader:contents", path, list(names), patience_s=PATIENCE_S)
     try:
         yield Contents(**contents)
         if not contents["is_as_written"]:

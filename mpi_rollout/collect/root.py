@@ -29,7 +29,7 @@ from mpi_rollout.ranks.worker import Worker
 from mpi_rollout.storage.status import Status
 
 if TYPE_CHECKING:
-    from mpi_rollout.storage import Output  # Imports h5py: a worker's imports are the job's start-up time.
+    from mpi_rollout.storage.output import Output  # Imports h5py: a worker's imports are the job's start-up time.
 
 NUM_PARTS = 5  # Of a run whose limit is measured before, between and after them.
 NUM_BLOCKS = 3
@@ -119,7 +119,7 @@ class Root:
 
     def _resume(self, past: Past) -> Collector:
         """Be where an earlier start of the run came to."""
-        from mpi_rollout.storage import open_unmarked
+        from mpi_rollout.storage.objects import open_unmarked
 
         self._status.tell("running", num_steps=self._state.num_safe)
         with open_unmarked(self._output.source) as source:  # Also when another file has taken its place.
@@ -142,25 +142,22 @@ class Root:
         return self._state.collector
 
     def _make_sink(self, lost: Mapping[int, int]) -> Sink:
-        from mpi_rollout import storage  # h5py is for the root alone: a worker's imports are the job's start-up time.
+        # h5py is for the root alone: a worker's imports are the job's start-up time.
+        from mpi_rollout.storage import schema, writer
+        from mpi_rollout.storage.run_file import Prefix
 
         nbytes = Block.row_nbytes(self._facts.observation_space, self._facts.action_space, self._config.num_envs)
-        num_rows = storage.rows_per_block(nbytes, self._config.num_steps)
+        num_rows = schema.rows_per_block(nbytes, self._config.num_steps)
         check_blocks(NUM_BLOCKS * num_rows * nbytes)
         goes = self._state.past is not None and self._output.source != self._config.out  # When the new file is there.
         old_nbytes = os.path.getsize(self._output.source) if goes else 0
         if size := check_file(self._config, nbytes, old_nbytes):
             say(f"mpi_rollout: {size}\n")
         blocks = [self._driver.block(num_rows) for _ in range(NUM_BLOCKS)]
-        self._state.writer = storage.open_writer(
-            self._config,
-            self._attributes(),
-            blocks,
-            len(self._hosts),
-            self._output.past,
-            lost,
-            self._output.replaces,
-            self._output.source,
+        past = self._output.past
+        prefix = None if past is None else Prefix(past.num_steps, self._output.source, lost)
+        self._state.writer = writer.open_writer(
+            self._config, self._attributes(), blocks, len(self._hosts), prefix, self._output.replaces
         )
         return self._state.writer if self._config.trajectories else Discard(blocks)
 

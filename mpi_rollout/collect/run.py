@@ -38,7 +38,7 @@ from mpi_rollout.ranks.set_up import (
     make_rank_envs,
     unwatched_by_gc,
 )
-from mpi_rollout.storage.paths import check_storable
+from mpi_rollout.storage.values import check_storable
 
 
 def run(config: RolloutConfig) -> int:
@@ -131,7 +131,7 @@ def prepare(config: RolloutConfig, comm: Any) -> tuple[RankEnvs, Policy | None, 
     plan = plan_of(config, comm.size)
     policy = output = None
     if comm.rank == world.ROOT:
-        from mpi_rollout.storage import open_output  # h5py is for the root alone.
+        from mpi_rollout.storage.output import open_output  # h5py is for the root alone.
 
         output = open_output(config)
         policy = policy_of(config)
@@ -150,7 +150,7 @@ def rehearse(config: RolloutConfig, num_ranks: int) -> str:
     RolloutError
         As `run`.
     """
-    from mpi_rollout.storage import check_output
+    from mpi_rollout.storage.output import check_output
 
     with as_refusals():
         seed_global_generators(config.seed, world.ROOT)

@@ -95,7 +95,7 @@ class RunEnd:
 
     def _close(self, collector: Collector, complete: bool) -> Outcome:
         """Close the file, with what the ranks have to report."""
-        from mpi_rollout.storage import Ending
+        from mpi_rollout.storage.run_file import Ending
 
         self._monitor.progress.close()
         state, ranks = self._state, self._lost_ranks.reports()
@@ -125,7 +125,7 @@ class RunEnd:
             num_steps_before=state.num_past,
             catch_up_s=state.catch_up_s,
             complete=complete,
-            wrong_values=state.file.values.found if state.file.values is not None else [],
+            wrong_values=state.file.values.wrong if state.file.values is not None else [],
             mpi_library=world.library_name(),
             order_bytes=exchange.order_nbytes,
             slot_bytes=exchange.layout.nbytes,

@@ -1,36 +1,42 @@
-"""`inspect`: what is in a file, as a table, as JSON, as a picture."""
+"""`inspect`, `verify` and `recover`: what is in a file, whether it is whole, and a whole one of what a killed run left.
+
+Files are read in a child process; here its answers become lines.
+"""
 
 import json
 import math
+import os
 import statistics
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from shlex import quote
 from typing import Any
 
 from mpi_rollout.core.spaces import wrong_values_text
-from mpi_rollout.errors import counted, printable
+from mpi_rollout.errors import AlreadyComplete, DataError, RolloutError, StorageError, UsageError, counted, printable
+from mpi_rollout.process.temporary import temporary_path
 from mpi_rollout.storage.child import in_child
+from mpi_rollout.storage.ownership import why_no_file
 
-PATIENCE_S = 20.0  # A user waits, and looks at little.
+PATIENCE_S = 20.0  # `inspect` reads little, and its user waits.
+SUFFIX = ".part"
+Summary = Mapping[str, Any]  # What a child says of a file.
 
 
 def inspect(path: str, as_json: bool = False, plot: str | None = None) -> list[str]:
-    """Return the lines to print about a file, complete or not; draw `plot` if it is given.
-
-    Raises
-    ------
-    DataError
-        It is not a file of this program, or it is damaged.
-    """
-    found = in_child("mpi_rollout.storage.reader:summary", path, patience_s=PATIENCE_S)
+    """Return the lines to print about a file, complete or not; draw `plot` if it is given."""
+    summary = in_child("mpi_rollout.commands.run_summary:summary", path, patience_s=PATIENCE_S)
     if plot is not None:
-        plot = in_child("mpi_rollout.commands.plots:plot_run", path, plot)
+        plot = in_child("mpi_rollout.commands.run_summary:plot_run", path, plot)
     if as_json:
-        return [json.dumps(finite(found), allow_nan=False)]
-    lines = _head(found) + _trajectories(found) + ([f"figure        {plot}"] if plot else [])
+        return [json.dumps(finite(summary), allow_nan=False)]
+    lines = _head(summary) + _trajectories(summary) + ([f"figure        {plot}"] if plot else [])
     return [printable(line) for line in lines]
 
 
-def finite(value: Any) -> Any:
-    """The same data with None for each float that JSON has no word for."""
+def finite(value: object) -> object:
+    """Return the same data with None for each float that JSON has no word for."""
     if isinstance(value, dict):
         return {key: finite(inner) for key, inner in value.items()}
     if isinstance(value, list):
@@ -38,20 +44,20 @@ def finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _head(found: dict[str, Any]) -> list[str]:
-    config, throughput = found["config"], found["throughput"]
-    hosts = sorted(set(found["hosts"]))
+def _head(summary: Summary) -> list[str]:
+    config, throughput = summary["config"], summary["throughput"]
+    hosts = sorted(set(summary["hosts"]))
     state = "not complete; what is committed can be read"
-    if found["complete"]:
-        state = f"complete, {found['finished']}"
-    elif found["recovered"]:
-        state = f"what a run that did not end had committed, recovered {found['recovered']}"
+    if summary["complete"]:
+        state = f"complete, {summary['finished']}"
+    elif summary["recovered"]:
+        state = f"what a run that did not end had committed, recovered {summary['recovered']}"
     lines = [
-        f"{found['file']}: {found['env']}, {found['nbytes'] / 1e6:.1f} MB, {state}",
+        f"{summary['file']}: {summary['env']}, {summary['nbytes'] / 1e6:.1f} MB, {state}",
         f"run           {counted(config['num_envs'], 'env')}, seed {config['seed']}, policy {config['policy']}, "
         f"{config['vectorization_mode']}",
-        f"machine       {counted(found['num_ranks'], 'rank')} on {', '.join(hosts)}, {found['mpi_library']}",
-        "versions      " + ", ".join(f"{name} {version}" for name, version in found["versions"].items()),
+        f"machine       {counted(summary['num_ranks'], 'rank')} on {', '.join(hosts)}, {summary['mpi_library']}",
+        "versions      " + ", ".join(f"{name} {version}" for name, version in summary["versions"].items()),
     ]
     if throughput["seconds"]:
         rate = f"{counted(throughput['env_steps'], 'env step')} in {throughput['seconds']:.2f} s"
@@ -62,31 +68,31 @@ def _head(found: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _trajectories(found: dict[str, Any]) -> list[str]:
-    if "datasets" not in found:
+def _trajectories(summary: Summary) -> list[str]:
+    if "datasets" not in summary:
         return ["trajectories  none stored (--no-trajectories)"]
-    episodes = found["episodes"]
+    episodes = summary["episodes"]
     lines = [
-        f"steps         {found['num_steps']:,} of each env; {found['num_transitions']:,} transitions "
+        f"steps         {summary['num_steps']:,} of each env; {summary['num_transitions']:,} transitions "
         f"in {counted(episodes['ended'] + episodes['under_way'], 'episode')}",
         f"episodes      {episodes['ended']:,} ended ({episodes['terminated']:,} terminated, "
         f"{episodes['truncated']:,} truncated), {episodes['under_way']:,} under way at the end",
     ]
     lines += [f"  {name:<12}{_spread(episodes[name])}" for name in ("return", "length")]
-    if found["wrong_values"]:
-        lines.append(f"wrong values  {wrong_values_text(found['wrong_values'])}")
-    if faults := found["faults"]:
+    if summary["wrong_values"]:
+        lines.append(f"wrong values  {wrong_values_text(summary['wrong_values'])}")
+    if faults := summary["faults"]:
         last = faults[-1]
         lines.append(f"faults        {len(faults):,}, the last in step {last['step']:,}: {last['message']}")
-    width = max(map(len, found["datasets"]))
+    width = max(map(len, summary["datasets"]))
     lines.append("/trajectories")
-    for name, each in found["datasets"].items():
-        lines.append(f"  {name:<{width}}  {each['dtype']:<8} {tuple(each['shape'])}")
+    for name, dataset in summary["datasets"].items():
+        lines.append(f"  {name:<{width}}  {dataset['dtype']:<8} {tuple(dataset['shape'])}")
     return lines
 
 
-def _spread(spread: dict[str, float | None] | None) -> str:
-    """The figures of all episodes that have ended, in words."""
+def _spread(spread: Mapping[str, float | None] | None) -> str:
+    """Return words for the figures of all episodes that have ended."""
     if spread is None:
         return "no episode has ended"
     num_left_out = spread["not_finite"]
@@ -96,3 +102,80 @@ def _spread(spread: dict[str, float | None] | None) -> str:
     if not figures:
         return "not finite in any episode"
     return f"{', '.join(figures)}; of {num_left_out:,} episodes not finite, and left out"
+
+
+def verify(path: str, num_replayed: int = 0, replay_seed: int = 0, as_json: bool = False, **consent: Any) -> list[str]:
+    """Check a file, and replay some of its episodes; return the lines to print if nothing is wrong.
+
+    DataError if something is wrong, UsageError if its episodes cannot be replayed.  `consent` has the fields of
+    `Consent`: which envs may be made to replay episodes.
+    """
+    start = time.perf_counter()
+    report = in_child("mpi_rollout.storage.verification:verify", path)
+    report["seconds"] = time.perf_counter() - start
+    if num_replayed > 0:
+        from mpi_rollout.commands.replay import Consent, replay  # Only this needs envs.
+
+        report |= replay(path, num_replayed, replay_seed, Consent(**consent))
+    return [json.dumps(report)] if as_json else _report_lines(report)
+
+
+def recover(path: str, new_path: str | None, num_steps: int | None = None, as_json: bool = False) -> list[str]:
+    """Make a complete file of what a run has committed; return the lines to print about it.
+
+    DataError if there is nothing to recover or it is damaged; StorageError if the new file exists or cannot be written.
+    """
+    new_path = _checked_new_path(path, new_path)
+    temporary = temporary_path(new_path, "recovering")
+    start = time.perf_counter()
+    try:
+        report = in_child("mpi_rollout.storage.recovery:recover", path, new_path, temporary, num_steps)
+    finally:
+        with suppress(FileNotFoundError):
+            os.unlink(temporary)
+    report["seconds"] = time.perf_counter() - start
+    return [json.dumps(report)] if as_json else _report_lines(report)
+
+
+def _checked_new_path(path: str, new_path: str | None) -> str:
+    """Return the name of the recovered file: it is free, and its folder is there."""
+    if why := why_no_file(path):
+        raise DataError(why)
+    if new_path is None:
+        if not path.endswith(SUFFIX):
+            raise _without_suffix(path)
+        new_path = path.removesuffix(SUFFIX)
+    if os.path.lexists(new_path):
+        raise StorageError(f"{new_path} exists; move it away or give another name: recover {quote(path)} DEST")
+    folder = os.path.dirname(os.path.abspath(new_path))
+    if not os.path.isdir(folder):
+        raise StorageError(f"cannot write {new_path}: there is no folder {folder}; mkdir -p {quote(folder)}")
+    return new_path
+
+
+def _without_suffix(path: str) -> RolloutError:
+    """Return why a file that does not end with .part cannot be recovered without a second name."""
+    if in_child("mpi_rollout.storage.reader:identity", path)["complete"]:
+        return AlreadyComplete(f"{path} is complete already; there is nothing to recover")
+    return UsageError(f"recover: {path} does not end with {SUFFIX}; give the new file's name, too")
+
+
+def _report_lines(report: Summary) -> list[str]:
+    state = "not complete; what is committed is whole"
+    if report["complete"]:
+        state = "complete and whole"
+    elif report["recovered"]:
+        state = "recovered and whole"
+    if report["wrong_values"]:
+        state += f", but {wrong_values_text(report['wrong_values'])}"
+    read = f"{report['nbytes'] / 1e6:,.1f} MB, read in {report['seconds']:.1f} s"
+    lines = [
+        f"{report['file']}: {state}",
+        f"checksums     {report['chunks']:,} chunks, {read}",
+        f"steps         {report['num_steps']:,} of each env, as long as every dataset",
+        f"episodes      {report['episodes']:,}, as they follow from rewards, ends and seeds",
+    ]
+    if "replayed" in report:
+        replayed = f"{counted(report['replayed'], 'episode')} of {counted(report['replayed_steps'], 'step')}"
+        lines.append(f"replay        {replayed} from seed and actions: every byte the same")
+    return lines

@@ -1,12 +1,11 @@
-"""`list`: the runs of some folders and how far each one is, by the `status.json` that each keeps beside its output."""
+"""`list`: the runs of some folders and how far each one is; each has its `status.json` beside its output."""
 
 import argparse
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from mpi_rollout.errors import UsageError, printable
 from mpi_rollout.process.console import show
@@ -18,7 +17,7 @@ SILENT_S = 60.0  # A run tells how far it is twice a second, between two steps.
 HEAD = ("run", "state", "steps", "starts", "updated", "message")
 
 
-def add_list(commands: Any) -> None:
+def add_list(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add the command `list`."""
     parser = commands.add_parser("list", help="list the runs of a folder: how far each one is, and why it ended")
     parser.add_argument(
@@ -31,28 +30,21 @@ def add_list(commands: Any) -> None:
 def list_command(options: argparse.Namespace) -> int:
     """Print the runs of the folders that were named."""
     folders = options.folders or ["results" if os.path.isdir("results") else "."]
-    found = [run for folder in folders for run in runs_of(folder)]
+    runs = [run for folder in folders for run in runs_of(folder)]
     if options.json:
-        show([json.dumps(found)])
-    elif found:
-        show(table(found))
+        show([json.dumps(runs)])
+    elif runs:
+        show(table(runs))
     else:
         show([f"no runs in {', '.join(folders)}: there is no *{ENDING}"])
     return 0
 
 
-def runs_of(folder: str) -> list[dict[str, Any]]:
-    """All runs whose output is in a folder, by name.
+def runs_of(folder: str) -> list[dict[str, object]]:
+    """Return all runs whose output is in a folder, in alphabetical order; UsageError if there is no folder.
 
-    Returns
-    -------
-    What `status.json` has of each, the path of its output as `run`, and "killed" as its state where it says that it is
-    running but no process writes it.
-
-    Raises
-    ------
-    UsageError
-        There is no such folder.
+    For each run there is what `status.json` says, and the path of its output as `run`.  The state is "killed" where
+    `status.json` says "running" but no process writes the output.
     """
     if not os.path.isdir(folder):
         raise UsageError(f"there is no folder {folder}; give the folder of --out")
@@ -62,45 +54,45 @@ def runs_of(folder: str) -> list[dict[str, Any]]:
 
 
 def output_of(status: str) -> str:
-    """The output that a status is of: its name ends in .h5, unless only a file of another name is there."""
+    """Return the output that a status belongs to: its name ends in .h5, unless only a file of another name is there."""
     name = status.removesuffix(ENDING)
     candidates = (f"{name}.h5", name)
     return next((out for out in candidates if os.path.lexists(out) or os.path.lexists(f"{out}.part")), candidates[0])
 
 
-def state_of(out: str, status: dict[str, Any]) -> Any:
-    """The state that a status has; but of one that says "running" it is looked whether that is still so."""
+def state_of(out: str, status: Mapping[str, object]) -> object:
+    """Return the state that a status says; if it says "running", look whether that is still so."""
     state = status.get("state")
     if state != "running" or is_locked(f"{out}.part"):
         return state
-    # Not all file systems show a host the locks of another one, nor have all of them locks.
+    # Some file systems have no locks, and some do not show a host the locks of another one.
     if status.get("host") == os.uname().nodename:
         return state if Path(f"/proc/{status.get('pid')}").exists() else "killed"
     return state if seconds_since(status.get("updated")) < SILENT_S else "killed"
 
 
-def seconds_since(updated: Any) -> float:
-    """Since a time as a status has it; infinity where it is none."""
+def seconds_since(updated: object) -> float:
+    """Return the seconds since a time that a status has; infinity if it is no time."""
     try:
-        return (datetime.now(UTC) - datetime.fromisoformat(updated)).total_seconds()
+        return (datetime.now(UTC) - datetime.fromisoformat(str(updated))).total_seconds()
     except (TypeError, ValueError):
         return float("inf")
 
 
-def table(runs: Sequence[dict[str, Any]]) -> list[str]:
-    """Lines for people."""
+def table(runs: Sequence[Mapping[str, object]]) -> list[str]:
+    """Return lines for people."""
     rows = [HEAD, *map(row, runs)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(f"{word:<{width}}" for word, width in zip(each, widths, strict=True)).rstrip() for each in rows]
+    return ["  ".join(map(str.ljust, words, widths)).rstrip() for words in rows]
 
 
-def row(run: dict[str, Any]) -> tuple[str, ...]:
-    """The words of one run."""
+def row(run: Mapping[str, object]) -> tuple[str, ...]:
+    """Return the words of one run."""
     num_steps, total = run.get("num_steps"), run.get("of_num_steps")
     steps = f"{num_steps} of {total}"
     if isinstance(num_steps, int) and isinstance(total, int) and total > 0:
         steps = f"{num_steps:,} of {total:,} ({100 * num_steps // total}%)"
     has_ended_badly = run["state"] in ("interrupted", "failed")
     message = str(run.get("message", "")).partition("\n")[0] if has_ended_badly else ""
-    words = (run["run"].removesuffix(".h5"), run["state"], steps, run.get("starts"), run.get("updated"), message)
+    words = (str(run["run"]).removesuffix(".h5"), run["state"], steps, run.get("starts"), run.get("updated"), message)
     return tuple(printable("" if word is None else str(word)) for word in words)

@@ -1,4 +1,4 @@
-"""Reading a command line: what is refused is refused in one line, with the way out."""
+"""Reading a command line: a refusal is one line, with the way out."""
 
 import argparse
 import os
@@ -6,12 +6,12 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from decimal import Decimal, InvalidOperation
-from typing import Any, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 from mpi_rollout.errors import UsageError, did_you_mean, shortened
 
-DASHES = tuple("-\u2010\u2011\u2012\u2013\u2014\u2212")  # Documents make others of the one that options begin with.
-SMALLEST, LARGEST = -(2**63), 2**64 - 1  # What HDF5 and MPI have types for.
+DASHES = tuple("-\u2010\u2011\u2012\u2013\u2014\u2212")  # Documents put others in the place of the first one.
+SMALLEST, LARGEST = -(2**63), 2**64 - 1  # HDF5 and MPI have types for these.
 
 
 Commands: TypeAlias = "argparse._SubParsersAction[Parser]"  # To which each command adds its parser.
@@ -20,7 +20,7 @@ Commands: TypeAlias = "argparse._SubParsersAction[Parser]"  # To which each comm
 class Parser(argparse.ArgumentParser):
     """Refuses wrong options as everything else is refused: one line, once for all ranks, exit code 64.
 
-    Options must be written out: a new one would else change what a command in a script means.
+    Options must be written out: otherwise a new option could change the meaning of a command in a script.
 
     Attributes
     ----------
@@ -32,21 +32,19 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, **options: Any):
         super().__init__(**{"allow_abbrev": False} | options)
-        self.register("type", int, whole_number)  # So of all options with type=int.
+        self.register("type", int, whole_number)  # For all options with type=int.
         self.register("type", float, number)
 
     def add_subparsers(self, **options: Any) -> Any:
+        """Add commands, and know their names."""
         added = super().add_subparsers(**options)
-        self.commands = added.choices  # A view: those that are added later are in it.
+        self.commands = added.choices  # A view: it has those that are added later.
         return added
 
     def read(self, arguments: Sequence[str], default: str) -> argparse.Namespace:
         """Read a command and its options; without the name of a command it is `default`.
 
-        Raises
-        ------
-        UsageError
-            A word is unknown, or an option has a value that it cannot have.
+        UsageError if a word is unknown, or an option has a value that it cannot have.
         """
         first = arguments[0] if arguments else "-"
         if first.startswith(DASHES) and first not in ("-h", "--help", "--version"):
@@ -58,12 +56,13 @@ class Parser(argparse.ArgumentParser):
             raise UsageError(self._of(arguments)._unknown_word(unknown[0]))
         return options
 
-    def error(self, message: str) -> None:
+    def error(self, message: str) -> NoReturn:
+        """Refuse the command line."""
         message = re.sub(r"^argument (\S+): (?=must )", r"\1 ", message)
         raise UsageError(f"{message}; see {self.prog} --help")
 
     def _of(self, words: Sequence[str]) -> "Parser":
-        """The parser of the command that a command line begins with."""
+        """Return the parser of the command that a command line begins with."""
         is_command = bool(words) and words[0] in self.commands
         return self.commands[words[0]]._of(words[1:]) if is_command else self
 
@@ -83,13 +82,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def whole_number(text: str) -> int:
-    """Read 1000, 1_000 or 1e3.
-
-    Raises
-    ------
-    argparse.ArgumentTypeError
-        It is no whole number, or one of more than 64 bits.
-    """
+    """Read 1000, 1_000 or 1e3; ArgumentTypeError for what is no whole number, or one of more than 64 bits."""
     try:
         value = Decimal(text)
     except InvalidOperation:
@@ -103,13 +96,7 @@ def whole_number(text: str) -> int:
 
 
 def number(text: str) -> float:
-    """Read a number.
-
-    Raises
-    ------
-    argparse.ArgumentTypeError
-        It is none.
-    """
+    """Read a number; ArgumentTypeError for what is none."""
     try:
         return float(text)
     except ValueError:

@@ -1,17 +1,26 @@
-"""`verify --replay`: some episodes of a file once more, from their seeds and actions, to compare every byte."""
+"""`verify --replay`: some episodes of a file once more, from their seeds and actions, to compare every byte.
+
+A file must not choose code that runs on the computer of who reads it, and making an env imports modules and calls what
+is in them.  So the envs of a file are made only if they are Gymnasium's own, or if the user says on the command line
+that they are what is expected.  Gymnasium's own have arguments that name files to read (`xml_file`) or open windows
+(`render_mode`): those of a file may be numbers only.
+"""
 
 import json
 import random
-from collections.abc import Iterator, Sequence
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
+import gymnasium
 import h5py
 import numpy as np
+from gymnasium.envs.registration import find_highest_version, get_env_id, parse_env_id
 
-from mpi_rollout.commands.consent import Consent
-from mpi_rollout.config import RolloutConfig, versions
+from mpi_rollout.config import RolloutConfig, flag, versions
 from mpi_rollout.core.layout import RESULTS
 from mpi_rollout.core.spaces import Leaf, leaves
 from mpi_rollout.core.spaces import describe as describe_space
@@ -19,20 +28,76 @@ from mpi_rollout.envs.env_maker import EnvMaker, maker_of
 from mpi_rollout.envs.faults import raised_at
 from mpi_rollout.envs.loop import LoopVectorEnv
 from mpi_rollout.envs.replaying import Difference, StoredEpisode, replay_episode
-from mpi_rollout.errors import DataError, EnvError, RolloutError, UsageError, counted, words_of
+from mpi_rollout.errors import DataError, EnvError, RolloutError, UsageError, counted, shortened, words_of
+from mpi_rollout.storage.objects import open_unmarked
 from mpi_rollout.storage.reader import committed_episodes
-from mpi_rollout.storage.unmarked import open_unmarked
+
+ENV_OPTIONS = ("env", "env_factory", "env_kwargs")
 
 
-def replay(path: str, num_episodes: int, seed: int, consent: Consent) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Consent:
+    """What the user says about the envs of a file.
+
+    Parameters
+    ----------
+    env, env_factory, env_kwargs
+        As the options of `run`.
+    trust
+        Make any envs that the file names.
+    """
+
+    env: str | None = None
+    env_factory: str | None = None
+    env_kwargs: dict[str, Any] | list[dict[str, Any]] = field(default_factory=dict)
+    trust: bool = False
+
+    def check(self, config: RolloutConfig, path: str) -> None:
+        """Raise UsageError unless the envs of this run may be made."""
+        given, stored = (
+            {name: getattr(options, name) for name in ENV_OPTIONS if getattr(options, name)}
+            for options in (self, config)
+        )
+        if self.trust or given == stored:
+            return
+        if given:
+            raise UsageError(f"--replay: {path} is of {_options(stored)}, got {_options(given)}; give the same")
+        if not is_built_in(stored.get("env", "")) or not are_numbers(stored.get("env_kwargs", {})):
+            raise UsageError(
+                f"--replay runs the code of the envs, which a file must not choose by itself: {path} is of "
+                f"{_options(stored)}; add that if it is what you expect, or --trust"
+            )
+
+
+def _options(values: Mapping[str, object]) -> str:
+    """Return options as one types them."""
+    words = [(flag(name), value if isinstance(value, str) else json.dumps(value)) for name, value in values.items()]
+    return shortened(shlex.join(word for pair in words for word in pair))
+
+
+def are_numbers(env_kwargs: Mapping[str, object] | Sequence[Mapping[str, object]]) -> bool:
+    """Tell whether no argument of an env is more than a number."""
+    kwargs_of_envs = [env_kwargs] if isinstance(env_kwargs, Mapping) else env_kwargs
+    return all(isinstance(value, int | float | None) for kwargs in kwargs_of_envs for value in kwargs.values())
+
+
+def is_built_in(env_id: str) -> bool:
+    """Tell whether an env id is one of Gymnasium's own; import nothing."""
+    try:
+        namespace, name, version = parse_env_id(env_id)
+    except gymnasium.error.Error:
+        return False
+    if version is None:
+        version = find_highest_version(namespace, name)
+    spec = gymnasium.registry.get(get_env_id(namespace, name, version))
+    return spec is not None and str(spec.entry_point).startswith("gymnasium.envs.")
+
+
+def replay(path: str, num_episodes: int, seed: int, consent: Consent) -> dict[str, int]:
     """Replay some episodes of a file that is known to be whole; return how many there were.
 
-    Raises
-    ------
-    UsageError
-        Its episodes cannot be replayed, or its envs may not be made.
-    DataError
-        Not all came out the same; the message has the first difference.
+    UsageError if its episodes cannot be replayed, or its envs may not be made.  DataError if not all came out the same:
+    the message has the first difference.
     """
     with open_unmarked(path) as file:
         config = RolloutConfig.from_json(file.attrs["config"], path)
@@ -57,7 +122,7 @@ def replay(path: str, num_episodes: int, seed: int, consent: Consent) -> dict[st
 def choose(episodes: np.ndarray, number: int, seed: int) -> list[np.void]:
     """Choose as many episodes that ended as were under way, both spread evenly over the run.
 
-    None that is faulted: its env has already shown that it does not come out the same.
+    Choose none that is faulted: its env has already shown that it does not come out the same.
     """
     episodes = episodes[~episodes["faulted"]]
     has_ended = episodes["terminated"] | episodes["truncated"]

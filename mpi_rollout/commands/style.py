@@ -1,18 +1,24 @@
-"""How all pictures look: colours, numbers, legends, where a title and the fine print stand.
+"""How all pictures look: colours, numbers, legends, and where a title and the fine print are.
 
-A picture is 8 inches wide: its smallest text can still be read where it is shown 800 pixels wide.  Colours are those of
-Okabe and Ito, which people who see no red or no green tell apart; what they tell, a marker, a kind of line or a hatch
-tells too, for print in black and white.  Needs the extra `plots`; draws into files, never to a screen.
+A picture is 8 inches wide: its smallest text can still be read where it is shown 800 pixels wide.  The colours are
+those of Okabe and Ito: people who see no red or no green tell them apart.  A marker, a kind of line or a hatch tells
+the same, for print in black and white.  Needs the extra `plots`; draws into files, never to a screen.
 """
 
 import os
 from collections.abc import Sequence
 from shlex import quote
 from textwrap import fill
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from mpi_rollout.errors import UsageError
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+    from matplotlib.figure import Figure
+
+Grid = Literal["both", "x", "y", ""]
 KINDS = (".png", ".svg")  # Of the pictures of a study.
 WIDTH, DOTS_PER_INCH = 8.0, 150  # WIDTH in inches.
 TITLE, NORMAL, SMALL, FINE = 12, 9, 8, 7  # Sizes of texts in points.
@@ -23,18 +29,15 @@ LINES, MARKERS = ("-", "--", "-", "-.", "--", "-", ":"), "os^Dv<Xp>*P"
 
 
 def look(place: int) -> dict[str, str]:
-    """Of a line that has no colour by its meaning, by its place among such lines; 77 of them differ."""
+    """Return the look of a line by its place, if its meaning gives it no colour; 77 looks differ."""
     kind = place % len(COLORS)
     return {"color": COLORS[kind], "linestyle": LINES[kind], "marker": MARKERS[place % len(MARKERS)]}
 
 
-def new_figure(what: str, height: float) -> Any:
-    """An empty figure, `height` in inches; `what` is the option or command that needs it.
+def new_figure(what: str, height: float) -> "Figure":
+    """Make an empty figure, `height` in inches.
 
-    Raises
-    ------
-    UsageError
-        matplotlib is missing.
+    `what` is the option or command that needs it: UsageError names it if matplotlib is missing.
     """
     try:
         from matplotlib.figure import Figure
@@ -43,16 +46,16 @@ def new_figure(what: str, height: float) -> Any:
     return Figure(figsize=(WIDTH, height), layout="constrained")
 
 
-def head(figure: Any, title: str, fine: Sequence[str]) -> None:
-    """The title above all panels, and the fine print below them."""
+def head(figure: "Figure", title: str, fine: Sequence[str]) -> None:
+    """Put the title above all panels, and the fine print below them."""
     figure.suptitle(fill(title, 72), x=0.01, ha="left", fontsize=TITLE, fontweight="bold", parse_math=False)
     print_ = "\n".join(fill(line, 150) for line in fine if line)
     figure.supxlabel(print_, x=0.01, ha="left", fontsize=FINE, color=GREY, parse_math=False)
-    figure.get_layout_engine().set(w_pad=0.08, h_pad=0.08, hspace=0.04)
+    figure.set_layout_engine("constrained", w_pad=0.08, h_pad=0.08, hspace=0.04)
 
 
-def frame(axes: Any, title: str = "", xlabel: str = "", ylabel: str = "", grid: str = "both") -> None:
-    """Title and labels of a panel, light lines behind what it shows."""
+def frame(axes: "Axes", title: str = "", xlabel: str = "", ylabel: str = "", grid: Grid = "both") -> None:
+    """Give a panel its title and labels, and light lines behind what it shows."""
     axes.set_title(title, loc="left", fontsize=NORMAL, fontweight="bold", parse_math=False)
     axes.set_xlabel(xlabel, fontsize=SMALL)
     axes.set_ylabel(ylabel, fontsize=SMALL)
@@ -64,27 +67,27 @@ def frame(axes: Any, title: str = "", xlabel: str = "", ylabel: str = "", grid: 
         axes.grid(axis=grid, color=LIGHT, linewidth=0.6)
 
 
-def say(axes: Any, words: str) -> None:
-    """In the middle of a panel that has nothing to show, why."""
+def say(axes: "Axes", words: str) -> None:
+    """Say in the middle of a panel why it has nothing to show."""
     axes.text(0.5, 0.5, words, ha="center", va="center", fontsize=NORMAL, color=GREY, transform=axes.transAxes)
 
 
-def legend(axes: Any, **more: Any) -> None:
-    """Without a box."""
+def legend(axes: "Axes", **more: object) -> None:
+    """Draw a legend without a box."""
     axes.legend(**{"fontsize": SMALL, "frameon": False, "handlelength": 2.4} | more)
 
 
-def legend_below(axes: Any, num_names: int) -> None:
-    """In three columns below a panel as wide as the picture: its first names, so that it stays as wide."""
+def legend_below(axes: "Axes", num_names: int) -> None:
+    """Draw a legend of the first names in three columns below a panel that is as wide as the picture."""
     handles, labels = axes.get_legend_handles_labels()
-    legend(axes, handles=handles[:num_names], labels=labels[:num_names], loc="upper center",
-           bbox_to_anchor=(0.5, -0.24), ncols=3)  # fmt: skip
+    names = {"handles": handles[:num_names], "labels": labels[:num_names]}
+    legend(axes, **names, loc="upper center", bbox_to_anchor=(0.5, -0.24), ncols=3)
 
 
-def label_ends(axes: Any, ends: Sequence[tuple[float, float, str, str]]) -> None:
-    """Write to the right of a panel what its lines are, each at its end (x, y, text, colour), and none over another.
+def label_ends(axes: "Axes", ends: Sequence[tuple[float, float, str, str]]) -> None:
+    """Write to the right of a panel what its lines are, each at its end (x, y, text, colour), none over another.
 
-    Call it when the panel's axes are as they shall be.
+    Call it when the limits of the panel's axes are set.
     """
     texts = [
         axes.annotate(
@@ -92,9 +95,10 @@ def label_ends(axes: Any, ends: Sequence[tuple[float, float, str, str]]) -> None
         )
         for x, y, text, color in sorted(ends, key=lambda end: end[1])
     ]
-    axes.figure.draw_without_rendering()  # So that the panel has its place.
+    figure: Any = axes.figure
+    figure.draw_without_rendering()  # So that the panel has its place.
     height, least = axes.get_window_extent().height, 0.0
-    gap = 1.35 * SMALL * axes.figure.dpi / 72 / height
+    gap = 1.35 * SMALL * figure.dpi / 72 / height
     for place, text in enumerate(texts):
         own = axes.transAxes.inverted().transform(axes.transData.transform(text.xy))[1]
         least = max(least, min(own, 1 - gap * (len(texts) - 1 - place)))
@@ -103,14 +107,14 @@ def label_ends(axes: Any, ends: Sequence[tuple[float, float, str, str]]) -> None
 
 
 def _darker(color: str) -> tuple[float, ...]:
-    """For texts: thin letters in a light colour are hard to read."""
+    """Return a colour for text: thin letters in a light colour are hard to read."""
     from matplotlib.colors import to_rgb
 
     return tuple(0.7 * part for part in to_rgb(color))
 
 
 def human(value: float, digits: int = 3) -> str:
-    """A number as people say it: 1.5 k, 20 M; one of more than three digits is written whole: 1,002."""
+    """Return a number as people say it: 1.5 k, 20 M; one with more than three digits is written in full: 1,002."""
     value = float(f"{value:.{digits}g}")
     if value != float(f"{value:.3g}") and abs(value) < 1e6:
         return f"{value:,g}"
@@ -120,14 +124,14 @@ def human(value: float, digits: int = 3) -> str:
     return f"{value:g}"
 
 
-def human_ticks(*axes: Any) -> None:
-    """Numbers at these axes (`panel.xaxis`, `panel.yaxis`) as people say them."""
+def human_ticks(*axes: "Axis") -> None:
+    """Write the numbers at these axes (`panel.xaxis`, `panel.yaxis`) as people say them."""
     for axis in axes:
         axis.set_major_formatter(lambda value, _: human(value, 6))
 
 
-def count_x(axes: Any, counts: Sequence[int], most: int = 8) -> None:
-    """A logarithmic axis of numbers of ranks or envs; at most so many of them are written."""
+def count_x(axes: "Axes", counts: Sequence[int], most: int = 8) -> None:
+    """Make x a logarithmic axis of numbers of ranks or envs; write at most `most` of them."""
     axes.set_xscale("log", base=2)
     shown = counts[:: -(-len(counts) // most)]
     axes.set_xticks(shown, labels=[f"{count:,}" for count in shown])
@@ -135,8 +139,8 @@ def count_x(axes: Any, counts: Sequence[int], most: int = 8) -> None:
     axes.set_xlim(counts[0] / 1.25, counts[-1] * 1.25)
 
 
-def log_y(axes: Any) -> None:
-    """A logarithmic axis of rates or times with two or more numbers on it; call it when all is drawn."""
+def log_y(axes: "Axes") -> None:
+    """Make y a logarithmic axis of rates or times with two or more numbers on it; call it when all is drawn."""
     from matplotlib.ticker import LogLocator
 
     axes.set_yscale("log")
@@ -146,18 +150,15 @@ def log_y(axes: Any) -> None:
     axes.tick_params(axis="y", which="minor", left=False, labelleft=False)
 
 
-def save_study(figure: Any, stem: str) -> list[str]:
-    """Draw it into a file of each of `KINDS`; return their names."""
+def save_study(figure: "Figure", stem: str) -> list[str]:
+    """Draw a figure into a file of each of `KINDS`; return their names."""
     return [save(figure, "plot", stem + kind) for kind in KINDS]
 
 
-def save(figure: Any, what: str, path: str) -> str:
-    """Draw it into a file, of the kind that the name says, or else a PNG; return its name.
+def save(figure: "Figure", what: str, path: str) -> str:
+    """Draw a figure into a file of the kind that its name says, or a PNG; return the file's name.
 
-    Raises
-    ------
-    UsageError
-        matplotlib cannot write such a file.
+    UsageError if matplotlib cannot write such a file.
     """
     if not os.path.basename(path):
         raise UsageError(f"{what} must name a file, got {path!r}")

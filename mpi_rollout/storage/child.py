@@ -1,8 +1,8 @@
-"""Work on files that may be damaged or hostile, in a process of its own: HDF5 can hang in one, crash, or eat memory.
+"""Read files that may be damaged or hostile in a child process: HDF5 can hang in one, crash, or eat memory.
 
 The child prints a line of JSON for every sign of life, and one for how it ended.  What it returns is data.  Its memory
-is limited; it ends with its parent; and nobody but its parent ends it: the signals that ask a job to stop are blocked
-in it, since the parent heeds them.
+is limited, and it ends with its parent.  Nobody but its parent ends it: the signals that ask a job to stop are blocked
+in the child, since the parent heeds them.
 """
 
 import importlib
@@ -18,32 +18,31 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from types import FrameType
+from typing import IO, Any
 
 from mpi_rollout import errors
 from mpi_rollout.errors import DataError, Interrupted, RolloutError
 from mpi_rollout.process.interrupts import STOP_SIGNALS, is_main_thread
 from mpi_rollout.process.launcher import end_with
 
-PATIENCE_S = 60.0  # Without a sign of life.  A sign comes with each chunk, of 1 MiB or so.
+PATIENCE_S = 60.0  # Without a sign of life.  Each chunk, of about 1 MiB, gives one.
 LOOK_EVERY_S = 0.2
 TELL_EVERY_S = 0.2
 BLOCKED_SIGNALS = (*STOP_SIGNALS, signal.SIGHUP, signal.SIGUSR2)
 CRASH_SIGNALS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL)
-# Interpreter, NumPy and HDF5 take 60 MB.  The rest is in proportion to the file, which is not compressed: `verify`
-# takes 1.3 bytes per byte of a file of which most are episodes (each of one step), and that is the worst one.
+# Interpreter, NumPy and HDF5 take 60 MB.  The rest is in proportion to the file.  The worst is `verify` of a file of
+# which most are episodes of one step: it takes 1.3 bytes for each byte.
 MEMORY_NBYTES, MEMORY_PER_BYTE = 2**30, 4
 # No filter that a file names is loaded from a library; one thread, since each would count as 40 MB of memory.
 VARIABLES = {"HDF5_PLUGIN_PRELOAD": "::", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 PROGRAM = "from mpi_rollout.storage.child import serve; serve()"
 
 
-def in_child(task: str, path: str, *arguments: Any, patience_s: float = PATIENCE_S) -> Any:
-    """Call `task`, a `module:function`, with a function to tell what it does, a path and JSON-able arguments.
+def in_child(task: str, path: str, *arguments: object, patience_s: float = PATIENCE_S) -> Any:
+    """Call `task`, a `module:function`, with a function to tell what it does, a path and arguments that JSON can hold.
 
-    Returns
-    -------
-    What the task has returned, JSON-able.
+    Return what the task has returned, as JSON can hold it.
 
     Raises
     ------
@@ -54,53 +53,60 @@ def in_child(task: str, path: str, *arguments: Any, patience_s: float = PATIENCE
     Interrupted
         This process was asked to stop meanwhile.
     """
-    doing = "starting"
     with _heeding() as asked, tempfile.TemporaryFile() as words, _started(task, path, *arguments, words=words) as child:
-        try:
-            for line in _lines(child.stdout, patience_s, asked):
-                said = json.loads(line)
-                if "refused" in said:
-                    raise getattr(errors, said["kind"])(said["refused"])
-                if "done" in said:
-                    return said["done"]
-                doing = said["doing"]
-            child.wait(patience_s)
-        except (TimeoutError, subprocess.TimeoutExpired):
-            raise DataError(
-                f"{path}: no answer for {patience_s:g} s while {doing}; the file is damaged, or its disk fails"
-            ) from None
-        except InterruptedError:
-            name = signal.Signals(asked[0]).name
-            raise Interrupted(f"{path}: stopped by {name} while {doing}; the file was left as it is") from None
-        finally:
-            child.kill()
-        raise _failure(path, doing, child.returncode, words)
+        return _answer_of(child, path, patience_s, asked, words)
+
+
+def _answer_of(child: subprocess.Popen[bytes], path: str, patience_s: float, asked: list[int], words: IO[bytes]) -> Any:
+    """Wait for what the task has returned, or raise what `in_child` does."""
+    doing = "starting"
+    try:
+        for line in _lines(child, patience_s, asked):
+            said = json.loads(line)
+            if "refused" in said:
+                raise getattr(errors, said["kind"])(said["refused"])
+            if "done" in said:
+                return said["done"]
+            doing = said["doing"]
+        child.wait(patience_s)
+    except (TimeoutError, subprocess.TimeoutExpired):
+        raise DataError(
+            f"{path}: no answer for {patience_s:g} s while {doing}; the file is damaged, or its disk fails"
+        ) from None
+    except InterruptedError:
+        name = signal.Signals(asked[0]).name
+        raise Interrupted(f"{path}: stopped by {name} while {doing}; the file was left as it is") from None
+    raise _failure(path, doing, child.returncode, words)
 
 
 @contextmanager
 def _heeding() -> Iterator[list[int]]:
-    """Collect the signals that ask to stop, in the main thread; those that nobody has heeded come again at the end."""
+    """Collect the signals that ask to stop, in the main thread; raise those again at the end that nobody has heeded."""
     asked: list[int] = []
-    before: dict[int, Any] = {}
+
+    def note(number: int, _: FrameType | None) -> None:
+        asked.append(number)
+
+    before = {}
     if is_main_thread():
         # A handler that is None is not Python's, and could not be put back.
         heard = [number for number in BLOCKED_SIGNALS if signal.getsignal(number) not in (None, signal.SIG_IGN)]
-        before = {number: signal.signal(number, lambda number, _: asked.append(number)) for number in heard}
+        before = {number: signal.signal(number, note) for number in heard}
     try:
         yield asked
     except Interrupted:
         asked.clear()
         raise
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for blocked, handler in before.items():
+            signal.signal(blocked, handler)
         for number in asked:
             signal.raise_signal(number)
 
 
 @contextmanager
-def _started(task: str, path: str, *arguments: Any, words: Any) -> Iterator[subprocess.Popen]:
-    """A child at work, born with the stop signals blocked; what it says on stderr goes to `words`."""
+def _started(task: str, path: str, *arguments: object, words: IO[bytes]) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a child, with the stop signals blocked; what it says on stderr goes to `words`.  Kill it at the end."""
     environment = os.environ | VARIABLES | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command = [sys.executable, "-c", PROGRAM, json.dumps([os.getpid(), task, path, *arguments])]
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED_SIGNALS)
@@ -111,22 +117,19 @@ def _started(task: str, path: str, *arguments: Any, words: Any) -> Iterator[subp
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     with child:
-        yield child
+        try:
+            yield child
+        finally:
+            child.kill()
 
 
-def _lines(pipe: Any, patience_s: float, asked: list[int]) -> Iterator[bytes]:
-    """Lines as they come, until the end.
-
-    Raises
-    ------
-    TimeoutError
-        Nothing came for too long.
-    InterruptedError
-        Something is in `asked`.
-    """
+def _lines(child: subprocess.Popen[bytes], patience_s: float, asked: list[int]) -> Iterator[bytes]:
+    """Yield a child's lines; TimeoutError if none comes for too long, InterruptedError if something is in `asked`."""
+    pipe = child.stdout
+    assert pipe is not None
     with selectors.DefaultSelector() as selector:
         selector.register(pipe, selectors.EVENT_READ)
-        rest, silent_s = b"", 0.0  # Not by the clock: it goes on while both processes are suspended.
+        rest, silent_s = b"", 0.0  # Not by the clock, which goes on while both processes are suspended.
         while not asked:
             if not selector.select(min(LOOK_EVERY_S, patience_s)):
                 silent_s += LOOK_EVERY_S
@@ -141,8 +144,8 @@ def _lines(pipe: Any, patience_s: float, asked: list[int]) -> Iterator[bytes]:
         raise InterruptedError
 
 
-def _failure(path: str, doing: str, code: int, words: Any) -> RolloutError:
-    """What the end of a child says that has not answered."""
+def _failure(path: str, doing: str, code: int, words: IO[bytes]) -> RolloutError:
+    """Return the error for a child that ended without an answer."""
     if -code in CRASH_SIGNALS:
         return DataError(f"{path}: HDF5 crashed while {doing} ({signal.Signals(-code).name}); the file is damaged")
     if code == -signal.SIGKILL:
@@ -163,7 +166,7 @@ def _ending(code: int) -> str:
 
 
 def serve() -> None:
-    """In the child: do what the command line says."""
+    """Do what the command line says, in the child."""
     parent, task, path, *arguments = json.loads(sys.argv[1])
     end_with(parent)
     signs = os.fdopen(os.dup(1), "w", buffering=1)
@@ -187,7 +190,7 @@ def serve() -> None:
 
 
 def limit_memory(path: str) -> None:
-    """Let this process have no more memory than a whole file of that size makes it need."""
+    """Limit the memory of this process to what a file of that size can make it need."""
     try:
         nbytes = MEMORY_NBYTES + MEMORY_PER_BYTE * os.path.getsize(path)
     except OSError:
@@ -197,8 +200,8 @@ def limit_memory(path: str) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (nbytes, most))
 
 
-def teller(signs: Any) -> Callable[[str], None]:
-    """A function that says what is being done, the same not too often."""
+def teller(signs: IO[str]) -> Callable[[str], None]:
+    """Return a function that says what is being done, the same not too often."""
     said, said_at = "", 0.0
 
     def tell(doing: str) -> None:

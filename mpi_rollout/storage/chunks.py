@@ -1,22 +1,23 @@
-"""Appending to datasets in whole chunks with checksums, straight from memory, so that no crash can spoil a row.
+"""Writing and reading datasets in whole chunks with checksums, so that no crash can spoil a row.
 
-HDF5's own path copies into its chunk cache first and stood at 0.2 to 0.4 of the rate of plain writes where writing
-chunks directly stood at 0.6 to 0.8.
+The bytes go straight from memory to the file.  HDF5's own path copies them into its chunk cache first; it reached 0.2
+to 0.4 of the rate of plain writes where writing chunks directly reached 0.6 to 0.8.
 
-A chunk that is partly filled is written without its checksum, and when it has more rows again in the same place: the
-same bytes where rows are committed already, so that a writer killed amid that leaves them as they were.  A full chunk
-has its checksum.  It is so 4 bytes longer, for which HDF5 takes a new place in the file; in SWMR mode it leaves the
-old chunk alone, and what the index on the disk says is true at every moment.  The same holds of a chunk that is
-compressed, which only full ones are.
+A chunk that is not full is written without its checksum.  When it has more rows it is written again in the same place,
+with the same bytes where rows are committed: a writer that is killed meanwhile leaves those as they were.  A full chunk
+has its checksum.  It is 4 bytes longer, so HDF5 gives it a new place in the file.  In SWMR mode HDF5 leaves the old
+chunk alone, and what the index on the disk says is true at every moment.  The same holds for a compressed chunk: only
+full ones are compressed.
 """
 
+import math
+import os
 from collections.abc import Iterator
 
 import h5py
 import numpy as np
 
-from mpi_rollout.storage.checksum import CHECKSUM_NBYTES
-from mpi_rollout.storage.filters import Filters
+from mpi_rollout.storage.filters import CHECKSUM_NBYTES, Filters, fletcher32
 
 
 class ChunkWriter:
@@ -25,11 +26,12 @@ class ChunkWriter:
     Attributes
     ----------
     num_rows
-        How many it has.
+        How many rows the dataset has.
     """
 
     def __init__(self, dataset: h5py.Dataset):
-        self.dataset, self.num_rows, self.chunks = dataset, len(dataset), dataset.chunks
+        self.dataset, self.num_rows = dataset, len(dataset)
+        self.chunks: tuple[int, ...] = dataset.chunks
         self._filters = Filters(dataset)
         nbytes = dataset.dtype.itemsize * int(np.prod(self.chunks))
         self._bytes = np.zeros(nbytes + CHECKSUM_NBYTES, np.uint8)  # Of one chunk and its checksum.
@@ -38,16 +40,16 @@ class ChunkWriter:
     def append(self, array: np.ndarray, first_row: int, stop: int, is_last: bool = False) -> None:
         """Write those of an array's first `stop` rows that the dataset does not have yet.
 
-        Rows of the last chunk beyond `stop` are written too, but not part of the dataset.
+        Rows of the last chunk beyond `stop` are written too, but are not part of the dataset.
 
         Parameters
         ----------
         array
             C-contiguous; holds whole chunks along its first axis.
         first_row
-            Where its first row belongs in the dataset: where a chunk begins.
+            The row of the dataset where the array begins; a chunk begins there too.
         is_last
-            No rows follow, and those of the array beyond `stop` are zeros: chunks need not be full to be sealed.
+            No rows follow, and the array has zeros beyond `stop`: chunks that are not full get checksums too.
         """
         start = max(self.num_rows - first_row, 0)
         if stop <= start:
@@ -67,7 +69,7 @@ class ChunkWriter:
             self.dataset.id.write_direct_chunk(place, part, self._filters.none)
             return
         inside = tuple(map(slice, part.shape))
-        if part.shape != self._chunk.shape:  # Beyond the last env.
+        if part.shape != self._chunk.shape:  # The chunk goes beyond the last env.
             self._chunk[...] = np.zeros((), self._chunk.dtype)
         self._chunk[inside] = part
         self._write_bytes(place, is_full)
@@ -79,7 +81,7 @@ class ChunkWriter:
         self.dataset.id.write_direct_chunk(place, data, mask)
 
     def seal(self) -> None:
-        """Give the last chunks, where they are partly filled, their checksums; beyond the last row they have zeros."""
+        """Give the last chunks their checksums if they are not full; put zeros beyond the last row."""
         num_left = self.num_rows % self.chunks[0]
         if num_left == 0:
             return
@@ -92,7 +94,7 @@ class ChunkWriter:
 
 
 class TableWriter:
-    """Appends rows to a dataset of one axis, in whole chunks, of which it keeps the last one."""
+    """Appends rows to a dataset of one axis, in whole chunks; it keeps the last chunk in memory."""
 
     def __init__(self, dataset: h5py.Dataset):
         self._chunks = ChunkWriter(dataset)
@@ -114,6 +116,70 @@ class TableWriter:
         self._chunks.seal()
 
 
+class ChunkReader:
+    """Reads a dataset's chunks from where HDF5's index says that they are, not through HDF5, and checks them.
+
+    Parameters
+    ----------
+    descriptor
+        Of the file.
+
+    Attributes
+    ----------
+    num_chunks, nbytes
+        How many chunks were read, and their bytes in the file.
+    """
+
+    def __init__(self, dataset: h5py.Dataset, descriptor: int):
+        self._dataset, self._descriptor = dataset, descriptor
+        self._filters, self._mask = Filters(dataset), 0
+        self._nbytes = dataset.dtype.itemsize * math.prod(dataset.chunks)
+        self._stored = np.empty(0, np.uint8)  # The chunk that was read last, as it is in the file.
+        self.num_chunks = self.nbytes = 0
+
+    def read(self, place: tuple[int, ...], may_lack: bool) -> str:
+        """Read the chunk that begins at a place; return what is wrong with it, "" for nothing.
+
+        Parameters
+        ----------
+        may_lack
+            The chunk may have no checksum, since more rows may come into it.
+        """
+        info = self._dataset.id.get_chunk_info_by_coord(place)
+        if info.byte_offset is None:
+            return "there is no such chunk"
+        self._mask, nbytes = info.filter_mask, info.size
+        has_checksum = self._filters.has_checksum(self._mask)
+        whole = self._nbytes + CHECKSUM_NBYTES * has_checksum
+        if not (CHECKSUM_NBYTES < nbytes < whole if self._filters.is_packed(self._mask) else nbytes == whole):
+            return f"the chunk has {nbytes} bytes, expected {whole}"
+        if not (has_checksum or may_lack):
+            return "the chunk has no checksum"
+        if not self._read_bytes(info.byte_offset, nbytes):
+            return "the file ends amid the chunk"
+        self.num_chunks, self.nbytes = self.num_chunks + 1, self.nbytes + nbytes
+        data = self._stored
+        if has_checksum and fletcher32(data[:-CHECKSUM_NBYTES]) != data[-CHECKSUM_NBYTES:].tobytes():
+            return "the checksum does not fit"
+        return ""
+
+    def _read_bytes(self, offset: int, nbytes: int) -> bool:
+        """Tell whether the file has all these bytes, and read them."""
+        if offset + nbytes > os.fstat(self._descriptor).st_size:
+            return False
+        if len(self._stored) != nbytes:
+            self._stored = np.empty(nbytes, np.uint8)
+        got = os.preadv(self._descriptor, [self._stored.data], offset)
+        while 0 < got < nbytes and (more := os.preadv(self._descriptor, [self._stored[got:].data], offset + got)):
+            got += more
+        return got == nbytes
+
+    def values(self) -> np.ndarray:
+        """Return the chunk that was read last, as an array; zlib.error if it cannot be decompressed."""
+        data = self._filters.decode(self._stored, self._mask)
+        return np.asarray(data.view(self._dataset.dtype).reshape(self._dataset.chunks))
+
+
 def fill(dataset: h5py.Dataset, rows: np.ndarray) -> None:
     """Write all rows of a dataset whose length is fixed.
 
@@ -126,9 +192,10 @@ def fill(dataset: h5py.Dataset, rows: np.ndarray) -> None:
 
 
 def read_chunk(dataset: h5py.Dataset, place: tuple[int, ...]) -> tuple[np.ndarray, bool]:
-    """The bytes of a chunk, of which nothing is checked, and whether it has a checksum.
+    """Return the bytes of a chunk, and whether it has a checksum; check nothing.
 
-    For whoever has written it himself: HDF5 2.0 takes chunks for filtered that were not, as long as the file is open.
+    It is for the process that wrote the chunk.  HDF5 2.0 believes that chunks which it did not filter itself are
+    filtered, as long as the file is open.
     """
     filters, mask = Filters(dataset), dataset.id.get_chunk_info_by_coord(place).filter_mask
     stored = np.frombuffer(dataset.id.read_direct_chunk(place)[1], np.uint8)
@@ -136,7 +203,7 @@ def read_chunk(dataset: h5py.Dataset, place: tuple[int, ...]) -> tuple[np.ndarra
 
 
 def places(dataset: h5py.Dataset, row: int) -> Iterator[tuple[int, ...]]:
-    """Where the chunks begin that hold a row, itself a chunk's first; only rows and envs are cut."""
+    """Yield where the chunks begin that hold a row; the row is the first of a chunk.  Only rows and envs are cut."""
     if dataset.ndim == 1:
         yield (row,)
         return

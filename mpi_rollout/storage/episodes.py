@@ -1,18 +1,23 @@
-"""Episodes, found in the columns of a run: array operations over whole blocks, whatever the number of envs."""
+"""Episodes, computed from the columns of a run: array operations over whole blocks, for any number of envs."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mpi_rollout.config import RolloutConfig
+from mpi_rollout.core.layout import Block
 from mpi_rollout.core.seeding import SeedTable
 from mpi_rollout.storage.schema import EPISODE
 
+if TYPE_CHECKING:
+    import h5py
 
-class Results(Protocol):
-    """Consecutive steps of all envs, arrays of shape (num_rows, num_envs); row 0 is step `start`."""
+
+@dataclass(frozen=True)
+class StoredResults:
+    """Consecutive steps of all envs from a file, arrays of shape (num_rows, num_envs); row 0 is step `start`."""
 
     start: int
     rewards: np.ndarray
@@ -21,17 +26,17 @@ class Results(Protocol):
 
 
 class EpisodeTable:
-    """Finds the rows of /episodes while blocks come in.
+    """Computes the rows of /episodes while blocks come in.
 
     An episode is the steps `start` to `start + length - 1` of one env: its transitions, all of them and no others.
-    After its last step comes one row that only resets, and belongs to no episode.  Where that row is itself an end,
-    the episode that it should have begun has length 0 if a fault is known there; else there is no env any more, until
-    a row comes that is none.
+    After its last step comes one row that only resets, and belongs to no episode.  That row may itself be an end.  If a
+    fault is known there, the episode that should have begun has length 0.  If not, there is no env any more, until a
+    row comes that is no end.
 
     Parameters
     ----------
     seeds
-        None where the envs do not have a seed per episode; stored as -1.
+        None where the envs have no seed for each episode; -1 is stored then.
     """
 
     def __init__(self, num_envs: int, seeds: SeedTable | None):
@@ -43,15 +48,13 @@ class EpisodeTable:
         self._faults: list[tuple[int, int]] = []
 
     def note_fault(self, env_index: int, step: int) -> None:
-        """Know of a fault before the row of its step is added."""
+        """Take in a fault, before the row of its step is added."""
         self._faults.append((env_index, step))
 
     def lose(self, lost: Collection[int], num_steps: int) -> np.ndarray:
-        """End the running episodes of some envs here, after so many steps, as truncated and faulted.
+        """End the running episodes of some envs after `num_steps` steps, as truncated and faulted; return their rows.
 
-        Returns
-        -------
-        Their rows.  An episode that had only begun has length 0, and the truncation is in the row that reset it.
+        An episode that had only begun has length 0, and the truncation is in the row that reset it.
         """
         env = np.array(sorted(lost), np.int64)
         rows = np.zeros(len(env), EPISODE)
@@ -62,8 +65,8 @@ class EpisodeTable:
         self._count[env] += 1
         return rows
 
-    def add(self, block: Results, start: int, stop: int) -> None:
-        """Take in rows start to stop of a block."""
+    def add(self, block: Block | StoredResults, start: int, stop: int) -> None:
+        """Take in rows `start` to `stop` - 1 of a block."""
         ends = block.terminations[start:stop] | block.truncations[start:stop]
         returns, env, step, is_end = self._segments(ends, block.rewards[start:stop])
         env, row, is_first = env[is_end], step[is_end], first_of_group(env[is_end])
@@ -75,7 +78,7 @@ class EpisodeTable:
         rows["terminated"] = block.terminations[start:stop][row, env]
         rows["truncated"] = block.truncations[start:stop][row, env]
         rows["faulted"] = self._take_faults(env, end, block.start + stop)
-        self._start[env] = end + 2  # Of an env's several episodes the last one stays.
+        self._start[env] = end + 2  # If an env has several episodes, the last one stays.
         is_episode = (rows["length"] > 0) | rows["faulted"]
         rows, env, end = rows[is_episode], env[is_episode], end[is_episode]
         rows["seed"] = self._seed(env, self._count[env] + position_in_group(first_of_group(env)))
@@ -83,7 +86,10 @@ class EpisodeTable:
         self._held = np.concatenate([self._held, rows[np.lexsort((env, end))]])
 
     def _take_faults(self, env: np.ndarray, end: np.ndarray, stop: int) -> np.ndarray:
-        """Whether the episodes of some envs that end in some steps end by a fault; all of the steps before `stop`."""
+        """Tell for each of some envs whether its episode that ends in step `end` ends by a fault.
+
+        Faults of the steps before `stop` are not needed any more.
+        """
         faulted = np.zeros(len(env), np.bool_)
         for env_index, step in self._faults:
             faulted |= (env == env_index) & (end == step)
@@ -91,20 +97,19 @@ class EpisodeTable:
         return faulted
 
     def _segments(self, ends: np.ndarray, rewards: np.ndarray) -> tuple[np.ndarray, ...]:
-        """Cut the rows into what belongs to one episode, env after env.
+        """Cut the rows into segments, each of one episode, env after env.
 
         Returns
         -------
-        Of each segment the sum of rewards, the env, the last row, and whether the episode ends there.
+        For each segment the sum of rewards, the env, the last row, and whether the episode ends there.
 
         Notes
         -----
-        Sums are float64 in step order, as one would add them up by hand: `np.bincount` adds in order, where `sum`
-        adds pairwise.  So a return does not depend on how a run is cut into blocks, nor differ from Gymnasium's
-        RecordEpisodeStatistics in the last digit.
+        Sums are float64 in step order: `np.bincount` adds in order, where `sum` adds pairwise.  So a return does not
+        depend on how a run is cut into blocks, and has the last digit of Gymnasium's RecordEpisodeStatistics.
         """
         num_rows, num_envs = rewards.shape
-        values = np.empty((num_envs, num_rows + 1))  # What the running episode has so far comes first.
+        values = np.empty((num_envs, num_rows + 1))  # What the running episode has so far is first.
         values[:, 0], values[:, 1:] = self._return, rewards.T
         is_last = np.zeros(values.shape, np.bool_)
         is_last[:, 1:] = ends.T
@@ -120,16 +125,17 @@ class EpisodeTable:
         return returns, env, step - 1, is_end
 
     def _seed(self, env: np.ndarray, episode: np.ndarray) -> np.ndarray:
-        return np.full(len(env), -1) if self._seeds is None else self._seeds(env, episode)
+        return np.full(len(env), -1) if self._seeds is None else np.asarray(self._seeds(env, episode))
 
     def take(self, num_steps: int) -> np.ndarray:
         """Take out the episodes that ended before step `num_steps`, in order of their ends, then of env index."""
         is_over = self._held["start"] + self._held["length"] <= num_steps
-        rows, self._held = self._held[is_over], self._held[~is_over]
+        rows: np.ndarray = self._held[is_over]
+        self._held = self._held[~is_over]
         return rows
 
     def unfinished(self, num_steps: int) -> np.ndarray:
-        """The episodes that were under way at the end of a run of `num_steps`, neither terminated nor truncated."""
+        """Return the episodes under way at the end of a run of `num_steps`, neither terminated nor truncated."""
         env = np.flatnonzero(self._start < num_steps)
         rows = np.zeros(len(env), EPISODE)
         rows["env_index"], rows["start"], rows["length"] = env, self._start[env], num_steps - self._start[env]
@@ -137,18 +143,8 @@ class EpisodeTable:
         return rows
 
 
-@dataclass(frozen=True)
-class StoredResults:
-    """`Results` from a file."""
-
-    start: int
-    rewards: np.ndarray
-    terminations: np.ndarray
-    truncations: np.ndarray
-
-
 def make_table(config: RolloutConfig, faults: Iterable[np.void] = ()) -> EpisodeTable:
-    """The table of a run with this configuration, empty; it knows of some rows of /faults."""
+    """Make the empty table of a run with this configuration; it knows of some rows of /faults."""
     has_seeds = config.vectorization_mode == "sync"
     table = EpisodeTable(config.num_envs, SeedTable(config.seed, config.num_envs) if has_seeds else None)
     for fault in faults:
@@ -156,8 +152,8 @@ def make_table(config: RolloutConfig, faults: Iterable[np.void] = ()) -> Episode
     return table
 
 
-def stored_results(trajectories: Mapping[str, Any], num_steps: int, nbytes: int = 2**24) -> Iterator[StoredResults]:
-    """Read rewards and ends of the first steps, block by block, from /trajectories of a file."""
+def stored_results(trajectories: "h5py.Group", num_steps: int, nbytes: int = 2**24) -> Iterator[StoredResults]:
+    """Read rewards and ends of the first steps from /trajectories, block by block."""
     names = ("rewards", "terminations", "truncations")
     rows_per_chunk, num_envs = trajectories["rewards"].chunks[0], trajectories["rewards"].shape[1]
     num_rows = -(-nbytes // (8 * num_envs * rows_per_chunk)) * rows_per_chunk
@@ -167,11 +163,11 @@ def stored_results(trajectories: Mapping[str, Any], num_steps: int, nbytes: int 
 
 
 def first_of_group(keys: np.ndarray) -> np.ndarray:
-    """Whether each element of a sorted array is the first of its value."""
+    """Tell for each element of a sorted array whether it is the first of its value."""
     return np.append(True, keys[1:] != keys[:-1])[: len(keys)]
 
 
 def position_in_group(is_first: np.ndarray) -> np.ndarray:
-    """For each element of a sorted array how many of its value stand before it."""
+    """Return for each element of a sorted array how many of its value are before it."""
     positions = np.arange(len(is_first))
     return positions - np.maximum.accumulate(np.where(is_first, positions, 0))

@@ -1,37 +1,82 @@
-"""Files that somebody sent: what is in them can be read, is what it should be, and does not lead out of the file.
+"""Opening files that somebody sent: their content can be read, is what it should be, and does not lead out of the file.
 
 Nothing here knows what a file should hold.  Damaged bytes have any value: an error that h5py raises while a file is
 read is the file's, any other one is a mistake of ours.
 """
 
+import io
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import h5py
 import numpy as np
 
-from mpi_rollout.errors import DataError, RolloutError, first_line
+from mpi_rollout.errors import ContentError, DataError, RolloutError, first_line
+from mpi_rollout.storage.filters import lookup3
 from mpi_rollout.storage.ownership import why_no_file
 
-MOST_GZIP = 1032  # Times smaller gzip makes data, and no more.
-Tell = Callable[[str], None]  # Is told what is being read, in a process that somebody watches.
-ROOM_NBYTES = 2**26  # A dataset may be that much longer than the file: its writer first extends it, then writes rows.
+SIGNATURE = b"\x89HDF\r\n\x1a\n\x03"  # Of a superblock of version 3, which all files of this program have.
+MARK = 11  # Where the superblock says whether somebody writes.
+END = slice(28, 36)
+CHECKSUM = slice(44, 48)
+SUPERBLOCK_NBYTES = 48
+MOST_GZIP = 1032  # gzip makes data at most so many times smaller.
+ROOM_NBYTES = 2**26  # A dataset may be longer than the file by so much: its writer extends it before it writes rows.
+Tell = Callable[[str], None]  # Takes what is being read, in a process that somebody watches.
+Parsed = TypeVar("Parsed", dict[str, Any], list[Any])
 
 
-class ContentError(DataError):
-    """What a file holds is not what it should be.  The message does not name the file: `reading` does."""
+class Unmarked(io.FileIO):
+    """The bytes of a file, without the mark of its writer, and with its end where it is.
+
+    A file that its writer had in SWMR mode can otherwise be read only in that mode.  HDF5 then takes a wrong checksum
+    for one that is about to be written, and tries again for hours; without the mark, damage is an error at once.
+
+    A writer says last how far the file has grown; by then, what is committed may already lie beyond what it said.
+
+    OSError if the file has no superblock, or a damaged one, or is shorter than that says.
+    """
+
+    def __init__(self, path: str):
+        super().__init__(path)
+        head = os.pread(self.fileno(), SUPERBLOCK_NBYTES, 0)
+        if len(head) < SUPERBLOCK_NBYTES or not head.startswith(SIGNATURE):
+            raise OSError("file signature not found")
+        if lookup3(head[: CHECKSUM.start]) != head[CHECKSUM]:
+            raise OSError("the checksum of its superblock does not fit")
+        size, end = os.fstat(self.fileno()).st_size, int.from_bytes(head[END], "little")
+        if size < end:
+            raise OSError(f"truncated file: it has {size} bytes of {end}")
+        head = head[:MARK] + b"\0" + head[MARK + 1 : END.start] + size.to_bytes(8, "little") + head[END.stop : -4]
+        self._head = head + lookup3(head)
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]  # Buffer is a type since Python 3.12.
+        """Read as any file, but the superblock as it is here."""
+        place = self.tell()
+        num_read = super().readinto(buffer)
+        if place < SUPERBLOCK_NBYTES:
+            part = self._head[place : place + num_read]
+            memoryview(buffer).cast("B")[: len(part)] = part
+        return num_read
+
+
+def open_unmarked(path: str) -> h5py.File:
+    """Open a file for reading, as if its writer had closed it; it may have been left by a killed one."""
+    with open(path, "rb") as file:
+        head = file.read(len(SIGNATURE))
+    if head[:-1] == SIGNATURE[:-1] and head != SIGNATURE:  # Others' files: no superblock but ours has a mark.
+        return h5py.File(path, "r", locking=False)
+    return h5py.File(Unmarked(path), "r", libver="latest")
 
 
 @contextmanager
-def reading(path: str, tell: Tell, open_file: Callable[[str], h5py.File]) -> Iterator[tuple[h5py.File, Tell]]:
-    """Open a file that may be damaged or hostile; also gives a function to tell what is read of it.
+def reading(path: str, tell: Tell) -> Iterator[tuple[h5py.File, Tell]]:
+    """Open a file that may be damaged or hostile; also give a function to tell what is read of it.
 
-    Raises
-    ------
-    DataError
-        There is none; or it cannot be read, here or in the `with` block, or leads to other files.
+    DataError if there is no file, or if it cannot be read, here or in the `with` block, or leads to other files.
     """
     if why := why_no_file(path):
         raise DataError(why)
@@ -44,20 +89,25 @@ def reading(path: str, tell: Tell, open_file: Callable[[str], h5py.File]) -> Ite
 
     note("its superblock")
     try:
-        with open_file(path) as file:
+        with open_unmarked(path) as file:
             note("its root group")
             attributes_of(file)
             yield file, note
-    except ContentError as error:
-        raise DataError(f"{path}: {error}") from error
-    except RolloutError:
-        raise
     except Exception as error:
-        if not is_of_reading(error):
-            raise
-        if doing == "its superblock":
-            raise DataError(f"{path} is not a readable HDF5 file: {first_line(error)}") from error
-        raise DataError(f"{path}: cannot read {doing}: {type(error).__name__}: {first_line(error)}") from error
+        if refusal := _refusal_of(error, path, doing):
+            raise refusal from error
+        raise
+
+
+def _refusal_of(error: Exception, path: str, doing: str) -> DataError | None:
+    """Return what to raise for an error of the file; None if it is a mistake of ours, or says all already."""
+    if isinstance(error, ContentError):
+        return DataError(f"{path}: {error}")
+    if isinstance(error, RolloutError) or not is_of_reading(error):
+        return None
+    if doing == "its superblock":
+        return DataError(f"{path} is not a readable HDF5 file: {first_line(error)}")
+    return DataError(f"{path}: cannot read {doing}: {type(error).__name__}: {first_line(error)}")
 
 
 def is_of_reading(error: Exception) -> bool:
@@ -70,13 +120,7 @@ def is_of_reading(error: Exception) -> bool:
 
 
 def check_objects(file: h5py.File, tell: Tell) -> None:
-    """Look at every link, object and attribute.
-
-    Raises
-    ------
-    ContentError
-        A link is no plain one, or data are in another file: nobody follows it.
-    """
+    """Look at all links, objects, attributes; ContentError for a link that is not hard, or data in another file."""
     seen, waiting = {_address(file)}, [("", file)]
     while waiting:
         place, group = waiting.pop()
@@ -94,11 +138,11 @@ def check_objects(file: h5py.File, tell: Tell) -> None:
 
 
 def _address(item: h5py.HLObject) -> int:
-    return h5py.h5o.get_info(item.id).addr
+    return int(h5py.h5o.get_info(item.id).addr)
 
 
 def _linked(group: h5py.Group, name: str, path: str) -> h5py.HLObject:
-    """The group or dataset of a name, which is in this file."""
+    """Return the group or dataset of a name, which is in this file."""
     link = group.get(name, getlink=True)
     if isinstance(link, h5py.ExternalLink):
         raise ContentError(f"{path} is a link to another file, {link.filename}; it is not followed")
@@ -113,15 +157,9 @@ def _linked(group: h5py.Group, name: str, path: str) -> h5py.HLObject:
     return item
 
 
-def attributes_of(item: h5py.HLObject) -> dict[str, Any]:
-    """Read all attributes.
-
-    Raises
-    ------
-    ContentError
-        One cannot be read, or its name is not in the list of them.
-    """
-    attributes: dict[str, Any] = {}
+def attributes_of(item: h5py.HLObject) -> dict[str, object]:
+    """Read all attributes; ContentError if one cannot be read, or its name is not in the list of them."""
+    attributes: dict[str, object] = {}
     for name in item.attrs:
         try:
             attributes[name] = item.attrs[name]
@@ -133,8 +171,8 @@ def attributes_of(item: h5py.HLObject) -> dict[str, Any]:
     return attributes
 
 
-def text(attributes: Mapping[str, Any], name: str) -> str:
-    """An attribute that is text; ContentError otherwise."""
+def text(attributes: Mapping[str, object], name: str) -> str:
+    """Return an attribute that is text; raise ContentError if it is not."""
     value = attributes.get(name)
     try:
         if isinstance(value, bytes):
@@ -147,24 +185,24 @@ def text(attributes: Mapping[str, Any], name: str) -> str:
     raise ContentError(f"its attribute {name} {_shown(attributes, name)}, it should be text")
 
 
-def number(attributes: Mapping[str, Any], name: str) -> float:
-    """An attribute that is a number of 0 or more; ContentError otherwise."""
+def number(attributes: Mapping[str, object], name: str) -> float:
+    """Return an attribute that is a number of 0 or more; raise ContentError if it is not."""
     value = attributes.get(name)
     if isinstance(value, np.integer | np.floating) and value >= 0:
         return value.item()
     raise ContentError(f"its attribute {name} {_shown(attributes, name)}, it should be a number of 0 or more")
 
 
-def count(attributes: Mapping[str, Any], name: str) -> int:
-    """An attribute that is a whole number of 0 or more; ContentError otherwise."""
+def count(attributes: Mapping[str, object], name: str) -> int:
+    """Return an attribute that is a whole number of 0 or more; raise ContentError if it is not."""
     value = number(attributes, name)
     if not isinstance(value, int):
         raise ContentError(f"its attribute {name} is {value}, it should be a whole number")
     return value
 
 
-def parsed(attributes: Mapping[str, Any], name: str, kind: type) -> Any:
-    """An attribute that is JSON of a `dict` or a `list`; ContentError otherwise."""
+def parsed(attributes: Mapping[str, object], name: str, kind: type[Parsed]) -> Parsed:
+    """Return what an attribute has in JSON, a `dict` or a `list`; raise ContentError if it is something else."""
     try:
         value = json.loads(text(attributes, name))
     except (ValueError, RecursionError):
@@ -175,49 +213,37 @@ def parsed(attributes: Mapping[str, Any], name: str, kind: type) -> Any:
     return value
 
 
-def _shown(attributes: Mapping[str, Any], name: str) -> str:
+def _shown(attributes: Mapping[str, object], name: str) -> str:
     if name not in attributes:
         return "is missing"
     value = attributes[name]
     return f"is {value.item() if isinstance(value, np.generic) else value!r:.80}".replace("\n", " ")
 
 
-def group_of(file: h5py.File, name: str) -> h5py.Group:
-    """A group by its path; ContentError if there is none."""
-    return _item(file, name, h5py.Group, "group")
-
-
-def dataset_of(file: h5py.File, name: str) -> h5py.Dataset:
-    """A dataset by its path; ContentError if there is none."""
-    return _item(file, name, h5py.Dataset, "dataset")
-
-
-def _item(file: h5py.File, name: str, kind: type, word: str) -> Any:
+def object_of(file: h5py.File, name: str, kind: type) -> h5py.HLObject:
+    """Return the `h5py.Group` or `h5py.Dataset` of a path; raise ContentError if there is none."""
     if name not in file:
         raise ContentError(f"there is no {name}")
     item = file[name]
     if not isinstance(item, kind):
-        raise ContentError(f"{name} should be a {word}")
+        raise ContentError(f"{name} should be a {kind.__name__.lower()}")
     return item
 
 
 def table_of(file: h5py.File, name: str, dtype: np.dtype) -> np.ndarray:
-    """All rows of a dataset with one axis and these columns; ContentError if it has others."""
-    dataset = dataset_of(file, name)
+    """Read all rows of a dataset with one axis and these columns; raise ContentError if it has others."""
+    dataset = object_of(file, name, h5py.Dataset)
     if dataset.dtype != dtype or dataset.ndim != 1:
-        columns = ", ".join(dtype.names)
+        columns = ", ".join(dtype.names or ())
         raise ContentError(f"{name} should be a table of {columns}; got {dataset.dtype} of shape {dataset.shape}")
     check_room(file, name, dataset, len(dataset))
-    return dataset[...]
+    return np.asarray(dataset[...])
 
 
 def check_room(file: h5py.File, name: str, dataset: h5py.Dataset, num_rows: int, room: int = ROOM_NBYTES) -> None:
     """Refuse a dataset that claims more bytes in its first rows than its file has.
 
-    Raises
-    ------
-    ContentError
-        What it claims cannot be there, however well it may be compressed.
+    They cannot be there, however well they may be compressed.
     """
     row_nbytes = dataset.dtype.itemsize * int(np.prod(dataset.shape[1:], dtype=object))
     nbytes, has_nbytes = num_rows * row_nbytes, file.id.get_filesize()

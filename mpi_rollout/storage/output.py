@@ -1,23 +1,25 @@
-"""What is where a run is to write: nothing, the run itself, or what an earlier start of it has left."""
+"""What is where a run wants to write: nothing, the run itself, or what an earlier start of it has left."""
 
+import json
 import os
 from contextlib import suppress
 from dataclasses import dataclass
 from shlex import quote
 from time import time
+from typing import Any
 
-from mpi_rollout.config import RolloutConfig
+from mpi_rollout.config import DATA_OPTIONS, RolloutConfig, difference
 from mpi_rollout.envs.replaying import Past
-from mpi_rollout.errors import AlreadyComplete, DataError, StorageError, UsageError
+from mpi_rollout.errors import AlreadyComplete, DataError, StorageError, UsageError, shortened
 from mpi_rollout.process.temporary import make_folder, temporary_path
 from mpi_rollout.storage.child import in_child
+from mpi_rollout.storage.objects import open_unmarked
 from mpi_rollout.storage.ownership import Lock, check_name, identity, lock, why_no_locks
-from mpi_rollout.storage.past import check_same_run, read_past
+from mpi_rollout.storage.past import read_past
 from mpi_rollout.storage.status import read_status, status_path
-from mpi_rollout.storage.unmarked import open_unmarked
 
-DEFAULT_FOLDER = "results"  # Of each `--out` that is not given: it is made in whatever folder a command is started.
-FRESH_S = 60.0  # A status that is older is not of a run that is under way on another host.
+DEFAULT_FOLDER = "results"  # Of outputs without `--out`: it is made in the folder where a command is started.
+FRESH_S = 60.0  # An older status is not of a run that is under way on another host.
 
 
 @dataclass(frozen=True)
@@ -27,16 +29,16 @@ class Output:
     Parameters
     ----------
     past
-        Where an earlier start of the run came to; None if there was none, or none that committed a step.
+        Where the run stood after its earlier starts; None if none of them committed a step.
     warning
-        What the user must see to, as nothing else does; "" for nothing.
+        What the user must take care of; "" for nothing.
     lock
-        Of the unfinished file of `past`: no other run continues it, also while this one brings its envs back, until
-        `release`.
+        Of the unfinished file of `past`: no other run continues it before `release`, also while this one brings its
+        envs back.
     replaces
-        The complete file at `path` that this run extends, as `ownership.identity` has it; None where there is none.
+        The `ownership.identity` of the complete file at `path` that this run extends; None where there is none.
     source
-        The file that has what `past` says: the unfinished one, or the complete one that is extended.
+        The file that `past` was read from: the unfinished one, or the complete one that is extended.
     """
 
     path: str
@@ -60,7 +62,7 @@ def open_output(config: RolloutConfig) -> Output:
     AlreadyComplete
         The run itself, complete.
     UsageError
-        Another run's output, or one that another process is writing, or one that cannot be continued.
+        Another run's output, or one that another process writes, or one that cannot be continued.
     DataError
         What is there cannot be read, or is damaged.
     StorageError
@@ -75,16 +77,8 @@ def open_output(config: RolloutConfig) -> Output:
         return Output(path, past, warning, replaces=replaces, source=path)
     lock_of_part = lock(part)
     try:
-        past = look_into(config, part)
-        if past is not None and past.num_steps > 0:
-            if config.vectorization_mode == "vector_entry_point":
-                raise UsageError(
-                    f"--out {path}: {part} cannot be continued: natively vectorized envs share a random generator and "
-                    f"cannot be brought back; keep what there is with `python -m mpi_rollout recover {quote(part)}`, "
-                    "or move it away"
-                )
+        if past := past_to_continue(config, part):
             return Output(path, past, warning, lock_of_part, replaces, part)
-        os.unlink(part)
     except BaseException:
         lock_of_part.release()
         raise
@@ -92,12 +86,27 @@ def open_output(config: RolloutConfig) -> Output:
     return open_output(config)
 
 
+def past_to_continue(config: RolloutConfig, part: str) -> Past | None:
+    """Return where the run of an unfinished file stood; if it has committed no step, remove the file."""
+    past = look_into(config, part)
+    if past is None or past.num_steps == 0:
+        os.unlink(part)
+        return None
+    if config.vectorization_mode == "vector_entry_point":
+        raise UsageError(
+            f"--out {config.out}: {part} cannot be continued: natively vectorized envs share a random generator and "
+            f"cannot be brought back; keep what there is with `python -m mpi_rollout recover {quote(part)}`, "
+            "or move it away"
+        )
+    return past
+
+
 def check_place(config: RolloutConfig) -> str:
-    """Refuse a folder that cannot be written to, and a complete file, unless this run extends it.
+    """Refuse a folder that cannot be written to, and a complete file that this run does not extend.
 
     Returns
     -------
-    What the user must see to, or "".
+    What the user must take care of, or "".
     """
     path = config.out
     warning = warning_of(path, check_folder(path))
@@ -109,12 +118,9 @@ def check_place(config: RolloutConfig) -> str:
 
 
 def check_output(config: RolloutConfig) -> None:
-    """Refuse what `open_output` refuses, as far as a glance tells; change nothing.
+    """Refuse what `open_output` refuses, as far as it can be told quickly; change nothing.
 
-    Raises
-    ------
-    RolloutError
-        As `open_output`; but whether an unfinished file is damaged is not looked at, which takes its time.
+    It does not look for damage in an unfinished file, which takes time.
     """
     part = config.out + ".part"
     check_place(config)
@@ -122,12 +128,12 @@ def check_output(config: RolloutConfig) -> None:
         lock(unfinished).release()
     if os.path.lexists(part):
         with suppress(DataError):
-            found = in_child("mpi_rollout.storage.reader:identity", part)
-            check_same_run(config, found["config"], part, found["complete"])
+            stored = in_child("mpi_rollout.storage.reader:identity", part)
+            check_same_run(config, stored["config"], part, stored["complete"])
 
 
 def warning_of(path: str, why_not: str) -> str:
-    """What is to be said where files cannot be locked, and why they cannot; "" where they can."""
+    """Return a warning where files cannot be locked, with the reason; "" where they can."""
     if not why_not:
         return ""
     return (
@@ -139,10 +145,7 @@ def warning_of(path: str, why_not: str) -> str:
 def refuse_running(path: str) -> None:
     """Where there are no locks, believe what the status of an output says.
 
-    Raises
-    ------
-    UsageError
-        A run is under way: on this host its process lives, or on another one it has said so within a minute.
+    Refuse a run that is under way: its process lives on this host, or it has said so within a minute on another one.
     """
     status = read_status(path)
     if status.get("state") != "running":
@@ -160,25 +163,20 @@ def refuse_running(path: str) -> None:
 
 
 def check_extends(config: RolloutConfig, path: str) -> None:
-    """Refuse what has the name of the complete file, unless it is this run with fewer steps.
+    """Refuse the file at the output's name, unless it is this run with fewer steps.
 
-    Raises
-    ------
-    AlreadyComplete
-        It is this run, with all its steps.
-    UsageError
-        It is something else, or cannot be extended.
+    AlreadyComplete if it is this run with all its steps; UsageError if it is something else, or cannot be extended.
     """
     try:
-        found = in_child("mpi_rollout.storage.reader:identity", path)
+        stored = in_child("mpi_rollout.storage.reader:identity", path)
     except DataError as error:
         raise UsageError(f"--out {path}: {path} exists; move it away or use another --out ({error})") from error
-    if not found["complete"]:
-        check_same_run(config, found["config"], path)
+    if not stored["complete"]:
+        check_same_run(config, stored["config"], path)
         raise UsageError(
             f"--out {path}: {path} was recovered from this run before its end; move it away to continue the run"
         )
-    if not check_same_run(config, found["config"], path, is_complete=True):
+    if not check_same_run(config, stored["config"], path, is_complete=True):
         raise AlreadyComplete(
             f"--out {path}: {path} is there already, of the same run and complete; nothing is left to do"
         )
@@ -192,13 +190,7 @@ def check_extends(config: RolloutConfig, path: str) -> None:
 
 
 def remove_unfinished(path: str) -> None:
-    """Remove what a start has left that was killed before its file had all it needs.
-
-    Raises
-    ------
-    UsageError
-        That start still lives.
-    """
+    """Remove the file of a start that was killed before its file was whole; UsageError if that start still lives."""
     if os.path.lexists(path):
         lock_of_old = lock(path)
         with suppress(FileNotFoundError):
@@ -207,14 +199,9 @@ def remove_unfinished(path: str) -> None:
 
 
 def look_into(config: RolloutConfig, part: str) -> Past | None:
-    """Where the run stood that an unfinished file is of, after it was checked; None if it has no trajectories.
+    """Check a file, and return where its run stood; None if it has no trajectories.
 
-    Raises
-    ------
-    DataError
-        It is damaged.
-    UsageError
-        It is another run's.
+    DataError if the file is damaged, UsageError if it is another run's.
     """
     try:
         in_child("mpi_rollout.storage.verification:verify", part)
@@ -229,14 +216,9 @@ def look_into(config: RolloutConfig, part: str) -> Past | None:
 
 
 def check_folder(path: str) -> str:
-    """Refuse a folder that could not be written to in the end; say why files in it cannot be locked, if so.
+    """Refuse a folder that could not be written to in the end; return why files in it cannot be locked, or "".
 
-    Raises
-    ------
-    UsageError
-        The path can be no file.
-    StorageError
-        Its folder is missing or cannot be written to.
+    UsageError if the path cannot be that of a file; StorageError if its folder is missing or cannot be written to.
     """
     check_name(path)
     folder = os.path.dirname(os.path.abspath(path))
@@ -255,3 +237,39 @@ def check_folder(path: str) -> str:
         return why_not
     except OSError as error:
         raise StorageError(f"--out {path}: cannot write to {folder}: {error.strerror}") from error
+
+
+def check_same_run(config: RolloutConfig, stored: str, path: str, is_complete: bool = False) -> bool:
+    """Refuse to go on with the file of another run; `stored` is that run's configuration, in JSON.
+
+    Return whether the file is complete, and of the same run with fewer steps: it can be extended.  UsageError if
+    options that decide on the data differ; the message has them.
+    """
+    before = _data_options(RolloutConfig.from_json(stored, path))
+    now = _data_options(config)
+    has_fewer = is_complete and before["num_steps"] < now["num_steps"]
+    if has_fewer:
+        before["num_steps"] = now["num_steps"]
+    advice = "give the same options to continue it, move it away, or use another --out"
+    if is_complete and before["num_steps"] > now["num_steps"]:
+        advice += " (more --num-steps extend a complete file, fewer do not cut it)"
+    if changes := _changes(before, now):
+        raise UsageError(f"--out {config.out}: {path} is of another run: {'; '.join(changes)}; {advice}")
+    return has_fewer
+
+
+def _data_options(config: RolloutConfig) -> dict[str, Any]:
+    return {name: getattr(config, name) for name in DATA_OPTIONS}
+
+
+def _changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Return the words for each option that is not what it was."""
+    return [
+        difference(name, before[name], now[name], lambda value: shortened(_json(value)))
+        for name in now
+        if _json(before[name]) != _json(now[name])
+    ]
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, sort_keys=True)

@@ -1,4 +1,4 @@
-"""One run at a time on one output: a lock that dies with its process."""
+"""Which run may write where: locks on unfinished files, and how a file gets its name, but never that of another run."""
 
 import fcntl
 import os
@@ -8,24 +8,17 @@ from shlex import quote
 
 from mpi_rollout.errors import StorageError, UsageError
 
-FAR = 2**62  # The byte that is locked: far from any data.  HDF5's own locks are of another kind and stay as they are.
+FAR = 2**62  # The byte that is locked, far from any data.  HDF5's own locks are of another kind.
 
 
 class Lock:
     """A lock on an unfinished file, held until `release` or the end of the process.
 
-    An open file description lock: it is not lost when HDF5 closes the same file, and readers need not care.  A file
-    system without locks gives none, and lets every run in; see `why_no_locks`.
+    It is an open file description lock: it is not lost when HDF5 closes the same file, and does not concern readers.
+    On a file system without locks there is none, and every run may write; see `why_no_locks`.
 
-    Parameters
-    ----------
-    descriptor
-        Of the file at `path`; the lock owns it from now on.
-
-    Raises
-    ------
-    UsageError
-        Another run holds the lock, or has put another file in its place.
+    The lock owns the descriptor of the file at `path`.  UsageError if another run holds the lock, or has put another
+    file in its place.
     """
 
     def __init__(self, path: str, descriptor: int):
@@ -42,27 +35,21 @@ class Lock:
             raise refusal(path)
 
     def sync(self) -> None:
-        """Have the file on the disk."""
+        """Wait until the file is on the disk."""
         os.fsync(self._descriptor)
 
     def release(self) -> None:
+        """Let other runs write the file."""
         os.close(self._descriptor)
 
 
 def refusal(path: str) -> UsageError:
+    """Return the error for a file that belongs to another run."""
     return UsageError(f"{path.removesuffix('.new')}: another run is writing it; wait for its end or use another --out")
 
 
 def lock(path: str) -> Lock:
-    """Lock an unfinished file for this process.
-
-    Raises
-    ------
-    UsageError
-        Another run holds it.
-    StorageError
-        It cannot be written to.
-    """
+    """Lock an unfinished file; UsageError if another run holds it, StorageError if it cannot be written to."""
     try:
         return Lock(path, os.open(path, os.O_RDWR | os.O_CLOEXEC))
     except FileNotFoundError as error:
@@ -72,14 +59,9 @@ def lock(path: str) -> Lock:
 
 
 def make_locked(path: str) -> Lock:
-    """Make an empty file and lock it.
+    """Make an empty file and lock it; OSError if it cannot be made.
 
-    Raises
-    ------
-    UsageError
-        There is one, or another run has taken it meanwhile for one that a killed run has left.
-    OSError
-        It cannot be made.
+    UsageError if there is one, or if another run has taken the new one for what a killed run has left.
     """
     try:
         return Lock(path, os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
@@ -90,18 +72,13 @@ def make_locked(path: str) -> Lock:
 def acquire(descriptor: int) -> None:
     """Lock the file of a descriptor, at once or not at all.
 
-    Raises
-    ------
-    BlockingIOError, PermissionError
-        Another process holds the lock.
-    OSError
-        The file system has no locks.
+    BlockingIOError or PermissionError if another process holds the lock, another OSError if the file system has none.
     """
     fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _request())
 
 
 def _request() -> bytes:
-    """The lock as the system's `struct flock`."""
+    """Return the lock as the system's `struct flock`."""
     return struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, FAR, 1, 0)
 
 
@@ -113,7 +90,7 @@ def is_locked(path: str) -> bool:
         return False
     try:
         [kind] = struct.unpack_from("h", fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, _request()))
-        return kind != fcntl.F_UNLCK
+        return bool(kind != fcntl.F_UNLCK)
     except OSError:  # There are no locks.
         return False
     finally:
@@ -121,7 +98,7 @@ def is_locked(path: str) -> bool:
 
 
 def why_no_locks(descriptor: int) -> str:
-    """What the system says where it has no locks for a file that nobody else has; "" where it has."""
+    """Return the system's words if it has no locks for a file that nobody else has; "" if it has."""
     try:
         acquire(descriptor)
     except OSError as error:
@@ -130,7 +107,7 @@ def why_no_locks(descriptor: int) -> str:
 
 
 def is_at(path: str, descriptor: int) -> bool:
-    """Tell whether a descriptor's file is still what a path names."""
+    """Tell whether a path still names the file of a descriptor."""
     try:
         return os.path.samestat(os.stat(path), os.fstat(descriptor))
     except FileNotFoundError:
@@ -138,7 +115,7 @@ def is_at(path: str, descriptor: int) -> bool:
 
 
 def why_no_file(path: str) -> str:
-    """Why there is nothing to read, and what may be meant; "" for a file that is not empty."""
+    """Return why there is nothing to read, and what may be meant; "" for a file that is not empty."""
     if os.path.isfile(path):
         return "" if os.path.getsize(path) else f"{path} is not a readable HDF5 file: it is empty"
     if os.path.isdir(path):
@@ -154,12 +131,9 @@ def why_no_file(path: str) -> str:
 
 
 def check_name(path: str) -> None:
-    """Refuse an output whose name no file can have, or has what is no file.
+    """Refuse an output whose name no file can have, or that exists and is not a file.
 
-    Raises
-    ------
-    UsageError
-        The message has a name that can be used.
+    The UsageError has a name that can be used.
     """
     if not path:
         raise UsageError("--out must name a file, got ''")
@@ -179,13 +153,7 @@ def check_name(path: str) -> None:
 
 
 def put_in_free_place(temporary: str, path: str) -> None:
-    """Rename a file if there is none with the new name; else remove it.
-
-    Raises
-    ------
-    UsageError
-        There is one.
-    """
+    """Rename a file if there is none with the new name; if there is, remove it and raise UsageError."""
     try:
         os.link(temporary, path)
         os.unlink(temporary)
@@ -200,26 +168,18 @@ def put_in_free_place(temporary: str, path: str) -> None:
 
 
 def identity(path: str) -> tuple[int, int] | None:
-    """Which file has a name, whatever other names it has; None for none."""
+    """Return a mark of the file that has a name, the same for all its names; None if there is none."""
     try:
-        found = os.lstat(path)
+        status = os.lstat(path)
     except FileNotFoundError:
         return None
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino
 
 
 def give_name(temporary: str, path: str, replaces: tuple[int, int] | None = None) -> None:
-    """Put a file that is whole on the disk under its name.
+    """Put a whole file on the disk, under its name, where it may replace the file with the `identity` `replaces`.
 
-    Parameters
-    ----------
-    replaces
-        The `identity` of the file that has the name and is replaced.
-
-    Raises
-    ------
-    FileExistsError
-        There is another one with that name.
+    FileExistsError if another file has that name.
     """
     with open(temporary, "rb") as file:
         os.fsync(file.fileno())
@@ -232,7 +192,7 @@ def give_name(temporary: str, path: str, replaces: tuple[int, int] | None = None
 
 
 def free_space(path: str) -> str:
-    """Say how much the file system of a file has left: most often what is wrong when it cannot be written."""
+    """Say how much room the file system of a file has left: that is most often wrong when it cannot be written."""
     folder = os.path.dirname(os.path.abspath(path))
     try:
         return f"{shutil.disk_usage(folder).free / 1e6:.1f} MB free in {folder}"

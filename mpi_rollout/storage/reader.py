@@ -1,64 +1,58 @@
-"""Reading files of runs, complete ones and unfinished ones, without MPI.  They may be damaged or hostile."""
+"""Reading files of runs, complete ones and unfinished ones, without MPI.  They may be damaged or hostile.
 
+Studies, comparisons and simulations are files of attributes and tables alone: `contents` reads them as plain data.
+"""
+
+import hashlib
+import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
 from shlex import quote
-from typing import Any
+from typing import TypeVar
 
 import h5py
 import numpy as np
 
-from mpi_rollout.config import RolloutConfig
-from mpi_rollout.errors import DataError
+from mpi_rollout.errors import ContentError, DataError
 from mpi_rollout.storage.objects import (
-    ContentError,
     Tell,
     attributes_of,
     check_objects,
     check_room,
     count,
-    group_of,
-    number,
+    object_of,
     parsed,
     reading,
     table_of,
     text,
 )
 from mpi_rollout.storage.schema import EPISODE, FAULT, FORMAT, FORMAT_VERSION, INTERVAL, LIMIT, RANK, digest_of
-from mpi_rollout.storage.unmarked import open_unmarked
-from mpi_rollout.storage.values import counted_in
 
 ATTEMPTS = 3
 OTHERS = {f"{FORMAT}-scaling": "a study", f"{FORMAT}-simulation": "a simulation", f"{FORMAT}-compare": "a comparison"}
 OURS = {"config", "spaces", "digest", "format_version"}  # Attributes that only files of this program have together.
+Content = TypeVar("Content")
 
 
 @contextmanager
 def opened(path: str, tell: Tell) -> Iterator[tuple[h5py.File, Tell]]:
-    """Open a file of this program that may be damaged, or made to harm; see `objects.reading`.
+    """Open a file of a run that may be damaged, or made to harm; see `objects.reading`.
 
-    Raises
-    ------
-    DataError
-        It is not one; or it cannot be read, here or in the `with` block.
+    DataError if it is not one, or cannot be read, here or in the `with` block.
     """
-    with reading(path, tell, open_unmarked) as (file, note):
+    with reading(path, tell) as (file, note):
         check_format(attributes_of(file), path)
         check_objects(file, note)
         note("its root group")
         yield file, note
 
 
-def steadily(path: str, read: Callable[[], Any]) -> Any:
-    """Read a file, again if that failed while it was being written: a run may have been about to change what was read.
+def steadily(path: str, read: Callable[[], Content]) -> Content:
+    """Read a file; read it again if that raised DataError while a run was writing it.
 
-    Raises
-    ------
-    DataError
-        It cannot be read, and stays as it is.
+    The run may have changed what was being read.
     """
     for attempt in range(ATTEMPTS):
         before = _state(path)
@@ -73,19 +67,16 @@ def steadily(path: str, read: Callable[[], Any]) -> Any:
 
 def _state(path: str) -> tuple[int, int] | None:
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except OSError:
         return None
-    return found.st_size, found.st_mtime_ns
+    return status.st_size, status.st_mtime_ns
 
 
-def check_format(attributes: Mapping[str, Any], path: str) -> None:
+def check_format(attributes: Mapping[str, object], path: str) -> None:
     """Refuse files of other programs, and of later versions of this one.
 
-    Raises
-    ------
-    DataError, ContentError
-        It is one; or one of this program, and damaged.
+    ContentError if it is a damaged file of this program.
     """
     if attributes.get("format") != FORMAT:
         if kind := OTHERS.get(str(attributes.get("format"))):
@@ -102,37 +93,33 @@ def check_format(attributes: Mapping[str, Any], path: str) -> None:
         )
 
 
-def check_attributes(attributes: Mapping[str, Any]) -> None:
-    """Compare the attributes of the root group with what was written before the first step.
+def check_attributes(attributes: Mapping[str, object]) -> None:
+    """Check that the attributes of the root group are what was written before the first step.
 
-    Raises
-    ------
-    ContentError
-        One is missing or damaged; the message says which, where that can be seen.
+    ContentError if one is missing or damaged; the message says which, where that can be seen.
     """
     for name in ("config", "spaces", "versions"):
         parsed(attributes, name, dict)
     if not all(isinstance(host, str) for host in parsed(attributes, "hosts", list)):
         raise ContentError("its attribute hosts should be a list of names")
-    for name in ("env_spec", "autoreset_mode", "mpi_library", "started", "finished"):
+    for name in ("env_spec", "autoreset_mode", "mpi_library", "started", "finished", "digest"):
         text(attributes, name)
     for name in ("seed", "num_envs", "num_ranks"):
         count(attributes, name)
-    # Files of before 0.1 have none.
-    if "digest" in attributes and digest_of(attributes) != attributes["digest"]:
+    if digest_of(attributes) != attributes["digest"]:
         raise ContentError("the attributes of its root group are not what was written: their digest does not fit")
 
 
 def leaf_datasets(group: h5py.Group) -> dict[str, h5py.Dataset]:
-    """The datasets below a group by path, in alphabetical order."""
-    found: dict[str, h5py.Dataset] = {}
-    group.visititems(lambda name, item: found.update({name: item}) if isinstance(item, h5py.Dataset) else None)
-    return dict(sorted(found.items()))
+    """Return the datasets below a group by path, in alphabetical order."""
+    datasets: dict[str, h5py.Dataset] = {}
+    group.visititems(lambda name, item: datasets.update({name: item}) if isinstance(item, h5py.Dataset) else None)
+    return dict(sorted(datasets.items()))
 
 
 def num_steps_of(file: h5py.File) -> int:
-    """The number of steps that are committed."""
-    return count(attributes_of(group_of(file, "trajectories")), "num_steps")
+    """Return the number of steps that are committed."""
+    return count(attributes_of(object_of(file, "trajectories", h5py.Group)), "num_steps")
 
 
 def committed_episodes(file: h5py.File, num_steps: int | None = None) -> np.ndarray:
@@ -142,118 +129,74 @@ def committed_episodes(file: h5py.File, num_steps: int | None = None) -> np.ndar
     """
     num_steps = num_steps_of(file) if num_steps is None else num_steps
     episodes = table_of(file, "episodes", EPISODE)
-    return episodes[episodes["start"] + episodes["length"] <= num_steps]
+    return np.asarray(episodes[episodes["start"] + episodes["length"] <= num_steps])
 
 
 def committed_faults(file: h5py.File, num_steps: int | None = None) -> np.ndarray:
     """Read the rows of /faults of committed steps, or of the first `num_steps`."""
     if num_steps is None and "trajectories" in file:
         num_steps = num_steps_of(file)
-    faults = table_of(file, "faults", FAULT) if "faults" in file else np.zeros(0, FAULT)  # Files before 0.1 have none.
+    faults = table_of(file, "faults", FAULT)
     return faults if num_steps is None else faults[faults["step"] < num_steps]
 
 
 def throughput_tables(file: h5py.File) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The rows of /throughput: intervals, limit, ranks."""
-    tables = (("intervals", INTERVAL), ("limit", LIMIT), ("ranks", RANK))
-    return tuple(table_of(file, f"throughput/{name}", dtype) for name, dtype in tables)
+    """Read /throughput: intervals, limit, ranks."""
+    intervals, limit = table_of(file, "throughput/intervals", INTERVAL), table_of(file, "throughput/limit", LIMIT)
+    return intervals, limit, table_of(file, "throughput/ranks", RANK)
 
 
-def identity(tell: Tell, path: str) -> dict[str, Any]:
-    """Whose file it is: the configuration of its run, in JSON, and whether that has come to its end."""
+def identity(tell: Tell, path: str) -> dict[str, str | bool]:
+    """Read whose file it is: the configuration of its run, in JSON, and whether that has come to its end."""
     with opened(path, tell) as (file, _):
         attributes = attributes_of(file)
         check_attributes(attributes)
         return {"config": text(attributes, "config"), "complete": bool(text(attributes, "finished").strip())}
 
 
-def summary(tell: Tell, path: str) -> dict[str, Any]:
-    """What is in a file, as JSON-able data."""
-    return steadily(path, lambda: _summary(tell, path))
-
-
-def _summary(tell: Tell, path: str) -> dict[str, Any]:
-    with opened(path, tell) as (file, note):
-        attributes = attributes_of(file)
-        check_attributes(attributes)
-        config = RolloutConfig.from_json(attributes.get("config"), path)
-        finished = text(attributes, "finished").strip()
+def contents(tell: Tell, path: str, names: Collection[str]) -> dict[str, object]:
+    """Read the root group's attributes and the named tables that there are, and whether all is as it was written."""
+    with reading(path, tell) as (file, note):
+        check_objects(file, note)
         note("its tables")
-        found = {
-            "file": path,
-            "nbytes": os.path.getsize(path),
-            "complete": bool(finished),
-            "recovered": text(attributes, "recovered") if "recovered" in attributes else "",
-            "env": config.env or config.env_factory,
-            "config": asdict(config),
-            "num_ranks": count(attributes, "num_ranks"),
-            "hosts": parsed(attributes, "hosts", list),
-            "mpi_library": text(attributes, "mpi_library"),
-            "versions": parsed(attributes, "versions", dict),
-            "started": text(attributes, "started"),
-            "finished": finished,
-            "throughput": _throughput(file),
-            "faults": [_fault(row) for row in committed_faults(file)],
-        }
-        if "trajectories" in file:
-            found |= _trajectories(file)
-        return found
+        attributes = _plain_attributes(file)
+        tables = {name: _plain_table(file, name) for name in names if name in file}
+        # The studies of `results/measured` have no digest.
+        is_as_written = "digest" not in attributes or not names or attributes["digest"] == contents_digest(file)
+        return {"attributes": attributes, "tables": tables, "is_as_written": is_as_written}
 
 
-def _fault(row: np.void) -> dict[str, Any]:
+def contents_digest(file: h5py.File) -> str:
+    """Return the SHA-256 of all tables and of all attributes of the root group but the digest."""
+    tables = {name: _plain_table(file, name) for name in sorted(file) if isinstance(file[name], h5py.Dataset)}
+    attributes = {name: value for name, value in _plain_attributes(file).items() if name != "digest"}
+    return hashlib.sha256(json.dumps([attributes, tables], sort_keys=True).encode()).hexdigest()
+
+
+def _plain_attributes(file: h5py.File) -> dict[str, str | float | None]:
+    return {name: _plain(value) for name, value in attributes_of(file).items()}
+
+
+def _plain_table(file: h5py.File, name: str) -> dict[str, list[object]]:
+    """Read the names of a table's columns, and its rows as lists of numbers and texts."""
+    dataset = file[name]
+    if not isinstance(dataset, h5py.Dataset) or dataset.dtype.names is None or dataset.ndim != 1:
+        raise ContentError(f"{name} is no table")
+    check_room(file, name, dataset, len(dataset), room=0)
     return {
-        "env_index": int(row["env_index"]),
-        "step": int(row["step"]),
-        "message": row["message"].decode(errors="replace"),
+        "columns": list(dataset.dtype.names),
+        "rows": [[_plain(value) for value in row] for row in dataset[...].tolist()],
     }
 
 
-def _throughput(file: h5py.File) -> dict[str, Any]:
-    attributes = attributes_of(group_of(file, "throughput"))
-    _, limit, _ = throughput_tables(file)
-    env_steps, seconds = count(attributes, "env_steps"), float(number(attributes, "seconds"))
-    with np.errstate(all="ignore"):  # Nothing is known of the numbers in a file.
-        ratios = limit["rollout_env_steps_per_s"] / limit["limit_env_steps_per_s"]
-    return {
-        "env_steps": env_steps,
-        "seconds": seconds,
-        "env_steps_per_s": env_steps / seconds if seconds else 0.0,
-        "ratio_to_limit": [float(ratio) for ratio in ratios if np.isfinite(ratio)],
-    }
-
-
-def _trajectories(file: h5py.File) -> dict[str, Any]:
-    num_steps = num_steps_of(file)
-    episodes = committed_episodes(file)
-    over = episodes[episodes["terminated"] | episodes["truncated"]]
-    datasets = leaf_datasets(file["trajectories"])
-    for name, dataset in datasets.items():
-        if not dataset.shape or len(dataset) < num_steps:
-            raise ContentError(f"trajectories/{name} has fewer rows than the {num_steps:,} steps that are committed")
-        check_room(file, f"trajectories/{name}", dataset, num_steps, room=0)
-    return {
-        "num_steps": num_steps,
-        "datasets": {name: {"shape": list(ds.shape), "dtype": str(ds.dtype)} for name, ds in datasets.items()},
-        "wrong_values": [wrong for name, ds in datasets.items() for wrong in counted_in(name, attributes_of(ds))],
-        "num_transitions": int(episodes["length"].sum()),
-        "episodes": {
-            "ended": len(over),
-            "terminated": int(episodes["terminated"].sum()),
-            "truncated": int(episodes["truncated"].sum()),
-            "under_way": len(episodes) - len(over),
-            "return": _spread(over["return"]),
-            "length": _spread(over["length"]),
-        },
-    }
-
-
-def _spread(values: np.ndarray) -> dict[str, float | None] | None:
-    """Figures of the finite values, None where there are none; and how many are not finite."""
-    if not len(values):
+def _plain(value: object) -> str | float | None:
+    """Return a value that JSON can hold; None for what is neither text nor a number."""
+    value = value.item() if isinstance(value, np.generic) else value
+    try:
+        if isinstance(value, bytes):
+            return value.decode()
+        if isinstance(value, str):
+            value.encode()  # h5py gives bytes that are no text as lone surrogates.
+    except UnicodeError:
         return None
-    is_finite = np.isfinite(values)
-    finite = values[is_finite]
-    figures = {"min": np.min, "median": np.median, "mean": np.mean, "max": np.max}
-    with np.errstate(over="ignore"):
-        spread = {name: float(figure(finite)) if len(finite) else None for name, figure in figures.items()}
-    return spread | {"not_finite": int(np.count_nonzero(~is_finite))}
+    return value if isinstance(value, str | int | float) else None

@@ -1,11 +1,11 @@
-"""What stands in a file: groups, datasets, attributes.  docs/reference/file-format.md has the same as tables.
+"""What is in a file: groups, datasets, attributes.  docs/reference/file-format.md has the same as tables.
 
-All of it is made before the first step, since a file in SWMR mode takes no new objects or attributes afterwards.
+All of it is made before the first step: a file in SWMR mode takes no new objects or attributes afterwards.
 """
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,11 +17,11 @@ from mpi_rollout.storage.filters import GZIP_LEVEL
 from mpi_rollout.storage.values import ValueChecks
 
 FORMAT = "mpi_rollout"
-# To be raised when older versions would misread a file.  A new option needs no new version: a reader knows a file's
-# options by their names, see `RolloutConfig.from_json`.
+# Raise it when older versions would misread a file.  A new option needs no new version: a reader knows a file's options
+# by their names, see `RolloutConfig.from_json`.
 FORMAT_VERSION = 1
-SPAN_NBYTES = 2**23  # Of the chunks of all envs that have a step: HDF5's readers keep 8 MiB, 1 MiB before version 2.0.
-CHUNK_NBYTES = 2**16  # Smaller ones take long to write and to find.
+SPAN_NBYTES = 2**23  # Of all chunks that hold one step: HDF5's readers keep 8 MiB, before version 2.0 they kept 1 MiB.
+CHUNK_NBYTES = 2**16  # Smaller chunks take long to write and to find.
 
 EPISODE = np.dtype(
     [
@@ -35,10 +35,10 @@ EPISODE = np.dtype(
         ("faulted", "?"),
     ]
 )
-# An env that failed, did not reproduce its episode or was lost: the step whose row says truncated for it; -1 is the
-# first reset, which was then taken again.
+# An env that failed, did not reproduce its episode or was lost, and the step whose row says truncated for it.  Step -1
+# is the first reset, which was then taken again.
 FAULT = np.dtype([("env_index", "i8"), ("step", "i8"), ("message", "S256")])
-LATER_ATTRIBUTES = ("digest", "finished", "recovered")  # Of the root group; all others are there from the begin.
+LATER_ATTRIBUTES = ("digest", "finished", "recovered")  # Of the root group; the others are written first.
 INTERVAL = np.dtype([("time", "f8"), ("env_steps", "i8"), ("env_steps_per_s", "f8")])
 LIMIT = np.dtype([("rollout_env_steps_per_s", "f8"), ("limit_env_steps_per_s", "f8")])
 RANK = np.dtype([("rank", "i4"), ("host", "S64"), ("num_envs", "i4"), *((name, "f8") for name in PHASES)])
@@ -58,7 +58,7 @@ class Schema:
         Of the trajectories: one of `config.COMPRESSIONS`.
     """
 
-    attributes: dict[str, Any]
+    attributes: Mapping[str, object]
     named: dict[str, np.ndarray]
     num_ranks: int
     compression: str = "none"
@@ -66,17 +66,10 @@ class Schema:
     def create(self, path: str, swmr_mode: bool = True, is_locked: bool = False) -> h5py.File:
         """Make the file with all its objects, empty.
 
-        Parameters
-        ----------
-        is_locked
-            There is a file, which this process has made and locked; it is filled.
-
-        Raises
-        ------
-        FileExistsError
-            There is one of another process.  It is not touched.
+        With `is_locked`, there is a file, which this process has made and locked; it is filled.  Otherwise a file of
+        another process raises FileExistsError, and is not touched.
         """
-        # `storage.lock` keeps runs apart, not HDF5's own locks.
+        # `storage.ownership` keeps runs apart, not HDF5's own locks.
         file = h5py.File(path, "w" if is_locked else "x", libver="latest", locking=False)
         file.attrs["format"] = FORMAT
         file.attrs["format_version"] = FORMAT_VERSION
@@ -88,12 +81,7 @@ class Schema:
             self._create_trajectories(file)
             create_table(file, "episodes", EPISODE, 1024)
         create_table(file, "faults", FAULT, 64)
-        throughput = file.create_group("throughput")
-        throughput.attrs["env_steps"] = np.int64(0)
-        throughput.attrs["seconds"] = np.float64(0)
-        create_table(throughput, "intervals", INTERVAL, 256)
-        create_table(throughput, "limit", LIMIT, 256)
-        throughput.create_dataset("ranks", (self.num_ranks,), RANK, chunks=(self.num_ranks,), fletcher32=True)
+        self._create_throughput(file)
         if swmr_mode:
             file.swmr_mode = True
         return file
@@ -102,22 +90,30 @@ class Schema:
         trajectories = file.create_group("trajectories")
         trajectories.attrs["num_steps"] = np.int64(0)
         for path, array in self.named.items():
-            packing = {"compression": "gzip", "compression_opts": GZIP_LEVEL, "shuffle": array.dtype.itemsize > 1}
-            trajectories.create_dataset(
-                path, (0, *array.shape[1:]), array.dtype, maxshape=(None, *array.shape[1:]),
-                chunks=chunk_shape(array), fletcher32=True, **packing if self.compression == "gzip" else {},
-            )  # fmt: skip
+            row_shape = array.shape[1:]
+            options = {"maxshape": (None, *row_shape), "chunks": chunk_shape(array), "fletcher32": True}
+            if self.compression == "gzip":
+                options |= {"compression": "gzip", "compression_opts": GZIP_LEVEL, "shuffle": array.dtype.itemsize > 1}
+            trajectories.create_dataset(path, (0, *row_shape), array.dtype, **options)
         ValueChecks(self.attributes).write(trajectories)
+
+    def _create_throughput(self, file: h5py.File) -> None:
+        throughput = file.create_group("throughput")
+        throughput.attrs["env_steps"] = np.int64(0)
+        throughput.attrs["seconds"] = np.float64(0)
+        create_table(throughput, "intervals", INTERVAL, 256)
+        create_table(throughput, "limit", LIMIT, 256)
+        throughput.create_dataset("ranks", (self.num_ranks,), RANK, chunks=(self.num_ranks,), fletcher32=True)
 
 
 def fault_row(env_index: int, step: int, message: str) -> tuple[int, int, bytes]:
-    """A row of /faults; a message that is too long loses its end."""
+    """Return a row of /faults; a message that is too long loses its end."""
     room = FAULT["message"].itemsize
     return env_index, step, message.encode(errors="backslashreplace")[:room].decode(errors="ignore").encode()
 
 
-def rank_rows(reports: list[dict[str, Any]]) -> np.ndarray:
-    """Rows of /throughput/ranks from what the ranks reported."""
+def rank_rows(reports: Sequence[Mapping[str, Any]]) -> np.ndarray:
+    """Return the rows of /throughput/ranks from what the ranks reported."""
     rows = np.zeros(len(reports), RANK)
     for row, report in zip(rows, reports, strict=True):
         row["rank"], row["host"], row["num_envs"] = report["rank"], report["host"].encode(), report["num_envs"]
@@ -126,22 +122,22 @@ def rank_rows(reports: list[dict[str, Any]]) -> np.ndarray:
     return rows
 
 
-def digest_of(attributes: Mapping[str, Any]) -> str:
-    """SHA-256 of what is said of a run before its first step: HDF5 has no checksum for texts in attributes."""
+def digest_of(attributes: Mapping[str, object]) -> str:
+    """Return the SHA-256 of the attributes written before the first step: HDF5 has no checksum for their texts."""
     texts = {name: str(value) for name, value in attributes.items() if name not in LATER_ATTRIBUTES}
     return hashlib.sha256(json.dumps(texts, sort_keys=True).encode()).hexdigest()
 
 
 def create_table(group: h5py.Group, name: str, dtype: np.dtype, rows_per_chunk: int) -> None:
-    """Make an empty dataset of one axis, to be appended to."""
+    """Make an empty dataset of one axis, to which rows are appended."""
     group.create_dataset(name, (0,), dtype, maxshape=(None,), chunks=(rows_per_chunk,), fletcher32=True)
 
 
 def chunk_shape(array: np.ndarray) -> tuple[int, ...]:
-    """Chunks of some steps of a few envs, whole numbers of which make a block.
+    """Choose chunks of some steps of a few envs; a block is a whole number of chunks.
 
-    Whoever reads an episode of one env reads the other envs of its chunks too, so there are to be few: one, of images.
-    Whoever reads step after step finds the chunks of all envs in HDF5's cache, unless one step is larger than that.
+    A reader of one env's episode reads the other envs of its chunks too, so there should be few of them: one, for
+    images.  A reader of step after step finds the chunks of all envs in HDF5's cache, unless one step is larger.
     """
     num_rows, num_envs, *shape = array.shape
     rows = 1
@@ -153,7 +149,7 @@ def chunk_shape(array: np.ndarray) -> tuple[int, ...]:
 
 
 def rows_per_block(row_nbytes: int, num_steps: int, block_nbytes: int = 2**24) -> int:
-    """A power of two, so that blocks are whole numbers of chunks; bounded in bytes, for images, and in steps."""
+    """Choose a power of two, so that blocks are whole numbers of chunks; bounded in bytes, for images, and in steps."""
     rows = 1
     while 2 * rows * row_nbytes <= block_nbytes and rows < min(num_steps, 1024):
         rows *= 2

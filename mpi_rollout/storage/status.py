@@ -13,21 +13,21 @@ from typing import Any
 from mpi_rollout.core.clock import utc_now
 
 BATCH_JOBS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")
-MOST_CHARS = 2**20  # Of a status, which has some hundred.
+MOST_CHARS = 2**20  # Of a status; most have a few hundred.
 
 
 def status_path(out: str) -> str:
-    """Where the status of an output is."""
+    """Return where the status of an output is."""
     return out.removesuffix(".h5") + ".status.json"
 
 
 class Status:
-    """Written anew, in one piece, whenever something changes; only by the root.
+    """The status of one output.  The root writes it again, in one piece, whenever something changes.
 
     Attributes
     ----------
     is_first
-        There was none.
+        There was no status before.
     """
 
     def __init__(self, out: str, num_steps: int):
@@ -36,16 +36,10 @@ class Status:
         self.is_first = not os.path.lexists(self._path)
         starts = before.get("starts") if before.get("state") != "complete" else 0
         starts = starts if isinstance(starts, int) else 0
-        self._values: dict[str, Any] = {"of_num_steps": num_steps, "starts": starts + 1}
+        self._values: dict[str, object] = {"of_num_steps": num_steps, "starts": starts + 1}
 
-    def tell(self, state: str, **values: Any) -> None:
-        """Write it.
-
-        Parameters
-        ----------
-        values
-            What is new; the rest stays.
-        """
+    def tell(self, state: str, **values: object) -> None:
+        """Write the status; keys that are not in `values` keep theirs."""
         self._values |= {"state": state, "pid": os.getpid(), "host": os.uname().nodename} | values
         self._values["updated"] = utc_now()
         text = json.dumps(self._values) + "\n"
@@ -55,20 +49,20 @@ class Status:
             overwrite(self._path, text)
 
     def remove(self) -> None:
-        """Leave none."""
+        """Remove the status."""
         with suppress(OSError):
             os.unlink(self._path)
 
 
 def is_batch_job() -> bool:
-    """Whether a batch script may ask how the run ended, which it learns from the status alone."""
+    """Tell whether a batch script may ask how the run ended: it learns that from the status alone."""
     return any(name in os.environ for name in BATCH_JOBS)
 
 
 def replace(path: str, text: str) -> None:
-    """Write a file anew, in one piece: who reads meanwhile sees the old one or the new one.
+    """Write a file again, in one piece: readers see the old one or the new one.
 
-    What stands in the way is removed, never followed: it may be a symbolic link.
+    What is in the way is removed, never followed: it may be a symbolic link.
     """
     new = f"{path}.new"
     with suppress(FileNotFoundError):
@@ -84,7 +78,7 @@ def replace(path: str, text: str) -> None:
 
 
 def overwrite(path: str, text: str) -> None:
-    """Write a file in its own place, for which a full disk has room; where even that fails, remove it.
+    """Write into the same file, for which a full disk has room; if even that fails, remove the file.
 
     A status that is no longer true is worse than none.
     """
@@ -98,12 +92,9 @@ def overwrite(path: str, text: str) -> None:
 
 
 def open_regular(path: str, flags: int) -> int:
-    """Open a file; return its descriptor.  What is no file, such as a pipe, could be waited for for ever.
+    """Open a file; return its descriptor.
 
-    Raises
-    ------
-    OSError
-        It cannot be opened, or is no regular file.
+    OSError if it is no regular file: reading a pipe could wait for ever.
     """
     descriptor = os.open(path, flags | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -113,7 +104,7 @@ def open_regular(path: str, flags: int) -> int:
 
 
 def read_status(out: str) -> dict[str, Any]:
-    """The last status of an output, {} without one."""
+    """Read the last status of an output; return {} if there is none."""
     try:
         with open(open_regular(status_path(out), os.O_RDONLY)) as file:
             values = json.loads(file.read(MOST_CHARS))

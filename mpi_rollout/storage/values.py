@@ -1,22 +1,63 @@
-"""Wrong values in a file: observations outside of their space, and what is not finite.  They are stored, and counted.
+"""What spaces mean for a file: whether it can hold their values, and which values are wrong.
 
-The counts follow from the data and from what the file says of its spaces, and so are the same for any number of ranks,
-after a run was continued, and in `verify`.
+Each leaf of a space is a dataset.  Wrong values are observations outside of their space, and what is not finite.  They
+are stored, and counted.  The counts follow from the data and from what the file says of its spaces.  So they are the
+same for any number of ranks, after a run was continued, and in `verify`.
+
+Workers import this module: it does not import h5py.
 """
 
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import h5py
 import numpy as np
+from gymnasium import spaces
 
 from mpi_rollout.core.layout import RESULTS, noun
-from mpi_rollout.core.spaces import Bounds, Leaf, first_of
-from mpi_rollout.storage.objects import ContentError
+from mpi_rollout.core.spaces import Bounds, Leaf, first_of, leaves
+from mpi_rollout.errors import ContentError, UsageError
+
+if TYPE_CHECKING:
+    import h5py
 
 NONE_WRONG = (0, -1, -1)
 OPTIONS = {"out_of_bounds": "--check-bounds", "not_finite": "--check-finite"}
+
+
+def check_storable(observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> None:
+    """Refuse spaces that no file can hold: a key cannot be a name in HDF5, or a leaf has no numbers."""
+    for name, space in (("observation", observation_space), ("action", action_space)):
+        for key in _keys(space):
+            if not _is_name(key):
+                raise _not_storable(name, f"has the key {key!r}, which cannot be a name in HDF5; rename it")
+        for leaf in leaves(space):
+            if 0 in leaf.shape:
+                place = f"its part {leaf.path!r}" if leaf.path else f"it is a {type(space).__name__}"
+                raise _not_storable(name, f"has no numbers to store, {place} of shape {leaf.shape}; leave it out")
+
+
+def _keys(space: spaces.Space[Any]) -> Iterator[object]:
+    """Yield the keys of all Dicts in a space."""
+    if isinstance(space, spaces.Dict):
+        yield from space.spaces
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        for child in space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces:
+            yield from _keys(child)
+
+
+def _is_name(key: object) -> bool:
+    """Tell whether HDF5 takes a key as the name of one object."""
+    try:
+        is_text = isinstance(key, str) and bool(key.encode())
+    except UnicodeError:
+        return False
+    return is_text and key not in (".", "..") and "/" not in str(key) and "\0" not in str(key)
+
+
+def _not_storable(name: str, what: str) -> UsageError:
+    wrapper = f"gymnasium.wrappers.Transform{name.capitalize()}"
+    return UsageError(f"the {name} space {what} with {wrapper} around the env, or use --no-trajectories")
 
 
 class ValueCheck:
@@ -30,19 +71,19 @@ class ValueCheck:
     Attributes
     ----------
     counts
-        By kind, see `Bounds`: in how many rows of an env there are such values, and step and env of the first of these.
+        By kind, see `Bounds`: how many rows of an env have such values, and step and env of the first of these rows.
     """
 
     def __init__(self, name: str, noun: str, bounds: Bounds):
         self.name, self._noun, self._bounds, self._num_rows = name, noun, bounds, 0
-        self.counts = dict.fromkeys(bounds.kinds, NONE_WRONG)
+        self.counts: dict[str, tuple[int, int, int]] = dict.fromkeys(bounds.kinds, NONE_WRONG)
 
     def append(self, array: np.ndarray, first_row: int, stop: int) -> list[str]:
         """Count in those of an array's first `stop` rows that were not there before; see `ChunkWriter.append`.
 
         Returns
         -------
-        What is to be said of a kind that was not found before.
+        A warning for each kind that is new.
         """
         start = max(self._num_rows - first_row, 0)
         if stop <= start:
@@ -51,22 +92,22 @@ class ValueCheck:
         return self.add(array[start:stop], first_row + start)
 
     def add(self, values: np.ndarray, first_row: int, first_env: int = 0) -> list[str]:
-        """Count in values of shape (rows, envs, ...); return what is to be said of a kind that was not found before."""
+        """Count in values of shape (rows, envs, ...); return a warning for each kind that is new."""
         if self._bounds.hold(values):
             return []
-        words = []
+        warnings = []
         for kind, is_wrong in self._bounds.wrong(values).items():
             rows = is_wrong.reshape(*values.shape[:2], -1).any(axis=2)
             if not rows.any():
                 continue
             row, env, *place = first_of(is_wrong)
             count, *first = self.counts[kind]
-            if count == 0:
-                what = self._bounds.words(kind, values[row, env, *place], place)
-                words.append(self._warning(kind, first_row + row, first_env + env, what))
             here = first_row + row, first_env + env
-            self.counts[kind] = count + int(rows.sum()), *(min(tuple(first), here) if count else here)
-        return words
+            if count == 0:
+                warnings.append(self._warning(kind, *here, self._bounds.words(kind, values[row, env, *place], place)))
+            step, env_index = min((first[0], first[1]), here) if count else here
+            self.counts[kind] = count + int(rows.sum()), step, env_index
+        return warnings
 
     def _warning(self, kind: str, step: int, env_index: int, words: str) -> str:
         return (
@@ -75,32 +116,22 @@ class ValueCheck:
         )
 
     @property
-    def found(self) -> list[dict[str, Any]]:
-        """What is wrong, JSON-able."""
-        return [_found(self.name, kind, *count) for kind, count in self.counts.items() if count[0]]
+    def wrong(self) -> list[dict[str, str | int]]:
+        """What is wrong, as JSON can hold it."""
+        return [_wrong(self.name, kind, *count) for kind, count in self.counts.items() if count[0]]
 
 
 class ValueChecks:
-    """Counts the wrong values of a file.
-
-    Parameters
-    ----------
-    attributes
-        Of its root group.
+    """Counts the wrong values of a file; ContentError if the root group's attributes describe no space.
 
     Attributes
     ----------
     warnings
-        What is to be said, once of each leaf and kind; whoever says it removes it.
-
-    Raises
-    ------
-    ContentError
-        They describe no space.
+        What the user must know, once for each leaf and kind; who says it removes it.
     """
 
-    def __init__(self, attributes: Mapping[str, Any]):
-        described = described_leaves(json.loads(attributes["spaces"])["observation"])
+    def __init__(self, attributes: Mapping[str, object]):
+        described = described_leaves(json.loads(str(attributes["spaces"]))["observation"])
         reward = RESULTS[0]
         checks = [
             ValueCheck(f"observations/{leaf.path}".rstrip("/"), noun(leaf), Bounds(leaf.dtype, *ends))
@@ -120,49 +151,40 @@ class ValueChecks:
         self.warnings += check.append(array, first_row, stop)
         return check.counts != before
 
-    def write(self, trajectories: h5py.Group) -> None:
-        """Put the counts into attributes of the datasets, which are there since the file was made."""
+    def write(self, trajectories: "h5py.Group") -> None:
+        """Put the counts into attributes of the datasets; the attributes are there since the file was made."""
         for name, check in self.of.items():
             for kind, count in check.counts.items():
                 trajectories[name].attrs.modify(kind, np.array(count, np.int64))
 
     @property
-    def found(self) -> list[dict[str, Any]]:
-        """What is wrong, JSON-able."""
-        return [each for check in self.of.values() for each in check.found]
+    def wrong(self) -> list[dict[str, str | int]]:
+        """What is wrong, as JSON can hold it."""
+        return [wrong for check in self.of.values() for wrong in check.wrong]
 
 
-def counted_in(name: str, attributes: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What the attributes of a dataset say of its wrong values, as `ValueChecks.found` does.
-
-    Raises
-    ------
-    ContentError
-        They are damaged.
-    """
-    found = []
+def wrong_in(name: str, attributes: Mapping[str, object]) -> list[dict[str, str | int]]:
+    """Return what a dataset's attributes say of its wrong values, as `ValueChecks.wrong`; ContentError if damaged."""
+    wrong = []
     for kind in OPTIONS:
-        count = attributes.get(kind, np.array(NONE_WRONG))
-        if not isinstance(count, np.ndarray) or count.shape != (3,) or count.dtype.kind != "i":
+        value = attributes.get(kind, np.array(NONE_WRONG))
+        if not isinstance(value, np.ndarray) or value.shape != (3,) or value.dtype.kind != "i":
             raise ContentError(
-                f"the attribute {kind} of trajectories/{name} is {count!r:.80}, it should be three integers"
+                f"the attribute {kind} of trajectories/{name} is {value!r:.80}, it should be three integers"
             )
-        found.append((kind, *count.tolist()))
-    return [_found(name, *each) for each in found if each[1] > 0]
+        if value[0] > 0:
+            wrong.append(_wrong(name, kind, *value.tolist()))
+    return wrong
 
 
-def _found(name: str, kind: str, count: int, step: int, env_index: int) -> dict[str, Any]:
+def _wrong(name: str, kind: str, count: int, step: int, env_index: int) -> dict[str, str | int]:
     return {"dataset": name, "kind": kind, "count": count, "step": step, "env_index": env_index}
 
 
 def described_leaves(description: Any) -> list[tuple[Leaf, np.ndarray, np.ndarray]]:
-    """The leaves of a space from what `layout.describe` says of it, with their bounds: one for all, or one for each
-    component.
+    """Return the leaves of a space from what `layout.describe` says of it, with their bounds.
 
-    Raises
-    ------
-    ContentError
-        That is no space.
+    A bound is one number for all components, or one for each.  ContentError if it is no space.
     """
     try:
         return list(_leaves(description, ()))

@@ -122,7 +122,10 @@ def measure_store() -> None:
 
     from mpi_rollout.core.layout import Block
     from mpi_rollout.core.seeding import SeedTable
-    from mpi_rollout.storage import Ending, EpisodeTable, Schema, Writer, rows_per_block
+    from mpi_rollout.storage.episodes import EpisodeTable
+    from mpi_rollout.storage.run_file import Ending
+    from mpi_rollout.storage.schema import Schema, rows_per_block
+    from mpi_rollout.storage.writer import Writer
 
     kinds = {
         "CartPole-v1, 64 envs": (spaces.Box(-1, 1, (4,), np.float32), spaces.Discrete(2), 64, 262144),

@@ -31,14 +31,14 @@ def run_careless() -> None:
     """Be a rank of a run whose writer takes no care."""
 
     from mpi_rollout.cli import main
-    from mpi_rollout.storage import filters, schema, writer
+    from mpi_rollout.storage import filters, run_file, schema
     from mpi_rollout.storage.status import Status
 
     def create(self, path, swmr_mode=True, is_locked=False):
         return whole_create(self, path, False, is_locked)
 
-    def commit(self, num_steps):
-        self._tables["episodes"].append(self._episodes.take(num_steps))
+    def commit(self, num_steps, episodes):
+        self._tables["episodes"].append(episodes.take(num_steps))
         self._write_notes()
         self.num_committed = num_steps
 
@@ -47,9 +47,9 @@ def run_careless() -> None:
         return whole_finish(self, ending)
 
     whole_create, schema.Schema.create = schema.Schema.create, create
-    whole_finish, writer.Writer._finish = writer.Writer._finish, finish
-    writer.Writer._commit = commit
-    writer.check_chunks = lambda path: None
+    whole_finish, run_file.RunFile.finish = run_file.RunFile.finish, finish
+    run_file.RunFile._commit = commit
+    run_file.check_chunks = lambda path: None
     filters.fletcher32 = lambda array: bytes(filters.CHECKSUM_NBYTES)
     Status.tell = lambda self, state, **values: None
     sys.exit(main(sys.argv[2:]))

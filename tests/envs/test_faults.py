@@ -18,7 +18,7 @@ from mpi_rollout.core.seeding import SeedTable, episode_seeds
 from mpi_rollout.envs.faults import OnFault
 from mpi_rollout.envs.loop import LoopVectorEnv
 from mpi_rollout.errors import DataError, EnvError, counted
-from mpi_rollout.storage import EpisodeTable
+from mpi_rollout.storage.episodes import EpisodeTable
 from mpi_rollout.storage.schema import fault_row
 
 FORGIVING = OnFault(max_restarts=100)

@@ -14,7 +14,8 @@ from mpi_rollout.cli import main
 for name in (
     "mpi_rollout.collect.run",
     "mpi_rollout.collect.root",
-    "mpi_rollout.storage",
+    "mpi_rollout.storage.output",
+    "mpi_rollout.storage.writer",
     "mpi_rollout.commands.inspection",
 ):
     importlib.import_module(name)

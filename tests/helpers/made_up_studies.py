@@ -12,7 +12,7 @@ from fake_launcher import outcome
 from mpi_rollout.bench.scaling.file import StudyFile
 from mpi_rollout.bench.scaling.samples import Samples
 from mpi_rollout.bench.scaling.study import Study
-from mpi_rollout.storage.contents import DIGEST, digest_of
+from mpi_rollout.storage.reader import contents_digest
 
 RUN = {
     "env": "Acrobot-v1", "env_factory": None, "env_kwargs": {}, "num_steps": 1000, "seed": 0, "policy": "random",
@@ -27,7 +27,7 @@ def edited(path: Path) -> Iterator[h5py.File]:
     """A study's file to be changed, as if it had been written so."""
     with h5py.File(path, "a") as file:
         yield file
-        file.attrs[DIGEST] = digest_of(file)
+        file.attrs["digest"] = contents_digest(file)
 
 
 def make_study(kind: str = "strong", num_ranks: tuple[int, ...] = (1, 2), repeats: int = 2, **run: Any) -> Study:

@@ -16,8 +16,8 @@ from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.clock import PHASES
 from mpi_rollout.core.layout import Block
 from mpi_rollout.core.spaces import describe
-from mpi_rollout.envs.replaying import Past
-from mpi_rollout.storage import Ending, Writer, open_writer
+from mpi_rollout.storage.run_file import Ending, Prefix
+from mpi_rollout.storage.writer import Writer, open_writer
 
 SMALL = spaces.Dict({"x": spaces.Box(-1, 1, (3,), np.float32), "n": spaces.Tuple((spaces.Discrete(2**40),))})
 PLAIN = spaces.Box(0, 255, (4,), np.uint8)
@@ -37,8 +37,8 @@ class Feed:
         self.space, self.num_envs, self.seed = space, num_envs, seed
         self.compression, self.bits = compression, bits  # Of each byte of an observation or action.
 
-    def writer(self, path: Path | str, num_rows: int, num_blocks: int = 3, past: Past | None = None) -> Writer:
-        """Make a writer with small blocks; with `past`, of a run whose unfinished file is continued."""
+    def writer(self, path: Path | str, num_rows: int, num_blocks: int = 3, num_past: int | None = None) -> Writer:
+        """Make a writer with small blocks; with `num_past` steps, of a run whose unfinished file is continued."""
         config = RolloutConfig(
             env="CartPole-v1", num_envs=self.num_envs, seed=self.seed, out=str(path), compression=self.compression
         )
@@ -49,7 +49,8 @@ class Feed:
             "seed": self.seed, "num_envs": self.num_envs, "autoreset_mode": "NextStep",
             "hosts": '["here"]', "mpi_library": "none", "num_ranks": 1, "started": "2000-01-01T00:00:00+00:00",
         }  # fmt: skip
-        return open_writer(config, attributes, blocks, 1, past, source=f"{path}.part")
+        prefix = None if num_past is None else Prefix(num_past, f"{path}.part")
+        return open_writer(config, attributes, blocks, 1, prefix)
 
     def ends(self, step: int) -> np.ndarray:
         """Which envs terminate, and which are truncated, in a step; never in two steps running."""

@@ -15,7 +15,7 @@ from jobs import Job, Result, Start, assert_same_bytes, datasets, job_environmen
 
 from mpi_rollout.core.layout import Block
 from mpi_rollout.errors import counted
-from mpi_rollout.storage import rows_per_block
+from mpi_rollout.storage.schema import rows_per_block
 from mpi_rollout.storage.verification import verify
 
 OUT = ("--out", "run.h5", "--progress", "none")
@@ -216,8 +216,8 @@ def test_a_run_that_was_killed_when_it_had_only_to_close_its_file_is_complete_at
     arguments = RUNS["Counting"]
     program = (
         "import os, signal, sys\n"
-        "from mpi_rollout.storage.writer import Writer\n"
-        "Writer._finish = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "from mpi_rollout.storage.run_file import RunFile\n"
+        "RunFile.finish = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
         "from mpi_rollout.cli import main\n"
         f"main({[*arguments, *OUT]!r})\n"
     )

@@ -6,7 +6,7 @@ import h5py
 import numpy as np
 import pytest
 
-from mpi_rollout.storage.checksum import CHECKSUM_NBYTES, WORDS_PER_ROW, fletcher32
+from mpi_rollout.storage.filters import CHECKSUM_NBYTES, WORDS_PER_ROW, fletcher32
 
 ROW_NBYTES = 2 * WORDS_PER_ROW
 SIZES = [1, 2, 3, 4, 5, 7, 719, 720, 721, 722, 4095, 65535, 131070, 131072, 10**6 + 1]

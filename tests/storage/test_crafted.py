@@ -12,8 +12,8 @@ from crafted_files import REFUSED, attribute, craft, dataset
 from jobs import Job, Start, preloadable
 from written_data import flip, quiet, written
 
+from mpi_rollout.commands.run_summary import summary
 from mpi_rollout.errors import DataError
-from mpi_rollout.storage.reader import summary
 from mpi_rollout.storage.verification import verify
 
 READERS = {"inspect": summary, "verify": verify}

@@ -16,9 +16,10 @@ from written_data import IMAGES, LARGE_ROWS, NUM_STEPS, SMALL, Feed, flip, quiet
 
 from mpi_rollout.errors import DataError
 from mpi_rollout.storage.chunks import places
+from mpi_rollout.storage.filters import lookup3
+from mpi_rollout.storage.objects import open_unmarked
 from mpi_rollout.storage.reader import leaf_datasets
 from mpi_rollout.storage.recovery import copy_prefix, schema_of
-from mpi_rollout.storage.unmarked import lookup3, open_unmarked
 from mpi_rollout.storage.verification import verify
 
 
@@ -186,7 +187,7 @@ WRONG = [
     (replace("trajectories/rewards", dtype="f4", fletcher32=True), "rewards should be float64 .* got float32"),
     (lambda file: file.attrs.modify("seed", 1), "the attributes of its root group are not what was written"),
     (lambda file: file.attrs.__setitem__("config", "{}"), "the attributes of its root group are not what was"),
-    (lambda file: file.attrs.__delitem__("digest"), "there is no digest of its attributes"),
+    (lambda file: file.attrs.__delitem__("digest"), "its attribute digest is missing"),
     (lambda file: file.attrs.__delitem__("hosts"), "its attribute hosts is missing"),
 ]
 

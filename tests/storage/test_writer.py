@@ -22,12 +22,10 @@ from written_data import IMAGES, LARGE_ROWS, PLAIN, RESULTS, SMALL, Feed, ending
 
 from mpi_rollout.core.layout import Block
 from mpi_rollout.core.seeding import SeedTable, episode_seeds
-from mpi_rollout.envs.replaying import Past
 from mpi_rollout.errors import StorageError, UsageError
-from mpi_rollout.storage import rows_per_block
 from mpi_rollout.storage.episodes import EpisodeTable
 from mpi_rollout.storage.reader import committed_episodes
-from mpi_rollout.storage.schema import CHUNK_NBYTES, EPISODE, SPAN_NBYTES, chunk_shape
+from mpi_rollout.storage.schema import CHUNK_NBYTES, EPISODE, SPAN_NBYTES, chunk_shape, rows_per_block
 
 # Episodes.
 
@@ -376,9 +374,9 @@ def test_a_run_that_has_no_room_to_be_continued_leaves_only_what_it_had(tmp_path
         destination["trajectories/rewards"].resize(8, axis=0)
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("mpi_rollout.storage.writer.copy_prefix", copy)
+    monkeypatch.setattr("mpi_rollout.storage.run_file.copy_prefix", copy)
     with pytest.raises(StorageError, match=r"No space left on device .* its first 10 steps are committed; make room"):
-        feed.writer(tmp_path / "run.h5", 8, past=Past(0, 10, np.zeros(3, np.int64), np.zeros(3, np.int64)))
+        feed.writer(tmp_path / "run.h5", 8, num_past=10)
     assert [path.name for path in tmp_path.iterdir()] == ["run.h5.part"]
     assert (tmp_path / "run.h5.part").read_bytes() == before
 

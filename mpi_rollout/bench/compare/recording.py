@@ -37,16 +37,16 @@ class Recording:
     """
 
     def __init__(self, config: RolloutConfig, worker: Worker, facts: EnvFacts, num_ranks: int):
-        from mpi_rollout import storage  # h5py is for the root alone.
+        from mpi_rollout.storage import schema, writer  # h5py is for the root alone.
 
         self._config, self._facts, self._num_ranks = config, facts, num_ranks
         self._driver = Driver(worker.exchanges, worker, "check")
         nbytes = Block.row_nbytes(facts.observation_space, facts.action_space, config.num_envs)
-        num_rows = storage.rows_per_block(nbytes, config.num_steps)
+        num_rows = schema.rows_per_block(nbytes, config.num_steps)
         described = {"observation": describe(facts.observation_space), "action": describe(facts.action_space)}
         self._attributes = {"config": config.to_json(), "spaces": json.dumps(described)}
         self._blocks = [self._driver.block(num_rows) for _ in range(NUM_BLOCKS)]
-        self._open_writer = storage.open_writer
+        self._open_writer = writer.open_writer
 
     def take_turn(self, window_s: float) -> Turn:
         """Record for `window_s` seconds, and commit all of it."""

@@ -20,8 +20,7 @@ from mpi_rollout.bench.scaling.samples import Job
 from mpi_rollout.bench.scaling.sim.constants import Known
 from mpi_rollout.bench.scaling.sim.question import Envs, Setting, Simulation
 from mpi_rollout.bench.tables import Contents, add_table, check_format, facts_of, opened, origin_of, replaced
-from mpi_rollout.errors import UsageError
-from mpi_rollout.storage.objects import ContentError
+from mpi_rollout.errors import ContentError, UsageError
 
 FORMAT, FORMAT_VERSION = "mpi_rollout-simulation", 1
 

@@ -1,0 +1,270 @@
+"""What `inspect` shows of a run: what is in its file, and a picture of it.
+
+All of it runs in a child process, see `storage.child`.
+"""
+
+import os
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import h5py
+import numpy as np
+
+from mpi_rollout.commands import style
+from mpi_rollout.config import RolloutConfig
+from mpi_rollout.errors import ContentError, counted
+from mpi_rollout.storage.objects import Tell, attributes_of, check_room, count, number, object_of, parsed, text
+from mpi_rollout.storage.reader import (
+    check_attributes,
+    committed_episodes,
+    committed_faults,
+    leaf_datasets,
+    num_steps_of,
+    opened,
+    steadily,
+    throughput_tables,
+)
+from mpi_rollout.storage.values import wrong_in
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+# Name, colour and hatch of each of `clock.PHASES` but `other`: that is measuring the limit, not the run.
+PHASES = {
+    "step": ("stepping envs", style.BLUE, ""),
+    "gather": ("gathering the ranks' data", style.GREEN, "\\\\\\"),
+    "wait": ("waiting for orders", style.LIGHT, "///"),
+    "send": ("sending orders", style.SKY, ""),
+    "policy": ("policy", style.ORANGE, "..."),
+    "write": ("waiting for the disk", style.RED, ""),
+}
+MOST_BARS = 32  # With more ranks, an area takes the place of bars.
+MOST_DOTS, NUM_MEANS, MOST_BINS = 5000, 20, 40
+WHOLE, WIDEST = 1e9, 1e300  # With larger values, bars a unit apart or of equal widths cannot be computed.
+
+
+def summary(tell: Tell, path: str) -> dict[str, object]:
+    """Return what is in a file, as JSON can hold it."""
+    return steadily(path, lambda: _summary(tell, path))
+
+
+def _summary(tell: Tell, path: str) -> dict[str, object]:
+    with opened(path, tell) as (file, note):
+        attributes = attributes_of(file)
+        check_attributes(attributes)
+        config = RolloutConfig.from_json(attributes.get("config"), path)
+        finished = text(attributes, "finished").strip()
+        note("its tables")
+        facts = {
+            "file": path,
+            "nbytes": os.path.getsize(path),
+            "complete": bool(finished),
+            "recovered": text(attributes, "recovered") if "recovered" in attributes else "",
+            "env": config.env or config.env_factory,
+            "config": asdict(config),
+            "num_ranks": count(attributes, "num_ranks"),
+            "hosts": parsed(attributes, "hosts", list),
+            "mpi_library": text(attributes, "mpi_library"),
+            "versions": parsed(attributes, "versions", dict),
+            "started": text(attributes, "started"),
+            "finished": finished,
+            "throughput": _throughput(file),
+            "faults": [_fault(row) for row in committed_faults(file)],
+        }
+        if "trajectories" in file:
+            facts |= _trajectories(file)
+        return facts
+
+
+def _fault(row: np.void) -> dict[str, int | str]:
+    return {
+        "env_index": int(row["env_index"]),
+        "step": int(row["step"]),
+        "message": row["message"].decode(errors="replace"),
+    }
+
+
+def _throughput(file: h5py.File) -> dict[str, float | list[float]]:
+    attributes = attributes_of(object_of(file, "throughput", h5py.Group))
+    _, limit, _ = throughput_tables(file)
+    env_steps, seconds = count(attributes, "env_steps"), float(number(attributes, "seconds"))
+    with np.errstate(all="ignore"):  # Nothing is known of the numbers in a file.
+        ratios = limit["rollout_env_steps_per_s"] / limit["limit_env_steps_per_s"]
+    return {
+        "env_steps": env_steps,
+        "seconds": seconds,
+        "env_steps_per_s": env_steps / seconds if seconds else 0.0,
+        "ratio_to_limit": [float(ratio) for ratio in ratios if np.isfinite(ratio)],
+    }
+
+
+def _trajectories(file: h5py.File) -> dict[str, object]:
+    num_steps = num_steps_of(file)
+    episodes = committed_episodes(file)
+    over = episodes[episodes["terminated"] | episodes["truncated"]]
+    datasets = leaf_datasets(file["trajectories"])
+    for name, dataset in datasets.items():
+        if not dataset.shape or len(dataset) < num_steps:
+            raise ContentError(f"trajectories/{name} has fewer rows than the {num_steps:,} steps that are committed")
+        check_room(file, f"trajectories/{name}", dataset, num_steps, room=0)
+    return {
+        "num_steps": num_steps,
+        "datasets": {name: {"shape": list(ds.shape), "dtype": str(ds.dtype)} for name, ds in datasets.items()},
+        "wrong_values": [wrong for name, ds in datasets.items() for wrong in wrong_in(name, attributes_of(ds))],
+        "num_transitions": int(episodes["length"].sum()),
+        "episodes": {
+            "ended": len(over),
+            "terminated": int(episodes["terminated"].sum()),
+            "truncated": int(episodes["truncated"].sum()),
+            "under_way": len(episodes) - len(over),
+            "return": _spread(over["return"]),
+            "length": _spread(over["length"]),
+        },
+    }
+
+
+def _spread(values: np.ndarray) -> dict[str, float | None] | None:
+    """Return figures of the finite values, None where there are none; and how many are not finite."""
+    if not len(values):
+        return None
+    is_finite = np.isfinite(values)
+    finite = values[is_finite]
+    figures: dict[str, Callable[[np.ndarray], float]] = {
+        "min": np.min,
+        "median": np.median,
+        "mean": np.mean,
+        "max": np.max,
+    }
+    spread: dict[str, float | None]
+    with np.errstate(over="ignore"):
+        spread = {name: float(figure(finite)) if len(finite) else None for name, figure in figures.items()}
+    return spread | {"not_finite": int(np.count_nonzero(~is_finite))}
+
+
+def plot_run(tell: Tell, path: str, figure_path: str) -> str:
+    """Draw a run: its episodes, its throughput, each rank's time by phase; return the file's name."""
+    figure = style.new_figure("--plot", 7.6)
+    panels = figure.subplot_mosaic([["over", "returns"], ["rates", "lengths"], ["phases", "phases"]])
+    with opened(path, tell) as (file, note):
+        note("its tables")
+        attributes = attributes_of(file)
+        config = RolloutConfig.from_json(attributes.get("config"), path)
+        intervals, limit, ranks = throughput_tables(file)
+        episodes = committed_episodes(file) if "episodes" in file else None
+        hosts = ", ".join(sorted(set(parsed(attributes, "hosts", list))))
+        sizes = f"{counted(config.num_envs, 'env')} on {counted(count(attributes, 'num_ranks'), 'rank')}"
+        style.head(figure, f"{config.env or config.env_factory}: {sizes}", [f"{hosts}; {text(attributes, 'started')}"])
+    tell("drawing")
+    _plot_episodes(panels["over"], panels["returns"], panels["lengths"], episodes)
+    _plot_rates(panels["rates"], intervals, limit)
+    _plot_phases(panels["phases"], ranks)
+    return style.save(figure, "--plot", figure_path)
+
+
+def _plot_episodes(over: "Axes", returns: "Axes", lengths: "Axes", episodes: np.ndarray | None) -> None:
+    style.frame(over, "Returns over the run: episodes and mean", "step at which the episode ended", "return")
+    style.frame(returns, "Returns", "return", "episodes", "y")
+    style.frame(lengths, "Lengths of episodes", "steps", "episodes", "y")
+    ended = None if episodes is None else episodes[episodes["terminated"] | episodes["truncated"]]
+    if ended is None or not len(ended):
+        for axes in (over, returns, lengths):
+            style.say(axes, "no trajectories stored" if ended is None else "no episode has ended")
+        return
+    _plot_returns(over, ended)
+    _plot_spread(returns, ended["return"])
+    _plot_spread(lengths, ended["length"])
+
+
+def _plot_returns(axes: "Axes", ended: np.ndarray) -> None:
+    """Draw a dot for each episode, or for some of them; and the mean of each twentieth of all."""
+    ends, returns = ended["start"] + ended["length"], ended["return"]
+    shown = np.linspace(0, len(ended) - 1, min(len(ended), MOST_DOTS)).astype(int)
+    axes.plot(ends[shown], returns[shown], ".", color="0.75", markersize=2, rasterized=True)
+    groups = [group for group in np.array_split(np.arange(len(ended)), NUM_MEANS) if len(group)]
+    means = [returns[group].mean() for group in groups]
+    axes.plot([ends[group].mean() for group in groups], means, color=style.BLUE, linewidth=2)
+    style.human_ticks(axes.xaxis, axes.yaxis)
+
+
+def _plot_spread(axes: "Axes", values: np.ndarray) -> None:
+    """Show how many episodes have which value, and the mean."""
+    values = values[np.isfinite(values)].astype(float)
+    if not len(values):
+        return style.say(axes, "none is finite")
+    low, high, mean = values.min(), values.max(), values.mean()
+    if high - low > WIDEST:
+        return style.say(axes, f"from {low:.3g} to {high:.3g}")
+    bins = _bins(values, low, high)
+    axes.hist(values, bins.tolist(), color=style.SKY, edgecolor="w", linewidth=0.4)
+    if len(bins) < 10:  # Else a single bar is as wide as the panel.
+        axes.set_xlim(bins[0] - 5 * (bins[1] - bins[0]), bins[-1] + 5 * (bins[1] - bins[0]))
+    axes.axvline(mean, color=style.DARK, linestyle="--", linewidth=1)
+    axes.text(1, 1.03, f"mean {style.human(mean)}", ha="right", fontsize=style.SMALL, transform=axes.transAxes)
+    axes.locator_params("y", integer=True)
+    style.human_ticks(axes.xaxis, axes.yaxis)
+
+
+def _bins(values: np.ndarray, low: float, high: float) -> np.ndarray:
+    """Return the ends of bars: one bar for each number if the numbers are few and whole."""
+    if low == high:
+        half = 0.5 if abs(low) < WHOLE else abs(low) / 100
+        return np.array([low - half, low + half])
+    if high - low < MOST_BINS and abs(high) < WHOLE and (values == np.round(values)).all():
+        return np.arange(low - 0.5, high + 1)
+    return np.linspace(low, high, MOST_BINS + 1)
+
+
+def _plot_rates(axes: "Axes", intervals: np.ndarray, limit: np.ndarray) -> None:
+    """Draw rates over env steps, not over time: the run waits while the limit is measured."""
+    style.frame(axes, "Throughput over the run", "env steps of the run", "env steps per second")
+    marker = "o" if len(intervals) < 30 else ""
+    points = intervals["env_steps"], intervals["env_steps_per_s"]
+    axes.plot(*points, color=style.BLUE, linewidth=1.5, marker=marker, markersize=3)
+    if len(limit):
+        rates = limit["limit_env_steps_per_s"]
+        axes.axhspan(rates.min(), rates.max(), color=style.LIGHT, linewidth=0)
+        axes.axhline(np.median(rates), color=style.GREY, linestyle="--", linewidth=1)
+        axes.annotate(
+            "limit: bare env.step loops",
+            (0.01, rates.max()),
+            (0, 2),
+            xycoords=("axes fraction", "data"),
+            textcoords="offset points",
+            color=style.GREY,
+            fontsize=style.SMALL,
+        )
+    axes.set_ylim(0, 1.12 * axes.get_ylim()[1])
+    style.human_ticks(axes.xaxis, axes.yaxis)
+
+
+def _plot_phases(axes: "Axes", ranks: np.ndarray) -> None:
+    style.frame(axes, "Where each rank's time went", "rank", "seconds", "y")
+    num_ranks = len(ranks)
+    if num_ranks > MOST_BARS:  # The root's bar gets a width that can be seen.
+        root = -0.025 * num_ranks
+        _stack(axes, np.array([root]), ranks[:1], 0.04 * num_ranks)
+        _stack(axes, ranks["rank"][1:], ranks[1:])
+        shown = [int(rank) for rank in axes.xaxis.get_major_locator().tick_values(0, num_ranks) if 0 < rank < num_ranks]
+        axes.set_xticks([root, *shown], labels=["root", *(f"{rank:,}" for rank in shown)])
+        axes.set_xlim(-0.055 * num_ranks, num_ranks)
+    else:
+        _stack(axes, ranks["rank"], ranks, 0.8)
+        shown = ranks["rank"][:: 1 + num_ranks // 17].tolist()
+        axes.set_xticks(shown, labels=[f"{rank}{' (root)' * (rank == 0)}" for rank in shown])
+        axes.set_xlim(-0.5 - 0.5 * (num_ranks < 4), num_ranks - 0.5 + 0.5 * (num_ranks < 4))
+    axes.set_ylim(0, 1.05 * axes.get_ylim()[1])
+    style.human_ticks(axes.yaxis)
+    style.legend_below(axes, len(PHASES))
+
+
+def _stack(axes: "Axes", places: np.ndarray, ranks: np.ndarray, width: float = 0.0) -> None:
+    """Draw bars of some width, or an area."""
+    bottom = np.zeros(len(ranks))
+    for phase, (name, color, hatch) in PHASES.items():
+        look: dict[str, Any] = {"facecolor": color, "hatch": hatch, "label": name, "edgecolor": "w"}
+        if width:
+            axes.bar(places, ranks[phase], width, bottom, linewidth=0.4, **look)
+        else:
+            axes.fill_between(places, bottom, bottom + ranks[phase], step="mid", linewidth=0, **look)
+        bottom = bottom + ranks[phase]

@@ -1,0 +1,213 @@
+"""The file of a run while it is written: made, filled, committed, closed, and given its name.
+
+A commit is: data, flush, then `num_steps`, flush, in SWMR mode.  HDF5 then keeps the file readable at every moment,
+so what `num_steps` counts is there even after a SIGKILL; see `chunks` for what that takes of the data.
+"""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+import h5py
+import numpy as np
+
+from mpi_rollout.core.layout import Block
+from mpi_rollout.process.console import take_free_descriptors
+from mpi_rollout.storage.chunks import ChunkWriter, TableWriter, fill
+from mpi_rollout.storage.episodes import EpisodeTable
+from mpi_rollout.storage.objects import open_unmarked
+from mpi_rollout.storage.ownership import Lock, give_name, identity, make_locked, put_in_free_place, refusal
+from mpi_rollout.storage.recovery import copy_prefix
+from mpi_rollout.storage.schema import FAULT, INTERVAL, LIMIT, Schema, fault_row, rank_rows
+from mpi_rollout.storage.values import ValueChecks
+from mpi_rollout.storage.verification import check_chunks
+
+
+@dataclass(frozen=True)
+class Ending:
+    """What is known only at the end of a run, for the file."""
+
+    finished: str
+    env_steps: int
+    seconds: float
+    ranks: Sequence[Mapping[str, Any]]
+    limit: Sequence[tuple[float, float]]
+    complete: bool
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """The first steps of a run that is continued or extended.
+
+    Parameters
+    ----------
+    source
+        The file that has them: the unfinished one, or the complete one.
+    lost
+        Envs whose running episodes cannot be continued, and the first step that is not what it was: they end here,
+        truncated and faulted.
+    """
+
+    num_steps: int
+    source: str
+    lost: Mapping[int, int] = field(default_factory=dict)
+
+
+class RunFile:
+    """The file at `<path>.part`; the name `path` appears when it is complete and checked.  For one thread alone.
+
+    Parameters
+    ----------
+    episodes
+        None if no trajectories are stored.
+    replaces
+        The `ownership.identity` of the complete file at `path` that the run extends.
+
+    Attributes
+    ----------
+    lock
+        None before the file is made.
+    num_committed
+        Steps that a reader finds whatever happens.
+    worst_commit_s
+        The longest that a commit has taken.
+    values
+        Counts the wrong values in what is written.
+    """
+
+    def __init__(self, path: str, schema: Schema, episodes: EpisodeTable | None, replaces: tuple[int, int] | None):
+        self.path, self.part, self._replaces = path, path + ".part", replaces
+        self._schema, self._episodes = schema, episodes
+        self.lock: Lock | None = None
+        self.num_committed = self._num_rows_seen = 0
+        self.worst_commit_s = 0.0
+        self.values = ValueChecks(schema.attributes) if schema.named else None
+        self._file: h5py.File
+        self._columns: dict[str, ChunkWriter] = {}
+        self._tables: dict[str, TableWriter] = {}
+        self._intervals: list[tuple[float, int, float]] = []
+        self._faults: list[tuple[int, int, bytes]] = []
+
+    def create(self) -> None:
+        """Begin a new file.  It gets its name when it has all its objects."""
+        self._make(self.part + ".new")
+        put_in_free_place(self.part + ".new", self.part)
+        self._open_datasets()
+
+    def go_on_from(self, prefix: Prefix) -> None:
+        """Begin with what an earlier start has left.  A new file is made of it, called `.part` when it has all."""
+        new = self.part + ".new"
+        lock = self._make(new)
+        with _whole_or_gone(new):
+            with open_unmarked(prefix.source) as source:
+                self._episodes = copy_prefix(source, self._file, prefix.num_steps, lost=prefix.lost, values=self.values)
+            self._num_rows_seen = prefix.num_steps
+            self._open_datasets()
+            self._commit(prefix.num_steps, self._episodes)
+            lock.sync()
+        if prefix.source == self.part:
+            os.replace(new, self.part)
+        else:
+            put_in_free_place(new, self.part)
+
+    def _make(self, path: str) -> Lock:
+        """Make the file of a run that nobody else writes."""
+        take_free_descriptors()
+        self.lock = make_locked(path)
+        with _whole_or_gone(path):
+            # Another run may have been here between this run's look at the place and the lock.
+            if identity(self.path) not in (None, self._replaces):
+                raise refusal(self.path)
+            self._file = self._schema.create(path, is_locked=True)
+        return self.lock
+
+    def _open_datasets(self) -> None:
+        self._columns = {name: ChunkWriter(self._file["trajectories"][name]) for name in self._schema.named}
+        names = ["episodes"] * bool(self._columns) + ["faults", "throughput/intervals", "throughput/limit"]
+        self._tables = {name: TableWriter(self._file[name]) for name in names}
+
+    def append(self, block: Block, num_rows: int) -> None:
+        """Write and commit the rows of a block that the file does not have yet; only with trajectories."""
+        assert self._episodes is not None and self.values is not None
+        start = max(self._num_rows_seen - block.start, 0)
+        is_full, has_more = num_rows == block.num_rows, False
+        for name, column in self._columns.items():
+            stop = num_rows + (name.startswith("observations") and not is_full)
+            column.append(block.named[name], block.start, stop)
+            has_more |= self.values.append(name, block.named[name], block.start, stop)
+        if has_more:
+            self.values.write(self._file["trajectories"])
+        if num_rows > start:
+            self._episodes.add(block, start, num_rows)
+        self._num_rows_seen = block.start + num_rows
+        self._commit(self._num_rows_seen - is_full, self._episodes)
+
+    def add_interval(self, time_s: float, env_steps: int, env_steps_per_s: float) -> None:
+        """Keep a row of /throughput/intervals for the next commit."""
+        self._intervals.append((time_s, env_steps, env_steps_per_s))
+
+    def add_fault(self, env_index: int, step: int, message: str) -> None:
+        """Keep a row of /faults for the next commit."""
+        self._faults.append(fault_row(env_index, step, message))
+        if self._episodes is not None:
+            self._episodes.note_fault(env_index, step)
+
+    def _commit(self, num_steps: int, episodes: EpisodeTable) -> None:
+        """Make the first `num_steps` steps and the observations after them count."""
+        start = perf_counter()
+        self._tables["episodes"].append(episodes.take(num_steps))
+        self._write_notes()
+        self._file.flush()
+        self._file["trajectories"].attrs.modify("num_steps", np.int64(num_steps))
+        self._file.flush()
+        self.num_committed = num_steps
+        self.worst_commit_s = max(self.worst_commit_s, perf_counter() - start)
+
+    def _write_notes(self) -> None:
+        self._tables["throughput/intervals"].append(np.array(self._intervals, INTERVAL))
+        self._tables["faults"].append(np.array(self._faults, FAULT))
+        self._intervals.clear()
+        self._faults.clear()
+
+    def finish(self, ending: Ending) -> str:
+        """Commit, close, and if the run is complete check the file and give it its name; return where it is."""
+        if self._episodes is not None:
+            self._tables["episodes"].append(self._episodes.unfinished(self.num_committed))
+        throughput = self._file["throughput"]
+        self._write_notes()
+        self._tables["throughput/limit"].append(np.array(ending.limit, LIMIT))
+        fill(throughput["ranks"], rank_rows(ending.ranks))
+        throughput.attrs.modify("env_steps", np.int64(ending.env_steps))
+        throughput.attrs.modify("seconds", np.float64(ending.seconds))
+        for column in self._columns.values():
+            column.seal()
+        for table in self._tables.values():
+            table.seal()
+        self._file.flush()
+        if ending.complete:
+            self._file.attrs.modify("finished", np.bytes_(ending.finished.ljust(32).encode()))
+        self._file.close()
+        if not ending.complete:
+            return self.part
+        check_chunks(self.part)
+        give_name(self.part, self.path, self._replaces)
+        return self.path
+
+    def discard(self) -> None:
+        """Close and remove the file."""
+        self._file.close()
+        os.unlink(self.part)
+
+
+@contextmanager
+def _whole_or_gone(path: str) -> Iterator[None]:
+    """Remove a new file that does not get all it needs: on a full disk it would take the last room."""
+    try:
+        yield
+    except Exception:
+        with suppress(OSError):
+            os.unlink(path)
+        raise
