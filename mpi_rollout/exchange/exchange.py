@@ -157,6 +157,11 @@ class Exchange:
             self.own_step_s, self.own_mark, self._own_infos_nbytes = self.layout.header(self._slot[None])
             self.slot = self.layout.one(self._slot, len(self.envs))
 
+    def put_actions(self, arrays: Sequence[np.ndarray], start: int) -> None:
+        """Fill the order with the rows of the actions from `start` on, an array for each leaf."""
+        for array, target in zip(arrays, self.action_arrays, strict=True):
+            target[...] = array[start : start + len(target)]
+
     def post_order(self, command: Command, code: int = 0) -> None:
         """Send the order out: the root's side of `await_order`.
 

@@ -88,7 +88,7 @@ class Driver:
         try:
             for lane in self.lanes:
                 if arrays:
-                    lane.put(arrays, lane.envs.start)
+                    lane.exchange.put_actions(arrays, lane.envs.start)
                 self._post(lane, command, arguments)
                 lane.exchange.spread(pickled)
             while self.under_way:
@@ -115,7 +115,7 @@ class Driver:
         arrays = self._arrays(actions) if trusted else self._read(actions, indices_of(lanes))
         start = 0
         for lane in lanes:
-            lane.put(arrays, start)
+            lane.exchange.put_actions(arrays, start)
             self._post(lane, Command.STEP)
             start += lane.num_envs
         self.clock.lap("send")

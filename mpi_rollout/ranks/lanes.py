@@ -31,11 +31,6 @@ class Lane:
         # What the root's own slice has to obey before its slots are complete.
         self.order: tuple[Command, tuple[object, ...]] = Command.RESET, ()
 
-    def put(self, arrays: Sequence[np.ndarray], start: int) -> None:
-        """Fill the order with the rows of the actions from `start` on, an array for each leaf."""
-        for array, target in zip(arrays, self.exchange.action_arrays, strict=True):
-            target[...] = array[start : start + self.num_envs]
-
 
 def indices_of(lanes: Sequence[Lane]) -> np.ndarray:
     """Return the env indices of some lanes."""

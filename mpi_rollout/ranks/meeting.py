@@ -103,21 +103,14 @@ def agree(
 ) -> tuple[Prepared, list[str]]:
     """Prepare on every rank and go on only if all could and all mean the same.  **Collective**.
 
-    Parameters
-    ----------
-    prepare
-        Returns what this rank needs; may raise, on some ranks or on all.
-    fingerprint
-        Returns what must be equal on all ranks that give it.
-
-    Returns
-    -------
-    What was prepared, and on the root the hosts of all ranks.
+    Return what `prepare` returns, and on the root the hosts of all ranks.  What `fingerprint` returns must be equal on
+    all ranks that give it.
 
     Raises
     ------
     RolloutError
-        On all ranks alike; the first rank's reason stands for all.
+        On all ranks alike: `prepare` raised on some rank, or fingerprints differ.  The first rank's reason stands for
+        all.
     """
     report = Report(os.uname().nodename)
     try:

@@ -57,20 +57,16 @@ def connect(
 
     Parameters
     ----------
-    env
-        An env id, or a callable that returns one env.  A callable that has a parameter `env_index` is given the index
-        of the env, from 0 to num_envs - 1.
-    num_envs
-        The number of envs over all ranks.
+    env, num_envs
+        An env id, or a callable that returns one env; how many envs all ranks have together.  A callable with a
+        parameter `env_index` is given the index of the env, from 0 to num_envs - 1.
     env_fns
         Instead of `env`: a list of callables, one for each env, as Gymnasium's SyncVectorEnv and Stable-Baselines3's
         DummyVecEnv take it.  Each rank calls those of its own envs only.
     env_kwargs
         Keyword arguments for every env, or a list with those of each env.
-    autoreset_mode
-        "next_step", "same_step" or "disabled", as in Gymnasium.
-    vectorization_mode
-        "sync" or "vector_entry_point".
+    autoreset_mode, vectorization_mode
+        "next_step", "same_step" or "disabled", as in Gymnasium; "sync" or "vector_entry_point".
     infos
         "all": what Gymnasium's SyncVectorEnv gives; it costs nothing where envs say nothing.  A mapping such as
         {"lives": int}: these alone, cheaply.  "none": no infos.  See `mpi_rollout.exchange.infos`.
@@ -94,20 +90,17 @@ def connect(
         `set_attr`, and a generator that nobody has seeded.
     env_timeout_s
         How long a step or reset may take; more is a failure.
-    check_finite
-        NaN and infinity in observations and rewards are failures.
-    check_bounds
-        Observations outside of their space are failures, rounding errors aside.
+    check_finite, check_bounds
+        NaN and infinity in observations and rewards are failures; observations outside of their space are failures,
+        rounding errors aside.
     strict_dtypes
         Refuse observations of another dtype than their space's.  By default they are cast, as by SyncVectorEnv, if no
         integer loses its value, and each rank warns of the first one.
     wait
         How a rank waits for messages: "spin" (fastest, uses the core) or "sleep"; "auto" spins, and sleeps where a host
         has four ranks or more for each core and while other programs share the cores.
-    comm
-        The ranks to connect, COMM_WORLD by default; the root is its rank 0.
-    timeout_s
-        How long ranks wait for each other to call `connect`.
+    comm, timeout_s
+        The ranks to connect, COMM_WORLD by default, the root being its rank 0; how long they wait for each other.
 
     Returns
     -------
