@@ -21,8 +21,8 @@ from mpi_rollout.exchange.job_end import with_stacks
 from mpi_rollout.exchange.world import claimed_rank, claimed_size
 from mpi_rollout.options import add_run_options, path
 from mpi_rollout.process.console import hold, say, settle, show, stdout_apart, without_stdin
-from mpi_rollout.process.temporary import remove_empty_folders
 from mpi_rollout.ranks.meeting import share_refusal
+from mpi_rollout.storage.ownership import remove_empty_folders
 
 ENV_OPTIONS = ("env", "env_factory", "env_kwargs")
 

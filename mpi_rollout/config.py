@@ -10,8 +10,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 import numpy as np
 
 from mpi_rollout import __version__
-from mpi_rollout.core.clock import MAX_TIMEOUT_S
-from mpi_rollout.core.deadline import seconds_of
+from mpi_rollout.core.clock import MAX_TIMEOUT_S, seconds_of
 from mpi_rollout.errors import DataError, UsageError
 
 VECTORIZATION_MODES = ("sync", "vector_entry_point")

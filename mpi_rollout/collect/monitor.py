@@ -12,8 +12,7 @@ import numpy as np
 from mpi_rollout.collect.collector import Collector
 from mpi_rollout.collect.progress import make_progress
 from mpi_rollout.config import RolloutConfig
-from mpi_rollout.core.clock import PHASES
-from mpi_rollout.core.deadline import Deadline
+from mpi_rollout.core.clock import PHASES, Deadline
 from mpi_rollout.envs.replaying import Past
 from mpi_rollout.errors import Interrupted
 from mpi_rollout.process.console import say

@@ -15,9 +15,8 @@ from typing import Any
 
 from mpi_rollout.core.spaces import wrong_values_text
 from mpi_rollout.errors import AlreadyComplete, DataError, RolloutError, StorageError, UsageError, counted, printable
-from mpi_rollout.process.temporary import temporary_path
 from mpi_rollout.storage.child import in_child
-from mpi_rollout.storage.ownership import why_no_file
+from mpi_rollout.storage.ownership import temporary_path, why_no_file
 
 PATIENCE_S = 20.0  # `inspect` reads little, and its user waits.
 SUFFIX = ".part"

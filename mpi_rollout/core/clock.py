@@ -1,8 +1,18 @@
-"""Where the seconds of a rank go: its time by phase."""
+"""Time: where the seconds of a rank go, and when a run must stop so that its data are safe before a time limit."""
 
+import os
+import re
+import subprocess
+import time
 from datetime import UTC, datetime
 from time import perf_counter
 
+from mpi_rollout.errors import UsageError
+
+LEAST_MARGIN_S = 2.0  # For closing the file and leaving MPI.
+ASK_EVERY_S = 900.0  # A job's limit seldom changes, and all jobs of a cluster ask the same daemon.
+ASK_AGAIN_S, AHEAD_S = 10.0, 15.0  # Ask more often in the last seconds before the time to stop.
+ANSWER_S = 5.0
 MAX_TIMEOUT_S = 1e6  # faulthandler counts microseconds in 64 bits; this is eleven days.
 
 PHASES = ("policy", "send", "step", "wait", "gather", "write", "other")
@@ -41,3 +51,96 @@ class Clock:
 def utc_now() -> str:
     """Return the time, as ISO 8601 in UTC with seconds."""
     return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def seconds_of(text: str) -> float:
+    """Return the seconds of a duration as SLURM writes it.
+
+    That is minutes, minutes:seconds, hours:minutes:seconds or days-hours[:minutes[:seconds]].
+
+    Raises
+    ------
+    UsageError
+        It is not a duration, or it is zero.
+    """
+    match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text.strip(), re.ASCII)
+    if match is None:
+        raise UsageError(f"--max-walltime must be like 01:30:00 or 1-12:00:00, got {text!r}")
+    days, first, second, third = (int(part or 0) for part in match.groups())
+    begins_with_hours = match[1] is not None or match[4] is not None
+    hours, minutes, seconds = (first, second, third) if begins_with_hours else (0, first, second)
+    duration_s = (days * 24 + hours) * 3600.0 + minutes * 60.0 + seconds
+    if duration_s == 0:
+        raise UsageError(f"--max-walltime must be more than nothing, got {text!r}; without it there is no limit")
+    return duration_s
+
+
+class Deadline:
+    """The earlier of `--max-walltime`, counted from the start of this process, and the end of the SLURM job.
+
+    The end of the job may change while it runs, so SLURM is asked for it now and then, and before it is time to stop.
+
+    Parameters
+    ----------
+    max_walltime
+        As the user wrote it, or None.
+    """
+
+    def __init__(self, max_walltime: str | None) -> None:
+        self._own_end_s = float("inf") if max_walltime is None else process_start() + seconds_of(max_walltime)
+        job_end = os.environ.get("SLURM_JOB_END_TIME", "")
+        self._job_end_s = float(job_end) if job_end.isdecimal() else float("inf")
+        # Older releases do not set the variable: then SLURM is asked at the first look.
+        self._asked_s = time.time() - ASK_AGAIN_S if job_end.isdecimal() else 0.0
+
+    @property
+    def reason(self) -> str:
+        """Return which of the two ends earlier."""
+        return "the SLURM job's time limit" if self._job_end_s < self._own_end_s else "--max-walltime"
+
+    def is_near(self, worst_commit_s: float, worst_pause_s: float) -> bool:
+        """Tell whether it is time to stop.
+
+        Parameters
+        ----------
+        worst_commit_s
+            The longest time that a commit has taken.  Twice as much is kept free.
+        worst_pause_s
+            The longest time between two calls of this method.
+        """
+        margin_s = LEAST_MARGIN_S + 2 * worst_commit_s + 2 * worst_pause_s
+        now_s = time.time()
+        is_close = now_s + margin_s + AHEAD_S >= self._job_end_s
+        if now_s - self._asked_s >= (ASK_AGAIN_S if is_close else ASK_EVERY_S):
+            left_s = job_time_left()
+            self._asked_s = time.time()
+            if left_s is not None:
+                self._job_end_s = self._asked_s + left_s
+        return now_s + margin_s >= min(self._own_end_s, self._job_end_s)
+
+
+def job_time_left() -> float | None:
+    """Ask SLURM how many seconds this job has left; None outside of a job, or without an answer."""
+    job = os.environ.get("SLURM_JOB_ID")
+    if job is None:
+        return None
+    if "SLURM_ARRAY_TASK_ID" in os.environ:  # The number of an array's last element is also that of the whole array.
+        job = f"{os.environ.get('SLURM_ARRAY_JOB_ID')}_{os.environ['SLURM_ARRAY_TASK_ID']}"
+    command = ["squeue", "--noheader", f"--jobs={job}", "--format=%L"]
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=ANSWER_S
+        )
+        time_left = done.stdout.strip()
+        return float("inf") if time_left == "UNLIMITED" else seconds_of(time_left)
+    except (OSError, subprocess.SubprocessError, UsageError):
+        return None
+
+
+def process_start() -> float:
+    """Return when this process was started, before its imports, in seconds since the epoch."""
+    with open("/proc/self/stat") as file:
+        ticks = int(file.read().rpartition(")")[2].split()[19])
+    # Not /proc/uptime: lxcfs gives the age of a container there, and these ticks count from the boot of its host.
+    since_boot_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+    return time.time() - since_boot_s + ticks / os.sysconf("SC_CLK_TCK")

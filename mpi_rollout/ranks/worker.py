@@ -15,8 +15,7 @@ from collections.abc import Callable, Sequence
 from time import monotonic
 from types import FrameType
 
-from mpi_rollout.core.clock import Clock
-from mpi_rollout.core.deadline import process_start
+from mpi_rollout.core.clock import Clock, process_start
 from mpi_rollout.core.host import physical_cores, processor_time
 from mpi_rollout.core.layout import FAULT, MASKED, RESTARTED
 from mpi_rollout.envs.single_envs import Restart

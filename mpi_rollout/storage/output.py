@@ -11,10 +11,9 @@ from typing import Any
 from mpi_rollout.config import DATA_OPTIONS, RolloutConfig, difference
 from mpi_rollout.envs.replaying import Past
 from mpi_rollout.errors import AlreadyComplete, DataError, StorageError, UsageError, shortened
-from mpi_rollout.process.temporary import make_folder, temporary_path
 from mpi_rollout.storage.child import in_child
 from mpi_rollout.storage.objects import open_unmarked
-from mpi_rollout.storage.ownership import Lock, check_name, identity, lock, why_no_locks
+from mpi_rollout.storage.ownership import Lock, check_name, identity, lock, make_folder, temporary_path, why_no_locks
 from mpi_rollout.storage.past import read_past
 from mpi_rollout.storage.status import read_status, status_path
 

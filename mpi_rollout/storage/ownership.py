@@ -1,14 +1,18 @@
 """Which run may write where: locks on unfinished files, and how a file gets its name, but never that of another run."""
 
 import fcntl
+import glob
 import os
+import re
 import shutil
 import struct
+from contextlib import suppress
 from shlex import quote
 
 from mpi_rollout.errors import StorageError, UsageError
 
 FAR = 2**62  # The byte that is locked, far from any data.  HDF5's own locks are of another kind.
+_made_folders: list[str] = []
 
 
 class Lock:
@@ -198,3 +202,31 @@ def free_space(path: str) -> str:
         return f"{shutil.disk_usage(folder).free / 1e6:.1f} MB free in {folder}"
     except OSError as error:
         return f"{folder}: {error.strerror}"
+
+
+def make_folder(path: str) -> None:
+    """Make a folder for an output, if it can be made; `remove_empty_folders` removes it if nothing has come into it."""
+    with suppress(OSError):
+        os.mkdir(path)
+        _made_folders.append(path)
+
+
+def remove_empty_folders() -> None:
+    """Remove the folders that were made and are empty."""
+    while _made_folders:
+        with suppress(OSError):
+            os.rmdir(_made_folders.pop())
+
+
+def temporary_path(path: str, what: str) -> str:
+    """Name a file of this process beside `path`, and remove such files that killed processes of this host left.
+
+    The files of processes on other hosts stay, because this host cannot tell whether these live.
+    """
+    host = os.uname().nodename
+    for left in glob.glob(f"{glob.escape(path)}.{what}-{glob.escape(host)}-*"):
+        pid = re.search(r"-(\d+)$", left)
+        if pid is not None and not os.path.exists(f"/proc/{pid[1]}"):
+            with suppress(OSError):
+                os.unlink(left)
+    return f"{path}.{what}-{host}-{os.getpid()}"

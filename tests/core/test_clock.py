@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from jobs import Job, assert_same_bytes, datasets
 
-from mpi_rollout.core import deadline
-from mpi_rollout.core.deadline import ASK_AGAIN_S, ASK_EVERY_S, LEAST_MARGIN_S, Deadline, process_start, seconds_of
+from mpi_rollout.core import clock as clock_module
+from mpi_rollout.core.clock import ASK_AGAIN_S, ASK_EVERY_S, LEAST_MARGIN_S, Deadline, process_start, seconds_of
 from mpi_rollout.errors import UsageError
 
 pytestmark = pytest.mark.any_mpi
@@ -52,11 +52,11 @@ def clock(monkeypatch: pytest.MonkeyPatch):
     """A clock that stands at NOW, at which the process was started, until the test moves it."""
 
     def move(by_s: float) -> None:
-        monkeypatch.setattr(deadline.time, "time", lambda: NOW + by_s)
+        monkeypatch.setattr(clock_module.time, "time", lambda: NOW + by_s)
 
     for name in ("SLURM_JOB_END_TIME", "SLURM_JOB_ID", "SLURM_ARRAY_TASK_ID"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(deadline, "process_start", lambda: NOW)
+    monkeypatch.setattr(clock_module, "process_start", lambda: NOW)
     move(0.0)
     return move
 
@@ -170,7 +170,7 @@ def test_without_an_answer_the_limit_is_what_it_was(clock, squeue, told):
 
 
 def test_an_answer_that_does_not_come_is_not_waited_for(clock, squeue, monkeypatch):
-    monkeypatch.setattr(deadline, "ANSWER_S", 0.1)
+    monkeypatch.setattr(clock_module, "ANSWER_S", 0.1)
     squeue.say("1:00:00", "exec sleep 600")
     clock(99.0)
     assert Deadline(None).is_near(0.0, 0.0)

@@ -4,7 +4,7 @@ import os
 import subprocess
 from pathlib import Path
 
-from mpi_rollout.process.temporary import temporary_path
+from mpi_rollout.storage.ownership import temporary_path
 
 HOST = os.uname().nodename
 
