@@ -10,12 +10,10 @@ import sys
 import time
 from typing import Any
 
-import gymnasium
-
 import mpi_rollout
 
 
-def train(envs: gymnasium.vector.VectorEnv, total_steps: int, seed: int) -> float:
+def train(envs: mpi_rollout.MPIVectorEnv, total_steps: int, seed: int) -> float:
     """Train on these envs, then return the mean return of 100 of their episodes."""
     from mpi_rollout.sb3 import MPIVecEnv  # isort: skip  First: its ImportError says what to install.
     import torch
