@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Any
 
 import gymnasium
 import h5py
@@ -24,7 +23,7 @@ from mpi_rollout.config import RolloutConfig, flag, versions
 from mpi_rollout.core.layout import RESULTS
 from mpi_rollout.core.spaces import Leaf, leaves
 from mpi_rollout.core.spaces import describe as describe_space
-from mpi_rollout.envs.env_maker import EnvMaker, maker_of
+from mpi_rollout.envs.env_maker import EnvMaker, Kwargs, maker_of
 from mpi_rollout.envs.faults import raised_at
 from mpi_rollout.envs.loop import LoopVectorEnv
 from mpi_rollout.envs.replaying import Difference, StoredEpisode, replay_episode
@@ -49,7 +48,7 @@ class Consent:
 
     env: str | None = None
     env_factory: str | None = None
-    env_kwargs: dict[str, Any] | list[dict[str, Any]] = field(default_factory=dict)
+    env_kwargs: Kwargs | Sequence[Kwargs] = field(default_factory=dict)
     trust: bool = False
 
     def check(self, config: RolloutConfig, path: str) -> None:

@@ -9,7 +9,7 @@ import os
 from collections.abc import Sequence
 from shlex import quote
 from textwrap import fill
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from mpi_rollout.errors import UsageError
 
@@ -95,7 +95,7 @@ def label_ends(axes: "Axes", ends: Sequence[tuple[float, float, str, str]]) -> N
         )
         for x, y, text, color in sorted(ends, key=lambda end: end[1])
     ]
-    figure: Any = axes.figure
+    figure = axes.figure.canvas.figure
     figure.draw_without_rendering()  # So that the panel has its place.
     height, least = axes.get_window_extent().height, 0.0
     gap = 1.35 * SMALL * figure.dpi / 72 / height

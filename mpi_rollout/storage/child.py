@@ -57,7 +57,9 @@ def in_child(task: str, path: str, *arguments: object, patience_s: float = PATIE
         return _answer_of(child, path, patience_s, asked, words)
 
 
-def _answer_of(child: subprocess.Popen[bytes], path: str, patience_s: float, asked: list[int], words: IO[bytes]) -> Any:
+def _answer_of(
+    child: subprocess.Popen[bytes], path: str, patience_s: float, asked: list[int], words: IO[bytes]
+) -> object:
     """Wait for what the task has returned, or raise what `in_child` does."""
     doing = "starting"
     try:

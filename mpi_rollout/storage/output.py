@@ -3,10 +3,9 @@
 import json
 import os
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from shlex import quote
 from time import time
-from typing import Any
 
 from mpi_rollout.config import DATA_OPTIONS, RolloutConfig, difference
 from mpi_rollout.envs.replaying import Past
@@ -244,29 +243,26 @@ def check_same_run(config: RolloutConfig, stored: str, path: str, is_complete: b
     Return whether the file is complete, and of the same run with fewer steps: it can be extended.  UsageError if
     options that decide on the data differ; the message has them.
     """
-    before = _data_options(RolloutConfig.from_json(stored, path))
-    now = _data_options(config)
-    has_fewer = is_complete and before["num_steps"] < now["num_steps"]
+    before = RolloutConfig.from_json(stored, path)
+    num_steps = before.num_steps
+    has_fewer = is_complete and num_steps < config.num_steps
     if has_fewer:
-        before["num_steps"] = now["num_steps"]
+        before = replace(before, num_steps=config.num_steps)
     advice = "give the same options to continue it, move it away, or use another --out"
-    if is_complete and before["num_steps"] > now["num_steps"]:
+    if is_complete and num_steps > config.num_steps:
         advice += " (more --num-steps extend a complete file, fewer do not cut it)"
-    if changes := _changes(before, now):
+    if changes := _changes(before, config):
         raise UsageError(f"--out {config.out}: {path} is of another run: {'; '.join(changes)}; {advice}")
     return has_fewer
 
 
-def _data_options(config: RolloutConfig) -> dict[str, Any]:
-    return {name: getattr(config, name) for name in DATA_OPTIONS}
-
-
-def _changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Return the words for each option that is not what it was."""
+def _changes(before: RolloutConfig, now: RolloutConfig) -> list[str]:
+    """Return the words for every option of the data that is not what it was."""
+    options = [(name, getattr(before, name), getattr(now, name)) for name in DATA_OPTIONS]
     return [
-        difference(name, before[name], now[name], lambda value: shortened(_json(value)))
-        for name in now
-        if _json(before[name]) != _json(now[name])
+        difference(name, old, new, lambda value: shortened(_json(value)))
+        for name, old, new in options
+        if _json(old) != _json(new)
     ]
 
 

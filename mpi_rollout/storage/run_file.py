@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any
 
 import h5py
 import numpy as np
@@ -21,7 +20,7 @@ from mpi_rollout.storage.episodes import EpisodeTable
 from mpi_rollout.storage.objects import open_unmarked
 from mpi_rollout.storage.ownership import Lock, give_name, identity, make_locked, put_in_free_place, refusal
 from mpi_rollout.storage.recovery import copy_prefix
-from mpi_rollout.storage.schema import FAULT, INTERVAL, LIMIT, Schema, fault_row, rank_rows
+from mpi_rollout.storage.schema import FAULT, INTERVAL, LIMIT, Reports, Schema, fault_row, rank_rows
 from mpi_rollout.storage.values import ValueChecks
 from mpi_rollout.storage.verification import check_chunks
 
@@ -33,7 +32,7 @@ class Ending:
     finished: str
     env_steps: int
     seconds: float
-    ranks: Sequence[Mapping[str, Any]]
+    ranks: Reports
     limit: Sequence[tuple[float, float]]
     complete: bool
 

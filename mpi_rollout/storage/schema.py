@@ -40,6 +40,7 @@ EPISODE = np.dtype(
 FAULT = np.dtype([("env_index", "i8"), ("step", "i8"), ("message", "S256")])
 LATER_ATTRIBUTES = ("digest", "finished", "recovered")  # Of the root group; the others are written first.
 INTERVAL = np.dtype([("time", "f8"), ("env_steps", "i8"), ("env_steps_per_s", "f8")])
+Reports = Sequence[Mapping[str, Any]]  # What each rank says of itself at the end of a run.
 LIMIT = np.dtype([("rollout_env_steps_per_s", "f8"), ("limit_env_steps_per_s", "f8")])
 RANK = np.dtype([("rank", "i4"), ("host", "S64"), ("num_envs", "i4"), *((name, "f8") for name in PHASES)])
 
@@ -112,7 +113,7 @@ def fault_row(env_index: int, step: int, message: str) -> tuple[int, int, bytes]
     return env_index, step, message.encode(errors="backslashreplace")[:room].decode(errors="ignore").encode()
 
 
-def rank_rows(reports: Sequence[Mapping[str, Any]]) -> np.ndarray:
+def rank_rows(reports: Reports) -> np.ndarray:
     """Return the rows of /throughput/ranks from what the ranks reported."""
     rows = np.zeros(len(reports), RANK)
     for row, report in zip(rows, reports, strict=True):

@@ -8,7 +8,6 @@ import json
 import os
 import stat
 from contextlib import suppress
-from typing import Any
 
 from mpi_rollout.core.clock import utc_now
 
@@ -103,7 +102,7 @@ def open_regular(path: str, flags: int) -> int:
     return descriptor
 
 
-def read_status(out: str) -> dict[str, Any]:
+def read_status(out: str) -> dict[str, object]:
     """Read the last status of an output; return {} if there is none."""
     try:
         with open(open_regular(status_path(out), os.O_RDONLY)) as file:

@@ -15,7 +15,7 @@ import numpy as np
 from gymnasium import spaces
 
 from mpi_rollout.core.layout import RESULTS, noun
-from mpi_rollout.core.spaces import Bounds, Leaf, first_of, leaves
+from mpi_rollout.core.spaces import Bounds, Leaf, Space, first_of, leaves
 from mpi_rollout.errors import ContentError, UsageError
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ NONE_WRONG = (0, -1, -1)
 OPTIONS = {"out_of_bounds": "--check-bounds", "not_finite": "--check-finite"}
 
 
-def check_storable(observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> None:
+def check_storable(observation_space: Space, action_space: Space) -> None:
     """Refuse spaces that no file can hold: a key cannot be a name in HDF5, or a leaf has no numbers."""
     for name, space in (("observation", observation_space), ("action", action_space)):
         for key in _keys(space):
@@ -37,7 +37,7 @@ def check_storable(observation_space: spaces.Space[Any], action_space: spaces.Sp
                 raise _not_storable(name, f"has no numbers to store, {place} of shape {leaf.shape}; leave it out")
 
 
-def _keys(space: spaces.Space[Any]) -> Iterator[object]:
+def _keys(space: Space) -> Iterator[object]:
     """Yield the keys of all Dicts in a space."""
     if isinstance(space, spaces.Dict):
         yield from space.spaces
@@ -181,7 +181,7 @@ def _wrong(name: str, kind: str, count: int, step: int, env_index: int) -> dict[
     return {"dataset": name, "kind": kind, "count": count, "step": step, "env_index": env_index}
 
 
-def described_leaves(description: Any) -> list[tuple[Leaf, np.ndarray, np.ndarray]]:
+def described_leaves(description: object) -> list[tuple[Leaf, np.ndarray, np.ndarray]]:
     """Return the leaves of a space from what `layout.describe` says of it, with their bounds.
 
     A bound is one number for all components, or one for each.  ContentError if it is no space.
@@ -192,7 +192,7 @@ def described_leaves(description: Any) -> list[tuple[Leaf, np.ndarray, np.ndarra
         raise ContentError(f"its attribute spaces describes no space: {description!r:.80}") from error
 
 
-def _leaves(description: dict[str, Any], keys: tuple[str | int, ...]) -> Iterator[tuple[Leaf, np.ndarray, np.ndarray]]:
+def _leaves(description: Any, keys: tuple[str | int, ...]) -> Iterator[tuple[Leaf, np.ndarray, np.ndarray]]:
     parts = description.get("subspaces")
     if parts is None:
         leaf = Leaf(keys, np.dtype(description["dtype"]), tuple(description["shape"]))

@@ -25,14 +25,7 @@ from mpi_rollout.storage.objects import (
     table_of,
     text,
 )
-from mpi_rollout.storage.reader import (
-    check_attributes,
-    committed_faults,
-    leaf_datasets,
-    num_steps_of,
-    opened,
-    steadily,
-)
+from mpi_rollout.storage.reader import check_attributes, committed_faults, leaf_datasets, num_steps_of, opened, steadily
 from mpi_rollout.storage.schema import EPISODE, FAULT, INTERVAL, LIMIT, RANK
 from mpi_rollout.storage.values import ValueChecks, described_leaves
 
