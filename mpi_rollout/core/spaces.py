@@ -19,6 +19,7 @@ from mpi_rollout.errors import UsageError
 
 Space: TypeAlias = spaces.Space[Any]
 Tree: TypeAlias = Any  # Arrays in dicts and tuples, as the space nests them; a single array for a leaf.
+WrongValues: TypeAlias = Mapping[str, Any]  # Of a dataset and a kind: how many, and where the first is.
 Keys = tuple[str | int, ...]
 T = TypeVar("T")
 
@@ -242,12 +243,12 @@ def first_of(wrong: np.ndarray) -> list[int]:
     return [int(index) for index in np.unravel_index(wrong.argmax(), wrong.shape)]
 
 
-def wrong_values_text(datasets: Sequence[Mapping[str, Any]]) -> str:
+def wrong_values_text(datasets: Sequence[WrongValues]) -> str:
     """Return a text about wrong values of a file, which `storage.values` has counted for each dataset and kind."""
     return ", ".join(map(_wrong_values_text, datasets))
 
 
-def _wrong_values_text(wrong: Mapping[str, Any]) -> str:
+def _wrong_values_text(wrong: WrongValues) -> str:
     group, _, leaf = wrong["dataset"].partition("/")
     noun = group if wrong["count"] != 1 else group.removesuffix("s")
     name = f"{wrong['count']:,} {noun}" + (f" {leaf!r}" if leaf else "")

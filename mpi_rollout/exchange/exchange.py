@@ -12,7 +12,7 @@ exchange at 3 MiB.  That is 1 % of a step of the image envs for which it happens
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -26,6 +26,7 @@ from mpi_rollout.exchange.transports import (
     INFOS_TAG,
     CollectiveTransport,
     DirectTransport,
+    Message,
     NonblockingTransport,
     SwitchingTransport,
     Transport,
@@ -263,7 +264,7 @@ class Exchange:
         for _, mask in self.columns.info_arrays:
             mask[slot] = False
 
-    def spread(self, value: object = None) -> Any:
+    def spread(self, value: Message = None) -> Message:
         """Send a Python object of the root to these ranks, pickled, right after an order.  Use it for rare messages."""
         return self.transport.spread(value)
 

@@ -4,16 +4,17 @@ One over all ranks is lockstep; two over halves of the envs are double buffering
 is ready first is served first.
 """
 
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import numpy as np
 
-from mpi_rollout.core.partition import Division
+from mpi_rollout.core.partition import Division, Partition
 from mpi_rollout.exchange.exchange import Contents, Exchange
 from mpi_rollout.exchange.surviving import ShrinkingTransport
 from mpi_rollout.exchange.transports import (
     CollectiveTransport,
     DirectTransport,
+    Message,
     NonblockingTransport,
     SwitchingTransport,
     Transport,
@@ -51,23 +52,20 @@ class Exchanges:
         way: str = "spin",
     ) -> None:
         self.division, self.contents, self._is_surviving, self.way = division, contents, is_surviving, way
-        make_wait = wait_maker(way)
-        self._wait = make_wait()
+        self._make_wait = wait_maker(way)
+        self._wait = self._make_wait()
         self.num_stepping = len(division.stepping_ranks)
         parts = division.parts
         self._comms = [comm.Dup()] if division.first_ready else [comm.Dup() for _ in parts]
         comms = self._comms * len(parts) if division.first_ready else self._comms
         self.all: list[Exchange] = []
         self.slots: list[slice] = []
-        start = 0
+        self.num_slots = 0
         for part_comm, (first_rank, partition) in zip(comms, parts, strict=True):
             if comm.rank == ROOT or comm.rank in range(first_rank, first_rank + partition.num_ranks):
-                kind = self._kind(first_rank)
-                wait = SleepWait() if kind is SwitchingTransport else make_wait()
-                self.all.append(Exchange(part_comm, partition, first_rank, contents, kind, wait))
-                self.slots.append(slice(start, start + partition.num_ranks))
-            start += partition.num_ranks
-        self.num_slots = start
+                self.all.append(self._make_exchange(part_comm, first_rank, partition))
+                self.slots.append(slice(self.num_slots, self.num_slots + partition.num_ranks))
+            self.num_slots += partition.num_ranks
         # A communicator that shrinks is the only one, so all its ranks send the same messages in the same order.  Its
         # transport has also those methods of a communicator that are needed here.
         self.control = cast("MPI.Intracomm", self.all[0].transport) if is_surviving else comm.Dup()
@@ -76,6 +74,11 @@ class Exchanges:
         self.callers = self.all[:1]
         if division.first_ready:
             self.callers = [exchange for exchange in self.all if exchange.first_rank != ROOT]
+
+    def _make_exchange(self, comm: "MPI.Intracomm", first_rank: int, partition: Partition) -> Exchange:
+        kind = self._kind(first_rank)
+        wait = SleepWait() if kind is SwitchingTransport else self._make_wait()
+        return Exchange(comm, partition, first_rank, self.contents, kind, wait)
 
     def _kind(self, first_rank: int) -> type[Transport]:
         if self._is_surviving:
@@ -116,7 +119,7 @@ class Exchanges:
         """Gather a Python object of each rank on the root, pickled.  For rare messages.  **Collective**."""
         return self.control.gather(value, ROOT) or []
 
-    def spread(self, value: object = None) -> Any:
+    def spread(self, value: Message = None) -> Message:
         """Broadcast a Python object of the root, pickled.  For rare messages.  **Collective**."""
         return self.control.bcast(value, ROOT)
 

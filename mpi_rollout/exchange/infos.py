@@ -46,7 +46,7 @@ def info_leaves(infos: Infos, has_final_infos: bool = False) -> tuple[Leaf, ...]
     return tuple(columns + final_columns * has_final_infos)
 
 
-def _leaf(name: str, kind: Any) -> Leaf:
+def _leaf(name: str, kind: object) -> Leaf:
     try:
         dtype, shape = kind if isinstance(kind, tuple) else (kind, ())
         leaf = Leaf(tuple(name.split("/")), np.dtype(dtype), tuple(int(size) for size in shape))

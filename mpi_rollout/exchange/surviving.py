@@ -15,14 +15,14 @@ all ranks, the root ends the run, and the others wait for its next order.
 
 import os
 from time import monotonic, sleep
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
 from mpi_rollout.core.layout import LOST
 from mpi_rollout.errors import LaunchError, RankLost, RolloutError, UsageError
 from mpi_rollout.exchange.job_end import abort
-from mpi_rollout.exchange.transports import Transport
+from mpi_rollout.exchange.transports import Message, Transport
 from mpi_rollout.exchange.world import GRACE_S, ROOT, library_name
 from mpi_rollout.process.console import say
 from mpi_rollout.process.launcher import be_last
@@ -135,10 +135,10 @@ class ShrinkingTransport(Transport):
         except self._error as error:
             self._recover(error, has_slot=True, is_void=not self._is_plain)
 
-    def spread(self, value: object = None) -> Any:
+    def spread(self, value: Message = None) -> Message:
         return self.bcast(value, ROOT)
 
-    def bcast(self, value: object, root: int) -> Any:
+    def bcast(self, value: Message, root: int) -> Message:
         """Broadcast a Python object, pickled."""
         self._is_plain = False
         while True:

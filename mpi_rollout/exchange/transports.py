@@ -12,7 +12,7 @@ SwitchingTransport    collective, and direct while other programs share the core
 """
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from mpi_rollout.exchange.world import ROOT
 if TYPE_CHECKING:
     from mpi4py import MPI
 
+Message: TypeAlias = Any  # A Python object that is sent pickled.
 ORDER_TAG, SLOT_TAG, OBJECT_TAG, INFOS_TAG = 1, 2, 3, 4
 
 
@@ -49,7 +50,7 @@ class Transport:
     def await_slots(self) -> None:
         """Receive all slots."""
 
-    def spread(self, value: object = None) -> Any:
+    def spread(self, value: Message = None) -> Message:
         """Send a Python object from the root to the other ranks, pickled, between an order and its slots."""
         return value
 
@@ -96,7 +97,7 @@ class CollectiveTransport(Transport):
     def await_slots(self) -> None:
         self.comm.Gather(self._slot, self._slots, ROOT)
 
-    def spread(self, value: object = None) -> Any:
+    def spread(self, value: Message = None) -> Message:
         return self.comm.bcast(value, ROOT)
 
 
@@ -190,7 +191,7 @@ class DirectTransport(Transport):
             self._start_all(self._receives)
             self._is_listening = True
 
-    def spread(self, value: object = None) -> Any:
+    def spread(self, value: Message = None) -> Message:
         if self.comm.rank != ROOT:
             return self.comm.recv(source=ROOT, tag=OBJECT_TAG)
         for peer in self._peers:

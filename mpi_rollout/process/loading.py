@@ -67,7 +67,7 @@ def load_policy(spec: str) -> Callable[[Any], Any]:
     return policy
 
 
-def _instance(kind: type, spec: str) -> Any:
+def _instance(kind: type, spec: str) -> object:
     try:
         signature(kind).bind()
     except ValueError:  # C code may not tell its signature.
@@ -84,13 +84,13 @@ def _instance(kind: type, spec: str) -> Any:
         raise PolicyError(f"--policy {spec}: {kind.__name__}() raises {words_of(error)}") from error
 
 
-def _load(spec: str, option: str) -> Any:
+def _load(spec: str, option: str) -> object:
     source, _, name = spec.rpartition(":")
     if not (source and name):
         raise UsageError(f"{option} must be MODULE:CALLABLE or FILE.py:CALLABLE, got {spec!r}")
     try:
         is_file = _is_file(source)
-        target: Any = _file(source, spec, option) if is_file else importlib.import_module(MOVED.get(source, source))
+        target: object = _file(source, spec, option) if is_file else importlib.import_module(MOVED.get(source, source))
     except UsageError:
         raise
     except Exception as error:
