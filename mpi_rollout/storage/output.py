@@ -7,13 +7,16 @@ from dataclasses import dataclass, replace
 from shlex import quote
 from time import time
 
+import h5py
+import numpy as np
+
 from mpi_rollout.config import DATA_OPTIONS, RolloutConfig, difference
 from mpi_rollout.envs.replaying import Past
 from mpi_rollout.errors import AlreadyComplete, DataError, StorageError, UsageError, shortened
 from mpi_rollout.storage.child import in_child
 from mpi_rollout.storage.objects import open_unmarked
 from mpi_rollout.storage.ownership import Lock, check_name, identity, lock, make_folder, temporary_path, why_no_locks
-from mpi_rollout.storage.past import read_past
+from mpi_rollout.storage.reader import committed_episodes
 from mpi_rollout.storage.status import read_status, status_path
 
 DEFAULT_FOLDER = "results"  # Of outputs without `--out`: it is made in the folder where a command is started.
@@ -211,6 +214,20 @@ def look_into(config: RolloutConfig, part: str) -> Past | None:
     with open_unmarked(part) as file:
         check_same_run(config, file.attrs["config"], part, is_complete=bool(file.attrs["finished"].strip()))
         return read_past(file, config.seed) if config.trajectories else None
+
+
+def read_past(file: h5py.File, seed: int) -> Past:
+    """Read where the envs of a file stood after its last commit."""
+    num_steps = int(file["trajectories"].attrs["num_steps"])
+    num_envs = int(file.attrs["num_envs"])
+    rows = committed_episodes(file)
+    rows = rows[rows["terminated"] | rows["truncated"]]
+    starts = np.zeros(num_envs, np.int64)
+    np.maximum.at(starts, rows["env_index"], rows["start"] + rows["length"] + 1)
+    if num_steps:  # Also of envs that were lost with their rank, and begin again: all their rows since are ends.
+        ends = file["trajectories/terminations"][num_steps - 1] | file["trajectories/truncations"][num_steps - 1]
+        starts[ends] = num_steps + 1
+    return Past(seed, num_steps, np.bincount(rows["env_index"], minlength=num_envs), starts)
 
 
 def check_folder(path: str) -> str:
