@@ -210,8 +210,8 @@ def measure_start() -> None:
         memory.append(float(mpirun(2, "-c", probe)))
     over = [a - b for a, b in zip(ours, bare, strict=True)]
     print("| what | median (range) |\n|---|---|")
-    print(f"| mpirun to end, bare import of mpi4py | {spread(bare, '.2f')} s |")
-    print(f"| mpirun to end, one step of 64 CartPoles stored, over that | {spread(over, '.2f')} s |")
+    print(f"| from mpirun to its end, for a bare import of mpi4py | {spread(bare, '.2f')} s |")
+    print(f"| the same, for a run that stores one step of 64 CartPoles: what it takes more | {spread(over, '.2f')} s |")
     print(f"| resident memory of a worker rank before its envs | {spread(memory, '.0f')} MB |")
 
 
