@@ -27,7 +27,7 @@ class Listener(Protocol):
         """Hear of the run now and then, and at the end of `advance`; may raise to end it."""
 
     def on_fault(self, env_index: int, step: int, message: str) -> None:
-        """Hear of an env that was made anew, before the sink has that step; -1 is the first reset."""
+        """Hear of an env that was restarted, before the sink has that step; -1 is the first reset."""
 
 
 class NoListener:
@@ -153,7 +153,7 @@ class Collector:
         return parked
 
     def _take_faults(self) -> list[int]:
-        """Tell of the envs that were made anew in the steps that have just come; return which."""
+        """Tell of the envs that were restarted in the steps that have just come; return which."""
         faults, self.driver.restarts = self.driver.restarts, []
         for lane, env_index, message in faults:
             self._listener.on_fault(env_index, self._progress_of[lane].step, message)

@@ -40,7 +40,7 @@ class RunState:
     limit
         Pairs of env steps per second, of a part of the run and of the bare loops before and after it.
     restarts
-        How often envs were made anew, by their index.
+        How often envs were restarted, by their index.
     """
 
     past: Past | None

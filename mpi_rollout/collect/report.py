@@ -32,7 +32,7 @@ class Outcome:
     limit
         Pairs of env steps per second, of a part of the run and of the bare loops before and after it.
     restarts
-        How often envs were made anew, by their index.
+        How often envs were restarted, by their index.
     num_steps_before
         Steps that earlier starts of the run have taken.
     catch_up_s
@@ -160,7 +160,7 @@ class Outcome:
         if self.restarts:
             first = ", ".join(map(str, list(self.restarts)[:8])) + (", ..." if len(self.restarts) > 8 else "")
             times = counted(sum(self.restarts.values()), "time")
-            lines.append(f"made anew after failures: {times}, envs {first}; see /faults")
+            lines.append(f"restarted after failures: {times}, envs {first}; see /faults")
         if self.wrong_values:
             lines.append(f"stored as they were: {wrong_values_text(self.wrong_values)}")
         if self.lost:
