@@ -166,7 +166,10 @@ class CalledByName(VectorEnv):
     """What SyncVectorEnv has besides a `VectorEnv`'s methods: its envs' attributes, and calls of their methods."""
 
     def call(self, name: str, *args: object, **kwargs: object) -> Values:
-        """Call a method of each env, or get an attribute, wherever in its wrappers it is."""
+        """Call a method of each env, or get an attribute, wherever in its wrappers it is.
+
+        To and from other ranks, arguments and results are pickled: this is not for every step.
+        """
         return self.call_some(range(self.num_envs), name, *args, **kwargs)
 
     def call_some(self, env_indices: Sequence[int], name: str, *args: object, **kwargs: object) -> Values:
