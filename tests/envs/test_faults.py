@@ -1,4 +1,4 @@
-"""Envs that fail, hang or give NaN: made anew if asked, and nothing of the others is touched."""
+"""Envs that fail, hang or give NaN: restarted if asked, and nothing of the others is touched."""
 
 import re
 from collections.abc import Iterator
