@@ -82,7 +82,7 @@ class Outcome:
 
         `envs` is what the ranks need on average, `imbalance` the wait for the slowest of each step; the rest is
         this program: `exchange` (checking, sending, gathering, bookkeeping), `policy` and `write`.  Where ranks step
-        while the root does other things, there is no such sum: then these are the root's phases, see `timing`.
+        while the root does other things, there is no such sum: then these are the root's phases, see `clock`.
         """
         total = self.seconds or 1.0
         if not self.in_lockstep:
