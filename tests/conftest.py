@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from jobs import CLONE, HELPERS, WHOLE, Job, datasets, processes_in
+from jobs import CLONE, HELPERS, QUICK, WHOLE, Job, datasets, processes_in
 
 pytest_plugins = ["submissions"]
 NEEDS_SLURM = CLONE / "tests" / "slurm" / "cluster"
@@ -21,8 +21,14 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return is_left_out or None
 
 
-def pytest_configure() -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--quick", action="store_true", help="skip each test that would start a job")
+
+
+def pytest_configure(config: pytest.Config) -> None:
     """Heed the signals that a shell has its background jobs ignore: tests send them, and their jobs inherit that."""
+    if config.getoption("quick"):
+        os.environ[QUICK] = "1"
     for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, handler)

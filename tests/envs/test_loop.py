@@ -328,7 +328,7 @@ def test_what_is_no_mask_is_refused(mask: Any, error: type[Exception], message: 
     loop.reset(seed=0)
     with pytest.raises(error, match=rf"^options\['reset_mask'\] {message}"):
         loop.reset(options={"reset_mask": mask})
-    with pytest.raises(error):
+    with pytest.raises((error, AssertionError)):  # Gymnasium before 1.2 asserts.
         oracle.reset(options={"reset_mask": mask})
 
 
@@ -440,11 +440,14 @@ def test_what_is_written_over_the_returned_arrays_does_not_come_back():
 
 @in_every_mode
 def test_spaces_metadata_and_mode_are_those_of_gymnasium(mode: AutoresetMode):
-    loop, oracle = pair(partial(gymnasium.make, "CartPole-v1"), mode)
+    make = partial(gymnasium.make, "CartPole-v1")
+    before = dict(make().metadata)  # All CartPoles share it, and `SyncVectorEnv` of Gymnasium 1.1 writes into it.
+    loop = LoopVectorEnv([make] * 3, autoreset_mode=mode)
+    assert loop.envs[0].metadata == before
+    oracle = SyncVectorEnv([make] * 3, autoreset_mode=mode)
     for name in ("single_observation_space", "single_action_space", "observation_space", "action_space", "num_envs"):
         assert getattr(loop, name) == getattr(oracle, name)
     assert loop.metadata == oracle.metadata and loop.autoreset_mode is mode
-    assert "autoreset_mode" not in loop.envs[0].metadata
     assert loop.spec.id == "CartPole-v1"
 
 
@@ -787,7 +790,7 @@ def test_a_leaf_of_a_final_observation_that_does_not_fit_is_refused_with_its_nam
 @pytest.mark.parametrize(
     ("info", "message"),
     [
-        ({"step": [1, 2]}, r"got \{'step': \[1, 2\]\} \(TypeError: "),
+        ({"step": [1, 2]}, r"got \{'step': \[1, 2\]\} \((Type|Value)Error: "),
         ({"step": 2**70}, r"got \{'step': 1180591620717411303424\} \(OverflowError: "),
         ({"step": {"deep": 1}}, r"got \{'step': \{'deep': 1\}\} \("),
         (["step"], r"got \['step'\] \(AttributeError: "),

@@ -108,6 +108,7 @@ def test_a_trainer_gets_observations_that_no_file_can_hold(name: str):
 
 
 def test_an_env_of_an_old_version_needs_no_package_but_its_latest_version():
+    pytest.importorskip("mujoco")
     with (
         pytest.warns(DeprecationWarning),
         pytest.raises(RolloutError, match=r"gymnasium-robotics.*; use its latest ver"),

@@ -26,6 +26,7 @@ import pytest
 HELPERS = Path(__file__).parent
 CLONE = HELPERS.parents[1]
 TIMEOUT_S = 120.0  # Other jobs share the cores, and the machine with others.
+QUICK = "MPI_ROLLOUT_TESTS_START_NOTHING"  # In the environment: a test that starts a job is skipped.
 WHOLE = 1000  # Steps of the run with which those that are stopped are compared.
 
 
@@ -66,6 +67,9 @@ def is_hydra() -> bool:
 
 
 def job_environment(**extra: str) -> dict[str, str]:
+    """The variables with which tests start processes of the program; skip the test where it must start none."""
+    if QUICK in os.environ:
+        pytest.skip("starts a process, which --quick leaves out")
     environment = {
         **os.environ,
         "PYTHONPATH": f"{CLONE}:{HELPERS}",
