@@ -70,15 +70,18 @@ class Exchanges:
         # transport has also those methods of a communicator that are needed here.
         self.control = cast("MPI.Intracomm", self.all[0].transport) if is_surviving else comm.Dup()
         self.rank_of_slot = np.concatenate([first + np.arange(part.num_ranks) for first, part in parts])
-        # An order on each of these reaches every other rank once.
-        self.callers = self.all[:1]
-        if division.first_ready:
-            self.callers = [exchange for exchange in self.all if exchange.first_rank != ROOT]
+        self.callers = self._callers()
 
     def _make_exchange(self, comm: "MPI.Intracomm", first_rank: int, partition: Partition) -> Exchange:
         kind = self._kind(first_rank)
         wait = SleepWait() if kind is SwitchingTransport else self._make_wait()
         return Exchange(comm, partition, first_rank, self.contents, kind, wait)
+
+    def _callers(self) -> list[Exchange]:
+        """Return the exchanges whose orders reach every other rank once."""
+        if self.division.first_ready:
+            return [exchange for exchange in self.all if exchange.first_rank != ROOT]
+        return self.all[:1]
 
     def _kind(self, first_rank: int) -> type[Transport]:
         if self._is_surviving:
