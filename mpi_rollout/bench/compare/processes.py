@@ -14,7 +14,7 @@ from pathlib import Path
 from time import monotonic, sleep, time_ns
 from typing import Any
 
-from mpi_rollout.bench.compare.process import nearby
+from mpi_rollout.bench.compare.server import nearby
 from mpi_rollout.bench.compare.systems import System
 from mpi_rollout.bench.jobs import LOOK_EVERY_S, JobFailed, Stop, tail
 from mpi_rollout.process.interrupts import STOP_SIGNALS
@@ -65,7 +65,7 @@ class Processes:
         self._end = os.pidfd_open(self._process.pid)
 
     def _start(self, ranks: Sequence[str], path: Path, told: str) -> subprocess.Popen:
-        command = [*ranks, sys.executable, "-m", "mpi_rollout.bench.compare.process", str(path), told]
+        command = [*ranks, sys.executable, "-m", "mpi_rollout.bench.compare.server", str(path), told]
         # One thread for each process: cores are what is compared, and a thread pool in each env would want them all.
         variables = {"OMP_NUM_THREADS": "1", **os.environ, "MINARI_DATASETS_PATH": str(path.parent / "minari")}
         variables[MARK] = self._mark.partition("=")[2]

@@ -3,7 +3,7 @@
 import argparse
 from typing import Any
 
-from mpi_rollout.bench.scaling.sim.options import add_sim
+from mpi_rollout.bench.commands import add_sim
 from mpi_rollout.bench.scaling.study import RUN_OPTIONS, Study
 from mpi_rollout.errors import UsageError
 from mpi_rollout.options import add_job_options, add_run_options, path, ranks_list

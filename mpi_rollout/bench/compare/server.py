@@ -1,6 +1,6 @@
 """The process that has a system's envs: started by `processes`, which tells it what to do over a socket.
 
-    python -m mpi_rollout.bench.compare.process SOCKET SYSTEM      SYSTEM as JSON, see `processes`
+    python -m mpi_rollout.bench.compare.server SOCKET SYSTEM      SYSTEM as JSON, see `processes`
 
 Orders and what answers them: ("make", num_envs) ("made", None); ("turn", window_s) ("turned", Turn); ("close", None)
 ("closed", None); ("end", None) no answer.  Whatever fails is answered ("failed", why), and ends the process.  Of a
