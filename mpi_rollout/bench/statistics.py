@@ -1,14 +1,15 @@
-"""The statistics of scaling studies, as functions of numbers: no files, no processes, nothing of this program.
+"""The statistics of studies, as functions of numbers: no files, no processes, nothing of this program.
 
 Sources: Hoefler and Belli, Scientific Benchmarking of Parallel Computing Systems (SC 2015), for intervals and what to
 state; the POP project (pop-coe.eu) for load balance and communication efficiency; Amdahl (1967), Gustafson (1988),
 Karp and Flatt (1990), Hockney (1994) for the models; Extra-P for how many points a model needs.
+
+SciPy is loaded by the functions that need it, so that a command line is read without it.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 
 import numpy as np
 
@@ -37,32 +38,43 @@ class Interval:
     def scaled(self, factor: float) -> "Interval":
         return Interval(self.median * factor, self.low * factor, self.high * factor, self.coverage)
 
+    def shown(self, form: str) -> str:
+        """Return it as text; `form` is the format of a number."""
+        return f"{self.median:{form}} ({self.low:{form}} to {self.high:{form}})"
 
-def median_interval(samples: Sequence[float], confidence: float = 0.95) -> Interval:
-    """The median, and the narrowest symmetric pair of order statistics that holds the true one with `confidence`.
 
-    Nothing is assumed of the distribution: each sample is above the true median with probability 1/2, so that fewer
-    than k of n are below it with a binomial probability.  Where n samples cannot give that confidence, the interval
-    is all of them, and `coverage` says what it is worth: 0.9375 for five samples, 0 for one.
+def reaches(intervals: Sequence[Interval]) -> list[list[float]]:
+    """Return how far intervals reach below and above their medians, as error bars are given."""
+    return [[rate.median - rate.low for rate in intervals], [rate.high - rate.median for rate in intervals]]
+
+
+def median_interval(samples: Sequence[float] | np.ndarray, confidence: float = 0.95) -> Interval:
+    """Find the median, and the narrowest symmetric pair of order statistics that holds the true one with `confidence`.
+
+    Nothing is assumed of the distribution: each sample is below the true median with probability 1/2, so that the
+    number of samples below it is binomial.  Where the samples are too few for that confidence, the interval is all of
+    them, and `coverage` says what it is worth: 0.9375 for five samples, 0 for one.  (`scipy.stats.quantile_test` has
+    the same intervals, but no coverage, and NaN where there are too few samples.)
 
     Raises
     ------
     ValueError
         There are no samples.
     """
+    from scipy.stats import binom
+
     if not len(samples):
         raise ValueError("no samples")
-    ordered, num = sorted(samples), len(samples)
-    place, coverage, tail = 0, 0.0, 0.0
-    for candidate in range((num + 1) // 2):
-        tail += math.comb(num, candidate) / 2**num  # At most `candidate` samples are below the true median.
-        if candidate == 0 or 1 - 2 * tail >= confidence:
-            place, coverage = candidate, max(0.0, 1 - 2 * tail)
-    return Interval(float(np.median(ordered)), float(ordered[place]), float(ordered[-1 - place]), coverage)
+    ordered, num = np.sort(np.asarray(samples, float)), len(samples)
+    below = binom.cdf(np.arange((num + 1) // 2), num, 0.5)  # That so many samples or fewer are below the true median.
+    coverages = np.maximum(0.0, np.round(1 - 2 * below, 15))
+    place = max(0, int(np.count_nonzero(coverages >= confidence)) - 1)
+    low, high = float(ordered[place]), float(ordered[-1 - place])
+    return Interval(float(np.median(ordered)), low, high, float(coverages[place]))
 
 
 def ratio(over: Interval, under: Interval) -> Interval:
-    """The ratio of two medians: speed-ups are ratios of medians, not medians of ratios.
+    """Return the ratio of two medians: speed-ups are ratios of medians, not medians of ratios.
 
     Its interval is from low over high to high over low; by Bonferroni it misses no more often than either of the two.
     """
@@ -71,19 +83,19 @@ def ratio(over: Interval, under: Interval) -> Interval:
 
 
 def load_balance(useful_s: Sequence[float]) -> float:
-    """POP: the mean over ranks of the time in useful work, over that of the busiest rank."""
+    """POP: divide the ranks' mean time in useful work by the busiest rank's."""
     return float(np.mean(useful_s) / np.max(useful_s))
 
 
 def communication_efficiency(useful_s: Sequence[float], seconds: float) -> float:
-    """POP: the busiest rank's time in useful work, over the run time.  Times `load_balance`: parallel efficiency."""
+    """POP: divide the busiest rank's time in useful work by the run time; times `load_balance`: parallel efficiency."""
     return float(np.max(useful_s) / seconds)
 
 
 def karp_flatt(speed_up: float, num_ranks: int) -> float:
-    """The serial fraction that this speed-up would mean in Amdahl's law.
+    """Return the serial fraction that this speed-up would mean in Amdahl's law; NaN for 1 rank.
 
-    Rising with the number of ranks it means overhead that grows, constant a serial part.  Of 1 rank there is none.
+    If it rises with the number of ranks, overhead grows; if it is constant, there is a serial part.
     """
     return (1 / speed_up - 1 / num_ranks) / (1 - 1 / num_ranks) if num_ranks > 1 else math.nan
 
@@ -124,21 +136,28 @@ def fit(columns: np.ndarray, values: np.ndarray) -> Fit:
     return Fit(tuple(coefficients.tolist()), float(np.abs(errors).max()), float(held_out))
 
 
-def _solve(columns: np.ndarray, values: np.ndarray, known: np.ndarray | float = 0.0) -> np.ndarray:
-    scale = np.abs(columns).max(axis=0)  # Bytes and counts differ by many powers of ten.
-    if (scale == 0).any():
-        raise NoFit("the points do not tell the parts of the model apart")
-    relative = columns / scale / values[:, None]
-    coefficients, _, rank, _ = np.linalg.lstsq(relative, np.ones(len(values)) - known / values, rcond=1e-9)
-    if rank < columns.shape[1]:
-        raise NoFit("the points do not tell the parts of the model apart")
+def _solve(columns: np.ndarray, values: np.ndarray) -> np.ndarray:
+    relative, scale = _relative(columns, values)
+    coefficients, _, rank, _ = np.linalg.lstsq(relative, np.ones(len(values)), rcond=1e-9)
+    _check_rank(int(rank), columns)
     return coefficients / scale
 
 
-def non_negative(columns: np.ndarray, values: np.ndarray, known: np.ndarray | float = 0.0) -> np.ndarray:
-    """Fit `values` by a sum of columns, none less than 0 times: the best of all choices of columns that are.
+def _relative(columns: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return columns over values, each with 1 as its scale, and the scales: bytes and counts differ by many digits."""
+    scale = np.abs(columns).max(axis=0)
+    if (scale == 0).any():
+        _check_rank(0, columns)
+    return columns / scale / values[:, None], scale
 
-    With as few columns as models have, trying all choices is simple and exact.  Errors are relative to `values`.
+
+def _check_rank(rank: int, columns: np.ndarray) -> None:
+    if rank < columns.shape[1]:
+        raise NoFit("the points do not tell the parts of the model apart")
+
+
+def non_negative(columns: np.ndarray, values: np.ndarray, known: np.ndarray | float = 0.0) -> np.ndarray:
+    """Fit `values` by a sum of columns, none of them less than 0 times.  Errors are relative to `values`.
 
     Parameters
     ----------
@@ -150,18 +169,13 @@ def non_negative(columns: np.ndarray, values: np.ndarray, known: np.ndarray | fl
     NoFit
         A value is not positive, or the points do not tell the columns apart.
     """
+    from scipy.optimize import nnls
+
     if (values <= 0).any():
         raise NoFit("a value is not positive")
-    _solve(columns, values, known)  # Or it is refused.
-    best, found = math.inf, np.zeros(columns.shape[1])
-    for size in range(columns.shape[1] + 1):
-        for chosen in map(list, combinations(range(columns.shape[1]), size)):
-            part = _solve(columns[:, chosen], values, known) if chosen else np.zeros(0)
-            error = float(np.square((columns[:, chosen] @ part + known) / values - 1).sum())
-            if (part >= 0).all() and error < best:
-                best, found = error, np.zeros(columns.shape[1])
-                found[chosen] = part
-    return found
+    relative, scale = _relative(columns, values)
+    _check_rank(int(np.linalg.matrix_rank(relative, rtol=1e-9)), columns)
+    return nnls(relative, 1 - known / values)[0] / scale
 
 
 def amdahl(speed_ups: Mapping[int, float]) -> Fit:
@@ -180,9 +194,9 @@ def gustafson(speed_ups: Mapping[int, float]) -> Fit:
     return fit(np.stack([np.ones_like(ranks), ranks], axis=1), values)
 
 
-def serial_fraction(found: Fit) -> float:
-    """The serial part's share of one rank's time, of a fit by `amdahl` or `gustafson`."""
-    serial, parallel = found.coefficients
+def serial_fraction(law: Fit) -> float:
+    """Return the serial part's share of one rank's time, of a fit by `amdahl` or `gustafson`."""
+    serial, parallel = law.coefficients
     return serial / (serial + parallel)
 
 
@@ -201,10 +215,10 @@ def alpha_beta(seconds: Mapping[int, float], nbytes: Mapping[int, float]) -> Fit
     """
     ranks, values = _ordered(seconds)
     hops = np.ceil(np.log2(ranks))
-    moved = np.array([nbytes[int(each)] for each in ranks], float)
+    moved = np.array([nbytes[int(num_ranks)] for num_ranks in ranks], float)
     return fit(np.stack([np.ones_like(ranks), hops, moved], axis=1), values)
 
 
 def _ordered(values: Mapping[int, float]) -> tuple[np.ndarray, np.ndarray]:
     ranks = sorted(values)
-    return np.array(ranks, float), np.array([values[each] for each in ranks], float)
+    return np.array(ranks, float), np.array([values[num_ranks] for num_ranks in ranks], float)

@@ -9,7 +9,7 @@ import os
 from collections.abc import Sequence
 from shlex import quote
 from textwrap import fill
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from mpi_rollout.errors import UsageError
 
@@ -26,6 +26,7 @@ BLUE, ORANGE, GREEN, RED, SKY, PURPLE = "#0072B2", "#E69F00", "#009E73", "#D55E0
 DARK, GREY, LIGHT = "0.25", "0.45", "0.87"
 COLORS = (BLUE, RED, GREEN, ORANGE, PURPLE, SKY, DARK)
 LINES, MARKERS = ("-", "--", "-", "-.", "--", "-", ":"), "os^Dv<Xp>*P"
+Look = dict[str, Any]  # Keyword arguments of matplotlib.
 
 
 def look(place: int) -> dict[str, str]:

@@ -153,9 +153,9 @@ def make_with_room(makers: Sequence[Callable[[], T]]) -> Iterator[T]:
     before = 0
     for count, make in enumerate(makers):
         if count == 1:  # The first one includes its modules.
-            before = _resident_nbytes()
+            before = resident_nbytes()
         elif count == FEW + 1:
-            _check_rest((_resident_nbytes() - before) / FEW, len(makers), len(makers) - count)
+            _check_rest((resident_nbytes() - before) / FEW, len(makers), len(makers) - count)
         yield make()
 
 
@@ -167,7 +167,7 @@ def _check_rest(env_nbytes: float, num_envs: int, num_missing: int) -> None:
         raise UsageError(Field("num_envs"), f": {needs}; use fewer envs, more hosts, {ANYWAY}")
 
 
-def _resident_nbytes() -> int:
+def resident_nbytes() -> int:
     """Return the bytes of memory that this process has."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 

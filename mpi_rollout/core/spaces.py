@@ -109,7 +109,7 @@ def _next_tree(space: Space, arrays: Iterator[T]) -> Tree:
     return next(arrays)
 
 
-def rows_of(tree: Tree, envs: slice) -> Tree:
+def rows_of(tree: Tree, envs: slice | np.ndarray) -> Tree:
     """Return views of some envs' rows of batched arrays."""
     if isinstance(tree, dict):
         return {key: rows_of(value, envs) for key, value in tree.items()}

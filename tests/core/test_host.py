@@ -40,7 +40,7 @@ class Large(gymnasium.Env):
 
 def test_what_the_first_envs_take_tells_of_all_others(monkeypatch: pytest.MonkeyPatch):
     made, resident = [], iter((0, 64 * 10**6))
-    monkeypatch.setattr(host, "_resident_nbytes", lambda: next(resident))
+    monkeypatch.setattr(host, "resident_nbytes", lambda: next(resident))
     monkeypatch.setattr(host, "free_memory", lambda: 10**9)
     with pytest.raises(UsageError) as refused:
         for env in host.make_with_room([Large] * 5000):

@@ -4,10 +4,9 @@ from typing import Any
 
 import numpy as np
 
-from mpi_rollout.bench.compare.comparison import Comparison
-from mpi_rollout.bench.compare.file import ComparisonFile
-from mpi_rollout.bench.compare.samples import Samples, Skip
+from mpi_rollout.bench.compare.comparison import Comparison, ComparisonFile, Samples, Skip
 from mpi_rollout.bench.compare.steppers import Turn
+from mpi_rollout.bench.plan import JobOptions
 
 ENV, SIZES = "CartPole-v1", (1, 2, 4, 8, 16, 64)
 FACTS = {"cpu_model": "Made-up 9000", "num_cores": 2, "versions": "mpi_rollout 0.1.0", "commit": "abc1234"}
@@ -23,8 +22,9 @@ APART = ("bare-all", "mpi-2")  # With one env they do not apply.
 
 
 def make_comparison(**more: Any) -> Comparison:
-    given = {"envs": (ENV,), "num_envs": SIZES, "systems": tuple(TIMES), "ranks": (1, 2), "num_cores": 2, "repeats": 5}
-    return Comparison(**given | more)
+    given = {"envs": (ENV,), "num_envs": SIZES, "systems": tuple(TIMES), "ranks": (1, 2), "num_cores": 2}
+    jobs = JobOptions(**{name: more.pop(name) for name in ("repeats", "order_seed", "launcher") if name in more})
+    return Comparison(**given | {"jobs": jobs} | more)
 
 
 def made_up(comparison: Comparison, spread: float = 0.0, failing: str = "") -> ComparisonFile:
@@ -39,7 +39,7 @@ def made_up(comparison: Comparison, spread: float = 0.0, failing: str = "") -> C
     """
     samples, rng = Samples(), np.random.default_rng(3)
     for point in comparison.points:
-        for repeat in range(comparison.repeats):
+        for repeat in range(comparison.jobs.repeats):
             for name in comparison.order(point, repeat):
                 if name in APART and point.num_envs == 1:
                     samples = samples.with_skips([Skip(*point, name, "1 env for 2 processes")])

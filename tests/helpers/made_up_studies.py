@@ -9,9 +9,9 @@ import h5py
 import numpy as np
 from fake_launcher import outcome
 
-from mpi_rollout.bench.scaling.file import StudyFile
+from mpi_rollout.bench.plan import JobOptions
 from mpi_rollout.bench.scaling.samples import Samples
-from mpi_rollout.bench.scaling.study import Study
+from mpi_rollout.bench.scaling.study import Study, StudyFile
 from mpi_rollout.storage.reader import contents_digest
 
 RUN = {
@@ -31,7 +31,7 @@ def edited(path: Path) -> Iterator[h5py.File]:
 
 
 def make_study(kind: str = "strong", num_ranks: tuple[int, ...] = (1, 2), repeats: int = 2, **run: Any) -> Study:
-    return Study(kind, num_ranks, 512 if kind == "strong" else 64, repeats, 0, RUN | run)
+    return Study(kind, num_ranks, 512 if kind == "strong" else 64, RUN | run, JobOptions(repeats))
 
 
 def made_up(

@@ -8,8 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mpi_rollout.bench import statistics
-from mpi_rollout.bench.compare.comparison import BASE, Comparison, Point
-from mpi_rollout.bench.compare.samples import Sample, Samples
+from mpi_rollout.bench.compare.comparison import BASE, Comparison, Point, Sample, Samples
 from mpi_rollout.bench.statistics import Fit, Interval, NoFit, median_interval
 
 
@@ -65,24 +64,22 @@ class Analysis:
         for sample in self._samples.turns:
             if not sample.error:
                 turns.setdefault((sample.point, sample.system), []).append(sample)
-        rates = {key: median_interval([each.env_steps_per_s for each in found]) for key, found in turns.items()}
-        return {
-            (point, system): Cell(
-                num_turns=len(found),
-                rate=rates[point, system],
-                ratio=statistics.ratio(rates[point, system], rates[point, BASE]) if (point, BASE) in rates else None,
-                reset_s=median_interval([each.reset_s for each in found]),
-            )
-            for (point, system), found in turns.items()
-        }
+        rates = {key: median_interval([turn.env_steps_per_s for turn in some]) for key, some in turns.items()}
+        cells = {}
+        for (point, system), some in turns.items():
+            rate, base = rates[point, system], rates.get((point, BASE))
+            ratio = statistics.ratio(rate, base) if base else None
+            reset_s = median_interval([turn.reset_s for turn in some])
+            cells[point, system] = Cell(len(some), rate, ratio, reset_s)
+        return cells
 
     def systems(self, env: str) -> list[str]:
-        """Those with results for an env, in the order of tables."""
-        found = {system for point, system in self.cells if point.env == env}
-        return [name for name in self.comparison.all_systems if name in found]
+        """Return those with results for an env, in the order of tables."""
+        names = {system for point, system in self.cells if point.env == env}
+        return [name for name in self.comparison.all_systems if name in names]
 
     def sizes(self, env: str, systems: Iterable[str]) -> list[int]:
-        """The numbers of envs at which all of these have results."""
+        """Return the numbers of envs at which all of these have results."""
         return [
             num_envs
             for num_envs in self.comparison.num_envs
@@ -90,7 +87,7 @@ class Analysis:
         ]
 
     def rate(self, env: str, num_envs: int, system: str) -> float:
-        """Median env steps per second."""
+        """Return the median env steps per second."""
         return self.cells[Point(env, num_envs), system].rate.median
 
     def overhead(self, env: str, system: str) -> Fit | NoFit:
@@ -103,28 +100,28 @@ class Analysis:
             return error
 
     def env_step_s(self, env: str) -> float | None:
-        """Seconds of an env step in the bare loop: the median over the numbers of envs."""
+        """Return the seconds of an env step in the bare loop: the median over the numbers of envs."""
         rates = [self.rate(env, num_envs, BASE) for num_envs in self.sizes(env, [BASE])]
         return float(1 / np.median(rates)) if rates else None
 
     def fastest(self, env: str, num_envs: int, kinds: Sequence[str]) -> list[str]:
-        """Among systems of some kinds: the one with the highest median, then those whose intervals reach its own."""
+        """Return of some kinds the system with the highest median, then those whose intervals reach its own."""
         of, here = self.comparison.all_systems, Point(env, num_envs)
-        found = {name: cell.rate for (point, name), cell in self.cells.items() if point == here}
-        ordered = sorted((name for name in found if of[name].kind in kinds), key=lambda name: -found[name].median)
-        return [name for name in ordered if found[name].high >= found[ordered[0]].low]
+        rates = {name: cell.rate for (point, name), cell in self.cells.items() if point == here}
+        ordered = sorted((name for name in rates if of[name].kind in kinds), key=lambda name: -rates[name].median)
+        return [name for name in ordered if rates[name].high >= rates[ordered[0]].low]
 
     def ours(self, env: str, num_envs: int, kind: str) -> str | None:
-        """This program's way to step envs of a kind that has the highest median; None where there is none."""
+        """Return this program's way to step envs of a kind that has the highest median; None where there is none."""
         of, here = self.comparison.all_systems, Point(env, num_envs)
         names = [name for name in of if of[name].is_ours and of[name].kind == kind and (here, name) in self.cells]
         return max(names, key=lambda name: self.cells[here, name].rate.median, default=None)
 
     def standings(self, env: str, other: str, kind: str = "loop") -> list[Standing]:
-        """How this program stands beside another system, at all numbers of envs where both have results.
+        """Compare this program with another system, at all numbers of envs where both have results.
 
         The highest of several medians is above the median of an equal system more often than not, so that medians
-        alone tell nothing.
+        alone show nothing.
         """
         return [
             Standing(num_envs, way, verdict(self.cells[here, way].rate, self.cells[here, other].rate))
@@ -134,7 +131,7 @@ class Analysis:
 
 
 def verdict(ours: Interval, other: Interval) -> str:
-    """Which of `VERDICTS` two rates allow; a single turn has no interval, and so none is told from it."""
+    """Return which of `VERDICTS` two rates allow; a single turn has no interval, so it shows no difference."""
     if not min(ours.coverage, other.coverage):
         return UNTOLD
     if ours.low > other.high:

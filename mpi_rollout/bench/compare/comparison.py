@@ -1,22 +1,32 @@
-"""What a comparison is: envs, numbers of envs, systems, and in which order they have their turns.  Values."""
+"""What a comparison is, what it gave, and the file that holds both.  Nothing is started here.
 
-import shlex
+The file is HDF5, readable with h5py alone:
+
+/           attributes: format, format_version, comparison (JSON), titles (JSON: of the systems), command, host,
+            cpu_model, num_cores, versions, commit, started, updated
+/turns      a row for each turn of each system, `Sample`
+/skips      a row for each system and point where it does not apply, `Skip`
+
+After each repeat the whole file is written anew and put in the place of the one before: it is never half written.
+"""
+
+import json
 import zlib
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
+from mpi_rollout.bench import tables
+from mpi_rollout.bench.compare.steppers import Turn
 from mpi_rollout.bench.compare.systems import System, systems_of
-from mpi_rollout.bench.jobs import check_seconds
+from mpi_rollout.bench.plan import STORED, JobOptions, as_stored, check_seconds
+from mpi_rollout.bench.workplace import Facts
 from mpi_rollout.errors import UsageError, counted
 
+FORMAT, FORMAT_VERSION = "mpi_rollout-compare", 1
 BASE = "bare"  # What the others are compared with.
-OPTIONS = {
-    "envs": "--env", "num_envs": "--num-envs", "systems": "--systems", "ranks": "--ranks", "repeats": "--repeats",
-    "window_s": "--window-s", "order_seed": "--order-seed", "launcher": "--launcher",
-}  # fmt: skip
 
 
 class Point(NamedTuple):
@@ -40,11 +50,7 @@ class Comparison:
     ranks
         Ascending; of this program's ranks that step envs.
     num_cores
-        That all of them have; also the number of processes and threads of systems that share envs out.
-    order_seed
-        Of the order of the turns.
-    launcher
-        What starts this program's ranks, without `-n`; empty for the mpirun of this installation.
+        The cores that all systems share; also the number of processes and threads of systems that divide envs.
 
     Raises
     ------
@@ -57,21 +63,11 @@ class Comparison:
     systems: tuple[str, ...]
     ranks: tuple[int, ...]
     num_cores: int
-    repeats: int = 5
     window_s: float = 0.25
-    order_seed: int = 0
-    launcher: str = ""
+    jobs: JobOptions = field(default_factory=JobOptions)
 
-    def __post_init__(self):
-        if self.repeats < 1:
-            raise UsageError(f"--repeats must be at least 1, got {self.repeats}")
+    def __post_init__(self) -> None:
         check_seconds("--window-s", self.window_s)
-        if self.order_seed < 0:
-            raise UsageError(f"--order-seed must be at least 0, got {self.order_seed}")
-        try:
-            shlex.split(self.launcher)
-        except ValueError as error:
-            raise UsageError(f"--launcher {self.launcher!r}: {error}") from error
         known = systems_of(self.ranks, self.num_cores)
         unknown = [name for name in self.systems if name not in known]
         if unknown:
@@ -80,11 +76,8 @@ class Comparison:
     @property
     def all_systems(self) -> dict[str, System]:
         """Those that are compared, by name, in the order of tables; the bare loop first."""
-        return {
-            name: system
-            for name, system in systems_of(self.ranks, self.num_cores).items()
-            if name in self.systems or name == BASE
-        }
+        known = systems_of(self.ranks, self.num_cores)
+        return {name: system for name, system in known.items() if name in self.systems or name == BASE}
 
     @property
     def points(self) -> Iterator[Point]:
@@ -92,40 +85,140 @@ class Comparison:
         return (Point(env, num_envs) for env in self.envs for num_envs in self.num_envs)
 
     def order(self, point: Point, repeat: int) -> list[str]:
-        """The systems in the order of their turns: another random one in each repeat of each point."""
-        seed = [self.order_seed, zlib.crc32(point.env.encode()), point.num_envs, repeat]
+        """Return the systems in the order of their turns: another random one in each repeat of each point."""
+        seed = [self.jobs.order_seed, zlib.crc32(point.env.encode()), point.num_envs, repeat]
         return [str(name) for name in np.random.default_rng(seed).permutation(list(self.all_systems))]
 
 
-def numbers_list(option: str, least: int = 1) -> Callable[[str], tuple[int, ...]]:
-    """A reader of a list of whole numbers such as 1,2,4: ascending, each once."""
+@dataclass(frozen=True)
+class Sample:
+    """One turn of one system.  If it failed, `error` says why; the system has no more turns at this point.
 
-    def read(text: str) -> tuple[int, ...]:
-        try:
-            found = {int(part) for part in text.split(",")}
-        except ValueError:
-            found = {least - 1}
-        if min(found) < least:
-            raise UsageError(f"{option} must be whole numbers of at least {least}, such as 1,2,4; got {text!r}")
-        return tuple(sorted(found))
+    Parameters
+    ----------
+    reset_s
+        Seconds of a reset of all envs, before the window.
+    env_steps, seconds, sweeps
+        Of the window; see `steppers`.
+    """
 
-    return read
+    env: str
+    num_envs: int
+    system: str
+    repeat: int
+    started: str
+    error: str = ""
+    reset_s: float = 0.0
+    env_steps: int = 0
+    seconds: float = 0.0
+    sweeps: int = 0
+
+    @property
+    def point(self) -> Point:
+        return Point(self.env, self.num_envs)
+
+    @property
+    def env_steps_per_s(self) -> float:
+        return self.env_steps / self.seconds
 
 
-def names_list(text: str) -> tuple[str, ...]:
-    """Read names such as a,b: each once, in their order."""
-    return tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+@dataclass(frozen=True)
+class Skip:
+    """A system that does not apply at a point, and why."""
+
+    env: str
+    num_envs: int
+    system: str
+    reason: str
 
 
-def differences(stored: Comparison, now: Comparison) -> list[str]:
-    """What a stored comparison has otherwise than this one, in the words of the command line."""
-    before, after = asdict(stored), asdict(now)
-    return [
-        f"{option} was {_told(before[name])}, is {_told(after[name])}"
-        for name, option in OPTIONS.items()
-        if before[name] != after[name]
-    ]
+@dataclass(frozen=True)
+class Samples:
+    """All rows of a comparison, in the order in which they came: nothing is summed up over turns."""
+
+    turns: tuple[Sample, ...] = ()
+    skips: tuple[Skip, ...] = ()
+
+    @property
+    def failed(self) -> list[Sample]:
+        return [sample for sample in self.turns if sample.error]
+
+    def is_done(self, point: Point, system: str, repeat: int) -> bool:
+        """Tell whether a turn has been taken, or never will be."""
+        return any(
+            sample.system == system and sample.point == point and (sample.repeat == repeat or sample.error)
+            for sample in self.turns
+        )
+
+    def with_turn(self, point: Point, system: str, repeat: int, started: str, turn: Turn) -> "Samples":
+        """Add a turn."""
+        sample = Sample(*point, system, repeat, started, "", *turn)
+        return Samples((*self.turns, sample), self.skips)
+
+    def with_failure(self, point: Point, system: str, repeat: int, started: str, error: str) -> "Samples":
+        """Add a turn that failed, or that could not be because the set-up failed."""
+        return Samples((*self.turns, Sample(*point, system, repeat, started, error)), self.skips)
+
+    def with_skips(self, skips: Iterable[Skip]) -> "Samples":
+        """Add what does not apply."""
+        return Samples(self.turns, tuple(dict.fromkeys((*self.skips, *skips))))
 
 
-def _told(value: Any) -> str:
-    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+@dataclass(frozen=True)
+class ComparisonFile:
+    """What a file holds.
+
+    Parameters
+    ----------
+    facts
+        Of machine and program, and the versions of all systems; they stay the same for all samples.
+    origin
+        command, host, started: of the first start of the comparison.
+    """
+
+    comparison: Comparison
+    facts: Facts
+    origin: dict[str, str]
+    samples: Samples
+
+    def write(self, path: str, updated: str) -> None:
+        """Write it to the disk, in the place of what was there; raises what `tables.write_study` does."""
+        titles = {name: system.title for name, system in self.comparison.all_systems.items()}
+        attributes: dict[str, str | int] = {
+            "format": FORMAT,
+            "format_version": FORMAT_VERSION,
+            "titles": json.dumps(titles),
+            "comparison": json.dumps(as_stored(self.comparison), sort_keys=True),
+            "updated": updated,
+        }
+        rows = {"turns": (Sample, self.samples.turns), "skips": (Skip, self.samples.skips)}
+        tables.write_study(path, attributes | self.facts | self.origin, rows)
+
+
+def read_comparison(path: str) -> ComparisonFile:
+    """Read a file of a comparison.
+
+    Raises
+    ------
+    DataError
+        It is not one, or of a version that this program does not know.
+    """
+    with tables.opened(path, "comparison", ["turns", "skips"]) as contents:
+        tables.check_format(path, contents.attributes, "comparison", FORMAT, FORMAT_VERSION)
+        samples = Samples(contents.rows("turns", Sample), contents.rows("skips", Skip))
+        return ComparisonFile(contents.study("comparison", Comparison), contents.facts, contents.origin, samples)
+
+
+def check_same_comparison(path: str, stored: ComparisonFile, comparison: Comparison, facts: Facts) -> None:
+    """Refuse to go on with another comparison, or with this one on another machine or with other versions.
+
+    Raises
+    ------
+    UsageError
+        The message says what differs.
+    """
+    before = stored.comparison
+    own = {"envs": "--env", "num_envs": "--num-envs", "systems": "--systems", "ranks": "--ranks"}
+    differing = tables.differing_options(before, comparison, own | {"window_s": "--window-s"})
+    differing += tables.differing_options(before.jobs, comparison.jobs, STORED)
+    tables.check_same(path, "comparison", differing + tables.differing_facts(stored.facts, facts))

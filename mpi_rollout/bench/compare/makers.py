@@ -4,9 +4,9 @@ import multiprocessing
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
-from time import perf_counter
-from typing import Any
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkProcess
+from typing import TYPE_CHECKING, Any
 
 import gymnasium
 import numpy as np
@@ -18,8 +18,11 @@ from mpi_rollout.bench.compare.pool import ProcessPoolVectorEnv
 from mpi_rollout.bench.compare.steppers import (
     SEED,
     BareStepper,
+    Made,
+    MadeOfParts,
     PartsStepper,
-    Stepper,
+    Recorded,
+    System,
     Turn,
     VecEnvStepper,
     VectorStepper,
@@ -30,6 +33,11 @@ from mpi_rollout.core.partition import Partition
 from mpi_rollout.core.spaces import rows_of
 from mpi_rollout.envs.env_maker import EnvMaker
 from mpi_rollout.policies.random import BLOCK_STEPS, RandomPolicy
+
+if TYPE_CHECKING:
+    from stable_baselines3.common.vec_env import VecEnv
+
+    from mpi_rollout.train.vector_env import MPIVectorEnv
 
 
 @dataclass(frozen=True)
@@ -45,66 +53,31 @@ class Setup:
     env: str
     num_envs: int
     num_cores: int
-    envs: VectorEnv | None = None
+    envs: "MPIVectorEnv | None" = None
 
     @property
     def make(self) -> EnvMaker:
         return EnvMaker(self.env)
 
-
-class Made:
-    """A system that is set up."""
-
-    def __init__(self, stepper: Stepper):
-        self.stepper = stepper
-
-    def take_turn(self, window_s: float) -> Turn:
-        return take_turn(self.stepper, window_s)
-
-    def close(self) -> None:
-        self.stepper.close()
-
-
-class MadeOfParts:
-    """A system whose envs are under way when its window ends: they come back before its turn does."""
-
-    def __init__(self, stepper: PartsStepper):
-        self.stepper, self.close = stepper, stepper.close
-
-    def take_turn(self, window_s: float) -> Turn:
-        turn = take_turn(self.stepper, window_s)
-        self.stepper.drain()
-        return turn
-
-
-class Recorded:
-    """A system that stores an episode when it is over, which within a window it may never be.
-
-    So its turn ends with a reset, which has the running one stored: as this program's ends with a commit.
-    """
-
-    def __init__(self, stepper: Stepper):
-        self.stepper, self.close = stepper, stepper.close
-
-    def take_turn(self, window_s: float) -> Turn:
-        turn, start = take_turn(self.stepper, window_s), perf_counter()
-        self.stepper.reset()
-        return turn._replace(seconds=turn.seconds + perf_counter() - start)
+    @property
+    def connected(self) -> "MPIVectorEnv":
+        assert self.envs is not None
+        return self.envs
 
 
 def actions_of(space: spaces.Space, num_envs: int) -> list[Any]:
-    """Random actions of all envs for some steps: the same for all systems."""
+    """Draw random actions of all envs for some steps: the same for all systems."""
     draw = RandomPolicy(space, num_envs, SEED)
     return [draw() for _ in range(BLOCK_STEPS)]
 
 
 def bare(setup: Setup) -> Made:
-    """A loop over all envs on one core."""
+    """Make a loop over all envs on one core."""
     return Made(bare_stepper([setup.make() for _ in range(setup.num_envs)], setup.num_envs, range(setup.num_envs)))
 
 
 def bare_stepper(envs: list[gymnasium.Env], num_envs: int, mine: range) -> BareStepper:
-    """A loop over the envs `mine` of `num_envs`."""
+    """Make a loop over the envs `mine` of `num_envs`."""
     space = envs[0].action_space
     rows = [rows_of(row, slice(mine.start, mine.stop)) for row in actions_of(space, num_envs)]
     batched = gymnasium.vector.utils.batch_space(space, len(mine))
@@ -116,7 +89,7 @@ class BareOnAllCores:
 
     def __init__(self, setup: Setup):
         context = multiprocessing.get_context("fork")
-        self._num_envs, self._workers = setup.num_envs, []
+        self._workers: list[tuple[Connection, ForkProcess]] = []
         partition = Partition(setup.num_envs, setup.num_cores)
         for rank in range(setup.num_cores):
             ours, theirs = context.Pipe()
@@ -128,7 +101,7 @@ class BareOnAllCores:
             ours.recv()
 
     @staticmethod
-    def _work(setup: Setup, mine: range, connection: Any) -> None:
+    def _work(setup: Setup, mine: range, connection: Connection) -> None:
         stepper = bare_stepper([setup.make() for _ in mine], setup.num_envs, mine)
         connection.send("ready")
         with suppress(EOFError):
@@ -136,7 +109,7 @@ class BareOnAllCores:
                 connection.send(take_turn(stepper, window_s))
 
     def take_turn(self, window_s: float) -> Turn:
-        """All take theirs.  They end at different times, so the rates are summed, not the env steps."""
+        """Let all loops take theirs.  They end at different times, so the rates are summed, not the env steps."""
         for connection, _ in self._workers:
             connection.send(window_s)
         turns: list[Turn] = [connection.recv() for connection, _ in self._workers]
@@ -152,30 +125,32 @@ class BareOnAllCores:
 
 
 def mpi(setup: Setup) -> Made:
-    """This program in lockstep."""
-    return Made(VectorStepper(setup.envs, actions_of(setup.envs.single_action_space, setup.num_envs)))
+    """Make this program's envs in lockstep."""
+    return _of_vector_env(setup.connected)
 
 
 class OurParts:
-    """This program's groups, or its ranks as they get ready."""
+    """Groups of this program, or its ranks as they get ready."""
 
-    def __init__(self, envs: Any):
-        self._envs = envs
-        self.send = envs.send
-        self.reset = partial(envs.reset, seed=SEED)
+    def __init__(self, envs: "MPIVectorEnv"):
+        self._envs, self.send = envs, envs.send
+
+    def reset(self) -> None:
+        self._envs.reset(seed=SEED)
 
     def recv(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         _, _, terminations, truncations, _, indices = self._envs.recv()
         return terminations, truncations, indices
 
     def close(self) -> None:
-        """Nothing: leaving `connect` closes them."""
+        """Do nothing: leaving `connect` closes them."""
 
 
 def mpi_by_parts(setup: Setup) -> MadeOfParts:
-    """This program with groups, or first ready."""
-    actions = actions_of(setup.envs.single_action_space, setup.num_envs)
-    return MadeOfParts(PartsStepper(OurParts(setup.envs), setup.num_envs, actions))
+    """Make this program's envs with groups, or first ready."""
+    envs = setup.connected
+    actions = actions_of(envs.single_action_space, setup.num_envs)
+    return MadeOfParts(PartsStepper(OurParts(envs), setup.num_envs, actions))
 
 
 def _of_vector_env(envs: VectorEnv) -> Made:
@@ -183,54 +158,52 @@ def _of_vector_env(envs: VectorEnv) -> Made:
 
 
 def sync(setup: Setup) -> Made:
-    """Gymnasium's loop."""
+    """Make Gymnasium's loop."""
     return _of_vector_env(SyncVectorEnv([setup.make] * setup.num_envs))
 
 
 def async_(setup: Setup) -> Made:
-    """Gymnasium's process for each env, with its shared memory."""
+    """Make Gymnasium's process for each env, with its shared memory."""
     return _of_vector_env(AsyncVectorEnv([setup.make] * setup.num_envs, context="fork"))
 
 
 def native(setup: Setup) -> Made:
-    """The env's own vectorized version, on one core."""
+    """Make the env's own vectorized version, on one core."""
     return _of_vector_env(EnvMaker(setup.env, {}, "vector_entry_point").native(setup.num_envs))
 
 
 def pool(setup: Setup) -> Made:
-    """Several envs in each of as many processes as there are cores."""
+    """Make several envs in each of as many processes as there are cores."""
     return _of_vector_env(ProcessPoolVectorEnv(setup.make, setup.num_envs, setup.num_cores))
 
 
 def sb3_dummy(setup: Setup) -> Made:
-    """Stable-Baselines3's loop."""
+    """Make Stable-Baselines3's loop."""
     from stable_baselines3.common.vec_env import DummyVecEnv
 
     return _of_vec_env(DummyVecEnv([setup.make] * setup.num_envs))
 
 
 def sb3_subproc(setup: Setup) -> Made:
-    """Stable-Baselines3's process for each env."""
+    """Make Stable-Baselines3's process for each env."""
     from stable_baselines3.common.vec_env import SubprocVecEnv
 
     return _of_vec_env(SubprocVecEnv([setup.make] * setup.num_envs, start_method="fork"))
 
 
-def _of_vec_env(envs: Any) -> Made:
+def _of_vec_env(envs: "VecEnv") -> Made:
     return Made(VecEnvStepper(envs, actions_of(envs.action_space, envs.num_envs)))
 
 
 def _envpool(setup: Setup, batch_size: int) -> Any:
     import envpool
 
-    return envpool.make(
-        envpool_id(setup.env), env_type="gymnasium", num_envs=setup.num_envs, batch_size=batch_size,
-        num_threads=setup.num_cores, seed=SEED,
-    )  # fmt: skip
+    sizes = {"num_envs": setup.num_envs, "batch_size": batch_size, "num_threads": setup.num_cores}
+    return envpool.make(envpool_id(setup.env), env_type="gymnasium", seed=SEED, **sizes)
 
 
 class EnvPoolSteps:
-    """EnvPool as `VectorStepper` wants it: it takes its seed when it is made."""
+    """EnvPool as `VectorStepper` needs it: it gets its seed when it is made."""
 
     def __init__(self, envs: Any, num_envs: int):
         self.num_envs, self.step, self.close = num_envs, envs.step, envs.close
@@ -241,7 +214,7 @@ class EnvPoolSteps:
 
 
 def envpool(setup: Setup) -> Made:
-    """EnvPool with a thread for each core, in lockstep."""
+    """Make EnvPool with a thread for each core, in lockstep."""
     envs = _envpool(setup, setup.num_envs)
     return Made(VectorStepper(EnvPoolSteps(envs, setup.num_envs), actions_of(envs.action_space, setup.num_envs)))
 
@@ -258,7 +231,7 @@ class EnvPoolParts:
         for _ in range(self._num_batches):  # The resets themselves.
             self._envs.recv()
 
-    def send(self, actions: Any, indices: np.ndarray | None) -> None:
+    def send(self, actions: object, indices: np.ndarray | None) -> None:
         self._envs.send(actions, self._all if indices is None else indices)
 
     def recv(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -267,9 +240,9 @@ class EnvPoolParts:
 
 
 def envpool_by_parts(setup: Setup) -> MadeOfParts:
-    """EnvPool, first ready: in batches of half of the envs, or the next smaller that all of them are a multiple of.
+    """Make EnvPool, first ready, in batches of half of the envs or of the next smaller divisor of their number.
 
-    What is under way at a turn's end must come back whole.
+    What is under way at a turn's end must come back in whole batches.
     """
     num_envs = setup.num_envs
     batch_size = next(size for size in range(num_envs // 2, 0, -1) if num_envs % size == 0)
@@ -279,16 +252,24 @@ def envpool_by_parts(setup: Setup) -> MadeOfParts:
 
 
 def minari(setup: Setup) -> Recorded:
-    """One env whose episodes are recorded, where MINARI_DATASETS_PATH says."""
+    """Make one env whose episodes are recorded, where MINARI_DATASETS_PATH says."""
     from minari import DataCollector
 
     return Recorded(bare_stepper([DataCollector(setup.make())], 1, range(1)))
 
 
-MAKERS: dict[str, Callable[[Setup], Any]] = {
-    each.__name__: each
-    for each in (
-        bare, mpi, mpi_by_parts, sync, async_, native, pool, sb3_dummy, sb3_subproc, envpool,
-        envpool_by_parts, minari,
-    )
-} | {"bare_on_all_cores": BareOnAllCores}  # fmt: skip
+MAKERS: dict[str, Callable[[Setup], System]] = {
+    "bare": bare,
+    "bare_on_all_cores": BareOnAllCores,
+    "mpi": mpi,
+    "mpi_by_parts": mpi_by_parts,
+    "sync": sync,
+    "async_": async_,
+    "native": native,
+    "pool": pool,
+    "sb3_dummy": sb3_dummy,
+    "sb3_subproc": sb3_subproc,
+    "envpool": envpool,
+    "envpool_by_parts": envpool_by_parts,
+    "minari": minari,
+}

@@ -11,16 +11,17 @@ import os
 import signal
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from multiprocessing.context import ForkProcess
 
 import gymnasium
 import numpy as np
+import numpy.typing as npt
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from mpi_rollout.core.partition import Partition
-from mpi_rollout.core.spaces import leaves, tree_of
+from mpi_rollout.core.spaces import Tree, leaves, tree_of
 from mpi_rollout.errors import words_of
 
 STEP, RESET, DONE, FAILED = b"s", b"r", b"d", b"f"
@@ -28,7 +29,7 @@ MESSAGE_BYTES = 2000  # Of an error: less than what a pipe takes in one piece.
 
 
 class ProcessPoolVectorEnv(VectorEnv):
-    """`num_envs` envs in `num_processes` processes, with the outputs of `SyncVectorEnv` but for the infos.
+    """`num_envs` envs in `num_processes` processes, with the outputs of `SyncVectorEnv`, infos left out.
 
     Parameters
     ----------
@@ -57,7 +58,7 @@ class ProcessPoolVectorEnv(VectorEnv):
         self._leaves = leaves(self.single_action_space)
         self._workers = [self._fork(make, partition.envs_of(rank)) for rank in range(num_processes)]
 
-    def _fork(self, make: Callable[[], gymnasium.Env], envs: range) -> tuple[int, int, Any]:
+    def _fork(self, make: Callable[[], gymnasium.Env], envs: range) -> tuple[int, int, ForkProcess]:
         """Start a process; return the ends of its pipes that are ours, and itself."""
         (order, to_send), (to_receive, answer) = os.pipe(), os.pipe()
         context = multiprocessing.get_context("fork")
@@ -68,7 +69,7 @@ class ProcessPoolVectorEnv(VectorEnv):
         return to_send, to_receive, process
 
     def _work(self, make: Callable[[], gymnasium.Env], indices: range, order: int, answer: int) -> None:
-        """What a process does: steps or resets its envs whenever it is told to, until it is ended."""
+        """Step or reset this process's envs whenever an order comes, until it is ended."""
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # A terminal sends it to all; the parent decides.
         mine = slice(indices.start, indices.stop)
         envs = SyncVectorEnv([make] * len(indices))
@@ -77,24 +78,22 @@ class ProcessPoolVectorEnv(VectorEnv):
             try:
                 if command == RESET:
                     seed = int(self._seed[1]) + mine.start if self._seed[0] else None
-                    outputs = (envs.reset(seed=seed)[0],)
+                    self._put([envs.reset(seed=seed)[0]], mine)
                 else:
-                    outputs = envs.step(actions)[:4]
-                self._put(outputs, mine)
+                    self._put(envs.step(actions)[:4], mine)
                 os.write(answer, DONE)
             except Exception as error:
                 text = f"envs {indices.start} to {indices.stop - 1}: {words_of(error)}"
                 os.write(answer, FAILED + text.encode()[:MESSAGE_BYTES])
 
-    def _put(self, outputs: Sequence[Any], mine: slice) -> None:
-        leaves_ = leaves(self.single_observation_space)
-        for leaf, array in zip(leaves_, self._observations, strict=True):
+    def _put(self, outputs: Sequence[Tree], mine: slice) -> None:
+        for leaf, array in zip(leaves(self.single_observation_space), self._observations, strict=True):
             array[mine] = leaf.of(outputs[0])
         for array, values in zip(self._results, outputs[1:], strict=False):
             array[mine] = values
 
-    def _do(self, command: bytes) -> Any:
-        """Have all processes do it; return a copy of the observations."""
+    def _do(self, command: bytes) -> Tree:
+        """Let all processes carry out a command; return a copy of the observations."""
         for order, _, _ in self._workers:
             os.write(order, command)
         answers = [os.read(answer, 1 + MESSAGE_BYTES) for _, answer, _ in self._workers]
@@ -103,19 +102,19 @@ class ProcessPoolVectorEnv(VectorEnv):
                 raise RuntimeError(answer[1:].decode(errors="replace") or "a process of the pool has died")
         return tree_of(self.single_observation_space, [array.copy() for array in self._observations])
 
-    def reset(self, *, seed: int | None = None, options: None = None):
+    def reset(self, *, seed: int | None = None, options: object = None):
         """Reset all envs; env i is seeded with seed + i."""
         self._seed[:] = (0, 0) if seed is None else (1, seed)
         return self._do(RESET), {}
 
-    def step(self, actions: Any):
-        """Step all envs; returns copies."""
+    def step(self, actions: object):
+        """Step all envs; return copies."""
         for leaf, array in zip(self._leaves, self._actions, strict=True):
             array[:] = leaf.of(actions)
         observations = self._do(STEP)
         return observations, *(array.copy() for array in self._results), {}
 
-    def close_extras(self, **_kwargs: Any) -> None:
+    def close_extras(self, **_kwargs: object) -> None:
         """End the processes."""
         for order, answer, process in self._workers:
             os.close(order)
@@ -126,11 +125,11 @@ class ProcessPoolVectorEnv(VectorEnv):
 
 
 def shared_arrays(space: spaces.Space, num_envs: int) -> list[np.ndarray]:
-    """One array of shape (num_envs, ...) for each leaf of a space, in memory that forked processes share."""
+    """Make an array of shape (num_envs, ...) for each leaf of a space, in memory that forked processes share."""
     return [shared(leaf.dtype, num_envs, *leaf.shape) for leaf in leaves(space)]
 
 
-def shared(dtype: Any, *shape: int) -> np.ndarray:
-    """Zeros that forked processes share."""
+def shared(dtype: npt.DTypeLike, *shape: int) -> np.ndarray:
+    """Make an array of zeros that forked processes share."""
     nbytes = np.dtype(dtype).itemsize * int(np.prod(shape))
     return np.frombuffer(mmap.mmap(-1, max(nbytes, 1)), dtype, int(np.prod(shape))).reshape(shape)

@@ -1,13 +1,14 @@
-"""This program's recording, turn by turn: what `run` does with collector and writer, into a file that is then dropped.
+"""Recording by this program, turn by turn: what `run` does with collector and writer, into a file that is dropped.
 
 Each turn is a run of its own: its reset is the run's first, and its window ends when all of its steps are committed.
 The random policy draws while the clock runs, as it does in a run; what it draws is the same as for all other systems.
 """
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING
 
 from mpi_rollout.bench.compare.steppers import SEED, WARM_UP_SHARE, Turn
 from mpi_rollout.collect.collector import Collector, CollectorOptions
@@ -21,6 +22,9 @@ from mpi_rollout.policies.random import RandomPolicy
 from mpi_rollout.ranks.driver import Driver
 from mpi_rollout.ranks.set_up import EnvFacts, Plan, assemble, make_rank_envs, unwatched_by_gc
 from mpi_rollout.ranks.worker import Worker
+
+if TYPE_CHECKING:
+    from mpi4py.MPI import Intracomm
 
 NUM_STEPS = 10**9  # More than any turn takes.
 NUM_BLOCKS = 3
@@ -86,12 +90,15 @@ class Recording:
         self._driver.stop(0)
 
 
-def record_on_ranks(comm: Any, env: str, num_envs: int, folder: Path, serve: Any) -> None:
-    """Make a recording job's envs on all ranks, and let `serve` have the root's.  **Collective.**"""
-    config = RolloutConfig(
-        env=env, num_envs=num_envs, num_steps=NUM_STEPS, seed=SEED, out=str(folder / f"{comm.size}.h5"),
-        progress="none",
-    )  # fmt: skip
+def record_on_ranks(
+    comm: "Intracomm", env: str, num_envs: int, folder: Path, serve: Callable[[Recording], None]
+) -> None:
+    """Make a recording job's envs on all ranks, and call `serve` with the root's.
+
+    **Collective.**
+    """
+    out = str(folder / f"{comm.size}.h5")
+    config = RolloutConfig(env=env, num_envs=num_envs, num_steps=NUM_STEPS, seed=SEED, out=out, progress="none")
     plan = Plan(maker_of(config), Division(num_envs, comm.size), config.seed)
     worker, facts = assemble(comm, make_rank_envs(plan, comm.rank))
     with unwatched_by_gc():

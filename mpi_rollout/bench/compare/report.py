@@ -3,12 +3,12 @@
 from collections.abc import Callable, Sequence
 
 from mpi_rollout.bench.compare.analysis import VERDICTS, Analysis, Cell, Standing
-from mpi_rollout.bench.compare.comparison import Point
-from mpi_rollout.bench.compare.file import ComparisonFile
-from mpi_rollout.bench.statistics import Fit, NoFit
-from mpi_rollout.bench.text import machine
+from mpi_rollout.bench.compare.comparison import ComparisonFile, Point
+from mpi_rollout.bench.statistics import NoFit
+from mpi_rollout.bench.tables import aligned
+from mpi_rollout.bench.workplace import place_and_time
 
-# In which of its ways this program is compared with a system of some kind, and how that is told.
+# By a system's kind: which of its ways this program is compared with it, and the words for that.
 _LOOP, _NATIVE = {"loop": "mpi_rollout"}, {"native": "mpi_rollout with vector_entry_point"}
 KINDS = {"loop": _LOOP, "native": _LOOP | _NATIVE, "record": {"record": "mpi_rollout, recording,"}}
 MOST_NAMED = 3  # Of systems whose intervals meet.
@@ -17,28 +17,29 @@ OVERHEADS = ("t_os us", "t_row us", "t_row / t_env", "fit within", "held out", "
 
 
 def lines(file: ComparisonFile) -> list[str]:
-    """All of it."""
+    """Return all of it."""
     analysis = Analysis(file.comparison, file.samples)
-    told = [title(file), f"with {file.facts['versions']}"]
+    text = [title(file), f"with {file.facts['versions']}"]
     for env in file.comparison.envs:
         if analysis.systems(env):
-            told += ["", *of_env(analysis, env)]
+            text += ["", *env_lines(analysis, env)]
     if analysis.cells:
-        told += ["", *notes(analysis)]
-    return told + skipped(file) + failed(file)
+        text += ["", *notes(analysis)]
+    return text + skipped(file) + failed(file)
 
 
 def title(file: ComparisonFile) -> str:
-    """What was measured where and when."""
+    """Say what was measured where and when."""
     comparison = file.comparison
+    where = place_and_time(file.origin["host"], file.facts, [], file.origin["started"])
     return (
-        f"env steps per second with {_envs(comparison.num_envs)}, {comparison.repeats} turns of "
-        f"{comparison.window_s:g} s each: {machine(file.origin['host'], file.facts)}, {file.origin['started'][:10]}"
+        f"env steps per second with {_envs(comparison.num_envs)}, {comparison.jobs.repeats} turns of "
+        f"{comparison.window_s:g} s each: {where}"
     )
 
 
-def of_env(analysis: Analysis, env: str) -> list[str]:
-    """The tables of one env, and who is ahead."""
+def env_lines(analysis: Analysis, env: str) -> list[str]:
+    """Return the tables of one env, and who is ahead."""
     return [
         f"{env}: env steps/s, median and how far its interval reaches",
         *matrix(analysis, env, _rate),
@@ -54,28 +55,20 @@ def of_env(analysis: Analysis, env: str) -> list[str]:
     ]
 
 
-def matrix(analysis: Analysis, env: str, told: Callable[[Cell], str]) -> list[str]:
-    """A line for each system, a column for each number of envs."""
+def matrix(analysis: Analysis, env: str, words: Callable[[Cell], str]) -> list[str]:
+    """Return a line for each system, a column for each number of envs."""
     titles, sizes = analysis.comparison.all_systems, analysis.comparison.num_envs
-    rows = [("envs", *(f"{each:,}" for each in sizes))]
+    rows = [["envs", *(f"{num_envs:,}" for num_envs in sizes)]]
     for name in analysis.systems(env):
         cells = [analysis.cells.get((Point(env, num_envs), name)) for num_envs in sizes]
-        rows.append((titles[name].title, *(told(cell) if cell else "-" for cell in cells)))
-    return aligned(rows)
-
-
-def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Columns to the right, but for the first."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in rows
-    ]  # fmt: skip
+        rows.append([titles[name].title, *(words(cell) if cell else "-" for cell in cells)])
+    return aligned(rows, names_left=True)
 
 
 def _rate(cell: Cell) -> str:
-    found = cell.rate
-    reach = max(found.high - found.median, found.median - found.low) / found.median
-    return f"{found.median:,.0f} ±{100 * reach:.0f}%"
+    rate = cell.rate
+    reach = max(rate.high - rate.median, rate.median - rate.low) / rate.median
+    return f"{rate.median:,.0f} ±{100 * reach:.0f}%"
 
 
 def _ratio(cell: Cell) -> str:
@@ -83,42 +76,35 @@ def _ratio(cell: Cell) -> str:
 
 
 def overheads(analysis: Analysis, env: str) -> list[str]:
-    """What a step of the batch costs besides its rows, and what a reset costs."""
-    rows = [("", *OVERHEADS)]
+    """Say what a step of the batch costs besides its rows, and what a reset costs."""
+    rows = [["", *OVERHEADS]]
     for name in analysis.systems(env):
         num_envs = analysis.sizes(env, [name])[-1]
         reset_s = analysis.cells[Point(env, num_envs), name].reset_s.median
         resets = (f"{reset_s * 1e3:.2f} ({num_envs:,})", f"{reset_s / num_envs * 1e6:.1f}")
-        rows.append((analysis.comparison.all_systems[name].title, *_fitted(analysis, env, name), *resets))
-    return aligned(rows)
+        rows.append([analysis.comparison.all_systems[name].title, *_fitted(analysis, env, name), *resets])
+    return aligned(rows, names_left=True)
 
 
 def _fitted(analysis: Analysis, env: str, name: str) -> tuple[str, ...]:
-    found, env_step_s = analysis.overhead(env, name), analysis.env_step_s(env)
-    if isinstance(found, NoFit):
-        return ("-", "-", "-", str(found), "-")
-    return (*_times(found), f"{found.coefficients[0] / env_step_s:.3f}" if env_step_s else "-", *_checks(found))
-
-
-def _times(found: Fit) -> tuple[str, str]:
-    row_s, overhead_s = found.coefficients
-    return f"{overhead_s * 1e6:.1f}", f"{row_s * 1e6:.3f}"
-
-
-def _checks(found: Fit) -> tuple[str, str]:
-    return f"{100 * found.worst_error:.0f}%", f"{100 * found.held_out_error:+.0f}%"
+    law, env_step_s = analysis.overhead(env, name), analysis.env_step_s(env)
+    if isinstance(law, NoFit):
+        return ("-", "-", "-", str(law), "-")
+    row_s, overhead_s = law.coefficients
+    times = f"{overhead_s * 1e6:.1f}", f"{row_s * 1e6:.3f}", f"{row_s / env_step_s:.3f}" if env_step_s else "-"
+    return *times, f"{100 * law.worst_error:.0f}%", f"{100 * law.held_out_error:+.0f}%"
 
 
 def fastest(analysis: Analysis, env: str) -> list[str]:
-    """Who has the highest median with each number of envs, among those that step the env itself and among all."""
-    told: list[str] = []
+    """Say who has the highest median with each number of envs, among those that step the env itself and among all."""
+    text: list[str] = []
     for num_envs in analysis.comparison.num_envs:
         itself, any_ = (_either(analysis, env, num_envs, kinds) for kinds in (("loop",), ("loop", "native")))
         if itself:
-            told.append(f"fastest with {_envs([num_envs])}: {itself}" + f"; of all: {any_}" * (any_ != itself))
+            text.append(f"fastest with {_envs([num_envs])}: {itself}" + f"; of all: {any_}" * (any_ != itself))
         elif any_:
-            told.append(f"fastest with {_envs([num_envs])}: {any_}")
-    return told
+            text.append(f"fastest with {_envs([num_envs])}: {any_}")
+    return text
 
 
 def _either(analysis: Analysis, env: str, num_envs: int, kinds: Sequence[str]) -> str:
@@ -129,38 +115,38 @@ def _either(analysis: Analysis, env: str, num_envs: int, kinds: Sequence[str]) -
 
 
 def crossovers(analysis: Analysis, env: str) -> list[str]:
-    """Where this program is faster or slower than each of the others, and which of its ways that is."""
-    told = []
+    """Say where this program is faster or slower than each of the others, and which of its ways that is."""
+    text = []
     for name in analysis.systems(env):
         system = analysis.comparison.all_systems[name]
         if system.is_ours or system.kind == "base":
             continue
         for kind, words in KINDS[system.kind].items():
             standings = analysis.standings(env, name, kind)
-            told += [f"{words} beside {system.title}: {_standing(analysis, standings)}"] if standings else []
-    return told
+            text += [f"{words} beside {system.title}: {_standing(analysis, standings)}"] if standings else []
+    return text
 
 
 def _standing(analysis: Analysis, standings: Sequence[Standing]) -> str:
-    sizes, titles, told = [each.num_envs for each in standings], analysis.comparison.all_systems, []
+    sizes, titles, text = [standing.num_envs for standing in standings], analysis.comparison.all_systems, []
     for verdict in VERDICTS:
-        found = [each for each in standings if each.verdict == verdict]
-        ways = dict.fromkeys(titles[each.way].title.removeprefix("mpi_rollout, ") for each in found)
-        if found:
-            told.append(f"{verdict} {where(sizes, [each.num_envs for each in found])} ({' or '.join(ways)})")
-    return "; ".join(told)
+        some = [standing for standing in standings if standing.verdict == verdict]
+        ways = dict.fromkeys(titles[standing.way].title.removeprefix("mpi_rollout, ") for standing in some)
+        if some:
+            text.append(f"{verdict} {where(sizes, [standing.num_envs for standing in some])} ({' or '.join(ways)})")
+    return "; ".join(text)
 
 
-def where(sizes: list[int], found: list[int]) -> str:
-    """At which of the numbers of envs, in words."""
-    if found == sizes and len(sizes) > 1:
+def where(sizes: list[int], some: list[int]) -> str:
+    """Say which of the numbers of envs these are."""
+    if some == sizes and len(sizes) > 1:
         return f"at all sizes measured: {_envs(sizes)}"
-    is_end = len(found) > 1 and found == sizes[-len(found) :]  # One size alone tells of no other.
-    return f"from {_envs(found[:1])} on" if is_end else f"with {_envs(found)}"
+    is_end = len(some) > 1 and some == sizes[-len(some) :]  # One size alone shows nothing of others.
+    return f"from {_envs(some[:1])} on" if is_end else f"with {_envs(some)}"
 
 
 def notes(analysis: Analysis) -> list[str]:
-    """What the tables mean."""
+    """Say what the tables mean."""
     coverage = min(cell.rate.coverage for cell in analysis.cells.values())
     return [
         f"medians over turns; ±: the interval that holds the true median with a probability of {100 * coverage:.0f} % "
@@ -175,7 +161,7 @@ def notes(analysis: Analysis) -> list[str]:
 
 
 def disturbance(analysis: Analysis) -> list[str]:
-    """A line if bare loops on all cores show that these are not all there."""
+    """Return a line if bare loops on all cores show that other work takes part of them."""
     num_cores = analysis.comparison.num_cores
     shares = [
         cell.ratio.median / num_cores
@@ -191,12 +177,12 @@ def disturbance(analysis: Analysis) -> list[str]:
 
 
 def skipped(file: ComparisonFile) -> list[str]:
-    """What does not apply, and why: a line for each reason."""
-    found: dict[tuple[str, str, str], list[int]] = {}
+    """Say what does not apply, and why: a line for each reason."""
+    skipped_sizes: dict[tuple[str, str, str], list[int]] = {}
     for skip in file.samples.skips:
-        found.setdefault((skip.system, skip.env, skip.reason), []).append(skip.num_envs)
+        skipped_sizes.setdefault((skip.system, skip.env, skip.reason), []).append(skip.num_envs)
     merged: dict[tuple[str, str, str], list[str]] = {}
-    for (system, env, reason), sizes in found.items():
+    for (system, env, reason), sizes in skipped_sizes.items():
         where_ = "" if sizes == list(file.comparison.num_envs) else f" with {_envs(sizes)}"
         merged.setdefault((system, where_, reason), []).append(env)
     titles = file.comparison.all_systems
@@ -207,7 +193,7 @@ def skipped(file: ComparisonFile) -> list[str]:
 
 
 def failed(file: ComparisonFile) -> list[str]:
-    """What has failed, and how."""
+    """Say what has failed, and how."""
     titles = file.comparison.all_systems
     return [
         f"failed: {titles[sample.system].title}, {sample.point}: {sample.error.splitlines()[0]}"
@@ -216,4 +202,4 @@ def failed(file: ComparisonFile) -> list[str]:
 
 
 def _envs(numbers: Sequence[int]) -> str:
-    return ", ".join(f"{each:,}" for each in numbers) + (" env" if list(numbers) == [1] else " envs")
+    return ", ".join(f"{number:,}" for number in numbers) + (" env" if list(numbers) == [1] else " envs")

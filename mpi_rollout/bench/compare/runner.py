@@ -1,40 +1,48 @@
-"""Doing a comparison: point after point, from where it was stopped; then telling what it shows."""
+"""Doing a comparison: point after point, from where it was stopped; then showing its results.
+
+Before it begins, each env is stepped a little: it shows whether the env works, and how long the comparison will take.
+"""
 
 import os
 import shlex
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
+from time import perf_counter
+from typing import NamedTuple
+
+import gymnasium
 
 from mpi_rollout.bench.compare import report
-from mpi_rollout.bench.compare.comparison import Comparison, Point
-from mpi_rollout.bench.compare.estimate import probe, told_plan
-from mpi_rollout.bench.compare.facts import facts_now
-from mpi_rollout.bench.compare.file import ComparisonFile, check_same_comparison, read_comparison
-from mpi_rollout.bench.compare.processes import Processes, leaving_nothing_behind
-from mpi_rollout.bench.compare.samples import Samples, Skip
-from mpi_rollout.bench.compare.systems import System, reason_to_skip
-from mpi_rollout.bench.jobs import (
-    JobFailed,
-    Stop,
-    check_seconds,
-    stopping_on_signals,
-    usable_launcher,
+from mpi_rollout.bench.compare.comparison import (
+    Comparison,
+    ComparisonFile,
+    Point,
+    Samples,
+    Skip,
+    check_same_comparison,
+    read_comparison,
 )
-from mpi_rollout.bench.workplace import claimed, now, origin, tell
-from mpi_rollout.errors import Interrupted, RolloutError
+from mpi_rollout.bench.compare.processes import Processes, leaving_nothing_behind
+from mpi_rollout.bench.compare.steppers import WARM_UP_SHARE
+from mpi_rollout.bench.compare.systems import System, facts_now, reason_to_skip
+from mpi_rollout.bench.jobs import JobFailed, JobRunner, Stop, stopping_on_signals
+from mpi_rollout.bench.plan import check_packages, usable_launcher
+from mpi_rollout.bench.workplace import claimed, origin, tell
+from mpi_rollout.core.clock import utc_now
+from mpi_rollout.core.spaces import leaves
+from mpi_rollout.envs.env_maker import EnvMaker
+from mpi_rollout.errors import EnvError, Interrupted, RolloutError, counted, words_of
 from mpi_rollout.storage.output import check_folder
 
 LOOK_EVERY_S = 0.05  # At which of the systems that are being set up is ready.
+LOOK_S, LEAST_STEPS = 0.1, 3
+START_S = 2.0  # Of a system's processes on a core; imports, above all.
+TURN_S = 0.02  # Of a turn, besides what it is for: stopping and continuing processes, writing the file.
 
 
-def compare(comparison: Comparison, out: str, timeout_s: float, dry_run: bool = False) -> int:
-    """Do a comparison, or what is left of it; print what it shows; return the exit code.
-
-    Parameters
-    ----------
-    timeout_s
-        Of one system's set-up at one point, and of a turn beyond its window.
+def compare(comparison: Comparison, out: str) -> int:
+    """Do a comparison, or what is left of it; print the results; return the exit code.
 
     Raises
     ------
@@ -45,35 +53,27 @@ def compare(comparison: Comparison, out: str, timeout_s: float, dry_run: bool = 
     UsageError, DataError, StorageError, LaunchError
         There is no such env, or something else in the file's place, or no launcher, or no way to write.
     """
-    check_seconds("--timeout-s", timeout_s)
     probes = {env: probe(env) for env in comparison.envs}
-    if dry_run:
-        print("\n".join(told_plan(comparison, probes)))
+    if comparison.jobs.dry_run:
+        print("\n".join(plan_lines(comparison, probes)))
         return 0
+    check_packages()
     check_folder(out)
-    launcher = _launcher(comparison)
+    has_ours = any(system.is_ours for system in comparison.all_systems.values())
+    launcher = usable_launcher(comparison.jobs.launcher) if has_ours else ""
     with claimed(out) as folder, leaving_nothing_behind() as mark, stopping_on_signals("the comparison") as stop:
-        start = partial(
-            Processes, num_cores=comparison.num_cores, launcher=launcher, folder=folder, mark=mark,
-            timeout_s=timeout_s, stop=stop,
-        )  # fmt: skip
-        runner = Runner(_open(comparison, out), out, start, stop)
-        file = runner.run()
+        jobs = JobRunner(folder, launcher, comparison.jobs.timeout_s, stop)
+        words = shlex.split(launcher)
+        start = partial(Processes, num_cores=comparison.num_cores, launcher=words, mark=mark, jobs=jobs)
+        file = Runner(_open(comparison, out), out, start, stop).run()
     print("\n".join([*report.lines(file), f"file: {out}"]))
     if failed := file.samples.failed:
         raise RolloutError(f"{len(failed)} of all systems and points failed; {out} has their errors")
     return 0
 
 
-def _launcher(comparison: Comparison) -> list[str]:
-    """What starts ranks, if any are to be started."""
-    if not any(system.is_ours for system in comparison.all_systems.values()):
-        return []
-    return shlex.split(usable_launcher(comparison.launcher))
-
-
 def _open(comparison: Comparison, out: str) -> ComparisonFile:
-    """What there is of this comparison; nothing yet, if there is no file."""
+    """Return what there is of this comparison; nothing yet, if there is no file."""
     facts = facts_now()
     if not os.path.lexists(out):
         return ComparisonFile(comparison, facts, origin(), Samples())
@@ -83,9 +83,9 @@ def _open(comparison: Comparison, out: str) -> ComparisonFile:
 
 
 class Runner:
-    """Takes the turns that are left of a comparison, and has the file written after each repeat.
+    """Takes the turns that are left of a comparison, and writes the file after each repeat.
 
-    `_team` are the processes of the env that is measured, by system; each lives until it fails or the env is done.
+    `_team` has the processes of the env that is measured, by system; they live until they fail or the env is done.
     """
 
     def __init__(self, file: ComparisonFile, out: str, start: Callable[[System, str], Processes], stop: Stop):
@@ -105,41 +105,38 @@ class Runner:
                 finally:
                     self._end_team()
         except Interrupted as error:
-            self.file.write(self._out, now())
+            self.file.write(self._out, utc_now())
             raise Interrupted(f"{error}; {self._out} has what was measured; the same command continues") from error
         return self.file
 
     def _measure(self, point: Point, place: str) -> None:
-        """All turns at one point that are not taken yet."""
+        """Take all turns at one point that are not taken yet."""
         self._stop.check()
         left = self._left(point)
         if not left:
             return
         self._set_up(point, left)
         names = {system.name for system in left}
-        for repeat in range(self._comparison.repeats):
+        for repeat in range(self._comparison.jobs.repeats):
             for name in self._comparison.order(point, repeat):
                 if name in names and not self.file.samples.is_done(point, name, repeat):
                     self._take_turn(point, name, repeat)
-            self.file.write(self._out, now())
+            self.file.write(self._out, utc_now())
         self._close(point, left)
-        failed = [each for each in self.file.samples.failed if each.point == point and each.system in names]
-        num = len(left) - len(failed)
-        told = f"{num} system{'s' * (num != 1)}" + f", {len(failed)} failed" * bool(failed)
-        tell(f"{place}: {point}: {told}")
+        failed = [turn for turn in self.file.samples.failed if turn.point == point and turn.system in names]
+        result = counted(len(left) - len(failed), "system") + f", {len(failed)} failed" * bool(failed)
+        tell(f"{place}: {point}: {result}")
 
     def _left(self, point: Point) -> list[System]:
-        """The systems with turns to take; those that do not apply are noted."""
+        """Return the systems with turns to take; note those that do not apply."""
         num_cores = self._comparison.num_cores
         systems = self._comparison.all_systems.values()
         reasons = {system.name: reason_to_skip(system, *point, num_cores) for system in systems}
         self._note(self.file.samples.with_skips(Skip(*point, name, why) for name, why in reasons.items() if why))
         done = self.file.samples.is_done
-        repeats = range(self._comparison.repeats)
-        return [
-            system for system in systems
-            if not reasons[system.name] and not all(done(point, system.name, repeat) for repeat in repeats)
-        ]  # fmt: skip
+        repeats = range(self._comparison.jobs.repeats)
+        applying = [system for system in systems if not reasons[system.name]]
+        return [system for system in applying if not all(done(point, system.name, repeat) for repeat in repeats)]
 
     def _note(self, samples: Samples) -> None:
         self.file = replace(self.file, samples=samples)
@@ -148,23 +145,24 @@ class Runner:
         """Keep why a system has no more turns at a point."""
         self._team.pop(name, None)
         repeat = sum(turn.point == point and turn.system == name for turn in self.file.samples.turns)
-        self._note(self.file.samples.with_failure(point, name, repeat, now(), str(error)))
-        tell(f"{self._comparison.all_systems[name].title}, {point}: failed: {str(error).splitlines()[0]}")
+        self._note(self.file.samples.with_failure(point, name, repeat, utc_now(), str(error)))
+        tell(f"{self._comparison.all_systems[name].title}, {point}: failed: {error.headline}")
 
     def _set_up(self, point: Point, systems: Iterable[System]) -> None:
-        """Have their envs made, those of as many systems at a time as there are cores."""
-        waiting, making = list(systems), []
+        """Make their envs, those of as many systems at a time as there are cores."""
+        waiting = list(systems)
+        making: list[Processes] = []
         while waiting or making:
             while waiting and len(making) < self._comparison.num_cores:
                 making.append(self._begin(waiting.pop(0), point))
-            for each in list(making):
+            for processes in list(making):
                 try:
-                    if not each.has_answer(LOOK_EVERY_S):
+                    if not processes.has_answer(LOOK_EVERY_S):
                         continue
-                    each.await_answer()
+                    processes.await_answer()
                 except JobFailed as error:
-                    self._fail(point, each.system.name, error)
-                making.remove(each)
+                    self._fail(point, processes.system.name, error)
+                making.remove(processes)
 
     def _begin(self, system: System, point: Point) -> Processes:
         if system.name not in self._team:
@@ -173,7 +171,7 @@ class Runner:
         return self._team[system.name]
 
     def _take_turn(self, point: Point, name: str, repeat: int) -> None:
-        started = now()
+        started = utc_now()
         try:
             turn = self._team[name].take_turn(self._comparison.window_s)
             self._note(self.file.samples.with_turn(point, name, repeat, started, turn))
@@ -181,20 +179,98 @@ class Runner:
             self._fail(point, name, error)
 
     def _close(self, point: Point, systems: Iterable[System]) -> None:
-        """Have the envs closed, all at the same time; who fails at it is started anew for the next point."""
+        """Close the envs, all at the same time; a system that fails at it is started anew for the next point."""
         closing = [self._team[system.name] for system in systems if system.name in self._team]
-        for each in closing:
-            each.close()
-        for each in closing:
+        for processes in closing:
+            processes.close()
+        for processes in closing:
             try:
-                each.await_answer()
+                processes.await_answer()
             except JobFailed as error:
-                del self._team[each.system.name]
-                tell(f"{each.system.title}, {point}: failed to close: {str(error).splitlines()[0]}")
+                del self._team[processes.system.name]
+                tell(f"{processes.system.title}, {point}: failed to close: {error.headline}")
 
     def _end_team(self) -> None:
-        for each in self._team.values():
-            each.leave()
-        for each in self._team.values():
-            each.end()
+        for processes in self._team.values():
+            processes.leave()
+        for processes in self._team.values():
+            processes.end()
         self._team.clear()
+
+
+class Probe(NamedTuple):
+    """Seconds to make one env, to reset it and to step it once."""
+
+    make_s: float
+    reset_s: float
+    step_s: float
+
+
+def probe(env_id: str) -> Probe:
+    """Make an env and step it a little.
+
+    Raises
+    ------
+    UsageError
+        There is no such env, a package is missing, or its spaces have no fixed shape.
+    EnvError
+        It fails at once.
+    """
+    start = perf_counter()
+    env = EnvMaker(env_id)()
+    make_s = perf_counter() - start
+    leaves(env.observation_space), leaves(env.action_space)  # Or they are refused.
+    try:
+        return Probe(make_s, *_look_at(env))
+    except Exception as error:
+        raise EnvError(f"--env {env_id}: {words_of(error)}") from error
+    finally:
+        env.close()
+
+
+def _look_at(env: gymnasium.Env) -> tuple[float, float]:
+    """Return the seconds of a reset, and of a step."""
+    start = perf_counter()
+    env.reset(seed=0)
+    reset_s = perf_counter() - start
+    action, num_steps, start = env.action_space.sample(), 0, perf_counter()
+    while num_steps < LEAST_STEPS or perf_counter() - start < LOOK_S:
+        _, _, terminated, truncated, _ = env.step(action)
+        num_steps += 1
+        if terminated or truncated:
+            env.reset()
+    return reset_s, (perf_counter() - start) / num_steps
+
+
+def plan_lines(comparison: Comparison, probes: dict[str, Probe]) -> list[str]:
+    """Say what will be measured, point by point, what will not be and why, and about how long it takes."""
+    lines, seconds = [], 0.0
+    for env in comparison.envs:
+        seconds += START_S * len(comparison.all_systems) / comparison.num_cores
+        for num_envs in comparison.num_envs:
+            names = measured(comparison, Point(env, num_envs))
+            lines.append(f"{Point(env, num_envs)}: {', '.join(names)}")
+            seconds += point_s(comparison, num_envs, len(names), probes[env])
+    reasons = {
+        f"{name}: {why}": None
+        for point in comparison.points
+        for name, system in comparison.all_systems.items()
+        if (why := reason_to_skip(system, *point, comparison.num_cores))
+    }
+    lines += [f"skipped: {reason}" for reason in reasons]
+    turns = f"{counted(comparison.jobs.repeats, 'turn')} of {comparison.window_s:g} s each"
+    return [*lines, f"{turns}; about {seconds // 60:.0f} min {seconds % 60:.0f} s in all"]
+
+
+def measured(comparison: Comparison, point: Point) -> list[str]:
+    """Return the systems that apply at a point."""
+    systems = comparison.all_systems.values()
+    return [system.name for system in systems if not reason_to_skip(system, *point, comparison.num_cores)]
+
+
+def point_s(comparison: Comparison, num_envs: int, num_systems: int, env: Probe) -> float:
+    """Estimate how long a point takes: making envs on all cores, then turns, in which one core steps them."""
+    sweep_s = num_envs * env.step_s
+    turn_s = max(comparison.window_s, sweep_s) + max(WARM_UP_SHARE * comparison.window_s, sweep_s)
+    turn_s += num_envs * env.reset_s + TURN_S
+    return num_systems * (comparison.jobs.repeats * turn_s + num_envs * env.make_s / comparison.num_cores)

@@ -1,10 +1,10 @@
-"""The process that has a system's envs: started by `processes`, which tells it what to do over a socket.
+"""The process that has a system's envs: started by `processes`, which sends it orders over a socket.
 
     python -m mpi_rollout.bench.compare.server SOCKET SYSTEM      SYSTEM as JSON, see `processes`
 
-Orders and what answers them: ("make", num_envs) ("made", None); ("turn", window_s) ("turned", Turn); ("close", None)
-("closed", None); ("end", None) no answer.  Whatever fails is answered ("failed", why), and ends the process.  Of a
-job's ranks the root listens, and the others serve it inside `connect`.
+Orders and their answers: ("make", num_envs) ("made", None); ("turn", window_s) ("turned", Turn); ("close", None)
+("closed", None); ("end", None) no answer.  The answer to whatever fails is ("failed", why), and the process ends.  Of
+a job's ranks the root listens, and the others serve it inside `connect`.
 """
 
 import json
@@ -16,14 +16,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
+from mpi_rollout.bench.plan import Options
 from mpi_rollout.errors import words_of
+
+if TYPE_CHECKING:
+    from mpi4py.MPI import Intracomm
+
+    from mpi_rollout.bench.compare.steppers import System
 
 
 def main() -> int:
     """Serve until told to end."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # A terminal's is for who compares.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # A terminal's is for the comparison.
     path, system = sys.argv[1], json.loads(sys.argv[2])
     if system["num_ranks"]:
         return serve_on_ranks(path, system)
@@ -31,14 +37,14 @@ def main() -> int:
     try:
         serve(connection, system)
     except Exception as error:
-        connection.send(("failed", told(error)))
+        connection.send(("failed", one_line(error)))
         return 70
     return 0
 
 
 @contextmanager
 def nearby(path: Path) -> Iterator[str]:
-    """A name for a socket that is short, however long the path: the system takes 107 bytes."""
+    """Give a name for a socket that is short, however long the path: the system takes 107 bytes."""
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         yield f"/proc/self/fd/{folder}/{path.name}"
@@ -47,47 +53,51 @@ def nearby(path: Path) -> Iterator[str]:
 
 
 def connect_to(path: str) -> Connection:
-    """Reach who compares."""
+    """Connect to the comparison."""
     there = socket.socket(socket.AF_UNIX)
     with nearby(Path(path)) as name:
         there.connect(name)
     return Connection(there.detach())
 
 
-def told(error: BaseException) -> str:
-    """An error in one line."""
+def one_line(error: BaseException) -> str:
+    """Return an error's words in one line."""
     return words_of(error).splitlines()[0]
 
 
-def serve(connection: Connection, system: dict[str, Any]) -> None:
-    """Make a system's envs as often as told to, in this process."""
+def serve(connection: Connection, system: Options) -> None:
+    """Make a system's envs in this process, as often as orders say."""
     from mpi_rollout.bench.compare.makers import MAKERS, Setup
 
     while num_envs := next_size(connection):
-        found = MAKERS[system["maker"]](Setup(system["env"], num_envs, system["num_cores"]))
-        serve_turns(connection, found)
-        found.close()
+        made = MAKERS[system["maker"]](Setup(system["env"], num_envs, system["num_cores"]))
+        serve_turns(connection, made)
+        made.close()
         connection.send(("closed", None))
 
 
 def next_size(connection: Connection) -> int:
-    """Wait to be told for how many envs; 0 is the end."""
+    """Wait for the order to make envs; return how many, or 0 for the end."""
     order, value = connection.recv()
     return value if order == "make" else 0
 
 
-def serve_turns(connection: Connection, found: Any) -> None:
-    """Say that it is made; take turns until told to close it."""
+def serve_turns(connection: Connection | None, made: "System") -> None:
+    """Say that it is made; take turns until the order to close it.  Only the root of a job calls this."""
+    assert connection is not None
     connection.send(("made", None))
     while True:
         order, value = connection.recv()
         if order != "turn":
             return
-        connection.send(("turned", found.take_turn(value)))
+        connection.send(("turned", made.take_turn(value)))
 
 
-def serve_on_ranks(path: str, system: dict[str, Any]) -> int:
-    """The same on all ranks of a job.  **Collective.**"""
+def serve_on_ranks(path: str, system: Options) -> int:
+    """Do the same on all ranks of a job.
+
+    **Collective.**
+    """
     from mpi_rollout.exchange import job_end, world
 
     world.start_mpi_on_all_ranks(system["timeout_s"])
@@ -103,13 +113,13 @@ def serve_on_ranks(path: str, system: dict[str, Any]) -> int:
     except Exception as error:
         if connection is None:
             raise
-        connection.send(("failed", told(error)))
+        connection.send(("failed", one_line(error)))
         job_end.abort(comm, 70)
     return 0
 
 
 def _serve_connected(
-    connection: Connection | None, comm: Any, system: dict[str, Any], num_envs: int, _folder: Path
+    connection: Connection | None, comm: "Intracomm", system: Options, num_envs: int, _folder: Path
 ) -> None:
     from mpi_rollout.bench.compare.makers import MAKERS, Setup
     from mpi_rollout.train.connect import connect
@@ -117,17 +127,17 @@ def _serve_connected(
     options = dict(map(tuple, system["options"]))
     with connect(system["env"], num_envs, comm=comm, **options) as envs:
         if envs is not None:
-            found = MAKERS[system["maker"]](Setup(system["env"], num_envs, system["num_cores"], envs))
-            serve_turns(connection, found)
-            found.close()
+            made = MAKERS[system["maker"]](Setup(system["env"], num_envs, system["num_cores"], envs))
+            serve_turns(connection, made)
+            made.close()
 
 
 def _serve_recording(
-    connection: Connection | None, comm: Any, system: dict[str, Any], num_envs: int, folder: Path
+    connection: Connection | None, comm: "Intracomm", system: Options, num_envs: int, folder: Path
 ) -> None:
     from mpi_rollout.bench.compare.recording import record_on_ranks
 
-    record_on_ranks(comm, system["env"], num_envs, folder, lambda found: serve_turns(connection, found))
+    record_on_ranks(comm, system["env"], num_envs, folder, lambda recording: serve_turns(connection, recording))
 
 
 if __name__ == "__main__":

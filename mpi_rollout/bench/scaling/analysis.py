@@ -11,7 +11,7 @@ from functools import cached_property
 import numpy as np
 
 from mpi_rollout.bench import statistics
-from mpi_rollout.bench.scaling.samples import Job, Rank, Samples
+from mpi_rollout.bench.scaling.samples import Job, Samples
 from mpi_rollout.bench.scaling.study import Study
 from mpi_rollout.bench.statistics import Fit, Interval, NoFit, median_interval
 
@@ -75,17 +75,17 @@ class Analysis:
         done = [(row, job) for row, job in enumerate(samples.jobs) if not job.error]
         bare = [self._bare(row) for row, job in done if job.num_ranks == 1]
         self.base = median_interval(bare) if bare else None
-        found = [[(row, job) for row, job in done if job.num_ranks == ranks] for ranks in study.num_ranks]
-        self.points = [self._point(jobs) for jobs in found if jobs]
+        by_ranks = [[(row, job) for row, job in done if job.num_ranks == ranks] for ranks in study.num_ranks]
+        self.points = [self._point(jobs) for jobs in by_ranks if jobs]
 
     def _bare(self, row: int) -> float:
         return _median(part.bare_env_steps_per_s for part in self._samples.parts if part.job == row)
 
-    def _ranks(self, row: int) -> list[Rank]:
-        return [rank for rank in self._samples.ranks if rank.job == row]
-
     def _useful(self, row: int) -> list[float]:
-        return [rank.env_s for rank in self._ranks(row)]
+        return [rank.env_s for rank in self._samples.ranks if rank.job == row]
+
+    def _least_cpu_share(self, row: int) -> float:
+        return min(rank.cpu_share for rank in self._samples.ranks if rank.job == row)
 
     def _point(self, jobs: list[tuple[int, Job]]) -> PointFigures:
         num_ranks = jobs[0][1].num_ranks
@@ -101,7 +101,7 @@ class Analysis:
             oversubscribed=any(job.oversubscribed for _, job in jobs),
             rate=rate,
             limit=median_interval(bare),
-            of_limit=_median(job.env_steps_per_s / each for each, (_, job) in zip(bare, jobs, strict=True)),
+            of_limit=_median(job.env_steps_per_s / limit for limit, (_, job) in zip(bare, jobs, strict=True)),
             speed_up=speed_up,
             efficiency=speed_up.scaled(1 / num_ranks) if speed_up else None,
             load_balance=_median(statistics.load_balance(self._useful(row)) for row, _ in jobs),
@@ -109,12 +109,12 @@ class Analysis:
                 statistics.communication_efficiency(self._useful(row), job.seconds) for row, job in jobs
             ),
             karp_flatt=statistics.karp_flatt(speed_up.median, num_ranks) if speed_up else np.nan,
-            cpu_share=_median(min(rank.cpu_share for rank in self._ranks(row)) for row, _ in jobs),
+            cpu_share=_median(self._least_cpu_share(row) for row, _ in jobs),
             slept=any(job.slept for _, job in jobs),
             shares=shares,
             losses=self._losses(shares, env_step_s),
             exchange_s=_median(job.exchange_s / job.num_steps for _, job in jobs),
-            exchange_bytes=_exchange_bytes(jobs[0][1]),
+            exchange_bytes=jobs[0][1].exchange_bytes,
         )
 
     def _losses(self, shares: dict[str, float], env_step_s: float) -> dict[str, float]:
@@ -124,25 +124,24 @@ class Analysis:
 
     @property
     def fit_points(self) -> list[PointFigures]:
-        """Without those that had more ranks than cores: they tell of the scheduler."""
+        """The points without those of more ranks than cores, which show how the scheduler works."""
         return [point for point in self.points if not point.oversubscribed]
 
     @cached_property
     def fits(self) -> dict[str, Fit | NoFit]:
         """By name: the law of this kind of study, and `exchange`."""
-        name, law = (
-            ("Amdahl", statistics.amdahl) if self.study.kind == "strong" else ("Gustafson", statistics.gustafson)
-        )
+        laws = {"strong": ("Amdahl", statistics.amdahl), "weak": ("Gustafson", statistics.gustafson)}
+        name, law = laws[self.study.kind]
         exchange = _attempt(lambda: self.fit_exchange(self.fit_points))
         return {name: _attempt(lambda: law(self._speed_ups())), "exchange": exchange}
 
     def _speed_ups(self) -> dict[int, float]:
         if self.base is None:
             raise NoFit("no base case: no job of one rank gave a result")
-        return {point.num_ranks: point.speed_up.median for point in self.fit_points}
+        return {point.num_ranks: point.speed_up.median for point in self.fit_points if point.speed_up}
 
     def fit_exchange(self, points: list[PointFigures]) -> Fit:
-        """Fit what an exchange takes; NoFit if these points do not tell it."""
+        """Fit what an exchange takes; NoFit if these points do not show it."""
         if self.study.run["mode"] != "sync" or self.study.run["num_groups"] != 1:
             raise NoFit("only lockstep shows what one exchange takes")
         seconds = {point.num_ranks: point.exchange_s for point in points}
@@ -151,11 +150,6 @@ class Analysis:
 
 def _median(values: Iterable[float]) -> float:
     return float(np.median(list(values)))
-
-
-def _exchange_bytes(job: Job) -> float:
-    """What the root sends and receives in one exchange: the order as the tree's first message, a slot of each rank."""
-    return job.order_bytes + (job.num_ranks - 1) * job.slot_bytes if job.num_ranks > 1 else 0.0
 
 
 def _attempt(make: Callable[[], Fit]) -> Fit | NoFit:

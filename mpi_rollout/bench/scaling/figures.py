@@ -1,21 +1,26 @@
 """The picture of a study: speed-up, efficiency, where the time goes."""
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mpi_rollout.bench.scaling import report
 from mpi_rollout.bench.scaling.analysis import Analysis, PointFigures
-from mpi_rollout.bench.scaling.file import StudyFile, read_study
-from mpi_rollout.bench.statistics import NoFit, serial_fraction
+from mpi_rollout.bench.scaling.study import StudyFile, read_study
+from mpi_rollout.bench.statistics import NoFit, reaches, serial_fraction
 from mpi_rollout.commands import style
 from mpi_rollout.errors import DataError
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 PHASES = {
-    "env": ("envs", style.BLUE, ""), "idle": ("waiting for the slowest rank", style.LIGHT, "///"),
-    "exchange": ("exchange", style.GREEN, "\\\\\\"), "policy": ("policy", style.ORANGE, "..."),
+    "env": ("envs", style.BLUE, ""),
+    "idle": ("waiting for the slowest rank", style.LIGHT, "///"),
+    "exchange": ("exchange", style.GREEN, "\\\\\\"),
+    "policy": ("policy", style.ORANGE, "..."),
     "write": ("waiting for the disk", style.RED, ""),
-}  # fmt: skip
+}
 """The name, colour and hatch of each of `analysis.PHASES`, in their order."""
 
 
@@ -44,7 +49,7 @@ def plot_study(path: str) -> list[str]:
 
 
 def _words(file: StudyFile, analysis: Analysis) -> list[str]:
-    """What was measured, then the fine print."""
+    """Return what was measured, then the fine print."""
     subject, _, place = report.title(file).partition(", ")
     lines = [subject[0].upper() + subject[1:], place]
     if analysis.base is not None:
@@ -52,15 +57,15 @@ def _words(file: StudyFile, analysis: Analysis) -> list[str]:
     return lines + report.disturbance(analysis)
 
 
-def _plot_speed_ups(axes: Any, analysis: Analysis) -> None:
+def _plot_speed_ups(axes: "Axes", analysis: Analysis) -> None:
     style.frame(axes, "Speed-up", "ranks")
     if analysis.base is None:
         return style.say(axes, "no base case")
     points, base = analysis.points, analysis.base.median
     ranks = [point.num_ranks for point in points]
     axes.plot(ranks, ranks, "--", color=style.GREY, linewidth=1, label="ideal")
-    axes.plot(ranks, [point.limit.median / base for point in points], "x", color=style.RED, markersize=6,
-              label="bare loops on all ranks at once")  # fmt: skip
+    limits = [point.limit.median / base for point in points]
+    axes.plot(ranks, limits, "x", color=style.RED, markersize=6, label="bare loops on all ranks at once")
     _plot_law(axes, analysis, ranks)
     _plot_measured(axes, points, "speed_up")
     axes.set_yscale("log", base=2)
@@ -72,19 +77,19 @@ def _plot_speed_ups(axes: Any, analysis: Analysis) -> None:
     style.legend(axes, loc="upper left", borderaxespad=0)
 
 
-def _plot_law(axes: Any, analysis: Analysis, ranks: list[int]) -> None:
-    """The curve of Amdahl's or Gustafson's law, where it could be fitted."""
+def _plot_law(axes: "Axes", analysis: Analysis, ranks: list[int]) -> None:
+    """Draw the curve of Amdahl's or Gustafson's law, where it could be fitted."""
     name = next(iter(analysis.fits))
-    found = analysis.fits[name]
-    if isinstance(found, NoFit):
+    law = analysis.fits[name]
+    if isinstance(law, NoFit):
         return
     x = np.geomspace(ranks[0], max(point.num_ranks for point in analysis.fit_points), 100)
-    serial, parallel = found.coefficients
+    serial, parallel = law.coefficients
     y = 1 / (serial + parallel / x) if name == "Amdahl" else serial + parallel * x
-    axes.plot(x, y, "-", color=style.SKY, linewidth=2, label=f"{name}, serial {serial_fraction(found):.3g}")
+    axes.plot(x, y, "-", color=style.SKY, linewidth=2, label=f"{name}, serial {serial_fraction(law):.3g}")
 
 
-def _plot_efficiencies(axes: Any, analysis: Analysis) -> None:
+def _plot_efficiencies(axes: "Axes", analysis: Analysis) -> None:
     style.frame(axes, "Efficiency: speed-up over ranks", "ranks")
     points = analysis.points
     if analysis.base is None:
@@ -98,23 +103,23 @@ def _plot_efficiencies(axes: Any, analysis: Analysis) -> None:
     style.count_x(axes, ranks)
 
 
-def _plot_measured(axes: Any, points: list[PointFigures], name: str) -> None:
-    """Medians and intervals; open where there were more ranks than cores."""
+def _plot_measured(axes: "Axes", points: list[PointFigures], name: str) -> None:
+    """Draw medians and intervals; open where there were more ranks than cores."""
     for is_open in (False, True):
         some = [point for point in points if point.oversubscribed == is_open]
         if not some:
             continue
-        found = [getattr(point, name) for point in some]
-        medians = np.array([each.median for each in found])
-        lengths = np.array([[each.median - each.low for each in found], [each.high - each.median for each in found]])
-        coverage = min(each.coverage for each in found)
+        intervals = [getattr(point, name) for point in some]
+        medians = [interval.median for interval in intervals]
+        coverage = min(interval.coverage for interval in intervals)
         spread = f"{100 * coverage:.0f} % interval" if coverage else "range"  # Of two samples it is worth nothing.
         label = "more ranks than cores" if is_open else f"median, {spread}"
-        axes.errorbar([point.num_ranks for point in some], medians, lengths, fmt="o", color=style.BLUE, capsize=3,
-                      markersize=5, markerfacecolor="w" if is_open else style.BLUE, label=label)  # fmt: skip
+        look: style.Look = {"fmt": "o", "color": style.BLUE, "capsize": 3, "markersize": 5}
+        look["markerfacecolor"] = "w" if is_open else style.BLUE
+        axes.errorbar([point.num_ranks for point in some], medians, reaches(intervals), label=label, **look)
 
 
-def _plot_phases(axes: Any, points: list[PointFigures]) -> None:
+def _plot_phases(axes: "Axes", points: list[PointFigures]) -> None:
     is_crowded = any(point.oversubscribed for point in points)
     xlabel = "ranks (* more than cores)" if is_crowded else "ranks"
     style.frame(axes, "Where the time goes", xlabel, "% of the run time", "y")

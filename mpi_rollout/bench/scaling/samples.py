@@ -2,14 +2,25 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import NamedTuple
 
-from mpi_rollout.bench.scaling.study import Point
+from mpi_rollout.bench.jobs import Summary
+from mpi_rollout.errors import counted
+
+
+class Point(NamedTuple):
+    """One job of a study."""
+
+    num_ranks: int
+    repeat: int
+
+    def __str__(self) -> str:
+        return f"{counted(self.num_ranks, 'rank')}, repeat {self.repeat}"
 
 
 @dataclass(frozen=True)
 class Job:
-    """One job.  Of a failed one `error` says why, and what it did not come to tell is 0 or empty.
+    """One job.  If it failed, `error` says why, and what it did not report is 0 or empty.
 
     Parameters
     ----------
@@ -53,6 +64,11 @@ class Job:
     @property
     def env_steps_per_s(self) -> float:
         return self.env_steps / self.seconds
+
+    @property
+    def exchange_bytes(self) -> float:
+        """What the root sends and receives in one exchange: the order as the tree's first message, a slot per rank."""
+        return self.order_bytes + (self.num_ranks - 1) * self.slot_bytes if self.num_ranks > 1 else 0.0
 
 
 @dataclass(frozen=True)
@@ -113,63 +129,58 @@ class Samples:
     def failed(self) -> set[Point]:
         return {job.point for job in self.jobs if job.error}
 
-    @property
-    def num_failed(self) -> int:
-        return len(self.failed)
-
-    def with_outcome(self, repeat: int, started: str, num_cores: int, outcome: dict[str, Any]) -> "Samples":
-        """These and another job, whose run printed `outcome`; a host has `num_cores`, if nothing narrows them."""
+    def with_outcome(self, repeat: int, started: str, num_cores: int, outcome: Summary) -> "Samples":
+        """Add a job whose run printed `outcome`; a host has `num_cores`, unless the ranks report fewer."""
         place, ranks = len(self.jobs), outcome["ranks"]
-        same = {each.name: outcome[each.name] for each in fields(Job) if each.name in outcome}
-        hosts = ", ".join(dict.fromkeys(rank["host"] for rank in ranks))
-        job = Job(
-            **same, **_phases(outcome), repeat=repeat, started=started, hosts=hosts, binding=_binding(ranks),
-            oversubscribed=_is_oversubscribed(ranks, num_cores),
-        )  # fmt: skip
+        reported = {column.name: outcome[column.name] for column in fields(Job) if column.name in outcome}
+        derived: Summary = {
+            "hosts": ", ".join(dict.fromkeys(rank["host"] for rank in ranks)),
+            "binding": _binding(ranks),
+            "oversubscribed": _is_oversubscribed(ranks, num_cores),
+        }
+        job = Job(repeat=repeat, started=started, **reported, **derived, **_phases(outcome))
         rows = [_rank_row(place, rank, env_s) for rank, env_s in zip(ranks, outcome["step_s"], strict=True)]
         parts = [JobPart(place, *rates) for rates in outcome["limit"]]
         return Samples((*self.jobs, job), (*self.ranks, *rows), (*self.parts, *parts))
 
     def with_failure(self, point: Point, num_envs: int, started: str, error: str) -> "Samples":
-        """These and another job, which gave no result."""
+        """Add a job that gave no result."""
         job = Job(*point, num_envs, started, error)
         return Samples((*self.jobs, job), self.ranks, self.parts)
 
 
 def of_ranks(samples: Samples, num_ranks: int) -> Samples:
-    """The jobs on so many ranks."""
+    """Return the jobs on so many ranks."""
     return joined([samples], {point for point in samples.points if point.num_ranks == num_ranks})
 
 
 def joined(parts: Sequence[Samples], points: set[Point] | None = None) -> Samples:
-    """The jobs of all in the order in which they were started, or of these those that are such points.
+    """Join the jobs of all parts in the order in which they were started; with `points` only those.
 
-    Of two jobs that are the same point, the first part's is taken.
+    Where two jobs are the same point, the first part's is taken.
     """
-    found = {
+    by_point = {
         job.point: (part, row)
         for part in reversed(parts)
         for row, job in enumerate(part.jobs)
         if points is None or job.point in points
     }
-    kept = sorted(found.values(), key=lambda each: each[0].jobs[each[1]].started)
-    places = {(id(part), row): place for place, (part, row) in enumerate(kept)}
-    ranks, rates = (
-        sorted(
-            (
-                replace(each, job=places[id(part), each.job])
-                for part in parts
-                for each in getattr(part, table)
-                if (id(part), each.job) in places
-            ),
-            key=lambda each: each.job,
-        )
-        for table in ("ranks", "parts")
-    )
+    kept = sorted(by_point.values(), key=lambda place: place[0].jobs[place[1]].started)
+    new_rows = {(id(part), row): place for place, (part, row) in enumerate(kept)}
+    ranks, rates = [], []
+    for part in parts:
+        ranks += [
+            replace(rank, job=new_rows[id(part), rank.job]) for rank in part.ranks if (id(part), rank.job) in new_rows
+        ]
+        rates += [
+            replace(rate, job=new_rows[id(part), rate.job]) for rate in part.parts if (id(part), rate.job) in new_rows
+        ]
+    ranks.sort(key=lambda rank: rank.job)
+    rates.sort(key=lambda rate: rate.job)
     return Samples(tuple(part.jobs[row] for part, row in kept), tuple(ranks), tuple(rates))
 
 
-def _phases(outcome: dict[str, Any]) -> dict[str, float]:
+def _phases(outcome: Summary) -> Summary:
     shares = dict(outcome["losses"])
     if not outcome["in_lockstep"]:  # `report.Outcome.losses`.
         exchange = sum(shares[name] for name in ("send", "gather", "other"))
@@ -178,26 +189,26 @@ def _phases(outcome: dict[str, Any]) -> dict[str, float]:
     return {name: shares[share] * outcome["seconds"] for name, share in names.items()}
 
 
-def _rank_row(job: int, rank: dict[str, Any], env_s: float) -> Rank:
+def _rank_row(job: int, rank: Summary, env_s: float) -> Rank:
     seconds = {f"{name}_s": rank["seconds"][name] for name in ("policy", "send", "wait", "gather", "write")}
-    same = {name: rank[name] for name in ("rank", "host", "num_envs", "cpu_share")}
-    return Rank(job=job, cores=ranges(rank["cores"]), env_s=env_s, **same, **seconds)
+    reported = {name: rank[name] for name in ("rank", "host", "num_envs", "cpu_share")}
+    return Rank(job=job, cores=ranges(rank["cores"]), env_s=env_s, **reported, **seconds)
 
 
-def _by_host(ranks: Sequence[dict[str, Any]], which: str = "cores") -> list[list[set[int]]]:
-    """The hardware threads of each rank, or the cores that these belong to, host by host."""
-    found: dict[str, list[set[int]]] = {}
+def _by_host(ranks: Sequence[Summary], which: str = "cores") -> list[list[set[int]]]:
+    """Return host by host the hardware threads of each rank, or the physical cores that these belong to."""
+    hosts: dict[str, list[set[int]]] = {}
     for rank in ranks:
-        found.setdefault(rank["host"], []).append(set(rank[which]))
-    return list(found.values())
+        hosts.setdefault(rank["host"], []).append(set(rank[which]))
+    return list(hosts.values())
 
 
-def _is_oversubscribed(ranks: Sequence[dict[str, Any]], num_cores: int) -> bool:
+def _is_oversubscribed(ranks: Sequence[Summary], num_cores: int) -> bool:
     hosts = _by_host(ranks, "physical_cores")
     return any(len(there) > min(num_cores, len(set().union(*there))) for there in hosts)
 
 
-def _binding(ranks: Sequence[dict[str, Any]]) -> str:
+def _binding(ranks: Sequence[Summary]) -> str:
     hosts = _by_host(ranks)
     if all(len(there) == 1 for there in hosts):
         return "one rank per host"
@@ -209,11 +220,11 @@ def _binding(ranks: Sequence[dict[str, Any]]) -> str:
 
 
 def ranges(numbers: Sequence[int]) -> str:
-    """Ascending numbers as `0-3,8`."""
-    found: list[list[int]] = []
+    """Write ascending numbers as `0-3,8`."""
+    ends: list[list[int]] = []
     for number in numbers:
-        if found and number == found[-1][1] + 1:
-            found[-1][1] = number
+        if ends and number == ends[-1][1] + 1:
+            ends[-1][1] = number
         else:
-            found.append([number, number])
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in found)
+            ends.append([number, number])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in ends)

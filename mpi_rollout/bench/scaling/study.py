@@ -1,29 +1,34 @@
-"""What a scaling study is: its points, their order, and the command of each.  Values: nothing is started or read."""
+"""What a scaling study is, the file that holds it, and the files of its parts.
 
-import shlex
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+The file is HDF5, readable with h5py alone:
 
-from mpi_rollout.bench.plan import arguments_of, in_order
+/           attributes: format, format_version, kind, study (JSON), base_case, command, launcher, host, cpu_model,
+            num_cores, versions, commit, started, updated
+/jobs       a row for each job, see `samples.Job`
+/ranks      a row for each rank of each job, `samples.Rank`
+/parts      a row for each part of a job's run, with the rate of bare loops around it, `samples.JobPart`
+
+After each job the whole file is written anew and put in the place of the one before: it is never half written.
+
+A study may be measured in parts, as batch jobs of their own do: a number of ranks each.  The file of a part is one of
+the whole study with the samples of one number of ranks, in the folder `<out>.parts`.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from shlex import quote
+
+from mpi_rollout.bench import tables
+from mpi_rollout.bench.plan import STORED, JobOptions, Options, as_stored, check_enough_envs, check_least, in_order
+from mpi_rollout.bench.scaling.samples import Job, JobPart, Point, Rank, Samples, joined
+from mpi_rollout.bench.workplace import Facts
 from mpi_rollout.config import RolloutConfig, difference
-from mpi_rollout.errors import UsageError, counted
+from mpi_rollout.errors import DataError, StorageError, UsageError, counted
 
-KINDS = ("strong", "weak")
-# Options of a run that a study is made of; the rest is the study's own affair.
-RUN_OPTIONS = (
-    "env", "env_factory", "env_kwargs", "num_steps", "seed", "policy", "vectorization_mode", "mode", "num_groups",
-    "trajectories", "wait", "limit_s", "actions", "strict_dtypes",
-)  # fmt: skip
-
-
-class Point(NamedTuple):
-    """One job of a study."""
-
-    num_ranks: int
-    repeat: int
-
-    def __str__(self) -> str:
-        return f"{counted(self.num_ranks, 'rank')}, repeat {self.repeat}"
+FORMAT, FORMAT_VERSION = "mpi_rollout-scaling", 1
 
 
 @dataclass(frozen=True)
@@ -36,12 +41,8 @@ class Study:
         "strong": `size` envs in all on any number of ranks.  "weak": `size` envs on each rank.
     num_ranks
         Ascending; 1 is among them, because the base case is measured there.
-    order_seed
-        Of the order of the jobs.
     run
-        Values of `RUN_OPTIONS`.
-    launcher
-        What starts the ranks, without `-n`; empty for the mpirun of this installation.
+        Values of `commands.SCALING_OPTIONS`.
 
     Raises
     ------
@@ -52,30 +53,15 @@ class Study:
     kind: str
     num_ranks: tuple[int, ...]
     size: int
-    repeats: int
-    order_seed: int
-    run: dict[str, Any]
-    launcher: str = ""
+    run: Options
+    jobs: JobOptions = field(default_factory=JobOptions)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if not self.num_ranks:
             raise UsageError("--ranks must be one number or more, got none")
-        if self.repeats < 1:
-            raise UsageError(f"--repeats must be at least 1, got {self.repeats}")
-        if self.order_seed < 0:
-            raise UsageError(f"--order-seed must be at least 0, got {self.order_seed}")
-        try:
-            shlex.split(self.launcher)
-        except ValueError as error:
-            raise UsageError(f"--launcher {self.launcher!r}: {error}") from error
-        if self.size < 1:
-            raise UsageError(f"{self.size_option} must be at least 1, got {self.size}")
-        if self.kind == "strong" and self.size < self.num_ranks[-1]:
-            raise UsageError(
-                f"--num-envs must be at least the largest of --ranks, got {counted(self.size, 'env')} for "
-                f"{self.num_ranks[-1]} "
-                "ranks; use more envs or fewer ranks"
-            )
+        check_least(self.size_option, self.size, 1)
+        if self.kind == "strong":
+            check_enough_envs(self.size, self.num_ranks[-1])
         self.config(1, "study.h5")  # Refuses here what every job would refuse.
 
     @property
@@ -94,38 +80,156 @@ class Study:
         return self.run["env"] or self.run["env_factory"]
 
     def num_envs(self, num_ranks: int) -> int:
-        """Of all ranks together."""
+        """Return the number of envs of all ranks together."""
         return self.size if self.kind == "strong" else self.size * num_ranks
 
     def config(self, num_ranks: int, out: str) -> RolloutConfig:
-        """The run of one job."""
-        return RolloutConfig(
-            **self.run, num_envs=self.num_envs(num_ranks), out=out, measure_limit=True, json=True, progress="none",
-            expect_ranks=num_ranks,
-        )  # fmt: skip
+        """Return the run of one job."""
+        own: Options = {"num_envs": self.num_envs(num_ranks), "out": out, "expect_ranks": num_ranks}
+        return RolloutConfig(**self.run, **own, measure_limit=True, json=True, progress="none")
 
     def order(self) -> list[Point]:
-        """All jobs."""
-        return [Point(ranks, repeat) for repeat, ranks in in_order(self.num_ranks, self.repeats, self.order_seed)]
-
-    def command(self, launcher: str, python: str, num_ranks: int, out: str) -> list[str]:
-        """The command of one job."""
-        options = arguments_of(self.config(num_ranks, out))
-        return [*shlex.split(launcher), "-n", str(num_ranks), python, "-m", "mpi_rollout", "run", *options]
+        """Return all jobs in their order."""
+        return [Point(num_ranks, repeat) for repeat, num_ranks in in_order(self.num_ranks, self.jobs)]
 
 
 def differences(stored: Study, study: Study) -> list[str]:
-    """What a stored study has otherwise than this one, in the words of the command line."""
-    names = {
-        "kind": "the kind", "size": study.size_option, "num_ranks": "--ranks", "repeats": "--repeats",
-        "order_seed": "--order-seed", "launcher": "--launcher",
-    }  # fmt: skip
-    pairs = [(name, getattr(stored, key), getattr(study, key)) for key, name in names.items()]
-    found = [f"{name} was {_told(before)}, is {_told(now)}" for name, before, now in pairs if before != now]
-    # A file that was written before there was an option has none of it.
-    runs = [(key, stored.run.get(key, getattr(RolloutConfig, key, None)), now) for key, now in study.run.items()]
-    return found + [difference(key, before, now, str) for key, before, now in runs if before != now]
+    """Say what a stored study has otherwise than this one, in the words of the command line."""
+    own = {"kind": "the kind", "size": study.size_option, "num_ranks": "--ranks"}
+    differing = tables.differing_options(stored, study, own) + tables.differing_options(stored.jobs, study.jobs, STORED)
+    # A study that was begun before there was an option has its default.
+    runs = [(name, stored.run.get(name, getattr(RolloutConfig, name, None)), now) for name, now in study.run.items()]
+    return differing + [difference(name, before, now, str) for name, before, now in runs if before != now]
 
 
-def _told(value: Any) -> str:
-    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+@dataclass(frozen=True)
+class StudyFile:
+    """What a file holds.
+
+    Parameters
+    ----------
+    facts
+        Of machine and program, as `workplace.machine_facts` gives them; they stay the same for all samples.
+    origin
+        command, host, started: of the first start of the study.
+    """
+
+    study: Study
+    facts: Facts
+    origin: dict[str, str]
+    samples: Samples
+
+    def write(self, path: str, updated: str) -> None:
+        """Write it to the disk, in the place of what was there; raises what `tables.write_study` does."""
+        study, samples = self.study, self.samples
+        attributes: dict[str, str | int] = {
+            "format": FORMAT,
+            "format_version": FORMAT_VERSION,
+            "kind": study.kind,
+            "launcher": study.jobs.launcher,
+            "base_case": study.base_case,
+            "study": json.dumps(as_stored(study), sort_keys=True),
+            "updated": updated,
+        }
+        rows = {"jobs": (Job, samples.jobs), "ranks": (Rank, samples.ranks), "parts": (JobPart, samples.parts)}
+        tables.write_study(path, attributes | self.facts | self.origin, rows)
+
+
+def read_study(path: str) -> StudyFile:
+    """Read a file of a study.
+
+    Raises
+    ------
+    DataError
+        It is not one, or of a version that this program does not know.
+    """
+    with tables.opened(path, "study", ["jobs", "ranks", "parts"]) as contents:
+        check_format(path, contents.attributes)
+        RolloutConfig.from_json(json.dumps(contents.parsed("study").get("run")), path)  # Each of its jobs has these.
+        samples = Samples(contents.rows("jobs", Job), contents.rows("ranks", Rank), contents.rows("parts", JobPart))
+        return StudyFile(contents.study("study", Study), contents.facts, contents.origin, samples)
+
+
+def check_format(path: str, attributes: Mapping[str, object]) -> None:
+    """Refuse what is no study of this program and version.
+
+    Raises
+    ------
+    DataError
+        The message says what it is, if that is known, and what to do with it.
+    """
+    if attributes.get("format") == "mpi_rollout":
+        command = f"python -m mpi_rollout inspect {quote(path)} --plot PNG"
+        raise DataError(f"{path} is a rollout, not a study; `{command}` draws it")
+    tables.check_format(path, attributes, "study", FORMAT, FORMAT_VERSION)
+
+
+def check_same_study(path: str, stored: StudyFile, study: Study, facts: Facts) -> None:
+    """Refuse to go on with another study, or with this one on another machine or by another program.
+
+    Raises
+    ------
+    UsageError
+        The message says what differs.
+    """
+    differing = differences(stored.study, study) + tables.differing_facts(stored.facts, facts)
+    tables.check_same(path, "study", differing)
+
+
+def part_of(out: str, num_ranks: int) -> str:
+    """Return the file of one number of ranks, of the study in the file `out`."""
+    return f"{out}.parts/{num_ranks}.h5"
+
+
+def make_folder(part: str) -> None:
+    """Make the folder of parts, if this is the first.
+
+    Raises
+    ------
+    StorageError
+        It cannot be made.
+    """
+    try:
+        Path(part).parent.mkdir(exist_ok=True)
+    except OSError as error:
+        raise StorageError(f"cannot make the folder {Path(part).parent}: {error.strerror}") from error
+
+
+def gathered(out: str) -> StudyFile | None:
+    """Put together what all files of a study hold; None if there are no files.
+
+    Raises
+    ------
+    DataError
+        They are not of one study on machines of one kind, or one cannot be read.
+    """
+    paths = _files_of(out)
+    if not paths:
+        return None
+    files = [_read_part(path) for path in paths]
+    for path, file in zip(paths[1:], files[1:], strict=True):
+        _check_same_part(paths[0], files[0], path, file)
+    first = min(files, key=lambda file: file.origin["started"])
+    return StudyFile(first.study, first.facts, first.origin, joined([file.samples for file in files]))
+
+
+def _files_of(out: str) -> list[str]:
+    """Return the files of a study: its parts, and then what was put together before."""
+    parts = sorted(Path(f"{out}.parts").glob("*.h5"), key=lambda path: (len(path.name), path.name))
+    return [*map(str, parts), *[out] * os.path.lexists(out)]
+
+
+def _read_part(path: str) -> StudyFile:
+    try:
+        return read_study(path)
+    except DataError as error:
+        raise DataError(f"{error}; move it away, and the command that began the study measures it again") from error
+
+
+def _check_same_part(first_path: str, first: StudyFile, path: str, other: StudyFile) -> None:
+    differing = differences(first.study, other.study) + tables.differing_facts(first.facts, other.facts)
+    if differing:
+        raise DataError(
+            f"{first_path} and {path} cannot be put together: {'; '.join(differing)}; remove one of them and measure "
+            "it again like the others (under SLURM, --constraint chooses nodes of one kind)"
+        )

@@ -3,7 +3,7 @@
 import re
 import subprocess
 import sys
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import gymnasium
@@ -11,15 +11,20 @@ import pytest
 from jobs import job_environment
 from made_up_comparisons import ENV, ENV_S, FACTS, SIZES, TIMES, made_up, make_comparison
 
-from mpi_rollout.bench.compare import estimate, figures, report
+from mpi_rollout.bench.commands import SYSTEMS
+from mpi_rollout.bench.compare import figures, report, runner
 from mpi_rollout.bench.compare.analysis import Analysis, verdict
-from mpi_rollout.bench.compare.command import SYSTEMS
-from mpi_rollout.bench.compare.comparison import Comparison, Point
-from mpi_rollout.bench.compare.estimate import Probe
-from mpi_rollout.bench.compare.facts import facts_now
-from mpi_rollout.bench.compare.file import ComparisonFile, check_same_comparison, read_comparison
-from mpi_rollout.bench.compare.samples import Samples
-from mpi_rollout.bench.compare.systems import envpool_id, reason_to_skip, systems_of
+from mpi_rollout.bench.compare.comparison import (
+    Comparison,
+    ComparisonFile,
+    Point,
+    Samples,
+    check_same_comparison,
+    read_comparison,
+)
+from mpi_rollout.bench.compare.runner import Probe
+from mpi_rollout.bench.compare.systems import envpool_id, facts_now, reason_to_skip, systems_of
+from mpi_rollout.bench.plan import STORED, JobOptions, as_stored
 from mpi_rollout.bench.statistics import Interval, NoFit
 from mpi_rollout.cli import main
 from mpi_rollout.errors import DataError, UsageError
@@ -123,15 +128,15 @@ def test_an_env_of_somebody_else_is_not_taken_for_one_of_envpool_of_the_same_nam
 def test_the_estimate_grows_with_what_is_to_be_done():
     short = make_comparison()
     look = Probe(0.01, 1e-5, 1e-5)
-    one = estimate.point_s(short, 4, 10, look)
+    one = runner.point_s(short, 4, 10, look)
     assert 10 * 5 * 0.25 < one < 10 * 5 * 0.5  # Turns of 0.25 s, and little else.
-    assert estimate.point_s(short, 4, 20, look) == pytest.approx(2 * one)
-    long_to_make = estimate.point_s(short, 4, 10, look._replace(make_s=1.01))
+    assert runner.point_s(short, 4, 20, look) == pytest.approx(2 * one)
+    long_to_make = runner.point_s(short, 4, 10, look._replace(make_s=1.01))
     assert long_to_make - one == pytest.approx(10 * 4 * 1.0 / 2)  # 40 envs, on two cores.
-    long_to_reset = estimate.point_s(short, 4, 10, look._replace(reset_s=1.00001))
+    long_to_reset = runner.point_s(short, 4, 10, look._replace(reset_s=1.00001))
     assert long_to_reset - one == pytest.approx(10 * 5 * 4 * 1.0)
     slow = Probe(0.01, 1e-5, 1.0)  # A step of all envs takes longer than the window.
-    assert estimate.point_s(short, 4, 1, slow) > 5 * 2 * 4.0
+    assert runner.point_s(short, 4, 1, slow) > 5 * 2 * 4.0
 
 
 def test_the_help_names_all_systems():
@@ -178,7 +183,7 @@ def test_a_bare_loop_that_failed_leaves_rates_without_ratios():
 
 
 def test_who_is_ahead_is_said_for_each_number_of_envs(analysis: Analysis):
-    text = "\n".join(report.of_env(analysis, ENV))
+    text = "\n".join(report.env_lines(analysis, ENV))
     assert "fastest with 1 env: Gymnasium SyncVectorEnv\n" in text
     both = "fastest with 64 envs: mpi_rollout, 2 ranks; of all: Gymnasium vector_entry_point\n"
     assert both in text
@@ -304,12 +309,12 @@ def test_what_differs_is_said_in_the_words_of_the_command_line(file: ComparisonF
 
 def test_other_files_are_refused_with_what_they_are(tmp_path: Path, file: ComparisonFile, monkeypatch):
     path = str(tmp_path / "compare.h5")
-    monkeypatch.setattr("mpi_rollout.bench.compare.file.FORMAT_VERSION", 2)
+    monkeypatch.setattr("mpi_rollout.bench.compare.comparison.FORMAT_VERSION", 2)
     file.write(path, UPDATED)
     monkeypatch.undo()
     with pytest.raises(DataError, match="has format version 2, this program knows 1"):
         read_comparison(path)
-    monkeypatch.setattr("mpi_rollout.bench.compare.file.FORMAT", "mpi_rollout-scaling")
+    monkeypatch.setattr("mpi_rollout.bench.compare.comparison.FORMAT", "mpi_rollout-scaling")
     file.write(path, UPDATED)
     monkeypatch.undo()
     with pytest.raises(DataError, match="is no comparison of mpi_rollout, but of format 'mpi_rollout-scaling'"):
@@ -394,8 +399,8 @@ def test_a_comparison_without_a_result_has_no_picture(tmp_path: Path, file: Comp
             ("--env", "registered_envs:FailingAtOnce-v0"),
             "--env registered_envs:FailingAtOnce-v0: RuntimeError: the simulator",
         ),
-        (("--num-envs", "0,1"), "--num-envs must be whole numbers of at least 1, such as 1,2,4; got '0,1'"),
-        (("--ranks", "two"), "--ranks must be whole numbers of at least 1, such as 1,2,4; got 'two'"),
+        (("--num-envs", "0,1"), "--num-envs must be numbers of envs such as 1,16,64, got '0,1'"),
+        (("--ranks", "two"), "--ranks must be numbers of ranks such as 1,2,4, got 'two'"),
         (("--systems", "gym"), "--systems: there is no gym; there are bare,"),
         (("--systems", " ,"), "--systems must be names such as mpi-1,sync, got ' ,'; leave it out for all"),
         (("--timeout-s", "0"), "--timeout-s must be more than 0 and finite, got 0"),
@@ -433,4 +438,7 @@ def test_telling_what_compare_can_do_loads_no_mpi_and_none_of_the_systems():
 
 def test_a_comparison_is_the_same_when_it_is_made_of_what_was_stored():
     comparison = make_comparison()
-    assert Comparison(**asdict(comparison)) == comparison
+    stored = as_stored(comparison)
+    assert stored["repeats"] == comparison.jobs.repeats and "jobs" not in stored
+    jobs = JobOptions(**{name: stored.pop(name) for name in STORED})
+    assert Comparison(**stored, jobs=jobs) == comparison

@@ -11,10 +11,10 @@ from jobs import Job, Result, are_gone, processes_in
 from made_up_studies import made_up as made_up_study
 from made_up_studies import make_study
 
-from mpi_rollout.bench.compare.file import ComparisonFile, read_comparison
+from mpi_rollout.bench.compare.comparison import ComparisonFile, read_comparison
 from mpi_rollout.bench.compare.processes import Processes
 from mpi_rollout.bench.compare.systems import systems_of
-from mpi_rollout.bench.jobs import Stop
+from mpi_rollout.bench.jobs import JobRunner, Stop
 
 COUNTING = "registered_envs:Counting-v0"
 TINY = ("--ranks", "2", "--window-s", "0.02", "--out", "compare.h5")
@@ -130,14 +130,15 @@ def test_the_file_of_another_study_is_refused_and_left_as_it_is(job: Job):
 
 def states(processes: Processes) -> set[str]:
     """Of all of a system's processes, as the kernel has them: T is stopped."""
-    stats = [Path(f"/proc/{each}/stat").read_text() for each in processes._members]
+    stats = [Path(f"/proc/{each.pid}/stat").read_text() for each in processes._members]
     return {stat.rpartition(")")[2].split()[0] for stat in stats}
 
 
 @pytest.mark.parametrize(("name", "num_processes"), [("sync", 1), ("async", 4)])
 def test_who_has_no_turn_is_stopped(tmp_path: Path, name: str, num_processes: int):
     system = systems_of((1,), 2)[name]
-    processes = Processes(system, "CartPole-v1", 2, [], tmp_path, "mark", 60.0, Stop())
+    jobs = JobRunner(tmp_path, "", 60.0, Stop())
+    processes = Processes(system, "CartPole-v1", 2, [], "mark", jobs)
     try:
         for num_envs in (3, 3):
             processes.make(num_envs)

@@ -13,8 +13,8 @@ from made_up_studies import made_up, make_study
 
 from mpi_rollout.bench.scaling import figures
 from mpi_rollout.bench.scaling.analysis import PHASES, Analysis
-from mpi_rollout.bench.scaling.file import StudyFile
 from mpi_rollout.bench.scaling.samples import Samples
+from mpi_rollout.bench.scaling.study import StudyFile
 from mpi_rollout.cli import main
 from mpi_rollout.commands.style import BLUE
 

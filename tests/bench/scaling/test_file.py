@@ -8,8 +8,8 @@ import h5py
 import pytest
 from made_up_studies import FACTS, ORIGIN, RUN, edited, made_up, make_study
 
-from mpi_rollout.bench.scaling.file import StudyFile, check_same_study, read_study
 from mpi_rollout.bench.scaling.samples import Samples
+from mpi_rollout.bench.scaling.study import StudyFile, check_same_study, read_study
 from mpi_rollout.bench.tables import replaced
 from mpi_rollout.errors import DataError, StorageError, UsageError
 
@@ -54,7 +54,8 @@ def test_h5py_alone_reads_all_of_it(tmp_path: Path, file: StudyFile):
 def test_a_file_that_cannot_be_written_leaves_the_one_before(tmp_path: Path, file: StudyFile, monkeypatch):
     path = str(tmp_path / "study.h5")
     file.write(path, UPDATED)
-    monkeypatch.setattr(StudyFile, "_fill", lambda self, _: (_ for _ in ()).throw(OSError(28, "No space left")))
+    full = OSError(28, "No space left")
+    monkeypatch.setattr("mpi_rollout.bench.tables.add_table", lambda *_: (_ for _ in ()).throw(full))
     with pytest.raises(StorageError, match=r"--out .*study\.h5: cannot write .*study\.h5\.new: .*No space left"):
         replace(file, samples=Samples()).write(path, UPDATED)
     monkeypatch.undo()
@@ -159,6 +160,6 @@ def test_what_fails_while_a_file_is_written_leaves_the_one_before_and_nothing_be
 
 def test_a_mistake_of_ours_in_reading_is_no_damage(tmp_path: Path, file: StudyFile, monkeypatch: pytest.MonkeyPatch):
     file.write(str(tmp_path / "study.h5"), UPDATED)
-    monkeypatch.setattr("mpi_rollout.bench.scaling.file.facts_of", lambda contents: contents["a mistake"])
+    monkeypatch.setattr("mpi_rollout.bench.tables.Contents.study", lambda contents, *_: contents["a mistake"])
     with pytest.raises(TypeError):
         read_study(str(tmp_path / "study.h5"))

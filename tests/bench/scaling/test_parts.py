@@ -9,9 +9,8 @@ from jobs import Job, Result
 from made_up_studies import FACTS, made_up, make_study
 from studies import LAUNCHER, STUDY, started, stored, study
 
-from mpi_rollout.bench.scaling.file import StudyFile, read_study
-from mpi_rollout.bench.scaling.parts import gathered, make_folder, part_of
 from mpi_rollout.bench.scaling.samples import Samples, joined, of_ranks
+from mpi_rollout.bench.scaling.study import StudyFile, gathered, make_folder, part_of, read_study
 from mpi_rollout.errors import DataError
 
 RANKS = (1, 2, 4)
@@ -125,7 +124,7 @@ def test_jobs_that_failed_are_done_again_if_one_asks_for_it(job: Job):
     assert [(each["num_ranks"], each["repeat"]) for each in found["jobs"]] == [(2, 0), (2, 1)]
     assert found["num_failed"] == 0
     assert study(job, "--only", "2", "--redo-failed").code == 0 and started(job) == ["2", "2", "2"]
-    assert gather(job).code == 0 and stored(job).samples.num_failed == 0 and len(stored(job).samples.jobs) == 6
+    assert gather(job).code == 0 and stored(job).samples.failed == set() and len(stored(job).samples.jobs) == 6
 
 
 def test_a_damaged_part_is_named_with_the_way_out(tmp_path):

@@ -11,7 +11,7 @@ import pytest
 from jobs import Job, Running, processes_in
 from studies import ALL, LAUNCHER, STUDY, start, started, stored, study
 
-from mpi_rollout.bench.scaling.study import Point
+from mpi_rollout.bench.scaling.samples import Point
 from mpi_rollout.bench.statistics import median_interval
 
 
@@ -21,7 +21,7 @@ def test_a_study_runs_all_jobs_in_its_stored_order_after_a_warm_up(job: Job):
     file = stored(job)
     assert started(job) == ["4", *(str(point.num_ranks) for point in file.study.order())]
     assert [each.point for each in file.samples.jobs] == file.study.order()
-    assert file.study.order_seed == 3 and file.study.num_ranks == (1, 2, 4)  # 1 is for the base case.
+    assert file.study.jobs.order_seed == 3 and file.study.num_ranks == (1, 2, 4)  # 1 is for the base case.
     assert file.origin["command"].startswith("python -m mpi_rollout scaling strong --env CartPole-v1")
     assert result.out.splitlines()[-1] == "file: study.h5"
     assert sorted(each.name for each in job.folder.iterdir()) == ["log", "study.h5"]
@@ -49,7 +49,7 @@ def test_a_warm_up_that_fails_is_told_and_the_study_goes_on(job: Job):
     result = study(job, FAIL="4")
     assert result.code == 70
     assert result.messages[0].startswith("the warm-up, 4 ranks, failed: exit code 70: rank 1 (node7)")
-    assert stored(job).samples.num_failed == 2
+    assert len(stored(job).samples.failed) == 2
 
 
 @pytest.mark.parametrize("trouble", ["HANG", "ZOMBIE"])
@@ -91,7 +91,7 @@ def test_a_study_that_is_stopped_is_continued_by_the_same_command(job: Job, numb
     assert again.code == 0, again.err
     assert len(started(job)) == 1 + 6 - num_done  # And a warm-up.
     assert Counter(str(each.num_ranks) for each in stored(job).samples.jobs) == ALL
-    assert stored(job).samples.num_failed == 0
+    assert stored(job).samples.failed == set()
 
 
 def test_a_study_that_was_killed_is_continued_too(job: Job):

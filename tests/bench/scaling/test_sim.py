@@ -18,8 +18,7 @@ from jobs import HELPERS, Job, Result, processes_in
 from made_up_studies import edited, made_up, make_study
 
 from mpi_rollout.bench.scaling.sim.analysis import SimulationAnalysis
-from mpi_rollout.bench.scaling.sim.file import read_simulation
-from mpi_rollout.bench.scaling.sim.question import Envs
+from mpi_rollout.bench.scaling.sim.simulation import Envs, read_simulation
 from mpi_rollout.bench.sleeping import SleepingEnv
 from mpi_rollout.cli import main
 from mpi_rollout.core.layout import SlotLayout

@@ -1,6 +1,6 @@
 """What a study is made of, and what its samples show."""
 
-from dataclasses import asdict, fields, replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -8,13 +8,13 @@ from fake_launcher import ALPHA_S, BARE_PER_S, BETA_S, ROOT_S, outcome
 from made_up_studies import made_up, make_study
 
 from mpi_rollout.bench import statistics
-from mpi_rollout.bench.machine import machine_facts
-from mpi_rollout.bench.plan import arguments_of
+from mpi_rollout.bench.plan import arguments_of, run_command
 from mpi_rollout.bench.scaling import report
 from mpi_rollout.bench.scaling.analysis import Analysis
 from mpi_rollout.bench.scaling.samples import Samples, ranges
-from mpi_rollout.bench.scaling.study import Study, differences
+from mpi_rollout.bench.scaling.study import differences
 from mpi_rollout.bench.statistics import NoFit
+from mpi_rollout.bench.workplace import machine_facts
 from mpi_rollout.cli import make_parser
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.errors import UsageError
@@ -29,7 +29,7 @@ def test_each_repeat_has_all_numbers_of_ranks_in_an_order_of_its_own_which_the_s
     assert [point.repeat for point in order] == sorted(6 * list(range(6)))
     assert all(sorted(block) == list(RANKS) for block in blocks) and len(set(map(tuple, blocks))) > 1
     assert order == make_study(num_ranks=RANKS, repeats=6).order()
-    assert order != Study(**{**asdict(study), "order_seed": 1}).order()
+    assert order != replace(study, jobs=replace(study.jobs, order_seed=1)).order()
 
 
 @pytest.mark.parametrize(("kind", "num_envs"), [("strong", [512, 512]), ("weak", [64, 256])])
@@ -53,7 +53,8 @@ def test_the_command_of_a_job_says_its_whole_configuration(run):
 
 
 def test_a_launcher_with_options_comes_before_the_number_of_ranks():
-    command = make_study().command("srun --mpi=pmix", "/usr/bin/python3", 4, "run.h5")
+    config = make_study().config(4, "run.h5")
+    command = run_command("srun --mpi=pmix", 4, config, "/usr/bin/python3")
     assert command[:8] == ["srun", "--mpi=pmix", "-n", "4", "/usr/bin/python3", "-m", "mpi_rollout", "run"]
 
 
@@ -69,7 +70,10 @@ def test_a_launcher_with_options_comes_before_the_number_of_ranks():
 )
 def test_what_no_study_can_be_is_refused(change, words):
     with pytest.raises(UsageError) as refusal:
-        Study(**{**asdict(make_study()), **change})
+        study = make_study()
+        if "size" in change:
+            replace(study, **change)
+        replace(study, jobs=replace(study.jobs, **change))
     assert words in str(refusal.value)
 
 

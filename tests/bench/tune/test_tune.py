@@ -13,10 +13,9 @@ import tuned_envs
 from jobs import CLONE, HELPERS, Job, Result, processes_in
 
 from mpi_rollout.bench.env_probe import EnvFigures, measure_env, probe_env
-from mpi_rollout.bench.jobs import Stop
-from mpi_rollout.bench.tune.candidates import Candidate, Costs, candidates, narrow
+from mpi_rollout.bench.jobs import JobRunner, Stop
+from mpi_rollout.bench.tune.candidates import Candidate, Costs, Trial, candidates, choose, limit_of, narrow, rated
 from mpi_rollout.bench.tune.report import Subject, command, memory_lines, size, trial_lines
-from mpi_rollout.bench.tune.trials import Trial, choose, limit_of, rated
 from mpi_rollout.cli import main
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.partition import Division
@@ -172,7 +171,7 @@ def test_an_env_is_measured_as_it_is():
 def test_memory_of_an_env_is_measured_in_a_process_that_has_freed_none(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", f"{CLONE}:{HELPERS}")
     options = {"env_factory": "tuned_envs:Plain", "env_kwargs": {"heavy": True}, "num_envs": 6}
-    found = probe_env(options, tmp_path, 60.0, Stop(), 0.1)
+    found = probe_env(options, JobRunner(tmp_path, "", 60.0, Stop()), 0.1)
     assert found.bytes_per_env == pytest.approx(tuned_envs.HEAVY_BYTES, rel=0.1)
 
 

@@ -8,8 +8,8 @@ import pytest
 from slurm_cluster import NODES
 from submissions import SCRIPTS, Submissions, one_mpi, with_srun
 
-from mpi_rollout.bench.scaling.file import StudyFile, read_study
-from mpi_rollout.bench.scaling.study import Point
+from mpi_rollout.bench.scaling.samples import Point
+from mpi_rollout.bench.scaling.study import StudyFile, read_study
 
 RANKS = (1, 2, 3)
 # One step a job: what counts is which jobs there are, not what they measure.
@@ -35,7 +35,7 @@ def study_of(submit: Submissions) -> StudyFile:
     """The study, when it is known that it has all its jobs and its picture."""
     file = read_study(str(submit.folder / "study.h5"))
     assert file.samples.points == {Point(ranks, repeat) for ranks in RANKS for repeat in range(2)}
-    assert file.samples.num_failed == 0 and {submit.mpi in each.mpi_library for each in file.samples.jobs} == {True}
+    assert file.samples.failed == set() and {submit.mpi in each.mpi_library for each in file.samples.jobs} == {True}
     draws = submit.mpi == "Open MPI"  # The other virtual environment has no matplotlib.
     assert [name for name in PICTURES if (submit.folder / name).exists()] == [*PICTURES] * draws
     assert ("there is no picture of study.h5" in logs(submit)) != draws

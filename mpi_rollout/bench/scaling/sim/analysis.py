@@ -3,17 +3,10 @@
 import math
 from dataclasses import dataclass
 
-from mpi_rollout.bench.model import (
-    Calibration,
-    Constants,
-    ceiling,
-    predict,
-    saturation,
-)  # fmt: skip
+from mpi_rollout.bench.model import Calibration, Constants, ceiling, predict, saturation
 from mpi_rollout.bench.scaling.samples import Job
-from mpi_rollout.bench.scaling.sim.file import SimulationFile
 from mpi_rollout.bench.scaling.sim.fitting import Fitting, exchange_s
-from mpi_rollout.bench.scaling.sim.question import Setting
+from mpi_rollout.bench.scaling.sim.simulation import Setting, SimulationFile
 from mpi_rollout.bench.statistics import Interval, median_interval
 
 ON_ROOT = 0  # The fragment length of curves with the policy on the root.
@@ -114,12 +107,12 @@ class SimulationAnalysis:
         elif isinstance(self.fitting.result, Calibration):
             self.constants = self.fitting.result.constants
         self._work = file.envs.workload(self._question.envs_per_rank)
-        self.curves = [] if self.constants is None else [self._curve(each) for each in self._lengths]
-        self.checks = [] if self.constants is None else self._checks()
-
-    @property
-    def _lengths(self) -> tuple[int, ...]:
-        return (ON_ROOT, *self._question.fragment_lengths)
+        self.curves: list[Curve] = []
+        self.checks: list[Check] = []
+        if self.constants is not None:
+            lengths = ON_ROOT, *self._question.fragment_lengths
+            self.curves = [self._curve(self.constants, length) for length in lengths]
+            self.checks = self._checks(self.constants)
 
     @property
     def origin(self) -> str:
@@ -137,33 +130,33 @@ class SimulationAnalysis:
             f"{100 * fitting.result.worst_error:.0f} %"
         )
 
-    def _curve(self, length: int) -> Curve:
+    def _curve(self, constants: Constants, length: int) -> Curve:
         work, fragment = self._work, length or None
-        rows = [self._row(length, ranks) for ranks in self._question.num_ranks]
-        others = [saturation(each, work, fragment) for each in self.fitting.refits]
+        others = [saturation(refit, work, fragment) for refit in self.fitting.refits]
         return Curve(
             fragment_length=length,
-            rows=rows,
-            saturation=saturation(self.constants, work, fragment),
-            saturations=sorted(math.inf if each is None else each for each in others),
-            ceiling=ceiling(self.constants, work, fragment),
+            rows=[self._row(constants, length, num_ranks) for num_ranks in self._question.num_ranks],
+            saturation=saturation(constants, work, fragment),
+            saturations=sorted(math.inf if num_ranks is None else num_ranks for num_ranks in others),
+            ceiling=ceiling(constants, work, fragment),
         )
 
-    def _row(self, length: int, num_ranks: int) -> CurveRow:
-        step = predict(self.constants, self._work, num_ranks, length or None)
-        others = [predict(each, self._work, num_ranks, length or None).efficiency for each in self.fitting.refits]
+    def _row(self, constants: Constants, length: int, num_ranks: int) -> CurveRow:
+        step = predict(constants, self._work, num_ranks, length or None)
+        others = [predict(refit, self._work, num_ranks, length or None).efficiency for refit in self.fitting.refits]
         num_envs = num_ranks * self._work.envs_per_rank
         parts = step.env_s, step.waiting_s, step.exchange_s, step.policy_s
         span = min(others, default=step.efficiency), max(others, default=step.efficiency)
         return CurveRow(length, num_ranks, num_envs, *parts, step.efficiency, *span, num_envs / step.seconds)
 
-    def _checks(self) -> list[Check]:
-        found = [self._check(setting, jobs) for setting, jobs in self.fitting.done.items() if setting.is_check]
-        return sorted(found, key=lambda check: check.num_ranks)
+    def _checks(self, constants: Constants) -> list[Check]:
+        done = self.fitting.done.items()
+        checks = [self._check(constants, setting, jobs) for setting, jobs in done if setting.is_check]
+        return sorted(checks, key=lambda check: check.num_ranks)
 
-    def _check(self, setting: Setting, jobs: list[Job]) -> Check:
+    def _check(self, constants: Constants, setting: Setting, jobs: list[Job]) -> Check:
         crowded = jobs[0].oversubscribed
-        step = predict(self.constants, self.fitting.workload(setting), setting.num_ranks)
+        step = predict(constants, self.fitting.workload(setting), setting.num_ranks)
         computed_s = step.seconds + crowded * self.fitting.sharing_s * setting.num_ranks
         measured = median_interval([job.seconds / job.num_steps for job in jobs])
         return Check(
@@ -182,7 +175,8 @@ class SimulationAnalysis:
         )
 
     def efficiency(self, check: Check) -> Interval:
-        """Measured: the time that the envs need by themselves, over that of a step."""
-        setting = next(each for each in self.fitting.done if each.is_check and each.num_ranks == check.num_ranks)
+        """Return the measured one: the time that the envs need by themselves, over that of a step."""
+        checked = [setting for setting in self.fitting.done if setting.is_check]
+        setting = next(setting for setting in checked if setting.num_ranks == check.num_ranks)
         env_s = setting.envs_per_rank * self.fitting.env_step_s(setting)
         return Interval(env_s / check.measured_s, env_s / check.high_s, env_s / check.low_s, check.coverage)

@@ -1,21 +1,28 @@
 """The picture of a simulation: what was measured as markers, what was computed as lines."""
 
 import math
+from collections.abc import Iterator
 from itertools import cycle
-from typing import Any
+from typing import TYPE_CHECKING
 
 from mpi_rollout.bench.scaling.sim import report
 from mpi_rollout.bench.scaling.sim.analysis import Curve, SimulationAnalysis
-from mpi_rollout.bench.scaling.sim.file import SimulationFile, read_simulation
+from mpi_rollout.bench.scaling.sim.simulation import SimulationFile, read_simulation
+from mpi_rollout.bench.statistics import reaches
 from mpi_rollout.commands import style
 from mpi_rollout.errors import DataError
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 CURVES = ((style.BLUE, "-"), (style.RED, "--"), (style.GREEN, "-."), (style.PURPLE, ":"))
 PARTS = {
-    "env_s": ("envs", style.GREY, "-"), "exchange_s": ("exchange and root", style.GREEN, "--"),
-    "policy_s": ("policy", style.ORANGE, "-."), "waiting_s": ("waiting for the slowest", style.PURPLE, ":"),
-}  # fmt: skip
-"""Of a computed step: the name, colour and line of each attribute of `CurveRow`."""
+    "env_s": ("envs", style.GREY, "-"),
+    "exchange_s": ("exchange and root", style.GREEN, "--"),
+    "policy_s": ("policy", style.ORANGE, "-."),
+    "waiting_s": ("waiting for the slowest", style.PURPLE, ":"),
+}
+"""The parts of a computed step by the attributes of `CurveRow`: name, colour and line."""
 
 
 def plot_simulation(path: str) -> list[str]:
@@ -44,29 +51,29 @@ def plot_simulation(path: str) -> list[str]:
     return style.save_study(figure, path.removesuffix(".h5"))
 
 
-def _name(axes: Any, panel: Any, title: str, place: str) -> None:
-    """The legend of a panel, in one of its own."""
+def _name(axes: "Axes", panel: "Axes", title: str, place: str) -> None:
+    """Draw the legend of a panel, in a panel of its own."""
     axes.axis("off")
-    if axes.get_legend() is not None:
-        axes.add_artist(axes.get_legend())  # Else the next one takes its place.
+    if (other := axes.get_legend()) is not None:
+        axes.add_artist(other)  # Else the next one takes its place.
     handles, labels = panel.get_legend_handles_labels()
-    style.legend(axes, handles=handles, labels=labels, loc=place, borderaxespad=0, title=title, alignment="left",
-                 title_fontproperties={"weight": "bold", "size": style.SMALL})  # fmt: skip
+    heading: style.Look = {"title": title, "title_fontproperties": {"weight": "bold", "size": style.SMALL}}
+    style.legend(axes, handles=handles, labels=labels, loc=place, borderaxespad=0, alignment="left", **heading)
 
 
 def _words(file: SimulationFile, analysis: SimulationAnalysis) -> list[str]:
-    """What was computed, then the fine print."""
+    """Return what was computed, then the fine print."""
     subject, _, place = report.title(file).partition(": ")
     constants = report.constants(analysis.constants) if analysis.constants else ""
     return [subject[0].upper() + subject[1:], place, report.workload(file), f"constants {analysis.origin}", constants]
 
 
-def _styled(curves: list[Curve]) -> list[tuple[Curve, dict[str, Any]]]:
-    looks = cycle({"color": color, "linestyle": line} for color, line in CURVES)
+def _styled(curves: list[Curve]) -> list[tuple[Curve, style.Look]]:
+    looks: Iterator[style.Look] = cycle({"color": color, "linestyle": line} for color, line in CURVES)
     return list(zip(curves, looks, strict=False))
 
 
-def _plot_efficiencies(axes: Any, analysis: SimulationAnalysis) -> None:
+def _plot_efficiencies(axes: "Axes", analysis: SimulationAnalysis) -> None:
     style.frame(axes, "Efficiency: the envs' share of the time", "ranks")
     for curve, look in _styled(analysis.curves):
         ranks = [row.num_ranks for row in curve.rows]
@@ -82,27 +89,28 @@ def _plot_efficiencies(axes: Any, analysis: SimulationAnalysis) -> None:
     _number_ranks(axes, analysis)
 
 
-def _plot_checks(axes: Any, analysis: SimulationAnalysis, is_crowded: bool) -> None:
-    """Medians and intervals; open where ranks share cores, with a cross where the model has such ranks."""
+def _plot_checks(axes: "Axes", analysis: SimulationAnalysis, is_crowded: bool) -> None:
+    """Draw medians and intervals; open where ranks share cores, with a cross where the model has such ranks."""
     some = [check for check in analysis.checks if check.oversubscribed == is_crowded]
     if not some:
         return
-    ranks, found = [check.num_ranks for check in some], [analysis.efficiency(check) for check in some]
-    lengths = [[each.median - each.low for each in found], [each.high - each.median for each in found]]
+    ranks, intervals = [check.num_ranks for check in some], [analysis.efficiency(check) for check in some]
+    medians = [interval.median for interval in intervals]
     label = "measured" + ", more ranks than cores" * is_crowded
-    axes.errorbar(ranks, [each.median for each in found], lengths, label=label, **_measured(is_crowded))
+    axes.errorbar(ranks, medians, reaches(intervals), label=label, **_measured(is_crowded))
     if is_crowded:
-        computed = [each.median * check.measured_s / check.computed_s for each, check in zip(found, some, strict=True)]
+        errors = [check.measured_s / check.computed_s for check in some]
+        computed = [median * error for median, error in zip(medians, errors, strict=True)]
         axes.plot(ranks, computed, "x", color=style.RED, label="computed for ranks that share these cores")
 
 
-def _measured(is_crowded: bool) -> dict[str, Any]:
-    """How measured points look."""
-    return {"fmt": "o", "color": style.DARK, "markersize": 5, "capsize": 3,
-            "markerfacecolor": "w" if is_crowded else style.DARK}  # fmt: skip
+def _measured(is_crowded: bool) -> style.Look:
+    """Return how measured points look."""
+    look: style.Look = {"fmt": "o", "color": style.DARK, "markersize": 5, "capsize": 3}
+    return look | {"markerfacecolor": "w" if is_crowded else style.DARK}
 
 
-def _plot_rates(axes: Any, analysis: SimulationAnalysis) -> None:
+def _plot_rates(axes: "Axes", analysis: SimulationAnalysis) -> None:
     style.frame(axes, "Env steps per second", "ranks")
     root = analysis.curves[0]
     ranks, alone = [row.num_ranks for row in root.rows], [row.num_envs / row.env_s for row in root.rows]
@@ -117,7 +125,7 @@ def _plot_rates(axes: Any, analysis: SimulationAnalysis) -> None:
     _number_ranks(axes, analysis)
 
 
-def _plot_steps(axes: Any, analysis: SimulationAnalysis) -> None:
+def _plot_steps(axes: "Axes", analysis: SimulationAnalysis) -> None:
     style.frame(axes, "A step, policy on the root (computed)", "ranks", "ms")
     rows = analysis.curves[0].rows
     for attribute, (name, color, line) in PARTS.items():
@@ -126,11 +134,12 @@ def _plot_steps(axes: Any, analysis: SimulationAnalysis) -> None:
             axes.plot([row.num_ranks for row in rows], values, linestyle=line, color=color, label=name)
     some = [check for check in analysis.checks if check.num_ranks > 1]
     if some:
-        ranks, values = zip(*((check.num_ranks, 1e3 * check.measured_exchange_s) for check in some), strict=True)
-        axes.plot(ranks, values, "s", color=style.GREEN, markerfacecolor="w", label="exchange and root, measured")
+        ranks = [check.num_ranks for check in some]
+        measured = [1e3 * check.measured_exchange_s for check in some]
+        axes.plot(ranks, measured, "s", color=style.GREEN, markerfacecolor="w", label="exchange and root, measured")
     style.log_y(axes)
     _number_ranks(axes, analysis)
 
 
-def _number_ranks(axes: Any, analysis: SimulationAnalysis) -> None:
+def _number_ranks(axes: "Axes", analysis: SimulationAnalysis) -> None:
     style.count_x(axes, [row.num_ranks for row in analysis.curves[0].rows], most=6)
