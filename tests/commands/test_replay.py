@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 from jobs import Job
 
-from mpi_rollout.commands.replay import choose
+from mpi_rollout.commands.replay import choose, differences_of
+from mpi_rollout.config import RolloutConfig
+from mpi_rollout.envs.env_maker import maker_of
 from mpi_rollout.storage.schema import EPISODE
 
 MOODY = """
@@ -140,6 +142,22 @@ def test_a_changed_reward_with_a_good_checksum_is_found(job: Job):
     assert "in its step 3: rewards is 2.0 in the file, 1.0 in the replay" in (
         job(None, "verify", str(path), "--replay", "1").err
     )
+
+
+def test_a_change_in_any_row_of_an_episode_is_found(job: Job):
+    """From its reset to its last step and the observation after that."""
+    path = job.collect(None, "--env", "CartPole-v1", "--num-envs", "1", "--num-steps", "9", "--progress", "none")
+    with h5py.File(path, "r+") as file:
+        make, episodes = maker_of(RolloutConfig.from_json(file.attrs["config"], "")), file["episodes"][...]
+        assert episodes["length"].tolist() == [9] and list(differences_of(file, make, [*episodes])) == []
+        for name, num_rows in (("rewards", 9), ("terminations", 9), ("truncations", 9), ("observations", 10)):
+            rows = file[f"trajectories/{name}"]
+            for row in range(num_rows):
+                before = rows[row]
+                rows[row] = ~before if before.dtype == bool else before + 1
+                [words] = differences_of(file, make, [*episodes])
+                assert f"differs in its step {row}: {name}" in words
+                rows[row] = before
 
 
 def test_an_env_that_cannot_be_made_any_more_is_told_in_one_line(job: Job):

@@ -8,7 +8,16 @@ import pytest
 from jobs import Job, assert_same_bytes, datasets
 
 from mpi_rollout.core import clock as clock_module
-from mpi_rollout.core.clock import ASK_AGAIN_S, ASK_EVERY_S, LEAST_MARGIN_S, Deadline, process_start, seconds_of
+from mpi_rollout.core.clock import (
+    ASK_AGAIN_S,
+    ASK_EVERY_S,
+    LEAST_MARGIN_S,
+    PHASES,
+    Clock,
+    Deadline,
+    process_start,
+    seconds_of,
+)
 from mpi_rollout.errors import UsageError
 
 pytestmark = pytest.mark.any_mpi
@@ -16,6 +25,17 @@ pytestmark = pytest.mark.any_mpi
 RUN = ("--env-factory", "stopping_envs:Slow", "--num-envs", "4", "--progress", "none")
 RUN += ("--policy", "stopping_envs:counting")
 NOW = 1_000_000.0
+
+
+def test_each_phase_gets_the_time_since_the_last_lap_and_a_restart_gives_it_to_none(monkeypatch: pytest.MonkeyPatch):
+    times = iter((10.0, 10.5, 12.5, 13.0, 20.0, 21.0))
+    monkeypatch.setattr(clock_module, "perf_counter", lambda: next(times))
+    clock = Clock()
+    assert clock.seconds == dict.fromkeys(PHASES, 0.0)
+    assert [clock.lap("policy"), clock.lap("step"), clock.lap("policy")] == [0.5, 2.0, 0.5]
+    clock.restart()
+    assert clock.lap("wait") == 1.0 and clock.now == 21.0
+    assert {phase: s for phase, s in clock.seconds.items() if s} == {"policy": 1.0, "step": 2.0, "wait": 1.0}
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
-from envs import Image
+from envs import Counting, Image
 from failing_envs import RANK
 
 
@@ -131,3 +131,15 @@ class Closing(Image):
     def close(self):
         if self.how is not None:
             WAYS[self.how]()
+
+
+class Noting(Counting):
+    """Leaves a file when it is closed."""
+
+    def __init__(self, env_index: int):
+        super().__init__()
+        self.index = env_index
+
+    def close(self):
+        with open(f"closed.{self.index}", "a") as file:
+            file.write("once\n")
