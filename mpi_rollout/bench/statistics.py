@@ -174,7 +174,8 @@ def non_negative(columns: np.ndarray, values: np.ndarray, known: np.ndarray | fl
     if (values <= 0).any():
         raise NoFit("a value is not positive")
     relative, scale = _relative(columns, values)
-    _check_rank(int(np.linalg.matrix_rank(relative, rtol=1e-9)), columns)
+    singular = np.linalg.svd(relative, compute_uv=False)
+    _check_rank(int(np.count_nonzero(singular > 1e-9 * singular[0])), columns)
     return nnls(relative, 1 - known / values)[0] / scale
 
 
