@@ -7,6 +7,7 @@ import pytest
 from jobs import Job, are_gone, processes_in
 
 from mpi_rollout.errors import DataError, Interrupted, RolloutError
+from mpi_rollout.storage import child
 from mpi_rollout.storage.child import BLOCKED_SIGNALS, CRASH_SIGNALS, in_child
 
 STOPPED = """
@@ -77,3 +78,15 @@ def test_a_child_ends_with_its_parent(job: Job):
 def test_what_takes_more_memory_than_a_file_of_its_size_is_damaged():
     with pytest.raises(DataError, match=r"run\.h5: reading it takes more memory than a file of its size can need"):
         in_child("child_tasks:fill_memory", "run.h5")
+
+
+def test_a_signal_that_came_too_late_to_stop_anything_is_for_who_had_it_before():
+    numbers: list[int] = []
+    before = signal.signal(signal.SIGUSR2, lambda number, _: numbers.append(number))
+    try:
+        with child._heeding() as asked:
+            os.kill(os.getpid(), signal.SIGUSR2)
+            assert (asked, numbers) == ([signal.SIGUSR2], [])
+        assert numbers == [signal.SIGUSR2]
+    finally:
+        signal.signal(signal.SIGUSR2, before)

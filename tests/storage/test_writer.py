@@ -1,4 +1,4 @@
-"""The file: episodes found in columns, blocks written as they were, commits that outlive their writer."""
+"""The file: blocks written as they were, commits that outlive their writer."""
 
 import errno
 import hashlib
@@ -10,201 +10,20 @@ import signal
 import subprocess
 import sys
 import threading
-from itertools import pairwise
 from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
+from episode_rows import episodes_by_hand, table_of
 from gymnasium import spaces
 from jobs import assert_same_bytes, job_environment
 from written_data import IMAGES, LARGE_ROWS, PLAIN, RESULTS, SMALL, Feed, ending
 
 from mpi_rollout.core.layout import Block
-from mpi_rollout.core.seeding import SeedTable, episode_seeds
 from mpi_rollout.errors import StorageError, UsageError
 from mpi_rollout.storage.episodes import EpisodeTable
 from mpi_rollout.storage.reader import committed_episodes
-from mpi_rollout.storage.schema import CHUNK_NBYTES, EPISODE, SPAN_NBYTES, chunk_shape, rows_per_block
-
-# Episodes.
-
-
-def random_results(num_steps: int, num_envs: int, share_of_ends: float, seed: int) -> dict[str, np.ndarray]:
-    """Rewards and ends such as envs in NEXT_STEP mode give: after an end comes a row with neither."""
-    draws = np.random.default_rng(seed)
-    shape = (num_steps, num_envs)
-    columns = {
-        "rewards": draws.normal(size=shape) * 10.0 ** draws.integers(-8, 8, shape),
-        "terminations": draws.random(shape) < share_of_ends,
-        "truncations": draws.random(shape) < share_of_ends / 3,
-    }
-    for step in range(1, num_steps):
-        is_reset = columns["terminations"][step - 1] | columns["truncations"][step - 1]
-        for column in columns.values():
-            column[step, is_reset] = 0
-    return columns
-
-
-def episodes_by_hand(columns: dict[str, np.ndarray], seed: int) -> list[tuple]:
-    """Rows of /episodes, found one env after the other, step by step."""
-    num_steps, num_envs = columns["rewards"].shape
-    rows = []
-    for env in range(num_envs):
-        seeds, start, total, is_reset = episode_seeds(seed, env), 0, 0.0, False
-        for step in range(num_steps):
-            if is_reset:
-                start, total, is_reset = step + 1, 0.0, False
-                continue
-            total += float(columns["rewards"][step, env])
-            ends = bool(columns["terminations"][step, env]), bool(columns["truncations"][step, env])
-            is_reset = any(ends)
-            if is_reset or step == num_steps - 1:
-                rows.append((env, start, step - start + 1, total, next(seeds), *ends, False))
-    return sorted(rows, key=lambda row: (not (row[5] or row[6]), row[1] + row[2], row[0]))
-
-
-def table_of(columns: dict[str, np.ndarray], cuts: list[tuple[int, int, int]], seed: int) -> np.ndarray:
-    """Rows of /episodes, from (start of the block, first row, last row) one after the other."""
-    num_steps, num_envs = columns["rewards"].shape
-    table = EpisodeTable(num_envs, SeedTable(seed, num_envs))
-    taken = []
-    for block_start, first, stop in cuts:
-        block = Block(spaces.Discrete(2), spaces.Discrete(2), num_envs, 1, stop)
-        block.start = block_start
-        for name, column in columns.items():
-            block.named[name][first:stop] = column[block_start + first : block_start + stop]
-        table.add(block, first, stop)
-        taken.append(table.take(block_start + stop))
-    return np.concatenate([*taken, table.unfinished(num_steps)])
-
-
-def random_cuts(num_steps: int, seed: int) -> list[tuple[int, int, int]]:
-    """Blocks of 16 rows, each handed over in one or several pieces."""
-    draws = random.Random(seed)
-    cuts = []
-    for block_start in range(0, num_steps, 16):
-        num_rows = min(16, num_steps - block_start)
-        edges = sorted({0, num_rows, *draws.sample(range(num_rows), draws.randrange(min(4, num_rows)))})
-        cuts += [(block_start, first, stop) for first, stop in pairwise(edges)]
-    return cuts
-
-
-EPISODE_RUNS = [
-    (num_steps, num_envs, share, seed)
-    for seed, (num_steps, num_envs, share) in enumerate(
-        [
-            (1, 1, 0.5),
-            (1, 7, 0.5),
-            (5, 3, 0.0),
-            (40, 1, 0.2),
-            (100, 5, 0.05),
-            (200, 3, 0.5),
-            (64, 40, 0.3),
-            (33, 4, 1.0),
-        ]
-    )
-]
-
-
-@pytest.mark.parametrize(("num_steps", "num_envs", "share_of_ends", "seed"), EPISODE_RUNS)
-def test_the_episode_table_is_what_one_finds_step_by_step(
-    num_steps: int, num_envs: int, share_of_ends: float, seed: int
-):
-    columns = random_results(num_steps, num_envs, share_of_ends, seed)
-    found = table_of(columns, [(0, 0, num_steps)], seed)
-    assert found.dtype == EPISODE
-    assert found.tolist() == episodes_by_hand(columns, seed)
-
-
-@pytest.mark.parametrize(("num_steps", "num_envs", "share_of_ends", "seed"), EPISODE_RUNS)
-def test_how_a_run_is_cut_into_blocks_does_not_change_the_episode_table(
-    num_steps: int, num_envs: int, share_of_ends: float, seed: int
-):
-    columns = random_results(num_steps, num_envs, share_of_ends, seed)
-    for cut in range(5):
-        found = table_of(columns, random_cuts(num_steps, cut), seed)
-        assert found.tolist() == episodes_by_hand(columns, seed)
-
-
-@pytest.mark.parametrize(("num_steps", "num_envs", "share_of_ends", "seed"), EPISODE_RUNS)
-def test_every_transition_is_in_exactly_one_episode(num_steps: int, num_envs: int, share_of_ends: float, seed: int):
-    columns = random_results(num_steps, num_envs, share_of_ends, seed)
-    episodes = table_of(columns, random_cuts(num_steps, 0), seed)
-    num_episodes = np.zeros((num_steps, num_envs), int)
-    for row in episodes:
-        num_episodes[row["start"] : row["start"] + row["length"], row["env_index"]] += 1
-    is_reset = np.zeros((num_steps, num_envs), bool)
-    is_reset[1:] = (columns["terminations"] | columns["truncations"])[:-1]
-    assert (num_episodes == ~is_reset).all()
-    assert episodes["length"].sum() + is_reset.sum() == num_steps * num_envs
-
-
-def test_an_episode_is_taken_only_when_all_its_steps_are_committed():
-    columns = random_results(30, 3, 0.2, 1)
-    block = Block(spaces.Discrete(2), spaces.Discrete(2), 3, 1, 30)
-    for name, column in columns.items():
-        block.named[name][...] = column
-    table = EpisodeTable(3, SeedTable(1, 3))
-    table.add(block, 0, 30)
-    taken = []
-    for num_steps in range(31):
-        rows = table.take(num_steps).tolist()
-        assert all(start + length == num_steps for _, start, length, *_ in rows)
-        taken += rows
-    assert taken == [row for row in episodes_by_hand(columns, 1) if row[5] or row[6]]
-
-
-def test_without_seeds_per_episode_the_table_says_minus_one():
-    block = Block(spaces.Discrete(2), spaces.Discrete(2), 2, 1, 4)
-    block.named["terminations"][1] = True
-    table = EpisodeTable(2, None)
-    table.add(block, 0, 4)
-    assert np.concatenate([table.take(4), table.unfinished(4)])["seed"].tolist() == [-1] * 4
-
-
-# Chunks and blocks.
-
-
-@pytest.mark.parametrize(
-    ("shape", "dtype", "chunk"),
-    [
-        ((1024, 64, 4), "f4", (1024, 4, 4)),
-        ((4096, 64, 4), "f8", (4096, 1, 4)),
-        ((64, 64, 348), "f8", (32, 1, 348)),  # HumanoidStandup-v5
-        ((2, 64, 210, 160, 3), "u1", (1, 1, 210, 160, 3)),  # Breakout-v5
-        ((16, 2, 210, 160, 3), "u1", (16, 1, 210, 160, 3)),
-        ((4, 2, 2000, 2000), "u1", (1, 1, 2000, 2000)),
-        ((8, 10, 1000), "f4", (8, 4, 1000)),
-        ((8, 3), "?", (8, 3)),
-        ((8, 3, 0), "f4", (8, 3, 1)),
-        ((1, 5), "i8", (1, 5)),
-    ],
-)
-def test_chunks_are_of_many_steps_and_few_envs(shape: tuple, dtype: str, chunk: tuple):
-    assert chunk_shape(np.broadcast_to(np.zeros((), dtype), shape)) == chunk
-
-
-def test_chunks_divide_blocks_are_not_small_and_fit_into_a_readers_cache():
-    draws = random.Random(0)
-    for _ in range(200):
-        shape = (2 ** draws.randrange(12), draws.randint(1, 300), *draws.choices(range(1, 100), k=2))
-        rows, envs, *rest = chunk_shape(np.broadcast_to(np.zeros((), "u1"), shape))
-        assert shape[0] % rows == 0 and rest == list(shape[2:])
-        assert rows == 1 or rows * np.prod(shape[1:]) <= SPAN_NBYTES
-        assert rows * envs * np.prod(rest) >= CHUNK_NBYTES or envs == shape[1]
-        assert envs == 1 or rows * (envs - 1) / 2 * np.prod(rest) < CHUNK_NBYTES
-
-
-@pytest.mark.parametrize(("row_nbytes", "num_steps"), [(1, 10), (100, 1), (10**4, 10**6), (3 * 10**6, 999), (10**9, 5)])
-def test_blocks_are_a_power_of_two_of_steps_and_bounded_in_bytes(row_nbytes: int, num_steps: int):
-    rows = rows_per_block(row_nbytes, num_steps)
-    assert rows & (rows - 1) == 0
-    assert rows == 1 or rows * row_nbytes <= 2**24
-    assert rows < 2 * num_steps
-
-
-# Writing.
 
 
 def contents(path: Path) -> dict[str, np.ndarray]:

@@ -1,0 +1,114 @@
+"""The table of episodes: found in columns, however they come."""
+
+import random
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from episode_rows import episodes_by_hand, table_of
+from gymnasium import spaces
+
+from mpi_rollout.core.layout import Block
+from mpi_rollout.core.seeding import SeedTable
+from mpi_rollout.storage.episodes import EpisodeTable
+from mpi_rollout.storage.schema import EPISODE
+
+
+def random_results(num_steps: int, num_envs: int, share_of_ends: float, seed: int) -> dict[str, np.ndarray]:
+    """Rewards and ends such as envs in NEXT_STEP mode give: after an end comes a row with neither."""
+    draws = np.random.default_rng(seed)
+    shape = (num_steps, num_envs)
+    columns = {
+        "rewards": draws.normal(size=shape) * 10.0 ** draws.integers(-8, 8, shape),
+        "terminations": draws.random(shape) < share_of_ends,
+        "truncations": draws.random(shape) < share_of_ends / 3,
+    }
+    for step in range(1, num_steps):
+        is_reset = columns["terminations"][step - 1] | columns["truncations"][step - 1]
+        for column in columns.values():
+            column[step, is_reset] = 0
+    return columns
+
+
+def random_cuts(num_steps: int, seed: int) -> list[tuple[int, int, int]]:
+    """Blocks of 16 rows, each handed over in one or several pieces."""
+    draws = random.Random(seed)
+    cuts = []
+    for block_start in range(0, num_steps, 16):
+        num_rows = min(16, num_steps - block_start)
+        edges = sorted({0, num_rows, *draws.sample(range(num_rows), draws.randrange(min(4, num_rows)))})
+        cuts += [(block_start, first, stop) for first, stop in pairwise(edges)]
+    return cuts
+
+
+EPISODE_RUNS = [
+    (num_steps, num_envs, share, seed)
+    for seed, (num_steps, num_envs, share) in enumerate(
+        [
+            (1, 1, 0.5),
+            (1, 7, 0.5),
+            (5, 3, 0.0),
+            (40, 1, 0.2),
+            (100, 5, 0.05),
+            (200, 3, 0.5),
+            (64, 40, 0.3),
+            (33, 4, 1.0),
+        ]
+    )
+]
+
+
+@pytest.mark.parametrize(("num_steps", "num_envs", "share_of_ends", "seed"), EPISODE_RUNS)
+def test_the_episode_table_is_what_one_finds_step_by_step(
+    num_steps: int, num_envs: int, share_of_ends: float, seed: int
+):
+    columns = random_results(num_steps, num_envs, share_of_ends, seed)
+    found = table_of(columns, [(0, 0, num_steps)], seed)
+    assert found.dtype == EPISODE
+    assert found.tolist() == episodes_by_hand(columns, seed)
+
+
+@pytest.mark.parametrize(("num_steps", "num_envs", "share_of_ends", "seed"), EPISODE_RUNS)
+def test_how_a_run_is_cut_into_blocks_does_not_change_the_episode_table(
+    num_steps: int, num_envs: int, share_of_ends: float, seed: int
+):
+    columns = random_results(num_steps, num_envs, share_of_ends, seed)
+    for cut in range(5):
+        found = table_of(columns, random_cuts(num_steps, cut), seed)
+        assert found.tolist() == episodes_by_hand(columns, seed)
+
+
+@pytest.mark.parametrize(("num_steps", "num_envs", "share_of_ends", "seed"), EPISODE_RUNS)
+def test_every_transition_is_in_exactly_one_episode(num_steps: int, num_envs: int, share_of_ends: float, seed: int):
+    columns = random_results(num_steps, num_envs, share_of_ends, seed)
+    episodes = table_of(columns, random_cuts(num_steps, 0), seed)
+    num_episodes = np.zeros((num_steps, num_envs), int)
+    for row in episodes:
+        num_episodes[row["start"] : row["start"] + row["length"], row["env_index"]] += 1
+    is_reset = np.zeros((num_steps, num_envs), bool)
+    is_reset[1:] = (columns["terminations"] | columns["truncations"])[:-1]
+    assert (num_episodes == ~is_reset).all()
+    assert episodes["length"].sum() + is_reset.sum() == num_steps * num_envs
+
+
+def test_an_episode_is_taken_only_when_all_its_steps_are_committed():
+    columns = random_results(30, 3, 0.2, 1)
+    block = Block(spaces.Discrete(2), spaces.Discrete(2), 3, 1, 30)
+    for name, column in columns.items():
+        block.named[name][...] = column
+    table = EpisodeTable(3, SeedTable(1, 3))
+    table.add(block, 0, 30)
+    taken = []
+    for num_steps in range(31):
+        rows = table.take(num_steps).tolist()
+        assert all(start + length == num_steps for _, start, length, *_ in rows)
+        taken += rows
+    assert taken == [row for row in episodes_by_hand(columns, 1) if row[5] or row[6]]
+
+
+def test_without_seeds_per_episode_the_table_says_minus_one():
+    block = Block(spaces.Discrete(2), spaces.Discrete(2), 2, 1, 4)
+    block.named["terminations"][1] = True
+    table = EpisodeTable(2, None)
+    table.add(block, 0, 4)
+    assert np.concatenate([table.take(4), table.unfinished(4)])["seed"].tolist() == [-1] * 4
