@@ -7,21 +7,20 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import fields
+from functools import partial
 
 from mpi_rollout import __version__
-from mpi_rollout.bench.commands import add_compare, add_scaling, add_tune
-from mpi_rollout.bench.plan import check_packages, check_seconds
-from mpi_rollout.commands.listing import add_list
-from mpi_rollout.commands.parser import Commands, Parser
+from mpi_rollout.commands.parser import Commands, Parser, with_command
 from mpi_rollout.config import RolloutConfig, flag
 from mpi_rollout.errors import Interrupted, RolloutError, UsageError
 from mpi_rollout.exchange.job_end import with_stacks
 from mpi_rollout.exchange.world import claimed_rank, claimed_size
-from mpi_rollout.options import add_run_options, path
+from mpi_rollout.options import add_run_options, check_seconds, path
 from mpi_rollout.process.console import hold, say, settle, show, stdout_apart, without_stdin
 from mpi_rollout.ranks.meeting import share_refusal
 from mpi_rollout.storage.ownership import remove_empty_folders
 
+DEFAULT = "run"  # The command of a command line that names none.
 ENV_OPTIONS = ("env", "env_factory", "env_kwargs")
 
 
@@ -30,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     hold()
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        options = make_parser().read(arguments, default="run")
+        options = make_parser(with_command(arguments, DEFAULT)[0]).read(arguments, DEFAULT)
         with without_stdin(), stdout_apart() if getattr(options, "json", False) else nullcontext():
             return options.command(options)
     except RolloutError as error:
@@ -48,8 +47,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         settle()
 
 
-def make_parser() -> Parser:
-    """Return the parser of all commands."""
+def make_parser(command: str = "") -> Parser:
+    """Return the parser of a command, or where there is no such command that of all.
+
+    Other commands need other modules, and imports are the start-up time of a job with many ranks.
+    """
     parser = Parser(
         prog="python -m mpi_rollout",
         description="Collect reinforcement-learning experience over MPI ranks.",
@@ -58,11 +60,9 @@ def make_parser() -> Parser:
     )
     parser.add_argument("--version", action="version", version=f"mpi_rollout {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for add in (
-        *(add_run, add_inspect, add_list, add_verify, add_recover),
-        *(add_scaling, add_compare, add_tune, add_plot, add_doctor),
-    ):
-        add(commands)
+    for name, add in ADDERS.items():
+        if command == name or command not in ADDERS:
+            add(commands)
     return parser
 
 
@@ -91,6 +91,20 @@ def add_inspect(commands: Commands) -> None:
         help="draw returns, lengths, throughput and time by phase (needs the extra `plots`)",
     )
     parser.set_defaults(command=inspect_command)
+
+
+def add_list(commands: Commands) -> None:
+    """Add the command `list`."""
+    from mpi_rollout.commands.listing import add_list
+
+    add_list(commands)
+
+
+def add_study(name: str, commands: Commands) -> None:
+    """Add one of the commands that start jobs by themselves."""
+    from mpi_rollout.bench import commands as studies
+
+    {"scaling": studies.add_scaling, "compare": studies.add_compare, "tune": studies.add_tune}[name](commands)
 
 
 def add_plot(commands: Commands) -> None:
@@ -204,6 +218,7 @@ def plot_command(options: argparse.Namespace) -> int:
     """Draw files of studies and comparisons."""
     from mpi_rollout.bench.compare import comparison
     from mpi_rollout.bench.compare.figures import plot_comparison
+    from mpi_rollout.bench.plan import check_packages
     from mpi_rollout.bench.scaling.figures import plot_study
     from mpi_rollout.bench.scaling.sim import simulation
     from mpi_rollout.bench.scaling.sim.figures import plot_simulation
@@ -248,3 +263,17 @@ def recover_command(options: argparse.Namespace) -> int:
 
     show(recover(options.file, options.dest, options.num_steps, options.json))
     return 0
+
+
+ADDERS: dict[str, Callable[[Commands], None]] = {
+    "run": add_run,
+    "inspect": add_inspect,
+    "list": add_list,
+    "verify": add_verify,
+    "recover": add_recover,
+    "scaling": partial(add_study, "scaling"),
+    "compare": partial(add_study, "compare"),
+    "tune": partial(add_study, "tune"),
+    "plot": add_plot,
+    "doctor": add_doctor,
+}

@@ -2,7 +2,6 @@
 
 import json
 import platform
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
@@ -294,20 +293,6 @@ def _is_of(value: object, annotation: Any) -> bool:
 def flag(name: str) -> str:
     """Return a field's option as the user types it."""
     return "--" + name.replace("_", "-")
-
-
-def switch(name: str) -> str:
-    """Return an option without a value, as the user types it: it changes the default."""
-    return flag("no-" + name if getattr(RolloutConfig, name) else name)
-
-
-def difference(name: str, before: object, now: object, as_text: Callable[[Any], str]) -> str:
-    """Say that an option is not what it was; `as_text` makes text of its values."""
-    if isinstance(now, bool):
-        default = getattr(RolloutConfig, name)
-        words = ("not given" if value in (default, None) else "given" for value in (before, now))
-        return "{} was {}, is {}".format(switch(name), *words)
-    return f"{flag(name)} was {as_text(before)}, is {as_text(now)}"
 
 
 def versions() -> dict[str, str]:

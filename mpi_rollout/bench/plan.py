@@ -3,7 +3,6 @@
 import argparse
 import importlib.util
 import json
-import math
 import shlex
 import shutil
 import sys
@@ -14,10 +13,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from mpi_rollout.config import RolloutConfig, flag, switch
+from mpi_rollout.config import RolloutConfig, flag
 from mpi_rollout.errors import LaunchError, UsageError, counted
 from mpi_rollout.exchange.world import claimed_size
-from mpi_rollout.options import MOST
+from mpi_rollout.options import MOST, check_seconds, switch
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -95,12 +94,6 @@ def check_least(option: str, value: int, least: int) -> None:
     """Raise UsageError if a number is too small."""
     if value < least:
         raise UsageError(f"{option} must be at least {least}, got {value}")
-
-
-def check_seconds(option: str, seconds: float) -> None:
-    """Raise UsageError if an option is no length of time."""
-    if not 0 < seconds < math.inf:
-        raise UsageError(f"{option} must be more than 0 and finite, got {seconds:g}")
 
 
 def check_enough_envs(num_envs: int, num_ranks: int) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
+from mpi_rollout.commands.parser import Commands
 from mpi_rollout.errors import UsageError, printable
 from mpi_rollout.process.console import show
 from mpi_rollout.storage.ownership import is_locked
@@ -17,7 +18,7 @@ SILENT_S = 60.0  # A run tells how far it is twice a second, between two steps.
 HEAD = ("run", "state", "steps", "starts", "updated", "message")
 
 
-def add_list(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def add_list(commands: Commands) -> None:
     """Add the command `list`."""
     parser = commands.add_parser("list", help="list the runs of a folder: how far each one is, and why it ended")
     parser.add_argument(

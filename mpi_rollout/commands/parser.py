@@ -14,7 +14,14 @@ DASHES = tuple("-\u2010\u2011\u2012\u2013\u2014\u2212")  # Documents put others 
 SMALLEST, LARGEST = -(2**63), 2**64 - 1  # HDF5 and MPI have types for these.
 
 
+OF_NO_COMMAND = ("-h", "--help", "--version")
 Commands: TypeAlias = "argparse._SubParsersAction[Parser]"  # To which each command adds its parser.
+
+
+def with_command(arguments: Sequence[str], default: str) -> list[str]:
+    """Return the words of a command line, with the default command where none is named."""
+    is_named = bool(arguments) and (not arguments[0].startswith(DASHES) or arguments[0] in OF_NO_COMMAND)
+    return [*arguments] if is_named else [default, *arguments]
 
 
 class Parser(argparse.ArgumentParser):
@@ -46,11 +53,9 @@ class Parser(argparse.ArgumentParser):
 
         UsageError if a word is unknown, or an option has a value that it cannot have.
         """
-        first = arguments[0] if arguments else "-"
-        if first.startswith(DASHES) and first not in ("-h", "--help", "--version"):
-            arguments = [default, *arguments]
-        elif not first.startswith(DASHES) and first not in self.commands:
-            raise UsageError(self._unknown_command(first))
+        arguments = with_command(arguments, default)
+        if not arguments[0].startswith(DASHES) and arguments[0] not in self.commands:
+            raise UsageError(self._unknown_command(arguments[0]))
         options, unknown = self.parse_known_args(arguments)
         if unknown:
             raise UsageError(self._of(arguments)._unknown_word(unknown[0]))

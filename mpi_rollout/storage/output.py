@@ -10,9 +10,10 @@ from time import time
 import h5py
 import numpy as np
 
-from mpi_rollout.config import DATA_OPTIONS, RolloutConfig, difference
+from mpi_rollout.config import DATA_OPTIONS, RolloutConfig
 from mpi_rollout.envs.replaying import Past
 from mpi_rollout.errors import AlreadyComplete, DataError, StorageError, UsageError, shortened
+from mpi_rollout.options import difference
 from mpi_rollout.storage.child import in_child
 from mpi_rollout.storage.objects import open_unmarked
 from mpi_rollout.storage.ownership import Lock, check_name, identity, lock, make_folder, temporary_path, why_no_locks

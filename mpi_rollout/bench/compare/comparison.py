@@ -21,9 +21,10 @@ import numpy as np
 from mpi_rollout.bench import tables
 from mpi_rollout.bench.compare.steppers import Turn
 from mpi_rollout.bench.compare.systems import System, systems_of
-from mpi_rollout.bench.plan import STORED, JobOptions, as_stored, check_seconds
+from mpi_rollout.bench.plan import STORED, JobOptions, as_stored
 from mpi_rollout.bench.workplace import Facts
 from mpi_rollout.errors import UsageError, counted
+from mpi_rollout.options import check_seconds
 
 FORMAT, FORMAT_VERSION = "mpi_rollout-compare", 1
 BASE = "bare"  # What the others are compared with.

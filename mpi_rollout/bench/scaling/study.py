@@ -25,8 +25,9 @@ from mpi_rollout.bench import tables
 from mpi_rollout.bench.plan import STORED, JobOptions, Options, as_stored, check_enough_envs, check_least, in_order
 from mpi_rollout.bench.scaling.samples import Job, JobPart, Point, Rank, Samples, joined
 from mpi_rollout.bench.workplace import Facts
-from mpi_rollout.config import RolloutConfig, difference
+from mpi_rollout.config import RolloutConfig
 from mpi_rollout.errors import DataError, StorageError, UsageError, counted
+from mpi_rollout.options import difference
 
 FORMAT, FORMAT_VERSION = "mpi_rollout-scaling", 1
 
