@@ -91,10 +91,11 @@ slurm-test:  ## test the batch scripts under both MPIs on a SLURM of its own, br
 	$(MAKE) install MPI=mpich EXTRAS=mpich,dev,studies
 	.venv/bin/python -m pytest -n $(CLUSTERS) --dist worksteal tests/slurm/cluster $(TESTS)
 
-lint: install  ## check style, format, spelling, and that folders import downwards only
+lint: install  ## check style, format, spelling, types, and that folders import downwards only
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/codespell
+	$(BIN)/mypy
 	$(BIN)/lint-imports --config setup.cfg
 
 docs: $(BIN)/.docs-installed  ## build the documentation into docs/_build/html; a warning is an error

@@ -11,7 +11,7 @@ from functools import partial
 
 from mpi_rollout import __version__
 from mpi_rollout.commands.parser import Commands, Parser, with_command
-from mpi_rollout.config import RolloutConfig, flag
+from mpi_rollout.config import ENV_OPTIONS, RolloutConfig, flag
 from mpi_rollout.errors import Interrupted, RolloutError, UsageError
 from mpi_rollout.exchange.job_end import with_stacks
 from mpi_rollout.exchange.world import claimed_rank, claimed_size
@@ -21,7 +21,6 @@ from mpi_rollout.ranks.meeting import share_refusal
 from mpi_rollout.storage.ownership import remove_empty_folders
 
 DEFAULT = "run"  # The command of a command line that names none.
-ENV_OPTIONS = ("env", "env_factory", "env_kwargs")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

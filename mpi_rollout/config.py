@@ -39,18 +39,11 @@ def option(default: Any, help_text: str, **extra: Any) -> Any:
     )
 
 
+ENV_OPTIONS = ("env", "env_factory", "env_kwargs")
 # What decides on the data, and so must not change when a run is continued.
 DATA_OPTIONS = (
-    "env",
-    "env_factory",
-    "env_kwargs",
-    "num_envs",
-    "num_steps",
-    "seed",
-    "policy",
-    "vectorization_mode",
-    "trajectories",
-    "actions",
+    *ENV_OPTIONS,
+    *("num_envs", "num_steps", "seed", "policy", "vectorization_mode", "trajectories", "actions"),
 )
 LEAST = {"seed": 0} | dict.fromkeys(
     ("num_envs", "num_steps", "num_groups", "batch_size", "expect_ranks", "max_env_restarts"), 1

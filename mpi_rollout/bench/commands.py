@@ -5,7 +5,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from mpi_rollout.bench.plan import ENV_FIGURES, MOST_CHECKED, JobOptions, Options, numbers
-from mpi_rollout.config import flag
+from mpi_rollout.config import ENV_OPTIONS, flag
 from mpi_rollout.core.host import num_usable_cores
 from mpi_rollout.errors import UsageError
 from mpi_rollout.options import add_run_options, path
@@ -23,7 +23,6 @@ TUNE_OPTIONS = (
     *("env", "env_factory", "env_kwargs", "num_envs", "seed", "policy", "trajectories", "wait", "actions"),
     "strict_dtypes",
 )
-ENV_OPTIONS = ("env", "env_factory", "env_kwargs")
 SIM_RANKS = ",".join(str(2**power) for power in range(15))
 PROBE = "1,3,4,6,8,16,32"
 CONSTANTS = {  # Of the model, see `model.Constants`.

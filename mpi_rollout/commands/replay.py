@@ -19,7 +19,7 @@ import h5py
 import numpy as np
 from gymnasium.envs.registration import find_highest_version, get_env_id, parse_env_id
 
-from mpi_rollout.config import RolloutConfig, flag, versions
+from mpi_rollout.config import ENV_OPTIONS, RolloutConfig, flag, versions
 from mpi_rollout.core.layout import RESULTS
 from mpi_rollout.core.spaces import Leaf, leaves
 from mpi_rollout.core.spaces import describe as describe_space
@@ -30,8 +30,6 @@ from mpi_rollout.envs.replaying import Difference, StoredEpisode, replay_episode
 from mpi_rollout.errors import DataError, EnvError, RolloutError, UsageError, counted, shortened, words_of
 from mpi_rollout.storage.objects import open_unmarked
 from mpi_rollout.storage.reader import committed_episodes
-
-ENV_OPTIONS = ("env", "env_factory", "env_kwargs")
 
 
 @dataclass(frozen=True)
