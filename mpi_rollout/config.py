@@ -136,7 +136,7 @@ class RolloutConfig:
         "as truncated and faulted",
         choices=ON_ENV_ERROR,
     )
-    max_env_restarts: int = option(10, "with --on-env-error restart, how often each env may be made again", metavar="N")
+    max_env_restarts: int = option(10, "with --on-env-error restart, how often each env may be restarted", metavar="N")
     env_timeout_s: float | None = option(
         None,
         "seconds that a step or reset of an env may take; a longer one is an error of that env",

@@ -144,7 +144,7 @@ class PolicyError(RolloutError):
 
     @property
     def stack(self) -> str:
-        """Where."""
+        """The traceback of what it raised."""
         return "".join(traceback.format_exception(self.__cause__))
 
 

@@ -1,4 +1,1 @@
-"""A run: the loop, what it stores and tells, how it goes on after an interruption, and how it ends.
-
-Imports `storage`, `ranks` and what is below them.
-"""
+"""A run: the loop, what it stores and tells, how it goes on after an interruption, and how it ends."""

@@ -163,7 +163,7 @@ class Collector:
         """Take in what a lane's step gave; of envs that have failed, the observation before stays."""
         lane, step = progress.lane, progress.step
         progress.next_block.destinations[lane].lay_observations(progress.next_row)
-        for index in failed:  # After a resumption their new ranks do not know it.
+        for index in failed:  # The rank of an env may not know it after a resumption.
             if lane.envs.start <= index < lane.envs.stop:
                 before = progress.open_block.block.observation_arrays
                 after = progress.next_block.block.observation_arrays

@@ -28,7 +28,7 @@ class Tally:
         self._lockstep_s = np.zeros(2)
 
     def add(self, block: Block, start: int, stop: int) -> None:
-        """Count rows start to stop.  Rows after an episode's end are no env steps: see the module."""
+        """Count rows start to stop.  The row after an episode's end is no env step: see `collector`."""
         ends = np.count_nonzero(block.terminations[start:stop] | block.truncations[start:stop], axis=1)
         num_ends = int(ends.sum())
         last = int(ends[-1])

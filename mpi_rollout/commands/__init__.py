@@ -1,4 +1,1 @@
-"""Commands that read files: what is in them, whether they are whole, their episodes once more, pictures of them.
-
-Imports `collect`, `storage` and what is below them.
-"""
+"""Commands that read files: what is in them, whether they are whole, their episodes once more, pictures of them."""

@@ -1,4 +1,1 @@
-"""One rank's envs: making them, stepping them one after the other, and what is done when they fail.
-
-Imports `exchange`, `process`, `core` and what is below them.
-"""
+"""One rank's envs: making them, stepping them one after the other, and what is done when they fail."""

@@ -1,6 +1,6 @@
 """What the envs of a rank say: the infos that are wanted, and the action masks among them.
 
-Action masks go to the root in a column, which draws random actions by them.
+Action masks go to the root in a column of the slot.  The root draws random actions by them.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence

@@ -82,7 +82,7 @@ class LoopVectorEnv(SingleEnvs):
         self.failing: set[int] | None = None
 
     def write_to(self, columns: Columns) -> None:
-        """From now on write outputs into these arrays of `num_envs` rows, and return them."""
+        """Have `step` and `reset` write into these arrays of `num_envs` rows from now on, and return them."""
         self.columns = columns
         parts, first = self._leaves, self._first_env_index
         self._rows = ObservationRows(parts, columns.observation_arrays, first, self._casting)

@@ -39,6 +39,8 @@ class Exchanges:
         For each of `all` its columns in `Block.step_s`.  There are `num_slots`, and `rank_of_slot` has their ranks.
     num_stepping
         The number of ranks that step envs.
+    callers
+        The exchanges whose orders reach every other rank once: calls by name and switches go by them.
     way
         How ranks wait: "spin", "sleep", or "adapt" to the processor time that they get.
     """
@@ -78,7 +80,6 @@ class Exchanges:
         return Exchange(comm, partition, first_rank, self.contents, kind, wait)
 
     def _callers(self) -> list[Exchange]:
-        """Return the exchanges whose orders reach every other rank once."""
         if self.division.first_ready:
             return [exchange for exchange in self.all if exchange.first_rank != ROOT]
         return self.all[:1]

@@ -176,7 +176,7 @@ class DirectTransport(Transport):
     post_slot = post_order
 
     def send_order(self) -> None:
-        """Send a message that these messages do not answer."""
+        """Send the order, or elsewhere the slot, and do not listen: what answers it comes by another transport."""
         self.finish()
         self._start_all(self._sends)
 

@@ -1,4 +1,1 @@
-"""One process: what it prints, which signals it heeds, how it ends, and the user's code that it loads.
-
-Imports nothing of the package except `errors`.
-"""
+"""One process: what it prints, which signals it heeds, how it ends, and the user's code that it loads."""

@@ -1,5 +1,4 @@
 """The HDF5 file: how it is made, filled, committed, closed, read, checked and recovered.
 
-Imports `envs`, `config`, `core`, `process` and `errors`.  Only the root, and commands that read files, import h5py: a
-worker imports no more than `status` and `values`.
+Only the root, and commands that read files, import h5py: a worker imports no more than `status` and `values`.
 """

@@ -182,7 +182,7 @@ def _wrong(name: str, kind: str, count: int, step: int, env_index: int) -> dict[
 
 
 def described_leaves(description: object) -> list[tuple[Leaf, np.ndarray, np.ndarray]]:
-    """Return the leaves of a space from what `layout.describe` says of it, with their bounds.
+    """Return the leaves of a space from what `spaces.describe` says of it, with their bounds.
 
     A bound is one number for all components, or one for each.  ContentError if it is no space.
     """

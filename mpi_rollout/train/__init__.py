@@ -1,4 +1,1 @@
-"""The envs of all ranks for a trainer: `connect`, and the vector env that it gives.
-
-Imports `ranks` and what is below it.
-"""
+"""The envs of all ranks for a trainer: `connect`, and the vector env that it gives."""
