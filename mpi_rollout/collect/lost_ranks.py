@@ -10,7 +10,7 @@ from mpi_rollout.core.clock import PHASES
 from mpi_rollout.errors import RankLost, counted
 from mpi_rollout.ranks.driver import Driver
 
-Report = dict[str, Any]  # What a rank says of itself at the end: its host, envs and seconds by phase.
+RankReport = dict[str, Any]  # What a rank says of itself at the end: its host, envs and seconds by phase.
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class LostRanks:
             for index in range(loss.first_env, loss.first_env + loss.num_envs):
                 state.file.add_fault(index, loss.step, f"lost rank {loss.rank} ({loss.host})")
 
-    def reports(self) -> list[Report]:
+    def reports(self) -> list[RankReport]:
         """Ask the ranks for their reports at the end, in rank order; of those that are gone, return what is known."""
         reports = None
         while reports is None:

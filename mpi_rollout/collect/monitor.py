@@ -86,7 +86,7 @@ class Monitor:
         self._driver, self._state, self._status = driver, state, status
         self._deadline = Deadline(config.max_walltime)
         self._looked_at, self._seen_env_steps = 0.0, 0
-        self._untold = np.zeros(2)  # Env steps and seconds since the last line.
+        self._since_line = np.zeros(2)  # Env steps and seconds since the last line.
         self._began_at = self._tell_at = self._checked_at = self._worst_pause_s = 0.0
 
     def check_stop(self) -> None:
@@ -125,11 +125,11 @@ class Monitor:
         env_steps = collector.tally.env_steps
         new = np.array([env_steps - self._seen_env_steps, now_s - self._looked_at])
         self._state.file.add_interval(now_s - self._began_at, env_steps, new[0] / new[1])
-        self._untold += new
+        self._since_line += new
         if now_s >= self._tell_at:
-            rate = self._untold[0] / self._untold[1]
+            rate = self._since_line[0] / self._since_line[1]
             self.progress.tell(collector.num_steps, env_steps, rate, collector.tally.step_s)
-            self._untold[:] = 0
+            self._since_line[:] = 0
             self._tell_at = now_s + self.progress.every_s
 
     def pause(self) -> None:

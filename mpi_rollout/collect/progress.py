@@ -35,7 +35,7 @@ class Shares:
 class Slowest:
     """The rank that keeps the others waiting, if one does, since the last asking."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._before: np.ndarray | float = 0.0
 
     def take(self, step_s: np.ndarray) -> str:

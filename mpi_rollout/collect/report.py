@@ -14,7 +14,7 @@ MOST = 0.9  # Of a core: on a quiet machine ranks have 0.99.
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RunFigures:
     """The figures of a run.
 
     Parameters

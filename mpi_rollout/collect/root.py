@@ -149,13 +149,14 @@ class Root:
         nbytes = Block.row_nbytes(self._facts.observation_space, self._facts.action_space, self._config.num_envs)
         num_rows = schema.rows_per_block(nbytes, self._config.num_steps)
         check_blocks(NUM_BLOCKS * num_rows * nbytes)
-        goes = self._state.past is not None and self._output.source != self._config.out  # When the new file is there.
-        old_nbytes = os.path.getsize(self._output.source) if goes else 0
+        past, source = self._state.past, self._output.source
+        # The unfinished file of before goes when the new one is there; a complete one stays until the end.
+        is_continued = past is not None and source != self._config.out
+        old_nbytes = os.path.getsize(source) if is_continued else 0
         if size := check_file(self._config, nbytes, old_nbytes):
             say(f"mpi_rollout: {size}\n")
         blocks = [self._driver.block(num_rows) for _ in range(NUM_BLOCKS)]
-        past = self._output.past
-        prefix = None if past is None else Prefix(past.num_steps, self._output.source, lost)
+        prefix = None if past is None else Prefix(past.num_steps, source, lost)
         self._state.writer = writer.open_writer(
             self._config, self._attributes(), blocks, len(self._hosts), prefix, self._output.replaces
         )

@@ -5,9 +5,9 @@ import os
 import traceback
 
 from mpi_rollout.collect.collector import Collector
-from mpi_rollout.collect.lost_ranks import LostRanks, Report
+from mpi_rollout.collect.lost_ranks import LostRanks, RankReport
 from mpi_rollout.collect.monitor import Monitor, RunState
-from mpi_rollout.collect.report import Outcome
+from mpi_rollout.collect.report import RunFigures
 from mpi_rollout.config import RolloutConfig, flag
 from mpi_rollout.core.clock import utc_now
 from mpi_rollout.errors import Interrupted, PolicyError, RankError, RolloutError, StorageError, UsageError, counted
@@ -34,9 +34,9 @@ class RunEnd:
 
     def complete(self, collector: Collector) -> int:
         """Close the file of a run that has taken all of its steps; print its summary; return the exit code."""
-        outcome = self._close(collector, complete=True)
-        self._tell_status("complete", 0, outcome.file)
-        self._print(json.dumps(outcome.as_dict()) if self._config.json else "\n".join(outcome.lines()))
+        figures = self._close(collector, complete=True)
+        self._tell_status("complete", 0, figures.file)
+        self._print(json.dumps(figures.as_dict()) if self._config.json else "\n".join(figures.lines()))
         return 0
 
     def fail(self, error: RolloutError) -> int:
@@ -90,10 +90,10 @@ class RunEnd:
             state.file.discard()
             return ""
         collector.hand_over()
-        outcome = self._close(collector, complete=False)
-        return f"; the {steps_before(num_steps)} in {outcome.file}"
+        figures = self._close(collector, complete=False)
+        return f"; the {steps_before(num_steps)} in {figures.file}"
 
-    def _close(self, collector: Collector, complete: bool) -> Outcome:
+    def _close(self, collector: Collector, complete: bool) -> RunFigures:
         """Close the file, with what the ranks have to report."""
         from mpi_rollout.storage.run_file import Ending
 
@@ -102,11 +102,11 @@ class RunEnd:
         ending = Ending(utc_now(), collector.tally.env_steps, state.seconds, ranks, state.limit, complete)
         file = state.file.finish(ending)
         self._monitor.say_warnings()
-        return self._outcome(collector, file, ranks, complete)
+        return self._figures(collector, file, ranks, complete)
 
-    def _outcome(self, collector: Collector, file: str, ranks: list[Report], complete: bool) -> Outcome:
+    def _figures(self, collector: Collector, file: str, ranks: list[RankReport], complete: bool) -> RunFigures:
         state, tally, exchange = self._state, collector.tally, self._driver.lanes[0].exchange
-        return Outcome(
+        return RunFigures(
             file=file,
             num_ranks=len(ranks),
             num_envs=self._config.num_envs,

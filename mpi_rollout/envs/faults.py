@@ -79,7 +79,7 @@ class OutputChecks:
     def __bool__(self) -> bool:
         return bool(self._leaves or self._reward)
 
-    def in_each(self, observations: Parts, rewards: Parts = ()) -> dict[int, str]:
+    def in_parts(self, observations: Parts, rewards: Parts = ()) -> dict[int, str]:
         """Return what is wrong, by place, in one observation and reward per env.
 
         What is no array of numbers is left out: the writer of the columns will refuse it.

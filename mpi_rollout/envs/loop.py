@@ -180,18 +180,18 @@ class LoopVectorEnv(SingleEnvs):
         self._time.num_steps += 1
         for index in self._ended:
             self._calls[index] = self._resets[index]
-        outcomes = self._step_each(self._split_actions(actions))
+        outcomes = self._call_envs(self._split_actions(actions))
         for index in self._ended:
             self._calls[index] = self._steps[index]
         columns = faults.columns_of(outcomes, self._first_env_index)
         if self._checks:
-            wrong = self._checks.in_each(columns[0], columns[1])
+            wrong = self._checks.in_parts(columns[0], columns[1])
             for index, what in wrong.items():
-                outcomes[index] = self._forgive(index, WrongValue(what))
+                outcomes[index] = self._outcome_of_failed(index, WrongValue(what))
             columns = faults.columns_of(outcomes, self._first_env_index) if wrong else columns
         return columns
 
-    def _step_each(self, actions: Iterable[object]) -> list[Outcome]:
+    def _call_envs(self, actions: Iterable[object]) -> list[Outcome]:
         outcomes: list[Outcome] = []
         pending = map(call, self._calls, actions)
         while len(outcomes) < self.num_envs:
@@ -204,11 +204,11 @@ class LoopVectorEnv(SingleEnvs):
                 raise
             except BaseException as error:
                 self._outcomes = None
-                outcomes.append(self._forgive(len(outcomes), error))
+                outcomes.append(self._outcome_of_failed(len(outcomes), error))
         self._outcomes = None
         return outcomes
 
-    def _forgive(self, index: int, error: BaseException) -> Outcome:
+    def _outcome_of_failed(self, index: int, error: BaseException) -> Outcome:
         """Restart an env that has failed in a step; return the outcome that it gets instead.
 
         Raises
@@ -261,7 +261,7 @@ class LoopVectorEnv(SingleEnvs):
             try:
                 with self._calling(index):
                     observation, info = faults.begun(self._own_resets[index]() if reset is None else reset())
-                for what in self._checks.in_each([observation]).values():
+                for what in self._checks.in_parts([observation]).values():
                     raise WrongValue(what)
                 return observation, info
             except SignalInterrupt:

@@ -110,10 +110,10 @@ class NonblockingTransport(CollectiveTransport):
         order: np.ndarray,
         slot: np.ndarray | None,
         slots: np.ndarray | None,
-        waiting: Wait,
+        wait: Wait,
     ) -> None:
         super().__init__(comm, order, slot, slots)
-        self._waiting = waiting
+        self._wait = wait
         self._sent: MPI.Request | None = None
         if slots is None:
             self.listen()
@@ -124,7 +124,7 @@ class NonblockingTransport(CollectiveTransport):
 
     def await_order(self) -> None:
         if self.arrival is not None:
-            self._waiting.one(self.arrival)
+            self._wait.one(self.arrival)
         self.finish()  # It is over, because the root has sent another order.
 
     def post_slot(self) -> None:
@@ -135,7 +135,7 @@ class NonblockingTransport(CollectiveTransport):
         self.arrival = self.comm.Ibcast(self._order, ROOT)
 
     def await_slots(self) -> None:
-        self._waiting.one(self.comm.Igather(self._slot, self._slots, ROOT))
+        self._wait.one(self.comm.Igather(self._slot, self._slots, ROOT))
 
     def finish(self) -> None:
         if self._sent is not None:
@@ -155,9 +155,9 @@ class DirectTransport(Transport):
     """
 
     def __init__(
-        self, comm: "MPI.Intracomm", order: np.ndarray, slots: list[np.ndarray], peers: Sequence[int], waiting: Wait
+        self, comm: "MPI.Intracomm", order: np.ndarray, slots: list[np.ndarray], peers: Sequence[int], wait: Wait
     ) -> None:
-        self.comm, self._peers, self._waiting = comm, peers, waiting
+        self.comm, self._peers, self._wait = comm, peers, wait
         rows = list(zip(slots, peers, strict=True))
         if comm.rank == ROOT:
             self._sends = [comm.Send_init(order.data, peer, ORDER_TAG) for peer in peers]
@@ -181,7 +181,7 @@ class DirectTransport(Transport):
         self._start_all(self._sends)
 
     def await_slots(self) -> None:
-        self._waiting.all(self._receives)
+        self._wait.all(self._receives)
         self._is_listening = False
 
     await_order = await_slots
@@ -245,7 +245,7 @@ class SwitchingTransport(Transport):
     ) -> None:
         self._collective, self._make_direct, self._order_is_direct = collective, make_direct, is_direct.data
         self._direct: DirectTransport | None = None
-        self._adaptation, self._is_told, self.mark = Adaptation(), False, mark
+        self._adaptation, self._is_other_short, self.mark = Adaptation(), False, mark
         self._use(collective)
 
     def _use(self, transport: CollectiveTransport | DirectTransport) -> None:
@@ -254,7 +254,7 @@ class SwitchingTransport(Transport):
             setattr(self, name, getattr(transport, name))
 
     def post_order(self) -> None:
-        if self._adaptation.sleeps(self._is_told) == self._is_direct:
+        if self._adaptation.sleeps(self._is_other_short) == self._is_direct:
             self._now.post_order()
             return
         self._order_is_direct[0] = not self._is_direct
@@ -269,7 +269,7 @@ class SwitchingTransport(Transport):
 
     def _change(self) -> None:
         self.finish()
-        self._is_told = False
+        self._is_other_short = False
         if self._is_direct:
             self._use(self._collective)
             self._adaptation.watch.restart()
@@ -279,7 +279,7 @@ class SwitchingTransport(Transport):
 
     def note_shortage(self) -> None:
         """Note on the root that a slot has come with the mark `SHORT`."""
-        self._is_told = True
+        self._is_other_short = True
 
     def post_slot(self) -> None:
         is_short = not self._is_direct and self._adaptation.watch.is_short()

@@ -83,15 +83,15 @@ def final_observations(space: spaces.Space, lanes: Sequence[Lane], ended: np.nda
 
     They come from the slots, or as the env gave them where these infos have them.
     """
-    is_told = infos.get(f"_{FINAL_OBS}", np.zeros(len(ended), np.bool_))
+    is_in_infos = infos.get(f"_{FINAL_OBS}", np.zeros(len(ended), np.bool_))
     observations, start = np.full(len(ended), None, object), 0
     for lane in lanes:
-        rows = np.flatnonzero((ended & ~is_told)[start : start + lane.num_envs])
+        rows = np.flatnonzero((ended & ~is_in_infos)[start : start + lane.num_envs])
         arrays = [lane.exchange.take(column, rows) for column in lane.exchange.columns.final_observation_arrays]
         for place, row in enumerate(rows + start):
             observations[row] = tree_of(space, [array[place] for array in arrays])
         start += lane.num_envs
-    for index in np.flatnonzero(is_told & ended):
+    for index in np.flatnonzero(is_in_infos & ended):
         observations[index] = infos[FINAL_OBS][index]
     return observations
 

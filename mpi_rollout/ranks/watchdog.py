@@ -18,11 +18,11 @@ from time import monotonic
 from types import FrameType
 
 from mpi_rollout.envs.faults import EnvTimeout, is_ours
+from mpi_rollout.process.console import STDERR
+from mpi_rollout.process.interrupts import Handler
 
 GRACE_S = 2.0  # For an interrupted env to come out of its call.
 SLACK_S = 1.0  # More than the thread ever waits for its turn.
-STDERR = 2
-Handler = Callable[[int, FrameType | None], object] | int | None
 
 
 @dataclass(frozen=True)
@@ -82,26 +82,26 @@ class Watchdog:
             signal.signal(signal.SIGALRM, self._handler or signal.SIG_DFL)
 
     def _run(self) -> None:
-        key, age_s, is_told, seen = None, 0.0, False, monotonic()
+        key, age_s, is_interrupted, seen = None, 0.0, False, monotonic()
         while not self._end.wait(self._period_s):
             work, now = self._look(), monotonic()
             patience = 1.0 if work is None else work.patience
             self._wind_up(patience)
             if work is None or work.key != key:
-                key, age_s, is_told = None if work is None else work.key, 0.0, False
+                key, age_s, is_interrupted = None if work is None else work.key, 0.0, False
             else:
                 age_s += min(now - seen, 2 * self._period_s)  # A job that is suspended does not work meanwhile.
             seen = now
-            if work is not None and age_s > (GRACE_S if is_told else patience * self._timeout_s):
-                self._act(work, is_told)
-                age_s, is_told = 0.0, True
+            if work is not None and age_s > (GRACE_S if is_interrupted else patience * self._timeout_s):
+                self._act(work, is_interrupted)
+                age_s, is_interrupted = 0.0, True
 
     def _wind_up(self, patience: float) -> None:
         """End the process if no thread of Python runs for longer than a call may take."""
         faulthandler.dump_traceback_later(patience * self._timeout_s + SLACK_S, exit=True, file=STDERR)
 
-    def _act(self, work: Work, is_told: bool) -> None:
-        if is_told or not self._can_interrupt:
+    def _act(self, work: Work, is_interrupted: bool) -> None:
+        if is_interrupted or not self._can_interrupt:
             self._give_up(f"{work.describe()}: cannot be interrupted; ending the job\n{self._stack()}")
             return
         self._say(f"{work.describe()}: takes longer than {work.patience * self._timeout_s:g} s, in\n{self._stack()}")

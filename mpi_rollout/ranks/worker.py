@@ -62,7 +62,7 @@ class Worker:
         self.aborts_if_unheard = False
         self._is_calling = False
         self._fault: Fault | None = None
-        self._watch: threading.Timer | None = None
+        self._grace: threading.Timer | None = None
         self._active: Slice | None = None  # Whose envs are at work.
         self._watchdog: Watchdog | None = None
         self._stop_asked_at = 0.0
@@ -250,13 +250,13 @@ class Worker:
         return None if before is None or now is None else now.since(before).share
 
     def _begin_grace(self, fault: Fault) -> None:
-        self._watch = threading.Timer(GRACE_S, self._tell_and_abort, (fault,))
-        self._watch.daemon = True
-        self._watch.start()
+        self._grace = threading.Timer(GRACE_S, self._tell_and_abort, (fault,))
+        self._grace.daemon = True
+        self._grace.start()
 
     def _end_grace(self) -> None:
-        if self._watch is not None:
-            self._watch.cancel()
+        if self._grace is not None:
+            self._grace.cancel()
 
     def _tell_and_abort(self, fault: Fault) -> None:
         say(f"{fault.stack}mpi_rollout: {fault.message}\n")

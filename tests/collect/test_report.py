@@ -23,7 +23,7 @@ from gymnasium.spaces import Discrete
 from jobs import TIMEOUT_S, Job, Result, Start, job_environment, once
 
 from mpi_rollout.collect.limit import Limit
-from mpi_rollout.collect.report import Outcome
+from mpi_rollout.collect.report import RunFigures
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.clock import PHASES
 
@@ -206,7 +206,7 @@ def test_the_summary_has_the_rate_the_losses_and_the_file(job, num_ranks):
 def test_the_json_summary_is_one_line_with_all_figures(short: Short, num_ranks):
     found, _ = short(num_ranks)
     derived = {"env_steps_per_s", "losses", "ratio_to_limit"}
-    assert set(found) >= {each.name for each in fields(Outcome)} | derived
+    assert set(found) >= {each.name for each in fields(RunFigures)} | derived
     assert (found["num_ranks"], found["num_envs"], found["num_steps"]) == (num_ranks, 6, 200)
     assert (found["file"], found["complete"], found["limit"], found["ratio_to_limit"]) == ("run.h5", True, [], None)
     assert found["env_steps_per_s"] == pytest.approx(found["env_steps"] / found["seconds"])
@@ -259,14 +259,14 @@ def test_the_limit_is_measured_between_the_parts_of_a_run_and_told(job, num_rank
     with h5py.File(job.folder / "run.h5") as file:
         assert file["throughput/limit"][...].tolist() == [tuple(pair) for pair in found["limit"]]
         assert (np.diff(file["throughput/intervals"]["time"]) > 0).all()
-    lines = Outcome(**{each.name: found[each.name] for each in fields(Outcome)}).lines()
+    lines = RunFigures(**{each.name: found[each.name] for each in fields(RunFigures)}).lines()
     [line] = [line for line in lines if line.startswith("limit: ")]
     median, low, high = np.median(ratios), min(ratios), max(ratios)
     assert line.endswith(f"the run reached {median:.3f} of it (median of 5 parts, {low:.3f} to {high:.3f})")
 
 
 def test_the_summary_of_a_continued_run_says_that_it_is_of_its_last_start():
-    outcome = Outcome(
+    outcome = RunFigures(
         "run.h5", 1, num_envs=4, num_steps=1000, env_steps=2400, seconds=2.0, phases=dict.fromkeys(PHASES, 0.1),
         ranks=[{"host": "node7"}], step_s=[1.0], slowest_s=1.0, mean_s=1.0, num_steps_before=400,
     )  # fmt: skip
@@ -287,7 +287,7 @@ def test_the_summary_of_a_continued_run_says_that_it_is_of_its_last_start():
     ],
 )
 def test_the_summary_says_what_helps_where_ranks_share_cores(share, slowest_s, slept, advice):
-    outcome = Outcome(
+    outcome = RunFigures(
         "run.h5", 2, num_envs=4, num_steps=1000, env_steps=4000, seconds=2.0, phases=dict.fromkeys(PHASES, 0.0),
         ranks=[{"host": "node7", "core_share": 0.98}, {"host": "node7", "core_share": share}],
         step_s=[1.0, 1.0], slowest_s=slowest_s, mean_s=slowest_s, slept=slept,
