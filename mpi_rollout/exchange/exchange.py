@@ -10,7 +10,7 @@ exchange at 3 MiB.  That is 1 % of a step of the image envs for which it happens
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
@@ -57,7 +57,7 @@ class Contents:
     observation_space: Space
     action_space: Space
     has_final_observations: bool = False
-    infos: tuple[Leaf, ...] = field(default=())
+    infos: tuple[Leaf, ...] = ()
 
 
 class Exchange:

@@ -168,7 +168,7 @@ def with_stacks(call: Callable[[], T]) -> T:
     After such a crash no Python code runs, and what prints the stack does not know the rank.  So the rank is the file
     name of the outermost frame.
     """
-    faulthandler.enable(2)
+    faulthandler.enable(STDERR)
     name = f"rank {claimed_rank()} ({os.uname().nodename})"
     result: T = eval(compile("call()", name, "eval"), {"call": call})
     return result

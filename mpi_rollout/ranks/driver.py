@@ -250,7 +250,7 @@ class Driver:
         for exchange in self.exchanges.callers:
             exchange.post_order(Command.CALL)
         self.exchanges.spread(pickled)
-        values = [pickle.loads(value) for value in self.exchanges.collect(self.worker.call(name, *args)) or ()]
+        values = [pickle.loads(value) for value in self.exchanges.collect(self.worker.call(name, *args))]
         faults = [value for value in values if isinstance(value, Fault)]
         if faults:
             raise RankError(faults[0], len(faults))

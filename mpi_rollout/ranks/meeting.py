@@ -1,7 +1,6 @@
 """The meeting of the ranks before a run: all of them have come, could prepare, and mean the same."""
 
 import os
-import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,7 +20,15 @@ from mpi_rollout.errors import (
     words_of,
 )
 from mpi_rollout.exchange.job_end import abort, all_or_none
-from mpi_rollout.exchange.world import GRACE_S, ROOT, TELL_AFTER_S, claimed_size, comm_world, start_mpi_on_all_ranks
+from mpi_rollout.exchange.world import (
+    GRACE_S,
+    ROOT,
+    TELL_AFTER_S,
+    claimed_size,
+    comm_world,
+    loaded_mpi,
+    start_mpi_on_all_ranks,
+)
 from mpi_rollout.process.console import say
 from mpi_rollout.process.exits import ends_forked
 
@@ -166,7 +173,7 @@ def share_refusal(error: RolloutError) -> RolloutError:
 
     A rank that left by itself would make the launcher end the others, perhaps before rank 0 has said why.
     """
-    if claimed_size()[0] == 1 or "mpi4py.MPI" in sys.modules:
+    if claimed_size()[0] == 1 or loaded_mpi() is not None:
         return error
 
     def refuse() -> None:

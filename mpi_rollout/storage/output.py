@@ -38,12 +38,11 @@ class Output:
         Of the unfinished file of `past`: no other run continues it before `release`, also while this one brings its
         envs back.
     replaces
-        The `ownership.identity` of the complete file at `path` that this run extends; None where there is none.
+        The `ownership.identity` of the complete file that this run extends; None where there is none.
     source
         The file that `past` was read from: the unfinished one, or the complete one that is extended.
     """
 
-    path: str
     past: Past | None = None
     warning: str = ""
     lock: Lock | None = None
@@ -76,11 +75,11 @@ def open_output(config: RolloutConfig) -> Output:
     replaces = identity(path)
     if not os.path.lexists(part):
         past = look_into(config, path) if replaces else None
-        return Output(path, past, warning, replaces=replaces, source=path)
+        return Output(past, warning, replaces=replaces, source=path)
     lock_of_part = lock(part)
     try:
         if past := past_to_continue(config, part):
-            return Output(path, past, warning, lock_of_part, replaces, part)
+            return Output(past, warning, lock_of_part, replaces, part)
     except BaseException:
         lock_of_part.release()
         raise
