@@ -4,15 +4,22 @@
     .venv/bin/python tools/mutation_trial.py --folders core,storage --number 20
 
 Each change is made in a copy of the tree: a turned comparison, a changed sign, a bound that is off by one, a dropped
-call, `and` for `or`, a condition that is negated.  Then the tests of the same folder run (`tests/FOLDER`), until the
-first fails.  A change that no test notices is printed with file and line: the program behaves the same with it, or a
-test is missing.  The gate does not run this.
+call, `and` for `or`, a condition that is negated.  Left out are texts of messages, types and `__repr__`.  Then those
+tests of the same folder run that enter the changed function, until the first fails or takes too long: first the tests
+that start no job, then those that do.  The tests of a folder are in `tests/FOLDER`; those of `tests/runs` count for
+`collect` too, since they test whole runs.
+
+All these tests run once before, unchanged, to record which test enters which function, and how long it takes.  That
+takes minutes: `--record FILE` keeps it for the next time.  A change that no test notices is printed with file and line:
+the program behaves the same with it, or a test is missing.  The gate does not run this.
 """
 
 import argparse
 import ast
 import copy
+import json
 import os
+import queue
 import random
 import shutil
 import signal
@@ -21,11 +28,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
+from xml.etree import ElementTree
 
 CLONE = Path(__file__).resolve().parents[1]
 FOLDERS = "core,exchange,envs,collect,storage"
+NUM_TREES = 2  # Copies, in each of which one change at a time is tried.
 COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
     ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
@@ -41,6 +51,7 @@ class Change:
     """One wrong change: the statement it is in, and the lines that take that statement's place."""
 
     path: Path
+    function_line: int
     first_line: int
     last_line: int
     what: str
@@ -95,12 +106,16 @@ class Replaced(ast.NodeTransformer):
         return self.new if node is self.old else super().visit(node)
 
 
-def statements(tree: ast.Module) -> Iterator[ast.stmt]:
-    """The statements in functions, without those that only hold others."""
-    for function in ast.walk(tree):
-        if isinstance(function, ast.FunctionDef):
-            inner = (node for node in ast.walk(function) if isinstance(node, ast.stmt))
-            yield from (node for node in inner if not isinstance(node, ast.FunctionDef | ast.ClassDef))
+def statements(tree: ast.AST, function_line: int = 0) -> Iterator[tuple[int, ast.stmt]]:
+    """The statements in functions, each with the first line of its innermost function."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.FunctionDef):
+            if node.name != "__repr__":
+                yield from statements(node, min(part.lineno for part in (node, *node.decorator_list)))
+            continue
+        if function_line and isinstance(node, ast.stmt) and not isinstance(node, ast.ClassDef):
+            yield function_line, node
+        yield from statements(node, function_line)
 
 
 def own_nodes(statement: ast.stmt) -> Iterator[ast.AST]:
@@ -119,15 +134,14 @@ def own_nodes(statement: ast.stmt) -> Iterator[ast.AST]:
 
 def changes_of(path: Path) -> Iterator[Change]:
     """All wrong changes of a file that this program knows."""
-    seen = set()
-    for statement in statements(ast.parse((CLONE / path).read_text())):
-        if id(statement) in seen or isinstance(statement, ast.Raise | ast.Assert):
+    for function_line, statement in statements(ast.parse((CLONE / path).read_text())):
+        if isinstance(statement, ast.Raise | ast.Assert):
             continue
-        seen.add(id(statement))
         for node in own_nodes(statement):
             for what, wrong in wrong_nodes(node):
                 code = _written(statement, node, wrong)
-                yield Change(path, statement.lineno, statement.end_lineno or statement.lineno, what, code)
+                last_line = statement.end_lineno or statement.lineno
+                yield Change(path, function_line, statement.lineno, last_line, what, code)
 
 
 def _written(statement: ast.stmt, old: ast.AST, new: ast.AST) -> str:
@@ -139,24 +153,86 @@ def _written(statement: ast.stmt, old: ast.AST, new: ast.AST) -> str:
     return "".join(f"{indent}{line}\n" for line in ast.unparse(ast.fix_missing_locations(changed)).splitlines())
 
 
-def is_noticed(change: Change, tree: Path, timeout_s: float) -> bool:
-    """Run the tests of the change's folder, first those that start no job: does one fail, or hang?"""
-    folder = f"tests/{change.path.parts[1]}"
+@dataclass
+class Record:
+    """Which tests enter a function (`path:line`), how long each takes, and which start a job."""
+
+    tests: dict[str, list[str]] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    jobs: list[str] = field(default_factory=list)
+
+    def chosen(self, change: Change) -> tuple[list[str], list[str]]:
+        """The tests that could notice a change, quickest first: those without a job, and those with one."""
+        folder = change.path.parts[1]
+        entering = set(self.tests.get(f"{change.path}:{change.function_line}", []))
+        for test in list(entering):  # Tests of a file share runs: the first one enters for all.
+            if test in self.jobs:
+                entering |= {job for job in self.jobs if job.split("::")[0] == test.split("::")[0]}
+        own = [test for test in entering if test.startswith(tuple(f"{path}/" for path in test_folders([folder])))]
+        own.sort(key=lambda test: self.seconds[test])
+        return [test for test in own if test not in self.jobs], [test for test in own if test in self.jobs]
+
+
+def test_folders(folders: list[str]) -> list[str]:
+    return [f"tests/{folder}" for folder in folders] + ["tests/runs"] * ("collect" in folders)
+
+
+def record_tests(tree: Path, folders: list[str]) -> Record:
+    """Run all tests of the folders in a copy; those that fail without any change are left out."""
+    entered, times = tree / "entered.tsv", tree / "times.xml"
+    shutil.copy(CLONE / "tools" / "entered_functions.py", tree / "tests" / "helpers" / "sitecustomize.py")
+    record, arguments = Record(), ["-n", str(NUM_TREES), "--dist", "loadfile", "--junitxml", str(times)]
+    started(tree, [*arguments, *test_folders(folders)], MUTATION_TRIAL_RECORD=str(entered)).wait()
+    (tree / "tests" / "helpers" / "sitecustomize.py").unlink()
+    for case in ElementTree.parse(times).iter("testcase"):
+        test = f"{case.get('classname', '').replace('.', '/')}.py::{case.get('name')}"
+        if case.find("failure") is None and case.find("error") is None and case.find("skipped") is None:
+            record.seconds[test] = float(case.get("time", "0"))
+        else:
+            print(f"left out, since it fails or is skipped unchanged: {test}", flush=True)
+    for line in entered.read_text().splitlines():
+        test, path, function_line = line.split("\t")
+        tests = record.tests.setdefault(f"mpi_rollout/{path}:{function_line}", [])
+        tests += [test] * (test in record.seconds and test not in tests)
+    record.jobs = job_tests(tree, folders, record)
+    return record
+
+
+def job_tests(tree: Path, folders: list[str], record: Record) -> list[str]:
+    """The tests that start processes: `--quick` skips them."""
+    times = tree / "times.xml"
+    arguments = ["-m", "not mpi", "--quick", "-n", str(NUM_TREES), "--junitxml", str(times)]
+    started(tree, [*arguments, *test_folders(folders)]).wait()
+    quick = set()
+    for case in ElementTree.parse(times).iter("testcase"):
+        if case.find("skipped") is None:
+            quick.add(f"{case.get('classname', '').replace('.', '/')}.py::{case.get('name')}")
+    return [test for test in record.seconds if test not in quick]
+
+
+def started(tree: Path, options: list[str], **extra: str) -> subprocess.Popen:
+    environment = {**os.environ, "PYTHONPATH": f"{tree}:{tree / 'tests' / 'helpers'}", **extra}
+    return subprocess.Popen(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options],
+        cwd=tree, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
+
+
+def is_noticed(change: Change, tree: Path, record: Record) -> bool:
+    """Run the tests that could notice a change: does one fail, or hang?"""
     change.apply(tree)
     try:
-        return not all(passes(tree, [*options, folder], timeout_s) for options in (["-m", "not mpi", "--quick"], []))
+        return not all(passes(tree, tests, record) for tests in record.chosen(change) if tests)
     finally:
         change.undo(tree)
 
 
-def passes(tree: Path, options: list[str], timeout_s: float) -> bool:
-    """Run pytest in the copy until a test fails; a run that takes too long has failed."""
-    job = subprocess.Popen(
-        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *options],
-        cwd=tree, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
-    )  # fmt: skip
+def passes(tree: Path, tests: list[str], record: Record) -> bool:
+    """Run tests in the copy until one fails; if they take much longer than they do unchanged, one has failed."""
+    (tree / "tests.txt").write_text("\n".join(tests))
+    job = started(tree, ["-x", "@tests.txt"])
     try:
-        return job.wait(timeout_s) == 0
+        return job.wait(60 + 4 * sum(record.seconds[test] for test in tests)) == 0
     except subprocess.TimeoutExpired:
         os.killpg(job.pid, signal.SIGKILL)
         job.wait()
@@ -169,27 +245,55 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--number", type=int, default=200, help="number of changes (default: 200)")
     parser.add_argument("--seed", type=int, default=0, help="chooses the changes (default: 0)")
     parser.add_argument("--first", type=int, default=0, help="leave out as many of the chosen ones (default: 0)")
-    parser.add_argument("--timeout-s", type=float, default=600.0, help="for the tests of one change (default: 600)")
+    parser.add_argument("--record", type=Path, help="file that keeps which tests enter which functions")
     return parser.parse_args()
+
+
+def chosen_changes(options: argparse.Namespace) -> list[Change]:
+    package = [CLONE / "mpi_rollout" / folder for folder in options.folders.split(",")]
+    paths = sorted(path.relative_to(CLONE) for folder in package for path in folder.rglob("*.py"))
+    changes = [change for path in paths for change in changes_of(path)]
+    return random.Random(options.seed).sample(changes, min(options.number, len(changes)))[options.first :]
+
+
+def kept_record(tree: Path, options: argparse.Namespace) -> Record:
+    """Read the record, or make it."""
+    if options.record is not None and options.record.exists():
+        return Record(**json.loads(options.record.read_text()))
+    record = record_tests(tree, options.folders.split(","))
+    if options.record is not None:
+        options.record.write_text(json.dumps(vars(record)))
+    return record
+
+
+def try_all(changes: list[Change], trees: list[Path], record: Record) -> list[Change]:
+    """Try the changes, as many at a time as there are copies; return those that no test notices."""
+    free: queue.Queue[Path] = queue.Queue()
+    for tree in trees:
+        free.put(tree)
+
+    def is_missed(change: Change) -> bool:
+        tree, start = free.get(), time.monotonic()
+        try:
+            noticed = is_noticed(change, tree, record)
+        finally:
+            free.put(tree)
+        print(f"{'noticed' if noticed else 'NOT NOTICED'} in {time.monotonic() - start:.0f} s: {change}", flush=True)
+        return not noticed
+
+    with ThreadPoolExecutor(len(trees)) as pool:
+        return [change for change, missed in zip(changes, pool.map(is_missed, changes), strict=True) if missed]
 
 
 def main() -> int:
     """Return 1 if a change was not noticed."""
     options = parsed()
-    package = [CLONE / "mpi_rollout" / folder for folder in options.folders.split(",")]
-    paths = sorted(path.relative_to(CLONE) for folder in package for path in folder.rglob("*.py"))
-    changes = [change for path in paths for change in changes_of(path)]
-    chosen = random.Random(options.seed).sample(changes, min(options.number, len(changes)))[options.first :]
-    unnoticed = []
+    chosen = chosen_changes(options)
     with tempfile.TemporaryDirectory(prefix="mutation-") as folder:
-        tree = Path(folder) / "clone"
-        shutil.copytree(CLONE, tree, symlinks=True, ignore=shutil.ignore_patterns(".git", ".venv*", "_build", "*.h5"))
-        for number, change in enumerate(chosen, 1 + options.first):
-            start = time.monotonic()
-            noticed = is_noticed(change, tree, options.timeout_s)
-            word = "noticed" if noticed else "NOT NOTICED"
-            print(f"{number}: {word} in {time.monotonic() - start:.0f} s: {change}", flush=True)
-            unnoticed += [] if noticed else [change]
+        trees = [Path(folder) / f"clone{number}" for number in range(NUM_TREES)]
+        for tree in trees:
+            shutil.copytree(CLONE, tree, symlinks=True, ignore=shutil.ignore_patterns(".git", ".venv*", "_build"))
+        unnoticed = try_all(chosen, trees, kept_record(trees[0], options))
     print(f"\n{len(chosen) - len(unnoticed)} of {len(chosen)} were noticed; unnoticed:")
     for change in unnoticed:
         print(f"  {change}")
