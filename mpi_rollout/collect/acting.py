@@ -1,12 +1,11 @@
 """How the policy is asked: it gets the last observations of some lanes' envs, and its actions go to the ranks."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from mpi_rollout.collect.blocks import LaneProgress
-from mpi_rollout.core.spaces import leaves, rows_of, tree_of
+from mpi_rollout.core.spaces import Tree, leaves, rows_of, tree_of
 from mpi_rollout.errors import PolicyError, SignalInterrupt, words_of
 from mpi_rollout.policies.random import Policy, RandomPolicy
 from mpi_rollout.process.exits import ends_forked
@@ -50,7 +49,7 @@ class Actor:
         if self._random is not None:
             self._random.forget(step)
 
-    def _draw(self, policy: RandomPolicy, progress: LaneProgress) -> Any:
+    def _draw(self, policy: RandomPolicy, progress: LaneProgress) -> Tree:
         lane = progress.lane
         if lane.is_marked and lane.exchange.layout.infos:
             packed, has_mask = map(lane.exchange.take, lane.exchange.columns.info_arrays[0])
@@ -58,7 +57,7 @@ class Actor:
                 return policy.by_masks(progress.step, lane.envs, has_mask, packed)
         return rows_of(policy.at(progress.step), lane.envs)
 
-    def _ask(self, progresses: Sequence[LaneProgress]) -> Any:
+    def _ask(self, progresses: Sequence[LaneProgress]) -> Tree:
         observations = self._observations(progresses)
         try:
             with ends_forked:
@@ -68,7 +67,7 @@ class Actor:
         except BaseException as error:
             raise PolicyError(f"policy: {words_of(error)}") from error
 
-    def _observations(self, progresses: Sequence[LaneProgress]) -> Any:
+    def _observations(self, progresses: Sequence[LaneProgress]) -> Tree:
         """Copy the last observations of some lanes' envs, C-contiguous.
 
         The policy may write into them: what it gets shares no memory with the block, which is stored.

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
 from gymnasium import spaces
 
@@ -13,11 +13,14 @@ from mpi_rollout.envs.env_maker import maker_of
 from mpi_rollout.errors import EnvError, words_of
 from mpi_rollout.policies.random import BLOCK_STEPS, RandomPolicy
 
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
 
 class Limit:
     """Measures this rank's part of the limit; makes its envs when first asked."""
 
-    def __init__(self, config: RolloutConfig, comm: Any, envs: range, action_space: spaces.Space):
+    def __init__(self, config: RolloutConfig, comm: "MPI.Intracomm", envs: range, action_space: spaces.Space):
         self._config, self._comm, self._envs, self._action_space = config, comm, envs, action_space
         self._measure: Callable[[float], float] | None = None
 

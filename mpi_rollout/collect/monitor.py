@@ -1,6 +1,5 @@
 """What the root looks at between two steps: whether it must stop, how far the run is, and what the user must see."""
 
-import os
 import signal
 from collections import Counter
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.clock import PHASES, Deadline
 from mpi_rollout.envs.replaying import Past
 from mpi_rollout.errors import Interrupted
+from mpi_rollout.exchange.world import ROOT, rank_and_host
 from mpi_rollout.process.console import say
 from mpi_rollout.ranks.driver import Driver
 from mpi_rollout.storage.status import Status
@@ -72,7 +72,7 @@ class RunState:
     def place(self) -> str:
         """Where the run is: steps are counted from 0, as in the file, so this is the first one that it lacks."""
         num_steps = self.collector.num_steps if self.collector else self.num_safe
-        return f"rank 0 ({os.uname().nodename}), step {num_steps}"
+        return f"{rank_and_host(ROOT)}, step {num_steps}"
 
 
 class Monitor:

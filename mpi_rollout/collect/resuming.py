@@ -5,12 +5,12 @@ was recorded, byte by byte.  It takes as many steps as the longest running episo
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mpi_rollout.core.layout import Block, Destination
-from mpi_rollout.core.spaces import tree_of
+from mpi_rollout.core.spaces import Tree, tree_of
 from mpi_rollout.envs.replaying import Past
 from mpi_rollout.errors import counted
 from mpi_rollout.exchange.exchange import Command
@@ -111,7 +111,7 @@ class Recorded:
     def _names(self, group: str) -> list[str]:
         return [name for name in self._datasets if name.split("/")[0] == group]
 
-    def actions(self, step: int) -> Any:
+    def actions(self, step: int) -> Tree:
         """Return the actions of all envs."""
         return tree_of(self._driver.action_space, (self._row(name, step) for name in self._names("actions")))
 

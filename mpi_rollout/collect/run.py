@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from threading import Timer
-from typing import Any
+from types import FrameType
+from typing import TYPE_CHECKING, NoReturn
 
 from mpi_rollout.collect.limit import Limit
 from mpi_rollout.collect.room import check_file
@@ -39,6 +40,11 @@ from mpi_rollout.ranks.set_up import (
     unwatched_by_gc,
 )
 from mpi_rollout.storage.values import check_storable
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+    from mpi_rollout.storage.output import Output
 
 
 def run(config: RolloutConfig) -> int:
@@ -86,8 +92,8 @@ def _run(config: RolloutConfig, asked: list[int]) -> int:
         return code
 
 
-def _collect(config: RolloutConfig, comm: Any, asked: list[int]) -> tuple[int, Timer]:
-    """Do the run; return the exit code, and who watches that the envs, which go now, do not keep the process."""
+def _collect(config: RolloutConfig, comm: "MPI.Intracomm", asked: list[int]) -> tuple[int, Timer]:
+    """Do the run; return the exit code, and the timer that ends this process if its envs keep it from ending."""
     (rank_envs, policy, output), hosts = meeting.agree(
         comm, lambda: prepare(config, comm), lambda prepared: fingerprint(config, prepared[0])
     )
@@ -100,13 +106,13 @@ def _collect(config: RolloutConfig, comm: Any, asked: list[int]) -> tuple[int, T
     with unwatched_by_gc():
         worker.stop_on_signals(asked)
         worker.aborts_if_unheard = True
-        root = Root(config, policy, output, worker, facts, hosts) if comm.rank == world.ROOT else None
+        root = None if output is None else Root(config, policy, output, worker, facts, hosts)
         code = worker.serve()[1] if root is None else root.drive()
         worker.exchanges.free()
         return code, job_end.watch_end(comm, code).begin()
 
 
-def _interrupt(_number: int, _frame: Any) -> None:
+def _interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
     raise SignalInterrupt
 
 
@@ -122,8 +128,8 @@ def no_other_interrupt() -> Iterator[None]:
 
 
 @no_other_interrupt()
-def prepare(config: RolloutConfig, comm: Any) -> tuple[RankEnvs, Policy | None, Any]:
-    """Check and make on this rank what can be made before the first message of the run."""
+def prepare(config: RolloutConfig, comm: "MPI.Intracomm") -> tuple[RankEnvs, Policy | None, "Output | None"]:
+    """Check and make on this rank what can be made before the first message of the run; the output on the root."""
     world.check_size(comm, config.expect_ranks)
     seed_global_generators(config.seed, comm.rank)  # Before any code of envs and policy, which may do it otherwise.
     if config.on_rank_loss == "shrink":

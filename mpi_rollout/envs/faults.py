@@ -15,7 +15,7 @@ from mpi_rollout.core.layout import RESULTS, noun
 from mpi_rollout.core.spaces import Bounds, Leaf, Tree, bounds_of, first_of, leaf_spaces, leaves
 from mpi_rollout.envs.inputs import Info
 from mpi_rollout.errors import DataError, EnvError, RolloutError, message_of, words_of
-from mpi_rollout.exchange.world import claimed_rank
+from mpi_rollout.exchange.world import claimed_rank, rank_and_host
 
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
@@ -126,7 +126,7 @@ def named(function: Callable[Given, Result], env_index: int) -> Callable[Given, 
     def calling(*args: Given.args, **kwargs: Given.kwargs) -> Result:
         return function(*args, **kwargs)
 
-    place, name = f"<rank {claimed_rank()} ({os.uname().nodename})>", f"env {env_index}"
+    place, name = f"<{rank_and_host(claimed_rank())}>", f"env {env_index}"
     calling.__code__ = calling.__code__.replace(co_filename=place, co_name=name, co_qualname=name)
     return calling
 

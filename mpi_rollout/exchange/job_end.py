@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from mpi_rollout.core.clock import MAX_TIMEOUT_S
 from mpi_rollout.errors import Interrupted, RolloutError, first_line
-from mpi_rollout.exchange.world import GRACE_S, claimed_rank, loaded_mpi
+from mpi_rollout.exchange.world import GRACE_S, claimed_rank, loaded_mpi, rank_and_host
 from mpi_rollout.process import exits
 from mpi_rollout.process.console import STDERR, say, settle
 from mpi_rollout.process.launcher import is_guarded, release
@@ -50,25 +50,21 @@ def all_or_none(comm: "MPI.Comm") -> Iterator[None]:
     except RolloutError:
         raise
     except KeyboardInterrupt:
-        say(f"mpi_rollout: {_place(comm)}: interrupted\n")
+        say(f"mpi_rollout: {rank_and_host(comm.rank)}: interrupted\n")
         abort(comm, Interrupted.exit_code)
     except BaseException as error:
         exits.end_if_forked(error)
         lost_ranks = _lost_ranks(comm, error)
         if is_loss(error):
             what = first_line(error).removesuffix(", error stack:")
-            say(f"mpi_rollout: {_place(comm)}: another rank is gone; MPI says: {what}\n")
+            say(f"mpi_rollout: {rank_and_host(comm.rank)}: another rank is gone; MPI says: {what}\n")
         elif not lost_ranks:
-            say(f"mpi_rollout: {_place(comm)} failed:\n{traceback.format_exc()}")
+            say(f"mpi_rollout: {rank_and_host(comm.rank)} failed:\n{traceback.format_exc()}")
         elif comm.rank == min({*range(comm.size)} - {*lost_ranks}):
             say(f"mpi_rollout: lost rank {', '.join(map(str, lost_ranks))}, and the job ends with it\n")
         else:
             sleep(GRACE_S)
         abort(comm, RolloutError.exit_code)
-
-
-def _place(comm: "MPI.Comm") -> str:
-    return f"rank {comm.rank} ({os.uname().nodename})"
 
 
 @contextmanager
@@ -82,10 +78,8 @@ def no_early_end(comm: "MPI.Comm", others_go_on: bool = False) -> Iterator[None]
     """
 
     def refuse(what: str) -> NoReturn:
-        end = "it is lost" if others_go_on else "the job ends"
-        say(
-            f"mpi_rollout: {_place(comm)}: an env, a policy or a library called {what} before the run was over; {end}\n"
-        )
+        place, end = rank_and_host(comm.rank), "it is lost" if others_go_on else "the job ends"
+        say(f"mpi_rollout: {place}: an env, a policy or a library called {what} before the run was over; {end}\n")
         if others_go_on:
             settle()
             exits.leave_now(RolloutError.exit_code)
@@ -169,7 +163,7 @@ def with_stacks(call: Callable[[], T]) -> T:
     name of the outermost frame.
     """
     faulthandler.enable(STDERR)
-    name = f"rank {claimed_rank()} ({os.uname().nodename})"
+    name = rank_and_host(claimed_rank())
     result: T = eval(compile("call()", name, "eval"), {"call": call})
     return result
 
@@ -196,7 +190,7 @@ def leave(code: int, finalizes: bool = True) -> NoReturn:
 def watch_end(comm: "MPI.Comm", code: int) -> "EndWatch":
     """Make sure that this rank ends after its program is through, with this code if the program gives no other."""
     if not _end_watches:
-        _end_watches.append(EndWatch(_place(comm)))
+        _end_watches.append(EndWatch(rank_and_host(comm.rank)))
     [watch] = _end_watches
     watch.code = code
     return watch

@@ -55,6 +55,11 @@ def claimed_size() -> tuple[int, str]:
     return 1, ""
 
 
+def rank_and_host(rank: int) -> str:
+    """Return how messages name this process."""
+    return f"rank {rank} ({os.uname().nodename})"
+
+
 def start_mpi_on_all_ranks(timeout_s: float, option: str = "timeout_s") -> None:
     """Start MPI, or after `timeout_s` seconds say that ranks are missing and end this process.  **Collective**.
 
@@ -120,14 +125,14 @@ def _init_mpi() -> None:
 
 def _tell_of_waiting(timeout_s: float, option: str) -> None:
     say(
-        f"mpi_rollout: rank 0 ({os.uname().nodename}): waits for some of {counted(claimed_size()[0], 'rank')} to "
+        f"mpi_rollout: {rank_and_host(ROOT)}: waits for some of {counted(claimed_size()[0], 'rank')} to "
         f"start MPI, {timeout_s:g} s at most ({option})\n"
     )
 
 
 def _miss_ranks(timeout_s: float, option: str) -> None:
     say(
-        f"mpi_rollout: rank {claimed_rank()} ({os.uname().nodename}): another rank has not started MPI within "
+        f"mpi_rollout: {rank_and_host(claimed_rank())}: another rank has not started MPI within "
         f"{timeout_s:g} s; start this program on all {counted(claimed_size()[0], 'rank')}, or give them more time "
         f"by {option}\n"
     )

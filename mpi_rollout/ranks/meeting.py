@@ -27,6 +27,7 @@ from mpi_rollout.exchange.world import (
     claimed_size,
     comm_world,
     loaded_mpi,
+    rank_and_host,
     start_mpi_on_all_ranks,
 )
 from mpi_rollout.process.console import say
@@ -84,7 +85,7 @@ def _await_missing(
         missing = {rank: request for rank, request in missing.items() if not request.test()[0]}
         now = monotonic()
         if missing and now > min(deadline, tell_at):
-            place = f"mpi_rollout: rank {comm.rank} ({os.uname().nodename})"
+            place = f"mpi_rollout: {rank_and_host(comm.rank)}"
             ranks = ", ".join(map(str, list(missing)[:8])) + (" ..." if len(missing) > 8 else "")
             if now > deadline:
                 way_out = f"call it on all ranks, or give them more time by {limit}"

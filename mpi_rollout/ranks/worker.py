@@ -23,6 +23,7 @@ from mpi_rollout.errors import EnvError, Fault, RankLost, SignalInterrupt, words
 from mpi_rollout.exchange.exchange import Command, Exchange
 from mpi_rollout.exchange.exchanges import Exchanges
 from mpi_rollout.exchange.job_end import abort, end_timeout_s
+from mpi_rollout.exchange.world import rank_and_host
 from mpi_rollout.process.console import say
 from mpi_rollout.process.exits import ends_forked
 from mpi_rollout.process.interrupts import STOP_SIGNALS, Cut
@@ -277,8 +278,7 @@ class Worker:
             except BaseException as error:
                 if is_stop(error):
                     raise
-                place = f"rank {self.rank} ({os.uname().nodename})"
-                say(f"mpi_rollout: {place}: closing its envs: {words_of(error)}\n")
+                say(f"mpi_rollout: {rank_and_host(self.rank)}: closing its envs: {words_of(error)}\n")
             self._active = None
         if self._watchdog is not None:
             self._watchdog.close()

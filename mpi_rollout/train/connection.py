@@ -233,7 +233,7 @@ def _check_closed() -> None:
     for turns in _turns:
         if turns.open and not exits.is_forked():
             say(
-                f"mpi_rollout: rank 0 ({os.uname().nodename}): the trainer ended without closing its envs; "
+                f"mpi_rollout: {world.rank_and_host(world.ROOT)}: the trainer ended without closing its envs; "
                 "use `with mpi_rollout.connect(...) as envs:`, or call envs.close()\n"
             )
             job_end.abort(turns.comm, RolloutError.exit_code)
