@@ -1,17 +1,16 @@
-"""Write down which test enters which function of the package; `mutation_trial.py` makes it a `sitecustomize`.
+"""A plugin of pytest that writes down which test enters which function of the package, for `mutation_trial.py`.
 
-Each process of a test writes for itself, at once, since tests kill processes: a line with the test, the file and the
-function's first line.  Lines of code would be more exact, and tracing them much slower.
+A line of the file that the environment names has the test, the file and the function's first line.  Lines of code would
+be more exact, and tracing them much slower.
 """
 
 import os
 import sys
 import threading
-from contextlib import suppress
 from types import CodeType, FrameType
 
-RECORD = "MUTATION_TRIAL_RECORD"  # In the environment: where the lines go.
-PACKAGE = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(__file__))), "mpi_rollout") + os.sep
+RECORD = "MUTATION_TRIAL_RECORD"  # In the environment: the file.
+PACKAGE = os.path.join(os.getcwd(), "mpi_rollout") + os.sep
 
 _names: dict[CodeType, str] = {}  # Empty for code that is not of the package.
 _seen: set[tuple[str, str]] = set()
@@ -24,15 +23,12 @@ def note(frame: FrameType, event: str, argument: object) -> None:
     if name is None:
         is_own = code.co_filename.startswith(PACKAGE)
         _names[code] = name = f"{code.co_filename[len(PACKAGE) :]}\t{code.co_firstlineno}" if is_own else ""
-    if not name:
-        return
-    test = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" ")[0]
-    if (test, name) not in _seen:
+    test = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" ")[0] if name else ""
+    if name and (test, name) not in _seen:
         _seen.add((test, name))
-        with suppress(OSError), open(os.environ[RECORD], "a") as file:  # Some tests have full disks.
+        with open(os.environ[RECORD], "a") as file:
             file.write(f"{test}\t{name}\n")
 
 
-if RECORD in os.environ:
-    sys.settrace(note)
-    threading.settrace(note)
+sys.settrace(note)
+threading.settrace(note)

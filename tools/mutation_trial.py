@@ -1,23 +1,21 @@
 """Change the package in small wrong ways, one at a time, and see which of them no test notices.
 
     .venv/bin/python tools/mutation_trial.py --number 200 --seed 0
-    .venv/bin/python tools/mutation_trial.py --folders core,storage --number 20
+    .venv/bin/python tools/mutation_trial.py --folders core,storage --number 20 --jobs-s 0
 
 Each change is made in a copy of the tree: a turned comparison, a changed sign, a bound that is off by one, a dropped
-call, `and` for `or`, a condition that is negated.  Left out are texts of messages, types and `__repr__`.  Then those
-tests of the same folder run that enter the changed function, until the first fails or takes too long: first the tests
-that start no job, then those that do.  The tests of a folder are in `tests/FOLDER`; those of `tests/runs` count for
-`collect` too, since they test whole runs.
+call, `and` for `or`, a condition that is negated.  Left out are texts of messages, types and `__repr__`.  Then tests of
+the same folder run, until the first fails or takes too long: first those that start no job and enter the changed
+function, as a run of all of them before has recorded; then all others of the folder, which takes minutes.  The tests of
+a folder are in `tests/FOLDER`; those of `tests/runs` count for `collect` too, since they test whole runs.
 
-All these tests run once before, unchanged, to record which test enters which function, and how long it takes.  That
-takes minutes: `--record FILE` keeps it for the next time.  A change that no test notices is printed with file and line:
-the program behaves the same with it, or a test is missing.  The gate does not run this.
+A change that no test notices is printed with file and line: the program behaves the same with it, or a test is missing.
+The gate does not run this.
 """
 
 import argparse
 import ast
 import copy
-import json
 import os
 import queue
 import random
@@ -155,84 +153,78 @@ def _written(statement: ast.stmt, old: ast.AST, new: ast.AST) -> str:
 
 @dataclass
 class Record:
-    """Which tests enter a function (`path:line`), how long each takes, and which start a job."""
+    """Which of the tests that start no job enter a function (`path:line`), and the seconds that each takes."""
 
     tests: dict[str, list[str]] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
-    jobs: list[str] = field(default_factory=list)
 
-    def chosen(self, change: Change) -> tuple[list[str], list[str]]:
-        """The tests that could notice a change, quickest first: those without a job, and those with one."""
-        folder = change.path.parts[1]
-        entering = set(self.tests.get(f"{change.path}:{change.function_line}", []))
-        for test in list(entering):  # Tests of a file share runs: the first one enters for all.
-            if test in self.jobs:
-                entering |= {job for job in self.jobs if job.split("::")[0] == test.split("::")[0]}
-        own = [test for test in entering if test.startswith(tuple(f"{path}/" for path in test_folders([folder])))]
-        own.sort(key=lambda test: self.seconds[test])
-        return [test for test in own if test not in self.jobs], [test for test in own if test in self.jobs]
+    def tests_of(self, change: Change) -> list[str]:
+        """The tests of the folder that enter the changed function, quickest first."""
+        folders = tuple(f"{folder}/" for folder in test_folders([change.path.parts[1]]))
+        entering = self.tests.get(f"{change.path}:{change.function_line}", [])
+        return sorted((test for test in entering if test.startswith(folders)), key=lambda test: self.seconds[test])
 
 
 def test_folders(folders: list[str]) -> list[str]:
     return [f"tests/{folder}" for folder in folders] + ["tests/runs"] * ("collect" in folders)
 
 
-def record_tests(tree: Path, folders: list[str]) -> Record:
-    """Run all tests of the folders in a copy; those that fail without any change are left out."""
-    entered, times = tree / "entered.tsv", tree / "times.xml"
-    shutil.copy(CLONE / "tools" / "entered_functions.py", tree / "tests" / "helpers" / "sitecustomize.py")
-    record, arguments = Record(), ["-n", str(NUM_TREES), "--dist", "loadfile", "--junitxml", str(times)]
-    started(tree, [*arguments, *test_folders(folders)], MUTATION_TRIAL_RECORD=str(entered)).wait()
-    (tree / "tests" / "helpers" / "sitecustomize.py").unlink()
+def recorded(tree: Path, folders: list[str]) -> Record:
+    """Run all tests of the folders that start no job in a copy; those that fail without any change are left out."""
+    entered, times, record = tree / "entered.tsv", tree / "times.xml", Record()
+    options = ["-p", "entered_functions", "-m", "not mpi", "--quick", "--junitxml", str(times)]
+    started(tree, [*options, *test_folders(folders)], MUTATION_TRIAL_RECORD=str(entered)).wait()
     for case in ElementTree.parse(times).iter("testcase"):
         test = f"{case.get('classname', '').replace('.', '/')}.py::{case.get('name')}"
-        if case.find("failure") is None and case.find("error") is None and case.find("skipped") is None:
+        if all(case.find(reason) is None for reason in ("failure", "error", "skipped")):
             record.seconds[test] = float(case.get("time", "0"))
-        else:
-            print(f"left out, since it fails or is skipped unchanged: {test}", flush=True)
+        elif case.find("skipped") is None:
+            print(f"left out, since it fails unchanged: {test}", flush=True)
     for line in entered.read_text().splitlines():
         test, path, function_line = line.split("\t")
-        tests = record.tests.setdefault(f"mpi_rollout/{path}:{function_line}", [])
-        tests += [test] * (test in record.seconds and test not in tests)
-    record.jobs = job_tests(tree, folders, record)
+        if test in record.seconds:
+            record.tests.setdefault(f"mpi_rollout/{path}:{function_line}", []).append(test)
     return record
 
 
-def job_tests(tree: Path, folders: list[str], record: Record) -> list[str]:
-    """The tests that start processes: `--quick` skips them."""
-    times = tree / "times.xml"
-    arguments = ["-m", "not mpi", "--quick", "-n", str(NUM_TREES), "--junitxml", str(times)]
-    started(tree, [*arguments, *test_folders(folders)]).wait()
-    quick = set()
-    for case in ElementTree.parse(times).iter("testcase"):
-        if case.find("skipped") is None:
-            quick.add(f"{case.get('classname', '').replace('.', '/')}.py::{case.get('name')}")
-    return [test for test in record.seconds if test not in quick]
-
-
 def started(tree: Path, options: list[str], **extra: str) -> subprocess.Popen:
-    environment = {**os.environ, "PYTHONPATH": f"{tree}:{tree / 'tests' / 'helpers'}", **extra}
+    environment = {**os.environ, "PYTHONPATH": f"{tree}:{CLONE / 'tools'}", **extra}
     return subprocess.Popen(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options],
         cwd=tree, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
     )  # fmt: skip
 
 
-def is_noticed(change: Change, tree: Path, record: Record) -> bool:
+def is_noticed(change: Change, tree: Path, record: Record, jobs_s: float) -> bool:
     """Run the tests that could notice a change: does one fail, or hang?"""
     change.apply(tree)
     try:
-        return not all(passes(tree, tests, record) for tests in record.chosen(change) if tests)
+        return is_noticed_without_jobs(change, tree, record) or (
+            jobs_s > 0 and is_noticed_by_jobs(change, tree, jobs_s)
+        )
     finally:
         change.undo(tree)
 
 
-def passes(tree: Path, tests: list[str], record: Record) -> bool:
-    """Run tests in the copy until one fails; if they take much longer than they do unchanged, one has failed."""
+def is_noticed_without_jobs(change: Change, tree: Path, record: Record) -> bool:
+    tests = record.tests_of(change)
     (tree / "tests.txt").write_text("\n".join(tests))
-    job = started(tree, ["-x", "@tests.txt"])
+    seconds = 60 + 10 * sum(record.seconds[test] for test in tests)
+    return bool(tests) and not passes(tree, ["--quick", "@tests.txt"], seconds)
+
+
+def is_noticed_by_jobs(change: Change, tree: Path, seconds: float) -> bool:
+    """Run all tests of the folder, those of the changed module first."""
+    folders = test_folders([change.path.parts[1]])
+    own = f"{folders[0]}/test_{change.path.stem}.py"
+    return not passes(tree, [*[own] * (tree / own).exists(), *folders], seconds)
+
+
+def passes(tree: Path, options: list[str], seconds: float) -> bool:
+    """Run pytest in the copy until a test fails; a run that takes too long has failed."""
+    job = started(tree, ["-x", *options])
     try:
-        return job.wait(60 + 4 * sum(record.seconds[test] for test in tests)) == 0
+        return job.wait(seconds) == 0
     except subprocess.TimeoutExpired:
         os.killpg(job.pid, signal.SIGKILL)
         job.wait()
@@ -245,7 +237,9 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--number", type=int, default=200, help="number of changes (default: 200)")
     parser.add_argument("--seed", type=int, default=0, help="chooses the changes (default: 0)")
     parser.add_argument("--first", type=int, default=0, help="leave out as many of the chosen ones (default: 0)")
-    parser.add_argument("--record", type=Path, help="file that keeps which tests enter which functions")
+    parser.add_argument(
+        "--jobs-s", type=float, default=1200.0, help="limit for tests with jobs; 0: none (default: 1200)"
+    )
     return parser.parse_args()
 
 
@@ -256,17 +250,7 @@ def chosen_changes(options: argparse.Namespace) -> list[Change]:
     return random.Random(options.seed).sample(changes, min(options.number, len(changes)))[options.first :]
 
 
-def kept_record(tree: Path, options: argparse.Namespace) -> Record:
-    """Read the record, or make it."""
-    if options.record is not None and options.record.exists():
-        return Record(**json.loads(options.record.read_text()))
-    record = record_tests(tree, options.folders.split(","))
-    if options.record is not None:
-        options.record.write_text(json.dumps(vars(record)))
-    return record
-
-
-def try_all(changes: list[Change], trees: list[Path], record: Record) -> list[Change]:
+def try_all(changes: list[Change], trees: list[Path], record: Record, jobs_s: float) -> list[Change]:
     """Try the changes, as many at a time as there are copies; return those that no test notices."""
     free: queue.Queue[Path] = queue.Queue()
     for tree in trees:
@@ -275,7 +259,7 @@ def try_all(changes: list[Change], trees: list[Path], record: Record) -> list[Ch
     def is_missed(change: Change) -> bool:
         tree, start = free.get(), time.monotonic()
         try:
-            noticed = is_noticed(change, tree, record)
+            noticed = is_noticed(change, tree, record, jobs_s)
         finally:
             free.put(tree)
         print(f"{'noticed' if noticed else 'NOT NOTICED'} in {time.monotonic() - start:.0f} s: {change}", flush=True)
@@ -293,7 +277,8 @@ def main() -> int:
         trees = [Path(folder) / f"clone{number}" for number in range(NUM_TREES)]
         for tree in trees:
             shutil.copytree(CLONE, tree, symlinks=True, ignore=shutil.ignore_patterns(".git", ".venv*", "_build"))
-        unnoticed = try_all(chosen, trees, kept_record(trees[0], options))
+        record = recorded(trees[0], options.folders.split(","))
+        unnoticed = try_all(chosen, trees, record, options.jobs_s)
     print(f"\n{len(chosen) - len(unnoticed)} of {len(chosen)} were noticed; unnoticed:")
     for change in unnoticed:
         print(f"  {change}")

@@ -99,6 +99,8 @@ def test_the_memory_of_a_container_is_its_limit(tmp_path):
     assert host.free_memory(str(meminfo), tmp_path) == 600_000
     (tmp_path / "memory.stat").write_text("anon 1\nactive_file 100000\ninactive_file 200000\n")
     assert host.free_memory(str(meminfo), tmp_path) == 900_000  # Files that are cached are given up in time.
+    (tmp_path / "memory.current").write_text("3000000\n")
+    assert host.free_memory(str(meminfo), tmp_path) == 0
     (tmp_path / "memory.max").write_text("max\n")
     assert host.free_memory(str(meminfo), tmp_path) == 4_096_000
 
@@ -108,3 +110,16 @@ def test_buffers_that_memory_cannot_hold_are_refused(monkeypatch: pytest.MonkeyP
     host.check_blocks(10**6)
     with pytest.raises(UsageError, match=r"rank 0 needs 1\.0 MB of memory .* free; use fewer envs, or MPI_ROLLOUT_"):
         host.check_blocks(10**6 + 1)
+
+
+def test_memory_is_told_in_the_unit_that_fits():
+    assert [host.format_bytes(nbytes) for nbytes in (10**5, 10**9 - 10**5, 10**9)] == ["0.1 MB", "999.9 MB", "1.0 GB"]
+
+
+def test_no_envs_are_refused_that_memory_holds(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(host, "free_memory", lambda: 3 * host.LEAST_ENV_NBYTES)
+    host.check_num_envs(6, 2)
+    with pytest.raises(UsageError):
+        host.check_num_envs(8, 2)
+    monkeypatch.setenv(host.ANY_SIZE, "1")
+    host.check_num_envs(8, 2)

@@ -8,7 +8,8 @@ import pytest
 from envs import Counting, Image, Nested
 from gymnasium import spaces
 
-from mpi_rollout.core.layout import ALIGNMENT, Block, Columns, SlotLayout
+from mpi_rollout.core.layout import ALIGNMENT, RESULTS, Block, Columns, Destination, SlotLayout, noun
+from mpi_rollout.core.partition import Partition
 from mpi_rollout.core.spaces import Leaf, leaves
 
 DTYPES = ["?", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "f2", "f4", "f8"]
@@ -156,3 +157,37 @@ def test_a_part_of_the_envs_of_a_row_is_a_contiguous_view_too():
 def test_the_bytes_of_a_row_are_those_of_its_arrays():
     row_nbytes = Block.row_nbytes(Nested.observation_space, Nested.action_space, 5)
     assert row_nbytes == sum(array[0].nbytes for array in make_block().named.values())
+
+
+def test_a_leaf_is_called_in_messages_by_what_it_is():
+    assert [noun(leaf) for leaf in RESULTS] == ["reward", "terminated", "truncated"]
+    same_as_a_result = Leaf(RESULTS[0].keys, RESULTS[0].dtype, RESULTS[0].shape)
+    assert noun(same_as_a_result) == "observation 'rewards'" and noun(leaves(spaces.Discrete(2))[0]) == "observation"
+
+
+@pytest.mark.parametrize("dedicated_root", [False, True])
+def test_the_slots_of_all_ranks_are_laid_into_rows_in_env_order(dedicated_root: bool):
+    """Five envs on three ranks: slots of two rows, of which the last rank's second one is nobody's."""
+    partition = Partition(5, 3 + dedicated_root, dedicated_root)
+    layout = SlotLayout(Nested.observation_space, partition.capacity)
+    slots = np.zeros((partition.num_ranks, layout.nbytes), np.uint8)
+    block = Block(Nested.observation_space, Nested.action_space, 5, partition.num_ranks, 4)
+    destination = Destination(block, layout, partition, slots, slice(0, partition.num_ranks))
+    draws = np.random.default_rng(0)
+    sent = []
+    for row in range(3):
+        columns = layout.columns(slots, partition.capacity)
+        layout.header(slots)[0][:] = row + np.arange(partition.num_ranks) / 8
+        for column in all_of(columns):
+            column[...] = draws.integers(0, 2 if column.dtype == bool else 100, column.shape)
+        sent.append([column[partition.places].copy() for column in all_of(columns)])
+        destination.lay_results(row)
+        destination.lay_observations(row + 1)
+    destination.unpack(0, 2)
+    assert not block.rewards[2].any() and not block.step_s[2].any()
+    destination.unpack(2, 3)
+    for row in range(3):
+        assert block.step_s[row].tolist() == (row + np.arange(partition.num_ranks) / 8).tolist()
+        laid = [array[row] for array in block.results] + [array[row + 1] for array in block.observation_arrays]
+        for array, expected in zip(laid, sent[row], strict=True):
+            assert array.tobytes() == expected.tobytes()

@@ -8,7 +8,23 @@ import pytest
 from envs import Counting, Image, Nested
 from gymnasium import spaces
 
-from mpi_rollout.core.spaces import bounds_of, describe, leaf_spaces, leaves, tree_of
+from mpi_rollout.core.spaces import (
+    FEW,
+    MASK_NAME,
+    MOST_MASK_BITS,
+    Bounds,
+    bounds_of,
+    describe,
+    first_of,
+    is_castable,
+    leaf_spaces,
+    leaves,
+    mask_leaves,
+    mask_sizes,
+    rows_of,
+    tree_of,
+    wrong_values_text,
+)
 from mpi_rollout.errors import UsageError
 
 DTYPES = ["?", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "f2", "f4", "f8"]
@@ -102,3 +118,130 @@ def test_descriptions_tell_different_spaces_apart(first: spaces.Space, second: s
 @pytest.mark.parametrize("space", [*SPACES, Nested.action_space], ids=str)
 def test_a_description_is_json_and_the_same_for_the_same_space(space: spaces.Space):
     assert json.loads(json.dumps(describe(space))) == describe(space)
+
+
+def test_bounds_that_are_all_the_same_are_described_by_one_number():
+    image = describe(spaces.Box(0, 255, (40, 40, 3), np.uint8))
+    assert (image["low"], image["high"]) == (0, 255)
+    other = describe(spaces.Box(np.zeros(2, np.float32), np.array([1, 2], np.float32)))
+    assert (other["low"], other["high"]) == (0.0, [1.0, 2.0])
+
+
+@pytest.mark.parametrize("space", [Nested.observation_space, Nested.action_space], ids=str)
+def test_rows_of_a_tree_are_views_of_every_leaf(space: spaces.Space):
+    arrays = [np.arange(5 * int(np.prod(leaf.shape))).reshape(5, *leaf.shape) for leaf in leaves(space)]
+    rows = rows_of(tree_of(space, arrays), slice(1, 3))
+    for leaf, array in zip(leaves(space), arrays, strict=True):
+        assert leaf.of(rows).tolist() == array[1:3].tolist() and np.shares_memory(leaf.of(rows), array)
+
+
+@pytest.mark.parametrize(
+    ("got", "wanted", "is_allowed"),
+    [
+        ("f8", "f4", True),
+        ("i8", "f4", True),
+        ("?", "i1", True),
+        ("i8", "u1", True),
+        ("u8", "i8", True),
+        ("f4", "i8", False),
+        ("i8", "?", False),
+        ("u1", "?", False),
+        ("c8", "f4", False),
+        ("O", "f4", False),
+    ],
+)
+def test_a_dtype_may_become_its_own_kind_or_a_wider_one(got: str, wanted: str, is_allowed: bool):
+    assert is_castable(np.dtype(got), np.dtype(wanted)) == is_allowed
+
+
+def bounds(low: object, high: object, dtype: str = "f4") -> Bounds:
+    return Bounds(np.dtype(dtype), np.array(low, dtype), np.array(high, dtype))
+
+
+BOUNDS = {
+    "uniform": (bounds([-1.0, -1.0], [2.0, 2.0]), [[-1.0, 2.0]], [[-1.1, 0.0], [0.0, 2.1], [np.nan, 0], [0, np.inf]]),
+    "by component": (bounds([-1.0, 5.0], [2.0, 9.0]), [[-1.0, 9.0], [2.0, 5.0]], [[0.0, 4.0], [3.0, 6.0], [0, np.nan]]),
+    "unbounded": (bounds([-np.inf] * 2, [np.inf] * 2), [[-1e30, 1e30]], [[np.inf, 0], [0, -np.inf], [np.nan, 0]]),
+    "from below": (bounds([0.0, -np.inf], [np.inf] * 2), [[0.0, -1e30]], [[-1.0, 0.0], [np.inf, 0.0], [0.0, -np.inf]]),
+    "whole numbers": (bounds([0, 0], [3, 3], "i8"), [[0, 3]], [[-1, 0], [0, 4]]),
+    "by component, whole": (bounds([0, 2], [3, 8], "i8"), [[0, 8], [3, 2]], [[-1, 2], [0, 1], [4, 2], [0, 9]]),
+}
+
+
+@pytest.mark.parametrize("num_rows", [1, 2, FEW], ids=lambda rows: f"{rows}_rows")
+@pytest.mark.parametrize("kind", BOUNDS)
+def test_values_at_their_bounds_are_right_and_any_other_is_seen_in_small_and_in_large_arrays(kind: str, num_rows: int):
+    checked, right, wrong = BOUNDS[kind]
+    dtype = checked.low.dtype
+    whole = np.resize(np.array(right, dtype), (num_rows, 2))
+    assert checked.hold(whole) and not any(array.any() for array in checked.wrong(whole).values())
+    for row in wrong:
+        values = whole.copy()
+        values[-1] = row
+        assert not checked.hold(values), row
+        seen = np.logical_or.reduce([*checked.wrong(values).values()])
+        assert not seen[:-1].any() and seen[-1].any()
+
+
+def test_no_value_is_wrong_in_two_ways():
+    wrong = bounds([0.0], [1.0]).wrong(np.array([[0.5], [np.nan], [np.inf], [-1.0], [2.0]], np.float32))
+    assert wrong["not_finite"].ravel().tolist() == [False, True, True, False, False]
+    assert wrong["out_of_bounds"].ravel().tolist() == [False, False, False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("checked", "kinds"),
+    [
+        (bounds(0, 255, "u1"), ()),
+        (bounds(0, 254, "u1"), ("out_of_bounds",)),
+        (bounds(1, 255, "u1"), ("out_of_bounds",)),
+        (bounds(False, True, "?"), ()),
+        (bounds(-np.inf, np.inf), ("not_finite",)),
+        (bounds(0, np.inf), ("out_of_bounds", "not_finite")),
+        (bounds(-np.inf, 0), ("out_of_bounds", "not_finite")),
+    ],
+)
+def test_only_what_a_dtype_can_hold_beyond_its_bounds_is_looked_for(checked: Bounds, kinds: tuple):
+    assert checked.kinds == kinds
+
+
+def test_no_values_are_right():
+    assert bounds([0.0], [1.0]).hold(np.zeros((0, 1), np.float32))
+
+
+def test_rounding_does_not_make_a_value_wrong():
+    above = np.nextafter(np.float32(3), np.float32(4))
+    assert bounds([0.0], [3.0]).hold(np.array([[above]])) and not bounds([0.0], [3.0]).hold(np.array([[above + 1e-5]]))
+
+
+def test_a_wrong_value_is_told_with_its_place_and_its_bounds():
+    one, several = bounds(0, 1), bounds([0, 5], [1, 9])
+    assert one.words("out_of_bounds", 2.0, ()) == "2.0, outside of its bounds 0.0 to 1.0"
+    assert one.words("out_of_bounds", 2.0, (3,)) == "2.0 at [3], outside of its bounds 0.0 to 1.0"
+    assert several.words("out_of_bounds", 2.0, (1,)) == "2.0 at [1], outside of its bounds 5.0 to 9.0"
+    assert several.words("not_finite", np.nan, (0,)) == "nan at [0], which is not finite"
+
+
+def test_the_first_wrong_value_is_found_in_row_order():
+    wrong = np.zeros((3, 4), bool)
+    wrong[1, 2] = wrong[2, 0] = True
+    assert first_of(wrong) == [1, 2]
+
+
+def test_counts_of_wrong_values_are_told_in_one_text():
+    first = {"dataset": "observations/x", "count": 1200, "kind": "out_of_bounds", "env_index": 3, "step": 4000}
+    second = {"dataset": "rewards", "count": 1, "kind": "out_of_bounds", "env_index": 0, "step": 0}
+    third = {"dataset": "rewards", "count": 2, "kind": "not_finite", "env_index": 0, "step": 0}
+    assert wrong_values_text([first, second, third]) == (
+        "1,200 observations 'x' outside of their space (first: env 3, step 4,000), "
+        "1 reward outside of its space (first: env 0, step 0), 2 rewards not finite (first: env 0, step 0)"
+    )
+
+
+def test_masks_have_a_bit_for_each_action_of_a_space_of_few_choices():
+    assert mask_sizes(spaces.Discrete(9)) == [9] and mask_sizes(spaces.MultiDiscrete([[2, 5], [3, 4]])) == [2, 5, 3, 4]
+    assert mask_sizes(spaces.Box(0, 1)) == [] and mask_leaves(spaces.Box(0, 1)) == ()
+    assert mask_sizes(spaces.Discrete(MOST_MASK_BITS)) and not mask_sizes(spaces.Discrete(MOST_MASK_BITS + 1))
+    for num_actions, num_bytes in ((8, 1), (9, 2)):
+        (leaf,) = mask_leaves(spaces.Discrete(num_actions))
+        assert (leaf.keys, leaf.dtype, leaf.shape) == ((MASK_NAME,), np.uint8, (num_bytes,))
