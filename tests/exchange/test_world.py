@@ -1,0 +1,101 @@
+"""What a process knows of its world before MPI starts, and without an MPI library."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from mpi_rollout.errors import LaunchError
+from mpi_rollout.exchange import world
+
+VARIABLES = (*world._RANK_VARIABLES, *world._SIZE_VARIABLES, "SLURM_STEP_ID")
+
+
+@pytest.fixture(autouse=True)
+def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.parametrize("name", world._RANK_VARIABLES)
+def test_each_launcher_says_the_rank_in_its_own_variable(monkeypatch: pytest.MonkeyPatch, name: str):
+    assert world.claimed_rank() == 0
+    monkeypatch.setenv(name, "3")
+    assert world.claimed_rank() == 3
+    monkeypatch.setenv(name, "three")
+    assert world.claimed_rank() == 0
+
+
+@pytest.mark.parametrize(
+    ("variables", "claimed"),
+    [
+        ({}, (1, "")),
+        ({"OMPI_COMM_WORLD_SIZE": "2"}, (2, "OMPI_COMM_WORLD_SIZE")),
+        ({"OMPI_COMM_WORLD_SIZE": "1"}, (1, "")),
+        ({"OMPI_COMM_WORLD_SIZE": "many"}, (1, "")),
+        ({"PMI_SIZE": "4"}, (4, "PMI_SIZE")),
+        ({"SLURM_NTASKS": "4"}, (1, "")),
+        ({"SLURM_NTASKS": "4", "SLURM_STEP_ID": "0"}, (4, "SLURM_NTASKS")),
+        ({"OMPI_COMM_WORLD_SIZE": "1", "PMI_SIZE": "3"}, (3, "PMI_SIZE")),
+    ],
+)
+def test_the_number_of_ranks_is_what_a_launcher_of_several_says(monkeypatch, variables: dict, claimed: tuple):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert world.claimed_size() == claimed
+
+
+def test_a_process_without_mpi_is_a_world_of_one(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture):
+    monkeypatch.setattr(world, "loaded_mpi", lambda: None)
+    world._single_rank_world.cache_clear()
+    comm = world.comm_world()
+    assert world.comm_world() is comm and capfd.readouterr().err.count("no MPI library, so this is one rank") == 1
+    assert (comm.rank, comm.size) == (0, 1) and comm.Dup() is comm
+    assert (comm.bcast(5), comm.gather(5), comm.allgather(5)) == (5, [5], [5])
+
+
+def fake_mpi(size: int, query: int = 3, is_main: bool = True) -> SimpleNamespace:
+    return SimpleNamespace(
+        COMM_WORLD=SimpleNamespace(size=size), THREAD_SINGLE=0, THREAD_FUNNELED=1, THREAD_SERIALIZED=2,
+        Query_thread=lambda: query, Is_thread_main=lambda: is_main,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("size", "claimed", "is_wrong"), [(1, 1, False), (1, 2, True), (2, 2, False)])
+def test_a_process_that_is_alone_though_it_was_started_with_others_is_refused(monkeypatch, size, claimed, is_wrong):
+    monkeypatch.setattr(world, "loaded_mpi", lambda: fake_mpi(size))
+    monkeypatch.setattr(world, "library_name", lambda: "Open MPI v5.0.0")
+    monkeypatch.setenv("PMI_SIZE", str(claimed))
+    if not is_wrong:
+        assert world.comm_world().size == size
+        return
+    with pytest.raises(LaunchError, match=r"started 2 processes \(PMI_SIZE=2\) but each is alone .* --mpi=pmix$"):
+        world.comm_world()
+    monkeypatch.setattr(world, "library_name", lambda: "MPICH Version: 4.2")
+    with pytest.raises(LaunchError, match=r"mpi4py loaded MPICH Version: 4.2; .* --mpi=pmi2$"):
+        world.comm_world()
+
+
+@pytest.mark.parametrize(
+    ("query", "is_main", "level"), [(0, True, ""), (0, False, "single"), (1, False, "funneled"), (2, False, "")]
+)
+def test_a_thread_that_must_not_use_mpi_is_refused(monkeypatch, query: int, is_main: bool, level: str):
+    monkeypatch.setattr(world, "loaded_mpi", lambda: fake_mpi(1, query, is_main))
+    if not level:
+        world.check_thread()
+        return
+    with pytest.raises(LaunchError, match=rf"thread_level is {level}\), and this is another one"):
+        world.check_thread()
+
+
+def test_any_thread_may_be_used_without_mpi(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(world, "loaded_mpi", lambda: None)
+    world.check_thread()
+
+
+def test_another_number_of_ranks_than_expected_is_refused(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(world, "library_name", lambda: "Open MPI v5.0.0")
+    comm = SimpleNamespace(size=2)
+    world.check_size(comm, None)
+    world.check_size(comm, 2)
+    with pytest.raises(LaunchError, match=r"^--expect-ranks 3, got 2 ranks; mpi4py loaded Open MPI v5\.0\.0$"):
+        world.check_size(comm, 3)
