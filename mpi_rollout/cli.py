@@ -170,13 +170,13 @@ def add_recover(commands: Commands) -> None:
     recover.set_defaults(command=recover_command)
 
 
-def show_each(files: Sequence[str], lines_of: Callable[[str], list[str]], as_json: bool) -> int:
-    """Print what a command has to say of each file, also where it fails on others; return the worst exit code.
+def show_files(files: Sequence[str], lines_of: Callable[[str], list[str]], as_json: bool) -> int:
+    """Print the lines of a command about each file, even where it fails on some; return the worst exit code.
 
     Raises
     ------
     RolloutError
-        There is one file alone, and it fails; or somebody asked to stop.
+        There is only one file, and it fails; or somebody asked to stop.
     """
     codes = [0]
     for file in files:
@@ -210,7 +210,7 @@ def inspect_command(options: argparse.Namespace) -> int:
 
     if options.plot is not None and len(options.files) > 1:
         raise UsageError(f"--plot draws one file, got {len(options.files)}")
-    return show_each(options.files, lambda file: inspect(file, options.json, options.plot), options.json)
+    return show_files(options.files, lambda file: inspect(file, options.json, options.plot), options.json)
 
 
 def plot_command(options: argparse.Namespace) -> int:
@@ -249,7 +249,7 @@ def verify_command(options: argparse.Namespace) -> int:
     if options.replay < 0:
         raise UsageError(f"--replay must be at least 0, got {options.replay}")
     consent = {name: getattr(options, name) for name in (*ENV_OPTIONS, "trust")}
-    return show_each(
+    return show_files(
         options.files,
         lambda file: verify(file, options.replay, options.replay_seed, options.json, **consent),
         options.json,

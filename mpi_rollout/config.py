@@ -201,10 +201,10 @@ class RolloutConfig:
                 raise UsageError(
                     f"--env-kwargs must be a JSON object, or a list of one for each env, got {json.dumps(kwargs)}"
                 )
-        for option in fields(self):
-            choices, value = option.metadata.get("choices"), getattr(self, option.name)
+        for own_field in fields(self):
+            choices, value = own_field.metadata.get("choices"), getattr(self, own_field.name)
             if choices is not None and value not in choices:
-                raise UsageError(f"{flag(option.name)} must be one of {', '.join(choices)}, got {value}")
+                raise UsageError(f"{flag(own_field.name)} must be one of {', '.join(choices)}, got {value}")
         for name in ("limit_s", "env_timeout_s", "start_timeout_s"):
             value = getattr(self, name)
             if value is not None and not 0 < value <= MAX_TIMEOUT_S:

@@ -11,11 +11,11 @@ from typing import Any
 from mpi_rollout.config import RolloutConfig, flag
 from mpi_rollout.errors import UsageError
 
-Parser = argparse.ArgumentParser | argparse._ArgumentGroup
+ParserOrGroup = argparse.ArgumentParser | argparse._ArgumentGroup
 MOST = 2**31 - 1  # As MPI counts ranks; and files of studies count in 64 bits what are products of such numbers.
 
 
-def add_option(parser: Parser, field: Field[Any]) -> None:
+def add_option(parser: ParserOrGroup, field: Field[Any]) -> None:
     """Add one field of the configuration as an option, also under the name that it had before."""
     default = field.default_factory() if field.default_factory is not MISSING else field.default
     help_text = field.metadata["help"]
@@ -32,7 +32,7 @@ def add_option(parser: Parser, field: Field[Any]) -> None:
         parser.add_argument(flag(field.metadata["old_name"]), help=argparse.SUPPRESS, **extra)
 
 
-def add_run_options(parser: Parser, names: Sequence[str]) -> None:
+def add_run_options(parser: ParserOrGroup, names: Sequence[str]) -> None:
     """Add these fields of the configuration as options, to a parser or a group of one."""
     for field in fields(RolloutConfig):
         if field.name in names:

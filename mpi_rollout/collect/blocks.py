@@ -115,7 +115,7 @@ class OpenBlocks:
     def find_room(self, progress: LaneProgress) -> bool:
         """Find where the next step of a lane goes; return whether there is such a place.
 
-        To be asked before the lane's order is out: once it is, its slots must be awaited, whatever the writer says.
+        Call it before the lane's order is posted: from then on its slots must be awaited, even if the writer fails.
         """
         if progress.row + 1 < progress.open_block.block.num_rows:
             progress.next_block, progress.next_row = progress.open_block, progress.row + 1

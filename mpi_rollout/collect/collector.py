@@ -195,7 +195,7 @@ class Collector:
         exchange = progress.lane.exchange
         envs = exchange.partition.envs_of(rank)
         arrays = progress.open_block.block.observation_arrays
-        exchange.still(rank, [array[progress.row, envs.start : envs.stop] for array in arrays])
+        exchange.end_episodes(rank, [array[progress.row, envs.start : envs.stop] for array in arrays])
         self._count(self._num_rows)  # With the ranks that there were.
         self.driver.exchanges.num_stepping -= 1
         return envs

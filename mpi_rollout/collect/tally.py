@@ -13,8 +13,8 @@ class Tally:
     """Counts over the rows that were collected so far.
 
     `slowest_s` adds up, exchange by exchange, the seconds of the slowest rank; `mean_s` those of the ranks on
-    average.  All of lockstep's waiting for imbalance is the difference.  Where no rank waits for another, the
-    whole run is as one step.
+    average.  In lockstep the difference is the imbalance: the time in which ranks wait for the slowest one.  Where no
+    rank waits for another, the whole run counts as one step.
     """
 
     exchanges: Exchanges

@@ -248,7 +248,7 @@ class Exchange:
         slot, row = self.partition.places
         return np.asarray(column[slot[rows], row[rows]])
 
-    def still(self, slot: int, observation_arrays: Sequence[np.ndarray]) -> None:
+    def end_episodes(self, slot: int, observation_arrays: Sequence[np.ndarray]) -> None:
         """Have the slot of a lost rank say from now on that the episodes of its envs are over.
 
         Parameters

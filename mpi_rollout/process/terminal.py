@@ -14,7 +14,7 @@ from mpi_rollout.process.console import CLEAR_LINE, STDERR, encoding_of, say
 
 USUAL_COLUMNS = 80
 # The processes between under mpirun.  SLURM's do not belong to the user and have no terminal.
-LAUNCHERS = ("mpirun", "mpiexec", "prterun", "prted", "orterun", "orted", "hydra")
+LAUNCHER_PREFIXES = ("mpirun", "mpiexec", "prterun", "prted", "orterun", "orted", "hydra")
 
 
 class Terminal:
@@ -111,7 +111,7 @@ def find_terminal() -> str | None:
             if _is_terminal(path):
                 return path
             pid = _parent(pid)
-            if not _process_name(pid).startswith(LAUNCHERS):
+            if not _process_name(pid).startswith(LAUNCHER_PREFIXES):
                 return None
     return None
 

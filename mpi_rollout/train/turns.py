@@ -28,8 +28,8 @@ class Turns:
     """The open connections of a group of ranks, as each of these ranks has them.
 
     The ranks await the orders of one connection at a time.  When the root goes on with another connection, it says so
-    by the one whose orders the ranks await.  So a single connection costs nothing more, and one that has the turn is as
-    quick as a single one.
+    by the one whose orders the ranks await.  So a single connection costs nothing more, and of several the one that has
+    the turn is as quick.
 
     Attributes
     ----------
