@@ -124,7 +124,7 @@ def test_a_budget_bounds_it(most: int):
 
 
 @pytest.mark.parametrize(("then", "why"), [("raise", "PermissionError: no licence"), ("space", "same action_space")])
-def test_an_env_that_cannot_be_made_anew_says_why(then: str, why: str):
+def test_an_env_that_cannot_be_restarted_says_why(then: str, why: str):
     Once.made = 0
     envs = LoopVectorEnv([lambda: Once(then)], on_fault=FORGIVING)
     with pytest.raises(EnvError, match=f"env 0 could not be restarted: .*{why}"):
@@ -150,7 +150,7 @@ def test_what_is_not_finite_is_named(how: str, what: str):
     assert np.isnan([steps[2] for steps in steps_of(loop("reward", OnFault()))]).any()  # Nobody has asked.
 
 
-def test_natively_vectorized_envs_cannot_be_made_anew_one_by_one(job: Job):
+def test_natively_vectorized_envs_cannot_be_restarted_one_by_one(job: Job):
     options = ("--vectorization-mode", "vector_entry_point", "--on-env-error", "restart")
     result = job(None, "--env", "CartPole-v1", *options, "--out", "run.h5")
     assert result.code == 64 and "cannot be restarted one by one" in result.messages[0]

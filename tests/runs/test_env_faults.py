@@ -121,7 +121,7 @@ def hanging(how: str, num_steps: int, only: int | None, **more: Any) -> tuple[st
 
 @pytest.mark.mpi(2)
 @pytest.mark.parametrize("how", ["sleep", "wait in C"])
-def test_an_env_that_hangs_is_named_interrupted_and_made_anew(job: Job, num_ranks: int, how: str):
+def test_an_env_that_hangs_is_named_interrupted_and_restarted(job: Job, num_ranks: int, how: str):
     result = job(num_ranks, *hanging(how, 12, num_ranks - 1), "--on-env-error", "restart")
     assert result.code == 0, result.err
     named = [message for message in result.messages if "takes longer than 1 s, in" in message]
