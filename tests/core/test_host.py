@@ -8,10 +8,8 @@ import pytest
 from jobs import Job
 
 from mpi_rollout import connect
-from mpi_rollout.collect import room
-from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core import host
-from mpi_rollout.errors import StorageError, UsageError
+from mpi_rollout.errors import UsageError
 
 NO_OVERRIDE = {"MPI_ROLLOUT_ANY_SIZE": ""}
 
@@ -49,35 +47,6 @@ def test_what_the_first_envs_take_tells_of_all_others(monkeypatch: pytest.Monkey
     assert refused.value.shown(lambda name: f"--{name}").startswith(
         "--num_envs: an env takes 1.0 MB of memory here, the 5,000 of this rank 4.9 GB more, and this host has 1.0 GB"
     )
-
-
-def config(out: object, **options: object) -> RolloutConfig:
-    return RolloutConfig(env="CartPole-v1", num_envs=10, num_steps=1000, out=str(out), **options)
-
-
-@pytest.mark.parametrize(
-    "row_nbytes, old_nbytes, options, free, told",
-    [
-        (10_000, 0, {}, 10**9, ""),
-        (1_000_000, 0, {}, 2 * 10**9, "about 1.0 GB in {out} (2.0 GB free there)"),
-        (1_000_000, 0, {}, 10**9 - 1, None),
-        (1_000_000, 6 * 10**8, {}, 7 * 10**8, "about 1.0 GB in {out} (700.0 MB free there)"),
-        (1_000_000, 6 * 10**8, {}, 5 * 10**8, None),  # The new file has what the old one had before that one goes.
-        (1_000_000, 0, {"compression": "gzip"}, 10, "at most 1.0 GB in {out} (0.0 MB free there)"),
-        (1_000_000, 0, {"trajectories": False}, 10, ""),
-    ],
-)  # fmt: skip
-def test_a_file_is_told_and_refused_by_its_size(tmp_path, monkeypatch, row_nbytes, old_nbytes, options, free, told):
-    monkeypatch.setattr(room.shutil, "disk_usage", lambda folder: type("Usage", (), {"free": free}))
-    out = tmp_path / "run.h5"
-    if told is not None:
-        said = told and "10 envs x 1,000 steps take " + told.format(out=out)
-        assert room.check_file(config(out, **options), row_nbytes, old_nbytes) == said
-        return
-    with pytest.raises(StorageError, match=r"take about 1\.0 GB in .* free; use fewer steps or envs, another --out, "):
-        room.check_file(config(out, **options), row_nbytes, old_nbytes)
-    monkeypatch.setenv(host.ANY_SIZE, "1")
-    assert room.check_file(config(out, **options), row_nbytes, old_nbytes)
 
 
 def test_a_run_that_the_disk_cannot_hold_ends_before_its_first_step_and_leaves_nothing(job: Job):

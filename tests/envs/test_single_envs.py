@@ -1,0 +1,107 @@
+"""Single envs are replaced, called and closed, each by itself."""
+
+import gymnasium
+import pytest
+from envs import Counting, Failing
+from gymnasium import wrappers
+
+from mpi_rollout.envs.faults import EnvTimeout, OnFault
+from mpi_rollout.envs.loop import LoopVectorEnv
+from mpi_rollout.errors import SignalInterrupt
+
+ACTIONS = [2, 2, 2]
+
+
+class Closing(Counting):
+    """Raises something when it is closed."""
+
+    def __init__(self, error: BaseException | None, closed: list[int], number: int):
+        super().__init__()
+        self.error, self.closed, self.number = error, closed, number
+
+    def close(self) -> None:
+        self.closed.append(self.number)
+        if self.error is not None:
+            raise self.error
+
+
+@pytest.mark.parametrize(
+    ("errors", "closed"),
+    [
+        ([None, None, None], [0, 1, 2]),
+        ([ValueError("first"), KeyError("second"), None], [0, 1, 2]),
+        ([None, EnvTimeout("took long"), None], [0, 1]),
+        ([SignalInterrupt("stop"), None, None], [0]),
+    ],
+    ids=["well", "two fail", "one hangs", "interrupted"],
+)
+def test_all_envs_are_closed_unless_one_takes_too_long(errors: list, closed: list[int]):
+    seen: list[int] = []
+    loop = LoopVectorEnv([lambda n=n, error=error: Closing(error, seen, n) for n, error in enumerate(errors)])
+    first = next((error for error in errors if error is not None), None)
+    if first is None:
+        loop.close_extras()
+    else:
+        with pytest.raises(type(first)) as raised:
+            loop.close_extras()
+        assert raised.value is first
+    assert seen == closed
+
+
+def test_the_time_limit_of_a_new_env_counts_from_its_reset():
+    made: list[gymnasium.Env] = []
+
+    def make() -> gymnasium.Env:
+        env, limit = (Counting(), 2) if made else (Failing(after=2), 100)
+        made.append(wrappers.TimeLimit(env, limit))
+        return made[-1]
+
+    loop = LoopVectorEnv([make], on_fault=OnFault(max_restarts=1))
+    loop.reset(seed=4)  # An episode of 7 steps.
+    truncations = [bool(loop.step(ACTIONS[:1])[3][0]) for _ in range(6)]
+    assert len(made) == 2 and truncations == [False, False, True, False, False, True]
+
+
+def test_an_env_is_described_by_its_step_episode_and_seed():
+    loop = LoopVectorEnv([Counting] * 2, seeds=[iter([5, 6]), iter([7, 8])], first_env_index=10)
+    assert loop.describe_work(1) == "env 11, reset"
+    loop.reset()
+    assert loop.describe_work(1) == "env 11, reset (episode 0, seed 7)"
+    loop.step(ACTIONS[:2])
+    loop.step(ACTIONS[:2])
+    assert loop.describe_work(0) == "env 10, step 1 of its episode (episode 0, seed 5)"
+    loop.seed_episodes(0, iter([9]), 4)
+    loop.reset()
+    assert loop.describe_work(0) == "env 10, reset (episode 4, seed 9)"
+
+
+def test_the_call_under_way_is_told_to_who_asks():
+    seen: list[object] = []
+
+    class Asking(Counting):
+        def reset(self, **options: object):
+            seen.append(loops and loops[0].at_work())
+            return super().reset(**options)
+
+        def step(self, action: int):
+            seen.append(loops[0].at_work())
+            return super().step(action)
+
+    loops: list[LoopVectorEnv] = []
+    loops.append(LoopVectorEnv([Asking] * 2))
+    assert loops[0].at_work() is None
+    loops[0].reset(seed=0)
+    assert [call[0] for call in seen] == [0, 1] and all(call[2] == 1.0 for call in seen)
+    assert len({call[1] for call in seen}) == 2 and loops[0].at_work() is None
+    seen.clear()
+    loops[0].step(ACTIONS[:2])
+    assert [(call[0], call[1][0], call[1][2]) for call in seen] == [(0, "step", 0), (1, "step", 1)]
+    assert loops[0].at_work() is None
+
+
+def test_some_envs_are_called_by_name_in_the_order_that_is_asked_for():
+    loop = LoopVectorEnv([Counting] * 3)
+    loop.reset(seed=[3, 4, 5])
+    assert loop.call_some([2, 0], "get_wrapper_attr", "seed") == (5, 3)
+    loop.set_some([2, 0], "seed", [8, 9])
+    assert loop.call_some([0, 1, 2], "seed") == (9, 4, 8)
