@@ -32,14 +32,10 @@ def check_file(config: RolloutConfig, row_nbytes: int, old_nbytes: int = 0) -> s
     nbytes, is_compressed = row_nbytes * config.num_steps, config.compression != "none"
     folder = os.path.dirname(os.path.abspath(config.out))
     free = shutil.disk_usage(folder).free
-    size = (
-        f"{counted(config.num_envs, 'env')} x {counted(config.num_steps, 'step')} take "
-        f"{'at most' if is_compressed else 'about'} {format_bytes(nbytes)} in {config.out}"
-    )
+    data = f"{counted(config.num_envs, 'env')} x {counted(config.num_steps, 'step')}"
+    size = f"{data} take {'at most' if is_compressed else 'about'} {format_bytes(nbytes)} in {config.out}"
     needed = max(nbytes - old_nbytes, min(old_nbytes, nbytes))
     if needed > free and not is_compressed and not is_any_size():
-        raise StorageError(
-            f"{size}, and {folder} has {format_bytes(free)} free; use fewer steps or envs, another --out, "
-            f"--compression gzip, {ANYWAY}"
-        )
+        ways_out = f"use fewer steps or envs, another --out, --compression gzip, {ANYWAY}"
+        raise StorageError(f"{size}, and {folder} has {format_bytes(free)} free; {ways_out}")
     return f"{size} ({format_bytes(free)} free there)" if nbytes >= TOLD_NBYTES else ""
