@@ -68,6 +68,8 @@ def test_the_memory_of_a_container_is_its_limit(tmp_path):
     assert host.free_memory(str(meminfo), tmp_path) == 600_000
     (tmp_path / "memory.stat").write_text("anon 1\nactive_file 100000\ninactive_file 200000\n")
     assert host.free_memory(str(meminfo), tmp_path) == 900_000  # Files that are cached are given up in time.
+    (tmp_path / "memory.stat").write_text("active_file 100000\n")
+    assert host.free_memory(str(meminfo), tmp_path) == 700_000
     (tmp_path / "memory.current").write_text("3000000\n")
     assert host.free_memory(str(meminfo), tmp_path) == 0
     (tmp_path / "memory.max").write_text("max\n")

@@ -11,7 +11,7 @@ from masked_envs import Masked
 
 from mpi_rollout.core.layout import SlotLayout
 from mpi_rollout.core.spaces import mask_leaves
-from mpi_rollout.envs.infos import MaskColumn
+from mpi_rollout.envs.infos import MaskColumn, mask_bits
 from mpi_rollout.policies.random import RandomPolicy
 
 SIZES = ("--num-envs", "7", "--num-steps", "60", "--seed", "3", "--progress", "none")
@@ -122,3 +122,81 @@ def test_there_is_no_room_for_masks_where_there_are_none():
     box = spaces.Box(0, 1, (2,), np.float32)
     assert mask_leaves(box) == mask_leaves(spaces.Discrete(10**6)) == mask_leaves(spaces.Dict(a=box)) == ()
     assert mask_leaves(MANY)[0].shape == (1,)
+
+
+@pytest.mark.parametrize(
+    ("mask", "sizes", "bits"),
+    [
+        (np.array([1, 0, 1], np.int8), [3], [1, 0, 1]),
+        ([True, False], [2], [1, 0]),
+        ((np.array([1, 0]), np.array([0, 1, 1])), [2, 3], [1, 0, 0, 1, 1]),
+        (((np.array([1, 0]),), (np.array([1]),)), [2, 1], [1, 0, 1]),
+        (np.array([1, 0, 0, 1, 1]), [2, 3], [1, 0, 0, 1, 1]),
+    ],
+)
+def test_a_mask_is_one_array_or_one_for_each_component(mask: Any, sizes: list[int], bits: list[int]):
+    assert mask_bits(mask, sizes).tolist() == [bool(bit) for bit in bits]
+
+
+@pytest.mark.parametrize(
+    ("mask", "sizes"),
+    [
+        (np.array([1.0, 0.0]), [2]),
+        (np.array([1, 2]), [2]),
+        (np.array([0, -1]), [2]),
+        (np.array([1, 0, 1]), [2]),
+        ((np.array([1, 0, 0]), np.array([0, 1])), [2, 3]),
+        (np.ones((2, 2), np.int8), [4]),
+        (np.array(["a", "b"]), [2]),
+        ((), [2]),
+    ],
+    ids=str,
+)
+def test_what_is_no_mask_is_refused_by_itself(mask: Any, sizes: list[int]):
+    with pytest.raises(ValueError):
+        mask_bits(mask, sizes)
+
+
+def column_of(space: spaces.Space, num_envs: int, first_env_index: int = 0) -> tuple[MaskColumn, np.ndarray]:
+    """A column of masks, and which envs have one in it."""
+    layout = SlotLayout(spaces.Discrete(2), num_envs, infos=mask_leaves(space))
+    ((values, flags),) = layout.one(np.zeros(layout.nbytes, np.uint8), num_envs).info_arrays
+    return MaskColumn(space, (values, flags), first_env_index), flags
+
+
+def test_the_masks_of_a_step_are_written_for_the_envs_that_have_some(capfd: pytest.CaptureFixture):
+    column, flags = column_of(spaces.Discrete(9), 3, first_env_index=10)
+    masks = np.eye(9, dtype=np.int8)
+    column.begin(0, {"action_mask": masks[0]})
+    column.begin(1, {})
+    column.begin(2, {"action_mask": masks[8]})
+    assert flags.tolist() == [True, False, True] and column.info_of(1) == {}
+    assert column.info_of(2)["action_mask"].tolist() == masks[8].tolist()
+    column.write([{"action_mask": masks[1]}, {"action_mask": masks[2]}, {"action_mask": masks[3]}], [2])
+    assert flags.tolist() == [True, False, False]
+    assert column.info_of(0)["action_mask"].tolist() == masks[1].tolist()
+    column.write([{"action_mask": masks[1] * 2}, {}, {}], [])
+    assert (
+        flags.tolist() == [False] * 3
+        and capfd.readouterr().err.count("env 10: its info 'action_mask' should be 0 or") == 1
+    )
+    column.begin(0, {})
+    assert column.places == {2}
+
+
+def test_masks_of_natively_vectorized_envs_come_in_one_array():
+    column, flags = column_of(spaces.Discrete(3), 3)
+    masks = np.array([[1, 0, 0], [0, 1, 0], [0, 0, 1]], np.int8)
+    column.write_batch({"action_mask": masks}, np.array([False, True, False]))
+    assert flags.tolist() == [True, False, True] and column.info_of(2)["action_mask"].tolist() == [0, 0, 1]
+    column.write_batch({"action_mask": masks, "_action_mask": np.array([False, True, False])}, np.zeros(3, bool))
+    assert flags.tolist() == [False, True, False]
+    column.write_batch({}, np.zeros(3, bool))
+    assert flags.tolist() == [False] * 3 and column.places == set()
+
+
+def test_a_space_without_masks_is_said_once(capfd: pytest.CaptureFixture):
+    column = MaskColumn(spaces.Box(0, 1), None, 4)
+    column.write_batch({"action_mask": np.ones((2, 3)), "_action_mask": np.array([False, True])}, np.zeros(2, bool))
+    column.begin(0, {"action_mask": np.ones(3)})
+    assert capfd.readouterr().err.count("env 5: its info 'action_mask' is heeded for Discrete") == 1

@@ -1,10 +1,24 @@
-"""Temporary files beside an output."""
+"""Who owns an output: locks, names, and temporary files beside it."""
 
+import errno
 import os
 import subprocess
 from pathlib import Path
 
-from mpi_rollout.storage.ownership import temporary_path
+import pytest
+
+from mpi_rollout.errors import UsageError
+from mpi_rollout.storage.ownership import (
+    give_name,
+    identity,
+    is_at,
+    is_locked,
+    lock,
+    make_locked,
+    put_in_free_place,
+    temporary_path,
+    why_no_file,
+)
 
 HOST = os.uname().nodename
 
@@ -21,3 +35,79 @@ def test_files_of_dead_processes_of_this_host_are_removed_and_no_others(tmp_path
         path.touch()
     assert temporary_path(str(out), "probe") == f"{out}.probe-{HOST}-{os.getpid()}"
     assert sorted(tmp_path.iterdir()) == sorted(kept)
+
+
+def num_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_a_lock_is_seen_and_released_with_its_descriptor(tmp_path: Path):
+    path, before = str(tmp_path / "run.h5.part"), num_descriptors()
+    held = make_locked(path)
+    assert is_locked(path) and not is_locked(str(tmp_path / "other"))
+    with pytest.raises(UsageError, match="another run is writing it"):
+        make_locked(path)
+    held.release()
+    assert not is_locked(path) and num_descriptors() == before
+    again = lock(path)
+    assert is_locked(path)
+    again.release()
+    assert num_descriptors() == before
+
+
+def test_a_file_that_is_gone_belongs_to_another_run(tmp_path: Path):
+    with pytest.raises(UsageError, match=r"run\.h5\.part: another run is writing it"):
+        lock(str(tmp_path / "run.h5.part"))
+
+
+@pytest.mark.parametrize("has_links", [True, False])
+def test_a_file_gets_a_free_place_or_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_links: bool):
+    def link(source: str, target: str) -> None:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    if not has_links:
+        monkeypatch.setattr(os, "link", link)
+    first, second, place = (tmp_path / name for name in ("first", "second", "place"))
+    first.write_text("1")
+    second.write_text("2")
+    put_in_free_place(str(first), str(place))
+    assert place.read_text() == "1" and sorted(tmp_path.iterdir()) == [place, second]
+    with pytest.raises(UsageError, match="place: another run is writing it"):
+        put_in_free_place(str(second), str(place))
+    assert place.read_text() == "1" and list(tmp_path.iterdir()) == [place]
+
+
+def test_a_whole_file_replaces_the_one_that_it_extends_and_no_other(tmp_path: Path):
+    new, place, before = tmp_path / "new", tmp_path / "place", num_descriptors()
+    new.write_text("1")
+    give_name(str(new), str(place))
+    assert [path.name for path in tmp_path.iterdir()] == ["place"]
+    new.write_text("2")
+    with pytest.raises(FileExistsError, match="place has appeared meanwhile"):
+        give_name(str(new), str(place), identity(str(new)))
+    assert place.read_text() == "1"
+    give_name(str(new), str(place), identity(str(place)))
+    assert place.read_text() == "2" and not new.exists() and num_descriptors() == before
+
+
+def test_a_name_is_of_a_file_until_another_takes_it(tmp_path: Path):
+    path = tmp_path / "file"
+    path.touch()
+    with path.open() as file:
+        assert is_at(str(path), file.fileno())
+        path.rename(tmp_path / "other")
+        assert not is_at(str(path), file.fileno())
+        path.touch()
+        assert not is_at(str(path), file.fileno())
+    assert identity(str(tmp_path / "none")) is None
+
+
+def test_what_is_no_file_to_read_is_told(tmp_path: Path):
+    path = tmp_path / "file"
+    assert str(path) in why_no_file(str(path))
+    path.touch()
+    assert why_no_file(str(path)).endswith("is not a readable HDF5 file: it is empty")
+    path.write_text("x")
+    assert why_no_file(str(path)) == ""
+    assert why_no_file(str(tmp_path)).endswith("is a folder; name a file in it")
+    assert why_no_file("/dev/null").endswith("is no file but a device, pipe or socket")

@@ -21,10 +21,10 @@ from mpi_rollout.core.layout import SlotLayout
 from mpi_rollout.core.spaces import Bounds, bounds_of
 from mpi_rollout.envs.faults import OnFault
 from mpi_rollout.envs.loop import LoopVectorEnv
-from mpi_rollout.errors import DataError
+from mpi_rollout.errors import ContentError, DataError
 from mpi_rollout.ranks.slices import Slice
 from mpi_rollout.storage.recovery import recover
-from mpi_rollout.storage.values import ValueCheck
+from mpi_rollout.storage.values import ValueCheck, wrong_in
 from mpi_rollout.storage.verification import verify
 
 INF = np.inf
@@ -290,3 +290,17 @@ def test_a_single_wrong_value_is_found_and_rounding_is_none(name: str):
     assert not of(space).hold(values)
     rows = of(space).wrong(values)[kind].reshape(6, 3, -1).any(axis=2)
     assert np.argwhere(rows).tolist() == [[4, 1]]
+
+
+def test_what_attributes_say_of_wrong_values_is_read():
+    attributes = {"out_of_bounds": np.array([1, 5, 2]), "not_finite": np.array([0, 7, 3])}
+    assert wrong_in("rewards", attributes) == [
+        {"dataset": "rewards", "kind": "out_of_bounds", "count": 1, "step": 5, "env_index": 2}
+    ]
+    assert wrong_in("rewards", {}) == []
+
+
+@pytest.mark.parametrize("value", [[1, 5, 2], np.array([1, 5]), np.array([1.0, 5.0, 2.0]), "three"], ids=str)
+def test_attributes_that_count_no_values_are_damaged(value: object):
+    with pytest.raises(ContentError, match=r"attribute out_of_bounds of trajectories/rewards is .* three integers"):
+        wrong_in("rewards", {"out_of_bounds": value})

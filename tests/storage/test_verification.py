@@ -20,7 +20,7 @@ from mpi_rollout.storage.filters import lookup3
 from mpi_rollout.storage.objects import open_unmarked
 from mpi_rollout.storage.reader import leaf_datasets
 from mpi_rollout.storage.recovery import copy_prefix, schema_of
-from mpi_rollout.storage.verification import verify
+from mpi_rollout.storage.verification import check_chunks, verify
 
 
 @pytest.fixture(params=["complete", "ended", "running"])
@@ -319,3 +319,26 @@ def test_writing_can_go_on_behind_a_copied_prefix(tmp_path: Path, num_steps: int
     found = verify(quiet, str(tmp_path / "new.h5"))
     assert found["num_steps"] == num_steps
     assert len(table.unfinished(num_steps)) > 0
+
+
+def test_counts_of_wrong_values_are_compared_with_the_values(tmp_path: Path):
+    path = written(tmp_path, "complete")
+    verify(quiet, str(path))
+    name = "trajectories/observations/n/_index_0"
+    change(path, lambda file: file[name].attrs.modify("out_of_bounds", np.array([0, -1, -1])))
+    assert re.search(rf"{name}: its attribute out_of_bounds is \[ 0 -1 -1\], from its values follows ", refused(path))
+
+
+def test_a_file_that_lacks_rows_is_not_whole(tmp_path: Path):
+    path = written(tmp_path, "ended")
+    check_chunks(str(path))
+    change(path, lambda file: file["trajectories/rewards"].resize(20, axis=0))
+    with pytest.raises(DataError, match="trajectories/rewards has 20 rows, expected 21"):
+        check_chunks(str(path))
+
+
+def test_who_waits_is_told_what_is_read(tmp_path: Path):
+    told: list[str] = []
+    verify(told.append, str(written(tmp_path, "complete")))
+    for words in ("trajectories/rewards from row 8 on", "rewards and ends from step 0 on", "episodes"):
+        assert any(doing.endswith(words) for doing in told), told
