@@ -10,6 +10,10 @@ import pytest
 from jobs import WHOLE, Result, assert_same_bytes, datasets, processes_in
 from stopped_runs import ENVS, OUT, PACED, assert_begins, kwargs, outputs
 
+from mpi_rollout.errors import StorageError, UsageError
+from mpi_rollout.storage import output
+from mpi_rollout.storage.output import DEFAULT_FOLDER, check_folder, refuse_running, warning_of
+
 
 @pytest.fixture
 def small_disk(tmp_path):
@@ -86,3 +90,43 @@ def test_an_output_that_appears_during_the_run_is_not_overwritten(job, whole):
     assert result.code == 74 and len(result.messages) == 1 and "run.h5 has appeared" in result.messages[0]
     assert (job.folder / "run.h5").read_text() == "somebody else's"
     assert_same_bytes(datasets(job.folder / "run.h5.part"), whole)
+
+
+def test_a_missing_folder_is_made_only_if_it_is_the_usual_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(StorageError, match=r"there is no folder .*other; mkdir -p other$"):
+        check_folder("other/run.h5")
+    assert check_folder(f"{DEFAULT_FOLDER}/run.h5") == "" and os.listdir(tmp_path) == [DEFAULT_FOLDER]
+    assert os.listdir(tmp_path / DEFAULT_FOLDER) == []
+    (tmp_path / "file").touch()
+    with pytest.raises(StorageError, match="that is a file; use another --out"):
+        check_folder("file/run.h5")
+
+
+def test_where_files_cannot_be_locked_the_user_is_warned():
+    assert warning_of("run.h5", "") == ""
+    assert warning_of("run.h5", "no locks").startswith("--out run.h5: files cannot be locked there (no locks), so a")
+
+
+@pytest.mark.parametrize(
+    ("status", "is_refused"),
+    [
+        ({}, False),
+        ({"state": "running", "host": os.uname().nodename, "pid": os.getpid()}, True),
+        ({"state": "running", "host": os.uname().nodename, "pid": 2**30}, False),
+        ({"state": "complete", "host": os.uname().nodename, "pid": os.getpid()}, False),
+        ({"state": "running", "host": "another", "pid": 1}, True),
+    ],
+)
+def test_without_locks_a_run_that_says_that_it_is_under_way_is_believed(tmp_path, monkeypatch, status, is_refused):
+    path = str(tmp_path / "run.h5")
+    monkeypatch.setattr(output, "read_status", lambda path: status)
+    Path(output.status_path(path)).touch()
+    if not is_refused:
+        refuse_running(path)
+        return
+    with pytest.raises(UsageError, match=rf"another run is writing it, process {status['pid']} on {status['host']}"):
+        refuse_running(path)
+    os.utime(output.status_path(path), (0, 0))
+    if status["host"] == "another":
+        refuse_running(path)

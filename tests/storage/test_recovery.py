@@ -5,9 +5,9 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-from written_data import Feed, ending, quiet
+from written_data import NUM_STEPS, Feed, ending, quiet, written
 
-from mpi_rollout.storage.recovery import recover
+from mpi_rollout.storage.recovery import copy_prefix, recover, schema_of
 
 INTERVALS = [(0.5, 30, 60.0), (1.0, 55, 50.0)]
 
@@ -45,3 +45,34 @@ def test_a_recovered_file_has_the_throughput_of_the_run_that_was_killed(killed: 
         totals = file["throughput"].attrs
         assert (totals["env_steps"], totals["seconds"]) == (55, 1.0)
         assert np.issubdtype(totals["env_steps"].dtype, np.integer)
+
+
+@pytest.mark.parametrize(
+    ("kind", "num_steps", "is_finished"), [("complete", None, True), ("complete", 9, False), ("ended", None, False)]
+)
+def test_a_recovered_file_is_finished_only_if_it_is_all_of_a_finished_run(
+    tmp_path: Path, kind: str, num_steps: int | None, is_finished: bool
+):
+    path, out = written(tmp_path, kind), str(tmp_path / "new.h5")
+    verified = recover(quiet, str(path), out, f"{out}.new", num_steps)
+    assert verified["complete"] == is_finished and verified["recovered"] != is_finished
+    assert verified["num_steps"] == (num_steps or NUM_STEPS)
+    with h5py.File(out) as file:
+        assert bool(file.attrs["finished"].strip()) == is_finished and ("recovered" in file.attrs) != is_finished
+
+
+@pytest.mark.parametrize("num_steps", [8, 9, 10])
+def test_lost_envs_are_truncated_and_faulted_in_the_last_step_that_is_kept(tmp_path: Path, num_steps: int):
+    source = written(tmp_path, "complete")
+    with h5py.File(source) as file:
+        before = file["trajectories/truncations"][:num_steps]
+        with schema_of(file).create(str(tmp_path / "new.h5"), swmr_mode=False) as new:
+            copy_prefix(file, new, num_steps, lost={1: 5})
+            after, faults = new["trajectories/truncations"][:num_steps], new["faults"][...]
+            rows = new["episodes"][...]
+    before[-1, 1] = True
+    assert after.tolist() == before.tolist()
+    assert [(row["env_index"], row["step"]) for row in faults] == [(1, num_steps - 1)]
+    assert faults["message"][0] == b"did not reproduce step 5"
+    last = rows[rows["env_index"] == 1][-1]
+    assert last["start"] + last["length"] == num_steps and last["truncated"] and last["faulted"]
