@@ -13,8 +13,9 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from jobs import Job, once
 from oracle import differences, record
 
+from mpi_rollout.core.spaces import Leaf
 from mpi_rollout.errors import DataError, UsageError
-from mpi_rollout.exchange.infos import add_info, info_leaves, merge_infos, names_of
+from mpi_rollout.exchange.infos import add_info, info_leaves, merge_infos, names_of, write_columns
 
 pytestmark = pytest.mark.any_mpi
 
@@ -296,3 +297,21 @@ def test_infos_that_the_root_cannot_read_are_an_error_and_the_next_ones_are_thei
     told, numbers = result.out.splitlines()
     assert told.startswith(f"envs {envs}: their infos cannot be read on rank 0: TypeError: Diverged.__init__() missing")
     assert numbers == str([900, 901, 902, 903, 904, 905])
+
+
+LEAF = Leaf(("deep", "position"), np.dtype(np.float32), (2,))
+
+
+def test_an_info_of_some_envs_is_written_into_its_rows_and_marked():
+    values, mask = np.full((3, 2), 7, np.float32), np.ones(3, bool)
+    given = np.array([[1, 2], [0, 0], [3, 4]])
+    write_columns({"deep": {"position": given, "_position": np.array([True, False, True])}}, LEAF, values, mask)
+    assert values.tolist() == [[1, 2], [7, 7], [3, 4]] and mask.tolist() == [True, False, True]
+    write_columns({}, LEAF, values, mask)
+    assert values.tolist() == [[1, 2], [7, 7], [3, 4]] and not mask.any()
+
+
+@pytest.mark.parametrize("given", [np.zeros((3, 3)), np.zeros(3), np.full((3, 2), "a")], ids=["shape", "flat", "text"])
+def test_an_info_of_another_shape_or_kind_is_refused(given: np.ndarray):
+    with pytest.raises(DataError, match=r"^infos: 'deep/position' should be float32 of shape \(2,\): got "):
+        write_columns({"deep": {"position": given}}, LEAF, np.zeros((3, 2), np.float32), np.zeros(3, bool))

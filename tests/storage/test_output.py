@@ -3,14 +3,17 @@
 import os
 import re
 import subprocess
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from jobs import WHOLE, Result, assert_same_bytes, datasets, processes_in
 from stopped_runs import ENVS, OUT, PACED, assert_begins, kwargs, outputs
 
-from mpi_rollout.errors import StorageError, UsageError
+from mpi_rollout.config import RolloutConfig
+from mpi_rollout.errors import AlreadyComplete, StorageError, UsageError
 from mpi_rollout.storage import output
 from mpi_rollout.storage.output import DEFAULT_FOLDER, check_folder, refuse_running, warning_of
 
@@ -130,3 +133,37 @@ def test_without_locks_a_run_that_says_that_it_is_under_way_is_believed(tmp_path
     os.utime(output.status_path(path), (0, 0))
     if status["host"] == "another":
         refuse_running(path)
+
+
+@pytest.mark.parametrize(("num_steps", "is_kept"), [(None, False), (0, False), (1, True), (5, True)])
+def test_a_part_without_a_committed_step_is_begun_anew(tmp_path: Path, monkeypatch, num_steps: int, is_kept: bool):
+    part = tmp_path / "run.h5.part"
+    part.touch()
+    past = None if num_steps is None else SimpleNamespace(num_steps=num_steps)
+    monkeypatch.setattr(output, "look_into", lambda config, path: past)
+    config = RolloutConfig(env="CartPole-v1", out=str(tmp_path / "run.h5"))
+    assert output.past_to_continue(config, str(part)) is (past if is_kept else None) and part.exists() == is_kept
+    if is_kept:
+        with pytest.raises(UsageError, match="cannot be continued: natively vectorized envs share a random generator"):
+            output.past_to_continue(replace(config, vectorization_mode="vector_entry_point"), str(part))
+
+
+@pytest.mark.parametrize(
+    ("is_complete", "is_longer", "error", "message"),
+    [
+        (False, False, UsageError, "was recovered from this run before its end; move it away"),
+        (True, False, AlreadyComplete, "of the same run and complete; nothing is left to do"),
+        (True, True, None, ""),
+    ],
+)
+def test_only_a_complete_file_with_fewer_steps_is_extended(monkeypatch, is_complete, is_longer, error, message):
+    monkeypatch.setattr(output, "in_child", lambda task, path: {"config": "", "complete": is_complete})
+    monkeypatch.setattr(output, "check_same_run", lambda *arguments, **options: is_longer)
+    config = RolloutConfig(env="CartPole-v1", out="run.h5")
+    if error is None:
+        output.check_extends(config, "run.h5")
+        with pytest.raises(UsageError, match="cannot be extended, since it has no trajectories"):
+            output.check_extends(replace(config, trajectories=False), "run.h5")
+        return
+    with pytest.raises(error, match=message):
+        output.check_extends(config, "run.h5")

@@ -18,6 +18,7 @@ from mpi_rollout.storage.ownership import (
     put_in_free_place,
     temporary_path,
     why_no_file,
+    why_no_locks,
 )
 
 HOST = os.uname().nodename
@@ -111,3 +112,15 @@ def test_what_is_no_file_to_read_is_told(tmp_path: Path):
     assert why_no_file(str(path)) == ""
     assert why_no_file(str(tmp_path)).endswith("is a folder; name a file in it")
     assert why_no_file("/dev/null").endswith("is no file but a device, pipe or socket")
+
+
+def test_another_process_does_not_get_a_lock_that_is_held(tmp_path: Path):
+    path = str(tmp_path / "run.h5.part")
+    held = make_locked(path)
+    with pytest.raises(UsageError, match="another run is writing it"):
+        lock(path)
+    descriptor = os.open(path, os.O_RDWR)
+    assert why_no_locks(descriptor)
+    held.release()
+    assert why_no_locks(descriptor) == ""
+    os.close(descriptor)
