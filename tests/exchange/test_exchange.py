@@ -113,7 +113,7 @@ def test_the_slot_of_a_lost_rank_says_that_its_episodes_are_over():
     exchange = exchange_of(Partition(5, 2))
     exchange.slots[...] = 1
     last = np.arange(8).reshape(2, 4)
-    exchange.still(1, [last])
+    exchange.end_episodes(1, [last])
     columns = exchange.columns
     assert columns.truncations.tolist() == [[True] * 3] * 2 and columns.terminations[1].tolist() == [False] * 3
     assert columns.rewards[1].tolist() == [0] * 3 and columns.rewards[0].any()
