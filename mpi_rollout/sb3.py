@@ -86,7 +86,7 @@ class MPIVecEnv(VecEnv):
         options = [own or None for own in self._options] if any(self._options) else None
         seeds = None if self._seeds == [None] * self.num_envs else list(self._seeds)
         observations, infos = self._envs.reset(seed=seeds, options=options)
-        self.reset_infos = [{} for _ in range(self.num_envs)]
+        self.reset_infos: list[Info] = [{} for _ in range(self.num_envs)]
         give(self.reset_infos, infos)
         self._reset_seeds()
         self._reset_options()
