@@ -173,7 +173,7 @@ def measure_store() -> None:
 
 def rank_report() -> dict:
     """What a rank reports, empty."""
-    from mpi_rollout.core.timing import PHASES
+    from mpi_rollout.core.clock import PHASES
 
     return {"rank": 0, "host": "", "num_envs": 0, "seconds": dict.fromkeys(PHASES, 0.0)}
 
