@@ -126,7 +126,7 @@ class Division:
         return Partition(self.num_envs, self.num_ranks, self.dedicated_root)
 
     @cached_property
-    def parts(self) -> tuple[tuple[int, Partition], ...]:
+    def partitions(self) -> tuple[tuple[int, Partition], ...]:
         """Return the groups in env order: the first rank, and the partition of some envs over it and the next ranks."""
         if self.first_ready:
             return tuple(
@@ -144,5 +144,5 @@ class Division:
 
     def envs_of(self, rank: int) -> tuple[range, ...]:
         """Return the env indices of one rank in each group that it belongs to."""
-        slices = [partition.envs_of(rank - first_rank) for first_rank, partition in self.parts]
+        slices = [partition.envs_of(rank - first_rank) for first_rank, partition in self.partitions]
         return tuple(envs for envs in slices if envs)

@@ -57,21 +57,21 @@ class Exchanges:
         self._make_wait = wait_maker(way)
         self._wait = self._make_wait()
         self.num_stepping = len(division.stepping_ranks)
-        parts = division.parts
-        self._comms = [comm.Dup()] if division.first_ready else [comm.Dup() for _ in parts]
-        comms = self._comms * len(parts) if division.first_ready else self._comms
+        partitions = division.partitions
+        self._comms = [comm.Dup()] if division.first_ready else [comm.Dup() for _ in partitions]
+        comms = self._comms * len(partitions) if division.first_ready else self._comms
         self.all: list[Exchange] = []
         self.slots: list[slice] = []
         self.num_slots = 0
-        for part_comm, (first_rank, partition) in zip(comms, parts, strict=True):
+        for exchange_comm, (first_rank, partition) in zip(comms, partitions, strict=True):
             if comm.rank == ROOT or comm.rank in range(first_rank, first_rank + partition.num_ranks):
-                self.all.append(self._make_exchange(part_comm, first_rank, partition))
+                self.all.append(self._make_exchange(exchange_comm, first_rank, partition))
                 self.slots.append(slice(self.num_slots, self.num_slots + partition.num_ranks))
             self.num_slots += partition.num_ranks
         # A communicator that shrinks is the only one, so all its ranks send the same messages in the same order.  Its
         # transport has also those methods of a communicator that are needed here.
         self.control = cast("MPI.Intracomm", self.all[0].transport) if is_surviving else comm.Dup()
-        self.rank_of_slot = np.concatenate([first + np.arange(part.num_ranks) for first, part in parts])
+        self.rank_of_slot = np.concatenate([first + np.arange(partition.num_ranks) for first, partition in partitions])
         self.callers = self._callers()
 
     def _make_exchange(self, comm: "MPI.Intracomm", first_rank: int, partition: Partition) -> Exchange:
@@ -91,7 +91,7 @@ class Exchanges:
             return Transport
         if self.division.first_ready or self.way == "sleep":
             return DirectTransport
-        if len(self.division.parts) > 1:
+        if len(self.division.partitions) > 1:
             return NonblockingTransport
         return SwitchingTransport if self.way == "adapt" else CollectiveTransport
 

@@ -162,7 +162,7 @@ class RankEnvs:
 
 def check_batch_size(division: Division, batch_size: int) -> None:
     """Raise UsageError if `recv` would wait for more ranks than there are, or fewer than one."""
-    most = len(division.parts) if division.first_ready else 1
+    most = len(division.partitions) if division.first_ready else 1
     if not isinstance(batch_size, int) or not 1 <= batch_size <= most:
         what = (
             f"1 to {most}, the ranks that step envs" if division.first_ready else "1 unless ranks are served as ready"

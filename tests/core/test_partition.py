@@ -85,10 +85,10 @@ def test_groups_are_neighbouring_envs_that_differ_by_one_at_most_over_all_ranks(
 ):
     division = Division(num_envs, num_ranks, dedicated_root, num_groups)
     even = [part.tolist() for part in np.array_split(np.arange(num_envs), num_groups)]
-    assert [list(partition.envs) for _, partition in division.parts] == even
+    assert [list(partition.envs) for _, partition in division.partitions] == even
     assert all(
         (first_rank, partition.num_ranks, partition.dedicated_root) == (0, num_ranks, dedicated_root)
-        for first_rank, partition in division.parts
+        for first_rank, partition in division.partitions
     )
 
 
@@ -98,7 +98,7 @@ def test_with_first_ready_each_rank_that_steps_envs_is_a_part_of_its_own(
 ):
     division = Division(num_envs, num_ranks, dedicated_root, first_ready=True)
     whole = Partition(num_envs, num_ranks, dedicated_root)
-    assert [(rank, partition.num_ranks, partition.envs) for rank, partition in division.parts] == [
+    assert [(rank, partition.num_ranks, partition.envs) for rank, partition in division.partitions] == [
         (rank, 1, whole.envs_of(rank)) for rank in division.stepping_ranks
     ]
     assert division.stepping_ranks == tuple(range(int(dedicated_root), num_ranks))

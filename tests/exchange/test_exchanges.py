@@ -61,7 +61,7 @@ def parts_of(way: str, num_ranks: int) -> list[list[int]]:
     division = Division(
         NUM_ENVS, num_ranks, options.get("dedicated_root", False), options.get("num_groups", 1), "batch_size" in options
     )
-    return [list(partition.envs) for _, partition in division.parts]
+    return [list(partition.envs) for _, partition in division.partitions]
 
 
 in_all_ways = pytest.mark.parametrize(("num_ranks", "way"), RUNS)
