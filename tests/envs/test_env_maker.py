@@ -11,7 +11,6 @@ from jobs import Job, assert_same_bytes, datasets
 
 from mpi_rollout.envs.env_maker import EnvMaker
 from mpi_rollout.errors import UsageError
-from mpi_rollout.ranks.set_up import describe_spec
 
 pytestmark = pytest.mark.any_mpi
 
@@ -75,22 +74,6 @@ def test_what_does_not_describe_every_env_is_refused_with_the_numbers(maker: Env
 
 def test_a_name_stands_for_all_callables():
     assert EnvMaker((plain, indexed, plain)).name == f"{__name__}:plain, {__name__}:indexed"
-
-
-@pytest.mark.parametrize("env_id", ["CartPole-v1", "MountainCar-v0", "phys2d/CartPole-v1"])
-def test_a_spec_without_code_in_it_is_described_as_gymnasium_does(env_id: str):
-    spec = gymnasium.spec(env_id)
-    assert json.loads(describe_spec(spec)) == json.loads(spec.to_json())
-
-
-def test_a_spec_is_described_with_code_by_its_name():
-    spec = gymnasium.envs.registration.EnvSpec("Own-v0", Counting, kwargs={"levels": {1, 2}, "draw": indexed})
-    described = json.loads(describe_spec(spec))
-    assert described["entry_point"] == "envs:Counting" and described["vector_entry_point"] is None
-    assert described["kwargs"] == {"levels": "{1, 2}", "draw": f"{__name__}:indexed"}
-    wrapped = gymnasium.wrappers.TransformReward(gymnasium.make("CartPole-v1"), lambda reward: -reward)
-    assert json.loads(describe_spec(wrapped.spec))["additional_wrappers"][0]["name"] == "TransformReward"
-    assert describe_spec(None) == describe_spec("CartPole-v1") == ""
 
 
 REGISTERED = """

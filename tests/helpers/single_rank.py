@@ -1,0 +1,49 @@
+"""A job of one rank in this process, without MPI: what the root does, and what every rank does."""
+
+from collections.abc import Callable
+from pathlib import Path
+from unittest.mock import patch
+
+from envs import Counting
+
+from mpi_rollout.collect.limit import Limit
+from mpi_rollout.collect.root import Root
+from mpi_rollout.collect.run import plan_of
+from mpi_rollout.config import RolloutConfig
+from mpi_rollout.core.partition import Division
+from mpi_rollout.envs.env_maker import EnvMaker
+from mpi_rollout.exchange import world
+from mpi_rollout.exchange.world import SingleRankComm
+from mpi_rollout.policies.random import Policy
+from mpi_rollout.ranks.driver import Driver
+from mpi_rollout.ranks.set_up import Plan, assemble, make_rank_envs
+from mpi_rollout.storage.output import open_output
+
+
+def driver_of(
+    make: Callable[..., object] | str = Counting, num_envs: int = 3, num_groups: int = 1, first_ready: bool = False,
+    vectorization_mode: str = "sync", **options: object,
+) -> Driver:  # fmt: skip
+    """The root of a job whose only rank steps all envs; `options` are those of a `Plan`."""
+    division = Division(num_envs, 1, num_groups=num_groups, first_ready=first_ready)
+    plan = Plan(EnvMaker(make, vectorization_mode=vectorization_mode), division, **options)
+    worker, _ = assemble(SingleRankComm(), make_rank_envs(plan, 0))
+    return Driver(worker.exchanges, worker, "check")
+
+
+def root_of(out: Path, policy: Policy | None = None, **options: object) -> Root:
+    """The root of a run that writes `out`; `options` are those of the configuration."""
+    sizes = {"env_factory": "envs:Counting", "num_envs": 3, "num_steps": 20, "progress": "none"}
+    config = RolloutConfig(out=str(out), **sizes | options)
+    output = open_output(config)
+    worker, facts = assemble(SingleRankComm(), make_rank_envs(plan_of(config, 1), 0))
+    envs = worker.exchanges.division.whole.envs_of(0)
+    limit = Limit(config, worker.exchanges.control, envs, facts.action_space)
+    worker.methods |= {"limit": limit, "seed_again": lambda step: None}
+    return Root(config, policy, output, worker, facts, ["here"])
+
+
+def drive(root: Root) -> int:
+    """Do a run to its end; return the exit code.  No MPI is loaded to tell its name."""
+    with patch.object(world, "library_name", lambda: "no MPI library"):
+        return root.drive()

@@ -1,0 +1,173 @@
+"""What a rank makes before the first message: its envs, what it knows of them, its exchanges."""
+
+import gc
+import json
+import threading
+from functools import cache
+
+import gymnasium
+import pytest
+from envs import Counting
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode
+from single_rank import driver_of
+
+from mpi_rollout.core.partition import Division
+from mpi_rollout.envs.env_maker import EnvMaker, make_slice
+from mpi_rollout.errors import UsageError
+from mpi_rollout.exchange.world import SingleRankComm
+from mpi_rollout.ranks.set_up import (
+    EnvFacts,
+    Plan,
+    assemble,
+    can_be_pickled,
+    check_batch_size,
+    describe_spec,
+    make_rank_envs,
+    unwatched_by_gc,
+)
+
+
+def indexed(env_index: int, level: int = 0) -> gymnasium.Env:
+    return Counting()
+
+
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "MountainCar-v0", "phys2d/CartPole-v1"])
+def test_a_spec_without_code_in_it_is_described_as_gymnasium_does(env_id: str):
+    spec = gymnasium.spec(env_id)
+    assert json.loads(describe_spec(spec)) == json.loads(spec.to_json())
+
+
+def test_a_spec_is_described_with_code_by_its_name():
+    spec = gymnasium.envs.registration.EnvSpec("Own-v0", Counting, kwargs={"levels": {1, 2}, "draw": indexed})
+    described = json.loads(describe_spec(spec))
+    assert described["entry_point"] == "envs:Counting" and described["vector_entry_point"] is None
+    assert described["kwargs"] == {"levels": "{1, 2}", "draw": f"{__name__}:indexed"}
+    wrapped = gymnasium.wrappers.TransformReward(gymnasium.make("CartPole-v1"), lambda reward: -reward)
+    assert json.loads(describe_spec(wrapped.spec))["additional_wrappers"][0]["name"] == "TransformReward"
+    assert describe_spec(None) == describe_spec("CartPole-v1") == ""
+
+
+LOCKSTEP, READY = Division(6, 3), Division(6, 3, dedicated_root=True, first_ready=True)
+
+
+@pytest.mark.parametrize(("division", "batch_size"), [(LOCKSTEP, 1), (READY, 1), (READY, 2)])
+def test_as_many_ranks_can_be_awaited_as_step_envs(division: Division, batch_size: int):
+    check_batch_size(division, batch_size)
+
+
+@pytest.mark.parametrize(
+    ("division", "batch_size", "message"),
+    [
+        (LOCKSTEP, 2, "must be 1 unless ranks are served as ready, got 2"),
+        (READY, 3, "must be 1 to 2, the ranks that step envs, got 3"),
+        (READY, 0, "must be 1 to 2, the ranks that step envs, got 0"),
+        (READY, 1.0, r"must be 1 to 2, the ranks that step envs, got 1\.0"),
+    ],
+)
+def test_another_number_of_ranks_to_await_is_refused(division: Division, batch_size: int, message: str):
+    with pytest.raises(UsageError, match=message):
+        check_batch_size(division, batch_size)
+
+
+def test_a_rank_makes_its_own_envs():
+    made: list[int] = []
+
+    def make(env_index: int) -> gymnasium.Env:
+        made.append(env_index)
+        return Counting()
+
+    plan = Plan(EnvMaker(make), Division(7, 3, num_groups=2))
+    rank_envs = make_rank_envs(plan, 1)
+    assert [envs.num_envs for envs in rank_envs.envs] == [len(part) for part in plan.division.envs_of(1)]
+    assert made == [index for part in plan.division.envs_of(1) for index in part]
+
+
+def test_a_rank_without_envs_knows_nothing_of_them():
+    rank_envs = make_rank_envs(Plan(EnvMaker(Counting), READY), 0)
+    assert rank_envs.envs == () and rank_envs.facts is None and rank_envs.fingerprint() == {}
+
+
+def test_the_fingerprint_has_the_spaces():
+    first, second = (make_rank_envs(Plan(EnvMaker(make), LOCKSTEP), 1).fingerprint() for make in (Counting, Other))
+    assert first.keys() == second.keys() == {"the observation space", "the action space"}
+    assert [name for name in first if first[name] != second[name]] == ["the action space"]
+
+
+class Other(Counting):
+    action_space = spaces.Discrete(6, start=2)
+
+
+def test_the_same_object_twice_is_refused():
+    make = cache(lambda: Counting())
+    with pytest.raises(UsageError, match="env 2 and env 3 are the same object; what makes envs must return a new one"):
+        make_rank_envs(Plan(EnvMaker(lambda: make()), LOCKSTEP), 1)
+
+
+def test_the_same_object_in_two_wrappers_and_groups_is_refused():
+    env = Counting()
+    make = EnvMaker(lambda env_index: gymnasium.Wrapper(env) if env_index in (0, 3) else Counting())
+    with pytest.raises(UsageError, match="env 0 and env 3 are the same object"):
+        make_rank_envs(Plan(make, Division(4, 1, num_groups=2)), 0)
+
+
+class Local(Counting):
+    """Says what cannot be sent to another rank."""
+
+    def __init__(self):
+        super().__init__()
+        self.metadata = {"render_fps": 4, "lock": threading.Lock()}
+        self.spec = gymnasium.envs.registration.EnvSpec("Local-v0", lambda: None)
+
+
+def test_facts_are_sent_without_what_cannot_be():
+    facts = EnvFacts.of(make_slice(EnvMaker(Local), range(1)))
+    assert "lock" in facts.metadata and facts.spec is not None and not facts.share_generator
+    portable = facts.portable()
+    assert can_be_pickled(portable) and portable.spec is None and portable.metadata["render_fps"] == 4
+    assert "lock" not in portable.metadata and portable.observation_space == facts.observation_space
+
+
+def test_the_only_rank_keeps_what_cannot_be_sent():
+    _, facts = assemble(SingleRankComm(), make_rank_envs(Plan(EnvMaker(Local), Division(2, 1)), 0))
+    assert facts.spec is not None and "lock" in facts.metadata
+
+
+def test_spaces_that_cannot_be_sent_are_refused():
+    facts = EnvFacts.of(make_slice(EnvMaker(Counting), range(1)))
+    space = spaces.Discrete(3)
+    space.lock = threading.Lock()
+    wrong = EnvFacts(facts.observation_space, space, None, {}, None, False, "")
+    with pytest.raises(UsageError, match=r"must be picklable, got Box\(.*\) and Discrete\(3\): TypeError: cannot pic"):
+        wrong.portable()
+
+
+def test_native_envs_share_a_generator():
+    make = EnvMaker("CartPole-v1", vectorization_mode="vector_entry_point")
+    assert EnvFacts.of(make_slice(make, range(2))).share_generator
+
+
+@pytest.mark.parametrize(("options", "num_infos"), [({}, 0), ({"infos": {"a": int}}, 1), ({"heeds_masks": True}, 1)])
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
+def test_slots_have_room_for_what_is_asked_for(options: dict, num_infos: int, mode: AutoresetMode):
+    contents = driver_of(autoreset_mode=mode, **options).exchanges.contents
+    is_same = mode == AutoresetMode.SAME_STEP
+    assert contents.has_final_observations is is_same
+    assert len(contents.infos) == num_infos * (2 if is_same and "infos" in options else 1)
+
+
+def test_wrong_infos_are_refused_before_envs_are_made():
+    with pytest.raises(UsageError, match="infos must be"):
+        make_rank_envs(Plan(EnvMaker(pytest.fail), Division(1, 1), infos=3), 0)
+
+
+@pytest.mark.parametrize(("options", "way"), [({"wait": "sleep"}, "sleep"), ({"wait": "spin"}, "spin")])
+def test_how_ranks_wait_is_what_the_plan_says(options: dict, way: str):
+    assert driver_of(**options).exchanges.way == way
+
+
+def test_objects_of_now_are_not_watched_for_some_time():
+    before = gc.get_freeze_count()
+    with unwatched_by_gc():
+        assert gc.get_freeze_count() > before
+    assert gc.get_freeze_count() == 0
