@@ -11,7 +11,7 @@ from mpi_rollout.errors import UsageError
 from mpi_rollout.options import add_run_options, path
 
 if TYPE_CHECKING:
-    from mpi_rollout.bench.scaling.sim.simulation import Envs, Simulation
+    from mpi_rollout.bench.scaling.simulation import Envs, Simulation
     from mpi_rollout.commands.parser import Commands
 
 # The options of a run that a study takes from its user; the others are the study's own affair.
@@ -178,7 +178,7 @@ def _add_sim_jobs(parser: argparse.ArgumentParser) -> None:
 
 def question_of(options: argparse.Namespace) -> "Simulation":
     """Return the question that a command line puts; UsageError if no question can have such a value."""
-    from mpi_rollout.bench.scaling.sim.simulation import GIVEN, MEASURED, Simulation
+    from mpi_rollout.bench.scaling.simulation import GIVEN, MEASURED, Simulation
 
     given = {name: getattr(options, name) for name in CONSTANTS if getattr(options, name) is not None}
     if given and options.constants is not None:
@@ -203,7 +203,7 @@ def question_of(options: argparse.Namespace) -> "Simulation":
 
 def _envs_of(options: argparse.Namespace) -> tuple["Envs | None", Options]:
     """Return figures of envs, and options of a real one; one of the two is empty, or the question is refused."""
-    from mpi_rollout.bench.scaling.sim.simulation import Envs
+    from mpi_rollout.bench.scaling.simulation import Envs
 
     given = {name: getattr(options, name) for name in ENV_FIGURES if getattr(options, name) is not None}
     has_env = options.env is not None or options.env_factory is not None
@@ -220,7 +220,7 @@ def _envs_of(options: argparse.Namespace) -> tuple["Envs | None", Options]:
 
 def sim_command(options: argparse.Namespace) -> int:
     """Simulate."""
-    from mpi_rollout.bench.scaling.sim.runner import simulate
+    from mpi_rollout.bench.scaling.simulation_runner import simulate
 
     return simulate(question_of(options), options.out)
 

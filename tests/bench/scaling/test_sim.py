@@ -17,8 +17,8 @@ from gymnasium.utils.env_checker import check_env
 from jobs import HELPERS, Job, Result, processes_in
 from made_up_studies import edited, made_up, make_study
 
-from mpi_rollout.bench.scaling.sim.analysis import SimulationAnalysis
-from mpi_rollout.bench.scaling.sim.simulation import Envs, read_simulation
+from mpi_rollout.bench.scaling.curves import SimulationAnalysis
+from mpi_rollout.bench.scaling.simulation import Envs, read_simulation
 from mpi_rollout.bench.sleeping import SleepingEnv
 from mpi_rollout.cli import main
 from mpi_rollout.core.layout import SlotLayout

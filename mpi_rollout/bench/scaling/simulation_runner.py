@@ -9,11 +9,11 @@ from mpi_rollout.bench.env_probe import probe_env
 from mpi_rollout.bench.jobs import JobFailed, JobRunner, stopping_on_signals
 from mpi_rollout.bench.model import Constants
 from mpi_rollout.bench.plan import check_packages, printable_launcher, run_command, usable_launcher
+from mpi_rollout.bench.scaling import simulation_report as report
+from mpi_rollout.bench.scaling.curves import Check, CurveRow, SimulationAnalysis
+from mpi_rollout.bench.scaling.fitting import known_from_study
 from mpi_rollout.bench.scaling.samples import Point, Samples
-from mpi_rollout.bench.scaling.sim import report
-from mpi_rollout.bench.scaling.sim.analysis import Check, CurveRow, SimulationAnalysis
-from mpi_rollout.bench.scaling.sim.fitting import known_from_study
-from mpi_rollout.bench.scaling.sim.simulation import (
+from mpi_rollout.bench.scaling.simulation import (
     GIVEN,
     MEASURED,
     Envs,

@@ -4,9 +4,9 @@ import math
 from dataclasses import dataclass
 
 from mpi_rollout.bench.model import Calibration, Constants, ceiling, predict, saturation
+from mpi_rollout.bench.scaling.fitting import Fitting, exchange_s
 from mpi_rollout.bench.scaling.samples import Job
-from mpi_rollout.bench.scaling.sim.fitting import Fitting, exchange_s
-from mpi_rollout.bench.scaling.sim.simulation import Setting, SimulationFile
+from mpi_rollout.bench.scaling.simulation import Setting, SimulationFile
 from mpi_rollout.bench.statistics import Interval, median_interval
 
 ON_ROOT = 0  # The fragment length of curves with the policy on the root.

@@ -13,7 +13,7 @@ from mpi_rollout.bench.model import Calibration, Constants, ExchangePoint, Workl
 from mpi_rollout.bench.scaling.analysis import Analysis, PointFigures
 from mpi_rollout.bench.scaling.report import hosts
 from mpi_rollout.bench.scaling.samples import Job
-from mpi_rollout.bench.scaling.sim.simulation import Known, Setting, SimulationFile
+from mpi_rollout.bench.scaling.simulation import Known, Setting, SimulationFile
 from mpi_rollout.bench.scaling.study import StudyFile, read_study
 from mpi_rollout.bench.statistics import NoFit, non_negative
 from mpi_rollout.bench.workplace import machine_words

@@ -7,8 +7,8 @@ The file is HDF5, readable with h5py alone:
             num_cores, versions, commit, started, updated
 /settings   a row for each job that was run: of what envs, `Setting`
 /jobs       what it gave, `samples.Job`, in the same order
-/curves     computed: a row for each curve and number of ranks, `analysis.CurveRow`
-/checks     measured beside computed, `analysis.Check`
+/curves     computed: a row for each curve and number of ranks, `curves.CurveRow`
+/checks     measured beside computed, `curves.Check`
 """
 
 import json

@@ -4,8 +4,8 @@ import math
 from dataclasses import fields
 
 from mpi_rollout.bench.model import Constants
-from mpi_rollout.bench.scaling.sim.analysis import Check, Curve, SimulationAnalysis
-from mpi_rollout.bench.scaling.sim.simulation import SimulationFile
+from mpi_rollout.bench.scaling.curves import Check, Curve, SimulationAnalysis
+from mpi_rollout.bench.scaling.simulation import SimulationFile
 from mpi_rollout.bench.tables import aligned
 from mpi_rollout.bench.workplace import place_and_time
 from mpi_rollout.errors import counted

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from itertools import cycle
 from typing import TYPE_CHECKING
 
-from mpi_rollout.bench.scaling.sim import report
-from mpi_rollout.bench.scaling.sim.analysis import Curve, SimulationAnalysis
-from mpi_rollout.bench.scaling.sim.simulation import SimulationFile, read_simulation
+from mpi_rollout.bench.scaling import simulation_report as report
+from mpi_rollout.bench.scaling.curves import Curve, SimulationAnalysis
+from mpi_rollout.bench.scaling.simulation import SimulationFile, read_simulation
 from mpi_rollout.bench.statistics import reaches
 from mpi_rollout.commands import style
 from mpi_rollout.errors import DataError
