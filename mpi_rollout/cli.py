@@ -219,8 +219,8 @@ def plot_command(options: argparse.Namespace) -> int:
     from mpi_rollout.bench.compare.figures import plot_comparison
     from mpi_rollout.bench.plan import check_packages
     from mpi_rollout.bench.scaling import simulation
-    from mpi_rollout.bench.scaling.figures import plot_study
-    from mpi_rollout.bench.scaling.simulation_figures import plot_simulation
+    from mpi_rollout.bench.scaling.report import plot_study
+    from mpi_rollout.bench.scaling.simulation_report import plot_simulation
     from mpi_rollout.bench.tables import format_of
 
     check_packages(["scipy"])

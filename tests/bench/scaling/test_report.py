@@ -11,7 +11,7 @@ from fake_launcher import outcome
 from jobs import Job, job_environment
 from made_up_studies import made_up, make_study
 
-from mpi_rollout.bench.scaling import figures
+from mpi_rollout.bench.scaling import report
 from mpi_rollout.bench.scaling.analysis import PHASES, Analysis
 from mpi_rollout.bench.scaling.samples import Samples
 from mpi_rollout.bench.scaling.study import StudyFile
@@ -64,7 +64,7 @@ def test_the_points_are_where_the_samples_are():
     study = make_study(num_ranks=(1, 2, 4))
     analysis = Analysis(study, made_up(study, num_cores=2, spread=0.1).samples)
     axes = Figure().subplots()
-    figures._plot_efficiencies(axes, analysis)
+    report._plot_efficiencies(axes, analysis)
     markers = {tuple(line.get_xdata()): line for line in axes.lines if line.get_marker() == "o"}
     assert {ranks: line.get_markerfacecolor() for ranks, line in markers.items()} == {(1, 2): BLUE, (4,): "w"}
     drawn = [y for ranks in ((1, 2), (4,)) for y in markers[ranks].get_ydata()]
@@ -79,14 +79,14 @@ def test_phases_are_stacked_to_the_whole_run_time():
 
     study = make_study(num_ranks=(1, 4))
     axes = Figure().subplots()
-    figures._plot_phases(axes, Analysis(study, made_up(study).samples).points)
-    assert [bars.get_label() for bars in axes.containers] == [name for name, _, _ in figures.PHASES.values()]
+    report._plot_phases(axes, Analysis(study, made_up(study).samples).points)
+    assert [bars.get_label() for bars in axes.containers] == [name for name, _, _ in report.PHASES.values()]
     tops = [bar.get_y() + bar.get_height() for bar in axes.containers[-1]]
     assert tops == pytest.approx([100, 100])
 
 
 def test_the_phases_drawn_are_those_of_the_analysis():
-    assert tuple(figures.PHASES) == PHASES
+    assert tuple(report.PHASES) == PHASES
 
 
 def test_a_study_without_a_base_case_is_drawn_without_speed_ups(tmp_path: Path, capsys):
