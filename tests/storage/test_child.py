@@ -2,13 +2,15 @@
 
 import os
 import signal
+from pathlib import Path
+from resource import RLIM_INFINITY
 
 import pytest
 from jobs import Job, are_gone, processes_in
 
 from mpi_rollout.errors import DataError, Interrupted, RolloutError
 from mpi_rollout.storage import child
-from mpi_rollout.storage.child import BLOCKED_SIGNALS, CRASH_SIGNALS, in_child
+from mpi_rollout.storage.child import BLOCKED_SIGNALS, CRASH_SIGNALS, MEMORY_NBYTES, MEMORY_PER_BYTE, in_child
 
 STOPPED = """
 from mpi_rollout.errors import RolloutError
@@ -90,3 +92,31 @@ def test_a_signal_that_came_too_late_to_stop_anything_is_for_who_had_it_before()
         assert numbers == [signal.SIGUSR2]
     finally:
         signal.signal(signal.SIGUSR2, before)
+
+
+def test_who_has_read_a_file_is_asked_to_stop_as_before():
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    assert in_child("child_tasks:ask_myself", "run.h5") == "whole"
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == before
+
+
+@pytest.mark.parametrize(
+    ("size", "most", "expected"),
+    [
+        (None, RLIM_INFINITY, MEMORY_NBYTES),
+        (0, RLIM_INFINITY, MEMORY_NBYTES),
+        (1000, RLIM_INFINITY, MEMORY_NBYTES + 1000 * MEMORY_PER_BYTE),
+        (1000, 2**20, 2**20),
+        (1000, 2**40, MEMORY_NBYTES + 1000 * MEMORY_PER_BYTE),
+    ],
+)
+def test_the_memory_for_a_file_grows_with_its_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int | None, most: int, expected: int
+):
+    limits: list[tuple[int, int]] = []
+    monkeypatch.setattr(child.resource, "getrlimit", lambda kind: (RLIM_INFINITY, most))
+    monkeypatch.setattr(child.resource, "setrlimit", lambda kind, limit: limits.append(limit))
+    if size is not None:
+        (tmp_path / "run.h5").write_bytes(bytes(size))
+    child.limit_memory(str(tmp_path / "run.h5"))
+    assert limits == [(expected, most)]

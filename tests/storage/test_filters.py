@@ -6,7 +6,7 @@ import h5py
 import numpy as np
 import pytest
 
-from mpi_rollout.storage.filters import CHECKSUM_NBYTES, WORDS_PER_ROW, fletcher32
+from mpi_rollout.storage.filters import CHECKSUM_NBYTES, WORDS_PER_ROW, Filters, fletcher32
 
 ROW_NBYTES = 2 * WORDS_PER_ROW
 SIZES = [1, 2, 3, 4, 5, 7, 719, 720, 721, 722, 4095, 65535, 131070, 131072, 10**6 + 1]
@@ -48,3 +48,20 @@ def test_sums_that_are_multiples_of_the_modulus_are_not_zero(tmp_path: Path, mul
 def test_any_dtype_and_shape_will_do(tmp_path: Path, dtype: str):
     data = np.random.default_rng(1).normal(size=(3, 1, 5, 7)).astype(dtype)
     assert fletcher32(data) == checksum_of_hdf5(tmp_path, data)
+
+
+def test_what_gzip_hardly_makes_smaller_is_stored_as_it_is(tmp_path: Path):
+    """A packed chunk is always shorter than the chunk: HDF5 would put it in the place of what is committed."""
+    drawn, is_packed = PATTERNS["random"](1000), []
+    with h5py.File(tmp_path / "one.h5", "w") as file:
+        options = {"chunks": (1000,), "fletcher32": True, "compression": "gzip"}
+        filters = Filters(file.create_dataset("data", (1000,), np.uint8, **options))
+    for num_zeros in range(100):
+        chunk = np.append(drawn, np.zeros(CHECKSUM_NBYTES, np.uint8))
+        chunk[1000 - num_zeros : 1000] = 0
+        before = chunk[:1000].copy()
+        data, mask = filters.encode(chunk)
+        is_packed.append(filters.is_packed(mask))
+        assert len(data) < 1000 if is_packed[-1] else data[:-CHECKSUM_NBYTES].tolist() == before.tolist()
+        assert filters.has_checksum(mask) and filters.decode(data, mask).tolist() == before.tolist()
+    assert not is_packed[0] and is_packed[-1] and is_packed == sorted(is_packed)

@@ -3,6 +3,7 @@
 import json
 import random
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 
 import h5py
@@ -14,6 +15,7 @@ from written_data import flip, quiet, written
 
 from mpi_rollout.commands.run_summary import summary
 from mpi_rollout.errors import DataError
+from mpi_rollout.storage.objects import MOST_GZIP, ContentError, check_room
 from mpi_rollout.storage.verification import verify
 
 READERS = {"inspect": summary, "verify": verify}
@@ -136,3 +138,17 @@ def test_a_file_does_not_control_the_terminal_of_who_reads_what_is_said_of_it(jo
     craft(path, attribute("config", json.dumps(config)))
     result = job(None, "verify", path, "--replay", "1")
     assert result.code == 64 and r"'\x1b]0;title\x07'" in result.err and "\x1b" not in result.err
+
+
+@pytest.mark.parametrize(("share", "is_refused"), [(0.9, False), (1.1, True), (1.9, True)])
+@pytest.mark.parametrize(("compression", "times"), [(None, 1), ("gzip", MOST_GZIP)])
+def test_a_dataset_that_claims_more_than_its_file_can_hold_is_refused(
+    tmp_path: Path, share: float, is_refused: bool, compression: str | None, times: int
+):
+    with h5py.File(tmp_path / "one.h5", "w") as file:
+        dataset = file.create_dataset("data", (0, 10), np.int8, maxshape=(None, 10), compression=compression)
+        file.flush()
+        num_rows = int(share * times * (file.id.get_filesize() + 5000) / 10)
+        words = rf"^data claims {num_rows:,} rows, {10 * num_rows:,} bytes, the file has [\d,]+$"
+        with pytest.raises(ContentError, match=words) if is_refused else nullcontext():
+            check_room(file, "data", dataset, num_rows, room=5000)

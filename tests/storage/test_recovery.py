@@ -5,8 +5,9 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-from written_data import NUM_STEPS, Feed, ending, quiet, written
+from written_data import LARGE_ROWS, NUM_STEPS, Feed, ending, quiet, written
 
+from mpi_rollout.storage.reader import leaf_datasets
 from mpi_rollout.storage.recovery import copy_prefix, recover, schema_of
 
 INTERVALS = [(0.5, 30, 60.0), (1.0, 55, 50.0)]
@@ -76,3 +77,15 @@ def test_lost_envs_are_truncated_and_faulted_in_the_last_step_that_is_kept(tmp_p
     assert faults["message"][0] == b"did not reproduce step 5"
     last = rows[rows["env_index"] == 1][-1]
     assert last["start"] + last["length"] == num_steps and last["truncated"] and last["faulted"]
+
+
+def test_a_recovered_file_is_no_larger_than_what_is_in_it(tmp_path: Path):
+    """Its last chunks are written once: rewritten in another size, each would leave a hole."""
+    feed, out = Feed(LARGE_ROWS, compression="gzip", bits=3), tmp_path / "new.h5"
+    writer = feed.writer(tmp_path / "run.h5", 8)
+    for _ in feed.fill(writer, NUM_STEPS, {NUM_STEPS}):
+        pass
+    recover(quiet, writer.finish(ending(NUM_STEPS, complete=False)), str(out), f"{out}.new")
+    with h5py.File(out) as file:
+        nbytes = sum(dataset.id.get_storage_size() for dataset in leaf_datasets(file).values())
+    assert nbytes > 1_000_000 > 5 * (out.stat().st_size - nbytes)

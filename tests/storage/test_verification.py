@@ -219,6 +219,14 @@ def test_a_file_is_verified_while_it_is_written(tmp_path: Path):
     writer.discard()
 
 
+def test_what_is_being_read_is_told_in_turn(tmp_path: Path):
+    told: list[str] = []
+    verify(told.append, str(written(tmp_path, "complete")))
+    parts = ("attributes", "the list of its datasets")
+    assert {f"reading {part}" for part in parts} <= {*told}
+    assert told[-2:] == ["reading rewards and ends from step 0 on", "reading episodes"]
+
+
 def test_the_checksum_of_a_superblock_is_that_of_hdf5(path: Path):
     head = path.read_bytes()[:48]
     assert lookup3(head[:44]) == head[44:]
