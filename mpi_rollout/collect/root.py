@@ -11,7 +11,6 @@ from mpi_rollout.collect.collector import Collector, CollectorOptions
 from mpi_rollout.collect.lost_ranks import LostRanks
 from mpi_rollout.collect.monitor import Monitor, RunState
 from mpi_rollout.collect.resuming import bring_back, load, say_resumed
-from mpi_rollout.collect.room import check_file
 from mpi_rollout.collect.run_end import RunEnd
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.clock import utc_now
@@ -153,7 +152,7 @@ class Root:
         # The unfinished file of before goes when the new one is there; a complete one stays until the end.
         is_continued = past is not None and source != self._config.out
         old_nbytes = os.path.getsize(source) if is_continued else 0
-        if size := check_file(self._config, nbytes, old_nbytes):
+        if size := schema.check_room(self._config, nbytes, old_nbytes):
             say(f"mpi_rollout: {size}\n")
         blocks = [self._driver.block(num_rows) for _ in range(NUM_BLOCKS)]
         prefix = None if past is None else Prefix(past.num_steps, source, lost)

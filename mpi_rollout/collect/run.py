@@ -10,13 +10,12 @@ from threading import Timer
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
-from mpi_rollout.collect.limit import Limit
-from mpi_rollout.collect.room import check_file
 from mpi_rollout.collect.root import Root
 from mpi_rollout.config import RolloutConfig, versions
 from mpi_rollout.core.layout import Block
 from mpi_rollout.core.partition import Division
 from mpi_rollout.core.seeding import seed_global_generators
+from mpi_rollout.envs.bare import Limit
 from mpi_rollout.envs.env_maker import make_slice, maker_of
 from mpi_rollout.envs.faults import OnFault, raised_at
 from mpi_rollout.errors import EnvError, SignalInterrupt, StorageError, counted
@@ -157,6 +156,7 @@ def rehearse(config: RolloutConfig, num_ranks: int) -> str:
         As `run`.
     """
     from mpi_rollout.storage.output import check_output
+    from mpi_rollout.storage.schema import check_room
 
     with as_refusals():
         seed_global_generators(config.seed, world.ROOT)
@@ -166,7 +166,7 @@ def rehearse(config: RolloutConfig, num_ranks: int) -> str:
         envs = make_slice(plan.make, range(1), config.seed, on_fault=plan.on_fault)
         facts = EnvFacts.of(envs).portable()
         check_facts(config, facts)
-        size = check_file(config, Block.row_nbytes(facts.observation_space, facts.action_space, config.num_envs))
+        size = check_room(config, Block.row_nbytes(facts.observation_space, facts.action_space, config.num_envs))
         envs.close()
     return (
         f"ready: {counted(config.num_envs, 'env')} on {counted(num_ranks, 'rank')}, --out {config.out}"

@@ -1,10 +1,13 @@
-"""What is in a file: groups, datasets, attributes.  docs/reference/file-format.md has the same as tables.
+"""What is in a file: groups, datasets, attributes; and how much room it takes.
 
-All of it is made before the first step: a file in SWMR mode takes no new objects or attributes afterwards.
+All objects are made before the first step: a file in SWMR mode takes no new objects or attributes afterwards.
+docs/reference/file-format.md has the same as tables.
 """
 
 import hashlib
 import json
+import os
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +15,10 @@ from typing import Any
 import h5py
 import numpy as np
 
+from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.clock import PHASES
+from mpi_rollout.core.host import ANYWAY, format_bytes, is_any_size
+from mpi_rollout.errors import StorageError, counted
 from mpi_rollout.storage.filters import GZIP_LEVEL
 from mpi_rollout.storage.values import ValueChecks
 
@@ -22,6 +28,7 @@ FORMAT = "mpi_rollout"
 FORMAT_VERSION = 1
 SPAN_NBYTES = 2**23  # Of all chunks that hold one step: HDF5's readers keep 8 MiB, before version 2.0 they kept 1 MiB.
 CHUNK_NBYTES = 2**16  # Smaller chunks take long to write and to find.
+TOLD_NBYTES = 100_000_000  # The user is told how large a larger file is.
 
 EPISODE = np.dtype(
     [
@@ -155,3 +162,34 @@ def rows_per_block(row_nbytes: int, num_steps: int, block_nbytes: int = 2**24) -
     while 2 * rows * row_nbytes <= block_nbytes and rows < min(num_steps, 1024):
         rows *= 2
     return rows
+
+
+def check_room(config: RolloutConfig, row_nbytes: int, old_nbytes: int = 0) -> str:
+    """Refuse a file that its file system has no room for; return what to tell the user, "" for a small file.
+
+    The size of a compressed one is not known before: it is told, and not refused.
+
+    Parameters
+    ----------
+    row_nbytes
+        Of one step of all envs.
+    old_nbytes
+        Of the unfinished file that is continued, until the new one has all of it.
+
+    Raises
+    ------
+    StorageError
+        There is no room.
+    """
+    if not config.trajectories:
+        return ""
+    nbytes, is_compressed = row_nbytes * config.num_steps, config.compression != "none"
+    folder = os.path.dirname(os.path.abspath(config.out))
+    free = shutil.disk_usage(folder).free
+    data = f"{counted(config.num_envs, 'env')} x {counted(config.num_steps, 'step')}"
+    size = f"{data} take {'at most' if is_compressed else 'about'} {format_bytes(nbytes)} in {config.out}"
+    needed = max(nbytes - old_nbytes, min(old_nbytes, nbytes))
+    if needed > free and not is_compressed and not is_any_size():
+        ways_out = f"use fewer steps or envs, another --out, --compression gzip, {ANYWAY}"
+        raise StorageError(f"{size}, and {folder} has {format_bytes(free)} free; {ways_out}")
+    return f"{size} ({format_bytes(free)} free there)" if nbytes >= TOLD_NBYTES else ""

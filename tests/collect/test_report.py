@@ -14,17 +14,13 @@ from collections.abc import Callable
 from dataclasses import fields
 from fcntl import ioctl
 from pathlib import Path
-from types import SimpleNamespace
 
 import h5py
 import numpy as np
 import pytest
-from gymnasium.spaces import Discrete
 from jobs import TIMEOUT_S, Job, Result, Start, job_environment, once
 
-from mpi_rollout.collect.limit import Limit
 from mpi_rollout.collect.report import RunFigures
-from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.clock import PHASES
 
 SHORT = ("--env-factory", "envs:Counting", "--num-envs", "6", "--num-steps", "200")
@@ -294,15 +290,6 @@ def test_the_summary_says_what_helps_where_ranks_share_cores(share, slowest_s, s
     )  # fmt: skip
     found = [line for line in outcome.lines() if line.startswith("ranks had 0.55 of a core")]
     assert len(found) == (advice is not None) and all(line.endswith(advice) for line in found)
-
-
-def test_a_rank_without_envs_sleeps_while_the_others_measure_the_limit(monkeypatch):
-    """What spins in a wait instead may take the core of a bare loop."""
-    slept, barriers = [], []
-    monkeypatch.setattr("time.sleep", slept.append)
-    comm = SimpleNamespace(Barrier=lambda: barriers.append(len(slept)))
-    limit = Limit(RolloutConfig(env="CartPole-v1"), comm, range(0), Discrete(2))
-    assert limit(0.25) == 0.0 and (slept, barriers) == ([0.25], [0])
 
 
 @pytest.mark.any_mpi

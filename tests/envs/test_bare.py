@@ -1,4 +1,4 @@
-"""Bare loops: what is stepped, what is counted, by a clock that the test moves."""
+"""Bare loops: what is stepped, what is counted, by a clock that the test moves; and one rank's part of the limit."""
 
 from collections.abc import Callable
 from itertools import count, repeat
@@ -6,6 +6,7 @@ from itertools import count, repeat
 import numpy as np
 import pytest
 from envs import Counting
+from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
 
 from mpi_rollout.config import RolloutConfig
@@ -13,6 +14,8 @@ from mpi_rollout.core.seeding import episode_seeds
 from mpi_rollout.envs import bare
 from mpi_rollout.envs.env_maker import maker_of
 from mpi_rollout.envs.loop import LoopVectorEnv
+from mpi_rollout.errors import EnvError
+from mpi_rollout.policies.random import BLOCK_STEPS, RandomPolicy
 
 ACTIONS = [np.array([2, 2])] * 2
 
@@ -69,3 +72,59 @@ def test_an_env_is_timed_for_as_long_as_was_asked():
 def test_without_an_end_of_an_episode_there_is_no_time_of_a_reset():
     times = bare.Times(np.ones(9), np.array([]))
     assert (times.reset_mean_s, times.reset_spread_s, times.steps_per_episode) == (0.0, 0.0, 0.0)
+
+
+CONFIG = RolloutConfig(env="CartPole-v1", num_envs=6, seed=3)
+SPACE = spaces.Discrete(100)
+
+
+class Comm:
+    """Counts its barriers."""
+
+    num_barriers = 0
+
+    def Barrier(self) -> None:  # noqa: N802
+        self.num_barriers += 1
+
+
+def test_envs_are_made_once_with_the_actions_of_the_run(monkeypatch: pytest.MonkeyPatch):
+    made = []
+
+    def make_bare(maker, envs, seed, actions):
+        made.append((envs, seed, [row.tolist() for row in actions]))
+        return lambda seconds: 10 * seconds
+
+    monkeypatch.setattr(bare, "make_bare", make_bare)
+    comm = Comm()
+    limit = bare.Limit(CONFIG, comm, range(2, 4), SPACE)
+    assert [limit(1.0), limit(2.0)] == [10.0, 20.0] and comm.num_barriers == 2
+    drawn = RandomPolicy(SPACE, 6, 3)
+    assert made == [(range(2, 4), 3, [drawn.at(step)[2:4].tolist() for step in range(BLOCK_STEPS)])]
+
+
+def test_a_rank_without_envs_sleeps_as_long_after_the_barrier(monkeypatch: pytest.MonkeyPatch):
+    """What spins in a wait instead may take the core of a bare loop."""
+    events: list[object] = []
+    monkeypatch.setattr(bare, "sleep", events.append)
+    monkeypatch.setattr(Comm, "Barrier", lambda comm: events.append("barrier"))
+    assert bare.Limit(CONFIG, Comm(), range(0), SPACE)(1.5) == 0.0 and events == ["barrier", 1.5]
+
+
+def test_a_rank_whose_envs_cannot_be_made_keeps_no_other_waiting(monkeypatch: pytest.MonkeyPatch):
+    def make_bare(*arguments: object) -> None:
+        raise ConnectionError("no licence")
+
+    monkeypatch.setattr(bare, "make_bare", make_bare)
+    comm = Comm()
+    with pytest.raises(ConnectionError):
+        bare.Limit(CONFIG, comm, range(2), SPACE)(1.0)
+    assert comm.num_barriers == 1
+
+
+def test_an_env_that_fails_meanwhile_is_an_error_with_a_way_out(monkeypatch: pytest.MonkeyPatch):
+    def measure(seconds: float) -> float:
+        raise ValueError("diverged")
+
+    monkeypatch.setattr(bare, "make_bare", lambda *arguments: measure)
+    with pytest.raises(EnvError, match=r"^measuring the limit: ValueError: diverged; leave out --measure-limit$"):
+        bare.Limit(CONFIG, Comm(), range(2), SPACE)(1.0)

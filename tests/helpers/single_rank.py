@@ -6,11 +6,11 @@ from unittest.mock import patch
 
 from envs import Counting
 
-from mpi_rollout.collect.limit import Limit
 from mpi_rollout.collect.root import Root
 from mpi_rollout.collect.run import plan_of
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.partition import Division
+from mpi_rollout.envs.bare import Limit
 from mpi_rollout.envs.env_maker import EnvMaker
 from mpi_rollout.exchange import world
 from mpi_rollout.exchange.world import SingleRankComm
