@@ -10,12 +10,11 @@ from dataclasses import fields
 from functools import partial
 
 from mpi_rollout import __version__
-from mpi_rollout.commands.parser import Commands, Parser, with_command
 from mpi_rollout.config import ENV_OPTIONS, RolloutConfig, flag
 from mpi_rollout.errors import Interrupted, RolloutError, UsageError
 from mpi_rollout.exchange.job_end import with_stacks
 from mpi_rollout.exchange.world import claimed_rank, claimed_size
-from mpi_rollout.options import add_run_options, check_seconds, path
+from mpi_rollout.options import Commands, Parser, add_run_options, check_seconds, path, with_command
 from mpi_rollout.process.console import hold, say, settle, show, stdout_apart, without_stdin
 from mpi_rollout.ranks.meeting import share_refusal
 from mpi_rollout.storage.ownership import remove_empty_folders

@@ -1,18 +1,115 @@
-"""Options of the command line that several commands have."""
+"""Reading a command line: a refusal is one line, with the way out; and the options that several commands have."""
 
 import argparse
 import json
 import math
 import os
-from collections.abc import Callable, Sequence
+import re
+import shlex
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, fields
-from typing import Any
+from decimal import Decimal, InvalidOperation
+from typing import Any, NoReturn, TypeAlias
 
 from mpi_rollout.config import RolloutConfig, flag
-from mpi_rollout.errors import UsageError
+from mpi_rollout.errors import UsageError, did_you_mean, shortened
 
 ParserOrGroup = argparse.ArgumentParser | argparse._ArgumentGroup
 MOST = 2**31 - 1  # As MPI counts ranks; and files of studies count in 64 bits what are products of such numbers.
+DASHES = tuple("-\u2010\u2011\u2012\u2013\u2014\u2212")  # Documents put others in the place of the first one.
+SMALLEST, LARGEST = -(2**63), 2**64 - 1  # HDF5 and MPI have types for these.
+OF_NO_COMMAND = ("-h", "--help", "--version")
+Commands: TypeAlias = "argparse._SubParsersAction[Parser]"  # To which each command adds its parser.
+
+
+def with_command(arguments: Sequence[str], default: str) -> list[str]:
+    """Return the words of a command line, with the default command where none is named."""
+    is_named = bool(arguments) and (not arguments[0].startswith(DASHES) or arguments[0] in OF_NO_COMMAND)
+    return [*arguments] if is_named else [default, *arguments]
+
+
+class Parser(argparse.ArgumentParser):
+    """Refuses wrong options as everything else is refused: one line, once for all ranks, exit code 64.
+
+    Options must be written out: otherwise a new option could change the meaning of a command in a script.
+
+    Attributes
+    ----------
+    commands
+        The parsers of its commands, by their names.
+    """
+
+    commands: Mapping[str, "Parser"] = {}
+
+    def __init__(self, **options: Any):
+        super().__init__(**{"allow_abbrev": False} | options)
+        self.register("type", int, whole_number)  # For all options with type=int.
+        self.register("type", float, number)
+
+    def add_subparsers(self, **options: Any) -> Any:
+        """Add commands, and know their names."""
+        added = super().add_subparsers(**options)
+        self.commands = added.choices  # A view: it has those that are added later.
+        return added
+
+    def read(self, arguments: Sequence[str], default: str) -> argparse.Namespace:
+        """Read a command and its options; without the name of a command it is `default`.
+
+        UsageError if a word is unknown, or an option has a value that it cannot have.
+        """
+        arguments = with_command(arguments, default)
+        if not arguments[0].startswith(DASHES) and arguments[0] not in self.commands:
+            raise UsageError(self._unknown_command(arguments[0]))
+        options, unknown = self.parse_known_args(arguments)
+        if unknown:
+            raise UsageError(self._of(arguments)._unknown_word(unknown[0]))
+        return options
+
+    def error(self, message: str) -> NoReturn:
+        """Refuse the command line."""
+        message = re.sub(r"^argument (\S+): (?=must )", r"\1 ", message)
+        raise UsageError(f"{message}; see {self.prog} --help")
+
+    def _of(self, words: Sequence[str]) -> "Parser":
+        """Return the parser of the command that a command line begins with."""
+        is_command = bool(words) and words[0] in self.commands
+        return self.commands[words[0]]._of(words[1:]) if is_command else self
+
+    def _unknown_command(self, word: str) -> str:
+        if os.path.isfile(word):
+            return f"there is no command before the file; try {self.prog} inspect {shlex.quote(word)}"
+        return f"there is no command {word!r}" + (
+            did_you_mean(word, self.commands) or f"; the commands are {', '.join(self.commands)}"
+        )
+
+    def _unknown_word(self, word: str) -> str:
+        if not word.startswith(DASHES):
+            return f"{shortened(word)!r} is one argument too many; see {self.prog} --help"
+        name = word.partition("=")[0]
+        is_like = did_you_mean(f"--{name.lstrip(''.join(DASHES))}", self._option_string_actions)
+        return f"there is no option {name}" + (is_like or f"; see {self.prog} --help")
+
+
+def whole_number(text: str) -> int:
+    """Read 1000, 1_000 or 1e3; ArgumentTypeError for what is no whole number, or one of more than 64 bits."""
+    try:
+        value = Decimal(text)
+    except InvalidOperation:
+        value = Decimal("nan")
+    if value.is_finite() and SMALLEST <= value <= LARGEST and value == int(value):
+        return int(value)
+    what = "a whole number such as 1000 or 1e3"
+    if value.is_finite() and not SMALLEST <= value <= LARGEST:
+        what = f"a whole number of at most 64 bits, {LARGEST}"
+    raise argparse.ArgumentTypeError(f"must be {what}, got {shortened(text, 80)!r}")
+
+
+def number(text: str) -> float:
+    """Read a number; ArgumentTypeError for what is none."""
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a number, got {shortened(text, 80)!r}") from None
 
 
 def add_option(parser: ParserOrGroup, field: Field[Any]) -> None:

@@ -13,7 +13,7 @@ from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
 from mpi_rollout.cli import make_parser
-from mpi_rollout.commands.parser import Parser
+from mpi_rollout.options import Parser
 
 DEFAULT = re.compile(r" \(default: (?P<value>.*)\)$")
 OPTION = r"--[a-z][a-z-]*[a-z]"

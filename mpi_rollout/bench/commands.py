@@ -8,11 +8,10 @@ from mpi_rollout.bench.plan import ENV_FIGURES, MOST_CHECKED, JobOptions, Option
 from mpi_rollout.config import ENV_OPTIONS, flag
 from mpi_rollout.core.host import num_usable_cores
 from mpi_rollout.errors import UsageError
-from mpi_rollout.options import add_run_options, path
+from mpi_rollout.options import Commands, add_run_options, path
 
 if TYPE_CHECKING:
     from mpi_rollout.bench.scaling.simulation import Envs, Simulation
-    from mpi_rollout.commands.parser import Commands
 
 # The options of a run that a study takes from its user; the others are the study's own affair.
 SCALING_OPTIONS = (

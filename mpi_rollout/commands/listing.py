@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from mpi_rollout.commands.parser import Commands
 from mpi_rollout.errors import UsageError, printable
+from mpi_rollout.options import Commands
 from mpi_rollout.process.console import show
 from mpi_rollout.storage.ownership import is_locked
 from mpi_rollout.storage.status import read_status
