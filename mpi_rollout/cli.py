@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -93,9 +94,12 @@ def add_inspect(commands: Commands) -> None:
 
 def add_list(commands: Commands) -> None:
     """Add the command `list`."""
-    from mpi_rollout.commands.listing import add_list
-
-    add_list(commands)
+    parser = commands.add_parser("list", help="list the runs of a folder: how far each one is, and why it ended")
+    parser.add_argument(
+        "folders", metavar="FOLDER", nargs="*", help="default: results if it is there, else the current folder"
+    )
+    parser.add_argument("--json", action="store_true", help="print them as one line of JSON")
+    parser.set_defaults(command=list_command)
 
 
 def add_study(name: str, commands: Commands) -> None:
@@ -210,6 +214,15 @@ def inspect_command(options: argparse.Namespace) -> int:
     if options.plot is not None and len(options.files) > 1:
         raise UsageError(f"--plot draws one file, got {len(options.files)}")
     return show_files(options.files, lambda file: inspect(file, options.json, options.plot), options.json)
+
+
+def list_command(options: argparse.Namespace) -> int:
+    """Show the runs of the folders that were named."""
+    from mpi_rollout.commands.inspection import list_runs
+
+    folders = options.folders or ["results" if os.path.isdir("results") else "."]
+    show(list_runs(folders, options.json))
+    return 0
 
 
 def plot_command(options: argparse.Namespace) -> int:
