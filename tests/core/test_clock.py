@@ -9,6 +9,7 @@ from jobs import Job, assert_same_bytes, datasets
 
 from mpi_rollout.core import clock as clock_module
 from mpi_rollout.core.clock import (
+    AHEAD_S,
     ASK_AGAIN_S,
     ASK_EVERY_S,
     LEAST_MARGIN_S,
@@ -153,6 +154,15 @@ def test_a_limit_that_was_made_longer_is_heeded(clock, squeue):
     squeue.say("UNLIMITED")
     clock(99 + 24 * 3600 + 599)
     assert not end.is_near(0.0, 0.0)
+
+
+def test_slurm_is_asked_from_some_seconds_before_the_time_to_stop(clock, squeue):
+    end, first_s = Deadline(None), 100.0 - LEAST_MARGIN_S - AHEAD_S
+    squeue.say("1:40")
+    clock(first_s - 1.0)
+    assert not end.is_near(0.0, 0.0) and squeue.asked() == []
+    clock(first_s)
+    assert not end.is_near(0.0, 0.0) and len(squeue.asked()) == 1
 
 
 def test_a_limit_that_was_made_shorter_is_heeded_in_time(clock, squeue, monkeypatch):

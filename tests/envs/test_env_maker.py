@@ -9,6 +9,7 @@ import pytest
 from envs import Counting
 from jobs import Job, assert_same_bytes, datasets
 
+from mpi_rollout.envs import env_maker
 from mpi_rollout.envs.env_maker import EnvMaker
 from mpi_rollout.errors import UsageError
 
@@ -178,3 +179,33 @@ def test_a_package_that_an_env_needs_is_to_be_installed_and_one_that_is_named_ma
         EnvMaker(needy)()
     with pytest.raises(UsageError, match=r"No module named 'no_such'.*; install it, or correct the name before the"):
         EnvMaker("no_such:Env-v0")()
+
+
+@pytest.mark.parametrize(
+    ("env_id", "is_there", "way_out"),
+    [
+        ("ALE/Pong-v5", True, "; use ale_py:ALE/Pong-v5"),
+        ("ALE/Pong-v5", False, "; use ale_py:ALE/Pong-v5, after pip install 'mpi_rollout[atari]'"),
+        ("PandaReach-v3", False, "; use panda_gym:PandaReach-v3, after pip install panda-gym"),
+        (
+            "Unknown/Env-v0",
+            True,
+            "; if a package registers it, put its module before a colon, as in ale_py:ALE/B",
+        ),
+        ("no_such:ALE/Pong-v5", True, ""),
+    ],
+)
+def test_an_unknown_id_is_refused_with_the_package_that_registers_it(
+    monkeypatch: pytest.MonkeyPatch, env_id: str, is_there: bool, way_out: str
+):
+    monkeypatch.setattr(env_maker, "find_spec", lambda module: object() if is_there else None)
+    namespace = env_id.partition("/")[0]
+    error = gymnasium.error.NamespaceNotFound(f"Namespace {namespace} not found. Have you installed the package?")
+    words = env_maker.of_unknown_id(env_id, error)
+    assert words.startswith(f"Namespace {namespace} not found{way_out}")
+    assert words.endswith(way_out) or "Unknown" in env_id
+
+
+def test_an_id_with_a_spelling_mistake_is_refused_in_gymnasiums_words():
+    with pytest.raises(UsageError, match=r"CartPol` doesn't exist\. Did you mean: `CartPole`\?$"):
+        EnvMaker("CartPol-v1")()

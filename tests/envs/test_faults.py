@@ -15,7 +15,7 @@ from seeded_faults import Moody, Once
 
 from mpi_rollout.core.layout import Block
 from mpi_rollout.core.seeding import SeedTable, episode_seeds
-from mpi_rollout.envs.faults import OnFault
+from mpi_rollout.envs.faults import ABORT, OnFault, OutputChecks
 from mpi_rollout.envs.loop import LoopVectorEnv
 from mpi_rollout.errors import DataError, EnvError, counted
 from mpi_rollout.storage.episodes import EpisodeTable
@@ -23,6 +23,26 @@ from mpi_rollout.storage.schema import fault_row
 
 FORGIVING = OnFault(max_restarts=100)
 CHECKED = OnFault(max_restarts=100, check_finite=True)
+
+# --- What is looked at
+
+UNBOUNDED, BOUNDED = spaces.Box(-np.inf, np.inf, (2,)), spaces.Box(-1, 1, (2,))
+
+
+@pytest.mark.parametrize(
+    ("space", "on_fault", "is_looked_at"),
+    [
+        (BOUNDED, ABORT, False),
+        (BOUNDED, OnFault(check_bounds=True), True),
+        (UNBOUNDED, OnFault(check_bounds=True), False),
+        (UNBOUNDED, OnFault(check_finite=True), True),
+        (spaces.Box(0, 255, (2,), np.uint8), OnFault(check_bounds=True), False),
+        (spaces.Box(0, 255, (2,), np.uint8), OnFault(check_finite=True), True),  # For the rewards.
+    ],
+)
+def test_nothing_is_looked_at_where_nothing_can_be_wrong(space: spaces.Space, on_fault: OnFault, is_looked_at: bool):
+    assert bool(OutputChecks(space, on_fault)) is is_looked_at
+
 
 # --- The loop
 

@@ -828,3 +828,14 @@ def test_actions_reach_the_envs_in_their_own_form():
     loop.reset(seed=0)
     loop.step(np.array([3, 6]))
     assert seen == [3, 6] and all(spaces.Discrete(5, start=2).contains(action) for action in seen)
+
+
+def test_a_last_observation_that_is_not_of_its_space_is_in_the_infos_as_the_env_gave_it():
+    loop, oracle = pair(test_envs.Loose, SAME_STEP)
+    loop.reset(seed=5), oracle.reset(seed=5)
+    num_ends = 0
+    for _ in range(20):
+        ours, expected = (repr(envs.step(np.full(3, 2))[-1].get("final_obs")) for envs in (loop, oracle))
+        assert ours == expected
+        num_ends += "doubles" in expected
+    assert num_ends > 3
