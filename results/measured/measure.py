@@ -120,12 +120,12 @@ def measure_store() -> None:
     import numpy as np
     from gymnasium import spaces
 
+    from mpi_rollout.config import RolloutConfig
     from mpi_rollout.core.layout import Block
-    from mpi_rollout.core.seeding import SeedTable
-    from mpi_rollout.storage.episodes import EpisodeTable
+    from mpi_rollout.core.spaces import describe
     from mpi_rollout.storage.run_file import Ending
-    from mpi_rollout.storage.schema import Schema, rows_per_block
-    from mpi_rollout.storage.writer import Writer
+    from mpi_rollout.storage.schema import rows_per_block
+    from mpi_rollout.storage.writer import open_writer
 
     kinds = {
         "CartPole-v1, 64 envs": (spaces.Box(-1, 1, (4,), np.float32), spaces.Discrete(2), 64, 262144),
@@ -138,6 +138,7 @@ def measure_store() -> None:
         nbytes = Block.row_nbytes(observation, action, num_envs)
         num_rows = rows_per_block(nbytes, num_steps)
         blocks = [Block(observation, action, num_envs, 1, num_rows) for _ in range(3)]
+        spaces_text = json.dumps({"observation": describe(observation), "action": describe(action)})
         rng = np.random.default_rng(0)
         for block in blocks:
             for array in (*block.observation_arrays, *block.action_arrays):
@@ -148,12 +149,20 @@ def measure_store() -> None:
             with tempfile.TemporaryDirectory(dir=".") as folder:
                 plain.append(write_plainly(f"{folder}/plain", blocks, num_steps))
                 os.remove(f"{folder}/plain")
-                writer = Writer(
-                    f"{folder}/run.h5",
-                    Schema({}, blocks[0].named, 1),
-                    blocks,
-                    EpisodeTable(num_envs, SeedTable(0, num_envs)),
-                )
+                config = RolloutConfig(env=name, num_envs=num_envs, num_steps=num_steps, out=f"{folder}/run.h5")
+                attributes = {
+                    "config": config.to_json(),
+                    "spaces": spaces_text,
+                    "seed": 0,
+                    "num_envs": num_envs,
+                    "hosts": '["here"]',
+                    "num_ranks": 1,
+                    "autoreset_mode": "NextStep",
+                    "env_spec": "",
+                    "mpi_library": "none",
+                    "started": datetime.now(UTC).isoformat(),
+                }
+                writer = open_writer(config, attributes, blocks, 1)
                 start = time.perf_counter()
                 for first in range(0, num_steps, num_rows):
                     block = writer.acquire()
@@ -221,9 +230,9 @@ from mpi_rollout.config import RolloutConfig
 from mpi_rollout.collect import root
 num_envs, num_steps, out = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 plain = root.Root._advance
-def profiled(self, steps):
+def profiled(self, collector, steps):
     profile = cProfile.Profile()
-    rate = profile.runcall(plain, self, steps)
+    rate = profile.runcall(plain, self, collector, steps)
     stats = pstats.Stats(profile)
     step = next(v for k, v in stats.stats.items() if k[2] == "obey")
     print(stats.total_calls / steps, (stats.total_tt - step[3]) / steps * 1e6, flush=True)
