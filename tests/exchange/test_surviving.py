@@ -5,10 +5,13 @@ import random
 import re
 import signal
 import subprocess
+import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 
 import h5py
 import numpy as np
@@ -16,7 +19,11 @@ import pytest
 from jobs import Job, Result, Running, datasets, is_hydra, job_environment, mpiexec, once, processes_in, rank_of
 from stopped_runs import HOST, committed, kwargs, outputs
 
+from mpi_rollout.core.layout import LOST
 from mpi_rollout.core.seeding import episode_seeds
+from mpi_rollout.errors import RankLost
+from mpi_rollout.exchange import surviving
+from mpi_rollout.exchange.surviving import ShrinkingTransport
 
 NUM_STEPS = 400
 SHORT = ("--num-envs", "6", "--num-steps", "30")
@@ -342,3 +349,114 @@ def test_the_option_is_refused_before_anything_is_made(job, num_ranks, arguments
     assert result.code == code and len(messages(result)) == 1
     assert messages(result)[0].startswith(message)
     assert outputs(job.folder) == []
+
+
+# --- The root's side of it, without a job
+
+
+class Gone(Exception):
+    """MPI's error after a rank is gone."""
+
+    def Get_error_class(self) -> int:  # noqa: N802  As mpi4py has it.
+        return 75
+
+
+class Comm:
+    """The root's communicator of some ranks, whose calls fail as the script says, in turn: `None` is a good end."""
+
+    def __init__(self, ranks: list[int], calls: list[str], script: dict[str, list[object]], lost: list[int]):
+        self.rank, self.size, self.ranks = 0, len(ranks), ranks
+        self.calls, self.script, self.lost = calls, script, lost
+
+    def _outcome(self, name: str) -> object:
+        self.calls.append(f"{name} {self.size}")
+        outcome = self.script[name].pop(0) if self.script.get(name) else None
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    def Get_group(self) -> SimpleNamespace:  # noqa: N802
+        return SimpleNamespace(Translate_ranks=lambda *_: self.ranks, Free=lambda: None)
+
+    def Shrink(self) -> "Comm":  # noqa: N802
+        lost = self.lost.pop(0)
+        return Comm([rank for rank in self.ranks if rank != lost], self.calls, self.script, self.lost)
+
+    def Agree(self, flag: int) -> object:  # noqa: N802
+        outcome = self._outcome(f"Agree {flag}")
+        return flag if outcome is None else outcome
+
+    def gather(self, value: object, root: int) -> list[object]:
+        return [value] * self.size if "gather" not in self.script else self._outcome("gather")
+
+    def bcast(self, value: object, root: int) -> object:
+        self._outcome("bcast")
+        return value
+
+    def __getattr__(self, name: str):
+        return lambda *_: self._outcome(name)
+
+
+@pytest.fixture
+def shrinking(monkeypatch: pytest.MonkeyPatch) -> Callable[..., SimpleNamespace]:
+    """What makes the transport of a root with two other ranks: `script` says which calls fail, `lost` who is gone."""
+    dtype = SimpleNamespace(Create_contiguous=lambda nbytes: SimpleNamespace(Commit=lambda: None))
+    names = ("ERR_PROC_FAILED", "ERR_PROC_FAILED_PENDING", "ERR_REVOKED")
+    codes = dict(zip(names, (75, 76, 77), strict=True))
+    mpi = SimpleNamespace(Exception=Gone, BYTE=dtype, IN_PLACE=None, ERRORS_RETURN=None, **codes)
+    monkeypatch.setitem(sys.modules, "mpi4py", SimpleNamespace(MPI=mpi))
+
+    def make(lost: list[int], **script: list[object]) -> SimpleNamespace:
+        calls: list[str] = []
+        monkeypatch.setattr(surviving, "be_last", lambda: calls.append("be last"))
+        slots, marks = np.zeros((3, 8), np.uint8), np.zeros(3, np.int64)
+        comm = Comm([0, 1, 2], calls, {}, lost)
+        transport = ShrinkingTransport(comm, np.zeros(8, np.uint8), slots[0], slots, marks, 8)
+        calls.clear()
+        comm.script.update({name.replace("_", " "): outcomes for name, outcomes in script.items()})
+        return SimpleNamespace(transport=transport, calls=calls, marks=marks)
+
+    return make
+
+
+AGAIN = ["Revoke 3", "Ack_failed 3", "Agree 0 3", "Set_errhandler 2", "Bcast 2"]
+
+
+def test_a_step_goes_on_without_a_rank_that_is_lost_in_it(shrinking):
+    run = shrinking([1], Gatherv=[Gone()])
+    run.transport.post_order()
+    run.transport.await_slots()
+    assert run.calls == ["Bcast 3", "Gatherv 3", *AGAIN, "Bcast 2", "Gatherv 2"]
+    assert run.transport.ranks.tolist() == [0, 2] and run.marks.tolist() == [0, LOST, 0]
+    run.transport.post_order()
+    run.transport.await_slots()
+    assert run.calls[-2:] == ["Bcast 2", "Gatherv 2"]
+
+
+def test_an_order_with_more_than_actions_is_void_when_a_rank_is_lost_in_it(shrinking):
+    run = shrinking([2], bcast=[Gone()])
+    run.transport.post_order()
+    with pytest.raises(RankLost, match=rf"^lost rank 2 \({HOST}\) between two steps$"):
+        run.transport.spread("seed")
+    assert run.calls == ["Bcast 3", "bcast 3", *AGAIN]
+    assert run.transport.ranks.tolist() == [0, 1] and not run.marks.any()
+    run.transport.post_order()
+    assert run.transport.spread("seed") == "seed" and run.calls[-2:] == ["Bcast 2", "bcast 2"]
+
+
+def test_slots_after_more_than_actions_are_void_too(shrinking):
+    run = shrinking([2], Gatherv=[Gone()])
+    run.transport.post_order()
+    run.transport.spread("seed")
+    with pytest.raises(RankLost):
+        run.transport.await_slots()
+
+
+def test_nobody_leaves_before_all_have_the_last_order(shrinking):
+    """One rank is in trouble while the root would leave; another one is lost while they begin again."""
+    run = shrinking([1, 2], Agree_1=[False], Bcast=[Gone()])
+    run.transport.finish()
+    first = ["Ack_failed 3", "Agree 1 3", "Set_errhandler 2", "Bcast 2"]
+    second = ["Revoke 2", "Ack_failed 2", "Agree 0 2", "Set_errhandler 1", "be last", "Bcast 1", "Bcast 1"]
+    assert run.calls == [*first, *second, "Ack_failed 1", "Agree 1 1"]
+    assert run.transport.ranks.tolist() == [0]

@@ -4,6 +4,7 @@ import json
 import math
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from jobs import Job, assert_same_bytes, datasets
@@ -26,6 +27,7 @@ from mpi_rollout.exchange.waiting import (
     Adaptation,
     ProcessorWatch,
     SleepWait,
+    SpinWait,
     ranks_per_core,
 )
 
@@ -124,6 +126,29 @@ def test_what_is_over_is_told_by_its_index(clock: Clock):
     assert sleeping.some(requests) == [1, 2] and clock.now < 0.3
     sleeping.all(requests)
     assert 0.5 <= clock.now < 0.6
+
+
+def test_a_single_request_can_be_waited_for_in_all_ways(clock: Clock):
+    sleeping = SleepWait()
+    assert sleeping.any([Request(clock, 0.5)]) == 0 and sleeping.some([Request(clock, 1.0)]) == [0]
+    sleeping.all([Request(clock, 1.5)])
+    assert clock.now >= 1.5
+
+
+def test_a_spinning_rank_leaves_the_waiting_to_mpi():
+    calls: list[tuple] = []
+    request = SimpleNamespace(
+        Wait=lambda: calls.append(("Wait",)),
+        Waitall=lambda requests: calls.append(("Waitall", *requests)),
+        Waitany=lambda requests: 1,
+        Waitsome=lambda requests: [0, 1] if len(requests) == 2 else None,  # None: no request is under way.
+    )
+    spinning = SpinWait()
+    spinning.one(request)
+    spinning.all([request, 5])
+    assert calls == [("Wait",), ("Waitall", request, 5)]
+    assert spinning.any([request, 5]) == 1
+    assert spinning.some([request, 5]) == [0, 1] and spinning.some([request]) == []
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,9 @@
 """What a process knows of its world before MPI starts, and without an MPI library."""
 
+import mmap
+import os
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -99,3 +103,39 @@ def test_another_number_of_ranks_than_expected_is_refused(monkeypatch: pytest.Mo
     world.check_size(comm, 2)
     with pytest.raises(LaunchError, match=r"^--expect-ranks 3, got 2 ranks; mpi4py loaded Open MPI v5\.0\.0$"):
         world.check_size(comm, 3)
+
+
+class Host:
+    """The ranks of one host: this one, and another that has mapped the same files but the first."""
+
+    def __init__(self, rank: int):
+        self.rank, self.is_free = rank, False
+
+    def allgather(self, mapped: set[str]) -> list[set[str]]:
+        return [mapped, {*sorted(mapped)[1:]}]
+
+    def Free(self) -> None:  # noqa: N802
+        self.is_free = True
+
+
+@pytest.mark.skipif(not os.access("/dev/shm", os.W_OK), reason="needs a /dev/shm")
+@pytest.mark.parametrize(
+    ("library", "rank", "num_left"), [("MPICH Version: 4.2", 0, 1), ("MPICH Version: 4.2", 1, 2), ("Open MPI v5", 0, 2)]
+)
+def test_the_names_of_mpichs_shared_memory_go_when_all_have_mapped_it(monkeypatch, library, rank, num_left):
+    host = Host(rank)
+    monkeypatch.setattr(world, "library_name", lambda: library)
+    monkeypatch.setitem(sys.modules, "mpi4py", SimpleNamespace(MPI=SimpleNamespace(COMM_TYPE_SHARED="shared")))
+    comm = SimpleNamespace(Split_type={"shared": host}.__getitem__)
+    paths = [Path(f"/dev/shm/mpich_shm_test_{os.getpid()}_{name}") for name in "ab"]
+    try:
+        maps = []
+        for path in paths:
+            path.write_bytes(bytes(mmap.PAGESIZE))
+            with path.open("r+b") as file:
+                maps.append(mmap.mmap(file.fileno(), 0))
+        world.take_names_off_shared_memory(comm)
+        assert [path.exists() for path in paths] == [True, num_left == 2] and host.is_free is ("MPICH" in library)
+    finally:
+        for path in paths:
+            path.unlink(missing_ok=True)
