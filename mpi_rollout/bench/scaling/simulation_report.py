@@ -184,7 +184,7 @@ def plot_simulation(path: str) -> list[str]:
     analysis = SimulationAnalysis(file)
     if not analysis.curves:
         raise DataError(f"{path} has no curves yet: {analysis.origin}; there is nothing to draw")
-    figure = style.new_figure("plot", 6.6)
+    figure = style.new_figure("plot", 7.0)
     panels = figure.subplot_mosaic([["efficiency", "rate"], ["step", "names"]])
     headline, *fine = _words(file, analysis)
     style.head(figure, headline, fine)
