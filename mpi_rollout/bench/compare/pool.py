@@ -38,13 +38,14 @@ class ProcessPoolVectorEnv(VectorEnv):
 
     Raises
     ------
-    ValueError
+    UsageError
         A process would have no env.
     """
 
     metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}
 
     def __init__(self, make: Callable[[], gymnasium.Env], num_envs: int, num_processes: int):
+        self._workers: list[tuple[int, int, ForkProcess]] = []  # First: `close` is called even where the rest fails.
         partition = Partition(num_envs, num_processes)
         self.num_envs = num_envs
         with make() as env:
@@ -56,7 +57,8 @@ class ProcessPoolVectorEnv(VectorEnv):
         self._results = [shared(dtype, num_envs) for dtype in (np.float64, np.bool_, np.bool_)]
         self._seed = shared(np.int64, 2)  # Whether there is one, and which.
         self._leaves = leaves(self.single_action_space)
-        self._workers = [self._fork(make, partition.envs_of(rank)) for rank in range(num_processes)]
+        for rank in range(num_processes):
+            self._workers.append(self._fork(make, partition.envs_of(rank)))
 
     def _fork(self, make: Callable[[], gymnasium.Env], envs: range) -> tuple[int, int, ForkProcess]:
         """Start a process; return the ends of its pipes that are ours, and itself."""
@@ -95,7 +97,8 @@ class ProcessPoolVectorEnv(VectorEnv):
     def _do(self, command: bytes) -> Tree:
         """Let all processes carry out a command; return a copy of the observations."""
         for order, _, _ in self._workers:
-            os.write(order, command)
+            with suppress(BrokenPipeError):  # A process that has died gives no answer, which is noticed below.
+                os.write(order, command)
         answers = [os.read(answer, 1 + MESSAGE_BYTES) for _, answer, _ in self._workers]
         for answer in answers:
             if answer != DONE:

@@ -54,7 +54,7 @@ def test_a_process_of_a_pool_that_dies_is_noticed_at_once():
     envs.reset(seed=0)
     os.kill(envs._workers[1][2].pid, signal.SIGKILL)
     envs._workers[1][2].join()
-    with pytest.raises((RuntimeError, BrokenPipeError)):
+    with pytest.raises(RuntimeError, match="a process of the pool has died"):
         envs.step(np.full(4, 2))
     envs.close()
 
@@ -62,3 +62,25 @@ def test_a_process_of_a_pool_that_dies_is_noticed_at_once():
 def test_more_processes_than_envs_are_refused():
     with pytest.raises(UsageError, match="got 2 envs on 3 ranks"):
         ProcessPoolVectorEnv(Counting, 2, 3)
+
+
+def test_a_pool_that_cannot_be_made_is_closed_without_another_error(monkeypatch: pytest.MonkeyPatch):
+    """Its `__del__` closes it, even where its constructor has failed; the processes that were started end."""
+    started, fork = [], ProcessPoolVectorEnv._fork
+
+    def fork_once(pool, *arguments):
+        if started:
+            raise OSError("no more processes")
+        started.append(fork(pool, *arguments))
+        return started[0]
+
+    monkeypatch.setattr(ProcessPoolVectorEnv, "_fork", fork_once)
+    pool = ProcessPoolVectorEnv.__new__(ProcessPoolVectorEnv)
+    with pytest.raises(OSError, match="no more processes"):
+        pool.__init__(Counting, 4, 2)
+    pool.close()
+    assert not started[0][2].is_alive()
+    pool = ProcessPoolVectorEnv.__new__(ProcessPoolVectorEnv)
+    with pytest.raises(UsageError):
+        pool.__init__(Counting, 1, 2)
+    pool.close()
