@@ -8,7 +8,7 @@ SciPy is loaded by the functions that need it, so that a command line is read wi
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,6 +41,11 @@ class Interval:
     def shown(self, form: str) -> str:
         """Return it as text; `form` is the format of a number."""
         return f"{self.median:{form}} ({self.low:{form}} to {self.high:{form}})"
+
+
+def median_of(values: Iterable[float]) -> float:
+    """Return the median as a plain number."""
+    return float(np.median(list(values)))
 
 
 def reaches(intervals: Sequence[Interval]) -> list[list[float]]:

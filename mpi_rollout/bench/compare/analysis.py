@@ -60,17 +60,17 @@ class Analysis:
     @cached_property
     def cells(self) -> dict[tuple[Point, str], Cell]:
         """By point and system, where there are results."""
-        turns: dict[tuple[Point, str], list[Sample]] = {}
+        turns_of: dict[tuple[Point, str], list[Sample]] = {}
         for sample in self._samples.turns:
             if not sample.error:
-                turns.setdefault((sample.point, sample.system), []).append(sample)
-        rates = {key: median_interval([turn.env_steps_per_s for turn in some]) for key, some in turns.items()}
+                turns_of.setdefault((sample.point, sample.system), []).append(sample)
+        rates = {key: median_interval([turn.env_steps_per_s for turn in turns]) for key, turns in turns_of.items()}
         cells = {}
-        for (point, system), some in turns.items():
+        for (point, system), turns in turns_of.items():
             rate, base = rates[point, system], rates.get((point, BASE))
             ratio = statistics.ratio(rate, base) if base else None
-            reset_s = median_interval([turn.reset_s for turn in some])
-            cells[point, system] = Cell(len(some), rate, ratio, reset_s)
+            reset_s = median_interval([turn.reset_s for turn in turns])
+            cells[point, system] = Cell(len(turns), rate, ratio, reset_s)
         return cells
 
     def systems(self, env: str) -> list[str]:
@@ -106,15 +106,16 @@ class Analysis:
 
     def fastest(self, env: str, num_envs: int, kinds: Sequence[str]) -> list[str]:
         """Return of some kinds the system with the highest median, then those whose intervals reach its own."""
-        of, here = self.comparison.all_systems, Point(env, num_envs)
+        systems, here = self.comparison.all_systems, Point(env, num_envs)
         rates = {name: cell.rate for (point, name), cell in self.cells.items() if point == here}
-        ordered = sorted((name for name in rates if of[name].kind in kinds), key=lambda name: -rates[name].median)
+        ordered = sorted((name for name in rates if systems[name].kind in kinds), key=lambda name: -rates[name].median)
         return [name for name in ordered if rates[name].high >= rates[ordered[0]].low]
 
     def ours(self, env: str, num_envs: int, kind: str) -> str | None:
         """Return this program's way to step envs of a kind that has the highest median; None where there is none."""
-        of, here = self.comparison.all_systems, Point(env, num_envs)
-        names = [name for name in of if of[name].is_ours and of[name].kind == kind and (here, name) in self.cells]
+        here, systems = Point(env, num_envs), self.comparison.all_systems.items()
+        ways = [name for name, system in systems if system.is_ours and system.kind == kind]
+        names = [name for name in ways if (here, name) in self.cells]
         return max(names, key=lambda name: self.cells[here, name].rate.median, default=None)
 
     def standings(self, env: str, other: str, kind: str = "loop") -> list[Standing]:

@@ -18,11 +18,11 @@ from mpi_rollout.bench.compare.pool import ProcessPoolVectorEnv
 from mpi_rollout.bench.compare.steppers import (
     SEED,
     BareStepper,
-    Made,
-    MadeOfParts,
+    BatchSystem,
     PartsStepper,
-    Recorded,
-    System,
+    PartsSystem,
+    RecordingSystem,
+    RunningSystem,
     Turn,
     VecEnvStepper,
     VectorStepper,
@@ -71,9 +71,11 @@ def actions_of(space: spaces.Space, num_envs: int) -> list[Any]:
     return [draw() for _ in range(BLOCK_STEPS)]
 
 
-def bare(setup: Setup) -> Made:
+def bare(setup: Setup) -> BatchSystem:
     """Make a loop over all envs on one core."""
-    return Made(bare_stepper([setup.make() for _ in range(setup.num_envs)], setup.num_envs, range(setup.num_envs)))
+    return BatchSystem(
+        bare_stepper([setup.make() for _ in range(setup.num_envs)], setup.num_envs, range(setup.num_envs))
+    )
 
 
 def bare_stepper(envs: list[gymnasium.Env], num_envs: int, mine: range) -> BareStepper:
@@ -124,7 +126,7 @@ class BareOnAllCores:
             process.join()
 
 
-def mpi(setup: Setup) -> Made:
+def mpi(setup: Setup) -> BatchSystem:
     """Make this program's envs in lockstep."""
     return _of_vector_env(setup.connected)
 
@@ -146,53 +148,53 @@ class OurParts:
         """Do nothing: leaving `connect` closes them."""
 
 
-def mpi_by_parts(setup: Setup) -> MadeOfParts:
+def mpi_by_parts(setup: Setup) -> PartsSystem:
     """Make this program's envs with groups, or first ready."""
     envs = setup.connected
     actions = actions_of(envs.single_action_space, setup.num_envs)
-    return MadeOfParts(PartsStepper(OurParts(envs), setup.num_envs, actions))
+    return PartsSystem(PartsStepper(OurParts(envs), setup.num_envs, actions))
 
 
-def _of_vector_env(envs: VectorEnv) -> Made:
-    return Made(VectorStepper(envs, actions_of(envs.single_action_space, envs.num_envs)))
+def _of_vector_env(envs: VectorEnv) -> BatchSystem:
+    return BatchSystem(VectorStepper(envs, actions_of(envs.single_action_space, envs.num_envs)))
 
 
-def sync(setup: Setup) -> Made:
+def sync(setup: Setup) -> BatchSystem:
     """Make Gymnasium's loop."""
     return _of_vector_env(SyncVectorEnv([setup.make] * setup.num_envs))
 
 
-def async_(setup: Setup) -> Made:
+def async_(setup: Setup) -> BatchSystem:
     """Make Gymnasium's process for each env, with its shared memory."""
     return _of_vector_env(AsyncVectorEnv([setup.make] * setup.num_envs, context="fork"))
 
 
-def native(setup: Setup) -> Made:
+def native(setup: Setup) -> BatchSystem:
     """Make the env's own vectorized version, on one core."""
     return _of_vector_env(EnvMaker(setup.env, {}, "vector_entry_point").native(setup.num_envs))
 
 
-def pool(setup: Setup) -> Made:
+def pool(setup: Setup) -> BatchSystem:
     """Make several envs in each of as many processes as there are cores."""
     return _of_vector_env(ProcessPoolVectorEnv(setup.make, setup.num_envs, setup.num_cores))
 
 
-def sb3_dummy(setup: Setup) -> Made:
+def sb3_dummy(setup: Setup) -> BatchSystem:
     """Make Stable-Baselines3's loop."""
     from stable_baselines3.common.vec_env import DummyVecEnv
 
     return _of_vec_env(DummyVecEnv([setup.make] * setup.num_envs))
 
 
-def sb3_subproc(setup: Setup) -> Made:
+def sb3_subproc(setup: Setup) -> BatchSystem:
     """Make Stable-Baselines3's process for each env."""
     from stable_baselines3.common.vec_env import SubprocVecEnv
 
     return _of_vec_env(SubprocVecEnv([setup.make] * setup.num_envs, start_method="fork"))
 
 
-def _of_vec_env(envs: "VecEnv") -> Made:
-    return Made(VecEnvStepper(envs, actions_of(envs.action_space, envs.num_envs)))
+def _of_vec_env(envs: "VecEnv") -> BatchSystem:
+    return BatchSystem(VecEnvStepper(envs, actions_of(envs.action_space, envs.num_envs)))
 
 
 def _envpool(setup: Setup, batch_size: int) -> Any:
@@ -213,10 +215,10 @@ class EnvPoolSteps:
         self._envs.reset()
 
 
-def envpool(setup: Setup) -> Made:
+def envpool(setup: Setup) -> BatchSystem:
     """Make EnvPool with a thread for each core, in lockstep."""
     envs = _envpool(setup, setup.num_envs)
-    return Made(VectorStepper(EnvPoolSteps(envs, setup.num_envs), actions_of(envs.action_space, setup.num_envs)))
+    return BatchSystem(VectorStepper(EnvPoolSteps(envs, setup.num_envs), actions_of(envs.action_space, setup.num_envs)))
 
 
 class EnvPoolParts:
@@ -239,7 +241,7 @@ class EnvPoolParts:
         return terminations, truncations, infos["env_id"]
 
 
-def envpool_by_parts(setup: Setup) -> MadeOfParts:
+def envpool_by_parts(setup: Setup) -> PartsSystem:
     """Make EnvPool, first ready, in batches of half of the envs or of the next smaller divisor of their number.
 
     What is under way at a turn's end must come back in whole batches.
@@ -248,17 +250,17 @@ def envpool_by_parts(setup: Setup) -> MadeOfParts:
     batch_size = next(size for size in range(num_envs // 2, 0, -1) if num_envs % size == 0)
     envs = _envpool(setup, batch_size)
     parts = EnvPoolParts(envs, num_envs // batch_size)
-    return MadeOfParts(PartsStepper(parts, num_envs, actions_of(envs.action_space, num_envs)))
+    return PartsSystem(PartsStepper(parts, num_envs, actions_of(envs.action_space, num_envs)))
 
 
-def minari(setup: Setup) -> Recorded:
+def minari(setup: Setup) -> RecordingSystem:
     """Make one env whose episodes are recorded, where MINARI_DATASETS_PATH says."""
     from minari import DataCollector
 
-    return Recorded(bare_stepper([DataCollector(setup.make())], 1, range(1)))
+    return RecordingSystem(bare_stepper([DataCollector(setup.make())], 1, range(1)))
 
 
-MAKERS: dict[str, Callable[[Setup], System]] = {
+MAKERS: dict[str, Callable[[Setup], RunningSystem]] = {
     "bare": bare,
     "bare_on_all_cores": BareOnAllCores,
     "mpi": mpi,

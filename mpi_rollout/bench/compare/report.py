@@ -150,7 +150,7 @@ def notes(analysis: Analysis) -> list[str]:
     coverage = min(cell.rate.coverage for cell in analysis.cells.values())
     return [
         f"medians over turns; ±: the interval that holds the true median with a probability of {100 * coverage:.0f} % "
-        "or more; or: their intervals meet",
+        "or more; `or` is between systems whose intervals meet",
         "faster, slower: their intervals are apart; all turns are of one start of the processes, and another start may "
         "differ by more than the intervals say",
         "t_os, t_row: N transitions take N t_row + t_os, and t_env each in the bare loop; a t_os below 0 means "

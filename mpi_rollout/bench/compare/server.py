@@ -24,7 +24,7 @@ from mpi_rollout.errors import words_of
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
-    from mpi_rollout.bench.compare.steppers import System
+    from mpi_rollout.bench.compare.steppers import RunningSystem
 
 
 def main() -> int:
@@ -82,7 +82,7 @@ def next_size(connection: Connection) -> int:
     return value if order == "make" else 0
 
 
-def serve_turns(connection: Connection | None, made: "System") -> None:
+def serve_turns(connection: Connection | None, system: "RunningSystem") -> None:
     """Say that it is made; take turns until the order to close it.  Only the root of a job calls this."""
     assert connection is not None
     connection.send(("made", None))
@@ -90,7 +90,7 @@ def serve_turns(connection: Connection | None, made: "System") -> None:
         order, value = connection.recv()
         if order != "turn":
             return
-        connection.send(("turned", made.take_turn(value)))
+        connection.send(("turned", system.take_turn(value)))
 
 
 def serve_on_ranks(path: str, system: Options) -> int:

@@ -198,16 +198,16 @@ class PartsStepper:
 
     def __init__(self, parts: "Parts", num_envs: int, actions: Sequence[object]):
         self._parts, self._actions = parts, cycle(actions)
-        self._ended, self._num_flying = np.zeros(num_envs, np.bool_), 0
+        self._ended, self._num_pending = np.zeros(num_envs, np.bool_), 0
 
     def reset(self) -> None:
         self._parts.reset()
         self._ended[:] = False
 
     def sweep(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        if not self._num_flying:
+        if not self._num_pending:
             self._parts.send(next(self._actions), None)
-            self._num_flying = len(self._ended)
+            self._num_pending = len(self._ended)
         terminations, truncations, indices = self._parts.recv()
         self._parts.send(rows_of(next(self._actions), indices), indices)
         return terminations, truncations, indices
@@ -221,8 +221,8 @@ class PartsStepper:
 
     def drain(self) -> None:
         """Receive all that was sent."""
-        while self._num_flying:
-            self._num_flying -= len(self._parts.recv()[2])
+        while self._num_pending:
+            self._num_pending -= len(self._parts.recv()[2])
 
     def close(self) -> None:
         self.drain()
@@ -243,7 +243,7 @@ class Parts(Protocol):
     def close(self) -> None: ...
 
 
-class System(Protocol):
+class RunningSystem(Protocol):
     """A system that is set up."""
 
     def take_turn(self, window_s: float) -> Turn:
@@ -254,7 +254,7 @@ class System(Protocol):
         """End what was started."""
 
 
-class Made:
+class BatchSystem:
     """A system that steps whole batches, so that nothing is under way when its window ends."""
 
     def __init__(self, stepper: Stepper):
@@ -267,7 +267,7 @@ class Made:
         self.stepper.close()
 
 
-class MadeOfParts:
+class PartsSystem:
     """A system whose envs are under way when its window ends: they come back before its turn does."""
 
     def __init__(self, stepper: PartsStepper):
@@ -279,7 +279,7 @@ class MadeOfParts:
         return turn
 
 
-class Recorded:
+class RecordingSystem:
     """A system that stores an episode when it is over, which may not happen within a window.
 
     So its turn ends with a reset, which stores the running episode, as a turn of this program ends with a commit.

@@ -4,7 +4,7 @@ The base case is absolute: what a bare loop does on one rank, measured by the st
 sample a job.  A job of more ranks is compared with that, not with this program on one rank.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -13,7 +13,7 @@ import numpy as np
 from mpi_rollout.bench import statistics
 from mpi_rollout.bench.scaling.samples import Job, Samples
 from mpi_rollout.bench.scaling.study import Study
-from mpi_rollout.bench.statistics import Fit, Interval, NoFit, median_interval
+from mpi_rollout.bench.statistics import Fit, Interval, NoFit, median_interval, median_of
 
 PHASES = ("env", "idle", "exchange", "policy", "write")
 
@@ -79,7 +79,7 @@ class Analysis:
         self.points = [self._point(jobs) for jobs in by_ranks if jobs]
 
     def _bare(self, row: int) -> float:
-        return _median(part.bare_env_steps_per_s for part in self._samples.parts if part.job == row)
+        return median_of(part.bare_env_steps_per_s for part in self._samples.parts if part.job == row)
 
     def _useful(self, row: int) -> list[float]:
         return [rank.env_s for rank in self._samples.ranks if rank.job == row]
@@ -92,8 +92,8 @@ class Analysis:
         rate = median_interval([job.env_steps_per_s for _, job in jobs])
         bare = [self._bare(row) for row, _ in jobs]
         speed_up = statistics.ratio(rate, self.base) if self.base else None
-        shares = {name: _median(getattr(job, f"{name}_s") / job.seconds for _, job in jobs) for name in PHASES}
-        env_step_s = _median(job.env_s * num_ranks / job.env_steps for _, job in jobs)
+        shares = {name: median_of(getattr(job, f"{name}_s") / job.seconds for _, job in jobs) for name in PHASES}
+        env_step_s = median_of(job.env_s * num_ranks / job.env_steps for _, job in jobs)
         return PointFigures(
             num_ranks=num_ranks,
             num_envs=jobs[0][1].num_envs,
@@ -101,19 +101,19 @@ class Analysis:
             oversubscribed=any(job.oversubscribed for _, job in jobs),
             rate=rate,
             limit=median_interval(bare),
-            of_limit=_median(job.env_steps_per_s / limit for limit, (_, job) in zip(bare, jobs, strict=True)),
+            of_limit=median_of(job.env_steps_per_s / limit for limit, (_, job) in zip(bare, jobs, strict=True)),
             speed_up=speed_up,
             efficiency=speed_up.scaled(1 / num_ranks) if speed_up else None,
-            load_balance=_median(statistics.load_balance(self._useful(row)) for row, _ in jobs),
-            communication_efficiency=_median(
+            load_balance=median_of(statistics.load_balance(self._useful(row)) for row, _ in jobs),
+            communication_efficiency=median_of(
                 statistics.communication_efficiency(self._useful(row), job.seconds) for row, job in jobs
             ),
             karp_flatt=statistics.karp_flatt(speed_up.median, num_ranks) if speed_up else np.nan,
-            cpu_share=_median(self._least_cpu_share(row) for row, _ in jobs),
+            cpu_share=median_of(self._least_cpu_share(row) for row, _ in jobs),
             slept=any(job.slept for _, job in jobs),
             shares=shares,
             losses=self._losses(shares, env_step_s),
-            exchange_s=_median(job.exchange_s / job.num_steps for _, job in jobs),
+            exchange_s=median_of(job.exchange_s / job.num_steps for _, job in jobs),
             exchange_bytes=jobs[0][1].exchange_bytes,
         )
 
@@ -146,10 +146,6 @@ class Analysis:
             raise NoFit("only lockstep shows what one exchange takes")
         seconds = {point.num_ranks: point.exchange_s for point in points}
         return statistics.alpha_beta(seconds, {point.num_ranks: point.exchange_bytes for point in points})
-
-
-def _median(values: Iterable[float]) -> float:
-    return float(np.median(list(values)))
 
 
 def _attempt(make: Callable[[], Fit]) -> Fit | NoFit:

@@ -15,7 +15,7 @@ from mpi_rollout.bench.scaling.report import hosts
 from mpi_rollout.bench.scaling.samples import Job
 from mpi_rollout.bench.scaling.simulation import Known, Setting, SimulationFile
 from mpi_rollout.bench.scaling.study import StudyFile, read_study
-from mpi_rollout.bench.statistics import NoFit, non_negative
+from mpi_rollout.bench.statistics import NoFit, median_of, non_negative
 from mpi_rollout.bench.workplace import machine_words
 from mpi_rollout.errors import DataError
 
@@ -100,8 +100,8 @@ class Fitting:
             jobs = self.done[setting]
             if not jobs[0].oversubscribed:
                 continue
-            step_s = median_of([job.seconds / job.num_steps for job in jobs])
-            in_envs_s = median_of([(job.env_s + job.idle_s) / job.num_steps for job in jobs])
+            step_s = median_of(job.seconds / job.num_steps for job in jobs)
+            in_envs_s = median_of((job.env_s + job.idle_s) / job.num_steps for job in jobs)
             more_s = in_envs_s - self._slowest(setting)
             above += more_s * setting.num_ranks / step_s**2
             below += (setting.num_ranks / step_s) ** 2
@@ -127,18 +127,13 @@ def _by_setting(file: SimulationFile) -> dict[Setting, list[Job]]:
 
 def _point(jobs: list[Job]) -> ExchangePoint:
     first = jobs[0]
-    policy_s = median_of([job.policy_s / job.num_steps for job in jobs])
+    policy_s = median_of(job.policy_s / job.num_steps for job in jobs)
     return ExchangePoint(first.num_ranks, first.num_envs, first.exchange_bytes, exchange_s(jobs), policy_s)
 
 
 def exchange_s(jobs: list[Job]) -> float:
     """Return a step's seconds besides envs and policy.  Laying out rows that nobody stores is the root's work too."""
-    return median_of([(job.exchange_s + job.write_s) / job.num_steps for job in jobs])
-
-
-def median_of(values: list[float]) -> float:
-    """Return the median as a plain number."""
-    return float(np.median(values))
+    return median_of((job.exchange_s + job.write_s) / job.num_steps for job in jobs)
 
 
 def known_from_study(path: str) -> Known:
@@ -182,4 +177,4 @@ def _points_of(analysis: Analysis, path: str) -> list[PointFigures]:
 def _policy_s_per_env(file: StudyFile, points: list[PointFigures]) -> float:
     ranks = {point.num_ranks for point in points}
     jobs = [job for job in file.samples.jobs if not job.error and job.num_ranks in ranks]
-    return median_of([job.policy_s / job.num_steps / job.num_envs for job in jobs])
+    return median_of(job.policy_s / job.num_steps / job.num_envs for job in jobs)

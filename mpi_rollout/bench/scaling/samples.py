@@ -182,7 +182,7 @@ def joined(parts: Sequence[Samples], points: set[Point] | None = None) -> Sample
 
 def _phases(outcome: Summary) -> Summary:
     shares = dict(outcome["losses"])
-    if not outcome["in_lockstep"]:  # `report.Outcome.losses`.
+    if not outcome["in_lockstep"]:  # See `RunFigures.losses`.
         exchange = sum(shares[name] for name in ("send", "gather", "other"))
         shares |= {"envs": shares["step"], "imbalance": 0.0, "exchange": exchange}
     names = {"env_s": "envs", "idle_s": "imbalance", "exchange_s": "exchange", "policy_s": "policy", "write_s": "write"}

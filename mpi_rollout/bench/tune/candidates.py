@@ -168,7 +168,7 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Rated:
+class Rating:
     """A candidate's rate over its jobs; a tie if it is not known to be slower than the best one."""
 
     candidate: Candidate
@@ -177,7 +177,7 @@ class Rated:
     is_tie: bool
 
 
-def rated(trials: Sequence[Trial]) -> list[Rated]:
+def rate_candidates(trials: Sequence[Trial]) -> list[Rating]:
     """Rate the candidates without a failed job, the fastest median first.
 
     Two are a tie where their intervals overlap: these jobs do not show which is faster.  But a candidate is no tie
@@ -196,11 +196,11 @@ def rated(trials: Sequence[Trial]) -> list[Rated]:
     ratings = []
     for candidate, rate in intervals.items():
         is_tie = rate.high >= best.low and rate.median > surely_slower
-        ratings.append(Rated(candidate, len(rates[candidate]), rate, is_tie))
+        ratings.append(Rating(candidate, len(rates[candidate]), rate, is_tie))
     return sorted(ratings, key=lambda rating: -rating.rate.median)
 
 
-def choose(ratings: Sequence[Rated]) -> Rated:
+def choose(ratings: Sequence[Rating]) -> Rating:
     """Return the simplest of those that tie with the fastest."""
     return min((rating for rating in ratings if rating.is_tie), key=lambda rating: rating.candidate.simplicity)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from mpi_rollout.bench.env_probe import EnvFigures
 from mpi_rollout.bench.tables import aligned
-from mpi_rollout.bench.tune.candidates import Candidate, Costs, Rated, Trial, choose, limit_of, rated
+from mpi_rollout.bench.tune.candidates import Candidate, Costs, Rating, Trial, choose, limit_of, rate_candidates
 from mpi_rollout.errors import counted
 
 COSTLY = 0.8  # Of the memory that is free.
@@ -85,14 +85,14 @@ def left_out_lines(left_out: Mapping[Candidate, str]) -> list[str]:
 
 def trial_lines(subject: Subject, trials: Sequence[Trial]) -> list[str]:
     """Return the table, then the command."""
-    ratings = rated(trials)
+    ratings = rate_candidates(trials)
     failed = [f"failed: {trial.candidate}: {trial.error.splitlines()[0]}" for trial in trials if trial.error]
     if not ratings:
         return [*failed, "no candidate gave a result"]
     return [*table(ratings, trials), *failed, "", *verdict(subject, ratings, trials)]
 
 
-def table(ratings: Sequence[Rated], trials: Sequence[Trial]) -> list[str]:
+def table(ratings: Sequence[Rating], trials: Sequence[Trial]) -> list[str]:
     """Return one line for each candidate, the fastest first."""
     cells = [["options", "jobs", "env steps/s", "of the fastest", "of the limit"]]
     fastest = ratings[0]
@@ -113,7 +113,7 @@ def table(ratings: Sequence[Rated], trials: Sequence[Trial]) -> list[str]:
     ]
 
 
-def verdict(subject: Subject, ratings: Sequence[Rated], trials: Sequence[Trial]) -> list[str]:
+def verdict(subject: Subject, ratings: Sequence[Rating], trials: Sequence[Trial]) -> list[str]:
     """Return the command to use, why, and how far it is from the limit."""
     chosen = choose(ratings)
     text = [f"use: {command(subject, chosen.candidate)}", f"why: {_why(chosen, ratings)}"]
@@ -127,7 +127,7 @@ def verdict(subject: Subject, ratings: Sequence[Rated], trials: Sequence[Trial])
         )
     if chosen.candidate.is_native:
         text.append("its data depend on the number of ranks: with vector_entry_point a rank's envs share one generator")
-        others = rated([trial for trial in trials if not trial.candidate.is_native])
+        others = rate_candidates([trial for trial in trials if not trial.candidate.is_native])
         if others:
             text.append(f"for the same data on any number of ranks: {command(subject, choose(others).candidate)}")
     return text
@@ -143,7 +143,7 @@ def command(subject: Subject, candidate: Candidate) -> str:
     return f"{subject.launcher} -n {candidate.num_ranks} python -m mpi_rollout {words}"
 
 
-def _why(chosen: Rated, ratings: Sequence[Rated]) -> str:
+def _why(chosen: Rating, ratings: Sequence[Rating]) -> str:
     ties = [str(rating.candidate) for rating in ratings if rating.is_tie and rating is not chosen]
     slower = [rating for rating in ratings if not rating.is_tie]
     reasons = []

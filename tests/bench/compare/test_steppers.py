@@ -15,7 +15,15 @@ from gymnasium.vector import SyncVectorEnv
 from jobs import job_environment
 
 from mpi_rollout.bench.compare import steppers
-from mpi_rollout.bench.compare.makers import MAKERS, BareOnAllCores, Made, MadeOfParts, Recorded, Setup, actions_of
+from mpi_rollout.bench.compare.makers import (
+    MAKERS,
+    BareOnAllCores,
+    BatchSystem,
+    PartsSystem,
+    RecordingSystem,
+    Setup,
+    actions_of,
+)
 from mpi_rollout.bench.compare.steppers import BareStepper, PartsStepper, VectorStepper, take_turn
 
 NUM_ENVS, SWEEPS = 6, 41
@@ -24,7 +32,7 @@ NEXT_STEP = int((SWEEPS - SWEEPS // (LENGTHS + 1)).sum())  # Env steps of as man
 
 
 @pytest.fixture
-def made(request: pytest.FixtureRequest) -> Iterator[Made]:
+def made(request: pytest.FixtureRequest) -> Iterator[BatchSystem]:
     if request.param.startswith("sb3_"):
         pytest.importorskip("stable_baselines3")
     found = MAKERS[request.param](Setup("registered_envs:Counting-v0", NUM_ENVS, 2))
@@ -33,20 +41,20 @@ def made(request: pytest.FixtureRequest) -> Iterator[Made]:
 
 
 @pytest.mark.parametrize("made", ["sync", "async_", "pool"], indirect=True)
-def test_rows_that_only_reset_are_not_counted(made: Made):
+def test_rows_that_only_reset_are_not_counted(made: BatchSystem):
     made.stepper.reset()
     sweeps = [made.stepper.sweep() for _ in range(SWEEPS)]
     assert made.stepper.count(sweeps[:7]) + made.stepper.count(sweeps[7:]) == NEXT_STEP
 
 
 @pytest.mark.parametrize("made", ["sb3_dummy", "sb3_subproc"], indirect=True)
-def test_where_the_step_that_ends_an_episode_resets_all_rows_are_counted(made: Made):
+def test_where_the_step_that_ends_an_episode_resets_all_rows_are_counted(made: BatchSystem):
     made.stepper.reset()
     assert made.stepper.count([made.stepper.sweep() for _ in range(SWEEPS)]) == SWEEPS * NUM_ENVS
 
 
 @pytest.mark.parametrize("made", ["bare"], indirect=True)
-def test_the_bare_loop_counts_its_steps_and_resets_where_episodes_end(made: Made):
+def test_the_bare_loop_counts_its_steps_and_resets_where_episodes_end(made: BatchSystem):
     made.stepper.reset()
     envs = [env.unwrapped for env in made.stepper._envs]
     before = [env.episode for env in envs]
@@ -168,7 +176,7 @@ def test_the_turn_of_who_records_ends_when_all_is_stored():
             pass
 
     storing = Storing()
-    turn = Recorded(storing).take_turn(0.001)
+    turn = RecordingSystem(storing).take_turn(0.001)
     assert storing.num_stored == storing.num_steps and turn.seconds >= 0.01
     assert 0 < turn.env_steps == turn.sweeps < storing.num_steps
 
@@ -223,7 +231,7 @@ def test_parts_are_sent_on_with_their_own_actions_and_their_resets_are_not_count
 def test_the_reset_of_parts_has_no_step_in_its_time():
     """Neither one that was sent before it, of which `Queue` takes care, nor the first after it."""
     parts = Queue(4)
-    made = MadeOfParts(PartsStepper(parts, 4, np.arange(8).reshape(2, 4)))
+    made = PartsSystem(PartsStepper(parts, 4, np.arange(8).reshape(2, 4)))
     for num_resets in (1, 2):
         assert made.take_turn(0.001).env_steps > 0
         assert not parts.flying and parts.num_resets == num_resets

@@ -14,7 +14,16 @@ from jobs import CLONE, HELPERS, Job, Result, processes_in
 
 from mpi_rollout.bench.env_probe import EnvFigures, measure_env, probe_env
 from mpi_rollout.bench.jobs import JobRunner, Stop
-from mpi_rollout.bench.tune.candidates import Candidate, Costs, Trial, candidates, choose, limit_of, narrow, rated
+from mpi_rollout.bench.tune.candidates import (
+    Candidate,
+    Costs,
+    Trial,
+    candidates,
+    choose,
+    limit_of,
+    narrow,
+    rate_candidates,
+)
 from mpi_rollout.bench.tune.report import Subject, command, memory_lines, size, trial_lines
 from mpi_rollout.cli import main
 from mpi_rollout.config import RolloutConfig
@@ -129,7 +138,7 @@ def trials(**rates: list[float]) -> list[Trial]:
 
 
 def test_of_candidates_that_tie_the_simplest_is_chosen():
-    found = rated(trials(groups=[100, 110, 120], two=[98, 105, 111], one=[50, 51, 52]))
+    found = rate_candidates(trials(groups=[100, 110, 120], two=[98, 105, 111], one=[50, 51, 52]))
     assert [(str(each.candidate), each.is_tie) for each in found] == [
         ("-n 2 --num-groups 2", True), ("-n 2", True), ("-n 1", False)
     ]  # fmt: skip
@@ -137,7 +146,9 @@ def test_of_candidates_that_tie_the_simplest_is_chosen():
 
 
 def test_what_is_slower_than_a_candidate_that_is_surely_slower_is_no_tie_however_wide_its_interval():
-    found = rated(trials(one=[70, 80, 85, 86, 101], two=[97, 98, 98, 99, 99], groups=[100, 103, 105, 107, 110]))
+    found = rate_candidates(
+        trials(one=[70, 80, 85, 86, 101], two=[97, 98, 98, 99, 99], groups=[100, 103, 105, 107, 110])
+    )
     assert [(str(each.candidate), each.is_tie) for each in found] == [
         ("-n 2 --num-groups 2", True), ("-n 2", False), ("-n 1", False)
     ]  # fmt: skip
@@ -145,12 +156,14 @@ def test_what_is_slower_than_a_candidate_that_is_surely_slower_is_no_tie_however
 
 
 def test_a_candidate_that_is_surely_faster_is_chosen_however_many_options_it_has():
-    assert choose(rated(trials(groups=[100, 110, 120], two=[80, 85, 90]))).candidate == Candidate(2, num_groups=2)
+    assert choose(rate_candidates(trials(groups=[100, 110, 120], two=[80, 85, 90]))).candidate == Candidate(
+        2, num_groups=2
+    )
 
 
 def test_a_candidate_with_a_failed_job_is_not_chosen():
     failed = Trial(Candidate(2, num_groups=2), 3, error="exit code 70")
-    found = rated([*trials(groups=[100, 110], two=[80, 85]), failed])
+    found = rate_candidates([*trials(groups=[100, 110], two=[80, 85]), failed])
     assert [each.candidate for each in found] == [Candidate(2)]
 
 
