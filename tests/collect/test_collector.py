@@ -1,9 +1,11 @@
 """What a run writes: the same bytes in lockstep, in groups, and by whoever is ready first, however many blocks."""
 
 import re
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import envs as test_envs
 import gymnasium
@@ -11,6 +13,7 @@ import numpy as np
 import pytest
 from jobs import WHOLE, Job, assert_same_bytes, datasets, once
 from oracle import rollout, seeded_sync
+from single_rank import driver_of
 from stopped_runs import (
     ENVS,
     HOST,
@@ -25,7 +28,13 @@ from stopped_runs import (
     start_long,
 )
 
+from mpi_rollout.collect.collector import Collector, CollectorOptions
+from mpi_rollout.core.layout import Block
+from mpi_rollout.envs.faults import OnFault
+from mpi_rollout.errors import RankError
+from mpi_rollout.exchange.exchange import Command
 from mpi_rollout.policies.random import RandomPolicy
+from mpi_rollout.ranks.driver import Driver
 
 # Lockstep.
 
@@ -244,3 +253,166 @@ def test_a_policy_that_fails_loses_no_whole_step(job: Job, num_ranks: int, way: 
     if num_steps:
         found = datasets(job.folder / "run.h5.part")["actions"]
         assert found.shape == (num_steps, 8, 2) and (found == 0.5).all()
+
+
+# On one rank without a job.
+
+NUM_ENVS, ROWS_PER_BLOCK, MANY_STEPS = 5, 4, 30
+
+
+class Kept:
+    """A sink that keeps the rows of all blocks that it is given, and takes some time for each."""
+
+    def __init__(self, driver: Driver, sleep_s: float = 0.0):
+        self.num_rows, self.sleep_s = ROWS_PER_BLOCK, sleep_s
+        self.columns: dict[str, np.ndarray] = {}
+        self.submitted: list[tuple[int, int]] = []
+        self._blocks = [driver.block(ROWS_PER_BLOCK) for _ in range(3)]
+
+    def acquire(self) -> Block:
+        self._blocks.append(self._blocks.pop(0))
+        return self._blocks[-1]
+
+    def submit(self, block: Block, num_rows: int) -> None:
+        time.sleep(self.sleep_s)
+        self.submitted.append((block.start, num_rows))
+        for name, array in block.named.items():
+            whole = self.columns.setdefault(name, np.zeros((MANY_STEPS + 1, *array.shape[1:]), array.dtype))
+            stop = num_rows + (name.startswith("observations") and num_rows < block.num_rows)
+            whole[block.start : block.start + stop] = array[:stop]
+
+
+class Heard:
+    """A listener that keeps what it hears."""
+
+    def __init__(self):
+        self.looks: list[tuple[int, int]] = []
+        self.faults: list[tuple[int, int]] = []
+
+    def on_look(self, collector: Collector) -> None:
+        self.looks.append((collector.num_steps, collector.tally.env_steps))
+
+    def on_fault(self, env_index: int, step: int, message: str) -> None:
+        assert "the simulator has stumbled" in message
+        self.faults.append((env_index, step))
+
+
+class Collected:
+    """A collector of a single rank, which stores what its sink keeps."""
+
+    def __init__(self, make: Callable[..., object] = test_envs.Counting, sleep_s: float = 0.0, **options: Any):
+        self.driver, self.heard = driver_of(make, NUM_ENVS, seed=3, **options), Heard()
+        self.policy = RandomPolicy(self.driver.action_space, NUM_ENVS, 3)
+        self.sink = Kept(self.driver, sleep_s)
+        self.collector = Collector(self.driver, self.policy, self.sink, CollectorOptions(3), self.heard)
+
+    def assert_first(self, num_steps: int) -> None:
+        """The first steps are those that Gymnasium gives."""
+        whole = expected(test_envs.Counting, NUM_ENVS, MANY_STEPS, 3)
+        rows = {name: num_steps + name.startswith("observations") for name in whole}
+        assert_same_bytes(
+            {name: self.sink.columns[name][: rows[name]] for name in whole},
+            {name: column[: rows[name]] for name, column in whole.items()},
+        )
+
+
+def num_env_steps(num_steps: int) -> int:
+    """Rows after an episode's end are none."""
+    whole = expected(test_envs.Counting, NUM_ENVS, MANY_STEPS, 3)
+    ends = whole["terminations"] | whole["truncations"]
+    return num_steps * NUM_ENVS - int(ends[: num_steps - 1].sum())
+
+
+@pytest.mark.parametrize("options", [{}, {"num_groups": 2}, {"num_groups": 5}, {"first_ready": True}], ids=str)
+def test_all_lanes_fill_blocks_with_what_gymnasium_gives(options: dict[str, Any]):
+    collected = Collected(**options)
+    collector = collected.collector
+    collector.start()
+    for num_steps in (1, 4, 10, 15):
+        collector.advance(num_steps)
+        collector.hand_over()
+        collected.assert_first(collector.num_steps)
+        assert collector.tally.env_steps == num_env_steps(collector.num_steps)
+    assert collector.num_steps == MANY_STEPS
+    full = [start for start, num_rows in collected.sink.submitted if num_rows == ROWS_PER_BLOCK]
+    assert full == list(range(0, 28, 4)) and collected.sink.submitted[-1] == (28, 2)
+    assert collected.heard.looks[-1] == (MANY_STEPS, num_env_steps(MANY_STEPS))
+
+
+def test_no_step_is_taken_that_nobody_wants():
+    collected = Collected(num_groups=2)
+    collected.collector.start()
+    collected.collector.advance(0)
+    assert collected.collector.num_steps == 0 and collected.collector.tally.env_steps == 0
+    collected.collector.advance(3)
+    collected.collector.advance(0)
+    collected.collector.hand_over()
+    assert collected.sink.submitted == [(0, 3)]
+    collected.assert_first(3)
+
+
+@pytest.mark.parametrize("num_ended", [0, 2])
+def test_the_first_rows_of_a_continued_run_that_are_resets_are_not_counted(num_ended: int):
+    """It goes on in row 1 of a block; envs whose episode had just ended would be reset in the first step."""
+    collected = Collected()
+    collected.driver.do(Command.RESET)  # Now the envs are somewhere.
+    loaded: list[tuple[int, int]] = []
+    collected.collector.resume(5, num_ended, lambda block: loaded.append((block.start, block.num_rows)))
+    collected.collector.advance(1)
+    assert loaded == [(4, ROWS_PER_BLOCK)] and collected.collector.num_steps == 6
+    assert collected.collector.tally.env_steps == NUM_ENVS - num_ended
+
+
+def test_the_time_that_the_sink_takes_is_that_of_writing():
+    collected = Collected(sleep_s=0.02)
+    collected.collector.start()
+    before = dict(collected.driver.clock.seconds)
+    collected.collector.advance(ROWS_PER_BLOCK + 1)
+    assert collected.driver.clock.seconds["write"] - before["write"] >= 0.02
+    assert collected.sink.submitted == [(0, ROWS_PER_BLOCK)]
+
+
+def test_a_block_that_fills_slowly_is_handed_over_as_far_as_it_is():
+    collected = Collected()
+    options = CollectorOptions(3, look_every_s=0.0, commit_every_s=0.0)
+    collector = Collector(collected.driver, collected.policy, collected.sink, options, collected.heard)
+    collector.start()
+    collector.advance(3)
+    assert (0, 1) in collected.sink.submitted and (0, 2) in collected.sink.submitted
+    assert [num_steps for num_steps, _ in collected.heard.looks][:2] == [1, 2]
+    collected.assert_first(2)
+
+
+def failing_later(env_index: int) -> gymnasium.Env:
+    return test_envs.Failing(after=6 if env_index == 3 else 1000)
+
+
+@pytest.mark.parametrize("num_groups", [1, 3])
+def test_all_whole_steps_before_a_failure_are_handed_over(num_groups: int):
+    collected = Collected(failing_later, num_groups=num_groups)
+    collector = collected.collector
+    collector.start()
+    with pytest.raises(RankError, match=r"env 3, .*the simulator has diverged"):
+        collector.advance(MANY_STEPS)
+    collector.hand_over()
+    assert 6 <= collector.num_steps < 12 and collected.sink.submitted[-1][0] + collected.sink.submitted[-1][1] >= 6
+    collected.assert_first(collector.num_steps)
+
+
+def test_a_restart_is_heard_of_with_its_step_and_leaves_the_observation_before(capfd: pytest.CaptureFixture):
+    failures = {0: "reset", 4: "step"}  # Of the first env of an index; the one after it does not fail.
+
+    def make(env_index: int) -> gymnasium.Env:
+        env = test_envs.Stumbling()
+        env.fails = failures.pop(env_index, "")
+        return env
+
+    collected = Collected(make, num_groups=2, on_fault=OnFault(max_restarts=1))
+    collected.collector.start()
+    assert collected.heard.faults == [(0, -1)]
+    collected.collector.advance(2)
+    collected.collector.hand_over()
+    assert collected.heard.faults == [(0, -1), (4, 0)] and collected.driver.restarts == []
+    columns = collected.sink.columns
+    assert columns["truncations"][:2].tolist() == [[False] * 4 + [True], [False] * 5]
+    assert (columns["observations"][1] == columns["observations"][0]).all(axis=1).tolist() == [False] * 4 + [True]
