@@ -70,7 +70,7 @@ def _ranks_of(option: str, example: str, text: str) -> tuple[int, ...]:
 ranks_list = partial(_ranks_of, "--ranks", "1,2,4,8")
 
 
-def add_scaling(commands: "Commands") -> None:
+def add_scaling(commands: Commands) -> None:
     """Add `scaling strong` and `weak`, with their own options and those of a run; `gather`, and `sim`."""
     scaling = commands.add_parser("scaling", help="measure how much faster more ranks are; starts mpirun by itself")
     kinds = scaling.add_subparsers(required=True, metavar="strong|weak|gather|sim")
@@ -82,7 +82,7 @@ def add_scaling(commands: "Commands") -> None:
     _add_sim(kinds)
 
 
-def _add_kind(kinds: "Commands", kind: str, size: str, where: str) -> None:
+def _add_kind(kinds: Commands, kind: str, size: str, where: str) -> None:
     parser = kinds.add_parser(kind, help=f"{size}: envs {where}")
     add = parser.add_argument
     ranks = "numbers of ranks; 1 is always among them, because the base case is measured there (default: 1,2,4,8)"
@@ -125,7 +125,7 @@ def gather_command(options: argparse.Namespace) -> int:
     return gather(options.out)
 
 
-def _add_sim(kinds: "Commands") -> None:
+def _add_sim(kinds: Commands) -> None:
     parser = kinds.add_parser("sim", help="compute the speed of more ranks than this machine has")
     ranks = f"numbers of ranks to compute for (default: {SIM_RANKS})"
     parser.add_argument("--ranks", type=ranks_list, default=SIM_RANKS, help=ranks)
@@ -224,7 +224,7 @@ def sim_command(options: argparse.Namespace) -> int:
     return simulate(question_of(options), options.out)
 
 
-def add_tune(commands: "Commands") -> None:
+def add_tune(commands: Commands) -> None:
     """Add the command `tune`."""
     text = "find the ranks and the mode that suit an env on this machine; starts mpirun by itself"
     parser = commands.add_parser("tune", help=text)
@@ -245,7 +245,7 @@ def tune_command(options: argparse.Namespace) -> int:
     return tune(Tuning(run, options.ranks, options.trial_s, JobOptions.read(options)))
 
 
-def add_compare(commands: "Commands") -> None:
+def add_compare(commands: Commands) -> None:
     """Add the command `compare`."""
     text = "measure this program beside the vector envs that people use; starts mpirun by itself"
     parser = commands.add_parser("compare", help=text)

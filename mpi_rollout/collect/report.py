@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from mpi_rollout.collect.lost_ranks import LostRank
+from mpi_rollout.collect.monitor import LostRank
 from mpi_rollout.core.spaces import wrong_values_text
 from mpi_rollout.errors import counted
 

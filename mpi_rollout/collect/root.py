@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from mpi_rollout.collect.blocks import Discard, Sink
 from mpi_rollout.collect.collector import Collector, CollectorOptions
-from mpi_rollout.collect.lost_ranks import LostRanks
-from mpi_rollout.collect.monitor import Monitor, RunState
+from mpi_rollout.collect.monitor import LostRanks, Monitor, RunState
 from mpi_rollout.collect.resuming import bring_back, load, say_resumed
 from mpi_rollout.collect.run_end import RunEnd
 from mpi_rollout.config import RolloutConfig

@@ -5,8 +5,7 @@ import os
 import traceback
 
 from mpi_rollout.collect.collector import Collector
-from mpi_rollout.collect.lost_ranks import LostRanks, RankReport
-from mpi_rollout.collect.monitor import Monitor, RunState
+from mpi_rollout.collect.monitor import LostRanks, Monitor, RankReport, RunState
 from mpi_rollout.collect.report import RunFigures
 from mpi_rollout.config import RolloutConfig, flag
 from mpi_rollout.core.clock import utc_now

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from mpi_rollout.collect.lost_ranks import LostRank, LostRanks
+from mpi_rollout.collect.monitor import LostRank, LostRanks
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.clock import PHASES
 from mpi_rollout.core.partition import Division

@@ -26,7 +26,6 @@ class Cell:
         Of a reset of all envs.
     """
 
-    num_turns: int
     rate: Interval
     ratio: Interval | None
     reset_s: Interval
@@ -70,7 +69,7 @@ class Analysis:
             rate, base = rates[point, system], rates.get((point, BASE))
             ratio = statistics.ratio(rate, base) if base else None
             reset_s = median_interval([turn.reset_s for turn in turns])
-            cells[point, system] = Cell(len(turns), rate, ratio, reset_s)
+            cells[point, system] = Cell(rate, ratio, reset_s)
         return cells
 
     def systems(self, env: str) -> list[str]:
