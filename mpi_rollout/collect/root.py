@@ -151,7 +151,7 @@ class Root:
         # The unfinished file of before goes when the new one is there; a complete one stays until the end.
         is_continued = past is not None and source != self._config.out
         old_nbytes = os.path.getsize(source) if is_continued else 0
-        if size := schema.check_room(self._config, nbytes, old_nbytes):
+        if size := schema.check_free_space(self._config, nbytes, old_nbytes):
             say(f"mpi_rollout: {size}\n")
         blocks = [self._driver.block(num_rows) for _ in range(NUM_BLOCKS)]
         prefix = None if past is None else Prefix(past.num_steps, source, lost)

@@ -156,7 +156,7 @@ def rehearse(config: RolloutConfig, num_ranks: int) -> str:
         As `run`.
     """
     from mpi_rollout.storage.output import check_output
-    from mpi_rollout.storage.schema import check_room
+    from mpi_rollout.storage.schema import check_free_space
 
     with as_refusals():
         seed_global_generators(config.seed, world.ROOT)
@@ -166,7 +166,7 @@ def rehearse(config: RolloutConfig, num_ranks: int) -> str:
         envs = make_slice(plan.make, range(1), config.seed, on_fault=plan.on_fault)
         facts = EnvFacts.of(envs).portable()
         check_facts(config, facts)
-        size = check_room(config, Block.row_nbytes(facts.observation_space, facts.action_space, config.num_envs))
+        size = check_free_space(config, Block.row_nbytes(facts.observation_space, facts.action_space, config.num_envs))
         envs.close()
     return (
         f"ready: {counted(config.num_envs, 'env')} on {counted(num_ranks, 'rank')}, --out {config.out}"

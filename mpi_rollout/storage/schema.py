@@ -164,7 +164,7 @@ def rows_per_block(row_nbytes: int, num_steps: int, block_nbytes: int = 2**24) -
     return rows
 
 
-def check_room(config: RolloutConfig, row_nbytes: int, old_nbytes: int = 0) -> str:
+def check_free_space(config: RolloutConfig, row_nbytes: int, old_nbytes: int = 0) -> str:
     """Refuse a file that its file system has no room for; return what to tell the user, "" for a small file.
 
     The size of a compressed one is not known before: it is told, and not refused.

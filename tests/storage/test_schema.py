@@ -72,9 +72,9 @@ def test_a_file_is_told_and_refused_by_its_size(tmp_path, monkeypatch, row_nbyte
     out = tmp_path / "run.h5"
     if told is not None:
         said = told and "10 envs x 1,000 steps take " + told.format(out=out)
-        assert schema.check_room(config(out, **options), row_nbytes, old_nbytes) == said
+        assert schema.check_free_space(config(out, **options), row_nbytes, old_nbytes) == said
         return
     with pytest.raises(StorageError, match=r"take about 1\.0 GB in .* free; use fewer steps or envs, another --out, "):
-        schema.check_room(config(out, **options), row_nbytes, old_nbytes)
+        schema.check_free_space(config(out, **options), row_nbytes, old_nbytes)
     monkeypatch.setenv(host.ANY_SIZE, "1")
-    assert schema.check_room(config(out, **options), row_nbytes, old_nbytes)
+    assert schema.check_free_space(config(out, **options), row_nbytes, old_nbytes)
