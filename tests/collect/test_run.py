@@ -1,9 +1,24 @@
-"""`run --dry-run`: what a run would be refused for, told by one process that starts no MPI and leaves nothing."""
+"""How a run begins and ends, and `run --dry-run`: what it would be refused for, told by one process without MPI."""
 
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+
+import envs
 import pytest
 from jobs import Job
 from refusals import refused
 from stopped_runs import OUT
+
+from mpi_rollout.collect import run as run_module
+from mpi_rollout.config import RolloutConfig
+from mpi_rollout.envs.faults import ABORT
+from mpi_rollout.errors import UsageError
+from mpi_rollout.exchange.world import SingleRankComm
+from mpi_rollout.process.interrupts import STOP_SIGNALS
 
 pytestmark = pytest.mark.any_mpi
 
@@ -54,3 +69,122 @@ def test_it_loads_no_mpi(job: Job):
         f"assert main({[*RUN, *OUT]!r}) == 0\nassert not any(name.startswith('mpi4py') for name in sys.modules)",
     )
     assert result.code == 0, result.err
+
+
+# In this process, alone.
+
+
+class Left(BaseException):
+    """This process would be gone."""
+
+
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """What a run does besides, in turn, on a single rank without MPI."""
+    noted: list[str] = []
+
+    def note(name: str) -> None:
+        monkeypatch.setattr(run_module, name, lambda *_: noted.append(name))
+
+    def leave(code: int, finalizes: bool = True) -> None:
+        noted.append(f"leave {code} {finalizes}")
+        raise Left
+
+    for name in ("end_with_launcher", "guard", "be_last", "release"):
+        note(name)
+    monkeypatch.setattr(run_module, "share_line", lambda is_shared: noted.append(f"share {is_shared}"))
+    monkeypatch.setattr(run_module, "find_terminal", lambda: object())
+    monkeypatch.setattr(run_module, "is_ulfm_on", lambda: False)
+    monkeypatch.setattr(run_module.meeting, "come_together", lambda timeout_s: SingleRankComm())
+    monkeypatch.setattr(run_module.world, "library_name", lambda: "no MPI library")
+    timer = SimpleNamespace(cancel=lambda: noted.append("cancel"))
+    monkeypatch.setattr(run_module.job_end, "watch_end", lambda *_: SimpleNamespace(begin=lambda: timer))
+    monkeypatch.setattr(run_module.job_end, "leave", leave)
+    monkeypatch.setattr(run_module.job_end, "no_early_end", lambda *_, **__: nullcontext())
+    before = {number: signal.signal(number, lambda *_: None) for number in (*STOP_SIGNALS, signal.SIGUSR1)}
+    yield noted
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def config(folder: Path, **options: object) -> RolloutConfig:
+    sizes = {"env_factory": "envs:Counting", "num_envs": 3, "num_steps": 20, "progress": "none"}
+    return RolloutConfig(out=str(folder / "run.h5"), **sizes | options)
+
+
+def test_a_run_gives_back_what_it_holds_of_terminal_and_launcher(tmp_path: Path, steps: list[str]):
+    assert run_module.run(config(tmp_path)) == 0
+    assert steps == ["end_with_launcher", "share False", "cancel", "share False", "release"]
+    assert (tmp_path / "run.h5").exists()
+    steps.clear()
+    with pytest.raises(UsageError):
+        run_module.run(config(tmp_path, num_envs=4, progress="bar"))
+    assert steps == ["end_with_launcher", "share True", "share False", "release"]
+
+
+def test_who_asks_a_run_to_stop_while_ranks_come_together_is_heard(tmp_path: Path, steps, monkeypatch, capfd):
+    def come_together(timeout_s: float) -> SingleRankComm:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        return SingleRankComm()
+
+    monkeypatch.setattr(run_module.meeting, "come_together", come_together)
+    assert run_module.run(config(tmp_path)) == 75
+    assert "stopped by SIGUSR1" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(("num_ranks", "is_last"), [(1, True), (2, False)])
+def test_under_a_launcher_that_ends_no_job_another_process_stands_in(
+    tmp_path: Path, steps: list[str], monkeypatch, num_ranks: int, is_last: bool
+):
+    monkeypatch.setattr(run_module, "is_ulfm_on", lambda: True)
+    monkeypatch.setattr(run_module.world, "claimed_size", lambda: (num_ranks, "SIZE" * (num_ranks > 1)))
+    assert run_module.run(config(tmp_path)) == 0
+    assert steps[1:3] == ["guard", "be_last" if is_last else "share False"]
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "expected"),
+    [
+        ({}, 0, ["share False", "cancel", "share False", "release"]),
+        ({}, 70, ["share False", "cancel", "share False", "release"]),
+        ({}, 74, ["share False", "cancel", "leave 74 True", "share False", "release"]),
+        (
+            {"on_rank_loss": "shrink"},
+            0,
+            ["share False", "cancel", "release", "leave 0 False", "share False", "release"],
+        ),
+    ],
+)
+def test_how_a_rank_leaves_depends_on_what_went_wrong(
+    tmp_path: Path, steps: list[str], monkeypatch, options: dict, code: int, expected: list[str]
+):
+    timer = SimpleNamespace(cancel=lambda: steps.append("cancel"))
+    monkeypatch.setattr(run_module, "_collect", lambda *_: (code, timer))
+    # all_or_none would take `Left` for a failure of this rank.
+    monkeypatch.setattr(run_module.job_end, "all_or_none", lambda comm: nullcontext())
+    with pytest.raises(Left) if any("leave" in step for step in expected) else nullcontext():
+        assert run_module.run(config(tmp_path, **options)) == code
+    assert steps[2:-2] == expected
+
+
+def test_a_run_that_may_lose_ranks_needs_two(tmp_path: Path):
+    with pytest.raises(UsageError, match=r"--on-rank-loss shrink needs 2 ranks or more, got 1; use mpirun"):
+        run_module.prepare(config(tmp_path, on_rank_loss="shrink"), SingleRankComm())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_rehearsal_makes_one_env_and_closes_it(tmp_path: Path, monkeypatch):
+    closed: list[str] = []
+    monkeypatch.setattr(envs.Counting, "close", lambda self: closed.append("closed"))
+    assert run_module.rehearse(config(tmp_path), 2) == f"ready: 3 envs on 2 ranks, --out {tmp_path / 'run.h5'}"
+    assert closed == ["closed"] and list(tmp_path.iterdir()) == []
+    text = run_module.rehearse(config(tmp_path, num_steps=10**6), 1)
+    assert text.startswith(f"ready: 3 envs on 1 rank, --out {tmp_path / 'run.h5'}; 3 envs x 1,000,000 steps take about")
+
+
+@pytest.mark.parametrize(("mode", "first_ready"), [("sync", False), ("async", True)])
+def test_ranks_are_served_as_they_get_ready_if_they_shall(tmp_path: Path, mode: str, first_ready: bool):
+    plan = run_module.plan_of(config(tmp_path, mode=mode), 2)
+    assert plan.division.first_ready is first_ready and plan.heeds_masks and plan.on_fault == ABORT
+    other = run_module.plan_of(config(tmp_path, policy="policies:by_look", on_env_error="restart"), 2)
+    assert not other.heeds_masks and other.on_fault.max_restarts > 0
