@@ -1,0 +1,273 @@
+"""One rank's envs and what orders make of them, in a loop and natively vectorized."""
+
+import warnings
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from envs import Counting, Failing, Stumbling, Telling
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, VectorEnv
+from masked_envs import Masked
+from single_rank import driver_of
+
+from mpi_rollout.core.partition import Division
+from mpi_rollout.core.seeding import seed_of_slice
+from mpi_rollout.envs.faults import OnFault
+from mpi_rollout.errors import DataError
+from mpi_rollout.exchange.exchange import Command, Contents
+from mpi_rollout.exchange.exchanges import Exchanges
+from mpi_rollout.exchange.infos import merge_infos
+from mpi_rollout.exchange.world import SingleRankComm
+from mpi_rollout.ranks.slices import Slice
+
+
+class Native(VectorEnv):
+    """Three envs that observe what they were reset with, and give what the test says in their next step."""
+
+    num_envs = 3
+    single_observation_space = spaces.Box(-99, 99, (2,), np.float32)
+    single_action_space = spaces.Discrete(5)
+    metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}
+
+    def __init__(self, **outputs: Any):
+        self.given: list[tuple[Any, Any]] = []
+        self.outputs: dict[str, Any] = {
+            "observations": np.ones((3, 2), np.float32), "rewards": np.arange(3.0), "terminations": np.zeros(3, bool),
+            "truncations": np.array([False, True, False]), "infos": {},
+        } | outputs  # fmt: skip
+
+    def reset(self, *, seed=None, options=None):
+        self.given.append((seed, options))
+        return np.zeros((3, 2), np.float32), {}
+
+    def step(self, actions):
+        self.given.append(tuple(actions.tolist()))
+        return tuple(self.outputs.values())
+
+    def call(self, name, *args, **kwargs):
+        return [(name, index, args, kwargs) for index in range(3)]
+
+    def set_attr(self, name, values):
+        self.given.append((name, values))
+
+    def render(self):
+        return ("a", "b", "c")
+
+
+def native(on_fault: OnFault | None = None, infos: Any = "none", **outputs: Any) -> tuple[Slice, Native]:
+    """A slice of such envs."""
+    envs = Native(**outputs)
+    contents = Contents(envs.single_observation_space, envs.single_action_space)
+    [exchange] = Exchanges(SingleRankComm(), Division(3, 1), contents).all
+    return Slice(exchange, envs, infos, on_fault or OnFault()), envs
+
+
+def loop(make: Any = Counting, **options: Any) -> Slice:
+    """A slice of three envs; the second one of two, which begins with env 3, is returned."""
+    return driver_of(make, 6, num_groups=2, **options).worker.slices[1]
+
+
+def observed(part: Slice) -> list[list[int]]:
+    return part.exchange.slot.observations.tolist()
+
+
+@pytest.mark.parametrize(
+    ("seed", "first"), [(10, [13, 14, 15]), ([0, 1, 2, 7, 8, 9], [7, 8, 9]), ([None] * 6, [0, 0, 0])]
+)
+def test_seeds_are_for_all_envs_and_each_takes_its_own(seed: Any, first: list[int]):
+    part = loop()
+    part.reset(seed)
+    assert [row[0] for row in observed(part)] == first
+
+
+def test_a_mask_and_options_are_for_all_envs_too():
+    part = loop(Telling, infos="all")
+    mask = np.array([True, True, True, False, True, False])
+    part.reset(10)
+    part.reset(None, mask, {"wind": 3})
+    assert [row[1] for row in observed(part)] == [0, 1, 0]
+    part.reset(None, None, [{"wind": index} for index in range(6)])
+    assert merge_infos(3, part.exchange.take_infos())["options"]["wind"].tolist() == [3, 4, 5]
+
+
+def test_natively_vectorized_envs_are_seeded_as_a_whole():
+    part, envs = native()
+    part.reset(10)
+    part.reset([4, 5, 6])
+    part.reset(None, np.array([True, False, True]), {"wind": 3})
+    assert envs.given[:2] == [(seed_of_slice(10, range(3)), None), ([4, 5, 6], None)]
+    seed, options = envs.given[2]
+    assert seed is None and options["wind"] == 3 and options["reset_mask"].tolist() == [True, False, True]
+
+
+def test_what_natively_vectorized_envs_give_is_copied_into_the_slot():
+    part, envs = native()
+    part.exchange.put_actions([np.array([4, 3, 2])], 0)
+    part.step()
+    slot = part.exchange.slot
+    assert envs.given == [(4, 3, 2)] and part.num_steps == 1
+    assert slot.observations.tolist() == [[1, 1]] * 3 and slot.rewards.tolist() == [0, 1, 2]
+    assert slot.truncations.tolist() == [False, True, False] and not slot.terminations.any()
+
+
+@pytest.mark.parametrize(
+    ("outputs", "message"),
+    [
+        (
+            {"observations": np.ones((3, 3), np.float32)},
+            r"^envs 0 to 2: .* should be float32 of shape \(3, 2\), got ",
+        ),
+        (
+            {"observations": np.array([["a", "b"]] * 3)},
+            r"^envs 0 to 2: .* should be float32 of shape \(3, 2\), got",
+        ),
+        ({"rewards": np.array(["much", "more", "most"])}, r"^env 0: .*reward"),
+        ({"rewards": np.array([None, 1.0, 2.0])}, r"^env 0: .*reward"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_the_envs(outputs: dict[str, Any], message: str):
+    part, _ = native(**outputs)
+    with pytest.raises(DataError, match=message):
+        part.step()
+    assert part.num_steps == 0
+
+
+def test_observations_of_another_dtype_are_cast_unless_that_is_refused():
+    part, _ = native(observations=np.full((3, 2), 0.5))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        part.step(), part.step()
+    assert part.exchange.slot.observations.tolist() == [[0.5, 0.5]] * 3 and len(caught) == 1
+    assert "envs 0 to 2: " in str(caught[0].message)
+    strict, _ = native(OnFault(strict_dtypes=True), observations=np.full((3, 2), 0.5))
+    with pytest.raises(DataError, match=r"^envs 0 to 2: .* should be float32"):
+        strict.step()
+
+
+@pytest.mark.parametrize(
+    ("on_fault", "outputs", "message"),
+    [
+        (OnFault(check_finite=True), {"rewards": np.array([0, np.nan, 0])}, "env 1: its reward is nan"),
+        (
+            OnFault(check_bounds=True),
+            {"observations": np.full((3, 2), 100, np.float32)},
+            "env 0: its observation is 10",
+        ),
+    ],
+)
+def test_wrong_values_of_natively_vectorized_envs_are_found(on_fault: OnFault, outputs: dict, message: str):
+    part, _ = native(on_fault, **outputs)
+    with pytest.raises(DataError, match=message):
+        part.step()
+    calm, _ = native(**outputs)
+    calm.step()
+
+
+def test_infos_go_with_the_slot_if_all_are_wanted():
+    part, _ = native(infos="all")
+    part.step()
+    assert part.exchange.take_infos() == []
+    part.envs.outputs["infos"] = {"lives": np.array([3, 2, 1])}
+    part.step()
+    [(rows, infos)] = part.exchange.take_infos()
+    assert rows == slice(0, 3) and infos["lives"].tolist() == [3, 2, 1]
+
+
+def test_an_order_is_obeyed_by_its_command():
+    part = loop()
+    part.do(Command.RESET, (10, None, None))
+    assert [row[:3] for row in observed(part)] == [[13, 0, 0], [14, 0, 0], [15, 0, 0]] and part.num_steps == 0
+    part.exchange.put_actions([np.array([2, 3, 4])], 0)
+    part.do(Command.STEP, ())
+    assert [row[2:] for row in observed(part)] == [[1, 2], [1, 3], [1, 4]] and part.num_steps == 1
+
+
+def test_methods_and_attributes_are_those_of_the_envs_that_are_here():
+    part = loop(Telling)
+    part.reset(10)
+    assert part.call_some([5, 0, 3], "weigh", (2,), {"offset": 0.5}) == {5: 18.5, 3: 16.5}
+    assert part.call_some([0, 1], "weigh", (2,), {}) == {}
+    part.set_some([0, 4], "mass", [9.0, 7.0])
+    assert part.call_some([3, 4, 5], "mass", (), {}) == {3: 1.5, 4: 7.0, 5: 1.5}
+
+
+def test_natively_vectorized_envs_are_called_all_together():
+    part, envs = native()
+    assert part.call_some([0, 1, 2], "weigh", (2,), {})[1] == ("weigh", 1, (2,), {})
+    part.set_some([2, 0, 1], "mass", ["c", "a", "b"])
+    assert envs.given == [("mass", ["a", "b", "c"])]
+    for call in (lambda: part.call_some([0, 1], "weigh", (), {}), lambda: part.set_some([0], "mass", [1])):
+        with pytest.raises(AttributeError, match="natively vectorized envs are called all together, not some of them"):
+            call()
+    part.set_some([7], "mass", [1])
+    assert part.render() == {0: "a", 1: "b", 2: "c"}
+
+
+def test_frames_are_named_by_env():
+    part = loop(lambda: Telling(render_mode="ansi"))
+    part.reset(10)
+    assert part.render() == {3: "env 13, step 0", 4: "env 14, step 0", 5: "env 15, step 0"}
+
+
+def stumbling(env_index: int) -> gymnasium.Env:
+    env = Stumbling()
+    env.fails = "step" if env_index == 4 else ""
+    return env
+
+
+@pytest.mark.parametrize("infos", ["none", "all"])
+def test_restarts_are_taken_once_and_go_with_the_slot_where_nobody_wants_infos(infos: str):
+    part = loop(stumbling, infos=infos, on_fault=OnFault(max_restarts=1))
+    part.reset(1)
+    assert part.take_faults() == []
+    part.exchange.take_infos()
+    part.step()
+    [(index, message, _)] = part.take_faults()
+    assert index == 4 and "the simulator has stumbled" in message and part.sends_faults is (infos == "none")
+    [(_, sent)] = part.exchange.take_infos()
+    assert ("faults" in sent) == (infos == "none")
+    part.step()
+    assert part.take_faults() == [] and not part.sends_faults
+
+
+def test_action_masks_go_with_the_slot_where_they_are_heeded():
+    part = loop(Masked, heeds_masks=True)
+    part.reset([None] * 3 + [1, 2, 3])  # Those with a seed that three divides have no mask.
+    assert part.masks is not None and part.masks.places == {0, 1}
+    ((_, flags),) = part.exchange.slot.info_arrays
+    assert flags.tolist() == [True, True, False]
+    assert loop(Masked).masks is None
+
+
+def test_the_call_that_is_under_way_is_named():
+    looks: list[Any] = []
+
+    def make(env_index: int) -> gymnasium.Env:
+        env = Failing(after=1000)
+        step = env.step
+
+        def look(action: int) -> Any:
+            work = part.at_work()
+            looks.append((work.key, work.describe()))
+            return step(action)
+
+        env.step = look
+        return env
+
+    part = loop(make)
+    part.reset(1)
+    for _ in range(2):
+        part.step()
+    assert part.at_work() is None
+    assert len({key for key, _ in looks}) == 6
+    assert [words.partition(", ")[0] for _, words in looks] == [f"step {n}: env {i}" for n in (0, 1) for i in (3, 4, 5)]
+
+
+def test_natively_vectorized_envs_are_named_all_together():
+    part, _ = native()
+    work = part.at_work()
+    assert work.describe() == "step 0: envs 0 to 2"
+    part.do(Command.STEP, ())
+    assert part.at_work().key != work.key and part.at_work().describe() == "step 1: envs 0 to 2"
