@@ -251,12 +251,7 @@ def add_compare(commands: Commands) -> None:
     parser = commands.add_parser("compare", help=text)
     sizes = "1,2,4,8,16,64,256"
     for name, default, metavar, text in (
-        (
-            "--env",
-            COMPARED_ENVS,
-            "IDS",
-            f"ids of envs as gymnasium.make takes them (default: {COMPARED_ENVS})",
-        ),
+        ("--env", COMPARED_ENVS, "IDS", f"ids of envs as gymnasium.make takes them (default: {COMPARED_ENVS})"),
         ("--num-envs", sizes, "NS", f"numbers of envs, with commas (default: {sizes})"),
         ("--systems", "", "NAMES", f"systems to measure, with commas, of {SYSTEMS} (default: all)"),
         ("--ranks", "", "RS", "numbers of ranks of this program, with commas (default: 1 and all cores)"),
