@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import jobs
 import pytest
 from jobs import CLONE, Job, Result, assert_same_bytes, datasets, run_job, worlds
 
@@ -12,6 +13,12 @@ UNDER_A_LAUNCHER = {
     "PMI_SIZE": {"PMI_SIZE": "2"},
     "SLURM_NTASKS": {"SLURM_NTASKS": "2", "SLURM_STEP_ID": "0"},
 }
+
+
+@pytest.fixture(autouse=True)
+def as_users_start_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the settings that make the starts of all other tests cheap."""
+    monkeypatch.setattr(jobs, "CHEAP_STARTS", {"OMPI_MCA_btl": "^ofi"})
 
 
 def assert_refused(result: Result, folder: Path) -> str:
