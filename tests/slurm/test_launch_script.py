@@ -1,4 +1,4 @@
-"""slurm/launch.sh: which launcher it takes for which MPI, on sites that this machine is none of."""
+"""slurm/launch.sh: which launcher it takes for which MPI, on sites that this machine is none of; and study.sh."""
 
 import subprocess
 from pathlib import Path
@@ -44,3 +44,11 @@ def test_intel_mpi_is_given_slurms_own_library(tmp_path: Path):
     config = f"PluginDir = {tmp_path}/slurm:/other"
     assert bash(f'{code}; echo "$I_MPI_PMI_LIBRARY"', config) == f"{tmp_path}/libpmi2.so"
     assert bash(f'export I_MPI_PMI_LIBRARY=mine; {code}; echo "$I_MPI_PMI_LIBRARY"', config) == "mine"
+
+
+def test_a_study_without_matplotlib_ends_well_and_says_that_it_has_no_picture():
+    """In the cluster's tests all environments have matplotlib.  `false` is a Python that cannot draw."""
+    draw = f"source {SCRIPTS}/study.sh; draw study.h5 2>&1"
+    assert bash(f"PYTHON=true; {draw}; echo ended") == "ended"
+    said = "there is no picture of study.h5, see above; python -m mpi_rollout plot study.h5 draws it elsewhere"
+    assert bash(f"PYTHON=false; {draw}").endswith(said)
