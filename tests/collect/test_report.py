@@ -245,7 +245,7 @@ def assert_add_up(losses: dict[str, float]) -> None:
 @pytest.mark.any_mpi
 @pytest.mark.mpi(2)
 def test_the_limit_is_measured_between_the_parts_of_a_run_and_told(job, num_ranks):
-    """For less than the second that it takes else, after each part and before the first."""
+    """After each part and before the first."""
     command = [*SHORT, *OUT, "--measure-limit", "--json"]
     found = summary_of(job.script(num_ranks, f"import trainers\ntrainers.runs([{command!r}])\n"))
     assert len(found["limit"]) == 5 and all(rate > 0 and limit > 0 for rate, limit in found["limit"])

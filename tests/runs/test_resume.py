@@ -227,7 +227,6 @@ def test_a_run_that_was_killed_when_it_had_only_to_close_its_file_is_complete_at
 
 
 def test_measuring_the_limit_does_not_hinder(job: Job, whole: References):
-    """For less than the second that it takes else."""
     arguments = RUNS["Counting"]
     stop(job, arguments, "raise:20")
     assert job.train(2, "runs", [[*arguments, *OUT, "--measure-limit"]]) == [0]

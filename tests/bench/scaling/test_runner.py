@@ -192,9 +192,10 @@ def test_a_study_is_not_started_under_a_launcher(job: Job):
 @pytest.mark.any_mpi
 @pytest.mark.mpi
 def test_a_real_study_measures_what_its_jobs_print(job: Job):
-    """One step a job: measuring the limit takes 2 s of each."""
     arguments = ("--env", "CartPole-v1", "--envs-per-rank", "4", "--num-steps", "1", "--ranks", "1,2", "--repeats", "1")
-    result = job(None, "scaling", "weak", *arguments, "--no-trajectories", "--out", "study.h5", timeout=120)
+    result = job(
+        None, "scaling", "weak", *arguments, "--limit-s", "0.1", "--no-trajectories", "--out", "study.h5", timeout=120
+    )
     assert result.code == 0, result.err
     file = stored(job)
     assert {each.point for each in file.samples.jobs} == {Point(1, 0), Point(2, 0)}
@@ -228,11 +229,11 @@ def test_the_study_and_its_pictures_load_no_mpi(job: Job):
 
 @pytest.mark.mpi
 def test_real_ranks_that_hang_leave_nothing_behind(job: Job):
-    """In the job after the warm-up, on 2 ranks too.  What does not hang takes 3 s, most of it to measure the limit."""
+    """In the job after the warm-up, on 2 ranks too.  What does not hang takes about 1 s."""
     env = ("--env-factory", "failing_envs:hanging_later", "--num-envs", "2", "--num-steps", "4")
-    options = ("--ranks", "1,2", "--repeats", "1", "--timeout-s", "12")
+    options = ("--ranks", "1,2", "--repeats", "1", "--timeout-s", "8", "--limit-s", "0.05")
     result = job(None, "scaling", "strong", *env, *options, "--out", "study.h5", timeout=120)
     assert result.code == 70, result.err
     errors = {each.num_ranks: each.error for each in stored(job).samples.jobs}
-    assert errors[1] == "" and errors[2].startswith("did not end within 12 s")
+    assert errors[1] == "" and errors[2].startswith("did not end within 8 s")
     assert processes_in(job.folder) == []
