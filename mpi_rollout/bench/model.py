@@ -131,14 +131,14 @@ def slowest(num_ranks: int, num_steps: int, mean_s: float, spread_s: float) -> f
     if num_ranks == 1 or spread_s == 0 or mean_s == 0:
         return total_s
     from scipy.integrate import trapezoid
-    from scipy.stats import gamma
+    from scipy.special import gammaincc
 
     shape = num_steps * (mean_s / spread_s) ** 2
     low = math.log(shape) - min(12 / math.sqrt(shape) + 37 / shape, _LONGEST)  # What lies below adds nothing.
     high = math.log(shape + 12 * math.sqrt(shape) + 60)
     log_x = np.linspace(low, high, _GRID)  # Over log x all shapes have a smooth integrand, without a pole.
     x = np.exp(log_x)
-    above = np.minimum(gamma.sf(x, shape), 1 - 1e-16)  # 1 has no logarithm below.
+    above = np.minimum(gammaincc(shape, x), 1 - 1e-16)  # 1 has no logarithm below.
     largest_above = -np.expm1(num_ranks * np.log1p(-above))
     expected = math.exp(low) + trapezoid(largest_above * x, log_x)
     return total_s * max(1.0, float(expected) / shape)

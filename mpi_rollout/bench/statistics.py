@@ -4,7 +4,8 @@ Sources: Hoefler and Belli, Scientific Benchmarking of Parallel Computing System
 state; the POP project (pop-coe.eu) for load balance and communication efficiency; Amdahl (1967), Gustafson (1988),
 Karp and Flatt (1990), Hockney (1994) for the models; Extra-P for how many points a model needs.
 
-SciPy is loaded by the functions that need it, so that a command line is read without it.
+SciPy is loaded by the functions that need it, so that a command line is read without it; not scipy.stats, which takes
+longer than all else that a study loads.
 """
 
 import math
@@ -66,12 +67,12 @@ def median_interval(samples: Sequence[float] | np.ndarray, confidence: float = 0
     ValueError
         There are no samples.
     """
-    from scipy.stats import binom
+    from scipy.special import bdtr
 
     if not len(samples):
         raise ValueError("no samples")
     ordered, num = np.sort(np.asarray(samples, float)), len(samples)
-    below = binom.cdf(np.arange((num + 1) // 2), num, 0.5)  # That so many samples or fewer are below the true median.
+    below = bdtr(np.arange((num + 1) // 2), num, 0.5)  # That so many samples or fewer are below the true median.
     coverages = np.maximum(0.0, np.round(1 - 2 * below, 15))
     place = max(0, int(np.count_nonzero(coverages >= confidence)) - 1)
     low, high = float(ordered[place]), float(ordered[-1 - place])
