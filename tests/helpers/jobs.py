@@ -6,6 +6,7 @@ This process never imports MPI.  A job that hangs is killed with all its process
 import atexit
 import os
 import pickle
+import select
 import shutil
 import signal
 import subprocess
@@ -214,6 +215,28 @@ class Start:
     environment: dict[str, str] = field(default_factory=dict)
 
 
+@cache
+def forking_parent() -> subprocess.Popen:
+    """The process that has imported everything, and forks for each start of a series; it ends with this one."""
+    return subprocess.Popen(
+        [sys.executable, str(HELPERS / "forked_starts.py")], cwd=HELPERS, env=job_environment(),
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+
+
+def _await_series(folder: Path, timeout: float) -> None:
+    """Have a series run; fail the test if it takes longer than `timeout` seconds, or its parent cannot go on."""
+    parent = forking_parent()
+    print(folder, file=parent.stdin, flush=True)
+    has_answered, *_ = select.select([parent.stdout], [], [], timeout)
+    if not has_answered or not parent.stdout.readline():
+        os.killpg(parent.pid, signal.SIGKILL)
+        parent.wait()
+        forking_parent.cache_clear()
+        said = "".join(path.read_text() for path in sorted(folder.glob("*.err")))
+        pytest.fail(f"the series in {folder} did not end within {timeout} s\n{said}")
+
+
 class Job:
     """Starts the program on some ranks, in the test's own folder."""
 
@@ -242,14 +265,22 @@ class Job:
         """Run the program on this process alone, one start after the other; they share the time for all imports."""
         folder = self.folder / "series"
         folder.mkdir()
-        listed = [([*map(str, each.arguments)], each.folder or self.folder, each.environment) for each in starts]
+        listed = [
+            ([*map(str, each.arguments)], each.folder or self.folder, job_environment(**each.environment))
+            for each in starts
+        ]
         (folder / "starts").write_bytes(pickle.dumps(listed))
-        whole = run_job([sys.executable, str(HELPERS / "forked_starts.py")], folder, timeout)
-        assert whole.code == 0, whole.err
-        codes = pickle.loads((folder / "codes").read_bytes())
+        began = time.monotonic()
+        _await_series(folder, timeout)
+        codes, seconds = pickle.loads((folder / "codes").read_bytes()), time.monotonic() - began
         said = [[(folder / f"{n}.{name}").read_text() for name in ("out", "err")] for n in range(len(codes))]
         shutil.rmtree(folder)
-        return [Result(code, out, err, whole.seconds) for code, (out, err) in zip(codes, said, strict=True)]
+        return [Result(code, out, err, seconds) for code, (out, err) in zip(codes, said, strict=True)]
+
+    def forked(self, *arguments: object, timeout: float = TIMEOUT_S, **extra: str) -> Result:
+        """Run the program on this process alone, as a series of one start."""
+        [result] = self.series([Start(arguments, environment=extra)], timeout)
+        return result
 
     def start_script(self, num_ranks: int | None, code: str, **extra: str) -> Running:
         """Start a Python program of the test's own on some ranks; None is without mpiexec."""

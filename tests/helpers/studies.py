@@ -13,14 +13,18 @@ STUDY = ("--env", "CartPole-v1", "--num-envs", "8", "--ranks", "2,4", "--repeats
 ALL = Counter({"1": 2, "2": 2, "4": 2})
 
 
+def _arguments(*arguments: str) -> tuple[str, ...]:
+    return "scaling", "strong", *STUDY, "--launcher", LAUNCHER, *arguments
+
+
 def start(job: Job, *arguments: str, **trouble: str) -> Running:
     """Start a study whose launcher is made up."""
-    log = str(job.folder / "log")
-    return job.start(None, "scaling", "strong", *STUDY, "--launcher", LAUNCHER, *arguments, LOG=log, **trouble)
+    return job.start(None, *_arguments(*arguments), LOG=str(job.folder / "log"), **trouble)
 
 
 def study(job: Job, *arguments: str, **trouble: str) -> Result:
-    return start(job, *arguments, **trouble).finish()
+    """Do such a study to its end."""
+    return job.forked(*_arguments(*arguments), LOG=str(job.folder / "log"), **trouble)
 
 
 def started(job: Job) -> list[str]:

@@ -18,7 +18,7 @@ NOW = "2026-01-02T03:04:05+00:00"
 
 
 def gather(job: Job) -> Result:
-    return job(None, "scaling", "gather", "study.h5")
+    return job.forked("scaling", "gather", "study.h5")
 
 
 def write_parts(folder: Path, whole: StudyFile, **facts: dict) -> str:
@@ -165,7 +165,7 @@ def test_parts_from_machines_of_two_kinds_are_not_put_together(tmp_path):
     ],
 )
 def test_bad_parts_are_refused_in_one_line(job: Job, arguments, words):
-    result = job(None, "scaling", *arguments)
+    result = job.forked("scaling", *arguments)
     assert result.code in (64, 65, 74) and len(result.messages) == 1 and words in result.messages[0]
 
 

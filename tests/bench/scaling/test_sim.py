@@ -29,7 +29,7 @@ CONSTANTS = ("--root-s", "2e-5", "--root-s-per-env", "5e-8", "--root-s-per-rank"
 
 
 def sim(job: Job, *arguments: str, timeout: float = 60.0, **trouble: str) -> Result:
-    return job(None, "scaling", "sim", "--out", "sim.h5", *arguments, timeout=timeout, **trouble)
+    return job.forked("scaling", "sim", "--out", "sim.h5", *arguments, timeout=timeout, **trouble)
 
 
 def measured(job: Job, *arguments: str, **trouble: str) -> Result:
