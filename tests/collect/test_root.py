@@ -2,12 +2,14 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import envs as test_envs
 import h5py
 import numpy as np
 import pytest
+import single_rank
 from jobs import assert_same_bytes, datasets
 from oracle import rollout, seeded_sync
 from single_rank import drive, root_of
@@ -188,3 +190,10 @@ def test_natively_vectorized_envs_are_reset_with_the_seed_of_the_run(out: Path):
     first, again, other = (datasets(out.with_name(f"{name}.h5")) for name in ("first", "again", "other"))
     assert_same_bytes(first, again)
     assert first["observations"].tobytes() != other["observations"].tobytes()
+
+
+def test_what_the_user_must_take_care_of_is_said_at_the_start(out: Path, monkeypatch, capfd):
+    opened = single_rank.open_output
+    monkeypatch.setattr(single_rank, "open_output", lambda config: replace(opened(config), warning="beware"))
+    assert drive(root_of(out)) == 0
+    assert capfd.readouterr().err == "mpi_rollout: beware\n"

@@ -1,7 +1,9 @@
 """How a run begins and ends, and `run --dry-run`: what it would be refused for, told by one process without MPI."""
 
+import gc
 import os
 import signal
+import weakref
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -9,6 +11,7 @@ from types import SimpleNamespace
 
 import envs
 import pytest
+from gymnasium import spaces
 from jobs import Job
 from refusals import refused
 from stopped_runs import OUT
@@ -184,3 +187,25 @@ def test_ranks_are_served_as_they_get_ready_if_they_shall(tmp_path: Path, mode: 
     assert plan.division.first_ready is first_ready and plan.heeds_masks and plan.on_fault == ABORT
     other = run_module.plan_of(config(tmp_path, policy="policies:by_look", on_env_error="restart"), 2)
     assert not other.heeds_masks and other.on_fault.max_restarts > 0
+
+
+def test_spaces_that_no_file_can_hold_are_refused_where_they_are_to_be_stored(tmp_path: Path):
+    envs = SimpleNamespace(observation_space=spaces.Dict({"a/b": spaces.Discrete(2)}), action_space=spaces.Discrete(2))
+    with pytest.raises(UsageError, match="'a/b', which cannot be a name in HDF5"):
+        run_module.check_facts(config(tmp_path), envs)
+    run_module.check_facts(config(tmp_path, trajectories=False), envs)
+    run_module.check_facts(config(tmp_path), None)
+
+
+def test_signals_hold_no_envs_after_a_run(tmp_path: Path, steps: list[str], monkeypatch):
+    alive: weakref.WeakSet = weakref.WeakSet()
+    make = envs.Counting.__init__
+
+    def init(self: envs.Counting) -> None:
+        make(self)
+        alive.add(self)
+
+    monkeypatch.setattr(envs.Counting, "__init__", init)
+    assert run_module.run(config(tmp_path)) == 0
+    gc.collect()
+    assert not alive

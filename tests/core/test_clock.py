@@ -98,7 +98,9 @@ def test_the_margin_grows_with_the_worst_commit_and_the_worst_pause(clock):
     assert end.reason == "--max-walltime"
 
 
-@pytest.mark.parametrize(("slurm_s", "reason"), [(50, "the SLURM job's time limit"), (500, "--max-walltime")])
+@pytest.mark.parametrize(
+    ("slurm_s", "reason"), [(50, "the SLURM job's time limit"), (100, "--max-walltime"), (500, "--max-walltime")]
+)
 def test_the_earlier_of_two_limits_counts(clock, monkeypatch, slurm_s, reason):
     monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(NOW) + slurm_s))
     end = Deadline("1:40")

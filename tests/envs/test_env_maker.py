@@ -209,3 +209,21 @@ def test_an_unknown_id_is_refused_with_the_package_that_registers_it(
 def test_an_id_with_a_spelling_mistake_is_refused_in_gymnasiums_words():
     with pytest.raises(UsageError, match=r"CartPol` doesn't exist\. Did you mean: `CartPole`\?$"):
         EnvMaker("CartPol-v1")()
+
+
+def test_natively_vectorized_envs_have_an_id():
+    envs = EnvMaker("CartPole-v1", {"sutton_barto_reward": True}, "vector_entry_point").native(3)
+    assert envs.num_envs == 3
+    with pytest.raises(UsageError) as error:
+        EnvMaker(plain, vectorization_mode="vector_entry_point").native(3)
+    assert f" vector_entry_point needs the id of a registered env, got {__name__}:plain" in str(error.value)
+
+
+def test_arguments_that_do_not_fit_are_told_from_mistakes_of_the_env():
+    def mistaken() -> None:
+        return len(5)
+
+    with pytest.raises(UsageError, match=r"{'level': 3} do not fit .*mistaken: .* unexpected keyword argument 'level'"):
+        EnvMaker(mistaken, {"level": 3})()
+    with pytest.raises(TypeError, match="has no len"):
+        EnvMaker(mistaken)()

@@ -14,8 +14,10 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from jobs import Job, Start, datasets
 from oracle import record
 
+from mpi_rollout.core.spaces import leaves
 from mpi_rollout.envs.faults import OnFault
 from mpi_rollout.envs.loop import LoopVectorEnv
+from mpi_rollout.envs.outputs import is_exact
 from mpi_rollout.errors import DataError
 
 NEXT_STEP, SAME_STEP = AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP
@@ -180,3 +182,16 @@ def test_a_run_casts_and_says_so_unless_it_is_strict(job: Job, env: tuple[str, .
     assert len(re.findall(f"UserWarning: {who} is float64, its space is float32; it is cast", cast.err)) == 1
     assert datasets(job.folder / "cast.h5")["observations"].dtype == np.float32
     assert strict.code == 65 and "should be float32 of shape" in strict.err, strict.err
+
+
+@pytest.mark.parametrize(
+    ("observation", "is_as_stored"),
+    [
+        (np.zeros(2, np.float32), True),
+        (np.zeros(2), False),
+        ([0.0, 0.0], False),
+        (np.ma.zeros(2, np.float32), False),
+    ],
+)
+def test_only_arrays_of_the_spaces_dtype_are_as_they_come_out_of_columns(observation: Any, is_as_stored: bool):
+    assert is_exact(leaves(spaces.Box(-1, 1, (2,), np.float32)), observation) is is_as_stored

@@ -2,9 +2,10 @@
 
 import gymnasium
 import pytest
-from envs import Counting, Failing
+from envs import Counting, Defaulting, Failing
 from gymnasium import wrappers
 
+from mpi_rollout.core.seeding import episode_seeds
 from mpi_rollout.envs.faults import EnvTimeout, OnFault
 from mpi_rollout.envs.loop import LoopVectorEnv
 from mpi_rollout.errors import SignalInterrupt
@@ -105,3 +106,21 @@ def test_some_envs_are_called_by_name_in_the_order_that_is_asked_for():
     assert loop.call_some([2, 0], "get_wrapper_attr", "seed") == (5, 3)
     loop.set_some([2, 0], "seed", [8, 9])
     assert loop.call_some([0, 1, 2], "seed") == (9, 4, 8)
+
+
+MAKES = {
+    "env": (Defaulting, 1),
+    "time limit": (lambda: wrappers.TimeLimit(Defaulting(), 100), -1),
+    "wrapper": (lambda: gymnasium.Wrapper(Defaulting()), -1),
+}
+
+
+@pytest.mark.parametrize("kind", MAKES)
+def test_an_episode_that_nobody_asked_for_has_the_envs_default_options_unless_a_wrapper_passes_on_none(kind: str):
+    """As in Gymnasium, where wrappers have defaults of their own.  The env observes how many options it was given."""
+    make, expected = MAKES[kind]
+    loop = LoopVectorEnv([make], seeds=[episode_seeds(0, 0)])
+    assert loop.reset()[0][0, 0] == -1
+    for _ in range(20):
+        observations, *_ = loop.step([2])
+    assert observations[0, 0] == expected

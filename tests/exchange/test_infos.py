@@ -1,6 +1,7 @@
 """Infos of many envs are one dict, whoever's they are; or named ones only, in columns; or none."""
 
 import random
+import threading
 from collections.abc import Callable
 from functools import cache
 from itertools import pairwise
@@ -15,7 +16,16 @@ from oracle import differences, record
 
 from mpi_rollout.core.spaces import Leaf
 from mpi_rollout.errors import DataError, UsageError
-from mpi_rollout.exchange.infos import add_info, info_leaves, merge_infos, names_of, write_columns
+from mpi_rollout.exchange.infos import (
+    add_columns,
+    add_info,
+    info_leaves,
+    merge_infos,
+    names_of,
+    pack_infos,
+    unpack_infos,
+    write_columns,
+)
 
 pytestmark = pytest.mark.any_mpi
 
@@ -315,3 +325,19 @@ def test_an_info_of_some_envs_is_written_into_its_rows_and_marked():
 def test_an_info_of_another_shape_or_kind_is_refused(given: np.ndarray):
     with pytest.raises(DataError, match=r"^infos: 'deep/position' should be float32 of shape \(2,\): got "):
         write_columns({"deep": {"position": given}}, LEAF, np.zeros((3, 2), np.float32), np.zeros(3, bool))
+
+
+def test_named_infos_of_one_dict_have_its_envs_together():
+    infos: dict[str, Any] = {}
+    first, second, third = (np.array(mask) for mask in ([True, False, False], [False, True, False], [False] * 3))
+    add_columns(infos, Leaf(("episode", "r"), np.dtype(float), ()), np.array([1.0, 9.0, 9.0]), first)
+    add_columns(infos, Leaf(("episode", "l"), np.dtype(int), ()), np.array([9, 2, 9]), second)
+    add_columns(infos, Leaf(("lives",), np.dtype(int), ()), np.array([9, 9, 9]), third)
+    assert infos.keys() == {"episode", "_episode"} and infos["_episode"].tolist() == [True, True, False]
+    assert infos["episode"]["r"].tolist() == [1, 0, 0] and infos["episode"]["_l"].tolist() == second.tolist()
+
+
+def test_infos_that_cannot_be_sent_are_refused_by_name():
+    assert unpack_infos(pack_infos({"step": 3})) == {"step": 3}
+    with pytest.raises(DataError, match=r"^info 'lock' cannot be sent: TypeError: cannot pickle .*infos=\"none\"\)$"):
+        pack_infos({"step": 3, "lock": threading.Lock()})

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -159,16 +160,22 @@ def test_an_error_that_all_ranks_know_of_ends_nobody(calls: list, capfd: pytest.
 
 @pytest.fixture
 def watch(calls: list, monkeypatch: pytest.MonkeyPatch) -> job_end.EndWatch:
-    """One that waits for the end of no interpreter."""
+    """One that waits for the end of no interpreter; its thread alone would keep no process from ending."""
+    daemons: list[bool] = []
     monkeypatch.setenv(job_end.END_VARIABLE, "0.01")
-    monkeypatch.setattr(job_end.EndWatch, "_watch", lambda self: None)
+    monkeypatch.setattr(job_end.EndWatch, "_watch", lambda self: daemons.append(threading.current_thread().daemon))
     monkeypatch.setattr(job_end.exits, "note_exits", lambda: None)
     monkeypatch.setattr(job_end.exits, "noted_code", lambda: 9)
     monkeypatch.setattr(job_end.atexit, "register", lambda *_, **__: None)
     monkeypatch.setattr(job_end.faulthandler, "dump_traceback_later", lambda *_, **__: calls.append("stack"))
     monkeypatch.setattr(job_end, "_end_watches", [])
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
-    return job_end.watch_end(SimpleNamespace(rank=2), 0)
+    watch = job_end.watch_end(SimpleNamespace(rank=2), 0)
+    for thread in threading.enumerate():
+        if thread.name == "ending":
+            thread.join()
+    assert daemons == [True]
+    return watch
 
 
 @pytest.mark.parametrize(("is_daemon", "who"), [(False, "thread viewer ("), (True, "what the main thread is in (")])
@@ -206,3 +213,42 @@ def test_a_process_that_ends_in_time_is_not_ended(calls: list, watch: job_end.En
 def test_the_time_to_end_is_what_the_user_says(monkeypatch: pytest.MonkeyPatch, text: str, expected: float):
     monkeypatch.setenv(job_end.END_VARIABLE, text)
     assert job_end.end_timeout_s(3.0) == expected
+
+
+@pytest.mark.parametrize(("rank", "is_first"), [(1, True), (2, False)])
+def test_of_a_lost_rank_the_first_that_is_left_says_so_and_the_others_give_it_time(
+    calls: list, monkeypatch, capfd: pytest.CaptureFixture, rank: int, is_first: bool
+):
+    monkeypatch.setattr(job_end, "loaded_mpi", lambda: None)
+    monkeypatch.setattr(job_end, "_lost_ranks", lambda comm, error: [0])
+    monkeypatch.setattr(job_end, "sleep", lambda seconds: calls.append("sleep"))
+    comm = SimpleNamespace(rank=rank, size=3, Abort=lambda code: calls.append(f"abort {code}"))
+    with pytest.raises(Left), job_end.all_or_none(comm):
+        raise KeyError("gone")
+    said = "mpi_rollout: lost rank 0, and the job ends with it\n"
+    assert capfd.readouterr().err == said * is_first and ("sleep" in calls) is not is_first
+    assert calls[-2:] == ["abort 70", 70]
+
+
+def test_without_mpi_there_is_none_that_could_end_early(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(job_end.exits, "no_early_end", lambda refuse: nullcontext())
+    monkeypatch.setattr(job_end, "loaded_mpi", lambda: None)
+    with job_end.no_early_end(SimpleNamespace(rank=0)):
+        pass
+
+
+def test_an_end_of_mpi_is_refused_while_a_run_lasts(monkeypatch: pytest.MonkeyPatch):
+    deletes: list = []
+    refused: list[str] = []
+    comm_class = SimpleNamespace(
+        Create_keyval=lambda delete_fn: deletes.append(delete_fn), Free_keyval=lambda key: deletes.append("free")
+    )
+    comm_self = SimpleNamespace(Set_attr=lambda *_: None, Delete_attr=lambda key: deletes[0]())
+    mpi = SimpleNamespace(Comm=comm_class, COMM_SELF=comm_self)
+    monkeypatch.setattr(job_end, "loaded_mpi", lambda: mpi)
+    monkeypatch.setattr(job_end.exits, "refuse", refused.append)
+    monkeypatch.setattr(job_end.exits, "no_early_end", lambda refuse: nullcontext())
+    with job_end.no_early_end(SimpleNamespace(rank=0)):
+        deletes[0]()  # As MPI_Finalize does.
+        assert refused == ["MPI.Finalize()"]
+    assert refused == ["MPI.Finalize()"] and deletes[-1] == "free"

@@ -460,3 +460,11 @@ def test_nobody_leaves_before_all_have_the_last_order(shrinking):
     second = ["Revoke 2", "Ack_failed 2", "Agree 0 2", "Set_errhandler 1", "be last", "Bcast 1", "Bcast 1"]
     assert run.calls == [*first, *second, "Ack_failed 1", "Agree 1 1"]
     assert run.transport.ranks.tolist() == [0]
+
+
+@pytest.mark.parametrize(("value", "expected"), [(None, False), ("", False), ("0", False), ("1", True), ("True", True)])
+def test_the_launcher_says_whether_it_is_told_of_losses(monkeypatch, value: str | None, expected: bool):
+    monkeypatch.delenv(surviving.ULFM_VARIABLE, raising=False)
+    if value is not None:
+        monkeypatch.setenv(surviving.ULFM_VARIABLE, value)
+    assert surviving.is_ulfm_on() is expected

@@ -1,5 +1,7 @@
 """Files are read in a child: how it ends decides what is said of the file, and it never outlives its parent."""
 
+import io
+import json
 import os
 import signal
 from pathlib import Path
@@ -120,3 +122,12 @@ def test_the_memory_for_a_file_grows_with_its_size(
         (tmp_path / "run.h5").write_bytes(bytes(size))
     child.limit_memory(str(tmp_path / "run.h5"))
     assert limits == [(expected, most)]
+
+
+def test_what_is_read_is_told_when_it_changes():
+    signs = io.StringIO()
+    tell = child.teller(signs)
+    for doing in ("reading its middle", "reading its middle", "reading its end"):
+        tell(doing)
+    lines = signs.getvalue().splitlines()
+    assert [json.loads(line) for line in lines] == [{"doing": "reading its middle"}, {"doing": "reading its end"}]

@@ -15,7 +15,7 @@ from written_data import flip, quiet, written
 
 from mpi_rollout.commands.run_summary import summary
 from mpi_rollout.errors import DataError
-from mpi_rollout.storage.objects import MOST_GZIP, ContentError, check_room
+from mpi_rollout.storage.objects import MOST_GZIP, ContentError, check_room, open_unmarked
 from mpi_rollout.storage.verification import verify
 
 READERS = {"inspect": summary, "verify": verify}
@@ -152,3 +152,11 @@ def test_a_dataset_that_claims_more_than_its_file_can_hold_is_refused(
         words = rf"^data claims {num_rows:,} rows, {10 * num_rows:,} bytes, the file has [\d,]+$"
         with pytest.raises(ContentError, match=words) if is_refused else nullcontext():
             check_room(file, "data", dataset, num_rows, room=5000)
+
+
+def test_a_file_of_others_is_opened_as_it_is(tmp_path: Path):
+    """Its superblock is of another version, has no mark and another checksum, or none."""
+    with h5py.File(tmp_path / "other.h5", "w", libver="earliest") as file:
+        file["data"] = [1, 2]
+    with open_unmarked(str(tmp_path / "other.h5")) as file:
+        assert file["data"][...].tolist() == [1, 2]

@@ -11,11 +11,14 @@ import numpy as np
 import pytest
 from jobs import WHOLE, Result, assert_same_bytes, datasets, processes_in
 from stopped_runs import ENVS, OUT, PACED, assert_begins, kwargs, outputs
+from written_data import written
 
 from mpi_rollout.config import RolloutConfig
-from mpi_rollout.errors import AlreadyComplete, StorageError, UsageError
+from mpi_rollout.errors import AlreadyComplete, DataError, StorageError, UsageError
 from mpi_rollout.storage import output
+from mpi_rollout.storage.objects import open_unmarked
 from mpi_rollout.storage.output import DEFAULT_FOLDER, check_folder, refuse_running, warning_of
+from mpi_rollout.storage.ownership import lock, make_locked
 
 
 @pytest.fixture
@@ -167,3 +170,47 @@ def test_only_a_complete_file_with_fewer_steps_is_extended(monkeypatch, is_compl
         return
     with pytest.raises(error, match=message):
         output.check_extends(config, "run.h5")
+
+
+def config_of(folder: Path, **options: object) -> RolloutConfig:
+    """Of the run whose unfinished file `written` has left in a folder."""
+    left = written(folder, "running").rename(folder / "run.h5.part")
+    with open_unmarked(str(left)) as file:
+        config = RolloutConfig.from_json(file.attrs["config"], str(left))
+    return replace(config, **options)
+
+
+def test_another_runs_unfinished_file_is_refused_whole_or_not(tmp_path: Path):
+    config = config_of(tmp_path, seed=1)
+    for check in (output.check_output, output.open_output):
+        with pytest.raises(UsageError, match=r"run\.h5\.part is of another run: --seed was 0, is 1"):
+            check(config)
+    lock(f"{config.out}.part").release()  # Nobody holds it.
+
+
+def test_an_output_that_another_run_writes_is_refused(tmp_path: Path):
+    config = config_of(tmp_path)
+    held = make_locked(f"{config.out}.part.new")
+    with pytest.raises(UsageError, match=r"run\.h5\.part: another run is writing it"):
+        output.check_output(config)
+    held.release()
+    output.check_output(config)
+
+
+def test_a_damaged_file_is_not_continued(tmp_path: Path):
+    config = config_of(tmp_path)
+    os.truncate(f"{config.out}.part", 50_000)
+    with pytest.raises(DataError, match=r"cannot be continued and was left as it is: `python -m mpi_rollout recover "):
+        output.open_output(config)
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "is_complete", "words"),
+    [(10**3, True, "more --num-steps extend a complete file"), (10**3, False, ""), (10**6, False, "")],
+)
+def test_fewer_steps_than_a_complete_file_has_are_told_from_other_changes(num_steps, is_complete, words):
+    before = RolloutConfig(env="CartPole-v1", num_steps=10**5)
+    now = replace(before, num_steps=num_steps)
+    with pytest.raises(UsageError, match=r"run\.h5 is of another run: --num-steps was 100000") as error:
+        output.check_same_run(now, before.to_json(), "run.h5", is_complete)
+    assert words in str(error.value) and ("extend" in str(error.value)) == bool(words)

@@ -8,14 +8,18 @@ from pathlib import Path
 import pytest
 
 from mpi_rollout.errors import UsageError
+from mpi_rollout.storage import ownership
 from mpi_rollout.storage.ownership import (
+    check_name,
     give_name,
     identity,
     is_at,
     is_locked,
     lock,
+    make_folder,
     make_locked,
     put_in_free_place,
+    remove_empty_folders,
     temporary_path,
     why_no_file,
     why_no_locks,
@@ -124,3 +128,48 @@ def test_another_process_does_not_get_a_lock_that_is_held(tmp_path: Path):
     held.release()
     assert why_no_locks(descriptor) == ""
     os.close(descriptor)
+
+
+def test_a_folder_that_was_made_goes_if_nothing_has_come_into_it(tmp_path: Path):
+    empty, used = tmp_path / "empty", tmp_path / "used"
+    for folder in (empty, used, empty):  # The second time it is there.
+        make_folder(str(folder))
+    assert empty.is_dir() and used.is_dir()
+    (used / "run.h5").touch()
+    remove_empty_folders()
+    assert sorted(tmp_path.iterdir()) == [used]
+    remove_empty_folders()
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [(OSError(errno.ENOLCK, "No locks available"), "No locks available"), (OSError("no such thing"), "no such thing")],
+)
+def test_why_files_cannot_be_locked_is_told_in_the_systems_words(monkeypatch, error: OSError, words: str):
+    def acquire(descriptor: int) -> None:
+        raise error
+
+    monkeypatch.setattr(ownership, "acquire", acquire)
+    assert why_no_locks(3) == words
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("", "--out must name a file, got ''"),
+        ("-", "HDF5 cannot be written to stdout; use --out run.h5"),
+        ("folder", "got the folder folder; use --out folder/run.h5"),
+        ("folder/", "got the folder folder/; use --out folder/run.h5"),
+        ("none/", "got the folder none/; use --out none/run.h5"),
+        ("run.h5.part", ".part is for files that are not complete; use --out run.h5"),
+        ("link", "--out link is a link to gone, which is not there"),
+        ("/dev/null", "exists and is no file but a device, pipe or socket"),
+    ],
+)
+def test_what_cannot_name_an_output_is_refused_with_a_name_that_can(tmp_path, monkeypatch, name: str, words: str):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to("gone")
+    with pytest.raises(UsageError) as error:
+        check_name(name)
+    assert words in str(error.value)

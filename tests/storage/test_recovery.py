@@ -10,12 +10,12 @@ from written_data import LARGE_ROWS, NUM_STEPS, Feed, ending, quiet, written
 from mpi_rollout.storage.reader import leaf_datasets
 from mpi_rollout.storage.recovery import copy_prefix, recover, schema_of
 
-INTERVALS = [(0.5, 30, 60.0), (1.0, 55, 50.0)]
+INTERVALS = [(0.5, 30, 60.0), (0.7, 40, 50.0), (1.0, 55, 50.0)]
 
 
 @pytest.fixture
 def killed(tmp_path: Path) -> Path:
-    """What a start leaves that has noted its throughput twice, and was killed after step 10."""
+    """What a start leaves that has noted its throughput three times, and was killed after step 10."""
     writer = Feed().writer(tmp_path / "run.h5", 4)
     for interval in INTERVALS:
         writer.add_interval(*interval)

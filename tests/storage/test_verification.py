@@ -47,8 +47,10 @@ def chunk_of(path: Path, name: str, *place: int) -> tuple[int, int]:
 @pytest.mark.parametrize("space", [SMALL, LARGE_ROWS, IMAGES], ids=["small", "large", "images"])
 @pytest.mark.parametrize("kind", ["complete", "ended", "running"])
 def test_a_whole_file_is_found_whole(tmp_path: Path, kind: str, space: spaces.Space):
-    found = verify(quiet, str(written(tmp_path, kind, space)))
+    path = written(tmp_path, kind, space)
+    found = verify(quiet, str(path))
     assert (found["num_steps"], found["complete"]) == (NUM_STEPS, kind == "complete")
+    assert path.stat().st_size > found["nbytes"] > 0.1 * path.stat().st_size
 
 
 @pytest.mark.parametrize("bits", [1, 128, 255])
