@@ -29,6 +29,7 @@ CHECKED = OnFault(max_restarts=100, check_finite=True)
 UNBOUNDED, BOUNDED = spaces.Box(-np.inf, np.inf, (2,)), spaces.Box(-1, 1, (2,))
 
 
+@pytest.mark.filterwarnings("error")  # NumPy warns of infinite bounds for integers.
 @pytest.mark.parametrize(
     ("space", "on_fault", "is_looked_at"),
     [
