@@ -12,6 +12,24 @@ import pytest
 from jobs import CLONE, HELPERS, QUICK, WHOLE, Job, datasets, processes_in
 
 pytest_plugins = ["submissions"]
+LONGEST_FIRST = (  # Else the last of them runs alone, while the other processes have nothing to do.
+    "runs/test_resume.py",
+    "test_readme.py",
+    "runs/test_crashes.py",
+    "test_sb3.py",
+    "collect/test_collector.py",
+    "storage/test_verification.py",
+    "exchange/test_surviving.py",
+    "runs/test_env_faults.py",
+    "train/test_connection.py",
+    "runs/test_failures.py",
+    "bench/scaling/test_runner.py",
+    "train/test_modes.py",
+    "bench/scaling/test_sim.py",
+    "bench/scaling/test_parts.py",
+    "runs/test_rank_faults.py",
+    "runs/test_rank_counts.py",
+)
 NEEDS_SLURM = CLONE / "tests" / "slurm" / "cluster"
 
 
@@ -29,9 +47,16 @@ def pytest_configure(config: pytest.Config) -> None:
     """Heed the signals that a shell has its background jobs ignore: tests send them, and their jobs inherit that."""
     if config.getoption("quick"):
         os.environ[QUICK] = "1"
+    config.option.loadscopereorder = False  # pytest-xdist would begin with the files that have most tests.
     for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, handler)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the files that take longest, in this order."""
+    order = {CLONE / "tests" / name: place for place, name in enumerate(LONGEST_FIRST)}
+    items.sort(key=lambda item: order.get(item.path, len(order)))
 
 
 @pytest.fixture(scope="session", autouse=True)

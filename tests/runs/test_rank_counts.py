@@ -21,6 +21,8 @@ RUNS = {
     ),
 }  # fmt: skip
 
+# Under another MPI, tests/collect/test_collector.py compares the files of 1, 2 and 3 ranks in every way to exchange.
+pytestmark = pytest.mark.any_mpi
 
 DEDICATED = ("--dedicated-root",)
 OTHERS = {"few envs": ("--num-envs", "3"), "few steps": ("--num-steps", "20")}  # The last of an option counts.
