@@ -29,7 +29,7 @@ def part(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def inspected(job: Job, path: Path, *options: str) -> Result:
-    return job(None, "inspect", str(path), *options)
+    return job.forked("inspect", str(path), *options)
 
 
 def test_a_complete_file_is_told_in_a_table(job: Job, complete: Path):
