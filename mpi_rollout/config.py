@@ -19,6 +19,8 @@ ON_RANK_LOSS = ("abort", "shrink")
 ACTION_MODES = ("check", "clip", "pass")
 WAITS = ("auto", "spin", "sleep")
 COMPRESSIONS = ("none", "gzip")
+AUTO = "auto"
+INFERENCES = (AUTO, "root", "workers")
 PROGRESS = ("auto", "bar", "lines", "none")
 
 
@@ -113,6 +115,19 @@ class RolloutConfig:
     )
     batch_size: int = option(1, "with --mode async, the number of ranks whose envs the policy gets in one call")
     dedicated_root: bool = option(False, "rank 0 steps no envs; it only drives the other ranks")
+    fragment_length: str = option(
+        AUTO,
+        "number of steps that ranks take between two exchanges, for random actions and for policies that plan ahead; "
+        "auto is as many as make about 1 MiB on a rank and take at most 0.4 s, and 1 for other policies; the data do "
+        "not depend on it",
+        metavar="L|auto",
+    )
+    inference: str = option(
+        AUTO,
+        "who chooses random actions: root, which sends them to the ranks; workers, each for its own envs; auto is the "
+        "root, and the workers where it takes the root more than 1 % of the time; the data do not depend on it",
+        choices=INFERENCES,
+    )
     wait: str = option(
         "auto",
         "how a rank waits for messages: spin (fastest, uses the core) or sleep; auto spins, and sleeps where a "
@@ -211,6 +226,9 @@ class RolloutConfig:
                 raise UsageError(f"{flag(name)} must be more than 0 s and at most {MAX_TIMEOUT_S:g}, got {value:g}")
         if self.max_walltime is not None:
             seconds_of(self.max_walltime)
+        length = self.fragment_length
+        if length != AUTO and not (length.isascii() and length.isdigit() and int(length) > 0):
+            raise UsageError(f"--fragment-length must be auto or a number of steps, at least 1, got {length}")
 
     def _check_pairs(self) -> None:
         """Refuse options that do not go together."""
@@ -218,8 +236,16 @@ class RolloutConfig:
             raise UsageError(
                 f"--mode async makes a group of each rank, got --num-groups {self.num_groups} too; use one"
             )
-        if self.on_rank_loss != "shrink":
-            return
+        if self.inference == "workers" and self.policy != "random":
+            raise UsageError(
+                f"--inference workers is for random actions, which every rank can draw; --policy {self.policy} is on "
+                "rank 0 alone; leave one of the two out"
+            )
+        if self.on_rank_loss == "shrink":
+            self._check_shrinking()
+
+    def _check_shrinking(self) -> None:
+        """Refuse what does not go together with ranks that may be lost."""
         if self.mode != "sync" or self.num_groups > 1:
             got = f"--num-groups {self.num_groups}" if self.num_groups > 1 else f"--mode {self.mode}"
             raise UsageError(f"--on-rank-loss shrink is for ranks in lockstep, got {got}; leave one of the two out")
@@ -228,6 +254,11 @@ class RolloutConfig:
         if self.on_env_error == "restart":
             raise UsageError(
                 "--on-rank-loss shrink and --on-env-error restart do not go together yet; leave one of the two out"
+            )
+        if self.fragment_length not in (AUTO, "1") and (self.policy != "random" or self.inference == "root"):
+            raise UsageError(
+                f"--on-rank-loss shrink with --fragment-length {self.fragment_length} is for random actions that the "
+                "ranks draw; use --inference workers, or --fragment-length 1"
             )
 
     def to_json(self) -> str:

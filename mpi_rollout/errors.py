@@ -115,10 +115,11 @@ class Fault:
     stack: str
     exit_code: int
     type_name: str
+    step: int = -1
 
     @classmethod
-    def of(cls, error: BaseException, place: str) -> "Fault":
-        """Describe an exception that was raised at this place."""
+    def of(cls, error: BaseException, place: str, step: int = -1) -> "Fault":
+        """Describe an exception that was raised at this place, in a step of the envs if it is given."""
         is_own = isinstance(error, RolloutError)
         what = message_of(error) if is_own else words_of(error)
         if isinstance(error, SignalInterrupt):
@@ -126,7 +127,7 @@ class Fault:
         code = error.exit_code if isinstance(error, RolloutError) else EnvError.exit_code
         cause = error.__cause__ if is_own else error
         stack = "" if cause is None or isinstance(error, DataError) else "".join(traceback.format_exception(cause))
-        return cls(f"{place}: {what}", stack, code, type(error).__name__)
+        return cls(f"{place}: {what}", stack, code, type(error).__name__, step)
 
 
 class RankError(RolloutError):

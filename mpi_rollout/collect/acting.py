@@ -1,33 +1,79 @@
 """How the policy is asked: it gets the last observations of some lanes' envs, and its actions go to the ranks."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from mpi_rollout.collect.blocks import LaneProgress
+from mpi_rollout.collect.blocks import LaneProgress, OpenBlocks
+from mpi_rollout.collect.fragments import FragmentLengths
 from mpi_rollout.core.spaces import Tree, leaves, rows_of, tree_of
-from mpi_rollout.errors import PolicyError, SignalInterrupt, words_of
+from mpi_rollout.errors import ActionError, PolicyError, SignalInterrupt, words_of
 from mpi_rollout.policies.random import Policy, RandomPolicy
 from mpi_rollout.process.exits import ends_forked
 from mpi_rollout.ranks.driver import Driver
+from mpi_rollout.ranks.lanes import Lane
+
+Recall = Callable[[int], Tree]  # The observations of all envs in a step, shape (num_envs, ...).
+MOST_DRAWING = 0.01  # Of a run's time on the root: more of it is left to the ranks.
+TRIAL_S = 0.5  # After which this share is known.
+
+
+@dataclass
+class LanePlan:
+    """Actions that a policy has given for the next steps of a lane's envs: for each leaf (num_steps, num_envs, ...)."""
+
+    arrays: list[np.ndarray]
+    row: int = 0
+
+    @property
+    def num_left(self) -> int:
+        return len(self.arrays[0]) - self.row
+
+    def take(self, num_steps: int) -> list[np.ndarray]:
+        """Take out the actions of the next steps."""
+        rows = slice(self.row, self.row + num_steps)
+        self.row += num_steps
+        return [array[rows] for array in self.arrays]
 
 
 class Actor:
     """Asks the policy and posts its actions.
 
+    Parameters
+    ----------
+    lengths
+        Of fragments: random actions, and those of a policy that plans ahead, are sent for several steps at a time.
+    inference
+        Who chooses random actions: root, workers, or auto: the workers where it takes the root long.
+
     Attributes
     ----------
-    asks_lanes_alone
-        The policy looks at no observations, so that nothing is won by asking it for several lanes at once.
+    inference
+        Who chooses random actions now.
+    recall
+        In a continued run: what it needs to ask a policy that plans ahead where it was asked.
     """
 
-    def __init__(self, driver: Driver, policy: Policy):
-        self._driver, self._policy = driver, policy
+    def __init__(
+        self,
+        driver: Driver,
+        policy: Policy,
+        blocks: OpenBlocks,
+        lengths: FragmentLengths,
+        inference: str = "root",
+    ):
+        self._driver, self._policy, self._blocks = driver, policy, blocks
+        self._lengths, self.inference = lengths, inference
         self._random = policy if isinstance(policy, RandomPolicy) else None
-        self.asks_lanes_alone = self._random is not None
+        self.recall: Recall | None = None
+        self._plans: dict[Lane, LanePlan] = {}
+        self._plan_length = 0
+        self._began_s = 0.0
+        self._policy_s = driver.clock.seconds["policy"]
 
-    def act(self, progresses: Sequence[LaneProgress]) -> None:
-        """Ask the policy what some lanes' envs do, send it to them, and write it into their rows.
+    def act(self, progresses: Sequence[LaneProgress], stop: int) -> None:
+        """Send some lanes' envs what they are to do in their next steps, which are before `stop`.
 
         Raises
         ------
@@ -36,29 +82,105 @@ class Actor:
         ActionError
             It gave what are no actions of these envs.
         """
-        actions = self._ask(progresses) if self._random is None else self._draw(self._random, progresses[0])
-        self._driver.clock.lap("policy")
-        self._driver.send([progress.lane for progress in progresses], actions, self._random is not None)
+        if self._random is not None:
+            for progress in progresses:
+                self._act_at_random(self._random, progress, stop)
+            return
+        unplanned = [progress for progress in progresses if progress.lane not in self._plans]
+        if unplanned:
+            self._ask_for(unplanned)
         for progress in progresses:
-            lane, rows = progress.lane, progress.open_block.block.action_arrays
-            for array, sent in zip(rows, lane.exchange.action_arrays, strict=True):
-                array[progress.row, lane.envs] = sent
+            if progress.lane in self._plans:
+                self._go_on_as_planned(progress, stop)
 
     def forget(self, step: int) -> None:
         """Let go of what was drawn for the steps before this one."""
         if self._random is not None:
             self._random.forget(step)
 
-    def _draw(self, policy: RandomPolicy, progress: LaneProgress) -> Tree:
-        lane = progress.lane
-        if lane.is_marked and lane.exchange.layout.infos:
-            packed, has_mask = map(lane.exchange.take, lane.exchange.columns.info_arrays[0])
-            if has_mask.any():
-                return policy.by_masks(progress.step, lane.envs, has_mask, packed)
-        return rows_of(policy.at(progress.step), lane.envs)
+    def _act_at_random(self, policy: RandomPolicy, progress: LaneProgress, stop: int) -> None:
+        lane, driver = progress.lane, self._driver
+        num_steps = self._find_room(progress, stop)
+        if self.inference == "workers" or (self.inference == "auto" and self._drawing_takes_long()):
+            driver.have_chosen(lane, num_steps, progress.step)
+            return
+        arrays = policy.rows(progress.step, num_steps, range(lane.envs.start, lane.envs.stop))
+        driver.clock.lap("policy")
+        driver.send_fragment(lane, arrays, progress.step)
 
-    def _ask(self, progresses: Sequence[LaneProgress]) -> Tree:
-        observations = self._observations(progresses)
+    def _drawing_takes_long(self) -> bool:
+        """Leave the drawing to the ranks for good where it takes the root long."""
+        clock = self._driver.clock
+        self._began_s = self._began_s or clock.now
+        elapsed_s = clock.now - self._began_s
+        if elapsed_s > TRIAL_S:
+            share = (clock.seconds["policy"] - self._policy_s) / elapsed_s
+            self.inference = "workers" if share > MOST_DRAWING else "root"
+        return self.inference == "workers"
+
+    def _find_room(self, progress: LaneProgress, stop: int) -> int:
+        num_steps = min(self._lengths.next(progress.lane, progress.step), stop - progress.step)
+        return self._blocks.find_room(progress, num_steps)
+
+    def _ask_for(self, progresses: Sequence[LaneProgress]) -> None:
+        """Ask the policy for the actions of some lanes; send those of one step, or keep a plan."""
+        lanes, driver = [progress.lane for progress in progresses], self._driver
+        actions = self._ask(self._observations(progresses))
+        plan = driver.read_plan(actions, lanes, progresses[0].step)
+        driver.clock.lap("policy")
+        if plan is not None:
+            self._keep(plan, progresses)
+        elif self._lengths.most > 1:
+            raise ActionError(
+                f"--fragment-length {self._lengths.most} has the actions of so many steps sent at a time, and the "
+                "policy gave those of one step, since it needs each observation; use --fragment-length 1, or return "
+                f"actions of shape (num_steps, {sum(lane.num_envs for lane in lanes)}, ...)"
+            )
+        else:
+            driver.send(lanes, actions, [progress.step for progress in progresses])
+            for progress in progresses:
+                self._blocks.find_room(progress, 1)
+                self._store(progress, progress.lane.exchange.sent_actions())
+
+    def _keep(self, plan: list[np.ndarray], progresses: Sequence[LaneProgress]) -> None:
+        """Keep the plans of some lanes.  All plans are equally long, so that it is known where a run asks again."""
+        self._plan_length = self._plan_length or len(plan[0])
+        if len(plan[0]) != self._plan_length:
+            raise ActionError(f"the policy's plan has {len(plan[0])} steps, the one before had {self._plan_length}")
+        start = 0
+        for progress in progresses:
+            rows = slice(start, start + progress.lane.num_envs)
+            start = rows.stop
+            self._plans[progress.lane] = LanePlan([array[:, rows] for array in plan])
+            if progress.step % self._plan_length:
+                self._plan_again(progress)
+
+    def _plan_again(self, progress: LaneProgress) -> None:
+        """Take up the plan of a run that was stopped amid it, with the observation that the plan was made from."""
+        assert self.recall is not None, "a run that begins asks first in step 0"
+        num_taken = progress.step % self._plan_length
+        observations = rows_of(self.recall(progress.step - num_taken), progress.lane.envs)
+        plan = self._driver.read_plan(self._ask(observations), [progress.lane], progress.step)
+        if plan is None or len(plan[0]) != self._plan_length:
+            raise ActionError(f"the policy's plan has another length than {self._plan_length} steps")
+        self._plans[progress.lane] = LanePlan(plan, num_taken)
+
+    def _go_on_as_planned(self, progress: LaneProgress, stop: int) -> None:
+        plan = self._plans[progress.lane]
+        num_steps = self._find_room(progress, min(stop, progress.step + plan.num_left))
+        actions = plan.take(num_steps)
+        if not plan.num_left:
+            del self._plans[progress.lane]
+        self._driver.send_fragment(progress.lane, actions, progress.step)
+        self._store(progress, actions)
+
+    @staticmethod
+    def _store(progress: LaneProgress, actions: Sequence[np.ndarray]) -> None:
+        rows = slice(progress.row, progress.row + progress.num_rows)
+        for array, sent in zip(progress.open_block.block.action_arrays, actions, strict=True):
+            array[rows, progress.lane.envs] = sent
+
+    def _ask(self, observations: Tree) -> Tree:
         try:
             with ends_forked:
                 return self._policy(observations)

@@ -64,7 +64,7 @@ class OpenBlock:
 class LaneProgress:
     """How far one lane is: it has taken `step` steps, and its last observations are in row `row` of `open_block`.
 
-    The step under way leads to row `next_row` of `next_block`.
+    The fragment under way has `num_rows` steps at most, and leads to row `next_row` of `next_block`.
     """
 
     lane: Lane
@@ -73,11 +73,21 @@ class LaneProgress:
     row: int = 0
     next_block: OpenBlock = field(init=False)
     next_row: int = 0
+    num_rows: int = 1
 
-    def move_on(self) -> None:
-        """Take the step under way as taken."""
+    def take_in(self, num_rows: int) -> None:
+        """Lay the slots of the lane into its rows, so many steps, and move on."""
+        destination, is_cut = self.open_block.destinations[self.lane], num_rows < self.num_rows
+        if is_cut:
+            self.next_block, self.next_row = self.open_block, self.row + num_rows
+        num_here = num_rows - (self.next_block is not self.open_block)
+        if num_here:
+            destination.lay_observations(self.row + 1, 0, num_here)
+        if num_here < num_rows:
+            self.next_block.destinations[self.lane].lay_observations(0, num_here, num_rows)
+        destination.lay_results(self.row, num_rows)
         self.open_block, self.row = self.next_block, self.next_row
-        self.step += 1
+        self.step += num_rows
 
 
 class OpenBlocks:
@@ -112,18 +122,29 @@ class OpenBlocks:
         """Take out the block whose rows are complete."""
         return self._open.popleft().block
 
-    def find_room(self, progress: LaneProgress) -> bool:
-        """Find where the next step of a lane goes; return whether there is such a place.
+    def has_room(self, progress: LaneProgress) -> bool:
+        """Tell whether there is a place for the next step of a lane; begin another block if need be.
 
         Call it before the lane's order is posted: from then on its slots must be awaited, even if the writer fails.
         """
-        if progress.row + 1 < progress.open_block.block.num_rows:
-            progress.next_block, progress.next_row = progress.open_block, progress.row + 1
-            return True
-        place = self._open.index(progress.open_block) + 1
-        if place == len(self._open):
-            if place == self._num_blocks:
+        return progress.row + 1 < progress.open_block.block.num_rows or self._has_next(progress)
+
+    def _has_next(self, progress: LaneProgress) -> bool:
+        """Tell whether there is a block after that of a lane; begin one if need be."""
+        if self._open[-1] is progress.open_block:
+            if len(self._open) == self._num_blocks:
                 return False  # Slower lanes still fill the first of these.
             self.open(self._open[-1].stop)
-        progress.next_block, progress.next_row = self._open[place], 0
         return True
+
+    def find_room(self, progress: LaneProgress, num_steps: int) -> int:
+        """Find where the next steps of a lane go, at most so many, after `has_room`; return how many."""
+        num_left = progress.open_block.block.num_rows - progress.row
+        progress.num_rows = min(num_steps, num_left)
+        if progress.num_rows == num_left and not self._has_next(progress):
+            progress.num_rows -= 1
+        progress.next_block, progress.next_row = progress.open_block, progress.row + progress.num_rows
+        if progress.num_rows == num_left:
+            place = self._open.index(progress.open_block) + 1
+            progress.next_block, progress.next_row = self._open[place], 0
+        return progress.num_rows

@@ -6,14 +6,16 @@ that is no transition: its action is ignored, its reward is 0, it leads to the n
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Protocol
 
-from mpi_rollout.collect.acting import Actor
+from mpi_rollout.collect.acting import Actor, Recall
 from mpi_rollout.collect.blocks import LaneProgress, OpenBlock, OpenBlocks, Sink
+from mpi_rollout.collect.fragments import FragmentLengths
 from mpi_rollout.collect.tally import Tally
 from mpi_rollout.core.layout import Block
+from mpi_rollout.errors import RankError
 from mpi_rollout.exchange.exchange import Command
 from mpi_rollout.policies.random import Policy
 from mpi_rollout.ranks.driver import Driver
@@ -56,6 +58,10 @@ class CollectorOptions:
         Seconds between two looks of the listener.
     commit_every_s
         Seconds after which a block that fills slowly is handed to the sink as far as it is.
+    lengths
+        Of fragments.
+    inference
+        Who chooses random actions: root, workers, or auto.
     """
 
     num_blocks: int
@@ -63,6 +69,8 @@ class CollectorOptions:
     reset_seed: int | None = None
     look_every_s: float = 0.5
     commit_every_s: float = 10.0
+    lengths: FragmentLengths = field(default_factory=FragmentLengths)
+    inference: str = "root"
 
 
 class Collector:
@@ -82,7 +90,8 @@ class Collector:
         self.driver, self.sink, self.clock = driver, sink, driver.clock
         self.tally = Tally(driver.exchanges)
         self.num_steps = 0
-        self._actor, self._blocks = Actor(driver, policy), OpenBlocks(driver, sink, options.num_blocks)
+        self._blocks = OpenBlocks(driver, sink, options.num_blocks)
+        self.actor = Actor(driver, policy, self._blocks, options.lengths, options.inference)
         self._options, self._listener = options, listener or NoListener()
         self._progress_of: dict[Lane, LaneProgress] = {}
         self._num_slowest = len(driver.lanes)  # Lanes that have taken `num_steps` steps and no more.
@@ -93,14 +102,16 @@ class Collector:
         """Reset all envs; the first observations go to row 0."""
         first = self._blocks.open(0)
         self.driver.do(Command.RESET, self._options.reset_seed)
-        for _, env_index, message in self.driver.restarts:
-            self._listener.on_fault(env_index, -1, message)
+        for restart in self.driver.restarts:
+            self._listener.on_fault(restart.env_index, -1, restart.message)
         self.driver.restarts = []
         for destination in first.destinations.values():
             destination.lay_observations(0)
         self._begin(first)
 
-    def resume(self, num_steps: int, num_ended: int, load: Callable[[Block], None]) -> None:
+    def resume(
+        self, num_steps: int, num_ended: int, load: Callable[[Block], None], recall: Recall | None = None
+    ) -> None:
         """Go on with a run of which there are `num_steps` steps, its envs being where they were.
 
         Parameters
@@ -109,7 +120,10 @@ class Collector:
             Envs whose episode ended in the last of them.
         load
             Fills a block with what there is of its rows.
+        recall
+            Returns the observations of an earlier step: a policy that plans ahead is asked again where it was asked.
         """
+        self.actor.recall = recall
         self.num_steps, self._num_counted = num_steps, num_steps % self.sink.num_rows
         first = self._blocks.open(num_steps - self._num_counted)
         load(first.block)
@@ -128,53 +142,47 @@ class Collector:
         stop = self.num_steps + num_steps
         waiting = [progress for progress in self._progress_of.values() if progress.step < stop]
         while waiting or self.driver.under_way:
-            waiting = self._post_orders(waiting)
-            lanes = self.driver.await_some(self._options.batch_size)
-            failed = self._take_faults() if self.driver.restarts else ()
-            for lane in lanes:
-                progress = self._progress_of[lane]
-                self._lay(progress, failed)
-                if progress.step < stop:
-                    waiting.append(progress)
+            waiting = self._post_orders(waiting, stop)
+            try:
+                lanes = self.driver.await_some(self._options.batch_size)
+            except RankError:
+                self._lay(self.driver.interrupted)
+                raise
+            self._lay(lanes)
+            waiting += [progress for progress in map(self._progress_of.get, lanes) if progress and progress.step < stop]
             self.clock.lap("gather")
             if self.clock.now >= self._look_at or self.driver.stop_signal:
                 self.look()
         self.look()
 
-    def _post_orders(self, waiting: list[LaneProgress]) -> list[LaneProgress]:
-        """Send actions to the lanes that have room for a step; return the others."""
+    def _post_orders(self, waiting: list[LaneProgress], stop: int) -> list[LaneProgress]:
+        """Send actions to the lanes that have room for steps before `stop`; return the others."""
         ready: list[LaneProgress] = []
         parked: list[LaneProgress] = []
         for progress in waiting:
-            (ready if self._blocks.find_room(progress) else parked).append(progress)
-        for batch in [[progress] for progress in ready] if self._actor.asks_lanes_alone else [ready]:
-            if batch:
-                self._actor.act(batch)
+            (ready if self._blocks.has_room(progress) else parked).append(progress)
+        if ready:
+            self.actor.act(ready, stop)
         return parked
 
-    def _take_faults(self) -> list[int]:
-        """Tell of the envs that were restarted in the steps that have just come; return which."""
-        faults, self.driver.restarts = self.driver.restarts, []
-        for lane, env_index, message in faults:
-            self._listener.on_fault(env_index, self._progress_of[lane].step, message)
-        return [env_index for _, env_index, _ in faults]
-
-    def _lay(self, progress: LaneProgress, failed: Sequence[int]) -> None:
-        """Take in what a lane's step gave; of envs that have failed, the observation before stays."""
-        lane, step = progress.lane, progress.step
-        progress.next_block.destinations[lane].lay_observations(progress.next_row)
-        for index in failed:  # The rank of an env may not know it after a resumption.
-            if lane.envs.start <= index < lane.envs.stop:
-                before = progress.open_block.block.observation_arrays
-                after = progress.next_block.block.observation_arrays
-                for source, target in zip(before, after, strict=True):
-                    target[progress.next_row, index] = source[progress.row, index]
-        progress.open_block.destinations[lane].lay_results(progress.row)
-        progress.move_on()
-        if step == self.num_steps:
-            self._num_slowest -= 1
-            if self._num_slowest == 0:
-                self._move_on()
+    def _lay(self, lanes: Sequence[Lane]) -> None:
+        """Take in what the fragments of some lanes gave."""
+        restarts, self.driver.restarts = self.driver.restarts, []
+        for restart in restarts:
+            step = self._progress_of[restart.lane].step + restart.row
+            self._listener.on_fault(restart.env_index, step, restart.message)
+        for lane in lanes:
+            progress = self._progress_of[lane]
+            step, block, row = progress.step, progress.open_block, progress.row
+            self._options.lengths.note(lane, lane.num_rows)
+            progress.take_in(lane.num_rows)
+            for restart in restarts:
+                if restart.lane is lane:
+                    _hold_observation(restart.env_index, block.block, row + restart.row, progress.open_block.block)
+            if step == self.num_steps and progress.step > step:
+                self._num_slowest -= 1
+                if self._num_slowest == 0:
+                    self._move_on()
 
     def _move_on(self) -> None:
         """Count a step that all lanes have taken; hand in the blocks that it completes."""
@@ -186,7 +194,7 @@ class Collector:
             block, self._num_counted = self._blocks.close_oldest(), 0
             self.clock.lap("gather")  # The ranks were waited for, not the disk.
             self._submit(block, block.num_rows)
-            self._actor.forget(self.num_steps)
+            self.actor.forget(self.num_steps)
             self.clock.lap("write")
 
     def lose(self, rank: int) -> range:
@@ -231,3 +239,10 @@ class Collector:
     def _submit(self, block: Block, num_rows: int) -> None:
         self.sink.submit(block, num_rows)
         self._commit_at = perf_counter() + self._options.commit_every_s
+
+
+def _hold_observation(env_index: int, block: Block, row: int, next_block: Block) -> None:
+    """Have the observation of an env that failed in a step stay: its rank may not know it after a resumption."""
+    after, next_row = (block, row + 1) if row + 1 < block.num_rows else (next_block, 0)
+    for source, target in zip(block.observation_arrays, after.observation_arrays, strict=True):
+        target[next_row, env_index] = source[row, env_index]

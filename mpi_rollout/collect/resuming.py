@@ -12,7 +12,7 @@ import numpy as np
 from mpi_rollout.core.layout import Block, Destination
 from mpi_rollout.core.spaces import Tree, tree_of
 from mpi_rollout.envs.replaying import Past
-from mpi_rollout.errors import counted
+from mpi_rollout.errors import ActionError, counted
 from mpi_rollout.exchange.exchange import Command
 from mpi_rollout.process.console import say
 from mpi_rollout.ranks.driver import Driver
@@ -75,6 +75,22 @@ def load(block: Block, past: Past, lost: Collection[int], file: "h5py.File") -> 
         array[: len(rows)] = rows
     if past.num_steps > block.start:
         block.truncations[past.num_steps - 1 - block.start, sorted(lost)] = True
+
+
+def earlier_observations(driver: Driver, past: Past, file: "h5py.File") -> Callable[[int], Tree]:
+    """Return what gives the observations of an earlier step, of as many of the last ones as are kept in memory."""
+    datasets = [file["trajectories"][name] for name in driver.block(1).named if name.split("/")[0] == "observations"]
+    row_nbytes = max(1, sum(dataset.nbytes // max(1, len(dataset)) for dataset in datasets))
+    first = max(0, past.num_steps - max(1, REPLAY_NBYTES // row_nbytes))
+    arrays = [dataset[first : past.num_steps + 1] for dataset in datasets]
+
+    def observations(step: int) -> Tree:
+        if step < first:
+            num_kept = past.num_steps - first
+            raise ActionError(f"a plan of more than {num_kept} steps cannot be continued; plan fewer steps at a time")
+        return tree_of(driver.observation_space, (array[step - first] for array in arrays))
+
+    return observations
 
 
 def lay(destinations: Iterable[Destination]) -> None:

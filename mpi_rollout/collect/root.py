@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 from mpi_rollout.collect.blocks import Discard, Sink
 from mpi_rollout.collect.collector import Collector, CollectorOptions
+from mpi_rollout.collect.fragments import FragmentLengths, prepare_lengths
 from mpi_rollout.collect.monitor import LostRanks, Monitor, RunState
-from mpi_rollout.collect.resuming import bring_back, load, say_resumed
+from mpi_rollout.collect.resuming import bring_back, earlier_observations, load, say_resumed
 from mpi_rollout.collect.run_end import RunEnd
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.clock import utc_now
@@ -60,6 +61,7 @@ class Root:
         self._config, self._output, self._facts, self._hosts = config, output, facts, hosts
         self._policy = policy or RandomPolicy(facts.action_space, config.num_envs, config.seed)
         self._state = RunState(output.past)
+        self._lengths = FragmentLengths()
         self._driver = Driver(worker.exchanges, worker, config.actions)
         self._status = Status(config.out, config.num_steps)
         self._monitor = Monitor(config, self._driver, self._state, self._status)
@@ -100,6 +102,7 @@ class Root:
         if self._output.warning:
             say(f"mpi_rollout: {self._output.warning}\n")
         past = self._state.past
+        self._lengths = prepare_lengths(self._config, self._driver)
         collector = self._start() if past is None else self._resume(past)
         before = self._measure_limit() if self._config.measure_limit else 0.0
         for num_steps in self._parts():
@@ -127,7 +130,8 @@ class Root:
             say_resumed(self._output.source, past, self._config.num_steps, lost, self._state.catch_up_s)
             collector = self._make_collector(lost)
             num_ended = int((past.starts > past.num_steps).sum()) + len(lost)
-            collector.resume(past.num_steps, num_ended, lambda block: load(block, past, lost, source))
+            recall = None if self._config.policy == "random" else earlier_observations(self._driver, past, source)
+            collector.resume(past.num_steps, num_ended, lambda block: load(block, past, lost, source), recall)
         return collector
 
     def _make_collector(self, lost: Mapping[int, int]) -> Collector:
@@ -135,7 +139,12 @@ class Root:
         config, sink = self._config, self._make_sink(lost)
         self._status.tell("running", num_steps=self._state.num_safe)
         reset_seed = config.seed if config.vectorization_mode == "vector_entry_point" else None
-        options = CollectorOptions(NUM_BLOCKS, config.batch_size, reset_seed)
+        inference = config.inference
+        if config.on_rank_loss == "shrink" and self._lengths.most > 1:
+            inference = "workers"  # An order that is sent again has no second message.
+        options = CollectorOptions(
+            NUM_BLOCKS, config.batch_size, reset_seed, lengths=self._lengths, inference=inference
+        )
         self._state.collector = Collector(self._driver, self._policy, sink, options, self._monitor)
         return self._state.collector
 

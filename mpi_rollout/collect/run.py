@@ -193,7 +193,7 @@ def plan_of(config: RolloutConfig, num_ranks: int) -> Plan:
         on_fault=on_fault_of(config),
         is_surviving=config.on_rank_loss == "shrink",
         wait=config.wait,
-        heeds_masks=config.policy == "random",
+        is_random=config.policy == "random",
     )
 
 

@@ -127,7 +127,7 @@ class RunEnd:
             wrong_values=state.file.values.wrong if state.file.values is not None else [],
             mpi_library=world.library_name(),
             order_bytes=exchange.order_nbytes,
-            slot_bytes=exchange.layout.nbytes,
+            slot_bytes=exchange.room * exchange.layout.nbytes,
             lost=self._lost_ranks.all,
             slept=self._driver.exchanges.way == "sleep",
         )

@@ -1,10 +1,11 @@
 """How leaves become bytes: the slots that ranks send, the blocks that are written, and the way between them.
 
-Everything that moves is one column per leaf, the env axis first.  A *slot* is what one rank sends for one step: its
-columns, packed one after the other.  A *block* is columns with a leading time axis.  Both are laid out once, from the
-spaces.
+Everything that moves is one column per leaf, the env axis first.  A *slot* is what one rank sends for the steps of one
+fragment.  Each of its rows is one step: the columns, packed one after the other.  So the first rows of a slot are a
+message, too.  A *block* is columns with a leading time axis.  Both are laid out once, from the spaces.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,19 +15,20 @@ from mpi_rollout.core.spaces import Leaf, Space, Tree, leaves, tree_of
 
 ALIGNMENT = 64  # Bytes: a cache line, so that no column of a slot starts inside a word or a SIMD register.
 
-# A slot's mark says what the root must know.  0: all is well.  The negative number of a signal: end the run.
-FAULT = 1  # Envs have failed, and the run ends.
+# The mark of a slot's row says what the root must know.  0: all is well.  The negative number of a signal: end the run.
+FAULT = 1  # Envs have failed in this step, and the run ends.
 RESTARTED = 2  # Envs have failed and were restarted; the infos say which ones.
 LOST = 3  # The rank of this slot is gone.
 SHORT = 4  # The rank gets too little processor time, and all else is well.
-MASKED = 5  # There are action masks in the slot.  Other marks may come with masks too, since the root then looks.
+UNDONE = 5  # A signal has cut the fragment short: the rank has not taken this step.
 
 
 @dataclass(frozen=True)
 class Columns:
     """The outcome of one step of some envs: arrays that share their first axis.
 
-    `final_observation_arrays` exist in SAME_STEP mode only, and have a meaning only where an episode has ended.
+    `action_arrays` exist where the ranks have the last word on actions.  `final_observation_arrays` exist in SAME_STEP
+    mode only, and have a meaning only where an episode has ended.
     `info_arrays` are pairs of values and mask, one for each info that has a column of its own in the slot.
     """
 
@@ -35,6 +37,7 @@ class Columns:
     terminations: np.ndarray
     truncations: np.ndarray
     observation_arrays: tuple[np.ndarray, ...]
+    action_arrays: tuple[np.ndarray, ...] = ()
     final_observation_arrays: tuple[np.ndarray, ...] = ()
     info_arrays: tuple[tuple[np.ndarray, np.ndarray], ...] = ()
 
@@ -50,9 +53,9 @@ RESULTS = (
 )
 OF_ONE = {"rewards": "reward", "terminations": "terminated", "truncations": "truncated"}
 HEADER = (  # Eight bytes each, in the first cache line.
-    Leaf(("step_s",), np.dtype(np.float64), ()),  # The seconds of the rank's envs for this step.
+    Leaf(("step_s",), np.dtype(np.float64), ()),  # The seconds of the rank's envs; in row 0 for the whole fragment.
     Leaf(("mark",), np.dtype(np.int64), ()),  # See above.
-    Leaf(("infos_nbytes",), np.dtype(np.int64), ()),  # Not 0: a message with so many bytes of infos follows.
+    Leaf(("infos_nbytes",), np.dtype(np.int64), ()),  # In row 0, not 0: a message with so many bytes of infos follows.
 )
 MASK = Leaf((), np.dtype(np.bool_), ())
 
@@ -70,10 +73,10 @@ def noun(leaf: Leaf) -> str:
 
 
 class SlotLayout:
-    """Where the parts of a slot lie, `capacity` rows each, `nbytes` in all.
+    """Where the parts of a slot's row lie, for `capacity` envs each, `nbytes` in all.
 
-    Header and results come first, so that a run can keep them in one copy.  Then come observations.  Final
-    observations, and infos (for each its values and a mask of the envs that have it), only where a trainer wants them.
+    Header and results come first, so that a run can keep them in one copy.  Then come observations; and only where they
+    are wanted actions, final observations, and infos (for each its values and a mask of the envs that have it).
     """
 
     def __init__(
@@ -82,13 +85,14 @@ class SlotLayout:
         capacity: int,
         has_final_observations: bool = False,
         infos: tuple[Leaf, ...] = (),
+        actions: tuple[Leaf, ...] = (),
     ) -> None:
         self.observation_space = observation_space
         self.observations = leaves(observation_space)
         self.final_observations = self.observations if has_final_observations else ()
-        self.infos = infos
+        self.infos, self.actions = infos, actions
         masked = tuple(part for leaf in infos for part in (leaf, MASK))
-        self._columns = RESULTS + self.observations + self.final_observations + masked
+        self._columns = RESULTS + self.observations + self.actions + self.final_observations + masked
         self.capacity = capacity
         self._offsets, end = [8 * index for index in range(len(HEADER))], ALIGNMENT
         for leaf in self._columns:
@@ -98,29 +102,27 @@ class SlotLayout:
         self.head_nbytes = self._offsets[len(HEADER) + len(RESULTS)]
 
     def header(self, buffer: np.ndarray) -> tuple[np.ndarray, ...]:
-        """Return views of `step_s`, `mark` and `infos_nbytes`, one element per slot in the buffer."""
+        """Return views of `step_s`, `mark` and `infos_nbytes`, one element per row of a slot in the buffer."""
         fields = zip(HEADER, self._offsets, strict=False)
         return tuple(self._view(buffer, leaf, offset, None) for leaf, offset in fields)
 
-    def columns(self, buffer: np.ndarray, rows: int) -> Columns:
-        """Return views of shape (num_slots, rows, ...) of all columns."""
+    def columns(self, buffer: np.ndarray, num_envs: int) -> Columns:
+        """Return views of shape (*lead, num_envs, ...) of all columns of rows, an array (*lead, nbytes)."""
+        flat, lead = buffer.reshape(-1, self.nbytes), buffer.shape[:-1]
         columns = zip(self._columns, self._offsets[len(HEADER) :], strict=True)
-        return self._sort([self._view(buffer, leaf, offset, rows) for leaf, offset in columns])
-
-    def one(self, buffer: np.ndarray, rows: int) -> Columns:
-        """Return the columns of a single slot, as views of shape (rows, ...)."""
-        columns = zip(self._columns, self._offsets[len(HEADER) :], strict=True)
-        return self._sort([self._view(buffer[None], leaf, offset, rows)[0] for leaf, offset in columns])
+        views = [self._view(flat, leaf, offset, num_envs) for leaf, offset in columns]
+        return self._sort([view.reshape(*lead, *view.shape[1:]) for view in views])
 
     def _sort(self, views: list[np.ndarray]) -> Columns:
         """Name the views."""
         rest = iter(views)
         rewards, terminations, truncations = (next(rest) for _ in RESULTS)
         observations = tuple(next(rest) for _ in self.observations)
+        actions = tuple(next(rest) for _ in self.actions)
         final_observations = tuple(next(rest) for _ in self.final_observations)
         infos = tuple((next(rest), next(rest)) for _ in self.infos)
         tree = tree_of(self.observation_space, observations)
-        return Columns(tree, rewards, terminations, truncations, observations, final_observations, infos)
+        return Columns(tree, rewards, terminations, truncations, observations, actions, final_observations, infos)
 
     def results(self, heads: np.ndarray) -> list[np.ndarray]:
         """Return views of shape (*lead, capacity) of the results in heads of slots, an array (*lead, head_nbytes)."""
@@ -197,7 +199,7 @@ class Destination:
     Parameters
     ----------
     slots
-        Those of all ranks of `partition`, of shape (num_ranks, layout.nbytes).
+        Those of all ranks of `partition`, of shape (num_ranks, num_rows, layout.nbytes).
     step_s_columns
         The columns of `block.step_s` that belong to these slots.
     """
@@ -206,28 +208,31 @@ class Destination:
         self, block: Block, layout: SlotLayout, partition: Partition, slots: np.ndarray, step_s_columns: slice
     ) -> None:
         self.block, self._step_s_columns = block, step_s_columns
-        self._slot_heads = slots[:, : layout.head_nbytes]
-        self._heads = np.zeros((block.num_rows, *self._slot_heads.shape), np.uint8)
+        self._slot_heads = slots[:, :, : layout.head_nbytes].swapaxes(0, 1)
+        self._heads = np.zeros((block.num_rows, partition.num_ranks, layout.head_nbytes), np.uint8)
         step_s, *_ = layout.header(self._heads.reshape(-1, layout.head_nbytes))
         self._step_s = step_s.reshape(block.num_rows, partition.num_ranks)
         columns = layout.columns(slots, layout.capacity)
-        self._observations = [
-            (target, column[ranks.ranks, : ranks.envs_per_rank])
-            for array, column in zip(block.observation_arrays, columns.observation_arrays, strict=True)
-            for ranks, target in zip(partition.ranges, split_by_rank(array, partition), strict=True)
-        ]
+        self._observations = _pairs(block.observation_arrays, columns.observation_arrays, partition)
+        self._actions = _pairs(block.action_arrays[: len(layout.actions)], columns.action_arrays, partition)
         self._results = [
             (target, column[:, ranks.ranks, : ranks.envs_per_rank])
             for array, column in zip(block.results, layout.results(self._heads), strict=True)
             for ranks, target in zip(partition.ranges, split_by_rank(array, partition), strict=True)
         ]
 
-    def lay_observations(self, row: int) -> None:
+    def lay_observations(self, row: int, start: int = 0, stop: int = 1) -> None:
+        """Lay the observations of rows start to stop of the slots into the block, from `row` on."""
+        rows = slice(row, row + stop - start)
         for target, source in self._observations:
-            target[row] = source
+            target[rows] = source[start:stop]
 
-    def lay_results(self, row: int) -> None:
-        self._heads[row] = self._slot_heads
+    def lay_results(self, row: int, num_rows: int = 1) -> None:
+        """Keep the results of the first rows of the slots for `row` and the next ones, and lay their actions."""
+        rows = slice(row, row + num_rows)
+        self._heads[rows] = self._slot_heads[:num_rows]
+        for target, source in self._actions:
+            target[rows] = source[:num_rows]
 
     def unpack(self, start: int, stop: int) -> None:
         """Make columns of the results of rows start to stop."""
@@ -235,3 +240,14 @@ class Destination:
         self.block.step_s[rows, self._step_s_columns] = self._step_s[rows]
         for target, source in self._results:
             target[rows] = source[rows]
+
+
+def _pairs(
+    arrays: Sequence[np.ndarray], columns: Sequence[np.ndarray], partition: Partition
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Return views of a block's arrays and of the slots' columns, alike in shape: (num_rows, ranks, envs, ...)."""
+    return [
+        (target, column[ranks.ranks, :, : ranks.envs_per_rank].swapaxes(0, 1))
+        for array, column in zip(arrays, columns, strict=True)
+        for ranks, target in zip(partition.ranges, split_by_rank(array, partition), strict=True)
+    ]

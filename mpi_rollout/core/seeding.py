@@ -7,6 +7,9 @@ for an env's episodes, two for a policy's draws, three for a natively vectorized
 five for a policy's draws by action masks.  Gymnasium's own `seed + i` is not used: two runs with seeds 0 and 1 would
 share all but one of their streams.
 
+A policy's draws have a stream for each block of 64 steps of 64 envs: Philox with the block as its counter.  So any rank
+can draw those of its own envs alone.
+
 The seed of episode k of env i is word k of `SeedSequence(seed, spawn_key=(i,)).generate_state(...)`.
 """
 
@@ -45,17 +48,19 @@ class SeedTable:
         return np.asarray(self._seeds[env_indices, episodes])
 
 
-def draws_of_policy(seed: int, leaf: int, block: int) -> np.random.Generator:
-    """Return the stream from which a policy draws one leaf of the actions of one block of steps.
+def policy_key(seed: int, is_by_masks: bool = False) -> np.ndarray:
+    """Return the Philox key of a policy's draws, or of its choices among the actions that masks allow."""
+    spawn_key = (0, 0, 0, 0, 0) if is_by_masks else (0, 0)
+    return np.random.SeedSequence(seed, spawn_key=spawn_key).generate_state(2, np.uint64)
+
+
+def draws_of_block(key: np.ndarray, leaf: int, step_block: int, env_block: int) -> np.random.Generator:
+    """Return the stream from which one leaf of the actions of one block is drawn, of some steps of some envs.
 
     Draw in the order env, step, component: then no draw depends on the number of envs.
     """
-    return np.random.Generator(np.random.Philox(np.random.SeedSequence(seed, spawn_key=(leaf, block))))
-
-
-def draws_by_masks(seed: int, block: int) -> np.random.Generator:
-    """Return the stream for choosing among the actions that masks allow.  Draw from it in the same order."""
-    return np.random.Generator(np.random.Philox(np.random.SeedSequence(seed, spawn_key=(block, 0, 0, 0, 0))))
+    counter = np.array([0, env_block, step_block, leaf], np.uint64)
+    return np.random.Generator(np.random.Philox(counter=counter, key=key))
 
 
 def seed_global_generators(seed: int, rank: int, num_steps: int = 0) -> None:

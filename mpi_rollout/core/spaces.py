@@ -265,9 +265,3 @@ def mask_sizes(space: Space) -> list[int]:
     elif isinstance(space, spaces.MultiDiscrete):
         sizes = [int(size) for size in space.nvec.flat]
     return sizes if sum(sizes) <= MOST_MASK_BITS else []
-
-
-def mask_leaves(space: Space) -> tuple[Leaf, ...]:
-    """Return the slot's column for masks, if there are any: eight bits to a byte."""
-    num_bytes = -(-sum(mask_sizes(space)) // 8)
-    return (Leaf((MASK_NAME,), np.dtype(np.uint8), (num_bytes,)),) if num_bytes else ()

@@ -118,9 +118,8 @@ class Limit:
         return 0.0
 
     def _make(self) -> Callable[[float], float]:
-        draw = RandomPolicy(self._action_space, self._config.num_envs, self._config.seed)
-        mine = slice(self._envs.start, self._envs.stop)
-        rows = [rows_of(draw(), mine) for _ in range(BLOCK_STEPS)]
+        policy = RandomPolicy(self._action_space, self._envs, self._config.seed)
+        rows = [policy.at(step) for step in range(BLOCK_STEPS)]
         return make_bare(maker_of(self._config), self._envs, self._config.seed, rows)
 
 

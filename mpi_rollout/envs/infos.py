@@ -1,6 +1,6 @@
 """What the envs of a rank say: the infos that are wanted, and the action masks among them.
 
-Action masks go to the root in a column of the slot.  The root draws random actions by them.
+Action masks stay on the rank, which draws random actions by them.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -12,8 +12,6 @@ from mpi_rollout.core.spaces import MASK_NAME, MOST_MASK_BITS, mask_sizes
 from mpi_rollout.envs.inputs import Info
 from mpi_rollout.errors import DataError, words_of
 from mpi_rollout.process.console import say
-
-NO_COLUMN: tuple[np.ndarray, np.ndarray] = (np.zeros((0, 0), np.uint8), np.zeros(0, np.bool_))
 
 
 class InfoGatherer:
@@ -67,7 +65,7 @@ class InfoGatherer:
 
 
 class MaskColumn:
-    """A slot's column of action masks, and what writes those of a slice's envs into it.
+    """The action masks of a slice's envs.
 
     The masks of an episode are heeded if its reset gives one: so nobody looks for masks in the steps of other envs, and
     a continued run, which takes the running episodes again, heeds the same ones.  After the last step of an episode
@@ -75,10 +73,10 @@ class MaskColumn:
 
     Parameters
     ----------
-    column
-        Values and flags of one row per env; None where the space has no masks, and nobody looks at the flags.
-    first_env_index
-        Of the first env, for messages.
+    space
+        Of one env's actions.
+    env_indices
+        For messages.
 
     Attributes
     ----------
@@ -86,12 +84,19 @@ class MaskColumn:
         Of the envs that have masks in their running episode; none where the space has no masks.
     """
 
-    def __init__(self, space: spaces.Space, column: tuple[np.ndarray, np.ndarray] | None, first_env_index: int):
-        self._space, self._sizes, self._first_env_index = space, mask_sizes(space), first_env_index
-        self._has_column = column is not None
-        self._values, self._flags = column or NO_COLUMN
+    def __init__(self, space: spaces.Space, env_indices: range):
+        self._space, self._sizes, self._first_env_index = space, mask_sizes(space), env_indices.start
+        num_bytes = -(-sum(self._sizes) // 8)
+        self._values = np.zeros((len(env_indices), num_bytes), np.uint8)
+        self._flags = np.zeros(len(env_indices), np.bool_)
+        self._has_column = num_bytes > 0
         self.places: set[int] = set()
         self._has_warned = False
+
+    def given(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the places of the envs that say now what they allow, and their masks as bits, a row for each."""
+        places = np.flatnonzero(self._flags)
+        return places, self._values[places]
 
     def begin(self, place: int, info: object) -> None:
         """Note that an env has begun an episode, with this info."""

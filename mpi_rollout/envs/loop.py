@@ -69,7 +69,7 @@ class LoopVectorEnv(SingleEnvs):
         is_same_step = self.autoreset_mode is AutoresetMode.SAME_STEP
         self._leaves, self._casting = leaves(self.single_observation_space), Casting(on_fault.strict_dtypes)
         layout = SlotLayout(self.single_observation_space, self.num_envs, has_final_observations=is_same_step)
-        self.write_to(layout.one(np.zeros(layout.nbytes, np.uint8), self.num_envs))
+        self.write_to(layout.columns(np.zeros(layout.nbytes, np.uint8), self.num_envs))
         self._steps: list[StepCall] = [self._named(index, env.step) for index, env in enumerate(self._inner)]
         self._own_resets = [self._own_reset(index, env) for index, env in enumerate(self._inner)]
         self._resets = [self._reset_instead(index) for index in range(self.num_envs)]

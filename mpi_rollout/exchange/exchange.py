@@ -1,14 +1,18 @@
 """An exchange: an order goes out, and slots come back.  These are the only messages of a step.
 
-The order of the root has a command, an exit code, how messages travel from then on (`SwitchingTransport`), and the
-actions of the exchange's envs, leaf by leaf.  `layout.SlotLayout` describes the slot that comes back.  Both are single
-buffers that are laid out once, so a step pickles nothing.  `transports` has the ways that they travel.
+The order of the root has a command, its argument, how messages travel from then on (`SwitchingTransport`), the step,
+and the actions of the exchange's envs, leaf by leaf.  `layout.SlotLayout` describes the slot that comes back.  Both are
+single buffers that are laid out once, so a step pickles nothing.  `transports` has the ways that they travel.
+
+A fragment is several steps between two exchanges.  The actions of its steps follow the order as a message of their own,
+or the ranks choose them.  Each step fills a row of the slot, and as many rows come back.
 
 Measured on two cores under Open MPI 5 (2026-11-21): a Gatherv of its own brings a large observation column directly to
 its final place.  Compared with unpacking it from the slot, this is slower below 64 KiB a rank, and saves 20 % of an
 exchange at 3 MiB.  That is 1 % of a step of the image envs for which it happens.  So there is only one way.
 """
 
+import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -16,9 +20,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mpi_rollout.core.layout import Block, Destination, SlotLayout
+from mpi_rollout.core.layout import ALIGNMENT, Block, Destination, SlotLayout
 from mpi_rollout.core.partition import Partition
-from mpi_rollout.core.spaces import Leaf, Space, leaves, tree_of
+from mpi_rollout.core.spaces import Leaf, Space, Tree, leaves, tree_of
 from mpi_rollout.errors import DataError, words_of
 from mpi_rollout.exchange.infos import InfoDict, pack_infos, unpack_infos
 from mpi_rollout.exchange.surviving import ShrinkingTransport
@@ -37,6 +41,8 @@ from mpi_rollout.exchange.world import ROOT
 if TYPE_CHECKING:
     from mpi4py import MPI
 
+HEADER_NBYTES = 32  # Of an order.
+
 
 class Command(IntEnum):
     """What an order asks of a rank."""
@@ -48,6 +54,11 @@ class Command(IntEnum):
     RESTORE = 5
     REPLAY = 6
     SWITCH = 7
+    FRAGMENT = 8  # Steps whose actions follow.
+    CHOOSE = 9  # Steps whose actions the ranks choose.
+
+
+STEPS = (Command.STEP, Command.FRAGMENT, Command.CHOOSE)  # The argument of these is the number of steps.
 
 
 @dataclass(frozen=True)
@@ -58,6 +69,7 @@ class Contents:
     action_space: Space
     has_final_observations: bool = False
     infos: tuple[Leaf, ...] = ()
+    has_actions: bool = False
 
 
 class Exchange:
@@ -76,10 +88,20 @@ class Exchange:
 
     Attributes
     ----------
+    room
+        The largest number of steps of a fragment.
     slots
-        On the root the slots of all ranks, packed, of shape (num_ranks, nbytes).
-    infos
-        Rows of the partition and infos of this rank's last slot.
+        On the root the slots of all ranks, packed, of shape (num_ranks, room, nbytes).
+    marks
+        On the root those of the slots' rows, of shape (num_ranks, room).
+    step_s
+        On the root the seconds that the ranks' envs took for the last order.
+    order
+        The last order's command and argument.
+    num_rows
+        How many steps it asks for, so that as many rows of the slots come back.
+    step
+        The first of these steps; -1 where nobody counts them.
     """
 
     def __init__(
@@ -94,159 +116,220 @@ class Exchange:
         self.comm, self.partition, self.first_rank = comm, partition, first_rank
         self.is_root = comm.rank == ROOT
         self.envs = partition.envs_of(comm.rank - first_rank)
+        self.order: tuple[int, int] = (0, 0)
+        self.num_rows, self.step = 1, -1
         self._lay_out_order(contents.action_space)
-        self._lay_out_slots(contents)
-        self.infos: list[tuple[slice, InfoDict]] = []
-        self._infos_to_send = b""
+        self.layout = SlotLayout(
+            contents.observation_space,
+            partition.capacity,
+            contents.has_final_observations,
+            contents.infos,
+            leaves(contents.action_space) if contents.has_actions else (),
+        )
+        self._lay_out_slots(1)
+        self._infos: list[tuple[int, bytes | InfoDict]] = []  # Rows of this rank's slot, and their infos.
         self._infos_sent: MPI.Request | None = None
         self.transport = self._make_transport(kind, wait)
+        self._show_marks()
 
     def _make_transport(self, kind: type[Transport], wait: Wait) -> Transport:
         buffers = self.comm, self._order, self._slot, self.slots if self.is_root else None
+        ranks = range(self.first_rank, self.first_rank + self.partition.num_ranks)
         if kind is DirectTransport:
-            direct = self._make_direct(wait)
+            direct = DirectTransport(*buffers, ranks, wait)
             if not self.is_root:
                 direct.listen()
             return direct
         if kind is SwitchingTransport:
-            mark = self.own_mark if self.has_own_slot else None
-            collective = CollectiveTransport(*buffers)
-            return SwitchingTransport(collective, lambda: self._make_direct(wait), self._header[2:], mark)
+            return SwitchingTransport(CollectiveTransport(*buffers), ranks, wait, self._header[2:3])
         if kind is NonblockingTransport:
             return NonblockingTransport(*buffers, wait)
         if kind is ShrinkingTransport:
-            return ShrinkingTransport(*buffers, self.marks if self.is_root else None, self.layout.nbytes)
+            return ShrinkingTransport(*buffers)
         return CollectiveTransport(*buffers) if kind is CollectiveTransport else Transport()
 
-    def _make_direct(self, wait: Wait) -> DirectTransport:
-        first = self.first_rank
-        if self._slot is not None and not self.is_root:
-            return DirectTransport(self.comm, self._order, [self._slot], [ROOT], wait)
-        peers = [rank for rank in range(first, first + self.partition.num_ranks) if rank != ROOT]
-        return DirectTransport(self.comm, self._order, [self.slots[peer - first] for peer in peers], peers, wait)
+    def make_room(self, num_rows: int) -> None:
+        """Have slots hold fragments of so many steps from now on.  All ranks do it between the same two orders."""
+        self._lay_out_slots(num_rows)
+        self.transport.use_slots(self._slot, self.slots if self.is_root else None)
+        self._show_marks()
+
+    def _show_marks(self) -> None:
+        """Have the transport see the marks of the slots, where it has a part in them."""
+        if isinstance(self.transport, SwitchingTransport):
+            self.transport.mark = self.own_marks if self.has_own_slot else None
+        elif isinstance(self.transport, ShrinkingTransport):
+            self.transport.marks = self.marks[:, 0] if self.is_root else None
 
     def _lay_out_order(self, action_space: Space) -> None:
-        """Lay out a header of three int64, then the actions in columns of (num_envs, ...)."""
-        group = leaves(action_space)
-        sizes = [-(-self.partition.num_envs * leaf.nbytes // 8) * 8 for leaf in group]
-        offsets = np.cumsum([24, *sizes])
-        self.order_nbytes = int(offsets[-1])
+        """Lay out a header of four int64, then the actions in columns of (num_envs, ...)."""
+        self._action_space, self._action_leaves = action_space, leaves(action_space)
+        num_envs, first = self.partition.num_envs, self.partition.first_env
+        self.order_nbytes = HEADER_NBYTES + actions_nbytes(self._action_leaves, num_envs)
         self._order = np.zeros(self.order_nbytes, np.uint8)
-        self._header = self._order[:24].view(np.int64)
-        self._command: Command | None = None
-        self.action_arrays = tuple(
-            np.ndarray((self.partition.num_envs, *leaf.shape), leaf.dtype, self._order, int(offset))
-            for leaf, offset in zip(group, offsets[:-1], strict=True)
-        )
-        first = self.partition.first_env
-        own_rows = slice(self.envs.start - first, self.envs.stop - first)
-        self.actions = tree_of(action_space, (array[own_rows] for array in self.action_arrays))
+        self._header = self._order[:HEADER_NBYTES].view(np.int64)
+        self._actions = _columns_of(self._action_leaves, self._order[HEADER_NBYTES:], 1, num_envs)
+        self._fragment = np.zeros(0, np.uint8)  # The actions of the last fragment.
+        self.action_arrays = tuple(array[0] for array in self._actions)
+        self._own_envs = slice(self.envs.start - first, self.envs.stop - first)
+        self._is_one_step = True  # The last order had its actions in itself.
 
-    def _lay_out_slots(self, contents: Contents) -> None:
-        capacity = self.partition.capacity
-        self.layout = SlotLayout(contents.observation_space, capacity, contents.has_final_observations, contents.infos)
-        self.has_own_slot = self.comm.rank - self.first_rank in range(self.partition.num_ranks)
-        self._slot: np.ndarray | None
+    def _lay_out_slots(self, room: int) -> None:
+        layout, num_ranks, rank = self.layout, self.partition.num_ranks, self.comm.rank - self.first_rank
+        self.room, self.has_own_slot = room, rank in range(num_ranks)
+        self._slot: np.ndarray | None = None
         if self.is_root:
-            self.slots = np.zeros((self.partition.num_ranks, self.layout.nbytes), np.uint8)
-            self._slot = self.slots[ROOT] if self.has_own_slot else None
-            _, self.marks, self._infos_nbytes = self.layout.header(self.slots)
-            self.columns = self.layout.columns(self.slots, capacity)
-        else:
-            self._slot = np.zeros(self.layout.nbytes, np.uint8)
+            self.slots = np.zeros((num_ranks, room, layout.nbytes), np.uint8)
+            header = layout.header(self.slots.reshape(-1, layout.nbytes))
+            step_s, self.marks, infos_nbytes = (field.reshape(num_ranks, room) for field in header)
+            self.step_s, self._infos_nbytes = step_s[:, 0], infos_nbytes[:, 0]
+            self.columns = layout.columns(self.slots, layout.capacity)
+        if self.has_own_slot:
+            self._slot = self.slots[ROOT] if self.is_root else np.zeros((room, layout.nbytes), np.uint8)
+        elif not self.is_root:
+            self._slot = np.zeros((room, layout.nbytes), np.uint8)
         if self._slot is not None:
-            self.own_step_s, self.own_mark, self._own_infos_nbytes = self.layout.header(self._slot[None])
-            self.slot = self.layout.one(self._slot, len(self.envs))
+            self.own_step_s, self.own_marks, self._own_infos_nbytes = layout.header(self._slot)
+            self.slot_bytes = self._slot[:, ALIGNMENT:]
+            self.slot = layout.columns(self._slot, len(self.envs))
+            self.slot_rows = [layout.columns(row, len(self.envs)) for row in self._slot]
 
     def put_actions(self, arrays: Sequence[np.ndarray], start: int) -> None:
         """Fill the order with the rows of the actions from `start` on, an array for each leaf."""
         for array, target in zip(arrays, self.action_arrays, strict=True):
             target[...] = array[start : start + len(target)]
 
-    def post_order(self, command: Command, code: int = 0) -> None:
+    def put_fragment(self, arrays: Sequence[np.ndarray]) -> None:
+        """Keep the actions of a fragment for the next order: for each leaf an array (num_steps, num_envs, ...)."""
+        for array, target in zip(arrays, self._hold_fragment(len(arrays[0])), strict=True):
+            target[...] = array
+
+    def _hold_fragment(self, num_rows: int) -> tuple[np.ndarray, ...]:
+        num_envs = self.partition.num_envs
+        nbytes = actions_nbytes(self._action_leaves, num_rows * num_envs)
+        if self._fragment.nbytes != nbytes:
+            self._fragment = np.zeros(nbytes, np.uint8)
+        return _columns_of(self._action_leaves, self._fragment, num_rows, num_envs)
+
+    def sent_actions(self) -> tuple[np.ndarray, ...]:
+        """Return the actions of the last order: for each leaf an array (num_steps, num_envs, ...)."""
+        return self._actions if self._is_one_step else self._hold_fragment(self.num_rows)
+
+    def own_actions(self) -> list[np.ndarray]:
+        """Return the actions of this rank's envs, as `sent_actions`."""
+        return [array[:, self._own_envs] for array in self.sent_actions()]
+
+    @property
+    def actions(self) -> Tree:
+        """Return the actions of this rank's envs for one step, as a tree."""
+        return tree_of(self._action_space, (array[self._own_envs] for array in self.action_arrays))
+
+    def post_order(self, command: Command, argument: int = 0, step: int = -1) -> None:
         """Send the order out: the root's side of `await_order`.
 
         Parameters
         ----------
-        code
-            STOP: the job's exit code.  SWITCH: the number of the connection that sends the next orders.
+        argument
+            STEP, FRAGMENT, CHOOSE: the number of steps.  STOP: the job's exit code.  SWITCH: the number of the
+            connection that sends the next orders.
+        step
+            The first of these steps.
         """
-        if command != self._command:  # In a run of steps the header stays as it is.
-            self._command = None if code else command
-            self._header[:2] = command, code
+        header = self._header.data  # Numbers are written in a third of the time that the array takes.
+        header[0], header[1], header[3] = command, argument, step
+        self._note_order(command, argument, step)
         self.transport.post_order()
+        if command == Command.FRAGMENT:
+            self.transport.send_actions(self._fragment)
 
     def await_order(self) -> None:
-        """Wait for the root's next order.  Then `order` has its command, and `actions` this rank's rows."""
+        """Wait for the root's next order, and for the actions that follow it."""
         self.transport.await_order()
         if self._infos_sent is not None:
             self._infos_sent.Wait()
             self._infos_sent = None
+        command, argument, _, step = self._header.tolist()
+        self._note_order(command, argument, step)
+        if command == Command.FRAGMENT:
+            self._hold_fragment(argument)
+            self.transport.await_actions(self._fragment)
 
-    @property
-    def order(self) -> tuple[Command, int]:
-        """Return the command and the code of the last order."""
-        command, code, _ = self._header.tolist()
-        return command, code
+    def _note_order(self, command: int, argument: int, step: int) -> None:
+        self.order, self.step = (command, argument), step
+        self.num_rows = argument if command in STEPS else 1
+        self._is_one_step = command != Command.FRAGMENT
 
-    def put_infos(self, infos: InfoDict) -> None:
-        """Send infos with this rank's slot."""
-        if self.is_root:
-            first = self.partition.first_env
-            rows = slice(self.envs.start - first, self.envs.stop - first)
-            self.infos = [(rows, infos)] if infos else []
-            return
-        self._infos_to_send = pack_infos(infos) if infos else b""
-        self._own_infos_nbytes[0] = len(self._infos_to_send)
+    def put_infos(self, infos: InfoDict, row: int = 0) -> None:
+        """Send infos of a step with this rank's slot.
+
+        Raises
+        ------
+        DataError
+            Something in them cannot be pickled.
+        """
+        if infos:
+            self._infos.append((row, infos if self.is_root else pack_infos(infos)))
+
+    def forget_infos(self) -> None:
+        """Begin another slot, which has no infos yet."""
+        self._infos = []
 
     def post_slot(self) -> None:
         """Send this rank's slot: a worker's side of `await_slots`."""
-        self.transport.post_slot()
-        if self._infos_to_send:
-            self._infos_sent = self.comm.Isend(self._infos_to_send, ROOT, INFOS_TAG)
+        pickled = pickle.dumps(self._infos) if self._infos else b""
+        self._own_infos_nbytes[0] = len(pickled)
+        self.transport.post_slot(self.num_rows)
+        if pickled:
+            self._infos_to_send = pickled  # Until it is sent.
+            self._infos_sent = self.comm.Isend(pickled, ROOT, INFOS_TAG)
 
     def await_slots(self) -> None:
         """Wait for all slots.  Then a `Destination` lays them into rows, in env order."""
-        self.transport.await_slots()
+        self.transport.await_slots(self.num_rows)
 
-    def take_infos(self) -> list[tuple[slice, InfoDict]]:
-        """Receive the infos that follow the slots; return rows and infos of the ranks whose envs had any."""
-        own, self.infos = self.infos, []
-        return own + [(rows, self._unpack(rows, pickled)) for rows, pickled in self._receive_infos()]
+    def take_infos(self) -> list[tuple[int, slice, InfoDict]]:
+        """Receive the infos that follow the slots; return row, envs of the partition and infos, where there are any."""
+        taken = []
+        for rank, infos in self._receive_infos():
+            envs, first = self.partition.envs_of(rank), self.partition.first_env
+            places = slice(envs.start - first, envs.stop - first)
+            taken += [(row, places, self._unpack(places, given)) for row, given in infos]
+        return taken
 
     def drop_infos(self) -> None:
         """Receive the infos and drop them: the ranks have sent them, and wait until they are received."""
-        self.infos = []
         self._receive_infos()
 
-    def _receive_infos(self) -> list[tuple[slice, np.ndarray]]:
+    def _receive_infos(self) -> list[tuple[int, list[tuple[int, bytes | InfoDict]]]]:
+        received = [(ROOT, self._infos)] if self._infos else []
+        self._infos = []
         if not np.count_nonzero(self._infos_nbytes):
-            return []
+            return received
         from mpi4py import MPI
 
-        received = []
         for slot in np.flatnonzero(self._infos_nbytes).tolist():
             pickled = np.empty(self._infos_nbytes[slot], np.uint8)
             self.comm.Recv((pickled.data, MPI.BYTE), self.first_rank + slot, INFOS_TAG)
-            envs, first = self.partition.envs_of(slot), self.partition.first_env
-            received.append((slice(envs.start - first, envs.stop - first), pickled))
+            received.append((slot, pickle.loads(pickled.data)))
         self._infos_nbytes[:] = 0  # They are taken.
         return received
 
-    def _unpack(self, rows: slice, pickled: np.ndarray) -> InfoDict:
+    def _unpack(self, places: slice, given: bytes | InfoDict) -> InfoDict:
+        if isinstance(given, dict):
+            return given
         try:
-            return unpack_infos(pickled.data)
+            return unpack_infos(given)
         except Exception as error:
             first = self.partition.first_env
             raise DataError(
-                f"envs {first + rows.start} to {first + rows.stop - 1}: their infos cannot be read on rank 0: "
+                f"envs {first + places.start} to {first + places.stop - 1}: their infos cannot be read on rank 0: "
                 f'{words_of(error)}; name the infos that are wanted, or connect(..., infos="none")'
             ) from error
 
-    def take(self, column: np.ndarray, rows: slice | np.ndarray = slice(None)) -> np.ndarray:
-        """Copy rows, counted in env order, of one of `columns`."""
+    def take(self, column: np.ndarray, rows: slice | np.ndarray = slice(None), step: int = 0) -> np.ndarray:
+        """Copy rows, counted in env order, of one of `columns`, from the slots' row of a step."""
         slot, row = self.partition.places
-        return np.asarray(column[slot[rows], row[rows]])
+        return np.asarray(column[slot[rows], step, row[rows]])
 
     def end_episodes(self, slot: int, observation_arrays: Sequence[np.ndarray]) -> None:
         """Have the slot of a lost rank say from now on that the episodes of its envs are over.
@@ -257,10 +340,10 @@ class Exchange:
             The last observations of its envs, leaf by leaf, of shape (envs, ...).
         """
         rows = len(self.partition.envs_of(slot))
-        self.slots[slot, : self.layout.head_nbytes] = 0
+        self.slots[slot, :, : self.layout.head_nbytes] = 0
         self.columns.truncations[slot] = True
         for column, array in zip(self.columns.observation_arrays, observation_arrays, strict=True):
-            column[slot, :rows] = array
+            column[slot, :, :rows] = array
         for _, mask in self.columns.info_arrays:
             mask[slot] = False
 
@@ -283,3 +366,17 @@ class Exchange:
         if self._infos_sent is not None:
             self._infos_sent.Wait()
         self.transport.free()
+
+
+def actions_nbytes(group: Sequence[Leaf], num_rows: int) -> int:
+    """Return the bytes of so many actions, each leaf's column filled up to whole words."""
+    return sum(-(-num_rows * leaf.nbytes // 8) * 8 for leaf in group)
+
+
+def _columns_of(group: Sequence[Leaf], buffer: np.ndarray, num_steps: int, num_envs: int) -> tuple[np.ndarray, ...]:
+    """Return views of a buffer of actions: for each leaf an array (num_steps, num_envs, ...)."""
+    arrays, offset = [], 0
+    for leaf in group:
+        arrays.append(np.ndarray((num_steps, num_envs, *leaf.shape), leaf.dtype, buffer, offset))
+        offset += actions_nbytes((leaf,), num_steps * num_envs)
+    return tuple(arrays)

@@ -62,13 +62,13 @@ class ShrinkingTransport(Transport):
 
     Parameters
     ----------
-    slots
-        Of shape (num_ranks, nbytes) on the root, else None.  A lost rank's row stays as it is.
-    marks
-        On the root those of the slots.
+    slot, slots
+        As those of `CollectiveTransport`.  A lost rank's slot stays as it is.
 
     Attributes
     ----------
+    marks
+        On the root those of the slots' first rows.
     rank
         This rank's number at the start, as all numbers of ranks here.
     ranks
@@ -81,30 +81,37 @@ class ShrinkingTransport(Transport):
         order: np.ndarray,
         slot: np.ndarray | None,
         slots: np.ndarray | None,
-        marks: np.ndarray | None,
-        slot_nbytes: int,
     ) -> None:
         from mpi4py import MPI
 
         self.comm: MPI.Comm = comm
         self.rank, self.ranks = comm.rank, np.arange(comm.size)
         self._group, self._hosts = comm.Get_group(), comm.gather(os.uname().nodename, ROOT)
-        self._order, self._slots, self._marks = (order.data, MPI.BYTE), slots, marks
-        # The root's own slot is in its place already.
-        self._own = MPI.IN_PLACE if slot is None or slots is not None else (slot.data, MPI.BYTE)
-        self._row = MPI.BYTE.Create_contiguous(slot_nbytes).Commit()
-        self._place_slots()
+        self._order = (order.data, MPI.BYTE)
+        self.marks: np.ndarray | None = None
+        nbytes = next((array.shape[-1] for array in (slot, slots) if array is not None), 0)
+        self._row = MPI.BYTE.Create_contiguous(nbytes).Commit()
+        self.use_slots(slot, slots)
         self._num_orders = 0  # Posted by the root; elsewhere received.
         self._is_plain = True  # The last order is all there is to say in its round.
         self._num_at_order = comm.size  # Ranks when it was posted.
         self._failed = (MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING, MPI.ERR_REVOKED)
         self._error = MPI.Exception
 
-    def _place_slots(self) -> None:
-        """Have each slot come to its own row."""
-        self._all = None
+    def use_slots(self, slot: np.ndarray | None, slots: np.ndarray | None) -> None:
+        self._slot, self._slots = slot, slots
+        self._describe(1)
+
+    def _describe(self, num_rows: int) -> None:
+        """Describe the first rows of all slots, as MPI takes them: those of each rank come to their own place."""
+        from mpi4py import MPI
+
+        self._num_rows, self._all = num_rows, None
+        # The root's own slot is in its place already.
+        self._own = MPI.IN_PLACE if self._slot is None or self._slots is not None else (self._slot, num_rows, self._row)
         if self._slots is not None:
-            self._all = (self._slots.data, [1] * len(self.ranks), self.ranks.tolist(), self._row)
+            counts = np.full(len(self.ranks), num_rows)
+            self._all = (self._slots, (counts, self.ranks * self._slots.shape[1]), self._row)
 
     def post_order(self) -> None:
         self._num_orders += 1
@@ -123,17 +130,15 @@ class ShrinkingTransport(Transport):
                 self._recover(error, has_slot=True)
         self._num_orders += 1
 
-    def post_slot(self) -> None:
-        self._gather()
-
-    def await_slots(self) -> None:
-        self._gather()
-
-    def _gather(self) -> None:
+    def post_slot(self, num_rows: int) -> None:
+        if num_rows != self._num_rows:
+            self._describe(num_rows)
         try:
             self.comm.Gatherv(self._own, self._all, ROOT)
         except self._error as error:
             self._recover(error, has_slot=True, is_void=not self._is_plain)
+
+    await_slots = post_slot
 
     def spread(self, value: Message = None) -> Message:
         return self.bcast(value, ROOT)
@@ -207,8 +212,8 @@ class ShrinkingTransport(Transport):
         """Shrink the communicator, and meet at the root's order."""
         before = self.ranks
         self._shrink()
-        if self._marks is not None:  # At once: what follows may fail, and begin again with the ranks of now.
-            self._marks[np.setdiff1d(before, self.ranks)] = LOST
+        if self.marks is not None:  # At once: what follows may fail, and begin again with the ranks of now.
+            self.marks[np.setdiff1d(before, self.ranks)] = LOST
         state = np.array([self._num_orders, is_void])
         self.comm.Bcast(state, ROOT)
         num_orders, is_void = state.tolist()
@@ -236,7 +241,7 @@ class ShrinkingTransport(Transport):
             abort(comm, RolloutError.exit_code)
         if comm.size == 1:
             be_last()
-        self._place_slots()
+        self._describe(self._num_rows)
 
     def _agree(self, is_leaving: bool) -> bool:
         """Tell whether all ranks that are left want to leave.  **Collective**, even on a revoked communicator."""
@@ -249,10 +254,10 @@ class ShrinkingTransport(Transport):
 
     def _take_names(self) -> str:
         """Return on the root the names of the ranks that are marked as lost, and remove the marks."""
-        if self._marks is None or self._hosts is None:
+        if self.marks is None or self._hosts is None:
             return "ranks"
-        lost_ranks = np.flatnonzero(self._marks == LOST)
-        self._marks[lost_ranks] = 0
+        lost_ranks = np.flatnonzero(self.marks == LOST)
+        self.marks[lost_ranks] = 0
         return ", ".join(f"rank {rank} ({self._hosts[rank]})" for rank in lost_ranks)
 
     def finish(self) -> None:

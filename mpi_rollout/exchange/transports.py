@@ -1,7 +1,8 @@
 """How an order goes out and its slots come back.
 
 Each rank makes a transport for its buffers.  The root calls `post_order` and `await_slots`, the other ranks call
-`await_order` and `post_slot`.  An order and a slot are single buffers of bytes, so each is one message.
+`await_order` and `post_slot`.  An order and a slot are single buffers of bytes, so each is one message.  A fragment has
+one message more: the actions of its steps, after the order that says how many they are.
 
 Transport             no messages: the root to itself
 CollectiveTransport   blocking collectives: all ranks at once, the cheapest per step
@@ -11,12 +12,11 @@ DirectTransport       messages between the root and each of some ranks.  No rank
 SwitchingTransport    collective, and direct while other programs share the cores
 """
 
-from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from mpi_rollout.core.layout import MASKED, SHORT
+from mpi_rollout.core.layout import SHORT
 from mpi_rollout.exchange.waiting import Adaptation, Wait
 from mpi_rollout.exchange.world import ROOT
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 Message: TypeAlias = Any  # A Python object that is sent pickled.
-ORDER_TAG, SLOT_TAG, OBJECT_TAG, INFOS_TAG = 1, 2, 3, 4
+ORDER_TAG, SLOT_TAG, OBJECT_TAG, INFOS_TAG, ACTIONS_TAG = 1, 2, 3, 4, 5
 
 
 class Transport:
@@ -44,11 +44,20 @@ class Transport:
     def await_order(self) -> None:
         """Receive the order."""
 
-    def post_slot(self) -> None:
-        """Send this rank's slot."""
+    def use_slots(self, slot: np.ndarray | None, slots: np.ndarray | None) -> None:
+        """Send and receive other slots from now on, of shape (num_rows, nbytes); for when none is under way."""
 
-    def await_slots(self) -> None:
-        """Receive all slots."""
+    def send_actions(self, actions: np.ndarray) -> None:
+        """Send the actions of a fragment, right after its order; they must stay as they are until its slots come."""
+
+    def await_actions(self, actions: np.ndarray) -> None:
+        """Receive the actions of a fragment."""
+
+    def post_slot(self, num_rows: int) -> None:
+        """Send the first rows of this rank's slot."""
+
+    def await_slots(self, num_rows: int) -> None:
+        """Receive the first rows of all slots."""
 
     def spread(self, value: Message = None) -> Message:
         """Send a Python object from the root to the other ranks, pickled, between an order and its slots."""
@@ -70,9 +79,9 @@ class CollectiveTransport(Transport):
     Parameters
     ----------
     slot
-        This rank's own; on the root a row of `slots`, or None.
+        This rank's own, of shape (num_rows, nbytes); on the root one of `slots`, or None.
     slots
-        Of shape (num_ranks, nbytes) on the root, else None.
+        Of shape (num_ranks, num_rows, nbytes) on the root, else None.
     """
 
     def __init__(
@@ -80,25 +89,63 @@ class CollectiveTransport(Transport):
     ) -> None:
         from mpi4py import MPI
 
-        self.comm = comm
+        self.comm, self._order_bytes, self._byte = comm, order, MPI.BYTE
         self._order = (order.data, MPI.BYTE)
-        # The root's own slot is in its place already.
-        self._slot = MPI.IN_PLACE if slot is None or slots is not None else (slot.data, MPI.BYTE)
-        self._slots = None if slots is None else (slots.data, slots.shape[1], MPI.BYTE)
+        self.use_slots(slot, slots)
+
+    def use_slots(self, slot: np.ndarray | None, slots: np.ndarray | None) -> None:
+        self._slot, self._slots = slot, slots
+        self._room = len(slot) if slot is not None else slots.shape[1] if slots is not None else 0
+        self._own, self._all = self._buffers(self._room)
+
+    def _buffers(self, num_rows: int) -> tuple[Message, Message]:
+        """Describe the first rows of this rank's slot and of all slots, as MPI takes them.
+
+        Whole slots lie one after the other, as Gather wants them; parts of them need Gatherv.
+        """
+        from mpi4py import MPI
+
+        own: Message = None
+        all_slots: Message = None
+        if self._slots is not None:
+            num_ranks, room, nbytes = self._slots.shape
+            counts = [num_rows * nbytes] * num_ranks
+            places = range(0, num_ranks * room * nbytes, room * nbytes)
+            is_whole = num_rows == room
+            all_slots = (
+                (self._slots.data, counts[0], MPI.BYTE)
+                if is_whole
+                else (self._slots.data, counts, list(places), MPI.BYTE)
+            )
+            own = MPI.IN_PLACE  # The root's own slot is in its place already.
+        elif self._slot is not None:
+            own = (self._slot[:num_rows].data, MPI.BYTE)
+        return own, all_slots
 
     def post_order(self) -> None:
         self.comm.Bcast(self._order, ROOT)
 
     send_order = await_order = post_order
 
-    def post_slot(self) -> None:
-        self.comm.Gather(self._slot, None, ROOT)
+    def send_actions(self, actions: np.ndarray) -> None:
+        self.comm.Bcast((actions.data, self._byte), ROOT)
 
-    def await_slots(self) -> None:
-        self.comm.Gather(self._slot, self._slots, ROOT)
+    await_actions = send_actions
+
+    def post_slot(self, num_rows: int) -> None:
+        if num_rows == self._room:
+            self.comm.Gather(self._own, self._all, ROOT)
+        else:
+            self.comm.Gatherv(*self._buffers(num_rows), ROOT)
+
+    await_slots = post_slot
 
     def spread(self, value: Message = None) -> Message:
         return self.comm.bcast(value, ROOT)
+
+    def direct(self, ranks: range, wait: Wait) -> "DirectTransport":
+        """Make a transport of direct messages for the same buffers."""
+        return DirectTransport(self.comm, self._order_bytes, self._slot, self._slots, ranks, wait)
 
 
 class NonblockingTransport(CollectiveTransport):
@@ -114,33 +161,43 @@ class NonblockingTransport(CollectiveTransport):
     ) -> None:
         super().__init__(comm, order, slot, slots)
         self._wait = wait
-        self._sent: MPI.Request | None = None
+        self._sent: list[MPI.Request] = []
         if slots is None:
             self.listen()
 
     def post_order(self) -> None:
         self.finish()
-        self._sent = self.comm.Ibcast(self._order, ROOT)
+        self._sent.append(self.comm.Ibcast(self._order, ROOT))
+
+    def send_actions(self, actions: np.ndarray) -> None:
+        self._sent.append(self.comm.Ibcast((actions.data, self._byte), ROOT))
+
+    def await_actions(self, actions: np.ndarray) -> None:
+        self._wait.one(self.comm.Ibcast((actions.data, self._byte), ROOT))
 
     def await_order(self) -> None:
         if self.arrival is not None:
             self._wait.one(self.arrival)
         self.finish()  # It is over, because the root has sent another order.
 
-    def post_slot(self) -> None:
-        self._sent = self.comm.Igather(self._slot, None, ROOT)
+    def post_slot(self, num_rows: int) -> None:
+        self._sent.append(self._begin_gather(num_rows))
         self.listen()
 
     def listen(self) -> None:
         self.arrival = self.comm.Ibcast(self._order, ROOT)
 
-    def await_slots(self) -> None:
-        self._wait.one(self.comm.Igather(self._slot, self._slots, ROOT))
+    def await_slots(self, num_rows: int) -> None:
+        self._wait.one(self._begin_gather(num_rows))
+
+    def _begin_gather(self, num_rows: int) -> "MPI.Request":
+        if num_rows == self._room:
+            return self.comm.Igather(self._own, self._all, ROOT)
+        return self.comm.Igatherv(*self._buffers(num_rows), ROOT)
 
     def finish(self) -> None:
-        if self._sent is not None:
-            self._sent.Wait()
-            self._sent = None
+        while self._sent:
+            self._sent.pop().Wait()
 
 
 class DirectTransport(Transport):
@@ -148,43 +205,80 @@ class DirectTransport(Transport):
 
     Parameters
     ----------
-    slots
-        On the root a row for each of `peers`; elsewhere this rank's own slot.
-    peers
-        On the root the ranks that take part; elsewhere the root.
+    slot, slots
+        As those of `CollectiveTransport`.
+    ranks
+        Those of `slots`, on the root; it exchanges messages with all of them but itself.
     """
 
     def __init__(
-        self, comm: "MPI.Intracomm", order: np.ndarray, slots: list[np.ndarray], peers: Sequence[int], wait: Wait
+        self,
+        comm: "MPI.Intracomm",
+        order: np.ndarray,
+        slot: np.ndarray | None,
+        slots: np.ndarray | None,
+        ranks: range,
+        wait: Wait,
     ) -> None:
-        self.comm, self._peers, self._wait = comm, peers, wait
-        rows = list(zip(slots, peers, strict=True))
-        if comm.rank == ROOT:
-            self._sends = [comm.Send_init(order.data, peer, ORDER_TAG) for peer in peers]
-            self._receives = [comm.Recv_init(row.data, peer, SLOT_TAG) for row, peer in rows]
+        self.comm, self._ranks, self._wait = comm, ranks, wait
+        self._parts_sent: list[MPI.Request] = []
+        self._is_root, self._is_listening = comm.rank == ROOT, False
+        self._peers = peers = [rank for rank in ranks if rank != ROOT] if self._is_root else [ROOT]
+        if self._is_root:
+            self._order_requests = [comm.Send_init(order.data, peer, ORDER_TAG) for peer in peers]
         else:
-            self._sends = [comm.Send_init(row.data, peer, SLOT_TAG) for row, peer in rows]
-            self._receives = [comm.Recv_init(order.data, peer, ORDER_TAG) for peer in peers]
+            self._order_requests = [comm.Recv_init(order.data, peer, ORDER_TAG) for peer in peers]
+        self._slot_requests: list[MPI.Prequest] = []
+        self.use_slots(slot, slots)
         self._start_all, self._wait_all = self._receives[0].Startall, self._receives[0].Waitall
+
+    def use_slots(self, slot: np.ndarray | None, slots: np.ndarray | None) -> None:
+        """Make requests for whole slots; the root's requests receive parts of slots too."""
+        for request in self._slot_requests:
+            request.Free()
+        if slots is not None:
+            self._slots = [slots[peer - self._ranks.start] for peer in self._peers]
+        elif slot is not None:
+            self._slots = [slot]
+        pairs = zip(self._slots, self._peers, strict=True)
+        if self._is_root:
+            self._slot_requests = [self.comm.Recv_init(slot.data, peer, SLOT_TAG) for slot, peer in pairs]
+            self._sends, self._receives = self._order_requests, self._slot_requests
+        else:
+            self._slot_requests = [self.comm.Send_init(slot.data, peer, SLOT_TAG) for slot, peer in pairs]
+            self._sends, self._receives = self._slot_requests, self._order_requests
         self.arrival = self._receives[0]
-        self._is_listening = False
 
     def post_order(self) -> None:
         self.listen()
         self.send_order()
 
-    post_slot = post_order
-
     def send_order(self) -> None:
-        """Send the order, or elsewhere the slot, and do not listen: what answers it comes by another transport."""
+        """Send the order, and do not listen: what answers it comes by another transport."""
         self.finish()
-        self._start_all(self._sends)
+        self._start_all(self._order_requests)
 
-    def await_slots(self) -> None:
+    def send_actions(self, actions: np.ndarray) -> None:
+        self._parts_sent += [self.comm.Isend(actions.data, peer, ACTIONS_TAG) for peer in self._peers]
+
+    def await_actions(self, actions: np.ndarray) -> None:
+        self._wait.one(self.comm.Irecv(actions.data, ROOT, ACTIONS_TAG))
+
+    def post_slot(self, num_rows: int) -> None:
+        self.listen()
+        self.finish()
+        if num_rows == len(self._slots[0]):
+            self._start_all(self._slot_requests)
+        else:
+            self._parts_sent.append(self.comm.Isend(self._slots[0][:num_rows].data, ROOT, SLOT_TAG))
+
+    def await_slots(self, num_rows: int) -> None:
         self._wait.all(self._receives)
         self._is_listening = False
 
-    await_order = await_slots
+    def await_order(self) -> None:
+        self._wait.all(self._receives)
+        self._is_listening = False
 
     def listen(self) -> None:
         if not self._is_listening:
@@ -200,6 +294,8 @@ class DirectTransport(Transport):
 
     def finish(self) -> None:
         self._wait_all(self._sends)
+        while self._parts_sent:
+            self._parts_sent.pop().Wait()
 
     def free(self) -> None:
         self.finish()
@@ -225,32 +321,34 @@ class SwitchingTransport(Transport):
 
     Parameters
     ----------
-    make_direct
-        Makes the `DirectTransport` when it is needed for the first time.
+    ranks, wait
+        Of the `DirectTransport`, which is made when it is needed for the first time.
     is_direct
         One number in the order: 1 if messages are direct from this order on, 0 if they are collective.
 
     Attributes
     ----------
     mark
-        That of this rank's slot; None on a root without envs.
+        Those of the rows of this rank's slot; None on a root without envs.
     """
 
     def __init__(
         self,
         collective: CollectiveTransport,
-        make_direct: Callable[[], DirectTransport],
+        ranks: range,
+        wait: Wait,
         is_direct: np.ndarray,
-        mark: np.ndarray | None,
     ) -> None:
-        self._collective, self._make_direct, self._order_is_direct = collective, make_direct, is_direct.data
+        self._collective, self._ranks, self._wait, self._order_is_direct = collective, ranks, wait, is_direct.data
         self._direct: DirectTransport | None = None
-        self._adaptation, self._is_other_short, self.mark = Adaptation(), False, mark
+        self._adaptation, self._is_other_short = Adaptation(), False
+        self.mark: np.ndarray | None = None
         self._use(collective)
 
     def _use(self, transport: CollectiveTransport | DirectTransport) -> None:
         self._now, self._is_direct = transport, transport is self._direct
-        for name in ("await_slots", "spread", "listen", "finish"):  # Steps call these without a detour.
+        names = ("await_slots", "spread", "listen", "finish", "send_actions", "await_actions")
+        for name in names:  # Steps call these without a detour.
             setattr(self, name, getattr(transport, name))
 
     def post_order(self) -> None:
@@ -274,18 +372,23 @@ class SwitchingTransport(Transport):
             self._use(self._collective)
             self._adaptation.watch.restart()
         else:
-            self._direct = self._direct or self._make_direct()
+            self._direct = self._direct or self._collective.direct(self._ranks, self._wait)
             self._use(self._direct)
 
     def note_shortage(self) -> None:
         """Note on the root that a slot has come with the mark `SHORT`."""
         self._is_other_short = True
 
-    def post_slot(self) -> None:
+    def use_slots(self, slot: np.ndarray | None, slots: np.ndarray | None) -> None:
+        self._collective.use_slots(slot, slots)
+        if self._direct is not None:
+            self._direct.use_slots(slot, slots)
+
+    def post_slot(self, num_rows: int) -> None:
         is_short = not self._is_direct and self._adaptation.watch.is_short()
-        if is_short and self.mark is not None and self.mark[0] in (0, MASKED):
+        if is_short and self.mark is not None and self.mark[0] == 0:
             self.mark[0] = SHORT
-        self._now.post_slot()
+        self._now.post_slot(num_rows)
 
     def free(self) -> None:
         if self._direct is not None:

@@ -1,16 +1,17 @@
 """Random actions, which depend on the seed, the env and the step, and not on ranks."""
 
 from collections.abc import Callable
+from functools import partial
 from itertools import count
 
 import numpy as np
 from gymnasium import spaces
 
-from mpi_rollout.core.seeding import draws_by_masks, draws_of_policy
+from mpi_rollout.core.seeding import draws_of_block, policy_key
 from mpi_rollout.core.spaces import Leaf, Space, Tree, bounds_of, leaf_spaces, leaves, mask_sizes, tree_of
 
 Policy = Callable[[Tree], Tree]
-BLOCK_STEPS = 64  # Steps drawn at once: a new generator costs 20 us, as much as stepping three CartPoles.
+BLOCK_STEPS = BLOCK_ENVS = 64  # Drawn at once from one generator: to make another one costs 5 us.
 
 
 class RandomPolicy:
@@ -18,55 +19,72 @@ class RandomPolicy:
 
     The action of env i in step t depends on (seed, i, t) and on the env's mask if it has one.  It does not depend on
     the number of envs, on ranks, or on observations.
+
+    Parameters
+    ----------
+    envs
+        The indices of the envs, or how many there are.
     """
 
-    def __init__(self, space: Space, num_envs: int, seed: int, first_step: int = 0):
-        self._space, self._num_envs, self._seed = space, num_envs, seed
+    def __init__(self, space: Space, envs: int | range, seed: int):
+        self._space, self._envs = space, range(envs) if isinstance(envs, int) else envs
         self._leaves = list(zip(leaves(space), leaf_spaces(space), strict=True))
-        self._drawn: dict[int, list[Tree]] = {}
+        self._key, self._mask_key = policy_key(seed), policy_key(seed, is_by_masks=True)
+        self._drawn: dict[int, list[np.ndarray]] = {}
         self._uniform: dict[int, np.ndarray] = {}
-        self._steps = count(first_step)
+        self._steps = count()
 
     def __call__(self, _observations: Tree = None) -> Tree:
         """Return the actions of the next step."""
         step = next(self._steps)
-        if step % BLOCK_STEPS == 0:
-            self.forget(step)
+        self.forget(step)
         return self.at(step)
 
     def at(self, step: int) -> Tree:
         """Return the actions of all envs in a step; steps may be asked for in any order."""
-        block, row = divmod(step, BLOCK_STEPS)
-        if block not in self._drawn:
-            self._drawn[block] = self._draw_block(block)
-        return self._drawn[block][row]
+        return tree_of(self._space, [array[0] for array in self.rows(step, 1, self._envs)])
 
-    def by_masks(self, step: int, envs: slice, has_mask: np.ndarray, packed: np.ndarray) -> np.ndarray:
-        """Return the actions of some envs in a step; an env with a mask gets one that it allows, all equally likely.
+    def rows(self, step: int, num_steps: int, envs: range) -> list[np.ndarray]:
+        """Return the actions of some envs in the steps from `step` on: for each leaf an array (num_steps, envs, ...).
+
+        These may be views of what is kept, which must not be written to.
+        """
+        first, last = step // BLOCK_STEPS, (step + num_steps - 1) // BLOCK_STEPS
+        for block in range(first, last + 1):
+            if block not in self._drawn:
+                self._drawn[block] = [self._draw(index, *leaf, block) for index, leaf in enumerate(self._leaves)]
+        start = step - first * BLOCK_STEPS
+        place = slice(start, start + num_steps), slice(envs.start - self._envs.start, envs.stop - self._envs.start)
+        if first == last:
+            return [array[place] for array in self._drawn[first]]
+        blocks = [self._drawn[block] for block in range(first, last + 1)]
+        return [np.concatenate(arrays)[place] for arrays in zip(*blocks, strict=True)]
+
+    def by_masks(self, step: int, env_indices: np.ndarray, packed: np.ndarray) -> np.ndarray:
+        """Return actions of some envs in a step that their masks allow, all equally likely.
 
         As with Gymnasium's `sample(mask=...)`, it is the first action where nothing is allowed.
 
         Parameters
         ----------
-        has_mask, packed
-            Which of these envs have masks, and the masks as bits; see `spaces.mask_leaves`.
+        packed
+            The masks of these envs as bits, eight to a byte.
         """
-        actions = np.array(self.at(step)[envs])
-        components = actions.reshape(len(actions), -1)
         counts, (low, _) = mask_sizes(self._space), bounds_of(self._space)
-        rows = np.flatnonzero(has_mask)
-        uniform = self._uniform_of(step, len(counts))[envs][rows]
-        bits = np.unpackbits(packed[rows], axis=1, count=sum(counts)).astype(np.bool_)
-        for index, allowed in enumerate(np.split(bits, np.cumsum(counts)[:-1], axis=1)):
-            components[rows, index] = low.flat[index] + _choose(allowed, uniform[:, index])
-        return actions
+        uniform = self._uniform_of(step, len(counts))[env_indices - self._envs.start]
+        bits = np.unpackbits(packed, axis=1, count=sum(counts)).astype(np.bool_)
+        parts = np.split(bits, np.cumsum(counts)[:-1], axis=1)
+        chosen = [low.flat[index] + _choose(part, uniform[:, index]) for index, part in enumerate(parts)]
+        return np.stack(chosen, axis=1).reshape(len(packed), *low.shape).astype(low.dtype)
 
     def _uniform_of(self, step: int, num_components: int) -> np.ndarray:
         """Return random numbers of shape (num_envs, num_components)."""
         block, row = divmod(step, BLOCK_STEPS)
         if block not in self._uniform:
-            shape = (self._num_envs, BLOCK_STEPS, num_components)
-            self._uniform[block] = draws_by_masks(self._seed, block).random(shape)
+            shape = BLOCK_STEPS, num_components
+            self._uniform[block] = self._by_env_blocks(
+                self._mask_key, 0, block, lambda draws, num_envs: draws.random((num_envs, *shape))
+            )
         return self._uniform[block][:, row]
 
     def forget(self, step: int) -> None:
@@ -75,20 +93,34 @@ class RandomPolicy:
             for block in [block for block in draws if block < step // BLOCK_STEPS]:
                 del draws[block]
 
-    def _draw_block(self, block: int) -> list[Tree]:
-        arrays = [self._draw(index, *leaf, block) for index, leaf in enumerate(self._leaves)]
-        return [tree_of(self._space, rows) for rows in zip(*arrays, strict=True)]
-
     def _draw(self, index: int, leaf: Leaf, space: Space, block: int) -> np.ndarray:
         """Return actions of shape (BLOCK_STEPS, num_envs, ...) for one leaf."""
-        draws = draws_of_policy(self._seed, index, block)
-        if isinstance(space, spaces.Discrete) and space.n == 2:
-            # One random bit for each: a tenth of the time, which counts beside a natively vectorized CartPole.
-            packed = np.frombuffer(draws.bytes(self._num_envs * BLOCK_STEPS // 8), np.uint8)
-            bits = np.unpackbits(packed.reshape(self._num_envs, -1), axis=1)
-            return bits.T.astype(np.int64) + space.start
-        actions = sample(space, draws, (self._num_envs, BLOCK_STEPS)).swapaxes(0, 1)
-        return np.ascontiguousarray(actions, dtype=leaf.dtype)
+        is_bit = isinstance(space, spaces.Discrete) and space.n == 2
+        drawn = self._by_env_blocks(self._key, index, block, _bits if is_bit else partial(_samples, space))
+        if isinstance(space, spaces.Discrete) and is_bit:
+            drawn = drawn.astype(np.int64) + space.start
+        return np.ascontiguousarray(drawn.swapaxes(0, 1), dtype=leaf.dtype)
+
+    def _by_env_blocks(
+        self, key: np.ndarray, index: int, block: int, draw: Callable[[np.random.Generator, int], np.ndarray]
+    ) -> np.ndarray:
+        """Return draws of shape (num_envs, BLOCK_STEPS, ...); those of each block of envs are from one generator."""
+        first, stop = self._envs.start // BLOCK_ENVS, self._envs.stop
+        parts = [
+            draw(draws_of_block(key, index, block, place), min(BLOCK_ENVS, stop - place * BLOCK_ENVS))
+            for place in range(first, -(-stop // BLOCK_ENVS))
+        ]
+        return np.concatenate(parts)[self._envs.start - first * BLOCK_ENVS :]
+
+
+def _bits(draws: np.random.Generator, num_envs: int) -> np.ndarray:
+    """Draw a random bit for each step: a tenth of the time, which counts beside a natively vectorized CartPole."""
+    packed = np.frombuffer(draws.bytes(num_envs * BLOCK_STEPS // 8), np.uint8)
+    return np.unpackbits(packed.reshape(num_envs, -1), axis=1)
+
+
+def _samples(space: Space, draws: np.random.Generator, num_envs: int) -> np.ndarray:
+    return sample(space, draws, (num_envs, BLOCK_STEPS))
 
 
 def _choose(allowed: np.ndarray, uniform: np.ndarray) -> np.ndarray:

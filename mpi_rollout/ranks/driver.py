@@ -2,19 +2,20 @@
 
 import pickle
 from collections.abc import Callable, Sequence
+from itertools import repeat
 from typing import Any
 
 import numpy as np
 
-from mpi_rollout.core.layout import FAULT, LOST, MASKED, RESTARTED, SHORT, Block, Destination
-from mpi_rollout.core.spaces import leaves
+from mpi_rollout.core.layout import FAULT, LOST, RESTARTED, SHORT, UNDONE, Block, Destination
+from mpi_rollout.core.spaces import leaves, tree_of
 from mpi_rollout.envs.inputs import Info
-from mpi_rollout.errors import DataError, Fault, RankError, RankLost, words_of
+from mpi_rollout.errors import ActionError, DataError, Fault, RankError, RankLost, words_of
 from mpi_rollout.exchange.exchange import Command
 from mpi_rollout.exchange.exchanges import Exchanges
 from mpi_rollout.exchange.world import ROOT
 from mpi_rollout.ranks.action_check import ActionReader
-from mpi_rollout.ranks.lanes import Lane, indices_of, infos_of
+from mpi_rollout.ranks.lanes import Lane, LaneRestart, indices_of, infos_of
 from mpi_rollout.ranks.worker import Worker
 
 
@@ -31,7 +32,9 @@ class Driver:
     lanes
         In env order.
     restarts
-        Lane, env index and failure of each env that was restarted, where nobody asked for infos; for the run to take.
+        Of envs, where nobody asked for infos; for the run to take.
+    interrupted
+        After a failure: lanes whose slots have come, with steps that nobody has taken in.
     under_way
         The lanes whose slots have not been taken in, in the order in which orders were posted to them.
     on_loss
@@ -47,7 +50,8 @@ class Driver:
         pairs = zip(exchanges.all, exchanges.slots, strict=True)
         self.lanes = [Lane(exchange, slots) for exchange, slots in pairs]
         self.under_way: dict[Lane, None] = {}
-        self.restarts: list[tuple[Lane, int, str]] = []
+        self.restarts: list[LaneRestart] = []
+        self.interrupted: list[Lane] = []
         self.on_loss: Callable[[list[int]], None] = lambda ranks: None
         self.num_envs = exchanges.division.num_envs
         self._lane_of = {lane.exchange: lane for lane in self.lanes}
@@ -97,28 +101,91 @@ class Driver:
             self.under_way.clear()
             raise
 
-    def send(self, lanes: Sequence[Lane], actions: object, trusted: bool = False) -> None:
+    def send(self, lanes: Sequence[Lane], actions: object, steps: Sequence[int] = ()) -> None:
         """Check the actions of some lanes' envs, and send them to the ranks.
 
         Parameters
         ----------
         actions
             Of shape (num_envs of these lanes, ...), a tree of such arrays, or for Dict and Tuple a list of samples.
-        trusted
-            The dtypes, shapes and values of the arrays are known to be right: they are only copied.
+        steps
+            Which step of the run it is for the lanes; none where nobody counts.
 
         Raises
         ------
         ActionError
             Shape, dtype or values do not fit the action space; nothing was sent.
         """
-        arrays = self._arrays(actions) if trusted else self._read(actions, indices_of(lanes))
+        arrays = self._read(actions, indices_of(lanes))
         start = 0
-        for lane in lanes:
+        for lane, step in zip(lanes, steps or repeat(-1), strict=False):
             lane.exchange.put_actions(arrays, start)
-            self._post(lane, Command.STEP)
+            self._post_steps(lane, Command.STEP, 1, step)
             start += lane.num_envs
         self.clock.lap("send")
+
+    def send_fragment(self, lane: Lane, arrays: Sequence[np.ndarray], step: int = -1) -> None:
+        """Send the actions of several steps to the ranks of a lane, and have them taken.
+
+        Parameters
+        ----------
+        arrays
+            For each leaf an array (num_steps, num_envs of the lane, ...), known to be right.
+        step
+            The first of these steps.
+        """
+        if len(arrays[0]) == 1:
+            lane.exchange.put_actions([array[0] for array in arrays], 0)
+            self._post_steps(lane, Command.STEP, 1, step)
+        else:
+            lane.exchange.put_fragment(arrays)
+            self._post_steps(lane, Command.FRAGMENT, len(arrays[0]), step)
+        self.clock.lap("send")
+
+    def have_chosen(self, lane: Lane, num_steps: int, step: int) -> None:
+        """Have the ranks of a lane take several steps, for which they choose random actions themselves."""
+        self._post_steps(lane, Command.CHOOSE, num_steps, step)
+        self.clock.lap("send")
+
+    def _post_steps(self, lane: Lane, command: Command, num_steps: int, step: int) -> None:
+        lane.exchange.post_order(command, num_steps, step)
+        lane.order = command, ()
+        self.under_way[lane] = None
+
+    def read_plan(self, actions: object, lanes: Sequence[Lane], step: int) -> list[np.ndarray] | None:
+        """Check the actions of several steps of some lanes' envs; None if there is but one step of them.
+
+        Parameters
+        ----------
+        actions
+            For several steps of shape (num_steps, num_envs of these lanes, ...), or a tree of such arrays.
+        step
+            The first of them, for messages.
+
+        Returns
+        -------
+        For each leaf an array (num_steps, num_envs, ...).
+
+        Raises
+        ------
+        ActionError
+            They do not fit the action space; the message names the step.
+        """
+        try:
+            arrays: list[Any] = [leaf.of(actions) for leaf in self._action_leaves]
+            dimensions = {array.ndim - len(leaf.shape) for array, leaf in zip(arrays, self._action_leaves, strict=True)}
+        except (LookupError, TypeError, ValueError, AttributeError):
+            return None
+        if dimensions != {2} or len({len(array) for array in arrays}) != 1 or not len(arrays[0]):
+            return None
+        rows = []
+        for index in range(len(arrays[0])):
+            try:
+                tree = tree_of(self.action_space, [array[index] for array in arrays])
+                rows.append(self._read(tree, indices_of(lanes)))
+            except ActionError as error:
+                raise ActionError(f"step {step + index}: {error}") from error
+        return [np.stack(leaf_rows) for leaf_rows in zip(*rows, strict=True)]
 
     def _arrays(self, actions: object) -> list[np.ndarray]:
         return [leaf.of(actions) for leaf in self._action_leaves]
@@ -140,8 +207,8 @@ class Driver:
         is_marked = False
         for lane in lanes:
             del self.under_way[lane]
-            lane.is_marked = bool(np.count_nonzero(lane.exchange.marks))
-            is_marked |= lane.is_marked
+            lane.num_rows = lane.exchange.num_rows
+            is_marked |= bool(np.count_nonzero(lane.marks))
         if is_marked:
             self._heed(lanes)
         return lanes
@@ -182,24 +249,36 @@ class Driver:
 
     def _heed(self, lanes: Sequence[Lane]) -> None:
         """Do what the marks of the last slots ask for."""
-        marks = np.concatenate([lane.exchange.marks for lane in lanes])
-        if ((marks == 0) | (marks == MASKED)).all():
-            return
+        self.interrupted = list(lanes)
         for lane in lanes:
-            if (lane.exchange.marks == SHORT).any():
-                lane.exchange.note_shortage()
-            if (lane.exchange.marks == RESTARTED).any():
-                for _, infos in lane.exchange.take_infos():
-                    self.restarts += [(lane, index, message) for index, message in infos["faults"]]
+            self._heed_lane(lane)
+        marks = np.concatenate([lane.marks.ravel() for lane in lanes])
         if (marks == FAULT).any():
             self._drop_infos()
             self.has_fault = True
-            faults = [report["fault"] for report in self.call_ranks("report") if report["fault"] is not None]
+            reports = [report["fault"] for report in self.call_ranks("report")]
+            faults = sorted((fault for fault in reports if fault is not None), key=lambda fault: fault.step)
             raise RankError(faults[0], len(faults))
+        if (marks == LOST).any():
+            self.on_loss(np.flatnonzero((lanes[0].marks == LOST).any(axis=1)).tolist())
+
+    def _heed_lane(self, lane: Lane) -> None:
+        marks = lane.marks
+        is_missing = ((marks == FAULT) | (marks == UNDONE)).any(axis=0)
+        if is_missing.any():
+            lane.num_rows = int(is_missing.argmax())
+        if (marks == SHORT).any():
+            lane.exchange.note_shortage()
+        if (marks == RESTARTED).any():
+            for row, _, infos in lane.exchange.take_infos():
+                if row < lane.num_rows:
+                    self.restarts += [LaneRestart(lane, row, *fault) for fault in infos["faults"]]
         if marks.min() < 0:
             self._signal_of_others = -int(marks.min())
-        if (marks == LOST).any():
-            self.on_loss(np.flatnonzero(marks == LOST).tolist())
+
+    def make_room(self, num_rows: int) -> None:
+        """Have slots hold fragments of so many steps."""
+        self.call_ranks("make_room", num_rows)
 
     def drain(self, is_void: bool = False) -> None:
         """Wait for the slots that are under way, and leave them where they are.
@@ -215,6 +294,9 @@ class Driver:
                 lane.exchange.await_slots()
             else:
                 self._complete(lane)
+                lane.num_rows = lane.exchange.num_rows
+                self._heed_lane(lane)
+                self.interrupted.append(lane)
             lane.exchange.drop_infos()
             del self.under_way[lane]
         if is_void:

@@ -5,6 +5,7 @@ lane a rank, where the rank that is ready first is served first.
 """
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from gymnasium import spaces
@@ -20,16 +21,36 @@ Piece = tuple[int, slice]  # A row of a block, and neighbouring envs of it.
 
 
 class Lane:
-    """The envs of one exchange: neighbours, `envs` of all."""
+    """The envs of one exchange: neighbours, `envs` of all.
+
+    Attributes
+    ----------
+    num_rows
+        How many steps of the last slots are complete on all ranks.
+    """
 
     def __init__(self, exchange: Exchange, slots: slice):
         self.exchange, self.slots = exchange, slots
         self.env_indices = np.arange(exchange.partition.envs.start, exchange.partition.envs.stop)
         self.envs = slice(exchange.partition.envs.start, exchange.partition.envs.stop)
         self.num_envs = len(self.env_indices)
-        self.is_marked = False  # A rank has said something else with its last slot; there may be action masks.
+        self.num_rows = 1
         # What the root's own slice has to obey before its slots are complete.
         self.order: tuple[Command, tuple[object, ...]] = Command.RESET, ()
+
+    @property
+    def marks(self) -> np.ndarray:
+        """Return the marks of the last slots' rows, of shape (num_ranks, num_steps)."""
+        return self.exchange.marks[:, : self.exchange.num_rows]
+
+
+class LaneRestart(NamedTuple):
+    """A restart of an env in row `row` of a lane's slots."""
+
+    lane: Lane
+    row: int
+    env_index: int
+    message: str
 
 
 def indices_of(lanes: Sequence[Lane]) -> np.ndarray:
@@ -40,7 +61,7 @@ def indices_of(lanes: Sequence[Lane]) -> np.ndarray:
 
 
 def infos_of(lanes: Sequence[Lane]) -> Info:
-    """Take the infos that came with the last slots of some lanes, as one dict.
+    """Take the infos that came with the last slots of some lanes, of one step, as one dict.
 
     Raises
     ------
@@ -49,7 +70,7 @@ def infos_of(lanes: Sequence[Lane]) -> Info:
     """
     parts, start = [], 0
     for lane in lanes:
-        for rows, infos in lane.exchange.take_infos():
+        for _, rows, infos in lane.exchange.take_infos():
             parts.append((slice(start + rows.start, start + rows.stop), infos))
         start += lane.num_envs
     merged = merge_infos(start, parts) if parts else {}

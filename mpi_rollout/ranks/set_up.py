@@ -14,7 +14,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from mpi_rollout.core.host import check_num_envs
 from mpi_rollout.core.partition import Division
-from mpi_rollout.core.spaces import describe, mask_leaves
+from mpi_rollout.core.spaces import describe
 from mpi_rollout.envs.env_maker import EnvMaker, make_slice, name_of
 from mpi_rollout.envs.faults import ABORT, OnFault
 from mpi_rollout.envs.loop import LoopVectorEnv
@@ -23,6 +23,7 @@ from mpi_rollout.exchange.exchange import Contents
 from mpi_rollout.exchange.exchanges import Exchanges
 from mpi_rollout.exchange.infos import Infos, info_leaves, names_of
 from mpi_rollout.exchange.waiting import way_to_wait
+from mpi_rollout.policies.random import RandomPolicy
 from mpi_rollout.ranks.slices import Slice
 from mpi_rollout.ranks.worker import Worker
 
@@ -46,8 +47,8 @@ class Plan:
         Go on without ranks that are lost, see `surviving`.
     wait
         One of `config.WAITS`.
-    heeds_masks
-        Slots have room for the action masks of envs.
+    is_random
+        The policy is the random one: ranks can choose the actions, and heed the action masks of their envs.
     """
 
     make: EnvMaker
@@ -58,7 +59,7 @@ class Plan:
     on_fault: OnFault = ABORT
     is_surviving: bool = False
     wait: str = "auto"
-    heeds_masks: bool = False
+    is_random: bool = False
 
     def __post_init__(self) -> None:
         check_num_envs(self.division.num_envs, self.division.num_ranks)
@@ -198,15 +199,22 @@ def assemble(comm: "MPI.Intracomm", rank_envs: RankEnvs) -> tuple[Worker, EnvFac
     """Make the exchanges and this rank's worker, when the ranks have agreed.  **Collective**."""
     plan, facts = rank_envs.plan, _shared_facts(comm, rank_envs)
     infos = info_leaves(plan.infos, plan.has_final_observations)
-    infos += mask_leaves(facts.action_space) if plan.heeds_masks else ()
-    contents = Contents(facts.observation_space, facts.action_space, plan.has_final_observations, infos)
+    contents = Contents(
+        facts.observation_space, facts.action_space, plan.has_final_observations, infos, has_actions=plan.is_random
+    )
     exchanges = Exchanges(comm, plan.division, contents, plan.is_surviving, _way_to_wait(comm, plan))
     own = [exchange for exchange in exchanges.all if exchange.envs]
-    options = plan.infos, plan.on_fault, plan.heeds_masks
-    slices = [Slice(exchange, envs, *options) for exchange, envs in zip(own, rank_envs.envs, strict=True)]
+    slices = [
+        Slice(exchange, envs, plan.infos, plan.on_fault, _random_policy(plan, facts, exchange.envs))
+        for exchange, envs in zip(own, rank_envs.envs, strict=True)
+    ]
     worker = Worker(exchanges, slices)
     worker.watch(plan.on_fault.timeout_s)
     return worker, facts
+
+
+def _random_policy(plan: Plan, facts: EnvFacts, env_indices: range) -> RandomPolicy | None:
+    return RandomPolicy(facts.action_space, env_indices, plan.seed or 0) if plan.is_random else None
 
 
 def _shared_facts(comm: "MPI.Intracomm", rank_envs: RankEnvs) -> EnvFacts:

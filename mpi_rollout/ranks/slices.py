@@ -1,25 +1,34 @@
 """A slice: one rank's envs for one exchange.  Orders act on it, and it fills the slots."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium.vector import VectorEnv
 
-from mpi_rollout.core.layout import RESULTS, noun
+from mpi_rollout.core.layout import ALIGNMENT, RESULTS, Columns, noun
 from mpi_rollout.core.seeding import seed_of_slice
-from mpi_rollout.core.spaces import Leaf
+from mpi_rollout.core.spaces import Leaf, tree_of
 from mpi_rollout.envs.faults import ABORT, OnFault, OutputChecks
 from mpi_rollout.envs.infos import MaskColumn
 from mpi_rollout.envs.inputs import Options, Reset, Seeds, Step
 from mpi_rollout.envs.loop import LoopVectorEnv
 from mpi_rollout.envs.outputs import Casting, misfit
 from mpi_rollout.envs.replaying import Past, Restoring
-from mpi_rollout.envs.single_envs import Restart
 from mpi_rollout.errors import DataError
-from mpi_rollout.exchange.exchange import Command, Exchange
+from mpi_rollout.exchange.exchange import STEPS, Command, Exchange
 from mpi_rollout.exchange.infos import Infos, add_info, write_columns
+from mpi_rollout.policies.random import RandomPolicy
 from mpi_rollout.ranks.watchdog import Work
+
+
+class StepRestart(NamedTuple):
+    """A restart of an env in row `row` of a slot, which is step `step` of the run."""
+
+    row: int
+    step: int
+    message: str
+    times: str
 
 
 class Slice:
@@ -31,15 +40,20 @@ class Slice:
         A `LoopVectorEnv` writes straight into the slot; what other vector envs return is copied there.
     infos
         "none", "all" or a mapping, see `infos`.
-    heeds_masks
-        The envs' action masks go with the slot; then there are no `infos`.
+    policy
+        The random policy of a run, which chooses where an order leaves that to the ranks, or where the envs have action
+        masks; then there are no `infos`.
 
     Attributes
     ----------
     num_steps
         Steps that the envs have taken: the index of the step that they are in, or that comes after a reset.
-    sends_faults
-        The last slot tells which envs were restarted.
+    num_done
+        How many steps of the last order are complete.
+    restarts
+        Of its envs in these steps.
+    sends_restarts
+        The infos of the slot tell of them.
     """
 
     def __init__(
@@ -48,24 +62,38 @@ class Slice:
         envs: VectorEnv,
         infos: Infos = "none",
         on_fault: OnFault = ABORT,
-        heeds_masks: bool = False,
+        policy: RandomPolicy | None = None,
     ):
         self.exchange, self.envs, self.env_indices = exchange, envs, exchange.envs
-        self.num_steps = self._num_done = 0
+        self.num_steps = self.num_done = self._num_calls = 0
         self._loop = envs if isinstance(envs, LoopVectorEnv) else None
-        self._pickles_infos, self._has_none = infos == "all", infos == "none"
-        self.sends_faults = False
+        self._pickles_infos, self.sends_restarts = infos == "all", infos == "none"
+        self.restarts: list[StepRestart] = []
         # A loop checks by itself.
         self._checks = None if self._loop else OutputChecks(envs.single_observation_space, on_fault)
         self._casting = Casting(on_fault.strict_dtypes)
-        self._info_columns = list(zip(exchange.layout.infos, exchange.slot.info_arrays, strict=True))
+        self._policy = policy
         self.masks: MaskColumn | None = None
-        if heeds_masks:
-            column = self._info_columns.pop()[1] if self._info_columns else None
-            self.masks = MaskColumn(envs.single_action_space, column, self.env_indices.start)
+        if policy is not None:
+            self.masks = MaskColumn(envs.single_action_space, self.env_indices)
         if self._loop is not None:
-            self._loop.write_to(exchange.slot)
             self._loop.infos.add_one, self._loop.masks = add_info, self.masks
+        self.use_slot()
+
+    def use_slot(self) -> None:
+        """Fill the slot that the exchange has now.
+
+        A loop writes into arrays of its own where a slot has room for several steps; they are then copied, row by row.
+        """
+        if self._loop is None:
+            return
+        exchange = self.exchange
+        if exchange.room == 1:
+            self._loop.write_to(exchange.slot_rows[0])
+        else:
+            row = np.zeros(exchange.layout.nbytes, np.uint8)
+            self._row_bytes = row[ALIGNMENT:]
+            self._loop.write_to(exchange.layout.columns(row, len(self.env_indices)))
 
     def reset(self, seed: Seeds = None, mask: np.ndarray | None = None, options: Options = None) -> None:
         """Reset the envs, or those of a mask over all envs of the job; `seed` and `options` are for all envs too.
@@ -85,43 +113,90 @@ class Slice:
             options = {**(options or {}), "reset_mask": mask[mine]}
         self._fill(self.envs.reset(seed=seed, options=options))  # type: ignore[arg-type]  # Lists too, in a loop.
 
-    def take_faults(self) -> list[Restart]:
-        """Return the restarts since the last slot; where nobody has asked for infos, they go with the slot."""
-        faults = list(self._loop.faults) if self._loop is not None and self._loop.faults else []
-        if self._has_none and (faults or self.sends_faults):
-            self.exchange.put_infos({"faults": [fault[:2] for fault in faults]} if faults else {})
-            self.sends_faults = bool(faults)
-        if faults and self._loop is not None:
-            self._loop.faults.clear()
-        return faults
-
     def at_work(self) -> Work | None:
         """Return the call that is under way, of one env or of all; for another thread to ask."""
         loop = self._loop
         if loop is None:
             first, last = self.env_indices[0], self.env_indices[-1]
-            return Work((id(self), self._num_done), lambda: f"step {self.num_steps}: envs {first} to {last}")
+            return Work((id(self), self._num_calls), lambda: f"step {self.num_steps}: envs {first} to {last}")
         work = loop.at_work()
         if work is None:
             return None
         place, call, patience = work
         return Work((id(self), call), lambda: f"step {self.num_steps}: {loop.describe_work(place)}", patience)
 
-    def do(self, command: int, arguments: tuple[Any, ...]) -> None:
-        """Do what an order says, and fill the slot."""
-        self._num_done += 1
-        if command == Command.STEP:
-            self.step()
-        elif command == Command.RESET:
-            self.reset(*arguments)
-        elif command == Command.RESTORE:
-            self.restore(*arguments)
-        else:
-            self.replay(*arguments)
+    def do(self, command: int, arguments: tuple[Any, ...], is_to_stop: Callable[[], bool]) -> None:
+        """Do what an order says, and fill the slot.
 
-    def step(self) -> None:
-        self._fill(self.envs.step(self.exchange.actions))
-        self.num_steps += 1
+        Parameters
+        ----------
+        is_to_stop
+            Asked after each step: a fragment is then cut short.
+        """
+        self.num_done = 0
+        self.restarts = []
+        if command in STEPS:
+            self._take_steps(command, is_to_stop)
+        else:
+            self._num_calls += 1
+            if command == Command.RESET:
+                self.reset(*arguments)
+            elif command == Command.RESTORE:
+                self.restore(*arguments)
+            else:
+                self.replay(*arguments)
+            self.num_done = 1
+            self._note_restarts(0, self.num_steps)
+
+    def _take_steps(self, command: int, is_to_stop: Callable[[], bool]) -> None:
+        """Take the steps of a fragment, each into its row of the slot."""
+        exchange = self.exchange
+        if exchange.step >= 0:
+            self.num_steps = exchange.step
+        actions = self._chosen_actions() if command == Command.CHOOSE else exchange.own_actions()
+        has_last_word = bool(exchange.layout.actions)
+        if self.masks is not None and has_last_word:
+            actions = [np.array(array) for array in actions]  # Those by masks take their place.
+        try:
+            for row in range(exchange.num_rows):
+                self._num_calls += 1
+                if self.masks is not None and self.masks.places:
+                    self._heed_masks(actions[0][row])
+                batch = tree_of(self.envs.single_action_space, [array[row] for array in actions])
+                self._fill(self.envs.step(batch), row)
+                self._note_restarts(row, self.num_steps)
+                self.num_steps += 1
+                self.num_done += 1
+                if is_to_stop():
+                    break
+        finally:
+            if has_last_word:
+                for array, column in zip(actions, exchange.slot.action_arrays, strict=True):
+                    column[: self.num_done] = array[: self.num_done]
+
+    def _chosen_actions(self) -> list[np.ndarray]:
+        """Return random actions for the steps of an order, for each leaf an array (num_steps, num_envs, ...)."""
+        assert self._policy is not None, "a run's ranks have its random policy"
+        self._policy.forget(self.num_steps)
+        return self._policy.rows(self.num_steps, self.exchange.num_rows, self.env_indices)
+
+    def _heed_masks(self, actions: np.ndarray) -> None:
+        """Choose again, of the actions that are allowed, for the envs that have masks."""
+        assert self._policy is not None and self.masks is not None
+        places, packed = self.masks.given()
+        if len(places):
+            env_indices = places + self.env_indices.start
+            actions[places] = self._policy.by_masks(self.num_steps, env_indices, packed)
+
+    def _note_restarts(self, row: int, step: int) -> None:
+        """Note which envs were restarted in a step; where nobody has asked for infos, they go with the slot."""
+        if self._loop is None or not self._loop.faults:
+            return
+        faults = list(self._loop.faults)
+        self._loop.faults.clear()
+        self.restarts += [StepRestart(row, step, message, times) for _, message, times in faults]
+        if self.sends_restarts:
+            self.exchange.put_infos({"faults": [fault[:2] for fault in faults]}, row)
 
     def restore(self, past: Past) -> None:
         """Begin to take the running episodes of a run again."""
@@ -170,24 +245,25 @@ class Slice:
         """Return the frames of the envs, by env index."""
         return dict(zip(self.env_indices, self.envs.render() or (), strict=True))
 
-    def _fill(self, outputs: Reset | Step) -> None:
-        """Copy into the slot what the envs have not written there."""
+    def _fill(self, outputs: Reset | Step, row: int = 0) -> None:
+        """Copy into a row of the slot what the envs have not written there."""
         observations, *results, infos = outputs
-        slot = self.exchange.slot
-        if observations is not slot.observations:
-            self._copy(observations, results)
+        slot = self.exchange.slot_rows[row]
+        if self._loop is None:
+            self._copy(slot, observations, results)
+        elif self.exchange.room > 1:
+            self.exchange.slot_bytes[row] = self._row_bytes
         if self._pickles_infos:
-            self.exchange.put_infos(infos)
+            self.exchange.put_infos(infos, row)
         if self._checks:
             for place, what in self._checks.in_batch(slot.observations, slot.rewards).items():
                 raise DataError(f"env {self.env_indices[place]}: {what}")
         if self.masks is not None and self._loop is None:
             self.masks.write_batch(infos, slot.terminations | slot.truncations)
-        for leaf, (values, mask) in self._info_columns:
+        for leaf, (values, mask) in zip(self.exchange.layout.infos, slot.info_arrays, strict=True):
             write_columns(infos, leaf, values, mask)
 
-    def _copy(self, observations: object, results: list[np.ndarray]) -> None:
-        slot = self.exchange.slot
+    def _copy(self, slot: Columns, observations: object, results: list[np.ndarray]) -> None:
         for leaf, column in zip(self.exchange.layout.observations, slot.observation_arrays, strict=True):
             part = leaf.of(observations)
             if part.shape != column.shape or part.dtype != column.dtype:

@@ -1,7 +1,7 @@
 """What every rank does with an order: step its slice, fill its slot.  The root obeys its own orders too.
 
 When an env fails, the rank does not leave: it marks its slot and stays in the exchange, so the root learns of the
-failure at the step where it happened.  A trainer may then reset all envs and go on.  A run commits all whole steps and
+failure, and gets the steps before it.  A trainer may then reset all envs and go on.  A run commits all whole steps and
 ends the job with the cause.  If the root of a run does not do that within `GRACE_S` (another rank may be amid a long
 step), the rank reports the failure and aborts the job by itself.
 """
@@ -17,10 +17,9 @@ from types import FrameType
 
 from mpi_rollout.core.clock import Clock, process_start
 from mpi_rollout.core.host import physical_cores, processor_time
-from mpi_rollout.core.layout import FAULT, MASKED, RESTARTED
-from mpi_rollout.envs.single_envs import Restart
+from mpi_rollout.core.layout import FAULT, RESTARTED, UNDONE
 from mpi_rollout.errors import EnvError, Fault, RankLost, SignalInterrupt, words_of
-from mpi_rollout.exchange.exchange import Command, Exchange
+from mpi_rollout.exchange.exchange import STEPS, Command, Exchange
 from mpi_rollout.exchange.exchanges import Exchanges
 from mpi_rollout.exchange.job_end import abort, end_timeout_s
 from mpi_rollout.exchange.world import rank_and_host
@@ -58,7 +57,7 @@ class Worker:
         self.stop_signal = 0  # The signal by which somebody asked this rank to stop.
         self.on_stop: Callable[[], None] = lambda: None
         self._slice_of = {slice_.exchange: slice_ for slice_ in slices}
-        own = (self.report, self.call_envs, self.end_replay, self.begin_anew)
+        own = (self.report, self.call_envs, self.end_replay, self.begin_anew, self.make_room)
         self.methods: dict[str, Callable[..., object]] = {method.__name__: method for method in own}
         self.aborts_if_unheard = False
         self._is_calling = False
@@ -151,7 +150,7 @@ class Worker:
                 exchange.transport.listen()
                 self.clock.lap("other")
             else:
-                arguments = pickle.loads(exchange.spread()) if command != Command.STEP else ()
+                arguments = () if command in STEPS else pickle.loads(exchange.spread())
                 self.obey(exchange, command, arguments)
                 exchange.post_slot()
                 self.clock.lap("gather")
@@ -164,36 +163,51 @@ class Worker:
         arguments
             Of the `Slice` method that the command is for.
         """
-        slice_, is_telling = self._slice_of.get(exchange), False
+        slice_, marks = self._slice_of.get(exchange), exchange.own_marks
+        exchange.forget_infos()
+        marks[: exchange.num_rows] = 0
+        num_done = exchange.num_rows
         if slice_ is not None and self._fault is None:
-            is_telling = self._do(slice_, command, arguments)
-        mark = RESTARTED if is_telling else -self.stop_signal
-        if mark == 0 and slice_ is not None and slice_.masks is not None and slice_.masks.places:
-            mark = MASKED
-        exchange.own_mark[0] = mark if self._fault is None else FAULT
+            self._do(slice_, command, arguments)
+            num_done = slice_.num_done
+        elif self._fault is not None:
+            num_done = 0
+        if self._fault is not None:
+            marks[num_done : exchange.num_rows] = FAULT
+        else:
+            marks[num_done : exchange.num_rows] = UNDONE
+            if self.stop_signal and marks[num_done - 1] == 0:
+                marks[num_done - 1] = -self.stop_signal
         exchange.own_step_s[0] = self.clock.lap("step")
 
-    def _do(self, slice_: Slice, command: int, arguments: tuple[object, ...]) -> bool:
-        """Have a slice do what an order says, and report its faults; return whether they go with the slot."""
-        step = slice_.num_steps
-        faults: list[Restart] = []
+    def _do(self, slice_: Slice, command: int, arguments: tuple[object, ...]) -> None:
+        """Have a slice do what an order says, and tell of its faults."""
         try:
             self._active = slice_
             with ends_forked:
-                slice_.do(command, arguments)
-            faults = slice_.take_faults()
+                slice_.do(command, arguments, self._is_to_stop)
             self._active = None  # From here on nothing is cut any more, see `interrupts`.
         except BaseException as error:
             self._active = None
             if is_stop(error):
                 raise
-            self._fault = Fault.of(error, f"{self._place}, step {slice_.num_steps}")
-            slice_.exchange.put_infos({})  # Those of an earlier step are not to be sent again.
+            self._fault = Fault.of(error, f"{self._place}, step {slice_.num_steps}", slice_.num_steps)
             if self.aborts_if_unheard:
                 self._begin_grace(self._fault)
-        for _, message, times in faults:
-            self._say(f"step {step}: {message}; {times}")
-        return bool(faults) and slice_.sends_faults
+        for restart in slice_.restarts:
+            self._say(f"step {restart.step}: {restart.message}; {restart.times}")
+            if slice_.sends_restarts:
+                slice_.exchange.own_marks[restart.row] = RESTARTED
+
+    def _is_to_stop(self) -> bool:
+        return self.stop_signal != 0
+
+    def make_room(self, num_rows: int) -> None:
+        """Have all slots hold fragments of so many steps; for between two orders, on all ranks."""
+        for exchange in self.exchanges.all:
+            exchange.make_room(num_rows)
+        for slice_ in self.slices:
+            slice_.use_slot()
 
     def call(self, name: str, *args: object) -> bytes:
         """Run one of `methods`; return its result, pickled, or a `Fault` if the method or the pickling fails."""

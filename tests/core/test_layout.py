@@ -51,7 +51,7 @@ def test_what_is_written_into_a_slot_is_read_at_the_root(space: spaces.Space, ma
     draws = np.random.default_rng(0)
     sent = []
     for slot, rows in zip(slots, (4, 4, 3), strict=True):
-        columns = layout.one(slot, rows)
+        columns = layout.columns(slot, rows)
         for column in all_of(columns):
             column[...] = draws.integers(0, 2 if column.dtype == bool else 100, column.shape)
         sent.append([column.copy() for column in all_of(columns)])
@@ -76,7 +76,7 @@ def test_the_headers_of_all_slots_are_seen_in_one_array_each():
 def test_columns_of_a_slot_are_contiguous_and_begin_at_cache_lines(space: spaces.Space):
     layout = full_layout(space, 5)
     buffer = np.zeros(layout.nbytes, np.uint8)
-    for column in all_of(layout.one(buffer, 5)):
+    for column in all_of(layout.columns(buffer, 5)):
         assert column.flags.c_contiguous
         assert (column.ctypes.data - buffer.ctypes.data) % ALIGNMENT == 0
 
@@ -84,7 +84,7 @@ def test_columns_of_a_slot_are_contiguous_and_begin_at_cache_lines(space: spaces
 @pytest.mark.parametrize("space", SPACES, ids=str)
 def test_a_slot_hangs_its_observations_in_the_shape_of_the_space(space: spaces.Space):
     layout = SlotLayout(space, 3)
-    columns = layout.one(np.zeros(layout.nbytes, np.uint8), 3)
+    columns = layout.columns(np.zeros(layout.nbytes, np.uint8), 3)
     for leaf, array in zip(leaves(space), columns.observation_arrays, strict=True):
         assert leaf.of(columns.observations) is array
         assert array.shape == (3, *leaf.shape) and array.dtype == leaf.dtype
@@ -108,10 +108,10 @@ def test_the_head_of_a_slot_has_its_header_and_results_and_nothing_else(space: s
 def test_final_observations_and_infos_come_only_where_they_are_wanted():
     space = Counting.observation_space
     plain, full = (make(space, 2) for make in (SlotLayout, full_layout))
-    columns = full.one(np.zeros(full.nbytes, np.uint8), 2)
+    columns = full.columns(np.zeros(full.nbytes, np.uint8), 2)
     assert [array.shape for array in columns.final_observation_arrays] == [(2, 4)]
     assert [(values.shape, mask.shape) for values, mask in columns.info_arrays] == [((2,), (2,)), ((2, 3), (2,))]
-    assert plain.one(np.zeros(plain.nbytes, np.uint8), 2).info_arrays == () and plain.nbytes < full.nbytes
+    assert plain.columns(np.zeros(plain.nbytes, np.uint8), 2).info_arrays == () and plain.nbytes < full.nbytes
 
 
 def make_block(num_rows: int = 4, num_envs: int = 5) -> Block:

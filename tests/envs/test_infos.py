@@ -69,7 +69,7 @@ def test_what_is_no_mask_is_said_once_and_not_heeded(job: Job):
 def column(space: spaces.Space, num_envs: int) -> tuple[MaskColumn, np.ndarray, np.ndarray]:
     """What writes masks, and where they are then."""
     layout = SlotLayout(spaces.Discrete(2), num_envs, infos=mask_leaves(space))
-    [(values, flags)] = layout.one(np.zeros(layout.nbytes, np.uint8), num_envs).info_arrays
+    [(values, flags)] = layout.columns(np.zeros(layout.nbytes, np.uint8), num_envs).info_arrays
     return MaskColumn(space, (values, flags), 0), values, flags
 
 
@@ -160,7 +160,7 @@ def test_what_is_no_mask_is_refused_by_itself(mask: Any, sizes: list[int]):
 def column_of(space: spaces.Space, num_envs: int, first_env_index: int = 0) -> tuple[MaskColumn, np.ndarray]:
     """A column of masks, and which envs have one in it."""
     layout = SlotLayout(spaces.Discrete(2), num_envs, infos=mask_leaves(space))
-    ((values, flags),) = layout.one(np.zeros(layout.nbytes, np.uint8), num_envs).info_arrays
+    ((values, flags),) = layout.columns(np.zeros(layout.nbytes, np.uint8), num_envs).info_arrays
     return MaskColumn(space, (values, flags), first_env_index), flags
 
 

@@ -394,7 +394,7 @@ def sorted_keys(infos: Any) -> Any:
 def test_final_observations_are_in_the_columns_of_the_caller():
     loop = LoopVectorEnv([test_envs.Reusing] * 2, autoreset_mode=SAME_STEP)
     layout = SlotLayout(loop.single_observation_space, 2, has_final_observations=True)
-    columns = layout.one(np.zeros(layout.nbytes, np.uint8), 2)
+    columns = layout.columns(np.zeros(layout.nbytes, np.uint8), 2)
     loop.write_to(columns)
     loop.reset(seed=[5, 1])
     for _ in range(3):

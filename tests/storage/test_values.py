@@ -238,7 +238,7 @@ class Free(gymnasium.vector.VectorEnv):
 )
 def test_natively_vectorized_envs_are_looked_at_too(rewards: Any, x: float, message: str):
     layout = SlotLayout(spaces.Box(-1, 1, (1,), np.float64), 2)
-    slot = layout.one(np.zeros(layout.nbytes, np.uint8), 2)
+    slot = layout.columns(np.zeros(layout.nbytes, np.uint8), 2)
     exchange = SimpleNamespace(slot=slot, layout=layout, envs=range(2), actions=None)
     slice_ = Slice(exchange, Free(rewards, x), on_fault=OnFault(check_bounds=True))
     with pytest.raises(DataError, match=f"^{re.escape(message)}"):

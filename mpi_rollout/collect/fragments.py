@@ -1,0 +1,110 @@
+"""How many steps ranks take between two exchanges.
+
+In each exchange all ranks of a lane wait for the slowest one.  Of L steps at a time, the slow and the fast ones of a
+rank make up for each other, so ranks wait less.  L is bounded by what ranks and root have to hold, and by time: a run
+can be stopped between two exchanges.  The data do not depend on L.
+"""
+
+from mpi_rollout.config import AUTO, RolloutConfig
+from mpi_rollout.core.host import format_bytes, free_memory
+from mpi_rollout.errors import UsageError
+from mpi_rollout.ranks.driver import Driver
+from mpi_rollout.ranks.lanes import Lane
+
+SLOT_NBYTES = 2**20  # Of a rank: a slot in its core's cache moves in half of the time that a larger one takes.
+ALL_SLOTS_NBYTES = 2**28  # Of the root, for all ranks.
+LARGE_ROW_NBYTES = 2**17  # A step with so much to send, such as images, takes long beside its exchange.
+MOST_STEPS = 256  # More win nothing.
+MOST_MESSAGE_NBYTES = 2**31 - 1  # What MPI counts in an int.
+FRAGMENT_S = 0.4  # Of stepping.
+GROWTH = 4  # From one fragment to the next: nobody knows yet how long a step takes.
+
+
+def auto_length(row_nbytes: int, num_ranks: int) -> int:
+    """Return the largest number of steps of a fragment.
+
+    Parameters
+    ----------
+    row_nbytes
+        Of one step in the slot of one rank.
+    """
+    if row_nbytes > LARGE_ROW_NBYTES:
+        return 1
+    most = min(SLOT_NBYTES, ALL_SLOTS_NBYTES // num_ranks) // row_nbytes
+    return max(1, min(MOST_STEPS, 1 << most.bit_length() >> 1))
+
+
+def check_length(length: int, row_nbytes: int, num_ranks: int, order_nbytes: int) -> None:
+    """Refuse fragments that the root or a message cannot hold, and say how long they may be.
+
+    Parameters
+    ----------
+    order_nbytes
+        Of the actions of one step.
+
+    Raises
+    ------
+    UsageError
+        They are too long.
+    """
+    free, step_nbytes = free_memory(), num_ranks * row_nbytes + order_nbytes
+    most = min(free // step_nbytes, MOST_MESSAGE_NBYTES // max(row_nbytes, order_nbytes))
+    if length > most:
+        needs = f"rank 0 needs {format_bytes(length * step_nbytes)} of memory for the steps of all ranks"
+        raise UsageError(
+            f"--fragment-length {length}: {needs}, its host has {format_bytes(free)} free; use at most {max(1, most)}"
+        )
+
+
+class FragmentLengths:
+    """How many steps the next fragment of a lane has.
+
+    Parameters
+    ----------
+    most
+        The largest number.
+    seconds
+        How long a fragment may take; None is no limit.
+    """
+
+    def __init__(self, most: int = 1, seconds: float | None = FRAGMENT_S):
+        self.most, self._seconds = most, seconds
+        self._in_time: dict[Lane, int] = {}
+
+    def next(self, lane: Lane, step: int) -> int:
+        """Return how many steps to take from `step` on.
+
+        Fragments end where steps are multiples of the largest number: then few of them have another length.
+        """
+        if self.most == 1:
+            return 1
+        in_time = self.most if self._seconds is None else self._in_time.get(lane, 1)
+        return min(in_time, self.most - step % self.most)
+
+    def note(self, lane: Lane, num_steps: int) -> None:
+        """Learn from the slots of a lane how long its steps take."""
+        if self._seconds is not None and self.most > 1 and num_steps:
+            step_s = float(lane.exchange.step_s.max()) / num_steps
+            affordable = int(self._seconds / step_s) if step_s > 0 else self.most
+            self._in_time[lane] = max(1, min(affordable, self._in_time.get(lane, 1) * GROWTH))
+
+
+def prepare_lengths(config: RolloutConfig, driver: Driver) -> FragmentLengths:
+    """Choose how long the fragments of a run are, and have slots hold them.
+
+    Raises
+    ------
+    UsageError
+        They would be too long.
+    """
+    exchange = max((lane.exchange for lane in driver.lanes), key=lambda exchange: exchange.layout.nbytes)
+    row_nbytes, num_ranks = exchange.layout.nbytes, driver.exchanges.num_slots
+    if config.fragment_length != AUTO:
+        length, seconds = int(config.fragment_length), None
+        check_length(length, row_nbytes, num_ranks, exchange.order_nbytes)
+    else:
+        length, seconds = auto_length(row_nbytes, num_ranks) if config.policy == "random" else 1, FRAGMENT_S
+    length = min(length, config.num_steps)
+    if length > 1:
+        driver.make_room(length)
+    return FragmentLengths(length, seconds)
