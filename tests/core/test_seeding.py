@@ -7,7 +7,7 @@ import pytest
 from jobs import Job, datasets
 
 from mpi_rollout.core import seeding
-from mpi_rollout.core.seeding import SeedTable, draws_of_policy, episode_seeds, seed_of_slice
+from mpi_rollout.core.seeding import SeedTable, draws_of_block, episode_seeds, seed_of_slice
 
 
 def first_seeds(seed: int, env_index: int, count: int) -> list[int]:
@@ -63,9 +63,9 @@ def test_runs_with_seeds_0_and_1_share_no_stream():
 
 def test_policies_draw_from_a_stream_of_their_own_for_each_seed_leaf_and_block():
     keys = [(seed, leaf, block) for seed in (0, 1) for leaf in (0, 1) for block in (0, 1, 2)]
-    streams = {draws_of_policy(*key).bytes(16) for key in keys}
+    streams = {draws_of_block(*key).bytes(16) for key in keys}
     assert len(streams) == len(keys)
-    assert draws_of_policy(0, 1, 2).bytes(16) == draws_of_policy(0, 1, 2).bytes(16)
+    assert draws_of_block(0, 1, 2).bytes(16) == draws_of_policy(0, 1, 2).bytes(16)
 
 
 def test_slices_have_seeds_of_their_own():
