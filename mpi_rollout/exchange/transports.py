@@ -234,6 +234,8 @@ class DirectTransport(Transport):
 
     def use_slots(self, slot: np.ndarray | None, slots: np.ndarray | None) -> None:
         """Make requests for whole slots; the root's requests receive parts of slots too."""
+        if self._is_root:
+            self._stop_listening()
         for request in self._slot_requests:
             request.Free()
         if slots is not None:
@@ -297,14 +299,18 @@ class DirectTransport(Transport):
         while self._parts_sent:
             self._parts_sent.pop().Wait()
 
+    def _stop_listening(self) -> None:
+        """Take back the receives that no message answers."""
+        if self._is_listening:
+            for request in self._receives:
+                request.Cancel()
+            self._wait_all(self._receives)
+            self._is_listening = False
+
     def free(self) -> None:
         self.finish()
-        for request in self._receives:
-            if self._is_listening:
-                request.Cancel()
-                request.Wait()
-            request.Free()
-        for request in self._sends:
+        self._stop_listening()
+        for request in (*self._receives, *self._sends):
             request.Free()
 
 
