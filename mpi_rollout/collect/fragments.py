@@ -6,8 +6,7 @@ can be stopped between two exchanges.  The data do not depend on L.
 """
 
 from mpi_rollout.config import AUTO, RolloutConfig
-from mpi_rollout.core.host import format_bytes, free_memory
-from mpi_rollout.errors import UsageError
+from mpi_rollout.core.host import check_length
 from mpi_rollout.ranks.driver import Driver
 from mpi_rollout.ranks.lanes import Lane
 
@@ -15,7 +14,6 @@ SLOT_NBYTES = 2**20  # Of a rank: a slot in its core's cache moves in half of th
 ALL_SLOTS_NBYTES = 2**28  # Of the root, for all ranks.
 LARGE_ROW_NBYTES = 2**17  # A step with so much to send, such as images, takes long beside its exchange.
 MOST_STEPS = 256  # More win nothing.
-MOST_MESSAGE_NBYTES = 2**31 - 1  # What MPI counts in an int.
 FRAGMENT_S = 0.4  # Of stepping.
 GROWTH = 4  # From one fragment to the next: nobody knows yet how long a step takes.
 
@@ -32,28 +30,6 @@ def auto_length(row_nbytes: int, num_ranks: int) -> int:
         return 1
     most = min(SLOT_NBYTES, ALL_SLOTS_NBYTES // num_ranks) // row_nbytes
     return max(1, min(MOST_STEPS, 1 << most.bit_length() >> 1))
-
-
-def check_length(length: int, row_nbytes: int, num_ranks: int, order_nbytes: int) -> None:
-    """Refuse fragments that the root or a message cannot hold, and say how long they may be.
-
-    Parameters
-    ----------
-    order_nbytes
-        Of the actions of one step.
-
-    Raises
-    ------
-    UsageError
-        They are too long.
-    """
-    free, step_nbytes = free_memory(), num_ranks * row_nbytes + order_nbytes
-    most = min(free // step_nbytes, MOST_MESSAGE_NBYTES // max(row_nbytes, order_nbytes))
-    if length > most:
-        needs = f"rank 0 needs {format_bytes(length * step_nbytes)} of memory for the steps of all ranks"
-        raise UsageError(
-            f"--fragment-length {length}: {needs}, its host has {format_bytes(free)} free; use at most {max(1, most)}"
-        )
 
 
 class FragmentLengths:
@@ -101,7 +77,7 @@ def prepare_lengths(config: RolloutConfig, driver: Driver) -> FragmentLengths:
     row_nbytes, num_ranks = exchange.layout.nbytes, driver.exchanges.num_slots
     if config.fragment_length != AUTO:
         length, seconds = int(config.fragment_length), None
-        check_length(length, row_nbytes, num_ranks, exchange.order_nbytes)
+        check_length(f"--fragment-length {length}", length, row_nbytes, num_ranks, exchange.order_nbytes)
     else:
         length, seconds = auto_length(row_nbytes, num_ranks) if config.policy == "random" else 1, FRAGMENT_S
     length = min(length, config.num_steps)

@@ -21,6 +21,7 @@ CGROUP_FILES = (  # Limit and use, of version 2 and 1.
 LEAST_ENV_NBYTES = 1000  # An object and its random generator; Gymnasium's smallest envs have five times that.
 FEW = 64  # Envs from which the memory of the others is estimated.
 ANY_SIZE = "MPI_ROLLOUT_ANY_SIZE"
+MOST_MESSAGE_NBYTES = 2**31 - 1  # What MPI counts in an int.
 ANYWAY = f"or {ANY_SIZE}=1 to begin all the same"
 
 T = TypeVar("T")
@@ -184,3 +185,28 @@ def check_blocks(nbytes: int) -> None:
     if nbytes > free and not is_any_size():
         needs = f"rank 0 needs {format_bytes(nbytes)} of memory for the steps of all envs, and its host has"
         raise UsageError(Field("num_envs"), f": {needs} {format_bytes(free)} free; use fewer envs, {ANYWAY}")
+
+
+def check_length(name: str, length: int, row_nbytes: int, num_ranks: int, order_nbytes: int) -> None:
+    """Refuse fragments that the root or a message cannot hold, and say how long they may be.
+
+    Parameters
+    ----------
+    name
+        Of what was asked for, in the message.
+    row_nbytes, order_nbytes
+        Of one step: in the slot of a rank, and of all actions.
+
+    Raises
+    ------
+    UsageError
+        They are too long.
+    """
+    free, step_nbytes = free_memory(), num_ranks * row_nbytes + order_nbytes
+    most = min(free // step_nbytes, MOST_MESSAGE_NBYTES // max(row_nbytes, order_nbytes))
+    if length > most:
+        needs = f"rank 0 needs {format_bytes(length * step_nbytes)} of memory for {length:,} steps of all ranks"
+        raise UsageError(
+            f"{name}: {needs}, its host has {format_bytes(free)} free, and a message can have "
+            f"{format_bytes(MOST_MESSAGE_NBYTES)}; use at most {max(1, most):,}"
+        )

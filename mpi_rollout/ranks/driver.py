@@ -239,10 +239,10 @@ class Driver:
                 own_lane, self._num_passed = None, 0
         return lanes
 
-    def take_infos(self, lanes: Sequence[Lane]) -> Info:
+    def take_infos(self, lanes: Sequence[Lane], num_steps: int = 1) -> list[Info]:
         """Take the infos of some lanes, see `lanes.infos_of`; if that fails, it is as if an env had failed."""
         try:
-            return infos_of(lanes)
+            return infos_of(lanes, num_steps)
         except DataError:
             self.has_fault = True
             raise

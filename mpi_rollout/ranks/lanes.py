@@ -60,24 +60,28 @@ def indices_of(lanes: Sequence[Lane]) -> np.ndarray:
     return np.concatenate([lane.env_indices for lane in lanes])
 
 
-def infos_of(lanes: Sequence[Lane]) -> Info:
-    """Take the infos that came with the last slots of some lanes, of one step, as one dict.
+def infos_of(lanes: Sequence[Lane], num_steps: int = 1) -> list[Info]:
+    """Take the infos that came with the last slots of some lanes: for each step one dict of all envs.
 
     Raises
     ------
     DataError
         What envs say does not fit into one dict, or cannot be read here.
     """
-    parts, start = [], 0
+    parts: list[list[tuple[slice, Info]]] = [[] for _ in range(num_steps)]
+    start = 0
     for lane in lanes:
-        for _, rows, infos in lane.exchange.take_infos():
-            parts.append((slice(start + rows.start, start + rows.stop), infos))
+        for row, envs, infos in lane.exchange.take_infos():
+            parts[row].append((slice(start + envs.start, start + envs.stop), infos))
         start += lane.num_envs
-    merged = merge_infos(start, parts) if parts else {}
+    merged = [merge_infos(start, parts_of_step) if parts_of_step else {} for parts_of_step in parts]
     for index, leaf in enumerate(lanes[0].exchange.layout.infos):
         pairs = [(lane.exchange, lane.exchange.columns.info_arrays[index]) for lane in lanes]
-        values, mask = (np.concatenate([exchange.take(pair[i]) for exchange, pair in pairs]) for i in (0, 1))
-        add_columns(merged, leaf, values, mask)
+        for row in range(num_steps):
+            values, mask = (
+                np.concatenate([exchange.take(pair[i], step=row) for exchange, pair in pairs]) for i in (0, 1)
+            )
+            add_columns(merged[row], leaf, values, mask)
     return merged
 
 
@@ -99,16 +103,23 @@ def lanes_of(lanes: Sequence[Lane], lane_of_env: np.ndarray, env_indices: np.nda
     raise ValueError(f"envs_slice must be what recv returned, got {env_indices!r}; or None for all envs")
 
 
-def final_observations(space: spaces.Space, lanes: Sequence[Lane], ended: np.ndarray, infos: Info) -> np.ndarray:
+def final_observations(
+    space: spaces.Space, lanes: Sequence[Lane], ended: np.ndarray, infos: Info, step: int = 0
+) -> np.ndarray:
     """Return the last observation of each env that ended, else None: an array of objects, as Gymnasium has it.
 
     They come from the slots, or as the env gave them where these infos have them.
+
+    Parameters
+    ----------
+    ended, infos
+        Of step `step` of the last slots.
     """
     is_in_infos = infos.get(f"_{FINAL_OBS}", np.zeros(len(ended), np.bool_))
     observations, start = np.full(len(ended), None, object), 0
     for lane in lanes:
         rows = np.flatnonzero((ended & ~is_in_infos)[start : start + lane.num_envs])
-        arrays = [lane.exchange.take(column, rows) for column in lane.exchange.columns.final_observation_arrays]
+        arrays = [lane.exchange.take(column, rows, step) for column in lane.exchange.columns.final_observation_arrays]
         for place, row in enumerate(rows + start):
             observations[row] = tree_of(space, [array[place] for array in arrays])
         start += lane.num_envs
@@ -134,12 +145,28 @@ class Outcomes:
         self._space, self._block, self._destinations, self._copy = space, block, destinations, copy
         self._row = dict.fromkeys(destinations, 0)  # Of each lane's last outcome.
 
+    def use(self, destinations: Mapping[Lane, Destination]) -> None:
+        """Take outcomes from other slots from now on."""
+        self._destinations = destinations
+
     def lay(self, lanes: Sequence[Lane]) -> None:
         """Keep the slots of some lanes, which have just come."""
         for lane in lanes:
             self._row[lane] = row = 1 - self._row[lane]
             self._destinations[lane].lay_observations(row)
             self._destinations[lane].lay_results(row)
+
+    def keep(self, lanes: Sequence[Lane], arrays: Sequence[np.ndarray]) -> None:
+        """Keep observations of all envs, leaf by leaf, as the last ones of some lanes."""
+        for lane in lanes:
+            self._row[lane] = row = 1 - self._row[lane]
+            for array, given in zip(self._block.observation_arrays, arrays, strict=True):
+                array[row, lane.envs] = given[lane.envs]
+
+    def last_arrays(self, lanes: Sequence[Lane]) -> list[np.ndarray]:
+        """Return the last observations of some lanes, an array for each leaf."""
+        pieces = self._pieces(lanes)
+        return [_joined(array, pieces, copy=False) for array in self._block.observation_arrays]
 
     def observations(self, lanes: Sequence[Lane]) -> Tree:
         """Return the last observations of some lanes, C-contiguous, as a tree of arrays."""

@@ -4,6 +4,8 @@ What `reset`, `step` and `recv` return belongs to the caller.  With `copy=False`
 that the call after the next one for the same envs overwrites: the observations before a step and those after it are
 both alive, and nothing is copied.  Everything else belongs to the caller either way.
 
+`collect` takes several steps in one exchange, with actions that are known beforehand.
+
 `step` is `send`, then `recv`.  Where envs are divided into groups, or ranks are served as they get ready, `recv`
 returns some of the envs and says which; `send` takes actions for these envs.
 """
@@ -25,6 +27,7 @@ from mpi_rollout.process.interrupts import Interrupts
 from mpi_rollout.ranks.driver import Driver
 from mpi_rollout.ranks.lanes import NUM_ROWS, Lane, Outcomes, final_observations, indices_of, lanes_of
 from mpi_rollout.ranks.set_up import EnvFacts
+from mpi_rollout.train.fragments import Batch, Fragments
 from mpi_rollout.train.turns import CallState, Turns
 
 Received = tuple[Tree, np.ndarray, np.ndarray, np.ndarray, Info, np.ndarray]  # A step of some envs, and their indices.
@@ -71,8 +74,9 @@ class MPIVectorEnv(CalledByName):
         self.spec, self.render_mode = facts.spec, facts.render_mode
         self.metadata = {**facts.metadata, "autoreset_mode": autoreset_mode}
         self.autoreset_mode = autoreset_mode
-        block = driver.block(NUM_ROWS)
+        self._block = block = driver.block(NUM_ROWS)
         self._outcomes = Outcomes(driver.observation_space, block, driver.destinations(block), copy)
+        self._fragments = Fragments(driver)
         self._arrived: list[Lane] = []
         self._turns, self.has_turn = turns, turns is None or not turns.open
         self._lane_of_env = np.concatenate([np.full(lane.num_envs, i) for i, lane in enumerate(driver.lanes)])
@@ -105,8 +109,10 @@ class MPIVectorEnv(CalledByName):
             self._state.is_reset = True
             self.interrupts.forget()
             self._state.ended[slice(None) if mask is None else mask] = False
+            if isinstance(seed, int):
+                self._fragments.seed(seed)
             self._outcomes.lay(lanes)
-            return self._outcomes.observations(lanes), self._infos(lanes)
+            return self._outcomes.observations(lanes), self._infos(lanes)[0]
 
     def _begin_anew_if_need_be(self) -> None:
         """After a failure or an interrupt, drop what is under way: all envs are going to be reset."""
@@ -121,6 +127,7 @@ class MPIVectorEnv(CalledByName):
     def _drop(self) -> None:
         """Drop what is under way: from now on all envs must be reset."""
         self._state.is_reset = False
+        self._fragments.num_steps = 0
         self._arrived.clear()
         self._driver.drain(is_void=True)
 
@@ -220,6 +227,7 @@ class MPIVectorEnv(CalledByName):
         """
         self._check_open()
         self._state.check_whole()
+        self._check_no_fragment("recv")
         if not self._driver.under_way and not self._arrived:
             raise NoAsyncCallError("recv without send; call send(actions) first", "recv")
         with self.interrupts:
@@ -238,15 +246,78 @@ class MPIVectorEnv(CalledByName):
         ended = terminations | truncations
         if self.autoreset_mode == AutoresetMode.DISABLED:
             self._state.ended[indices_of(lanes)] = ended
-        return observations, rewards, terminations, truncations, self._infos(lanes, ended)
+        return observations, rewards, terminations, truncations, self._infos(lanes, ended[None])[0]
 
-    def _infos(self, lanes: Sequence[Lane], ended: np.ndarray | None = None) -> Info:
-        infos = self._driver.take_infos(lanes)
+    def _infos(self, lanes: Sequence[Lane], ended: np.ndarray | None = None) -> list[Info]:
+        """Return the infos of each step of the last slots; of a reset without `ended`, (num_steps, num_envs)."""
+        all_infos = self._driver.take_infos(lanes, 1 if ended is None else len(ended))
         self._driver.restarts.clear()  # Whoever wants to know of them asks for infos.
-        if self.autoreset_mode == AutoresetMode.SAME_STEP and ended is not None and ended.any():
-            infos[FINAL_OBS] = final_observations(self.single_observation_space, lanes, ended, infos)
-            infos[f"_{FINAL_OBS}"] = ended
-        return infos
+        if self.autoreset_mode == AutoresetMode.SAME_STEP and ended is not None:
+            for step in np.flatnonzero(ended.any(axis=1)).tolist():
+                infos, rows = all_infos[step], ended[step]
+                infos[FINAL_OBS] = final_observations(self.single_observation_space, lanes, rows, infos, step)
+                infos[f"_{FINAL_OBS}"] = rows
+        return all_infos
+
+    def collect(self, num_steps: int, actions: Tree | None = None) -> Batch:
+        """Take several steps of all envs in one exchange: equal to as many `step`s.
+
+        Parameters
+        ----------
+        actions
+            Of shape (num_steps, num_envs, ...), or a tree of such arrays; None for random actions, which depend on the
+            seed of the last `reset` that had one.
+
+        Returns
+        -------
+        A dict of arrays, which belong to the caller.  `observations` (before each step), `actions`, `rewards` float64,
+        `terminations` and `truncations` bool are of shape (num_steps, num_envs, ...); `last_observations` are those
+        after the last step, (num_envs, ...).  `infos` is a list of num_steps dicts, as `step` returns them.
+
+        Raises
+        ------
+        ActionError
+            The actions are not of this shape, or not in their space, in the step that the message names; nothing was
+            sent.
+        RankError
+            An env failed on some rank, or without autoreset an episode ended before the last step; the next `reset` of
+            all envs begins anew.
+        """
+        self.collect_async(num_steps, actions)
+        return self.collect_wait()
+
+    def collect_async(self, num_steps: int, actions: Tree | None = None) -> None:
+        """Send the actions of several steps, as `collect`; the ranks step while the caller goes on."""
+        self._check_open()
+        self._state.check_idle("collect_async")
+        self._state.check_ready(self._driver.lanes)
+        if not isinstance(num_steps, int | np.integer) or num_steps < 1:
+            raise ValueError(f"num_steps must be an int of at least 1, got {num_steps!r}")
+        with self.interrupts:
+            if self._fragments.make_room(int(num_steps)):
+                self._outcomes.use(self._driver.destinations(self._block))
+            self._fragments.send(int(num_steps), actions)
+
+    def collect_wait(self) -> Batch:
+        """Wait for the steps of `collect_async`; return what `collect` returns."""
+        self._check_open()
+        self._state.check_whole()
+        if not self._fragments.num_steps:
+            raise NoAsyncCallError("collect_wait without collect_async; call collect_async first", "collect_wait")
+        lanes = self._driver.lanes
+        with self.interrupts:
+            while self._driver.under_way:
+                self._fragments.take(self._driver.await_some(len(lanes)))
+            batch, last = self._fragments.batch(self._outcomes.last_arrays(lanes))
+            self._outcomes.keep(lanes, last)
+            ended = batch["terminations"] | batch["truncations"]
+            if self.autoreset_mode == AutoresetMode.DISABLED:
+                self._state.ended[:] = ended[-1]
+            return {**batch, "infos": self._infos(lanes, ended)}
+
+    def _check_no_fragment(self, what: str) -> None:
+        if self._fragments.num_steps:
+            raise AlreadyPendingCallError(f"{what} while a fragment is under way; call collect_wait()", what)
 
     def render(self) -> Values:
         """Return what each env's `render` gives, in env order."""

@@ -1,0 +1,119 @@
+"""Fragments for a trainer: several steps of all envs in one exchange."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from mpi_rollout.core.host import check_length
+from mpi_rollout.core.layout import Block
+from mpi_rollout.core.spaces import Tree, tree_of
+from mpi_rollout.errors import ActionError
+from mpi_rollout.policies.random import RandomPolicy
+from mpi_rollout.ranks.driver import Driver
+from mpi_rollout.ranks.lanes import Lane
+
+Batch = dict[str, Any]
+
+
+class Fragments:
+    """Sends actions of several steps, and makes arrays of what comes back.
+
+    Attributes
+    ----------
+    num_steps
+        Of the fragment under way; 0 if there is none.
+    """
+
+    def __init__(self, driver: Driver):
+        self._driver = driver
+        self._random: RandomPolicy | None = None
+        self._num_drawn = self._room = self.num_steps = 0
+        self._block: Block
+
+    def seed(self, seed: int) -> None:
+        """Begin to draw random actions from this seed."""
+        self._random, self._num_drawn = RandomPolicy(self._driver.action_space, self._driver.num_envs, seed), 0
+
+    def make_room(self, num_steps: int) -> bool:
+        """Have slots hold so many steps; return whether they are others now."""
+        if self._room >= num_steps:
+            return False
+        exchange = max((lane.exchange for lane in self._driver.lanes), key=lambda exchange: exchange.layout.nbytes)
+        num_slots = self._driver.exchanges.num_slots
+        check_length(f"collect({num_steps})", num_steps, exchange.layout.nbytes, num_slots, exchange.order_nbytes)
+        self._driver.make_room(num_steps)
+        self._block = self._driver.block(num_steps + 1)
+        self._destinations = self._driver.destinations(self._block)
+        self._room = num_steps
+        return True
+
+    def send(self, num_steps: int, actions: object) -> None:
+        """Send the actions of several steps; None for random ones.
+
+        Raises
+        ------
+        ActionError
+            The actions are not of shape (num_steps, num_envs, ...), or not in their space; nothing was sent.
+        """
+        driver = self._driver
+        arrays = self._draw(num_steps) if actions is None else self._read(num_steps, actions)
+        for lane in driver.lanes:
+            driver.send_fragment(lane, [array[:, lane.envs] for array in arrays])
+        self.num_steps, self._actions = num_steps, arrays
+
+    def _draw(self, num_steps: int) -> list[np.ndarray]:
+        if self._random is None:
+            self.seed(int(np.random.SeedSequence().generate_state(1, np.uint64)[0]))
+        assert self._random is not None
+        self._random.forget(self._num_drawn)
+        arrays = self._random.rows(self._num_drawn, num_steps, range(self._driver.num_envs))
+        self._num_drawn += num_steps
+        return arrays
+
+    def _read(self, num_steps: int, actions: object) -> list[np.ndarray]:
+        arrays = self._driver.read_plan(actions, self._driver.lanes, 0)
+        if arrays is None or len(arrays[0]) != num_steps:
+            got = f", got {len(arrays[0])} steps" if arrays is not None else f", got {_shape_of(actions)}"
+            raise ActionError(f"actions must be of shape ({num_steps}, {self._driver.num_envs}, ...){got}")
+        return arrays
+
+    def take(self, lanes: Sequence[Lane]) -> None:
+        """Lay the slots of some lanes, which have just come."""
+        for lane in lanes:
+            self._destinations[lane].lay_observations(1, 0, self.num_steps)
+            self._destinations[lane].lay_results(0, self.num_steps)
+
+    def batch(self, first_observations: Sequence[np.ndarray]) -> tuple[Batch, list[np.ndarray]]:
+        """Return what came back, and the last observations as one array for each leaf.
+
+        Parameters
+        ----------
+        first_observations
+            Those before the fragment, an array (num_envs, ...) for each leaf.
+        """
+        driver, block, num_steps, self.num_steps = self._driver, self._block, self.num_steps, 0
+        for destination in self._destinations.values():
+            destination.unpack(0, num_steps)
+        for array, first in zip(block.observation_arrays, first_observations, strict=True):
+            array[0] = first
+        last = [np.array(array[num_steps]) for array in block.observation_arrays]
+        rewards, terminations, truncations = (np.array(column[:num_steps]) for column in block.results)
+        batch: Batch = {
+            "observations": _tree(driver.observation_space, [array[:num_steps] for array in block.observation_arrays]),
+            "actions": _tree(driver.action_space, self._actions),
+            "rewards": rewards,
+            "terminations": terminations,
+            "truncations": truncations,
+            "last_observations": _tree(driver.observation_space, last),
+        }
+        return batch, last
+
+
+def _tree(space: spaces.Space, arrays: Sequence[np.ndarray]) -> Tree:
+    return tree_of(space, [np.array(array) for array in arrays])
+
+
+def _shape_of(actions: object) -> object:
+    return getattr(actions, "shape", type(actions).__name__)
