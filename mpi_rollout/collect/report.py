@@ -45,6 +45,10 @@ class RunFigures:
         Observations and rewards in the file that are not what their spaces promise, see `storage.values`.
     slept
         Ranks slept while they waited for messages, see `waiting`.
+    fragment_length
+        The largest number of steps between two exchanges.
+    inference
+        Who chose the actions: root or workers.
     """
 
     file: str
@@ -71,6 +75,8 @@ class RunFigures:
     lost: list[LostRank] = field(default_factory=list)
     wrong_values: list[dict[str, Any]] = field(default_factory=list)
     slept: bool = False
+    fragment_length: int = 1
+    inference: str = "root"
 
     @property
     def env_steps_per_s(self) -> float:
@@ -134,6 +140,7 @@ class RunFigures:
             f"({counted(self.num_envs, 'env')} x {counted(num_taken, 'step')} on {counted(self.num_ranks, 'rank')})",
             *([earlier] if self.num_steps_before else []),
             f"{'time' if self.in_lockstep else 'time of the root'}: {shares}",
+            *self._exchange(),
             f"slowest rank: {slowest} ({self.ranks[slowest]['host']}), {self.step_s[slowest]:.2f} s in its envs; ranks "
             f"on average {self.mean_s:.2f} s",
             *self._limit(),
@@ -141,6 +148,13 @@ class RunFigures:
             *self._faults(),
             f"file: {self.file} ({'complete' if self.complete else 'unfinished'})",
         ]
+
+    def _exchange(self) -> list[str]:
+        """Return a line about fragments, if there were any."""
+        if self.fragment_length == 1 and self.inference == "root":
+            return []
+        who = "the ranks chose the actions" if self.inference == "workers" else "rank 0 sent the actions"
+        return [f"fragments of {counted(self.fragment_length, 'step')} at most; {who}"]
 
     def _limit(self) -> list[str]:
         """Return a line about the limit, if it was measured."""

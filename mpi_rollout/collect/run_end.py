@@ -126,10 +126,12 @@ class RunEnd:
             complete=complete,
             wrong_values=state.file.values.wrong if state.file.values is not None else [],
             mpi_library=world.library_name(),
-            order_bytes=exchange.order_nbytes,
+            order_bytes=exchange.order_nbytes_of(1 if collector.actor.inference == "workers" else exchange.room),
             slot_bytes=exchange.room * exchange.layout.nbytes,
             lost=self._lost_ranks.all,
             slept=self._driver.exchanges.way == "sleep",
+            fragment_length=exchange.room,
+            inference="workers" if collector.actor.inference == "workers" else "root",
         )
 
     @staticmethod

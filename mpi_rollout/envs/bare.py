@@ -16,7 +16,7 @@ from gymnasium.vector.utils import iterate
 
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.seeding import episode_seeds, seed_of_slice
-from mpi_rollout.core.spaces import Tree, rows_of
+from mpi_rollout.core.spaces import Tree
 from mpi_rollout.envs.env_maker import EnvMaker, maker_of
 from mpi_rollout.envs.loop import LoopVectorEnv
 from mpi_rollout.errors import EnvError, words_of

@@ -174,6 +174,10 @@ class Exchange:
         self._own_envs = slice(self.envs.start - first, self.envs.stop - first)
         self._is_one_step = True  # The last order had its actions in itself.
 
+    def order_nbytes_of(self, num_steps: int) -> int:
+        """Return the bytes of an order with the actions of so many steps."""
+        return HEADER_NBYTES + actions_nbytes(self._action_leaves, num_steps * self.partition.num_envs)
+
     def _lay_out_slots(self, room: int) -> None:
         layout, num_ranks, rank = self.layout, self.partition.num_ranks, self.comm.rank - self.first_rank
         self.room, self.has_own_slot = room, rank in range(num_ranks)

@@ -6,6 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from shlex import quote
 from time import time
+from typing import Any
 
 import h5py
 import numpy as np
@@ -130,7 +131,7 @@ def check_output(config: RolloutConfig) -> None:
     if os.path.lexists(part):
         with suppress(DataError):
             stored = in_child("mpi_rollout.storage.reader:identity", part)
-            check_same_run(config, stored["config"], part, stored["complete"])
+            check_same_run(config, stored, part)
 
 
 def warning_of(path: str, why_not: str) -> str:
@@ -173,11 +174,11 @@ def check_extends(config: RolloutConfig, path: str) -> None:
     except DataError as error:
         raise UsageError(f"--out {path}: {path} exists; move it away or use another --out ({error})") from error
     if not stored["complete"]:
-        check_same_run(config, stored["config"], path)
+        check_same_run(config, stored, path)
         raise UsageError(
             f"--out {path}: {path} was recovered from this run before its end; move it away to continue the run"
         )
-    if not check_same_run(config, stored["config"], path, is_complete=True):
+    if not check_same_run(config, stored, path):
         raise AlreadyComplete(
             f"--out {path}: {path} is there already, of the same run and complete; nothing is left to do"
         )
@@ -212,7 +213,8 @@ def look_into(config: RolloutConfig, part: str) -> Past | None:
             "makes a file of what is whole, or move it away to begin anew"
         ) from error
     with open_unmarked(part) as file:
-        check_same_run(config, file.attrs["config"], part, is_complete=bool(file.attrs["finished"].strip()))
+        stored = {"config": file.attrs["config"], "version": int(file.attrs["format_version"])}
+        check_same_run(config, {**stored, "complete": bool(file.attrs["finished"].strip())}, part)
         return read_past(file, config.seed) if config.trajectories else None
 
 
@@ -254,13 +256,15 @@ def check_folder(path: str) -> str:
         raise StorageError(f"--out {path}: cannot write to {folder}: {error.strerror}") from error
 
 
-def check_same_run(config: RolloutConfig, stored: str, path: str, is_complete: bool = False) -> bool:
-    """Refuse to go on with the file of another run; `stored` is that run's configuration, in JSON.
+def check_same_run(config: RolloutConfig, stored: dict[str, Any], path: str) -> bool:
+    """Refuse to go on with the file of another run; `stored` is what `reader.identity` says of the file.
 
     Return whether the file is complete, and of the same run with fewer steps: it can be extended.  UsageError if
-    options that decide on the data differ; the message has them.
+    options that decide on the data differ, or if this version of the program would go on with other actions; the
+    message says which.
     """
-    before = RolloutConfig.from_json(stored, path)
+    is_complete = stored["complete"]
+    before = RolloutConfig.from_json(stored["config"], path)
     num_steps = before.num_steps
     has_fewer = is_complete and num_steps < config.num_steps
     if has_fewer:
@@ -270,6 +274,11 @@ def check_same_run(config: RolloutConfig, stored: str, path: str, is_complete: b
         advice += " (more --num-steps extend a complete file, fewer do not cut it)"
     if changes := _changes(before, config):
         raise UsageError(f"--out {config.out}: {path} is of another run: {'; '.join(changes)}; {advice}")
+    if stored["version"] == 1 and config.policy == "random" and (has_fewer or not is_complete):
+        raise UsageError(
+            f"--out {config.out}: {path} was begun by a version of mpi_rollout that draws other random actions from the "
+            "same seed; finish it with that version, move it away, or use another --out"
+        )
     return has_fewer
 
 

@@ -146,12 +146,16 @@ def throughput_tables(file: h5py.File) -> tuple[np.ndarray, np.ndarray, np.ndarr
     return intervals, limit, table_of(file, "throughput/ranks", RANK)
 
 
-def identity(tell: Tell, path: str) -> dict[str, str | bool]:
-    """Read whose file it is: the configuration of its run, in JSON, and whether that has come to its end."""
+def identity(tell: Tell, path: str) -> dict[str, Any]:
+    """Read whose file it is: the configuration of its run, in JSON, its format, and whether it has come to its end."""
     with opened(path, tell) as (file, _):
         attributes = attributes_of(file)
         check_attributes(attributes)
-        return {"config": text(attributes, "config"), "complete": bool(text(attributes, "finished").strip())}
+        return {
+            "config": text(attributes, "config"),
+            "version": count(attributes, "format_version"),
+            "complete": bool(text(attributes, "finished").strip()),
+        }
 
 
 def contents(tell: Tell, path: str, names: Collection[str]) -> dict[str, object]:

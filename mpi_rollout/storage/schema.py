@@ -25,7 +25,7 @@ from mpi_rollout.storage.values import ValueChecks
 FORMAT = "mpi_rollout"
 # Raise it when older versions would misread a file.  A new option needs no new version: a reader knows a file's options
 # by their names, see `RolloutConfig.from_json`.
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2  # 1: random actions were other ones for the same seed.
 SPAN_NBYTES = 2**23  # Of all chunks that hold one step: HDF5's readers keep 8 MiB, before version 2.0 they kept 1 MiB.
 CHUNK_NBYTES = 2**16  # Smaller chunks take long to write and to find.
 TOLD_NBYTES = 100_000_000  # The user is told how large a larger file is.
