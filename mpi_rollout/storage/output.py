@@ -276,8 +276,8 @@ def check_same_run(config: RolloutConfig, stored: dict[str, Any], path: str) -> 
         raise UsageError(f"--out {config.out}: {path} is of another run: {'; '.join(changes)}; {advice}")
     if stored["version"] == 1 and config.policy == "random" and (has_fewer or not is_complete):
         raise UsageError(
-            f"--out {config.out}: {path} was begun by a version of mpi_rollout that draws other random actions from the "
-            "same seed; finish it with that version, move it away, or use another --out"
+            f"--out {config.out}: {path} was begun by a version of mpi_rollout that draws other random actions from "
+            "the same seed; finish it with that version, move it away, or use another --out"
         )
     return has_fewer
 

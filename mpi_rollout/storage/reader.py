@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from shlex import quote
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import h5py
 import numpy as np
