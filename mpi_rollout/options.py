@@ -115,7 +115,7 @@ def number(text: str) -> float:
 def add_option(parser: ParserOrGroup, field: Field[Any]) -> None:
     """Add one field of the configuration as an option, also under the name that it had before."""
     default = field.default_factory() if field.default_factory is not MISSING else field.default
-    help_text = field.metadata["help"]
+    help_text = field.metadata["help"].replace("%", "%%")  # A lone % would be argparse's own.
     if isinstance(default, bool):
         action = "store_false" if default else "store_true"
         parser.add_argument(switch(field.name), dest=field.name, default=default, help=help_text, action=action)
