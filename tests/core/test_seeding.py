@@ -1,13 +1,13 @@
 """Every stream of random numbers comes from (seed, env_index, ...) and overlaps no other."""
 
-from itertools import islice
+from itertools import islice, product
 
 import numpy as np
 import pytest
 from jobs import Job, datasets
 
 from mpi_rollout.core import seeding
-from mpi_rollout.core.seeding import SeedTable, draws_of_block, episode_seeds, seed_of_slice
+from mpi_rollout.core.seeding import SeedTable, draws_of_block, episode_seeds, policy_key, seed_of_slice
 
 
 def first_seeds(seed: int, env_index: int, count: int) -> list[int]:
@@ -61,11 +61,14 @@ def test_runs_with_seeds_0_and_1_share_no_stream():
     assert len(set(values)) == len(values)
 
 
-def test_policies_draw_from_a_stream_of_their_own_for_each_seed_leaf_and_block():
-    keys = [(seed, leaf, block) for seed in (0, 1) for leaf in (0, 1) for block in (0, 1, 2)]
-    streams = {draws_of_block(*key).bytes(16) for key in keys}
-    assert len(streams) == len(keys)
-    assert draws_of_block(0, 1, 2).bytes(16) == draws_of_policy(0, 1, 2).bytes(16)
+def test_policies_draw_from_a_stream_of_their_own_for_each_seed_use_leaf_and_block():
+    keys = [policy_key(seed, is_by_masks) for seed in (0, 1) for is_by_masks in (False, True)]
+    blocks = list(product((0, 1), (0, 1, 2), (0, 1, 2)))
+    streams = {draws_of_block(key, *block).bytes(2**16) for key in keys for block in blocks}
+    assert len(streams) == len(keys) * len(blocks)
+    words = [set(np.frombuffer(stream, np.uint64).tolist()) for stream in streams]
+    assert len(set.union(*words)) == len(streams) * 2**13  # No stream goes on where another one begins.
+    assert draws_of_block(policy_key(0), 1, 2, 3).bytes(16) == draws_of_block(policy_key(0), 1, 2, 3).bytes(16)
 
 
 def test_slices_have_seeds_of_their_own():

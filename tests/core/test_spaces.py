@@ -10,7 +10,6 @@ from gymnasium import spaces
 
 from mpi_rollout.core.spaces import (
     FEW,
-    MASK_NAME,
     MOST_MASK_BITS,
     Bounds,
     bounds_of,
@@ -19,7 +18,6 @@ from mpi_rollout.core.spaces import (
     is_castable,
     leaf_spaces,
     leaves,
-    mask_leaves,
     mask_sizes,
     rows_of,
     tree_of,
@@ -240,8 +238,6 @@ def test_counts_of_wrong_values_are_told_in_one_text():
 
 def test_masks_have_a_bit_for_each_action_of_a_space_of_few_choices():
     assert mask_sizes(spaces.Discrete(9)) == [9] and mask_sizes(spaces.MultiDiscrete([[2, 5], [3, 4]])) == [2, 5, 3, 4]
-    assert mask_sizes(spaces.Box(0, 1)) == [] and mask_leaves(spaces.Box(0, 1)) == ()
     assert mask_sizes(spaces.Discrete(MOST_MASK_BITS)) and not mask_sizes(spaces.Discrete(MOST_MASK_BITS + 1))
-    for num_actions, num_bytes in ((8, 1), (9, 2)):
-        (leaf,) = mask_leaves(spaces.Discrete(num_actions))
-        assert (leaf.keys, leaf.dtype, leaf.shape) == ((MASK_NAME,), np.uint8, (num_bytes,))
+    box = spaces.Box(0, 1, (2,), np.float32)
+    assert mask_sizes(box) == mask_sizes(spaces.Dict(a=spaces.Discrete(2))) == []

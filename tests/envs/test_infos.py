@@ -9,8 +9,6 @@ from gymnasium import spaces
 from jobs import Job, Start, assert_same_bytes, datasets
 from masked_envs import Masked
 
-from mpi_rollout.core.layout import SlotLayout
-from mpi_rollout.core.spaces import mask_leaves
 from mpi_rollout.envs.infos import MaskColumn, mask_bits
 from mpi_rollout.policies.random import RandomPolicy
 
@@ -66,18 +64,17 @@ def test_what_is_no_mask_is_said_once_and_not_heeded(job: Job):
     assert datasets(job.folder / "Wrongly.h5")["actions"].tolist() == [policy().tolist() for _ in range(60)]
 
 
-def column(space: spaces.Space, num_envs: int) -> tuple[MaskColumn, np.ndarray, np.ndarray]:
-    """What writes masks, and where they are then."""
-    layout = SlotLayout(spaces.Discrete(2), num_envs, infos=mask_leaves(space))
-    [(values, flags)] = layout.columns(np.zeros(layout.nbytes, np.uint8), num_envs).info_arrays
-    return MaskColumn(space, (values, flags), 0), values, flags
+def given(masks: MaskColumn) -> list[int]:
+    """The places of the envs that say what they allow."""
+    return masks.given()[0].tolist()
 
 
 def test_a_step_without_an_info_limits_no_actions():
-    masks, _, flags = column(spaces.Discrete(3), 2)
+    masks = MaskColumn(spaces.Discrete(3), range(2))
     masks.begin(0, {"action_mask": np.array([0, 1, 1], np.int8)})
+    assert given(masks) == [0]
     masks.write([None, None], [])
-    assert flags.tolist() == [False, False]
+    assert given(masks) == []
 
 
 MANY = spaces.MultiDiscrete([3, 5], start=[-1, 2])
@@ -86,42 +83,61 @@ MASK = (np.array([0, 1, 1], np.int8), np.array([1, 0, 0, 0, 1], np.int8))
 
 @pytest.mark.parametrize("mask", [MASK, list(map(list, MASK)), np.concatenate(MASK)], ids=["tuple", "lists", "flat"])
 def test_each_component_has_its_mask(mask: Any):
-    masks, values, flags = column(MANY, 400)
+    masks = MaskColumn(MANY, range(400))
     for place in range(399):
         masks.begin(place, {"action_mask": mask})
-    actions = RandomPolicy(MANY, 400, 0).by_masks(70, slice(0, 400), flags, values)
-    assert Counter(map(tuple, actions[:399].tolist())).keys() == {(0, 2), (0, 6), (1, 2), (1, 6)}
-    assert actions[399].tolist() == RandomPolicy(MANY, 400, 0).at(70)[399].tolist()
+    places, packed = masks.given()
+    assert places.tolist() == list(range(399))
+    actions = RandomPolicy(MANY, 400, 0).by_masks(70, places, packed)
+    assert actions.shape == (399, 2) and actions.dtype == MANY.dtype
+    assert Counter(map(tuple, actions.tolist())).keys() == {(0, 2), (0, 6), (1, 2), (1, 6)}
 
 
 def test_all_allowed_actions_are_alike_likely_and_depend_on_seed_env_and_step_alone():
     space = spaces.Discrete(9)
-    masks, values, flags = column(space, 3000)
-    for place in range(3000):
-        masks.begin(place, {"action_mask": np.array([0, 1, 0, 1, 1, 0, 0, 0, 0], bool)})
+    packed = np.tile(np.packbits(np.array([0, 1, 0, 1, 1, 0, 0, 0, 0])), (3000, 1))
     policy = RandomPolicy(space, 3000, 0)
-    actions = policy.by_masks(5, slice(0, 3000), flags, values)
+    actions = policy.by_masks(5, np.arange(3000), packed)
     assert set(actions.tolist()) == {1, 3, 4} and min(Counter(actions.tolist()).values()) > 900
-    some = slice(1000, 1010)
-    assert RandomPolicy(space, 1200, 0).by_masks(5, some, flags[some], values[some]).tolist() == actions[some].tolist()
-    assert policy.by_masks(6, some, flags[some], values[some]).tolist() != actions[some].tolist()
-    assert RandomPolicy(space, 1200, 1).by_masks(5, some, flags[some], values[some]).tolist() != actions[some].tolist()
+    some = np.array([1000, 1003, 1100])
+    for envs in (1200, range(1000, 1101), range(990, 1200)):
+        assert RandomPolicy(space, envs, 0).by_masks(5, some, packed[:3]).tolist() == actions[some].tolist()
+    many = np.arange(1000, 1030)
+    assert policy.by_masks(6, many, packed[:30]).tolist() != actions[many].tolist()
+    assert RandomPolicy(space, 1200, 1).by_masks(5, many, packed[:30]).tolist() != actions[many].tolist()
 
 
 def test_natively_vectorized_envs_have_masks_too():
-    masks, values, flags = column(spaces.Discrete(3), 4)
+    masks = MaskColumn(spaces.Discrete(3), range(4))
     told = {"action_mask": np.array([[0, 0, 1]] * 4, np.int8), "_action_mask": np.array([True, True, False, True])}
     masks.write_batch(told, np.array([False, True, False, False]))
-    assert flags.tolist() == [True, False, False, True] and masks.places == {0, 1, 3}
-    assert RandomPolicy(spaces.Discrete(3), 4, 0).by_masks(0, slice(0, 4), flags, values)[[0, 3]].tolist() == [2, 2]
+    assert given(masks) == [0, 3] and masks.places == {0, 1, 3}
+    assert RandomPolicy(spaces.Discrete(3), 4, 0).by_masks(0, *masks.given()).tolist() == [2, 2]
     masks.write_batch({}, np.zeros(4, bool))
-    assert not flags.any() and not masks.places
+    assert given(masks) == [] and not masks.places
 
 
-def test_there_is_no_room_for_masks_where_there_are_none():
-    box = spaces.Box(0, 1, (2,), np.float32)
-    assert mask_leaves(box) == mask_leaves(spaces.Discrete(10**6)) == mask_leaves(spaces.Dict(a=box)) == ()
-    assert mask_leaves(MANY)[0].shape == (1,)
+@pytest.mark.parametrize(
+    ("space", "mask", "packed"),
+    [
+        (spaces.Discrete(8), [1, 0, 0, 0, 0, 0, 1, 1], [0b10000011]),
+        (spaces.Discrete(9), [1, 0, 0, 0, 0, 0, 1, 1, 1], [0b10000011, 0b10000000]),
+        (MANY, MASK, [0b01110001]),
+    ],
+    ids=str,
+)
+def test_a_mask_is_given_as_bits_eight_to_a_byte(space: spaces.Space, mask: Any, packed: list[int]):
+    masks = MaskColumn(space, range(10, 12))
+    masks.begin(1, {"action_mask": mask})
+    places, rows = masks.given()
+    assert places.tolist() == [1] and rows.tolist() == [packed] and rows.dtype == np.uint8
+
+
+@pytest.mark.parametrize("space", [spaces.Box(0, 1, (2,), np.float32), spaces.Discrete(10**6)], ids=str)
+def test_there_are_no_masks_where_there_are_no_few_choices(space: spaces.Space):
+    masks = MaskColumn(space, range(2))
+    masks.begin(0, {"action_mask": np.ones(2, bool)})
+    assert given(masks) == [] and not masks.places
 
 
 @pytest.mark.parametrize(
@@ -157,29 +173,19 @@ def test_what_is_no_mask_is_refused_by_itself(mask: Any, sizes: list[int]):
         mask_bits(mask, sizes)
 
 
-def column_of(space: spaces.Space, num_envs: int, first_env_index: int = 0) -> tuple[MaskColumn, np.ndarray]:
-    """A column of masks, and which envs have one in it."""
-    layout = SlotLayout(spaces.Discrete(2), num_envs, infos=mask_leaves(space))
-    ((values, flags),) = layout.columns(np.zeros(layout.nbytes, np.uint8), num_envs).info_arrays
-    return MaskColumn(space, (values, flags), first_env_index), flags
-
-
 def test_the_masks_of_a_step_are_written_for_the_envs_that_have_some(capfd: pytest.CaptureFixture):
-    column, flags = column_of(spaces.Discrete(9), 3, first_env_index=10)
+    column = MaskColumn(spaces.Discrete(9), range(10, 13))
     masks = np.eye(9, dtype=np.int8)
     column.begin(0, {"action_mask": masks[0]})
     column.begin(1, {})
     column.begin(2, {"action_mask": masks[8]})
-    assert flags.tolist() == [True, False, True] and column.info_of(1) == {}
+    assert given(column) == [0, 2] and column.info_of(1) == {}
     assert column.info_of(2)["action_mask"].tolist() == masks[8].tolist()
     column.write([{"action_mask": masks[1]}, {"action_mask": masks[2]}, {"action_mask": masks[3]}], [2])
-    assert flags.tolist() == [True, False, False]
+    assert given(column) == [0]
     assert column.info_of(0)["action_mask"].tolist() == masks[1].tolist()
     column.write([{"action_mask": masks[1] * 2}, {}, {}], [])
-    assert (
-        flags.tolist() == [False] * 3
-        and capfd.readouterr().err.count("env 10: its info 'action_mask' should be 0 or") == 1
-    )
+    assert given(column) == [] and capfd.readouterr().err.count("env 10: its info 'action_mask' should be 0 or") == 1
     column.begin(0, {})
     assert column.places == {2}
 
@@ -196,18 +202,18 @@ def test_numbers_that_are_no_integers_are_no_masks_though_all_envs_give_them(cap
 
 
 def test_masks_of_natively_vectorized_envs_come_in_one_array():
-    column, flags = column_of(spaces.Discrete(3), 3)
+    column = MaskColumn(spaces.Discrete(3), range(3))
     masks = np.array([[1, 0, 0], [0, 1, 0], [0, 0, 1]], np.int8)
     column.write_batch({"action_mask": masks}, np.array([False, True, False]))
-    assert flags.tolist() == [True, False, True] and column.info_of(2)["action_mask"].tolist() == [0, 0, 1]
+    assert given(column) == [0, 2] and column.info_of(2)["action_mask"].tolist() == [0, 0, 1]
     column.write_batch({"action_mask": masks, "_action_mask": np.array([False, True, False])}, np.zeros(3, bool))
-    assert flags.tolist() == [False, True, False]
+    assert given(column) == [1]
     column.write_batch({}, np.zeros(3, bool))
-    assert flags.tolist() == [False] * 3 and column.places == set()
+    assert given(column) == [] and column.places == set()
 
 
 def test_a_space_without_masks_is_said_once(capfd: pytest.CaptureFixture):
-    column = MaskColumn(spaces.Box(0, 1), None, 4)
+    column = MaskColumn(spaces.Box(0, 1), range(4, 6))
     column.write_batch({"action_mask": np.ones((2, 3)), "_action_mask": np.array([False, True])}, np.zeros(2, bool))
     column.begin(0, {"action_mask": np.ones(3)})
     assert capfd.readouterr().err.count("env 5: its info 'action_mask' is heeded for Discrete") == 1

@@ -10,7 +10,7 @@ from gymnasium import spaces
 from mpi_rollout.core.partition import Partition
 from mpi_rollout.core.spaces import Leaf, leaves
 from mpi_rollout.errors import DataError
-from mpi_rollout.exchange.exchange import Command, Contents, Exchange
+from mpi_rollout.exchange.exchange import HEADER_NBYTES, Command, Contents, Exchange
 from mpi_rollout.exchange.transports import SwitchingTransport, Transport
 from mpi_rollout.exchange.waiting import SpinWait
 from mpi_rollout.exchange.world import SingleRankComm
@@ -30,9 +30,9 @@ def exchange_of(
 def test_an_order_has_aligned_columns_for_the_actions_of_all_envs():
     exchange = exchange_of(Partition(5, 1))
     sizes = [-(-5 * leaf.nbytes // 8) * 8 for leaf in leaves(Nested.action_space)]
-    assert exchange.order_nbytes == 24 + sum(sizes)
+    assert exchange.order_nbytes == HEADER_NBYTES + sum(sizes)
     places = [array.ctypes.data - exchange._order.ctypes.data for array in exchange.action_arrays]
-    assert places == [24 + sum(sizes[:index]) for index in range(len(sizes))]
+    assert places == [HEADER_NBYTES + sum(sizes[:index]) for index in range(len(sizes))]
 
 
 def test_each_rank_sees_the_actions_of_its_own_envs():
@@ -47,11 +47,11 @@ def test_each_rank_sees_the_actions_of_its_own_envs():
 def test_an_order_says_what_to_do_and_with_which_code():
     exchange = exchange_of(Partition(2, 1))
     for command, code in (
-        (Command.STEP, 0),
-        (Command.STEP, 0),
+        (Command.STEP, 1),
+        (Command.STEP, 1),
         (Command.STOP, 75),
         (Command.STOP, 0),
-        (Command.STEP, 0),
+        (Command.STEP, 1),
     ):
         exchange.post_order(command, code)
         assert exchange.order == (command, code)
@@ -62,7 +62,7 @@ def test_the_root_without_envs_has_no_slot():
     assert with_envs.has_own_slot and hasattr(with_envs, "slot")
     assert without.has_own_slot and len(without.envs) == 0
     other = exchange_of(Partition(2, 1), first_rank=1)
-    assert not other.has_own_slot and not hasattr(other, "slot") and other.slots.shape == (1, other.layout.nbytes)
+    assert not other.has_own_slot and not hasattr(other, "slot") and other.slots.shape == (1, 1, other.layout.nbytes)
     worker = exchange_of(Partition(2, 1), first_rank=1, rank=1)
     assert worker.has_own_slot and not hasattr(worker, "slots")
 
@@ -70,13 +70,13 @@ def test_the_root_without_envs_has_no_slot():
 def test_what_the_root_writes_into_its_own_slot_is_among_all_slots():
     exchange = exchange_of(Partition(3, 1))
     exchange.slot.rewards[...] = [1, 2, 3]
-    exchange.own_mark[0] = 7
-    assert exchange.columns.rewards.tolist() == [[1, 2, 3]] and exchange.marks.tolist() == [7]
+    exchange.own_marks[0] = 7
+    assert exchange.columns.rewards.tolist() == [[[1, 2, 3]]] and exchange.marks.tolist() == [[7]]
 
 
 def test_rows_are_taken_in_env_order_without_the_empty_ones():
     exchange = exchange_of(Partition(5, 2))
-    exchange.columns.rewards[...] = [[1, 2, 3], [4, 5, 9]]
+    exchange.columns.rewards[:, 0] = [[1, 2, 3], [4, 5, 9]]
     assert exchange.take(exchange.columns.rewards).tolist() == [1, 2, 3, 4, 5]
     assert exchange.take(exchange.columns.rewards, np.array([4, 0])).tolist() == [5, 1]
     taken = exchange.take(exchange.columns.rewards, slice(2, 4))
@@ -87,7 +87,7 @@ def test_rows_are_taken_in_env_order_without_the_empty_ones():
 def test_the_roots_own_infos_need_no_message_and_are_taken_once():
     exchange = exchange_of(Partition(4, 2, first_env=6))
     exchange.put_infos({"a": 1})
-    assert exchange.take_infos() == [(slice(0, 2), {"a": 1})] and exchange.take_infos() == []
+    assert exchange.take_infos() == [(0, slice(0, 2), {"a": 1})] and exchange.take_infos() == []
     exchange.put_infos({})
     assert exchange.take_infos() == []
     exchange.put_infos({"a": 1})
@@ -97,10 +97,15 @@ def test_the_roots_own_infos_need_no_message_and_are_taken_once():
 
 def test_a_worker_says_how_many_bytes_its_infos_have():
     exchange = exchange_of(Partition(4, 2), rank=1)
+    sent = []
+    exchange.comm.Isend = lambda pickled, *_: sent.append(len(pickled))
     exchange.put_infos({"a": np.arange(3)})
-    assert exchange._own_infos_nbytes[0] == len(exchange._infos_to_send) > 0
+    exchange.post_slot()
+    assert sent == [exchange._own_infos_nbytes[0]] and sent[0] > 0
+    exchange.forget_infos()
     exchange.put_infos({})
-    assert exchange._own_infos_nbytes[0] == 0 == len(exchange._infos_to_send)
+    exchange.post_slot()
+    assert exchange._own_infos_nbytes[0] == 0 and len(sent) == 1
 
 
 def test_infos_that_cannot_be_read_are_refused_with_their_envs():
@@ -115,11 +120,11 @@ def test_the_slot_of_a_lost_rank_says_that_its_episodes_are_over():
     last = np.arange(8).reshape(2, 4)
     exchange.end_episodes(1, [last])
     columns = exchange.columns
-    assert columns.truncations.tolist() == [[True] * 3] * 2 and columns.terminations[1].tolist() == [False] * 3
-    assert columns.rewards[1].tolist() == [0] * 3 and columns.rewards[0].any()
-    assert columns.observation_arrays[0][1, :2].tolist() == last.tolist()
+    assert columns.truncations[:, 0].tolist() == [[True] * 3] * 2 and columns.terminations[1, 0].tolist() == [False] * 3
+    assert columns.rewards[1, 0].tolist() == [0] * 3 and columns.rewards[0].any()
+    assert columns.observation_arrays[0][1, 0, :2].tolist() == last.tolist()
     ((_, mask),) = columns.info_arrays
-    assert mask.tolist() == [[True] * 3, [False] * 3] and exchange.marks[1] == 0
+    assert mask[:, 0].tolist() == [[True] * 3, [False] * 3] and exchange.marks[1, 0] == 0
 
 
 def test_only_a_transport_that_switches_is_told_of_a_shortage():

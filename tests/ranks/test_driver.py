@@ -136,8 +136,8 @@ def test_a_restart_is_told_where_nobody_asks_for_infos(infos: str, capfd: pytest
     driver = reset(driver_of(stumbling, infos=infos, on_fault=OnFault(max_restarts=1)))
     driver.send(driver.lanes, np.zeros(3, np.int64))
     driver.await_some()
-    restarts = [(lane, index, "the simulator has stumbled" in message) for lane, index, message in driver.restarts]
-    assert restarts == ([(driver.lanes[0], 1, True)] if infos == "none" else [])
+    restarts = [(*restart[:3], "the simulator has stumbled" in restart.message) for restart in driver.restarts]
+    assert restarts == ([(driver.lanes[0], 0, 1, True)] if infos == "none" else [])
     assert not driver.has_fault and "step 0: env 1" in capfd.readouterr().err
     driver.restarts.clear()
     driver.send(driver.lanes, np.zeros(3, np.int64))

@@ -147,13 +147,14 @@ def test_native_envs_share_a_generator():
     assert EnvFacts.of(make_slice(make, range(2))).share_generator
 
 
-@pytest.mark.parametrize(("options", "num_infos"), [({}, 0), ({"infos": {"a": int}}, 1), ({"heeds_masks": True}, 1)])
+@pytest.mark.parametrize(("options", "num_infos"), [({}, 0), ({"infos": {"a": int}}, 1), ({"is_random": True}, 0)])
 @pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
 def test_slots_have_room_for_what_is_asked_for(options: dict, num_infos: int, mode: AutoresetMode):
     contents = driver_of(autoreset_mode=mode, **options).exchanges.contents
     is_same = mode == AutoresetMode.SAME_STEP
     assert contents.has_final_observations is is_same
-    assert len(contents.infos) == num_infos * (2 if is_same and "infos" in options else 1)
+    assert len(contents.infos) == num_infos * (2 if is_same else 1)
+    assert contents.has_actions is ("is_random" in options)
 
 
 def test_wrong_infos_are_refused_before_envs_are_made():

@@ -5,7 +5,6 @@ import re
 import tracemalloc
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import gymnasium
@@ -17,11 +16,15 @@ from jobs import Job, Start
 from written_data import Feed, ending
 from wrong_values import Wrong
 
-from mpi_rollout.core.layout import SlotLayout
+from mpi_rollout.core.partition import Partition
 from mpi_rollout.core.spaces import Bounds, bounds_of
 from mpi_rollout.envs.faults import OnFault
 from mpi_rollout.envs.loop import LoopVectorEnv
 from mpi_rollout.errors import ContentError, DataError
+from mpi_rollout.exchange.exchange import Command, Contents, Exchange
+from mpi_rollout.exchange.transports import Transport
+from mpi_rollout.exchange.waiting import SpinWait
+from mpi_rollout.exchange.world import SingleRankComm
 from mpi_rollout.ranks.slices import Slice
 from mpi_rollout.storage.recovery import recover
 from mpi_rollout.storage.values import ValueCheck, wrong_in
@@ -220,6 +223,8 @@ def test_a_reward_is_stored_as_by_numpy(reward: Any):
 class Free(gymnasium.vector.VectorEnv):
     """Natively vectorized, with rewards and observations that are wrong."""
 
+    single_action_space = spaces.Discrete(2)
+
     def __init__(self, rewards: Any, x: float):
         self.num_envs, self.rewards, self.x = 2, rewards, x
         self.single_observation_space = spaces.Box(-1, 1, (1,), np.float64)
@@ -237,12 +242,12 @@ class Free(gymnasium.vector.VectorEnv):
     ],
 )
 def test_natively_vectorized_envs_are_looked_at_too(rewards: Any, x: float, message: str):
-    layout = SlotLayout(spaces.Box(-1, 1, (1,), np.float64), 2)
-    slot = layout.columns(np.zeros(layout.nbytes, np.uint8), 2)
-    exchange = SimpleNamespace(slot=slot, layout=layout, envs=range(2), actions=None)
+    contents = Contents(spaces.Box(-1, 1, (1,), np.float64), Free.single_action_space)
+    exchange = Exchange(SingleRankComm(), Partition(2, 1), 0, contents, Transport, SpinWait())
     slice_ = Slice(exchange, Free(rewards, x), on_fault=OnFault(check_bounds=True))
+    exchange.post_order(Command.STEP, 1)
     with pytest.raises(DataError, match=f"^{re.escape(message)}"):
-        slice_.step()
+        slice_.do(Command.STEP, (), lambda: False)
 
 
 def of(space: spaces.Space) -> Bounds:
