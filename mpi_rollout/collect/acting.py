@@ -159,8 +159,9 @@ class Actor:
         """Take up the plan of a run that was stopped amid it, with the observation that the plan was made from."""
         assert self.recall is not None, "a run that begins asks first in step 0"
         num_taken = progress.step % self._plan_length
-        observations = rows_of(self.recall(progress.step - num_taken), progress.lane.envs)
-        plan = self._driver.read_plan(self._ask(observations), [progress.lane], progress.step)
+        first_step = progress.step - num_taken
+        observations = rows_of(self.recall(first_step), progress.lane.envs)
+        plan = self._driver.read_plan(self._ask(observations), [progress.lane], first_step)
         if plan is None or len(plan[0]) != self._plan_length:
             raise ActionError(f"the policy's plan has another length than {self._plan_length} steps")
         self._plans[progress.lane] = LanePlan(plan, num_taken)
