@@ -1,91 +1,220 @@
-"""What the policy sees, where its actions go, and what is said when it fails."""
+"""What the policy sees, where its actions go, for how many steps at a time, and what is said when it fails."""
 
-from types import SimpleNamespace
+from collections.abc import Callable
 
 import numpy as np
 import pytest
-from envs import Nested
-from gymnasium import spaces
+from envs import Counting, Nested
+from single_rank import driver_of
 
+from mpi_rollout.collect import acting
 from mpi_rollout.collect.acting import Actor
-from mpi_rollout.collect.blocks import LaneProgress, OpenBlock
-from mpi_rollout.core.clock import Clock
-from mpi_rollout.core.layout import Block
-from mpi_rollout.core.spaces import leaves, mask_leaves
-from mpi_rollout.errors import PolicyError, SignalInterrupt
-from mpi_rollout.policies.random import RandomPolicy
+from mpi_rollout.collect.blocks import Discard, LaneProgress, OpenBlocks
+from mpi_rollout.collect.fragments import FragmentLengths
+from mpi_rollout.core.spaces import leaves
+from mpi_rollout.errors import ActionError, PolicyError, SignalInterrupt
+from mpi_rollout.exchange.exchange import Command
+from mpi_rollout.policies.random import Policy, RandomPolicy
 
-ACTIONS = spaces.Discrete(100)
+ACTIONS = Counting.action_space
+FAR = 1000  # A stop that no fragment comes near.
 
 
 class Run:
-    """Two lanes of two envs each, in row 1 of a block."""
+    """Two lanes of two envs each, whose last observations are those of step 5, in row 1 of a block of 8 rows."""
 
-    def __init__(self, space: spaces.Space, infos: tuple = ()):
-        self.block = Block(space, ACTIONS, 4, 2, 3)
+    def __init__(self, policy: Policy | None, most: int = 1, inference: str = "root", make: Callable = Counting):
+        self.driver = driver_of(make, num_envs=4, num_groups=2, is_random=policy is None)
+        self.driver.make_room(most)
+        self.policy = policy or RandomPolicy(ACTIONS, 4, 3)
+        blocks = OpenBlocks(self.driver, Discard([self.driver.block(8) for _ in range(3)]), 3)
+        opened = blocks.open(4)
+        self.block = opened.block
         for number, array in enumerate(self.block.observation_arrays):
             array[...] = np.arange(array.size).reshape(array.shape) % 7 + number
-        self.sent: list[tuple[list, object, bool]] = []
-        self.driver = SimpleNamespace(clock=Clock(), observation_space=space, send=self._send)
-        self.progresses = []
-        for start in (0, 2):
-            exchange = SimpleNamespace(
-                action_arrays=(np.zeros(2, np.int64),), layout=SimpleNamespace(infos=infos), take=lambda column: column,
-            )  # fmt: skip
-            lane = SimpleNamespace(exchange=exchange, envs=slice(start, start + 2), is_marked=False)
-            self.progresses.append(LaneProgress(lane, OpenBlock(self.block, {}), step=5, row=1))
+        self.progresses = [LaneProgress(lane, opened, step=5, row=1) for lane in self.driver.lanes]
+        self.actor = Actor(self.driver, self.policy, blocks, FragmentLengths(most, None), inference)
 
-    def _send(self, lanes: list, actions: object, is_trusted: bool) -> None:
-        self.sent.append((lanes, actions, is_trusted))
-        for lane, part in zip(lanes, np.split(np.asarray(actions), len(lanes)), strict=True):
-            lane.exchange.action_arrays[0][:] = part
+    def act(self, stop: int = FAR) -> None:
+        self.actor.act(self.progresses, stop)
+
+    def go_on(self) -> None:
+        """As if all slots had come."""
+        self.driver.under_way.clear()
+        for progress in self.progresses:
+            progress.take_in(progress.num_rows)
+
+    def orders(self) -> list[tuple[Command, int, int]]:
+        """The command, the number of steps and the first step of each lane's last order."""
+        return [(*lane.exchange.order, lane.exchange.step) for lane in self.driver.lanes]
+
+    def sent(self) -> np.ndarray:
+        """The actions of the last orders, of shape (num_steps, 4)."""
+        return np.concatenate([lane.exchange.sent_actions()[0] for lane in self.driver.lanes], axis=1)
 
 
-@pytest.mark.parametrize("space", [spaces.Box(0, 9, (3,), np.float64), Nested.observation_space], ids=["one", "nested"])
-def test_a_policy_gets_copies_of_the_last_observations_of_its_lanes_in_env_order(space: spaces.Space):
-    run, given = Run(space), []
+@pytest.mark.parametrize("make", [Counting, Nested], ids=["one", "nested"])
+def test_a_policy_gets_copies_of_the_last_observations_of_its_lanes_in_env_order(make: type):
+    given = []
 
-    def policy(observations: object) -> list[int]:
-        for leaf, array in zip(leaves(space), run.block.observation_arrays, strict=True):
+    def policy(observations: object) -> object:
+        for leaf, array in zip(leaves(make.observation_space), run.block.observation_arrays, strict=True):
             part = leaf.of(observations)
             assert part.flags.c_contiguous and not np.shares_memory(part, array)
             assert part.tobytes() == array[1].tobytes()
         given.append(observations)
-        return [11, 12, 13, 14]
+        return actions
 
-    actor = Actor(run.driver, policy)
-    actor.act(run.progresses)
-    actor.forget(9)
-    assert len(given) == 1 and not actor.asks_lanes_alone
-    [(lanes, actions, is_trusted)] = run.sent
-    assert lanes == [progress.lane for progress in run.progresses] and actions == [11, 12, 13, 14] and not is_trusted
-    assert run.block.action_arrays[0].tolist() == [[0] * 4, [11, 12, 13, 14], [0] * 4]
+    actions = RandomPolicy(make.action_space, 4, 0).at(0)
+    run = Run(policy, make=make)
+    run.act()
+    run.actor.forget(9)
+    assert len(given) == 1 and list(run.driver.under_way) == run.driver.lanes
+    assert run.orders() == [(Command.STEP, 1, 5)] * 2
+    for leaf, array in zip(leaves(make.action_space), run.block.action_arrays, strict=True):
+        assert array[1].tobytes() == leaf.of(actions).tobytes() and not array[[0, *range(2, 8)]].any()
     assert run.driver.clock.seconds["policy"] > 0
 
 
-def test_the_random_policy_is_asked_by_step_and_need_not_be_checked():
-    run, policy = Run(spaces.Discrete(2)), RandomPolicy(ACTIONS, 4, 3)
-    actor = Actor(run.driver, policy)
-    assert actor.asks_lanes_alone
-    actor.act(run.progresses[1:])
-    [(_, actions, is_trusted)] = run.sent
-    assert is_trusted and actions.tolist() == RandomPolicy(ACTIONS, 4, 3).at(5)[2:].tolist()
-    actor.forget(64)
-    assert not policy._drawn
+def test_actions_that_are_none_of_the_space_are_not_sent():
+    run = Run(lambda observations: np.array([2, 3, 4, 7]))
+    with pytest.raises(ActionError, match="action for env 3 must be in 2 to 6, got 7"):
+        run.act()
+    assert not run.driver.under_way
 
 
-@pytest.mark.parametrize("has_mask", [True, False])
-@pytest.mark.parametrize("is_marked", [True, False])
-def test_masks_are_heeded_where_a_slot_has_some(has_mask: bool, is_marked: bool):
-    run = Run(spaces.Discrete(2), mask_leaves(ACTIONS))
-    progress = run.progresses[0]
-    allowed = np.zeros((2, 100), np.uint8)
-    allowed[0, 42] = allowed[1, 43] = 1
-    columns = SimpleNamespace(info_arrays=[(np.packbits(allowed, axis=1), np.full(2, has_mask))])
-    progress.lane.exchange.columns, progress.lane.is_marked = columns, is_marked
-    Actor(run.driver, RandomPolicy(ACTIONS, 4, 3)).act([progress])
-    drawn = RandomPolicy(ACTIONS, 4, 3).at(5)[:2].tolist()
-    assert run.block.action_arrays[0][1, :2].tolist() == ([42, 43] if has_mask and is_marked else drawn)
+def test_the_random_policy_is_asked_by_step_and_its_actions_come_back_with_the_slots():
+    run = Run(None)
+    run.actor.act(run.progresses[1:], FAR)
+    assert list(run.driver.under_way) == run.driver.lanes[1:] and run.orders()[1] == (Command.STEP, 1, 5)
+    [sent] = run.driver.lanes[1].exchange.sent_actions()
+    assert sent.tolist() == [RandomPolicy(ACTIONS, 4, 3).at(5)[2:].tolist()]
+    assert not run.block.action_arrays[0].any()
+    run.actor.forget(64)
+    assert not run.policy._drawn
+
+
+@pytest.mark.parametrize("stop", [FAR, 7])
+def test_random_actions_of_several_steps_are_sent_at_a_time(stop: int):
+    run = Run(None, most=4)
+    run.act(stop)
+    num_steps = min(8, stop) - 5  # A fragment ends at a multiple of four steps.
+    assert run.orders() == [(Command.FRAGMENT, num_steps, 5)] * 2
+    assert run.sent().tolist() == [RandomPolicy(ACTIONS, 4, 3).at(step).tolist() for step in range(5, 5 + num_steps)]
+    assert [progress.num_rows for progress in run.progresses] == [num_steps] * 2
+
+
+def test_ranks_choose_random_actions_where_they_are_to():
+    run = Run(None, most=4, inference="workers")
+    run.act()
+    assert run.orders() == [(Command.CHOOSE, 3, 5)] * 2 and not run.policy._drawn
+    assert run.driver.clock.seconds["policy"] == 0
+
+
+@pytest.mark.parametrize(("share", "who"), [(0.02, "workers"), (0.005, "root")])
+def test_drawing_is_left_to_the_ranks_for_good_where_it_takes_the_root_long(share: float, who: str):
+    run = Run(None, inference="auto")
+    run.act()
+    assert run.actor.inference == "auto" and run.orders()[0][0] == Command.STEP
+    clock = run.driver.clock
+    clock.now += 2 * acting.TRIAL_S
+    clock.seconds["policy"] = share * 2 * acting.TRIAL_S
+    run.act()
+    assert run.actor.inference == who
+    assert run.orders()[1][0] == (Command.CHOOSE if who == "workers" else Command.STEP)
+
+
+def planned(num_steps: int) -> np.ndarray:
+    """A plan of so many steps of four envs."""
+    return np.arange(4 * num_steps).reshape(num_steps, 4) % 5 + 2
+
+
+def test_a_plan_is_sent_in_fragments_and_the_policy_is_asked_again_after_it():
+    asked = []
+
+    def policy(observations: np.ndarray) -> np.ndarray:
+        asked.append(run.progresses[0].step)
+        return planned(6)
+
+    run = Run(policy, most=4)
+    for progress in run.progresses:
+        progress.step, progress.row = 0, 0
+    sent, steps = [], []
+    for _ in range(4):
+        run.act()
+        steps += [(run.progresses[0].step, len(run.sent()))]
+        sent.append(run.sent())
+        row, num_rows = run.progresses[0].row, len(run.sent())
+        stored = run.progresses[0].open_block.block.action_arrays[0][row : row + num_rows]
+        assert stored.tolist() == sent[-1].tolist()
+        run.go_on()
+    assert asked == [0, 6] and steps == [(0, 4), (4, 2), (6, 2), (8, 4)]
+    assert np.concatenate(sent).tolist() == np.concatenate([planned(6), planned(6)]).tolist()
+
+
+def test_a_plan_is_taken_step_by_step_where_fragments_have_one_step():
+    run = Run(lambda observations: planned(5))
+    for progress in run.progresses:
+        progress.step, progress.row = 0, 0
+    for row in range(3):
+        run.act()
+        assert run.orders() == [(Command.STEP, 1, row)] * 2 and run.sent().tolist() == [planned(5)[row].tolist()]
+        run.go_on()
+
+
+def test_a_wrong_action_in_a_plan_is_named_with_its_step_and_env():
+    plan = planned(4)
+    plan[2, 3] = 7
+    run = Run(lambda observations: plan, most=4)
+    with pytest.raises(ActionError, match=r"^step 7: the policy's action for env 3 must be in 2 to 6, got 7"):
+        run.act()
+    assert not run.driver.under_way
+
+
+def test_a_continued_run_takes_up_the_plan_amid_which_it_was_stopped():
+    """In step 5 of a plan of 3 steps, which was made in step 3."""
+    asked = []
+
+    def policy(observations: np.ndarray) -> np.ndarray:
+        asked.append(observations.copy())
+        return np.stack([np.clip(observations[:, 0], 2, 4) + step for step in range(3)])
+
+    run = Run(policy, most=4)
+    recalled = np.array([[2] * 4, [3] * 4, [4] * 4, [2] * 4])
+    run.actor.recall = lambda step: recalled * (step == 3)
+    run.act()
+    assert run.orders() == [(Command.STEP, 1, 5)] * 2 and run.sent().tolist() == [[4, 5, 6, 4]]
+    assert [array.tolist() for array in asked[1:]] == [recalled[:2].tolist(), recalled[2:].tolist()]
+
+
+def test_a_wrong_action_in_a_plan_that_is_taken_up_is_named_with_its_own_step():
+    plans = iter([planned(3), np.full((3, 2), 7)])
+    run = Run(lambda observations: next(plans))
+    run.actor.recall = lambda step: np.zeros((4, 4), np.int64)
+    with pytest.raises(ActionError, match=r"^step 3: the policy's action for env 0 must be in 2 to 6, got 7"):
+        run.act()
+
+
+def test_all_plans_of_a_run_are_equally_long():
+    lengths = iter([2, 3])
+    run = Run(lambda observations: planned(next(lengths)), most=2)
+    for progress in run.progresses:
+        progress.step, progress.row = 0, 0
+    run.act()
+    run.go_on()
+    with pytest.raises(ActionError, match="the policy's plan has 3 steps, the one before had 2"):
+        run.act()
+
+
+def test_fragments_are_refused_where_the_policy_needs_each_observation():
+    run = Run(lambda observations: np.full(4, 2), most=16)
+    with pytest.raises(ActionError) as raised:
+        run.act()
+    assert str(raised.value) == (
+        "--fragment-length 16 has the actions of so many steps sent at a time, and the policy gave those of one step, "
+        "since it needs each observation; use --fragment-length 1, or return actions of shape (num_steps, 4, ...)"
+    )
+    assert not run.driver.under_way
 
 
 @pytest.mark.parametrize("error", [ValueError("no idea"), SystemExit(3)])
@@ -93,16 +222,15 @@ def test_a_policy_that_fails_is_said_to_have_failed(error: BaseException):
     def policy(observations: object) -> None:
         raise error
 
-    run = Run(spaces.Discrete(2))
+    run = Run(policy)
     with pytest.raises(PolicyError, match=r"^policy: ") as raised:
-        Actor(run.driver, policy).act(run.progresses)
-    assert raised.value.__cause__ is error and run.sent == []
+        run.act()
+    assert raised.value.__cause__ is error and not run.driver.under_way
 
 
 def test_a_signal_is_no_failure_of_the_policy():
     def policy(observations: object) -> None:
         raise SignalInterrupt("stop")
 
-    run = Run(spaces.Discrete(2))
     with pytest.raises(SignalInterrupt):
-        Actor(run.driver, policy).act(run.progresses)
+        Run(policy).act()

@@ -21,12 +21,23 @@ INFOS = (Leaf(("lives",), np.dtype(np.int64), ()), Leaf(("deep", "position"), np
 def all_of(columns: Columns) -> list[np.ndarray]:
     """Every array of some columns."""
     infos = [array for pair in columns.info_arrays for array in pair]
-    return [*columns.results, *columns.observation_arrays, *columns.final_observation_arrays, *infos]
+    return [
+        *columns.results,
+        *columns.observation_arrays,
+        *columns.action_arrays,
+        *columns.final_observation_arrays,
+        *infos,
+    ]
+
+
+def draw_into(columns: list[np.ndarray], draws: np.random.Generator) -> None:
+    for column in columns:
+        column[...] = draws.integers(0, 2 if column.dtype == bool else 100, column.shape)
 
 
 def full_layout(space: spaces.Space, capacity: int) -> SlotLayout:
     """A slot with all that it can have."""
-    return SlotLayout(space, capacity, has_final_observations=True, infos=INFOS)
+    return SlotLayout(space, capacity, has_final_observations=True, infos=INFOS, actions=leaves(Nested.action_space))
 
 
 @pytest.mark.parametrize("rows", [1, 2, 7])
@@ -52,8 +63,7 @@ def test_what_is_written_into_a_slot_is_read_at_the_root(space: spaces.Space, ma
     sent = []
     for slot, rows in zip(slots, (4, 4, 3), strict=True):
         columns = layout.columns(slot, rows)
-        for column in all_of(columns):
-            column[...] = draws.integers(0, 2 if column.dtype == bool else 100, column.shape)
+        draw_into(all_of(columns), draws)
         sent.append([column.copy() for column in all_of(columns)])
     for rank, rows in enumerate((4, 4, 3)):
         for part, column in zip(all_of(layout.columns(slots, 4)), sent[rank], strict=True):
@@ -105,13 +115,35 @@ def test_the_head_of_a_slot_has_its_header_and_results_and_nothing_else(space: s
     assert observations.ctypes.data - slots.ctypes.data == layout.head_nbytes
 
 
-def test_final_observations_and_infos_come_only_where_they_are_wanted():
+@pytest.mark.parametrize("lead", [(), (5,), (2, 3), (1, 2, 3)], ids=str)
+@pytest.mark.parametrize("space", SPACES, ids=str)
+def test_columns_of_many_rows_have_the_axes_of_the_rows_first(space: spaces.Space, lead: tuple[int, ...]):
+    layout = SlotLayout(space, 3, True, INFOS, leaves(Nested.action_space))
+    rows = np.zeros((*lead, layout.nbytes), np.uint8)
+    columns = layout.columns(rows, 2)
+    arrays = all_of(columns)
+    draws = np.random.default_rng(0)
+    for column in arrays:
+        assert column.shape[: len(lead) + 1] == (*lead, 2)
+    draw_into(arrays, draws)
+    for index in np.ndindex(*lead):
+        one = layout.columns(rows[index], 2)
+        for column, whole in zip(all_of(one), arrays, strict=True):
+            assert column.tobytes() == whole[index].tobytes()
+    heads = rows.reshape(-1, layout.nbytes)[:, : layout.head_nbytes].copy().reshape(*lead, -1)
+    for column, expected in zip(layout.results(heads), columns.results, strict=True):
+        assert column[..., :2].tobytes() == expected.tobytes()
+
+
+def test_actions_final_observations_and_infos_come_only_where_they_are_wanted():
     space = Counting.observation_space
     plain, full = (make(space, 2) for make in (SlotLayout, full_layout))
     columns = full.columns(np.zeros(full.nbytes, np.uint8), 2)
     assert [array.shape for array in columns.final_observation_arrays] == [(2, 4)]
+    assert [array.shape[1:] for array in columns.action_arrays] == [leaf.shape for leaf in leaves(Nested.action_space)]
     assert [(values.shape, mask.shape) for values, mask in columns.info_arrays] == [((2,), (2,)), ((2, 3), (2,))]
-    assert plain.columns(np.zeros(plain.nbytes, np.uint8), 2).info_arrays == () and plain.nbytes < full.nbytes
+    columns = plain.columns(np.zeros(plain.nbytes, np.uint8), 2)
+    assert columns.info_arrays == columns.action_arrays == () and plain.nbytes < full.nbytes
 
 
 def make_block(num_rows: int = 4, num_envs: int = 5) -> Block:
@@ -165,29 +197,87 @@ def test_a_leaf_is_called_in_messages_by_what_it_is():
     assert noun(same_as_a_result) == "observation 'rewards'" and noun(leaves(spaces.Discrete(2))[0]) == "observation"
 
 
+class Slots:
+    """Those of five envs on three ranks, of `room` rows: the last rank's second env is nobody's."""
+
+    def __init__(self, dedicated_root: bool, room: int, has_actions: bool = False):
+        self.partition = Partition(5, 3 + dedicated_root, dedicated_root)
+        actions = leaves(Nested.action_space) if has_actions else ()
+        layout = SlotLayout(Nested.observation_space, self.partition.capacity, actions=actions)
+        self.num_ranks = self.partition.num_ranks
+        self.slots = np.zeros((self.num_ranks, room, layout.nbytes), np.uint8)
+        self.columns = layout.columns(self.slots, self.partition.capacity)
+        self.step_s = layout.header(self.slots.reshape(-1, layout.nbytes))[0].reshape(self.num_ranks, room)
+        self.block = Block(Nested.observation_space, Nested.action_space, 5, self.num_ranks, 12)
+        self.destination = Destination(self.block, layout, self.partition, self.slots, slice(0, self.num_ranks))
+        self.draws = np.random.default_rng(0)
+
+    def fill(self, step: int) -> list[list[np.ndarray]]:
+        """Have ranks send random rows from a step on; return for each row all columns in env order."""
+        columns = all_of(self.columns)
+        draw_into(columns, self.draws)
+        self.step_s[:, 0] = step + np.arange(self.num_ranks) / 8
+        rank, place = self.partition.places
+        return [[column[rank, row, place].copy() for column in columns] for row in range(self.slots.shape[1])]
+
+
 @pytest.mark.parametrize("dedicated_root", [False, True])
 def test_the_slots_of_all_ranks_are_laid_into_rows_in_env_order(dedicated_root: bool):
-    """Five envs on three ranks: slots of two rows, of which the last rank's second one is nobody's."""
-    partition = Partition(5, 3 + dedicated_root, dedicated_root)
-    layout = SlotLayout(Nested.observation_space, partition.capacity)
-    slots = np.zeros((partition.num_ranks, layout.nbytes), np.uint8)
-    block = Block(Nested.observation_space, Nested.action_space, 5, partition.num_ranks, 4)
-    destination = Destination(block, layout, partition, slots, slice(0, partition.num_ranks))
-    draws = np.random.default_rng(0)
+    slots = Slots(dedicated_root, 1)
+    block, destination = slots.block, slots.destination
     sent = []
     for row in range(3):
-        columns = layout.columns(slots, partition.capacity)
-        layout.header(slots)[0][:] = row + np.arange(partition.num_ranks) / 8
-        for column in all_of(columns):
-            column[...] = draws.integers(0, 2 if column.dtype == bool else 100, column.shape)
-        sent.append([column[partition.places].copy() for column in all_of(columns)])
+        sent += slots.fill(row)
         destination.lay_results(row)
         destination.lay_observations(row + 1)
     destination.unpack(0, 2)
     assert not block.rewards[2].any() and not block.step_s[2].any()
     destination.unpack(2, 3)
     for row in range(3):
-        assert block.step_s[row].tolist() == (row + np.arange(partition.num_ranks) / 8).tolist()
+        assert block.step_s[row].tolist() == (row + np.arange(slots.num_ranks) / 8).tolist()
         laid = [array[row] for array in block.results] + [array[row + 1] for array in block.observation_arrays]
         for array, expected in zip(laid, sent[row], strict=True):
             assert array.tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("has_actions", [False, True])
+@pytest.mark.parametrize("dedicated_root", [False, True])
+def test_fragments_of_any_length_are_laid_row_by_row(dedicated_root: bool, has_actions: bool):
+    """Of a slot with room for more, the first rows are laid, and actions beside the results if it has some."""
+    slots = Slots(dedicated_root, 4, has_actions)
+    block, destination, row = slots.block, slots.destination, 0
+    sent = []
+    for num_rows in (3, 1, 4, 2):
+        sent += slots.fill(row)[:num_rows]
+        destination.lay_observations(row + 1, 0, num_rows)
+        destination.lay_results(row, num_rows)
+        row += num_rows
+    destination.unpack(0, row)
+    assert not block.rewards[row:].any() and not block.observation_arrays[0][row + 1 :].any()
+    assert has_actions == block.action_arrays[0].any()
+    for row, expected in enumerate(sent):
+        laid = [array[row] for array in block.results] + [array[row + 1] for array in block.observation_arrays]
+        laid += [array[row] for array in block.action_arrays] if has_actions else []
+        for array, column in zip(laid, expected, strict=True):
+            assert array.tobytes() == column.tobytes()
+
+
+def test_rows_after_a_blocks_end_are_laid_into_the_next_one():
+    slots = Slots(False, 4)
+    sent = slots.fill(0)
+    slots.destination.lay_observations(10, 1, 3)
+    slots.destination.lay_observations(0, 3, 4)
+    for row, expected in ((10, sent[1]), (11, sent[2]), (0, sent[3])):
+        for array, column in zip(slots.block.observation_arrays, expected[len(RESULTS) :], strict=True):
+            assert array[row].tobytes() == column.tobytes()
+
+
+def test_the_seconds_of_a_fragment_are_in_its_first_row():
+    slots = Slots(False, 3)
+    for row in (0, 3):
+        slots.fill(row + 1)
+        slots.destination.lay_results(row, 3)
+    slots.destination.unpack(0, 6)
+    expected = np.zeros((6, 3))
+    expected[[0, 3]] = np.array([[1], [4]]) + np.arange(3) / 8
+    assert slots.block.step_s[:6].tolist() == expected.tolist()

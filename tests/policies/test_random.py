@@ -13,9 +13,9 @@ from mpi_rollout.policies.random import RandomPolicy
 from mpi_rollout.process.loading import load_callable
 
 
-def drawn(space: spaces.Space, num_envs: int, num_steps: int, seed: int = 0, first_step: int = 0) -> list[np.ndarray]:
-    """For each leaf the actions, of shape (num_steps, num_envs, ...)."""
-    policy = RandomPolicy(space, num_envs, seed, first_step)
+def drawn(space: spaces.Space, envs: int | range, num_steps: int, seed: int = 0) -> list[np.ndarray]:
+    """For each leaf the actions, of shape (num_steps, envs, ...)."""
+    policy = RandomPolicy(space, envs, seed)
     rows = [policy() for _ in range(num_steps)]
     return [np.array([leaf.of(row) for row in rows]) for leaf in leaves(space)]
 
@@ -28,17 +28,42 @@ def test_random_actions_are_in_the_space(kind: str):
     assert all(space.contains(np.asarray(action)) for row in actions for action in row)
 
 
+@pytest.mark.parametrize("num_envs", [1, 3, 63, 64, 65, 100])
 @pytest.mark.parametrize("kind", LEAVES)
-def test_random_actions_do_not_depend_on_the_number_of_envs(kind: str):
-    (few,), (many,) = drawn(LEAVES[kind], 3, 150), drawn(LEAVES[kind], 40, 150)
-    assert few.tobytes() == many[:, :3].tobytes()
+def test_random_actions_do_not_depend_on_the_number_of_envs(kind: str, num_envs: int):
+    (few,), (many,) = drawn(LEAVES[kind], num_envs, 70), drawn(LEAVES[kind], 200, 70)
+    assert few.tobytes() == many[:, :num_envs].tobytes()
 
 
-@pytest.mark.parametrize("first_step", [1, 63, 64, 100, 128])
-def test_random_actions_from_mid_run_are_those_of_the_whole_run(first_step: int):
-    whole = drawn(Nested.action_space, 3, 150)
-    rest = drawn(Nested.action_space, 3, 150 - first_step, first_step=first_step)
-    assert all(part.tobytes() == array[first_step:].tobytes() for part, array in zip(rest, whole, strict=True))
+RANGES = [range(1), range(5, 9), range(60, 70), range(64, 128), range(70, 71), range(63, 193), range(199, 200)]
+
+
+@pytest.mark.parametrize("envs", RANGES, ids=str)
+@pytest.mark.parametrize("kind", LEAVES)
+def test_a_rank_draws_for_its_own_envs_what_the_root_draws_for_them(kind: str, envs: range):
+    policy = RandomPolicy(LEAVES[kind], 200, 3)
+    (own,), (of_all,) = RandomPolicy(LEAVES[kind], envs, 3).rows(50, 30, envs), policy.rows(50, 30, range(200))
+    assert own.shape == (30, len(envs), *LEAVES[kind].shape) and own.dtype == LEAVES[kind].dtype
+    assert own.tobytes() == of_all[:, envs.start : envs.stop].tobytes()
+    assert own.tobytes() == policy.rows(50, 30, envs)[0].tobytes()
+
+
+@pytest.mark.parametrize(
+    ("step", "num_steps"), [(0, 1), (0, 64), (5, 20), (63, 1), (63, 2), (60, 100), (64, 64), (130, 71)]
+)
+def test_rows_are_the_actions_of_as_many_steps(step: int, num_steps: int):
+    """Also those of several blocks of steps."""
+    whole = drawn(Nested.action_space, 70, 201)
+    rows = RandomPolicy(Nested.action_space, 70, 0).rows(step, num_steps, range(3, 67))
+    for actions, column in zip(rows, whole, strict=True):
+        assert actions.dtype == column.dtype
+        assert actions.tobytes() == column[step : step + num_steps, 3:67].tobytes()
+
+
+def test_rows_of_one_block_of_steps_are_not_copied():
+    policy = RandomPolicy(spaces.Discrete(9), 4, 0)
+    first, second = policy.rows(0, 64, range(4))[0], policy.rows(3, 5, range(1, 3))[0]
+    assert np.shares_memory(first, second)
 
 
 @pytest.mark.parametrize("order", [[130, 0, 64, 63, 0, 200, 129], list(range(199, -1, -1))], ids=["some", "backwards"])
@@ -55,8 +80,8 @@ def test_random_actions_that_were_forgotten_are_drawn_again_and_the_others_kept(
     policy = RandomPolicy(spaces.Box(0, 1, (), np.float64), 4, 0)
     first, kept = policy.at(5), policy.at(70)
     policy.forget(64 + 63)
-    assert policy.at(70) is kept
-    assert policy.at(5) is not first and policy.at(5).tobytes() == first.tobytes()
+    assert np.shares_memory(policy.at(70), kept)
+    assert not np.shares_memory(policy.at(5), first) and policy.at(5).tobytes() == first.tobytes()
 
 
 def test_random_actions_step_by_step_keep_no_more_than_a_block_of_steps():
