@@ -7,6 +7,7 @@ import pytest
 from envs import Counting, Nested
 from gymnasium import spaces
 
+from mpi_rollout.core.layout import ALIGNMENT
 from mpi_rollout.core.partition import Partition
 from mpi_rollout.core.spaces import Leaf, leaves
 from mpi_rollout.errors import DataError
@@ -57,6 +58,47 @@ def test_an_order_says_what_to_do_and_with_which_code():
         assert exchange.order == (command, code)
 
 
+@pytest.mark.parametrize("space", [spaces.Discrete(100), Nested.action_space], ids=str)
+def test_the_actions_of_a_fragment_are_those_of_its_steps(space: spaces.Space):
+    """Fragments may have any length, one after the other."""
+    draws = np.random.default_rng(0)
+    exchange = exchange_of(Partition(7, 3, first_env=10), rank=1, action_space=space)
+    for num_steps in (3, 8, 8, 2):
+        arrays = [draws.integers(0, 2, (num_steps, 7, *leaf.shape)).astype(leaf.dtype) for leaf in leaves(space)]
+        exchange.put_fragment(arrays)
+        exchange.post_order(Command.FRAGMENT, num_steps, 40)
+        assert (exchange.num_rows, exchange.step) == (num_steps, 40)
+        for array, sent, own in zip(arrays, exchange.sent_actions(), exchange.own_actions(), strict=True):
+            assert sent.dtype == array.dtype and sent.tobytes() == array.tobytes()
+            assert own.tobytes() == array[:, 3:5].tobytes()
+            assert all(own[row].flags.c_contiguous for row in range(num_steps))
+
+
+def test_the_actions_of_one_step_are_a_fragment_of_one():
+    exchange = exchange_of(Partition(7, 3, first_env=10), rank=1, action_space=spaces.Discrete(100))
+    exchange.put_fragment([np.ones((4, 7), np.int64)])
+    exchange.post_order(Command.FRAGMENT, 4)
+    exchange.put_actions([np.arange(7)], 0)
+    exchange.post_order(Command.STEP, 1)
+    assert exchange.sent_actions()[0].tolist() == [list(range(7))] and exchange.own_actions()[0].tolist() == [[3, 4]]
+
+
+@pytest.mark.parametrize(
+    ("command", "argument", "num_rows"),
+    [
+        (Command.STEP, 1, 1),
+        (Command.CHOOSE, 5, 5),
+        (Command.RESET, 0, 1),
+        (Command.STOP, 75, 1),
+        (Command.SWITCH, 2, 1),
+    ],
+)
+def test_an_order_says_how_many_rows_come_back(command: Command, argument: int, num_rows: int):
+    exchange = exchange_of(Partition(2, 1))
+    exchange.post_order(command, argument)
+    assert (exchange.num_rows, exchange.step) == (num_rows, -1)
+
+
 def test_the_root_without_envs_has_no_slot():
     with_envs, without = exchange_of(Partition(4, 2)), exchange_of(Partition(4, 3, dedicated_root=True))
     assert with_envs.has_own_slot and hasattr(with_envs, "slot")
@@ -82,6 +124,48 @@ def test_rows_are_taken_in_env_order_without_the_empty_ones():
     taken = exchange.take(exchange.columns.rewards, slice(2, 4))
     exchange.columns.rewards[...] = 0
     assert taken.tolist() == [3, 4]
+
+
+def test_slots_get_room_for_more_steps():
+    root, worker = exchange_of(Partition(5, 2)), exchange_of(Partition(5, 2), rank=1)
+    noted = []
+    for exchange in (root, worker):
+        exchange.transport.use_slots = lambda slot, slots: noted.append((slot.shape, slots is None))
+        exchange.make_room(4)
+        assert exchange.room == 4 and exchange.own_marks.shape == (4,) and len(exchange.slot_rows) == 4
+        assert exchange.slot_bytes.shape == (4, exchange.layout.nbytes - ALIGNMENT)
+    nbytes = root.layout.nbytes
+    assert noted == [((4, nbytes), False), ((4, nbytes), True)]
+    assert root.slots.shape == (2, 4, nbytes) and root.marks.shape == (2, 4) and root.step_s.shape == (2,)
+    assert root.columns.rewards.shape == (2, 4, 3) and root.slot.rewards.shape == (4, 3)
+    assert worker.slot.rewards.shape == (4, 2)
+
+
+def test_each_step_of_a_fragment_has_a_row_of_the_slot():
+    exchange = exchange_of(Partition(5, 2))
+    exchange.make_room(4)
+    for row, slot in enumerate(exchange.slot_rows):
+        slot.rewards[...] = np.arange(3) + 10 * row
+        slot.observation_arrays[0][...] = row
+    exchange.own_marks[:] = [0, 0, 7, 8]
+    exchange.own_step_s[0] = 0.5
+    assert exchange.slot.rewards.tolist() == [[0, 1, 2], [10, 11, 12], [20, 21, 22], [30, 31, 32]]
+    assert exchange.columns.rewards[0].tolist() == exchange.slot.rewards.tolist()
+    assert exchange.marks.tolist() == [[0, 0, 7, 8], [0] * 4] and exchange.step_s.tolist() == [0.5, 0]
+    exchange.columns.rewards[1, :, :2] = [[40, 41]] * 4
+    assert exchange.take(exchange.columns.rewards, step=2).tolist() == [20, 21, 22, 40, 41]
+    assert exchange.take(exchange.columns.rewards, np.array([4, 0]), 3).tolist() == [41, 30]
+    exchange.slot_bytes[1] = 255
+    assert exchange.marks[0, 1] == 0 and np.isnan(exchange.slot.rewards[1]).all()
+
+
+def test_infos_of_a_fragment_are_told_with_their_rows():
+    exchange = exchange_of(Partition(4, 2, first_env=6))
+    exchange.make_room(3)
+    for row in (0, 2):
+        exchange.put_infos({"a": row}, row)
+    exchange.put_infos({}, 1)
+    assert exchange.take_infos() == [(0, slice(0, 2), {"a": 0}), (2, slice(0, 2), {"a": 2})]
 
 
 def test_the_roots_own_infos_need_no_message_and_are_taken_once():
@@ -125,6 +209,14 @@ def test_the_slot_of_a_lost_rank_says_that_its_episodes_are_over():
     assert columns.observation_arrays[0][1, 0, :2].tolist() == last.tolist()
     ((_, mask),) = columns.info_arrays
     assert mask[:, 0].tolist() == [[True] * 3, [False] * 3] and exchange.marks[1, 0] == 0
+
+
+def test_all_rows_of_a_lost_ranks_slot_say_that_its_episodes_are_over():
+    exchange = exchange_of(Partition(5, 2))
+    exchange.make_room(3)
+    exchange.end_episodes(1, [np.arange(8).reshape(2, 4)])
+    assert exchange.columns.truncations[1].all() and not exchange.columns.truncations[0].any()
+    assert exchange.columns.observation_arrays[0][1, :, :2].tolist() == [np.arange(8).reshape(2, 4).tolist()] * 3
 
 
 def test_only_a_transport_that_switches_is_told_of_a_shortage():

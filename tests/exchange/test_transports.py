@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jobs import Job
 
-from mpi_rollout.core.layout import MASKED, SHORT
+from mpi_rollout.core.layout import RESTARTED, SHORT
 from mpi_rollout.exchange.transports import SwitchingTransport, Transport
 
 PROGRAM = """
@@ -19,39 +19,67 @@ from mpi_rollout.exchange.exchange import Command, Contents, Exchange
 from mpi_rollout.exchange.transports import *
 from mpi_rollout.exchange.waiting import SleepWait
 
+ROOM = 7
 comm = MPI.COMM_WORLD
 partition = Partition(7, 3)
-contents = Contents(spaces.Box(0, 1e6, (), np.float64), spaces.Discrete(1000))
+contents = Contents(spaces.Box(0, 1e6, (), np.float64), spaces.Discrete(1000), has_actions=True)
 exchange = Exchange(comm, partition, 0, contents, {kind}, SleepWait())
-for step in range(20):
+envs, step = np.arange(7), 0
+# One step at a time; then fragments of any length in slots with room for 7 steps; then in others.
+for order, num_rows in enumerate([1] * 12 + [7, 1, 3, 7, 1, 1, 3, 3, 7, 7, 1, 3] + [1, 5, 5, 1]):
+    if order in (12, 24):
+        exchange.make_room(ROOM if order == 12 else 5)
+        assert len(exchange.slot.rewards) == exchange.room == (ROOM if order == 12 else 5)
+    steps = step + np.arange(num_rows)
+    actions = envs * 10 + steps[:, None] % 9
+    command = Command.STEP if num_rows == 1 else Command.CHOOSE if order % 4 == 3 else Command.FRAGMENT
     if comm.rank == 0:
-        exchange.put_actions([np.arange(7) * 10 + step], 0)
-        exchange.post_order(Command.STEP)
+        if command == Command.STEP:
+            exchange.put_actions([actions[0]], 0)
+        elif command == Command.FRAGMENT:
+            exchange.put_fragment([actions])
+        exchange.post_order(command, num_rows, step)
     else:
         exchange.await_order()
-        assert exchange.order == (Command.STEP, 0)
-    if step == 5:
-        assert exchange.spread({{"step": 5}} if comm.rank == 0 else None) == {{"step": 5}}
-    assert exchange.actions.tolist() == [env * 10 + step for env in exchange.envs]
-    exchange.slot.rewards[...] = exchange.actions
-    exchange.slot.observation_arrays[0][...] = exchange.actions + 0.5
-    exchange.put_infos({{"rank": comm.rank, "step": step}} if (step + comm.rank) % 3 == 0 else {{}})
-    if {switches} and step % 7 == 3 and comm.rank == 1:
-        exchange.own_mark[0] = 0
+    assert (exchange.order, exchange.num_rows, exchange.step) == ((command, num_rows), num_rows, step)
+    if order in (5, 15):
+        assert exchange.spread({{"order": order}} if comm.rank == 0 else None) == {{"order": order}}
+    own = actions[:, exchange.envs.start : exchange.envs.stop]
+    if command != Command.CHOOSE:
+        (sent,) = exchange.own_actions()
+        assert sent.tolist() == own.tolist()
+    exchange.forget_infos()
+    exchange.own_marks[:num_rows] = 0
+    for row in range(num_rows):
+        exchange.slot_rows[row].action_arrays[0][...] = own[row]
+        exchange.slot_rows[row].rewards[...] = own[row] + 0.25
+        exchange.slot_rows[row].observation_arrays[0][...] = own[row] + 0.5
+        if (step + row + comm.rank) % 3 == 0:
+            exchange.put_infos({{"rank": comm.rank, "step": step + row}}, row)
+    exchange.own_marks[num_rows - 1] = 0 if num_rows == 1 else 100 + comm.rank
+    exchange.own_step_s[0] = order + comm.rank / 8
+    if {switches} and order % 7 == 3 and comm.rank == 1:
         exchange.transport._adaptation.watch.is_short = lambda: True
     if comm.rank:
         exchange.post_slot()
-        continue
-    exchange.await_slots()
-    assert exchange.take(exchange.columns.rewards).tolist() == [env * 10 + step for env in range(7)]
-    assert exchange.take(exchange.columns.observation_arrays[0]).tolist() == [env * 10 + step + 0.5 for env in range(7)]
-    if (exchange.marks == SHORT).any():
-        exchange.note_shortage()
-    infos = exchange.take_infos()
-    expected = [rank for rank in range(3) if (step + rank) % 3 == 0]
-    assert [info["rank"] for _, info in infos] == expected, infos
-    starts = [partition.envs_of(rank).start for rank in expected]
-    assert [rows.start for rows, _ in infos] == starts and all(info["step"] == step for _, info in infos)
+    else:
+        exchange.await_slots()
+        columns = exchange.columns
+        for row in range(num_rows):
+            assert exchange.take(columns.action_arrays[0], step=row).tolist() == actions[row].tolist()
+            assert exchange.take(columns.rewards, step=row).tolist() == (actions[row] + 0.25).tolist()
+            assert exchange.take(columns.observation_arrays[0], step=row).tolist() == (actions[row] + 0.5).tolist()
+        if num_rows > 1:
+            assert exchange.marks[:, num_rows - 1].tolist() == [100, 101, 102]
+        assert exchange.step_s.tolist() == [order, order + 1 / 8, order + 2 / 8]
+        if (exchange.marks == SHORT).any():
+            exchange.note_shortage()
+        infos = exchange.take_infos()
+        expected = [(row, rank) for rank in range(3) for row in range(num_rows) if (step + row + rank) % 3 == 0]
+        assert [(row, info["rank"]) for row, _, info in infos] == expected, infos
+        assert [rows.start for _, rows, _ in infos] == [partition.envs_of(rank).start for _, rank in expected]
+        assert all(info["step"] == step + row for row, _, info in infos)
+    step += num_rows
 if comm.rank == 0:
     exchange.post_order(Command.STOP, 3)
 else:
@@ -82,7 +110,7 @@ class Noted:
         self.name, self.calls = name, calls
 
     def __getattr__(self, method: str):
-        return lambda: self.calls.append(f"{self.name} {method}")
+        return lambda *_: self.calls.append(f"{self.name} {method}")
 
 
 class Switching:
@@ -93,11 +121,14 @@ class Switching:
         self.mark = None if mark is None else np.array([mark])
         self.sleeps = self.is_short = False
         self.num_made, self.header = 0, np.zeros(1, np.int64)
-        self.transport = SwitchingTransport(Noted("collective", self.calls), self._make, self.header, self.mark)
+        collective = Noted("collective", self.calls)
+        collective.direct = self._make
+        self.transport = SwitchingTransport(collective, range(2), None, self.header)
+        self.transport.mark = self.mark
         watch = SimpleNamespace(restart=lambda: self.calls.append("restart"), is_short=lambda: self.is_short)
         self.transport._adaptation = SimpleNamespace(watch=watch, sleeps=self._sleeps)
 
-    def _make(self) -> Noted:
+    def _make(self, *_: object) -> Noted:
         self.num_made += 1
         return Noted("direct", self.calls)
 
@@ -114,14 +145,14 @@ def test_the_root_changes_its_way_with_an_order_and_listens_by_the_new_one():
     switching = Switching()
     transport = switching.transport
     transport.post_order()
-    transport.await_slots()
+    transport.await_slots(1)
     assert switching.take_calls() == ["collective post_order", "collective await_slots"] and switching.header[0] == 0
     switching.sleeps = True
     transport.post_order()
     assert switching.take_calls() == ["collective send_order", "collective finish", "direct listen"]
     assert switching.header[0] == 1
     transport.post_order()
-    transport.await_slots()
+    transport.await_slots(1)
     assert switching.take_calls() == ["direct post_order", "direct await_slots"]
     switching.sleeps = False
     transport.post_order()
@@ -132,6 +163,29 @@ def test_the_root_changes_its_way_with_an_order_and_listens_by_the_new_one():
     assert switching.num_made == 1
     transport.free()
     assert switching.take_calls()[-1] == "direct free"
+
+
+def test_the_actions_of_a_fragment_travel_as_its_order_does():
+    switching = Switching()
+    switching.transport.post_order()
+    switching.transport.send_actions(np.zeros(3))
+    switching.sleeps = True
+    switching.transport.post_order()
+    switching.transport.send_actions(np.zeros(3))
+    assert [call for call in switching.take_calls() if "order" in call or "actions" in call] == [
+        "collective post_order", "collective send_actions", "collective send_order", "direct send_actions",
+    ]  # fmt: skip
+
+
+def test_both_ways_have_the_slots_of_now():
+    switching = Switching()
+    switching.transport.use_slots(None, None)
+    assert switching.take_calls() == ["collective use_slots"]
+    switching.sleeps = True
+    switching.transport.post_order()
+    switching.take_calls()
+    switching.transport.use_slots(None, None)
+    assert switching.take_calls() == ["collective use_slots", "direct use_slots"]
 
 
 def test_one_shortage_on_another_rank_changes_the_way_once():
@@ -149,19 +203,19 @@ def test_a_worker_changes_its_way_when_an_order_says_so():
     transport.await_order()
     switching.header[0] = 1
     transport.await_order()
-    transport.post_slot()
+    transport.post_slot(1)
     assert switching.take_calls() == [
         "collective await_order", "collective await_order", "collective finish", "direct post_slot",
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("mark", "is_told"), [(0, True), (MASKED, True), (9, False), (None, False)])
+@pytest.mark.parametrize(("mark", "is_told"), [(0, True), (RESTARTED, False), (-15, False), (None, False)])
 def test_a_rank_that_is_short_of_processor_time_says_so_if_it_has_nothing_else_to_say(mark: int | None, is_told: bool):
     switching = Switching(mark)
-    switching.transport.post_slot()
+    switching.transport.post_slot(1)
     assert mark is None or switching.mark[0] == mark
     switching.is_short = True
-    switching.transport.post_slot()
+    switching.transport.post_slot(1)
     assert mark is None or switching.mark[0] == (SHORT if is_told else mark)
 
 
@@ -170,5 +224,5 @@ def test_a_rank_that_sleeps_already_does_not_say_that_it_is_short():
     switching.header[0] = 1
     switching.transport.await_order()
     switching.is_short = True
-    switching.transport.post_slot()
+    switching.transport.post_slot(1)
     assert switching.mark[0] == 0
