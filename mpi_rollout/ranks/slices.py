@@ -8,7 +8,7 @@ from gymnasium.vector import VectorEnv
 
 from mpi_rollout.core.layout import ALIGNMENT, RESULTS, Columns, noun
 from mpi_rollout.core.seeding import seed_of_slice
-from mpi_rollout.core.spaces import Leaf, tree_of
+from mpi_rollout.core.spaces import Leaf, Tree, tree_of
 from mpi_rollout.envs.faults import ABORT, OnFault, OutputChecks
 from mpi_rollout.envs.infos import MaskColumn
 from mpi_rollout.envs.inputs import Options, Reset, Seeds, Step
@@ -162,8 +162,7 @@ class Slice:
                 self._num_calls += 1
                 if self.masks is not None and self.masks.places:
                     self._heed_masks(actions[0][row])
-                batch = tree_of(self.envs.single_action_space, [array[row] for array in actions])
-                self._fill(self.envs.step(batch), row)
+                self._fill(self.envs.step(self._batch(actions, row)), row)
                 self._note_restarts(row, self.num_steps)
                 self.num_steps += 1
                 self.num_done += 1
@@ -173,6 +172,13 @@ class Slice:
             if has_last_word:
                 for array, column in zip(actions, exchange.slot.action_arrays, strict=True):
                     column[: self.num_done] = array[: self.num_done]
+
+    def _batch(self, actions: list[np.ndarray], row: int) -> Tree:
+        """Return the actions of one step.  Natively vectorized envs may write to them; a loop copies them by itself."""
+        arrays = [array[row] for array in actions]
+        if self._loop is None:
+            arrays = [array.copy() for array in arrays]
+        return tree_of(self.envs.single_action_space, arrays)
 
     def _chosen_actions(self) -> list[np.ndarray]:
         """Return random actions for the steps of an order, for each leaf an array (num_steps, num_envs, ...)."""
