@@ -1,0 +1,209 @@
+"""A slice takes the steps of a fragment: each is as if it were the only one, on the only rank there is."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from envs import Counting, Failing, Nested, Stumbling
+from gymnasium import spaces
+from masked_envs import Masked
+from single_rank import driver_of
+
+from mpi_rollout.core.layout import FAULT, RESTARTED, UNDONE
+from mpi_rollout.core.spaces import leaves
+from mpi_rollout.envs.faults import OnFault
+from mpi_rollout.errors import RankError
+from mpi_rollout.exchange.exchange import Command
+from mpi_rollout.policies.random import RandomPolicy
+from mpi_rollout.ranks.driver import Driver
+
+NATIVE = {"make": "CartPole-v1", "vectorization_mode": "vector_entry_point"}
+WAYS = {"loop": {"make": Counting}, "nested": {"make": Nested}, "native": NATIVE}
+
+
+def begun(room: int = 1, make: Callable[..., object] | str = Counting, **options: Any) -> Driver:
+    """The root of a run whose slots have room for so many steps, its envs reset."""
+    driver = driver_of(make, seed=5, is_random=True, **options)
+    driver.make_room(room)
+    driver.do(Command.RESET, 5)
+    return driver
+
+
+def take(driver: Driver, num_steps: int, step: int, is_chosen: bool = False) -> list[list[np.ndarray]]:
+    """Take steps of random actions; return all columns of each step."""
+    [lane] = driver.lanes
+    if is_chosen:
+        driver.have_chosen(lane, num_steps, step)
+    else:
+        policy = RandomPolicy(driver.action_space, driver.num_envs, 5)
+        driver.send_fragment(lane, policy.rows(step, num_steps, range(driver.num_envs)), step)
+    driver.await_some()
+    assert lane.num_rows == num_steps
+    return rows_of(driver)
+
+
+def rows_of(driver: Driver) -> list[list[np.ndarray]]:
+    [lane] = driver.lanes
+    columns = lane.exchange.columns
+    arrays = [*columns.results, *columns.observation_arrays, *columns.action_arrays]
+    return [[lane.exchange.take(array, step=row) for array in arrays] for row in range(lane.num_rows)]
+
+
+def assert_same(rows: list[list[np.ndarray]], expected: list[list[np.ndarray]]) -> None:
+    assert [[array.tobytes() for array in row] for row in rows] == [
+        [array.tobytes() for array in row] for row in expected
+    ]
+
+
+@pytest.mark.parametrize("is_chosen", [False, True], ids=["root", "workers"])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_fragment_gives_what_as_many_steps_give(way: str, is_chosen: bool):
+    driver = begun(**WAYS[way])
+    expected = [take(driver, 1, step)[0] for step in range(30)]
+    driver = begun(room=9, **WAYS[way])
+    rows = []
+    for num_steps in (9, 1, 4, 9, 7):
+        rows += take(driver, num_steps, len(rows), is_chosen)
+    assert_same(rows, expected)
+
+
+@pytest.mark.parametrize("is_chosen", [False, True], ids=["root", "workers"])
+@pytest.mark.parametrize("way", WAYS)
+def test_the_actions_that_envs_were_given_come_back(way: str, is_chosen: bool):
+    driver = begun(room=80, **WAYS[way])
+    rows = take(driver, 70, 60, is_chosen)
+    drawn = RandomPolicy(driver.action_space, 3, 5).rows(60, 70, range(3))
+    group = leaves(driver.action_space)
+    for index, (leaf, array) in enumerate(zip(group, drawn, strict=True)):
+        sent = [row[len(row) - len(group) + index] for row in rows]
+        assert sent[0].dtype == leaf.dtype and np.stack(sent).tobytes() == array.tobytes()
+
+
+class Scribbling(gymnasium.vector.VectorEnv):
+    """Natively vectorized, and uses its actions as memory of its own."""
+
+    metadata = {"autoreset_mode": gymnasium.vector.AutoresetMode.NEXT_STEP}
+
+    def __init__(self, num_envs: int):
+        self.num_envs = num_envs
+        self.single_observation_space = spaces.Box(-9, 9, (2,), np.float64)
+        self.single_action_space = spaces.Box(-1, 1, (2,), np.float64)
+        self.action_space = gymnasium.vector.utils.batch_space(self.single_action_space, num_envs)
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros((self.num_envs, 2)), {}
+
+    def step(self, actions):
+        actions *= 2
+        return actions.copy(), *np.zeros((3, self.num_envs)), {}
+
+
+@pytest.mark.parametrize("is_chosen", [False, True], ids=["root", "workers"])
+def test_native_envs_may_write_to_their_actions(is_chosen: bool):
+    """What is stored are those that they were given."""
+    gymnasium.register("Scribbling-v0", vector_entry_point=Scribbling)
+    try:
+        driver = begun(4, "Scribbling-v0", vectorization_mode="vector_entry_point")
+    finally:
+        del gymnasium.registry["Scribbling-v0"]
+    rows = take(driver, 4, 0, is_chosen)
+    drawn = RandomPolicy(driver.action_space, 3, 5).rows(0, 4, range(3))[0]
+    assert [row[-1].tolist() for row in rows] == drawn.tolist()
+    assert [row[-2].tolist() for row in rows] == (2 * drawn).tolist()
+
+
+@pytest.mark.parametrize("is_chosen", [False, True], ids=["root", "workers"])
+@pytest.mark.parametrize("room", [1, 7])
+def test_masks_are_heeded_in_every_step(room: int, is_chosen: bool):
+    """The envs refuse actions that they have not allowed, and they say so anew in each step."""
+    driver = begun(room, Masked, num_envs=5)
+    rows = [row for step in range(0, 70, room) for row in take(driver, room, step, is_chosen)]
+    actions = np.stack([row[-1] for row in rows])
+    drawn = RandomPolicy(Masked.action_space, 5, 5).rows(0, 70, range(5))[0]
+    assert 50 < np.count_nonzero(actions != drawn) < 300
+    whole = begun(70, Masked, num_envs=5)
+    assert actions.tobytes() == np.stack([row[-1] for row in take(whole, 70, 0, True)]).tobytes()
+
+
+def test_the_steps_before_a_failure_are_there():
+    """The fifth step of env 0, which has been reset once, is step 6."""
+    driver = begun(8, partial(Failing, "raise", 5))
+    [lane] = driver.lanes
+    driver.have_chosen(lane, 8, 0)
+    with pytest.raises(RankError, match=r"step 6: env 0.*the simulator has diverged"):
+        driver.await_some()
+    assert driver.interrupted == [lane] and lane.num_rows == 6 and driver.has_fault
+    assert lane.exchange.marks.tolist() == [[0] * 6 + [FAULT] * 2]
+    assert_same(rows_of(driver), take(begun(8), 8, 0)[:6])
+    driver.have_chosen(lane, 8, 6)
+    with pytest.raises(RankError):
+        driver.await_some()
+    assert lane.num_rows == 0 and (lane.exchange.marks == FAULT).all()
+
+
+class Stopping(Counting):
+    """Somebody asks the rank to stop while it takes its third step."""
+
+    stop: Callable[[], None]
+
+    def step(self, action):
+        outcome = super().step(action)
+        if self.step_number == 3:
+            type(self).stop()
+        return outcome
+
+
+def test_a_signal_cuts_a_fragment_short_after_the_step_under_way():
+    driver = begun(8, Stopping, num_envs=1)
+    Stopping.stop = lambda: setattr(driver.worker, "stop_signal", 15)
+    [lane] = driver.lanes
+    driver.have_chosen(lane, 8, 0)
+    assert driver.await_some() == [lane] and lane.num_rows == 3 and driver.stop_signal == 15
+    assert lane.marks.tolist() == [[0, 0, -15] + [UNDONE] * 5]
+    assert driver.worker.slices[0].num_steps == 3
+    assert_same(rows_of(driver), take(begun(8, num_envs=1), 8, 0)[:3])
+
+
+def test_a_restart_is_told_with_its_row():
+    def stumbling(env_index: int) -> gymnasium.Env:
+        env = Stumbling()
+        step = env.step
+        count = iter(range(100))
+
+        def stumble(action):
+            env.fails = "step" if env_index == 1 and next(count) == 4 else ""
+            return step(action)
+
+        env.step = stumble
+        return env
+
+    driver = begun(8, stumbling, on_fault=OnFault(max_restarts=1))
+    [lane] = driver.lanes
+    driver.have_chosen(lane, 7, 20)
+    driver.await_some()
+    assert [restart[:3] for restart in driver.restarts] == [(lane, 4, 1)] and lane.num_rows == 7
+    assert lane.marks.tolist() == [[0, 0, 0, 0, RESTARTED, 0, 0]]
+    [restart] = driver.worker.slices[0].restarts
+    assert (restart.row, restart.step) == (4, 24) and "the simulator has stumbled" in restart.message
+
+
+def test_a_reset_comes_in_the_first_row():
+    driver = begun(5)
+    take(driver, 5, 0)
+    driver.do(Command.RESET, 40)
+    [lane] = driver.lanes
+    [column] = lane.exchange.columns.observation_arrays
+    assert lane.num_rows == 1 and lane.exchange.take(column)[:, 2:].tolist() == [[0, -1]] * 3
+
+
+def test_a_slice_knows_the_step_that_the_root_counts():
+    driver = begun(5)
+    assert driver.worker.slices[0].num_steps == 0
+    take(driver, 5, 60)
+    assert driver.worker.slices[0].num_steps == 65
+    driver.send(driver.lanes, np.array([2, 3, 4]))
+    driver.await_some()
+    assert driver.worker.slices[0].num_steps == 66
