@@ -76,7 +76,7 @@ def prepare_lengths(config: RolloutConfig, driver: Driver) -> FragmentLengths:
     exchange = max((lane.exchange for lane in driver.lanes), key=lambda exchange: exchange.layout.nbytes)
     row_nbytes, num_ranks = exchange.layout.nbytes, driver.exchanges.num_slots
     if config.fragment_length != AUTO:
-        length, seconds = int(config.fragment_length), None
+        length, seconds = min(int(config.fragment_length), config.num_steps), None
         check_length(f"--fragment-length {length}", length, row_nbytes, num_ranks, exchange.order_nbytes)
     else:
         length, seconds = auto_length(row_nbytes, num_ranks) if config.policy == "random" else 1, FRAGMENT_S
