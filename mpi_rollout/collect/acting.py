@@ -12,7 +12,7 @@ from mpi_rollout.errors import ActionError, PolicyError, SignalInterrupt, words_
 from mpi_rollout.policies.random import Policy, RandomPolicy
 from mpi_rollout.process.exits import ends_forked
 from mpi_rollout.ranks.driver import Driver
-from mpi_rollout.ranks.lanes import Lane
+from mpi_rollout.ranks.lanes import Lane, indices_of
 
 Recall = Callable[[int], Tree]  # The observations of all envs in a step, shape (num_envs, ...).
 MOST_DRAWING = 0.01  # Of a run's time on the root: more of it is left to the ranks.
@@ -126,7 +126,7 @@ class Actor:
         """Ask the policy for the actions of some lanes; send those of one step, or keep a plan."""
         lanes, driver = [progress.lane for progress in progresses], self._driver
         actions = self._ask(self._observations(progresses))
-        plan = driver.read_plan(actions, lanes, progresses[0].step)
+        plan = driver.read.plan(actions, indices_of(lanes), progresses[0].step)
         driver.clock.lap("policy")
         if plan is not None:
             self._keep(plan, progresses)
@@ -161,7 +161,7 @@ class Actor:
         num_taken = progress.step % self._plan_length
         first_step = progress.step - num_taken
         observations = rows_of(self.recall(first_step), progress.lane.envs)
-        plan = self._driver.read_plan(self._ask(observations), [progress.lane], first_step)
+        plan = self._driver.read.plan(self._ask(observations), indices_of([progress.lane]), first_step)
         if plan is None or len(plan[0]) != self._plan_length:
             raise ActionError(f"the policy's plan has another length than {self._plan_length} steps")
         self._plans[progress.lane] = LanePlan(plan, num_taken)

@@ -16,7 +16,7 @@ from mpi_rollout.collect.fragments import FragmentLengths
 from mpi_rollout.collect.tally import Tally
 from mpi_rollout.core.layout import Block
 from mpi_rollout.errors import RankError
-from mpi_rollout.exchange.exchange import Command
+from mpi_rollout.exchange.orders import Command
 from mpi_rollout.policies.random import Policy
 from mpi_rollout.ranks.driver import Driver
 from mpi_rollout.ranks.lanes import Lane

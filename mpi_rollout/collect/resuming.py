@@ -13,7 +13,7 @@ from mpi_rollout.core.layout import Block, Destination
 from mpi_rollout.core.spaces import Tree, tree_of
 from mpi_rollout.envs.replaying import Past
 from mpi_rollout.errors import ActionError, counted
-from mpi_rollout.exchange.exchange import Command
+from mpi_rollout.exchange.orders import Command
 from mpi_rollout.process.console import say
 from mpi_rollout.ranks.driver import Driver
 

@@ -15,50 +15,24 @@ exchange at 3 MiB.  That is 1 % of a step of the image envs for which it happens
 import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mpi_rollout.core.layout import ALIGNMENT, Block, Destination, SlotLayout
 from mpi_rollout.core.partition import Partition
-from mpi_rollout.core.spaces import Leaf, Space, Tree, leaves, tree_of
+from mpi_rollout.core.spaces import Leaf, Space, leaves
 from mpi_rollout.errors import DataError, words_of
+from mpi_rollout.exchange.direct import DirectTransport, SwitchingTransport
 from mpi_rollout.exchange.infos import InfoDict, pack_infos, unpack_infos
+from mpi_rollout.exchange.orders import Command, Orders
 from mpi_rollout.exchange.surviving import ShrinkingTransport
-from mpi_rollout.exchange.transports import (
-    INFOS_TAG,
-    CollectiveTransport,
-    DirectTransport,
-    Message,
-    NonblockingTransport,
-    SwitchingTransport,
-    Transport,
-)
+from mpi_rollout.exchange.transports import INFOS_TAG, CollectiveTransport, Message, NonblockingTransport, Transport
 from mpi_rollout.exchange.waiting import Wait
 from mpi_rollout.exchange.world import ROOT
 
 if TYPE_CHECKING:
     from mpi4py import MPI
-
-HEADER_NBYTES = 32  # Of an order.
-
-
-class Command(IntEnum):
-    """What an order asks of a rank."""
-
-    RESET = 1
-    STEP = 2
-    CALL = 3
-    STOP = 4
-    RESTORE = 5
-    REPLAY = 6
-    SWITCH = 7
-    FRAGMENT = 8  # Steps whose actions follow.
-    CHOOSE = 9  # Steps whose actions the ranks choose.
-
-
-STEPS = (Command.STEP, Command.FRAGMENT, Command.CHOOSE)  # The argument of these is the number of steps.
 
 
 @dataclass(frozen=True)
@@ -72,7 +46,7 @@ class Contents:
     has_actions: bool = False
 
 
-class Exchange:
+class Exchange(Orders):
     """The messages between the root and the ranks of one partition.
 
     Parameters
@@ -96,12 +70,6 @@ class Exchange:
         On the root those of the slots' rows, of shape (num_ranks, room).
     step_s
         On the root the seconds that the ranks' envs took for the last order.
-    order
-        The last order's command and argument.
-    num_rows
-        How many steps it asks for, so that as many rows of the slots come back.
-    step
-        The first of these steps; -1 where nobody counts them.
     """
 
     def __init__(
@@ -113,12 +81,9 @@ class Exchange:
         kind: type[Transport],
         wait: Wait,
     ) -> None:
-        self.comm, self.partition, self.first_rank = comm, partition, first_rank
+        super().__init__(partition, partition.envs_of(comm.rank - first_rank), contents.action_space)
+        self.comm, self.first_rank = comm, first_rank
         self.is_root = comm.rank == ROOT
-        self.envs = partition.envs_of(comm.rank - first_rank)
-        self.order: tuple[int, int] = (0, 0)
-        self.num_rows, self.step = 1, -1
-        self._lay_out_order(contents.action_space)
         self.layout = SlotLayout(
             contents.observation_space,
             partition.capacity,
@@ -161,23 +126,6 @@ class Exchange:
         elif isinstance(self.transport, ShrinkingTransport):
             self.transport.marks = self.marks[:, 0] if self.is_root else None
 
-    def _lay_out_order(self, action_space: Space) -> None:
-        """Lay out a header of four int64, then the actions in columns of (num_envs, ...)."""
-        self._action_space, self._action_leaves = action_space, leaves(action_space)
-        num_envs, first = self.partition.num_envs, self.partition.first_env
-        self.order_nbytes = HEADER_NBYTES + actions_nbytes(self._action_leaves, num_envs)
-        self._order = np.zeros(self.order_nbytes, np.uint8)
-        self._header = self._order[:HEADER_NBYTES].view(np.int64)
-        self._actions = _columns_of(self._action_leaves, self._order[HEADER_NBYTES:], 1, num_envs)
-        self._fragment = np.zeros(0, np.uint8)  # The actions of the last fragment.
-        self.action_arrays = tuple(array[0] for array in self._actions)
-        self._own_envs = slice(self.envs.start - first, self.envs.stop - first)
-        self._is_one_step = True  # The last order had its actions in itself.
-
-    def order_nbytes_of(self, num_steps: int) -> int:
-        """Return the bytes of an order with the actions of so many steps."""
-        return HEADER_NBYTES + actions_nbytes(self._action_leaves, num_steps * self.partition.num_envs)
-
     def _lay_out_slots(self, room: int) -> None:
         layout, num_ranks, rank = self.layout, self.partition.num_ranks, self.comm.rank - self.first_rank
         self.room, self.has_own_slot = room, rank in range(num_ranks)
@@ -198,36 +146,6 @@ class Exchange:
             self.slot = layout.columns(self._slot, len(self.envs))
             self.slot_rows = [layout.columns(row, len(self.envs)) for row in self._slot]
 
-    def put_actions(self, arrays: Sequence[np.ndarray], start: int) -> None:
-        """Fill the order with the rows of the actions from `start` on, an array for each leaf."""
-        for array, target in zip(arrays, self.action_arrays, strict=True):
-            target[...] = array[start : start + len(target)]
-
-    def put_fragment(self, arrays: Sequence[np.ndarray]) -> None:
-        """Keep the actions of a fragment for the next order: for each leaf an array (num_steps, num_envs, ...)."""
-        for array, target in zip(arrays, self._hold_fragment(len(arrays[0])), strict=True):
-            target[...] = array
-
-    def _hold_fragment(self, num_rows: int) -> tuple[np.ndarray, ...]:
-        num_envs = self.partition.num_envs
-        nbytes = actions_nbytes(self._action_leaves, num_rows * num_envs)
-        if self._fragment.nbytes != nbytes:
-            self._fragment = np.zeros(nbytes, np.uint8)
-        return _columns_of(self._action_leaves, self._fragment, num_rows, num_envs)
-
-    def sent_actions(self) -> tuple[np.ndarray, ...]:
-        """Return the actions of the last order: for each leaf an array (num_steps, num_envs, ...)."""
-        return self._actions if self._is_one_step else self._hold_fragment(self.num_rows)
-
-    def own_actions(self) -> list[np.ndarray]:
-        """Return the actions of this rank's envs, as `sent_actions`."""
-        return [array[:, self._own_envs] for array in self.sent_actions()]
-
-    @property
-    def actions(self) -> Tree:
-        """Return the actions of this rank's envs for one step, as a tree."""
-        return tree_of(self._action_space, (array[self._own_envs] for array in self.action_arrays))
-
     def post_order(self, command: Command, argument: int = 0, step: int = -1) -> None:
         """Send the order out: the root's side of `await_order`.
 
@@ -239,9 +157,7 @@ class Exchange:
         step
             The first of these steps.
         """
-        header = self._header.data  # Numbers are written in a third of the time that the array takes.
-        header[0], header[1], header[3] = command, argument, step
-        self._note_order(command, argument, step)
+        self._write_order(command, argument, step)
         self.transport.post_order()
         if command == Command.FRAGMENT:
             self.transport.send_actions(self._fragment)
@@ -252,16 +168,10 @@ class Exchange:
         if self._infos_sent is not None:
             self._infos_sent.Wait()
             self._infos_sent = None
-        command, argument, _, step = self._header.tolist()
-        self._note_order(command, argument, step)
-        if command == Command.FRAGMENT:
-            self._hold_fragment(argument)
+        self._read_order()
+        if self.order[0] == Command.FRAGMENT:
+            self._hold_fragment(self.num_rows)
             self.transport.await_actions(self._fragment)
-
-    def _note_order(self, command: int, argument: int, step: int) -> None:
-        self.order, self.step = (command, argument), step
-        self.num_rows = argument if command in STEPS else 1
-        self._is_one_step = command != Command.FRAGMENT
 
     def put_infos(self, infos: InfoDict, row: int = 0) -> None:
         """Send infos of a step with this rank's slot.
@@ -370,17 +280,3 @@ class Exchange:
         if self._infos_sent is not None:
             self._infos_sent.Wait()
         self.transport.free()
-
-
-def actions_nbytes(group: Sequence[Leaf], num_rows: int) -> int:
-    """Return the bytes of so many actions, each leaf's column filled up to whole words."""
-    return sum(-(-num_rows * leaf.nbytes // 8) * 8 for leaf in group)
-
-
-def _columns_of(group: Sequence[Leaf], buffer: np.ndarray, num_steps: int, num_envs: int) -> tuple[np.ndarray, ...]:
-    """Return views of a buffer of actions: for each leaf an array (num_steps, num_envs, ...)."""
-    arrays, offset = [], 0
-    for leaf in group:
-        arrays.append(np.ndarray((num_steps, num_envs, *leaf.shape), leaf.dtype, buffer, offset))
-        offset += actions_nbytes((leaf,), num_steps * num_envs)
-    return tuple(arrays)

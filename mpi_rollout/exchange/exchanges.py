@@ -9,16 +9,10 @@ from typing import TYPE_CHECKING, TypeVar, cast
 import numpy as np
 
 from mpi_rollout.core.partition import Division, Partition
+from mpi_rollout.exchange.direct import DirectTransport, SwitchingTransport
 from mpi_rollout.exchange.exchange import Contents, Exchange
 from mpi_rollout.exchange.surviving import ShrinkingTransport
-from mpi_rollout.exchange.transports import (
-    CollectiveTransport,
-    DirectTransport,
-    Message,
-    NonblockingTransport,
-    SwitchingTransport,
-    Transport,
-)
+from mpi_rollout.exchange.transports import CollectiveTransport, Message, NonblockingTransport, Transport
 from mpi_rollout.exchange.waiting import SleepWait, wait_maker
 from mpi_rollout.exchange.world import ROOT
 

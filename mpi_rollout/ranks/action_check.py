@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 from gymnasium import spaces
 
-from mpi_rollout.core.spaces import Leaf, Tree, bounds_of, is_castable, leaf_spaces, leaves, rounding
+from mpi_rollout.core.spaces import Leaf, Tree, bounds_of, is_castable, leaf_spaces, leaves, rounding, tree_of
 from mpi_rollout.errors import ActionError, words_of
 
 EnvIndices = Sequence[int] | np.ndarray
@@ -60,6 +60,41 @@ class ActionReader:
                 array = array.astype(leaf.dtype, copy=False)
             arrays.append(array if is_accepted(array) else treat(array, env_indices))
         return arrays
+
+    def plan(self, actions: object, env_indices: EnvIndices, step: int) -> list[np.ndarray] | None:
+        """Read the actions of several steps; None if they are of one step.
+
+        Parameters
+        ----------
+        actions
+            For several steps of shape (num_steps, len(env_indices), ...), or a tree of such arrays.
+        step
+            The first of them, for messages.
+
+        Returns
+        -------
+        For each leaf an array (num_steps, len(env_indices), ...).
+
+        Raises
+        ------
+        ActionError
+            They are refused; the message names the step.
+        """
+        try:
+            pairs = [(leaf, leaf.of(actions)) for leaf, *_ in self._columns]
+            dimensions = {array.ndim - len(leaf.shape) for leaf, array in pairs}
+            lengths = {len(array) for _, array in pairs}
+        except (LookupError, TypeError, ValueError, AttributeError):
+            return None
+        if dimensions != {2} or len(lengths) != 1 or 0 in lengths:
+            return None
+        rows = []
+        for index in range(*lengths):
+            try:
+                rows.append(self(tree_of(self._space, [array[index] for _, array in pairs]), env_indices))
+            except ActionError as error:
+                raise ActionError(f"step {step + index}: {error}") from error
+        return [np.stack(leaf_rows) for leaf_rows in zip(*rows, strict=True)]
 
     def _take_from(self, actions: object, num_envs: int) -> Callable[[Leaf, Tree], object]:
         """Return what takes a leaf out of the actions.  A tuple that Gymnasium can read as batches is batches."""

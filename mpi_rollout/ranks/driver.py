@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from mpi_rollout.core.layout import FAULT, LOST, RESTARTED, SHORT, UNDONE, Block, Destination
-from mpi_rollout.core.spaces import leaves, tree_of
+from mpi_rollout.core.layout import FAULT, LOST, Block, Destination
+from mpi_rollout.core.spaces import leaves
 from mpi_rollout.envs.inputs import Info
-from mpi_rollout.errors import ActionError, DataError, Fault, RankError, RankLost, words_of
-from mpi_rollout.exchange.exchange import Command
+from mpi_rollout.errors import DataError, Fault, RankError, RankLost, words_of
 from mpi_rollout.exchange.exchanges import Exchanges
+from mpi_rollout.exchange.orders import Command
 from mpi_rollout.exchange.world import ROOT
 from mpi_rollout.ranks.action_check import ActionReader
 from mpi_rollout.ranks.lanes import Lane, LaneRestart, indices_of, infos_of
@@ -35,6 +35,8 @@ class Driver:
         Of envs, where nobody asked for infos; for the run to take.
     interrupted
         After a failure: lanes whose slots have come, with steps that nobody has taken in.
+    read
+        Reads the actions of envs.
     under_way
         The lanes whose slots have not been taken in, in the order in which orders were posted to them.
     on_loss
@@ -55,7 +57,7 @@ class Driver:
         self.on_loss: Callable[[list[int]], None] = lambda ranks: None
         self.num_envs = exchanges.division.num_envs
         self._lane_of = {lane.exchange: lane for lane in self.lanes}
-        self._read = ActionReader(self.action_space, actions)
+        self.read = ActionReader(self.action_space, actions)
         self._action_leaves = leaves(self.action_space)
         self._serves_first_ready = exchanges.division.first_ready
         own = [lane for lane in self.lanes if lane.exchange.first_rank == ROOT]
@@ -116,7 +118,7 @@ class Driver:
         ActionError
             Shape, dtype or values do not fit the action space; nothing was sent.
         """
-        arrays = self._read(actions, indices_of(lanes))
+        arrays = self.read(actions, indices_of(lanes))
         start = 0
         for lane, step in zip(lanes, steps or repeat(-1), strict=False):
             lane.exchange.put_actions(arrays, start)
@@ -151,41 +153,6 @@ class Driver:
         lane.exchange.post_order(command, num_steps, step)
         lane.order = command, ()
         self.under_way[lane] = None
-
-    def read_plan(self, actions: object, lanes: Sequence[Lane], step: int) -> list[np.ndarray] | None:
-        """Check the actions of several steps of some lanes' envs; None if there is but one step of them.
-
-        Parameters
-        ----------
-        actions
-            For several steps of shape (num_steps, num_envs of these lanes, ...), or a tree of such arrays.
-        step
-            The first of them, for messages.
-
-        Returns
-        -------
-        For each leaf an array (num_steps, num_envs, ...).
-
-        Raises
-        ------
-        ActionError
-            They do not fit the action space; the message names the step.
-        """
-        try:
-            arrays: list[Any] = [leaf.of(actions) for leaf in self._action_leaves]
-            dimensions = {array.ndim - len(leaf.shape) for array, leaf in zip(arrays, self._action_leaves, strict=True)}
-        except (LookupError, TypeError, ValueError, AttributeError):
-            return None
-        if dimensions != {2} or len({len(array) for array in arrays}) != 1 or not len(arrays[0]):
-            return None
-        rows = []
-        for index in range(len(arrays[0])):
-            try:
-                tree = tree_of(self.action_space, [array[index] for array in arrays])
-                rows.append(self._read(tree, indices_of(lanes)))
-            except ActionError as error:
-                raise ActionError(f"step {step + index}: {error}") from error
-        return [np.stack(leaf_rows) for leaf_rows in zip(*rows, strict=True)]
 
     def _arrays(self, actions: object) -> list[np.ndarray]:
         return [leaf.of(actions) for leaf in self._action_leaves]
@@ -251,7 +218,7 @@ class Driver:
         """Do what the marks of the last slots ask for."""
         self.interrupted = list(lanes)
         for lane in lanes:
-            self._heed_lane(lane)
+            self._note(lane)
         marks = np.concatenate([lane.marks.ravel() for lane in lanes])
         if (marks == FAULT).any():
             self._drop_infos()
@@ -262,19 +229,10 @@ class Driver:
         if (marks == LOST).any():
             self.on_loss(np.flatnonzero((lanes[0].marks == LOST).any(axis=1)).tolist())
 
-    def _heed_lane(self, lane: Lane) -> None:
-        marks = lane.marks
-        is_missing = ((marks == FAULT) | (marks == UNDONE)).any(axis=0)
-        if is_missing.any():
-            lane.num_rows = int(is_missing.argmax())
-        if (marks == SHORT).any():
-            lane.exchange.note_shortage()
-        if (marks == RESTARTED).any():
-            for row, _, infos in lane.exchange.take_infos():
-                if row < lane.num_rows:
-                    self.restarts += [LaneRestart(lane, row, *fault) for fault in infos["faults"]]
-        if marks.min() < 0:
-            self._signal_of_others = -int(marks.min())
+    def _note(self, lane: Lane) -> None:
+        signal, restarts = lane.heed_marks()
+        self._signal_of_others = signal or self._signal_of_others
+        self.restarts += restarts
 
     def make_room(self, num_rows: int) -> None:
         """Have slots hold fragments of so many steps."""
@@ -295,7 +253,7 @@ class Driver:
             else:
                 self._complete(lane)
                 lane.num_rows = lane.exchange.num_rows
-                self._heed_lane(lane)
+                self._note(lane)
                 self.interrupted.append(lane)
             lane.exchange.drop_infos()
             del self.under_way[lane]

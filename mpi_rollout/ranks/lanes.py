@@ -10,11 +10,12 @@ from typing import NamedTuple
 import numpy as np
 from gymnasium import spaces
 
-from mpi_rollout.core.layout import Block, Destination
+from mpi_rollout.core.layout import FAULT, RESTARTED, SHORT, UNDONE, Block, Destination
 from mpi_rollout.core.spaces import Tree, tree_of
 from mpi_rollout.envs.inputs import Info
-from mpi_rollout.exchange.exchange import Command, Exchange
+from mpi_rollout.exchange.exchange import Exchange
 from mpi_rollout.exchange.infos import FINAL_OBS, add_columns, merge_infos
+from mpi_rollout.exchange.orders import Command
 
 NUM_ROWS = 2  # Of observations: those before a step and those after it.
 Piece = tuple[int, slice]  # A row of a block, and neighbouring envs of it.
@@ -42,6 +43,20 @@ class Lane:
     def marks(self) -> np.ndarray:
         """Return the marks of the last slots' rows, of shape (num_ranks, num_steps)."""
         return self.exchange.marks[:, : self.exchange.num_rows]
+
+    def heed_marks(self) -> "tuple[int, list[LaneRestart]]":
+        """Heed what the ranks say with their slots; return the signal that asks the run to stop, or 0, and restarts."""
+        marks, restarts = self.marks, []
+        is_missing = ((marks == FAULT) | (marks == UNDONE)).any(axis=0)
+        if is_missing.any():
+            self.num_rows = int(is_missing.argmax())
+        if (marks == SHORT).any():
+            self.exchange.note_shortage()
+        if (marks == RESTARTED).any():
+            for row, _, infos in self.exchange.take_infos():
+                if row < self.num_rows:
+                    restarts += [LaneRestart(self, row, *fault) for fault in infos["faults"]]
+        return max(0, -int(marks.min())), restarts
 
 
 class LaneRestart(NamedTuple):

@@ -16,8 +16,9 @@ from mpi_rollout.envs.loop import LoopVectorEnv
 from mpi_rollout.envs.outputs import Casting, misfit
 from mpi_rollout.envs.replaying import Past, Restoring
 from mpi_rollout.errors import DataError
-from mpi_rollout.exchange.exchange import STEPS, Command, Exchange
+from mpi_rollout.exchange.exchange import Exchange
 from mpi_rollout.exchange.infos import Infos, add_info, write_columns
+from mpi_rollout.exchange.orders import STEPS, Command
 from mpi_rollout.policies.random import RandomPolicy
 from mpi_rollout.ranks.watchdog import Work
 

@@ -19,9 +19,10 @@ from mpi_rollout.core.clock import Clock, process_start
 from mpi_rollout.core.host import physical_cores, processor_time
 from mpi_rollout.core.layout import FAULT, RESTARTED, UNDONE
 from mpi_rollout.errors import EnvError, Fault, RankLost, SignalInterrupt, words_of
-from mpi_rollout.exchange.exchange import STEPS, Command, Exchange
+from mpi_rollout.exchange.exchange import Exchange
 from mpi_rollout.exchange.exchanges import Exchanges
 from mpi_rollout.exchange.job_end import abort, end_timeout_s
+from mpi_rollout.exchange.orders import STEPS, Command
 from mpi_rollout.exchange.world import rank_and_host
 from mpi_rollout.process.console import say
 from mpi_rollout.process.exits import ends_forked

@@ -5,14 +5,19 @@ from typing import Any
 
 import numpy as np
 from gymnasium import spaces
+from gymnasium.error import AlreadyPendingCallError, NoAsyncCallError
+from gymnasium.vector import AutoresetMode
 
 from mpi_rollout.core.host import check_length
 from mpi_rollout.core.layout import Block
 from mpi_rollout.core.spaces import Tree, tree_of
+from mpi_rollout.envs.inputs import CalledByName, Info
 from mpi_rollout.errors import ActionError
 from mpi_rollout.policies.random import RandomPolicy
+from mpi_rollout.process.interrupts import Interrupts
 from mpi_rollout.ranks.driver import Driver
-from mpi_rollout.ranks.lanes import Lane
+from mpi_rollout.ranks.lanes import Lane, Outcomes
+from mpi_rollout.train.turns import CallState
 
 Batch = dict[str, Any]
 
@@ -73,7 +78,7 @@ class Fragments:
         return arrays
 
     def _read(self, num_steps: int, actions: object) -> list[np.ndarray]:
-        arrays = self._driver.read_plan(actions, self._driver.lanes, 0)
+        arrays = self._driver.read.plan(actions, range(self._driver.num_envs), 0)
         if arrays is None or len(arrays[0]) != num_steps:
             got = f", got {len(arrays[0])} steps" if arrays is not None else f", got {_shape_of(actions)}"
             raise ActionError(f"actions must be of shape ({num_steps}, {self._driver.num_envs}, ...){got}")
@@ -109,6 +114,84 @@ class Fragments:
             "last_observations": _tree(driver.observation_space, last),
         }
         return batch, last
+
+
+class FragmentVectorEnv(CalledByName):
+    """A `MPIVectorEnv`, as far as it takes several steps in one exchange."""
+
+    autoreset_mode: AutoresetMode
+    interrupts: Interrupts
+    _driver: Driver
+    _block: Block
+    _outcomes: Outcomes
+    _fragments: Fragments
+    _state: CallState
+
+    def _check_open(self) -> None:
+        raise NotImplementedError
+
+    def _infos(self, lanes: Sequence[Lane], ended: np.ndarray | None = None) -> list[Info]:
+        raise NotImplementedError
+
+    def collect(self, num_steps: int, actions: Tree | None = None) -> Batch:
+        """Take several steps of all envs in one exchange: equal to as many `step`s.
+
+        Parameters
+        ----------
+        actions
+            Of shape (num_steps, num_envs, ...), or a tree of such arrays; None for random actions, which depend on the
+            seed of the last `reset` that had one.
+
+        Returns
+        -------
+        A dict of arrays, which belong to the caller.  `observations` (before each step), `actions`, `rewards` float64,
+        `terminations` and `truncations` bool are of shape (num_steps, num_envs, ...); `last_observations` are those
+        after the last step, (num_envs, ...).  `infos` is a list of num_steps dicts, as `step` returns them.
+
+        Raises
+        ------
+        ActionError
+            The actions are not of this shape, or not in their space, in the step that the message names; nothing was
+            sent.
+        RankError
+            An env failed on some rank, or without autoreset an episode ended before the last step; the next `reset` of
+            all envs begins anew.
+        """
+        self.collect_async(num_steps, actions)
+        return self.collect_wait()
+
+    def collect_async(self, num_steps: int, actions: Tree | None = None) -> None:
+        """Send the actions of several steps, as `collect`; the ranks step while the caller goes on."""
+        self._check_open()
+        self._state.check_idle("collect_async")
+        self._state.check_ready(self._driver.lanes)
+        if not isinstance(num_steps, int | np.integer) or num_steps < 1:
+            raise ValueError(f"num_steps must be an int of at least 1, got {num_steps!r}")
+        with self.interrupts:
+            if self._fragments.make_room(int(num_steps)):
+                self._outcomes.use(self._driver.destinations(self._block))
+            self._fragments.send(int(num_steps), actions)
+
+    def collect_wait(self) -> Batch:
+        """Wait for the steps of `collect_async`; return what `collect` returns."""
+        self._check_open()
+        self._state.check_whole()
+        if not self._fragments.num_steps:
+            raise NoAsyncCallError("collect_wait without collect_async; call collect_async first", "collect_wait")
+        lanes = self._driver.lanes
+        with self.interrupts:
+            while self._driver.under_way:
+                self._fragments.take(self._driver.await_some(len(lanes)))
+            batch, last = self._fragments.batch(self._outcomes.last_arrays(lanes))
+            self._outcomes.keep(lanes, last)
+            ended = batch["terminations"] | batch["truncations"]
+            if self.autoreset_mode == AutoresetMode.DISABLED:
+                self._state.ended[:] = ended[-1]
+            return {**batch, "infos": self._infos(lanes, ended)}
+
+    def _check_no_fragment(self, what: str) -> None:
+        if self._fragments.num_steps:
+            raise AlreadyPendingCallError(f"{what} while a fragment is under way; call collect_wait()", what)
 
 
 def _tree(space: spaces.Space, arrays: Sequence[np.ndarray]) -> Tree:

@@ -9,7 +9,7 @@ from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, Res
 from gymnasium.vector import AutoresetMode
 
 from mpi_rollout.envs.inputs import Options, Seeds, options_of_each
-from mpi_rollout.exchange.exchange import Command
+from mpi_rollout.exchange.orders import Command
 from mpi_rollout.process.interrupts import Interrupts
 from mpi_rollout.ranks.driver import Driver
 from mpi_rollout.ranks.lanes import Lane, indices_of

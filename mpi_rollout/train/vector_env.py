@@ -19,21 +19,21 @@ from gymnasium.vector.utils import batch_space
 
 from mpi_rollout.core.spaces import Tree
 from mpi_rollout.envs import inputs
-from mpi_rollout.envs.inputs import CalledByName, Info, Options, Reset, Seeds, Step, Values
+from mpi_rollout.envs.inputs import Info, Options, Reset, Seeds, Step, Values
 from mpi_rollout.errors import RankError
-from mpi_rollout.exchange.exchange import Command
 from mpi_rollout.exchange.infos import FINAL_OBS
+from mpi_rollout.exchange.orders import Command
 from mpi_rollout.process.interrupts import Interrupts
 from mpi_rollout.ranks.driver import Driver
 from mpi_rollout.ranks.lanes import NUM_ROWS, Lane, Outcomes, final_observations, indices_of, lanes_of
 from mpi_rollout.ranks.set_up import EnvFacts
-from mpi_rollout.train.fragments import Batch, Fragments
+from mpi_rollout.train.fragments import Fragments, FragmentVectorEnv
 from mpi_rollout.train.turns import CallState, Turns
 
 Received = tuple[Tree, np.ndarray, np.ndarray, np.ndarray, Info, np.ndarray]  # A step of some envs, and their indices.
 
 
-class MPIVectorEnv(CalledByName):
+class MPIVectorEnv(FragmentVectorEnv):
     """All ranks' envs, in env order whatever the number of ranks.  `mpi_rollout.connect` makes it.
 
     Parameters
@@ -258,66 +258,6 @@ class MPIVectorEnv(CalledByName):
                 infos[FINAL_OBS] = final_observations(self.single_observation_space, lanes, rows, infos, step)
                 infos[f"_{FINAL_OBS}"] = rows
         return all_infos
-
-    def collect(self, num_steps: int, actions: Tree | None = None) -> Batch:
-        """Take several steps of all envs in one exchange: equal to as many `step`s.
-
-        Parameters
-        ----------
-        actions
-            Of shape (num_steps, num_envs, ...), or a tree of such arrays; None for random actions, which depend on the
-            seed of the last `reset` that had one.
-
-        Returns
-        -------
-        A dict of arrays, which belong to the caller.  `observations` (before each step), `actions`, `rewards` float64,
-        `terminations` and `truncations` bool are of shape (num_steps, num_envs, ...); `last_observations` are those
-        after the last step, (num_envs, ...).  `infos` is a list of num_steps dicts, as `step` returns them.
-
-        Raises
-        ------
-        ActionError
-            The actions are not of this shape, or not in their space, in the step that the message names; nothing was
-            sent.
-        RankError
-            An env failed on some rank, or without autoreset an episode ended before the last step; the next `reset` of
-            all envs begins anew.
-        """
-        self.collect_async(num_steps, actions)
-        return self.collect_wait()
-
-    def collect_async(self, num_steps: int, actions: Tree | None = None) -> None:
-        """Send the actions of several steps, as `collect`; the ranks step while the caller goes on."""
-        self._check_open()
-        self._state.check_idle("collect_async")
-        self._state.check_ready(self._driver.lanes)
-        if not isinstance(num_steps, int | np.integer) or num_steps < 1:
-            raise ValueError(f"num_steps must be an int of at least 1, got {num_steps!r}")
-        with self.interrupts:
-            if self._fragments.make_room(int(num_steps)):
-                self._outcomes.use(self._driver.destinations(self._block))
-            self._fragments.send(int(num_steps), actions)
-
-    def collect_wait(self) -> Batch:
-        """Wait for the steps of `collect_async`; return what `collect` returns."""
-        self._check_open()
-        self._state.check_whole()
-        if not self._fragments.num_steps:
-            raise NoAsyncCallError("collect_wait without collect_async; call collect_async first", "collect_wait")
-        lanes = self._driver.lanes
-        with self.interrupts:
-            while self._driver.under_way:
-                self._fragments.take(self._driver.await_some(len(lanes)))
-            batch, last = self._fragments.batch(self._outcomes.last_arrays(lanes))
-            self._outcomes.keep(lanes, last)
-            ended = batch["terminations"] | batch["truncations"]
-            if self.autoreset_mode == AutoresetMode.DISABLED:
-                self._state.ended[:] = ended[-1]
-            return {**batch, "infos": self._infos(lanes, ended)}
-
-    def _check_no_fragment(self, what: str) -> None:
-        if self._fragments.num_steps:
-            raise AlreadyPendingCallError(f"{what} while a fragment is under way; call collect_wait()", what)
 
     def render(self) -> Values:
         """Return what each env's `render` gives, in env order."""
