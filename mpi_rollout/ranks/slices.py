@@ -1,9 +1,10 @@
 """A slice: one rank's envs for one exchange.  Orders act on it, and it fills the slots."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from gymnasium import spaces
 from gymnasium.vector import VectorEnv
 
 from mpi_rollout.core.layout import ALIGNMENT, RESULTS, Columns, noun
@@ -86,9 +87,10 @@ class Slice:
 
         A loop writes into arrays of its own where a slot has room for several steps; they are then copied, row by row.
         """
+        exchange = self.exchange
+        self._has_more = bool(self._loop is None or self._pickles_infos or exchange.layout.infos)
         if self._loop is None:
             return
-        exchange = self.exchange
         if exchange.room == 1:
             self._loop.write_to(exchange.slot_rows[0])
         else:
@@ -151,20 +153,28 @@ class Slice:
 
     def _take_steps(self, command: int, is_to_stop: Callable[[], bool]) -> None:
         """Take the steps of a fragment, each into its row of the slot."""
-        exchange = self.exchange
+        exchange, step, masks = self.exchange, self.envs.step, self.masks
         if exchange.step >= 0:
             self.num_steps = exchange.step
         actions = self._chosen_actions() if command == Command.CHOOSE else exchange.own_actions()
         has_last_word = bool(exchange.layout.actions)
-        if self.masks is not None and has_last_word:
+        if masks is not None and has_last_word and (masks.places or exchange.num_rows > 1):
             actions = [np.array(array) for array in actions]  # Those by masks take their place.
+        restarts = () if self._loop is None else self._loop.faults
         try:
-            for row in range(exchange.num_rows):
+            for row, batch in enumerate(self._batches(actions)):
                 self._num_calls += 1
-                if self.masks is not None and self.masks.places:
+                if masks is not None and masks.places:
                     self._heed_masks(actions[0][row])
-                self._fill(self.envs.step(self._batch(actions, row)), row)
-                self._note_restarts(row, self.num_steps)
+                if self._loop is None:  # Which may write to its actions; a loop copies them by itself.
+                    batch = tree_of(self.envs.single_action_space, [array[row].copy() for array in actions])
+                outputs = step(batch)
+                if self._has_more:
+                    self._fill(outputs, row)
+                elif exchange.room > 1:
+                    exchange.slot_bytes[row] = self._row_bytes
+                if restarts:
+                    self._note_restarts(row, self.num_steps)
                 self.num_steps += 1
                 self.num_done += 1
                 if is_to_stop():
@@ -174,12 +184,12 @@ class Slice:
                 for array, column in zip(actions, exchange.slot.action_arrays, strict=True):
                     column[: self.num_done] = array[: self.num_done]
 
-    def _batch(self, actions: list[np.ndarray], row: int) -> Tree:
-        """Return the actions of one step.  Natively vectorized envs may write to them; a loop copies them by itself."""
-        arrays = [array[row] for array in actions]
-        if self._loop is None:
-            arrays = [array.copy() for array in arrays]
-        return tree_of(self.envs.single_action_space, arrays)
+    def _batches(self, actions: list[np.ndarray]) -> Iterator[Tree]:
+        """Yield the actions of one step after the other, views of these arrays."""
+        space = self.envs.single_action_space
+        if isinstance(space, spaces.Dict | spaces.Tuple):
+            return (tree_of(space, rows) for rows in zip(*actions, strict=True))
+        return iter(actions[0])
 
     def _chosen_actions(self) -> list[np.ndarray]:
         """Return random actions for the steps of an order, for each leaf an array (num_steps, num_envs, ...)."""
