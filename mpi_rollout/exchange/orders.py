@@ -63,7 +63,8 @@ class Orders:
         self._order = np.zeros(self.order_nbytes, np.uint8)
         self._header = self._order[:HEADER_NBYTES].view(np.int64)
         self._actions = _columns_of(self._action_leaves, self._order[HEADER_NBYTES:], 1, num_envs)
-        self._fragment = np.zeros(0, np.uint8)  # The actions of the last fragment.
+        self._fragment, self._num_held = np.zeros(0, np.uint8), 0  # The actions of the last fragment, its steps.
+        self._held: tuple[np.ndarray, ...] = ()
         self.action_arrays = tuple(array[0] for array in self._actions)
         self._own_envs = slice(self.envs.start - first, self.envs.stop - first)
         self._is_one_step = True  # The last order had its actions in itself.
@@ -83,11 +84,12 @@ class Orders:
             target[...] = array
 
     def _hold_fragment(self, num_rows: int) -> tuple[np.ndarray, ...]:
-        num_envs = self.partition.num_envs
-        nbytes = actions_nbytes(self._action_leaves, num_rows * num_envs)
-        if self._fragment.nbytes != nbytes:
-            self._fragment = np.zeros(nbytes, np.uint8)
-        return _columns_of(self._action_leaves, self._fragment, num_rows, num_envs)
+        if self._num_held != num_rows:
+            num_envs = self.partition.num_envs
+            self._fragment = np.zeros(actions_nbytes(self._action_leaves, num_rows * num_envs), np.uint8)
+            self._held = _columns_of(self._action_leaves, self._fragment, num_rows, num_envs)
+            self._num_held = num_rows
+        return self._held
 
     def sent_actions(self) -> tuple[np.ndarray, ...]:
         """Return the actions of the last order: for each leaf an array (num_steps, num_envs, ...)."""

@@ -73,3 +73,9 @@ def too_few(observations: np.ndarray) -> np.ndarray:
 
 def broken(observations: np.ndarray) -> np.ndarray:
     raise ArithmeticError("the network has no weights")
+
+
+def planning(observations: np.ndarray) -> np.ndarray:
+    """Actions of `envs.Counting` for the next ten steps, from what was seen before them: (10, num_envs)."""
+    seen = (np.abs(np.asarray(observations).reshape(len(observations), -1)).sum(axis=1) * 1000).astype(np.int64)
+    return np.stack([2 + (seen + 7 * step) % 5 for step in range(10)])

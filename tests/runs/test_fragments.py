@@ -1,0 +1,158 @@
+"""Fragments: the data do not depend on their length, on who chooses the actions, nor on what ends a run amid one."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from jobs import Job, assert_same_bytes, datasets, once
+from single_rank import driver_of
+
+from mpi_rollout.collect.blocks import Discard
+from mpi_rollout.collect.collector import Collector, CollectorOptions
+from mpi_rollout.collect.fragments import FragmentLengths
+from mpi_rollout.policies.random import RandomPolicy
+from mpi_rollout.ranks.worker import Worker
+
+RUNS = {
+    "CartPole": ("--env", "CartPole-v1", "--num-envs", "7", "--num-steps", "150", "--seed", "3"),
+    "Dict": ("--env-factory", "envs:Nested", "--num-envs", "7", "--num-steps", "80"),
+    "images": ("--env-factory", "envs:Image", "--num-envs", "5", "--num-steps", "30"),
+    "masks": ("--env-factory", "masked_envs:Masked", "--num-envs", "7", "--num-steps", "90"),
+    "plans": (
+        "--env-factory",
+        "envs:Counting",
+        "--num-envs",
+        "7",
+        "--num-steps",
+        "90",
+        "--policy",
+        "policies:planning",
+    ),
+}
+LOCKSTEP = ("--fragment-length", "1")
+EVERY = [
+    ("--fragment-length", length, "--inference", inference)
+    for length in ("1", "4", "64")
+    for inference in ("root", "workers")
+]
+SOME = [(), ("--fragment-length", "4", "--inference", "workers"), ("--fragment-length", "64", "--inference", "root")]
+OTHERS = [("--fragment-length", "16", "--mode", "async"), ("--fragment-length", "5", "--num-groups", "2")]
+WAYS = {
+    "CartPole": [*EVERY, *SOME[:1], *OTHERS],
+    "Dict": [*SOME[1:], *OTHERS],
+    "images": SOME[1:],
+    "masks": [*SOME[1:], *OTHERS[:1]],
+    "plans": [("--fragment-length", "4"), *OTHERS],
+}
+Collected = Callable[[int | None], dict[str, list[Path]]]
+
+
+@pytest.fixture(scope="module")
+def collected(tmp_path_factory: pytest.TempPathFactory) -> Collected:
+    """The files of all runs in all ways on some ranks; one job for all of them."""
+
+    @once
+    def of(num_ranks: int | None) -> dict[str, list[Path]]:
+        job, files, commands = Job(tmp_path_factory.mktemp("fragments")), {}, []
+        for name, arguments in RUNS.items():
+            ways = [LOCKSTEP] if num_ranks is None else WAYS[name]
+            if num_ranks == 5:  # Too many for two groups of seven envs.
+                ways = [way for way in ways if "--num-groups" not in way]
+            files[name] = [job.folder / f"{name}-{number}.h5" for number in range(len(ways))]
+            commands += [
+                (*arguments, *way, "--wait", "sleep", "--progress", "none", "--out", file.name)
+                for way, file in zip(ways, files[name], strict=True)
+            ]
+        assert job.train(num_ranks, "runs", commands) == [0] * len(commands)
+        return files
+
+    return of
+
+
+@pytest.mark.mpi(1, 2, 3, 5)
+@pytest.mark.parametrize("name", RUNS)
+def test_no_length_changes_the_data(collected: Collected, num_ranks: int, name: str):
+    first = datasets(collected(None)[name][0])
+    for path in collected(num_ranks)[name]:
+        assert_same_bytes(datasets(path), first)
+
+
+@pytest.mark.mpi(3)
+def test_a_signal_cuts_a_fragment_short(job: Job, num_ranks: int):
+    arguments = ("--env-factory", "failing_envs:paced", "--env-kwargs", '{"sleep_s": 0.01}', "--num-envs", "6")
+    arguments += ("--num-steps", "400", "--fragment-length", "400", "--progress", "none", "--out", "run.h5")
+    running = job.start(num_ranks, *arguments)
+    running.wait_until(lambda: (job.folder / "run.h5.part").exists())
+    for rank in range(num_ranks):
+        running.interrupt(rank)
+    assert running.finish(timeout=20).code == 75
+    assert 0 < committed_steps(job.folder / "run.h5.part") < 100
+
+
+def committed_steps(path: Path) -> int:
+    with h5py.File(path) as file:
+        return int(file["trajectories"].attrs["num_steps"])
+
+
+class Calls:
+    """Counts the calls of Python functions on the root, without those of its own envs."""
+
+    def __init__(self) -> None:
+        self.number = self._depth = 0
+
+    def __call__(self, frame: object, event: str, _argument: object) -> None:
+        is_obeying = frame.f_code is Worker.obey.__code__
+        if event == "call":
+            self._depth += bool(self._depth or is_obeying)
+            self.number += self._depth == 0
+        elif event == "return" and self._depth:
+            self._depth -= 1
+
+
+def calls_of(length: int, num_steps: int) -> int:
+    """How many calls the root makes for a fragment of so many steps, once it has made one."""
+    driver = driver_of(num_envs=8, seed=5, is_random=True)
+    if length > 1:
+        driver.make_room(length)
+    blocks = [driver.block(256) for _ in range(3)]
+    options = CollectorOptions(3, lengths=FragmentLengths(length, seconds=None), look_every_s=100.0)
+    collector = Collector(driver, RandomPolicy(driver.action_space, 8, 5), Discard(blocks), options)
+    collector.start()
+    collector.advance(64)
+    calls = Calls()
+    sys.setprofile(calls)
+    try:
+        collector.advance(num_steps)
+    finally:
+        sys.setprofile(None)
+    assert collector.num_steps == 64 + num_steps
+    return calls.number
+
+
+def test_the_root_makes_as_many_calls_for_a_fragment_as_for_a_step():
+    assert calls_of(64, 64) <= calls_of(64, 2) <= 1.5 * calls_of(1, 1) < calls_of(1, 64) / 20
+
+
+def test_all_of_a_fragment_is_counted():
+    """Env steps are counted for all rows at once."""
+    driver = driver_of(num_envs=4, seed=1, is_random=True)
+    driver.make_room(16)
+    blocks = [driver.block(40) for _ in range(3)]
+    options = CollectorOptions(3, lengths=FragmentLengths(16, seconds=None))
+    collector = Collector(driver, RandomPolicy(driver.action_space, 4, 1), Discard(blocks), options)
+    collector.start()
+    collector.advance(100)
+    lockstep = driver_of(num_envs=4, seed=1, is_random=True)
+    step = Collector(
+        lockstep,
+        RandomPolicy(lockstep.action_space, 4, 1),
+        Discard([lockstep.block(40) for _ in range(3)]),
+        CollectorOptions(3),
+    )
+    step.start()
+    step.advance(100)
+    assert collector.tally.env_steps == step.tally.env_steps < 400
+    assert np.isclose(collector.tally.slowest_s, collector.tally.step_s[0])
