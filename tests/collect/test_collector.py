@@ -301,7 +301,7 @@ class Collected:
     """A collector of a single rank, which stores what its sink keeps."""
 
     def __init__(self, make: Callable[..., object] = test_envs.Counting, sleep_s: float = 0.0, **options: Any):
-        self.driver, self.heard = driver_of(make, NUM_ENVS, seed=3, **options), Heard()
+        self.driver, self.heard = driver_of(make, NUM_ENVS, seed=3, is_random=True, **options), Heard()
         self.policy = RandomPolicy(self.driver.action_space, NUM_ENVS, 3)
         self.sink = Kept(self.driver, sleep_s)
         self.collector = Collector(self.driver, self.policy, self.sink, CollectorOptions(3), self.heard)

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from single_rank import driver_of
 
-from mpi_rollout.collect import fragments
-from mpi_rollout.collect.fragments import FragmentLengths, auto_length, check_length, prepare_lengths
+from mpi_rollout.collect.fragments import FragmentLengths, auto_length, prepare_lengths
 from mpi_rollout.config import RolloutConfig
+from mpi_rollout.core import host
+from mpi_rollout.core.host import check_length
 from mpi_rollout.errors import UsageError
 
 KIB, MIB = 2**10, 2**20
@@ -33,24 +34,24 @@ def test_the_length_is_what_slots_hold(row_nbytes: int, num_ranks: int, length: 
 
 
 def test_fragments_that_do_not_fit_into_memory_are_refused_with_the_length_that_does(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(fragments, "free_memory", lambda: 100 * MIB)
-    check_length(25, MIB, 3, MIB)
+    monkeypatch.setattr(host, "free_memory", lambda: 100 * MIB)
+    check_length("it", 25, MIB, 3, MIB)
     with pytest.raises(UsageError) as raised:
-        check_length(26, MIB, 3, MIB)
+        check_length("--fragment-length 26", 26, MIB, 3, MIB)
     assert str(raised.value) == (
-        "--fragment-length 26: rank 0 needs 109.1 MB of memory for the steps of all ranks, its host has 104.9 MB free; "
-        "use at most 25"
+        "--fragment-length 26: rank 0 needs 109.1 MB of memory for 26 steps of all ranks, its host has 104.9 MB free, "
+        "and a message can have 2.1 GB; use at most 25"
     )
     with pytest.raises(UsageError, match=r"use at most 1$"):
-        check_length(2, 200 * MIB, 3, MIB)
+        check_length("it", 2, 200 * MIB, 3, MIB)
 
 
 def test_fragments_that_do_not_fit_into_a_message_are_refused(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(fragments, "free_memory", lambda: 2**50)
-    check_length(2047, MIB, 3, 8)
+    monkeypatch.setattr(host, "free_memory", lambda: 2**50)
+    check_length("it", 2047, MIB, 3, 8)
     for row_nbytes, order_nbytes in ((MIB, 8), (8, MIB)):
-        with pytest.raises(UsageError, match=r"use at most 2047$"):
-            check_length(2048, row_nbytes, 3, order_nbytes)
+        with pytest.raises(UsageError, match=r"use at most 2,047$"):
+            check_length("it", 2048, row_nbytes, 3, order_nbytes)
 
 
 class Lane:

@@ -184,9 +184,9 @@ def test_a_rehearsal_makes_one_env_and_closes_it(tmp_path: Path, monkeypatch):
 @pytest.mark.parametrize(("mode", "first_ready"), [("sync", False), ("async", True)])
 def test_ranks_are_served_as_they_get_ready_if_they_shall(tmp_path: Path, mode: str, first_ready: bool):
     plan = run_module.plan_of(config(tmp_path, mode=mode), 2)
-    assert plan.division.first_ready is first_ready and plan.heeds_masks and plan.on_fault == ABORT
+    assert plan.division.first_ready is first_ready and plan.is_random and plan.on_fault == ABORT
     other = run_module.plan_of(config(tmp_path, policy="policies:by_look", on_env_error="restart"), 2)
-    assert not other.heeds_masks and other.on_fault.max_restarts > 0
+    assert not other.is_random and other.on_fault.max_restarts > 0
 
 
 def test_spaces_that_no_file_can_hold_are_refused_where_they_are_to_be_stored(tmp_path: Path):

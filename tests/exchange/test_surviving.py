@@ -409,9 +409,10 @@ def shrinking(monkeypatch: pytest.MonkeyPatch) -> Callable[..., SimpleNamespace]
     def make(lost: list[int], **script: list[object]) -> SimpleNamespace:
         calls: list[str] = []
         monkeypatch.setattr(surviving, "be_last", lambda: calls.append("be last"))
-        slots, marks = np.zeros((3, 8), np.uint8), np.zeros(3, np.int64)
+        slots, marks = np.zeros((3, 1, 8), np.uint8), np.zeros(3, np.int64)
         comm = Comm([0, 1, 2], calls, {}, lost)
-        transport = ShrinkingTransport(comm, np.zeros(8, np.uint8), slots[0], slots, marks, 8)
+        transport = ShrinkingTransport(comm, np.zeros(8, np.uint8), slots[0], slots)
+        transport.marks = marks
         calls.clear()
         comm.script.update({name.replace("_", " "): outcomes for name, outcomes in script.items()})
         return SimpleNamespace(transport=transport, calls=calls, marks=marks)
@@ -425,11 +426,11 @@ AGAIN = ["Revoke 3", "Ack_failed 3", "Agree 0 3", "Set_errhandler 2", "Bcast 2"]
 def test_a_step_goes_on_without_a_rank_that_is_lost_in_it(shrinking):
     run = shrinking([1], Gatherv=[Gone()])
     run.transport.post_order()
-    run.transport.await_slots()
+    run.transport.await_slots(1)
     assert run.calls == ["Bcast 3", "Gatherv 3", *AGAIN, "Bcast 2", "Gatherv 2"]
     assert run.transport.ranks.tolist() == [0, 2] and run.marks.tolist() == [0, LOST, 0]
     run.transport.post_order()
-    run.transport.await_slots()
+    run.transport.await_slots(1)
     assert run.calls[-2:] == ["Bcast 2", "Gatherv 2"]
 
 
@@ -449,7 +450,7 @@ def test_slots_after_more_than_actions_are_void_too(shrinking):
     run.transport.post_order()
     run.transport.spread("seed")
     with pytest.raises(RankLost):
-        run.transport.await_slots()
+        run.transport.await_slots(1)
 
 
 def test_nobody_leaves_before_all_have_the_last_order(shrinking):

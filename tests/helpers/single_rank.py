@@ -34,6 +34,8 @@ def driver_of(
 def root_of(out: Path, policy: Policy | None = None, **options: object) -> Root:
     """The root of a run that writes `out`; `options` are those of the configuration."""
     sizes = {"env_factory": "envs:Counting", "num_envs": 3, "num_steps": 20, "progress": "none"}
+    if policy is not None:
+        sizes["policy"] = "policies:given"  # Nobody loads it.
     config = RolloutConfig(out=str(out), **sizes | options)
     output = open_output(config)
     worker, facts = assemble(SingleRankComm(), make_rank_envs(plan_of(config, 1), 0))

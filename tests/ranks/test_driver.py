@@ -150,7 +150,7 @@ def test_infos_of_all_lanes_are_one_dict():
     driver.take_infos(driver.lanes)
     driver.send(driver.lanes, ACTIONS)
     lanes = driver.await_some() + driver.await_some()
-    infos = driver.take_infos(lanes)
+    [infos] = driver.take_infos(lanes)
     assert infos["step"].tolist() == [1, 1, 1] and infos["_step"].all()
 
 

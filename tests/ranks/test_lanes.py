@@ -57,23 +57,23 @@ def test_envs_that_are_not_those_of_whole_lanes_are_refused(env_indices: object)
 
 def test_infos_of_lanes_are_merged_in_env_order():
     driver = reset(driver_of(Agreeing, 5, num_groups=3, infos="all"))
-    infos = infos_of(driver.lanes)
+    [infos] = infos_of(driver.lanes)
     assert infos["text"].tolist() == ["step 0"] * 5 and infos["_third"].tolist() == [False, False, True, False, False]
     assert infos["third"]["of"][2] == 12
-    assert infos_of(driver.lanes) == {}  # They are taken.
+    assert infos_of(driver.lanes) == [{}]  # They are taken.
 
 
 def test_infos_that_have_names_are_columns():
     driver = reset(driver_of(Counting, 5, num_groups=2, infos={"step": int}))
-    assert not infos_of(driver.lanes)
+    assert infos_of(driver.lanes) == [{}]
     step(driver)
-    infos = infos_of(driver.lanes[1:])
+    [infos] = infos_of(driver.lanes[1:])
     assert infos["step"].tolist() == [1, 1] and infos["_step"].tolist() == [True, True]
 
 
 def test_nobody_who_wants_no_infos_gets_any():
     driver = reset(driver_of(Agreeing, 5))
-    assert infos_of(driver.lanes) == {}
+    assert infos_of(driver.lanes) == [{}]
 
 
 @pytest.mark.parametrize("copy", [True, False])
@@ -137,5 +137,6 @@ def test_last_observations_of_episodes_come_from_slots_or_infos(infos: str):
     for _ in range(3):
         step(driver)
     ended = np.array([True, False, False, False, False])
-    observations = final_observations(driver.observation_space, driver.lanes, ended, infos_of(driver.lanes))
+    [infos_of_step] = infos_of(driver.lanes)
+    observations = final_observations(driver.observation_space, driver.lanes, ended, infos_of_step)
     assert observations[0].tolist() == [10, 0, 3, 2] and observations[1:].tolist() == [None] * 4

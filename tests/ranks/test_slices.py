@@ -70,7 +70,17 @@ def loop(make: Any = Counting, **options: Any) -> Slice:
 
 
 def observed(part: Slice) -> list[list[int]]:
-    return part.exchange.slot.observations.tolist()
+    return part.exchange.slot_rows[0].observations.tolist()
+
+
+def step(part: Slice) -> None:
+    """Obey an order to take one step."""
+    part.do(Command.STEP, (), never)
+
+
+def never() -> bool:
+    """Nobody asks to stop."""
+    return False
 
 
 @pytest.mark.parametrize(
@@ -88,8 +98,10 @@ def test_a_mask_and_options_are_for_all_envs_too():
     part.reset(10)
     part.reset(None, mask, {"wind": 3})
     assert [row[1] for row in observed(part)] == [0, 1, 0]
+    part.exchange.forget_infos()
     part.reset(None, None, [{"wind": index} for index in range(6)])
-    assert merge_infos(3, part.exchange.take_infos())["options"]["wind"].tolist() == [3, 4, 5]
+    [(row, envs, infos)] = part.exchange.take_infos()
+    assert row == 0 and merge_infos(3, [(envs, infos)])["options"]["wind"].tolist() == [3, 4, 5]
 
 
 def test_natively_vectorized_envs_are_seeded_as_a_whole():
@@ -105,8 +117,8 @@ def test_natively_vectorized_envs_are_seeded_as_a_whole():
 def test_what_natively_vectorized_envs_give_is_copied_into_the_slot():
     part, envs = native()
     part.exchange.put_actions([np.array([4, 3, 2])], 0)
-    part.step()
-    slot = part.exchange.slot
+    step(part)
+    [slot] = part.exchange.slot_rows
     assert envs.given == [(4, 3, 2)] and part.num_steps == 1
     assert slot.observations.tolist() == [[1, 1]] * 3 and slot.rewards.tolist() == [0, 1, 2]
     assert slot.truncations.tolist() == [False, True, False] and not slot.terminations.any()
@@ -130,7 +142,7 @@ def test_what_natively_vectorized_envs_give_is_copied_into_the_slot():
 def test_what_does_not_fit_is_refused_with_the_envs(outputs: dict[str, Any], message: str):
     part, _ = native(**outputs)
     with pytest.raises(DataError, match=message):
-        part.step()
+        step(part)
     assert part.num_steps == 0
 
 
@@ -138,12 +150,12 @@ def test_observations_of_another_dtype_are_cast_unless_that_is_refused():
     part, _ = native(observations=np.full((3, 2), 0.5))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        part.step(), part.step()
-    assert part.exchange.slot.observations.tolist() == [[0.5, 0.5]] * 3 and len(caught) == 1
+        step(part), step(part)
+    assert observed(part) == [[0.5, 0.5]] * 3 and len(caught) == 1
     assert "envs 0 to 2: " in str(caught[0].message)
     strict, _ = native(OnFault(strict_dtypes=True), observations=np.full((3, 2), 0.5))
     with pytest.raises(DataError, match=r"^envs 0 to 2: .* should be float32"):
-        strict.step()
+        step(strict)
 
 
 @pytest.mark.parametrize(
@@ -160,27 +172,27 @@ def test_observations_of_another_dtype_are_cast_unless_that_is_refused():
 def test_wrong_values_of_natively_vectorized_envs_are_found(on_fault: OnFault, outputs: dict, message: str):
     part, _ = native(on_fault, **outputs)
     with pytest.raises(DataError, match=message):
-        part.step()
+        step(part)
     calm, _ = native(**outputs)
-    calm.step()
+    step(calm)
 
 
 def test_infos_go_with_the_slot_if_all_are_wanted():
     part, _ = native(infos="all")
-    part.step()
+    step(part)
     assert part.exchange.take_infos() == []
     part.envs.outputs["infos"] = {"lives": np.array([3, 2, 1])}
-    part.step()
-    [(rows, infos)] = part.exchange.take_infos()
-    assert rows == slice(0, 3) and infos["lives"].tolist() == [3, 2, 1]
+    step(part)
+    [(row, envs, infos)] = part.exchange.take_infos()
+    assert row == 0 and envs == slice(0, 3) and infos["lives"].tolist() == [3, 2, 1]
 
 
 def test_an_order_is_obeyed_by_its_command():
     part = loop()
-    part.do(Command.RESET, (10, None, None))
+    part.do(Command.RESET, (10, None, None), never)
     assert [row[:3] for row in observed(part)] == [[13, 0, 0], [14, 0, 0], [15, 0, 0]] and part.num_steps == 0
     part.exchange.put_actions([np.array([2, 3, 4])], 0)
-    part.do(Command.STEP, ())
+    step(part)
     assert [row[2:] for row in observed(part)] == [[1, 2], [1, 3], [1, 4]] and part.num_steps == 1
 
 
@@ -218,26 +230,26 @@ def stumbling(env_index: int) -> gymnasium.Env:
 
 
 @pytest.mark.parametrize("infos", ["none", "all"])
-def test_restarts_are_taken_once_and_go_with_the_slot_where_nobody_wants_infos(infos: str):
+def test_restarts_are_told_once_and_go_with_the_slot_where_nobody_wants_infos(infos: str):
     part = loop(stumbling, infos=infos, on_fault=OnFault(max_restarts=1))
-    part.reset(1)
-    assert part.take_faults() == []
+    part.do(Command.RESET, (1, None, None), never)
+    assert part.restarts == []
     part.exchange.take_infos()
-    part.step()
-    [(index, message, _)] = part.take_faults()
-    assert index == 4 and "the simulator has stumbled" in message and part.sends_faults is (infos == "none")
-    [(_, sent)] = part.exchange.take_infos()
-    assert ("faults" in sent) == (infos == "none")
-    part.step()
-    assert part.take_faults() == [] and not part.sends_faults
+    step(part)
+    [restart] = part.restarts
+    assert (restart.row, restart.step) == (0, 0) and part.sends_restarts is (infos == "none")
+    assert restart.message.startswith("env 4") and "the simulator has stumbled" in restart.message
+    [(row, _, sent)] = part.exchange.take_infos()
+    assert row == 0 and ("faults" in sent) == (infos == "none")
+    step(part)
+    assert part.restarts == [] and not any("faults" in sent for _, _, sent in part.exchange.take_infos())
 
 
-def test_action_masks_go_with_the_slot_where_they_are_heeded():
-    part = loop(Masked, heeds_masks=True)
+def test_action_masks_are_heeded_where_actions_are_random():
+    part = loop(Masked, is_random=True)
     part.reset([None] * 3 + [1, 2, 3])  # Those with a seed that three divides have no mask.
     assert part.masks is not None and part.masks.places == {0, 1}
-    ((_, flags),) = part.exchange.slot.info_arrays
-    assert flags.tolist() == [True, True, False]
+    assert part.masks.given()[0].tolist() == [0, 1]
     assert loop(Masked).masks is None
 
 
@@ -259,7 +271,7 @@ def test_the_call_that_is_under_way_is_named():
     part = loop(make)
     part.reset(1)
     for _ in range(2):
-        part.step()
+        step(part)
     assert part.at_work() is None
     assert len({key for key, _ in looks}) == 6
     assert [words.partition(", ")[0] for _, words in looks] == [f"step {n}: env {i}" for n in (0, 1) for i in (3, 4, 5)]
@@ -269,5 +281,5 @@ def test_natively_vectorized_envs_are_named_all_together():
     part, _ = native()
     work = part.at_work()
     assert work.describe() == "step 0: envs 0 to 2"
-    part.do(Command.STEP, ())
+    step(part)
     assert part.at_work().key != work.key and part.at_work().describe() == "step 1: envs 0 to 2"
