@@ -28,6 +28,11 @@ envs, step = np.arange(7), 0
 # One step at a time; then fragments of any length in slots with room for 7 steps; then in others.
 for order, num_rows in enumerate([1] * 12 + [7, 1, 3, 7, 1, 1, 3, 3, 7, 7, 1, 3] + [1, 5, 5, 1]):
     if order in (12, 24):
+        if comm.rank == 0:
+            exchange.post_order(Command.CALL)
+        else:
+            exchange.await_order()
+            exchange.transport.listen()
         exchange.make_room(ROOM if order == 12 else 5)
         assert len(exchange.slot.rewards) == exchange.room == (ROOM if order == 12 else 5)
     steps = step + np.arange(num_rows)
