@@ -177,12 +177,16 @@ class Slice:
                     self._note_restarts(row, self.num_steps)
                 self.num_steps += 1
                 self.num_done += 1
-                if is_to_stop():
+                if is_to_stop() and not self._has_restarted(row):
                     break
         finally:
             if has_last_word:
                 for array, column in zip(actions, exchange.slot.action_arrays, strict=True):
                     column[: self.num_done] = array[: self.num_done]
+
+    def _has_restarted(self, row: int) -> bool:
+        """Tell whether an env was restarted in a step: its mark says so, and cannot say why a fragment ends there."""
+        return bool(self.restarts) and self.restarts[-1].row == row
 
     def _batches(self, actions: list[np.ndarray]) -> Iterator[Tree]:
         """Yield the actions of one step after the other, views of these arrays."""

@@ -167,19 +167,22 @@ def test_a_signal_cuts_a_fragment_short_after_the_step_under_way():
     assert_same(rows_of(driver), take(begun(8, num_envs=1), 8, 0)[:3])
 
 
+def stumbling(env_index: int, at_stumble: Callable[[], object] = lambda: None) -> gymnasium.Env:
+    """Env 1 fails in step 4."""
+    env = Stumbling()
+    step, count = env.step, iter(range(100))
+
+    def stumble(action):
+        if env_index == 1 and next(count) == 4:
+            env.fails = "step"
+            at_stumble()
+        return step(action)
+
+    env.step = stumble
+    return env
+
+
 def test_a_restart_is_told_with_its_row():
-    def stumbling(env_index: int) -> gymnasium.Env:
-        env = Stumbling()
-        step = env.step
-        count = iter(range(100))
-
-        def stumble(action):
-            env.fails = "step" if env_index == 1 and next(count) == 4 else ""
-            return step(action)
-
-        env.step = stumble
-        return env
-
     driver = begun(8, stumbling, on_fault=OnFault(max_restarts=1))
     [lane] = driver.lanes
     driver.have_chosen(lane, 7, 20)
@@ -188,6 +191,17 @@ def test_a_restart_is_told_with_its_row():
     assert lane.marks.tolist() == [[0, 0, 0, 0, RESTARTED, 0, 0]]
     [restart] = driver.worker.slices[0].restarts
     assert (restart.row, restart.step) == (4, 24) and "the simulator has stumbled" in restart.message
+
+
+def test_a_signal_in_a_step_with_a_restart_is_told_in_the_next_step():
+    """A mark says one thing.  Were the fragment cut without a word, other ranks' envs would be ahead of their data."""
+    make = partial(stumbling, at_stumble=lambda: setattr(driver.worker, "stop_signal", 15))
+    driver = begun(8, make, on_fault=OnFault(max_restarts=1))
+    [lane] = driver.lanes
+    driver.have_chosen(lane, 8, 0)
+    driver.await_some()
+    assert lane.marks.tolist() == [[0, 0, 0, 0, RESTARTED, -15, UNDONE, UNDONE]] and lane.num_rows == 6
+    assert driver.stop_signal == 15 and len(driver.restarts) == 1
 
 
 def test_a_reset_comes_in_the_first_row():
