@@ -69,6 +69,9 @@ def is_empty(folder: Path) -> bool:
     return not processes_in(folder)
 
 
+STEP_BY_STEP = ("--fragment-length", "1")
+
+
 def dying(after: dict[int, int], how: str = "kill", image: bool = False, num_envs: int = 10) -> tuple[str, ...]:
     """The arguments of a run that loses ranks after some steps of their first env."""
     steps = ("--num-envs", str(num_envs), "--num-steps", str(NUM_STEPS))
@@ -132,14 +135,18 @@ def assert_ended(lost: dict[int, int], episodes: np.ndarray) -> None:
 
 
 @pytest.mark.mpi(3)
-@pytest.mark.parametrize("how", ["kill", "segfault", "os_exit"])
-def test_the_job_goes_on_without_a_rank_however_it_has_gone(ulfm, job, shelf, num_ranks, how):
-    result = run(job, num_ranks, *dying({1: 150}, how))
+@pytest.mark.parametrize(
+    ("how", "options", "first_step"),
+    [("kill", STEP_BY_STEP, 150), ("segfault", (), 0), ("os_exit", ("--fragment-length", "30"), 121)],
+)
+def test_the_job_goes_on_without_a_rank_however_it_has_gone(ulfm, job, shelf, num_ranks, how, options, first_step):
+    """Of the fragment that it was lost in, a rank has sent no step."""
+    result = run(job, num_ranks, *dying({1: 150}, how), *options)
     assert result.code == 0, result.err
     assert outputs(job.folder) == ["run.h5"]
     lost = losses(result)
     step = lost[4]
-    assert lost.keys() == {4, 5, 6} and 150 <= step < NUM_STEPS
+    assert lost.keys() == {4, 5, 6} and first_step <= step < NUM_STEPS
     assert messages(result) == [f"lost rank 1 ({HOST}), envs 4 to 6, at step {step}; going on with 7 of 10 envs"]
     assert f"lost 3 of 10 envs: rank 1 ({HOST}), envs 4 to 6, at step {step}" in result.out
     assert_whole_but(lost, job.folder / "run.h5", undisturbed("envs:Nested", 10, NUM_STEPS, shelf))
@@ -150,7 +157,7 @@ def test_the_job_goes_on_without_a_rank_however_it_has_gone(ulfm, job, shelf, nu
 @pytest.mark.parametrize(("image", "factory"), [(False, "envs:Nested"), (True, "envs:Image")])
 @pytest.mark.mpi(4)
 def test_two_losses_one_after_the_other(ulfm, job, shelf, num_ranks, image, factory):
-    result = run(job, num_ranks, *dying({3: 60, 1: 150}, image=image))
+    result = run(job, num_ranks, *dying({3: 60, 1: 150}, image=image), *STEP_BY_STEP)
     assert result.code == 0, result.err
     lost = losses(result)
     assert len(messages(result)) == 2 and lost.keys() == {3, 4, 5, 8, 9} and lost[8] < lost[3]
@@ -182,7 +189,7 @@ def test_a_root_without_envs_goes_on_until_no_rank_is_left_that_has_some(ulfm, j
     assert result.code == 0, result.err
     assert_whole_but(losses(result), job.folder / "run.h5", whole)
     (job.folder / "run.h5").unlink()
-    result = run(job, num_ranks, *dying({1: 20, 2: 100}), "--dedicated-root")
+    result = run(job, num_ranks, *dying({1: 20, 2: 100}), "--dedicated-root", *STEP_BY_STEP)
     assert result.code == 70 and len(messages(result)) == 2
     assert re.search(
         r"lost rank 2 \(.*\), envs 5 to 9, at step \d+; no rank is left that steps envs; the \d+ steps",
