@@ -11,8 +11,10 @@ from mpi_rollout.core.layout import ALIGNMENT
 from mpi_rollout.core.partition import Partition
 from mpi_rollout.core.spaces import Leaf, leaves
 from mpi_rollout.errors import DataError
-from mpi_rollout.exchange.exchange import HEADER_NBYTES, Command, Contents, Exchange
-from mpi_rollout.exchange.transports import SwitchingTransport, Transport
+from mpi_rollout.exchange.direct import SwitchingTransport
+from mpi_rollout.exchange.exchange import Contents, Exchange
+from mpi_rollout.exchange.orders import HEADER_NBYTES, Command
+from mpi_rollout.exchange.transports import Transport
 from mpi_rollout.exchange.waiting import SpinWait
 from mpi_rollout.exchange.world import SingleRankComm
 

@@ -7,7 +7,9 @@ import pytest
 from jobs import Job
 
 from mpi_rollout.core.layout import RESTARTED, SHORT
-from mpi_rollout.exchange.transports import SwitchingTransport, Transport
+from mpi_rollout.exchange import direct
+from mpi_rollout.exchange.direct import SwitchingTransport
+from mpi_rollout.exchange.transports import Transport
 
 PROGRAM = """
 import numpy as np
@@ -16,6 +18,7 @@ from mpi4py import MPI
 from mpi_rollout.core.layout import SHORT
 from mpi_rollout.core.partition import Partition
 from mpi_rollout.exchange.exchange import Command, Contents, Exchange
+from mpi_rollout.exchange.direct import *
 from mpi_rollout.exchange.transports import *
 from mpi_rollout.exchange.waiting import SleepWait
 
@@ -127,13 +130,13 @@ class Switching:
         self.sleeps = self.is_short = False
         self.num_made, self.header = 0, np.zeros(1, np.int64)
         collective = Noted("collective", self.calls)
-        collective.direct = self._make
+        collective.buffers = (self,)
         self.transport = SwitchingTransport(collective, range(2), None, self.header)
         self.transport.mark = self.mark
         watch = SimpleNamespace(restart=lambda: self.calls.append("restart"), is_short=lambda: self.is_short)
         self.transport._adaptation = SimpleNamespace(watch=watch, sleeps=self._sleeps)
 
-    def _make(self, *_: object) -> Noted:
+    def make_direct(self) -> Noted:
         self.num_made += 1
         return Noted("direct", self.calls)
 
@@ -144,6 +147,12 @@ class Switching:
         calls = self.calls[:]
         self.calls.clear()
         return calls
+
+
+@pytest.fixture(autouse=True)
+def direct_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a `Switching` note the direct messages too."""
+    monkeypatch.setattr(direct, "DirectTransport", lambda switching, *_: switching.make_direct())
 
 
 def test_the_root_changes_its_way_with_an_order_and_listens_by_the_new_one():
