@@ -264,7 +264,8 @@ def test_processor_time_is_what_the_system_says(tmp_path: Path):
 def test_data_do_not_depend_on_how_and_how_often_ranks_change_their_way_to_wait(job: Job, num_ranks: int):
     run = ("--env", "CartPole-v1", "--num-envs", "7", "--num-steps", "150", "--seed", "3")
     ways = [(), ("--dedicated-root",), ("--num-groups", "2"), ("--mode", "async"), ("--measure-limit",)]
-    commands = [(*run, *way, "--out", f"{number}.h5") for number, way in enumerate(ways)]
+    lengths = [("--fragment-length", "1" if number % 2 else "3") for number in range(len(ways))]
+    commands = [(*run, *way, *lengths[number], "--out", f"{number}.h5") for number, way in enumerate(ways)]
     codes, num_changes = job.train(num_ranks, "amid_sharing", "runs", commands)
     assert codes == [0] * len(ways) and num_changes > 30
     expected = datasets(job.collect(None, *run))
