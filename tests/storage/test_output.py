@@ -172,6 +172,27 @@ def test_only_a_complete_file_with_fewer_steps_is_extended(monkeypatch, is_compl
         output.check_extends(config, "run.h5")
 
 
+@pytest.mark.parametrize(
+    ("policy", "version", "num_steps", "is_complete", "is_refused"),
+    [
+        ("random", 1, 10, False, True),
+        ("random", 1, 20, True, True),
+        ("random", 1, 10, True, False),
+        ("random", 2, 20, False, False),
+        ("mine:act", 1, 10, False, False),
+    ],
+)
+def test_a_run_that_drew_other_random_actions_is_not_continued(policy, version, num_steps, is_complete, is_refused):
+    before = RolloutConfig(env="CartPole-v1", num_steps=num_steps if not is_complete else 10, policy=policy)
+    now, stored = replace(before, num_steps=num_steps), {"config": before.to_json()}
+    stored |= {"version": version, "complete": is_complete}
+    if is_refused:
+        with pytest.raises(UsageError, match="run.h5 was begun by a version of mpi_rollout that draws other random"):
+            output.check_same_run(now, stored, "run.h5")
+    else:
+        assert output.check_same_run(now, stored, "run.h5") is (is_complete and num_steps > 10)
+
+
 def config_of(folder: Path, **options: object) -> RolloutConfig:
     """Of the run whose unfinished file `written` has left in a folder."""
     left = written(folder, "running").rename(folder / "run.h5.part")
@@ -212,5 +233,5 @@ def test_fewer_steps_than_a_complete_file_has_are_told_from_other_changes(num_st
     before = RolloutConfig(env="CartPole-v1", num_steps=10**5)
     now = replace(before, num_steps=num_steps)
     with pytest.raises(UsageError, match=r"run\.h5 is of another run: --num-steps was 100000") as error:
-        output.check_same_run(now, before.to_json(), "run.h5", is_complete)
+        output.check_same_run(now, {"config": before.to_json(), "version": 2, "complete": is_complete}, "run.h5")
     assert words in str(error.value) and ("extend" in str(error.value)) == bool(words)
