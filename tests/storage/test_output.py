@@ -187,7 +187,7 @@ def test_a_run_that_drew_other_random_actions_is_not_continued(policy, version, 
     now, stored = replace(before, num_steps=num_steps), {"config": before.to_json()}
     stored |= {"version": version, "complete": is_complete}
     if is_refused:
-        with pytest.raises(UsageError, match="run.h5 was begun by a version of mpi_rollout that draws other random"):
+        with pytest.raises(UsageError, match=r"run\.h5 was begun by a version of mpi_rollout that draws other random"):
             output.check_same_run(now, stored, "run.h5")
     else:
         assert output.check_same_run(now, stored, "run.h5") is (is_complete and num_steps > 10)
