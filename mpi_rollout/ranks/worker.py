@@ -2,8 +2,8 @@
 
 When an env fails, the rank does not leave: it marks its slot and stays in the exchange, so the root learns of the
 failure, and gets the steps before it.  A trainer may then reset all envs and go on.  A run commits all whole steps and
-ends the job with the cause.  If the root of a run does not do that within `GRACE_S` (another rank may be amid a long
-step), the rank reports the failure and aborts the job by itself.
+ends the job with the cause.  If the root of a run does not do that in time (another rank may be amid a long step), the
+rank reports the failure and aborts the job by itself.
 """
 
 import os
@@ -66,7 +66,7 @@ class Worker:
         self._grace: threading.Timer | None = None
         self._active: Slice | None = None  # Whose envs are at work.
         self._watchdog: Watchdog | None = None
-        self._stop_asked_at = 0.0
+        self._stop_asked_at = self._longest_s = 0.0  # Of the orders so far, the longest.
         self._processor_time = processor_time()
 
     @property
@@ -179,7 +179,8 @@ class Worker:
             marks[num_done : exchange.num_rows] = UNDONE
             if self.stop_signal and marks[num_done - 1] == 0:
                 marks[num_done - 1] = -self.stop_signal
-        exchange.own_step_s[0] = self.clock.lap("step")
+        exchange.own_step_s[0] = seconds = self.clock.lap("step")
+        self._longest_s = max(self._longest_s, seconds)
 
     def _do(self, slice_: Slice, command: int, arguments: tuple[object, ...]) -> None:
         """Have a slice do what an order says, and tell of its faults."""
@@ -266,7 +267,8 @@ class Worker:
         return None if before is None or now is None else now.since(before).share
 
     def _begin_grace(self, fault: Fault) -> None:
-        self._grace = threading.Timer(GRACE_S, self._tell_and_abort, (fault,))
+        # Other ranks may be amid a fragment, which takes them about as long as one took this rank.
+        self._grace = threading.Timer(GRACE_S + 2 * self._longest_s, self._tell_and_abort, (fault,))
         self._grace.daemon = True
         self._grace.start()
 
