@@ -10,7 +10,7 @@ import pytest
 from jobs import Job, Start
 
 from mpi_rollout.config import RolloutConfig
-from mpi_rollout.errors import DataError
+from mpi_rollout.errors import DataError, UsageError
 from mpi_rollout.storage.schema import digest_of
 
 pytestmark = pytest.mark.any_mpi
@@ -89,3 +89,29 @@ def test_a_file_is_read_by_the_names_that_options_had():
     old = json.dumps({"env": "CartPole-v1", "env_timeout": 2.5, "start_timeout": 30.0, "ft": "shrink"})
     config = RolloutConfig.from_json(old, "old.h5")
     assert (config.env_timeout_s, config.start_timeout_s, config.on_rank_loss) == (2.5, 30.0, "shrink")
+
+
+FRAGMENTS = {"fragment_length": "16", "policy": "policies:leaning"}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"fragment_length": "0"}, "--fragment-length must be auto or a number of steps, at least 1, got 0"),
+        ({"fragment_length": "-3"}, "--fragment-length must be auto or a number of steps, at least 1, got -3"),
+        ({"fragment_length": "many"}, "--fragment-length must be auto or a number of steps, at least 1, got many"),
+        ({"inference": "both"}, "--inference must be one of auto, root, workers, got both"),
+        ({"inference": "workers", "policy": "a:b"}, "--inference workers is for random actions, .* --policy a:b is on"),
+        ({"on_rank_loss": "shrink", **FRAGMENTS}, "--on-rank-loss shrink with --fragment-length 16 is for random act"),
+        ({"on_rank_loss": "shrink", "fragment_length": "16", "inference": "root"}, "use --inference workers, or --fr"),
+    ],
+)
+def test_fragments_that_no_run_can_have_are_refused(options: dict[str, str], message: str):
+    with pytest.raises(UsageError, match=message):
+        RolloutConfig(env="CartPole-v1", **options)
+
+
+def test_a_policy_may_have_fragments_and_ranks_that_may_be_lost_may_draw_them():
+    RolloutConfig(env="CartPole-v1", **FRAGMENTS)
+    RolloutConfig(env="CartPole-v1", fragment_length="16", on_rank_loss="shrink")
+    RolloutConfig(env="CartPole-v1", fragment_length="1", on_rank_loss="shrink", policy="policies:leaning")
