@@ -5,7 +5,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from mpi_rollout.bench.plan import ENV_FIGURES, MOST_CHECKED, JobOptions, Options, numbers
-from mpi_rollout.config import ENV_OPTIONS, flag
+from mpi_rollout.config import AUTO, ENV_OPTIONS, INFERENCES, flag
 from mpi_rollout.core.host import num_usable_cores
 from mpi_rollout.errors import UsageError
 from mpi_rollout.options import Commands, add_run_options, path
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 # The options of a run that a study takes from its user; the others are the study's own affair.
 SCALING_OPTIONS = (
     *("env", "env_factory", "env_kwargs", "num_steps", "seed", "policy", "vectorization_mode", "mode", "num_groups"),
-    *("trajectories", "wait", "limit_s", "actions", "strict_dtypes"),
+    *("trajectories", "wait", "limit_s", "actions", "strict_dtypes", "inference"),
 )
 TUNE_OPTIONS = (
     *("env", "env_factory", "env_kwargs", "num_envs", "seed", "policy", "trajectories", "wait", "actions"),
@@ -35,8 +35,8 @@ CONSTANTS = {  # Of the model, see `model.Constants`.
 }
 COMPARED_ENVS = "CartPole-v1,Acrobot-v1"
 SYSTEMS = (
-    "bare, bare-all, mpi-R, mpi-groups, mpi-ready, mpi-native-R, mpi-record-R (R of --ranks), sync, async, native, "
-    "pool, sb3-dummy, sb3-subproc, envpool, envpool-async, minari"
+    "bare, bare-all, mpi-R, mpi-fragments-R, mpi-groups, mpi-ready, mpi-native-R, mpi-record-R (R of --ranks), sync, "
+    "async, native, pool, sb3-dummy, sb3-subproc, envpool, envpool-async, minari"
 )
 
 
@@ -70,6 +70,15 @@ def _ranks_of(option: str, example: str, text: str) -> tuple[int, ...]:
 ranks_list = partial(_ranks_of, "--ranks", "1,2,4,8")
 
 
+def lengths_list(text: str) -> tuple[str, ...]:
+    """Read lengths of fragments, numbers or auto."""
+    lengths = [length for length in text.split(",") if length != AUTO]
+    steps = (
+        numbers("--fragment-length", "numbers of steps, or auto,", "1,16,auto", ",".join(lengths)) if lengths else ()
+    )
+    return (*map(str, steps), *[AUTO] * (AUTO in text))
+
+
 def add_scaling(commands: Commands) -> None:
     """Add `scaling strong` and `weak`, with their own options and those of a run; `gather`, and `sim`."""
     scaling = commands.add_parser("scaling", help="measure how much faster more ranks are; starts mpirun by itself")
@@ -90,6 +99,8 @@ def _add_kind(kinds: Commands, kind: str, size: str, where: str) -> None:
     repeated, dry_run = "number of jobs of each number of ranks", "print the commands of what is left, start none"
     add_job_options(parser, 5, repeated, 600.0, LIMITED, dry_run)
     add(size, dest="size", type=int, default=64, metavar="N", help=f"envs {where} (default: 64)")
+    lengths = "steps between two exchanges; a curve for each (default: auto, as for `run`)"
+    add("--fragment-length", type=lengths_list, default=AUTO, metavar="L,...", help=lengths)
     out = f"file of the study; an interrupted study is continued (default: results/{kind}.h5)"
     add("--out", type=path, default=f"results/{kind}.h5", metavar="FILE", help=out)
     only = (
@@ -109,7 +120,7 @@ def scaling_command(options: argparse.Namespace) -> int:
     from mpi_rollout.bench.scaling.study import Study
 
     run = {name: getattr(options, name) for name in SCALING_OPTIONS}
-    study = Study(options.kind, options.ranks, options.size, run, JobOptions.read(options))
+    study = Study(options.kind, options.ranks, options.size, run, JobOptions.read(options), options.fragment_length)
     task = Task(study, options.out, options.only, options.redo_failed)
     if options.dry_run:
         return show_plan(task, options.json)
@@ -148,8 +159,10 @@ def _add_envs(parser: argparse.ArgumentParser) -> None:
     ):
         group.add_argument(ENV_FIGURES[name], type=kind, dest=name, metavar=metavar, help=text)
     fragments = partial(numbers, "--fragment-length", "numbers of steps", "16,128")
-    text = "steps between two exchanges where the policy is on the workers; a curve for each (default: 32)"
+    text = "steps between two exchanges; a curve for each, beside lockstep (default: 32)"
     group.add_argument("--fragment-length", type=fragments, default="32", metavar="L,...", help=text)
+    text = "who chooses the actions of fragments (default: workers, as a run does with many ranks)"
+    group.add_argument("--inference", choices=INFERENCES[1:], default="workers", help=text)
     add_run_options(group, ENV_OPTIONS)
 
 
@@ -197,6 +210,7 @@ def question_of(options: argparse.Namespace) -> "Simulation":
         probe=(options.probe or _ranks_of("--probe", PROBE, PROBE)) if constants_from == MEASURED else (),
         check=options.check,
         jobs=JobOptions.read(options),
+        inference=options.inference,
     )
 
 

@@ -7,8 +7,9 @@ for p ranks of n envs.  Sources: Hockney (1994) for alpha and beta; Thakur, Rabe
 ceil(log2 p) of trees; the slowest of p ranks is the mean of the largest of p order statistics (David and Nagaraja,
 2003).  The terms that are linear in p are the root's: it takes in all slots, and no tree makes them fewer.
 
-With the policy on the workers, ranks exchange once per fragment of L steps: no order and no root's policy in a step,
-L times as many rows in an exchange.
+In fragments of L steps, ranks exchange once in L steps: an exchange has L times as many rows, and they wait for the
+slowest sum of L steps.  Where the root chooses the actions, its order has L rows of them; where the workers do, it has
+a few bytes, and each acts for its own envs alone.
 """
 
 import math
@@ -19,6 +20,7 @@ import numpy as np
 
 from mpi_rollout.bench.statistics import NEEDED_POINTS, NoFit, non_negative
 
+WORD_BYTES = 32  # Of an order to choose actions.
 _MOST_RANKS = 2**40
 _LONGEST = 30.0  # Of a logarithm: e**-30 of the mean.
 _GRID = 4_001  # Points of an integral; its error is below 1e-4 of the spread.
@@ -62,9 +64,8 @@ class Workload:
     env_step_s, env_step_spread_s
         Mean and standard deviation of one env's step, in seconds.  Steps are taken as independent, with a gamma
         distribution: positive, and skewed where the spread is large.
-    order_bytes_per_env, slot_bytes, fragment_bytes_per_step
-        Of messages: an env's action in the order; what a rank sends for one step; what it sends for each step of a
-        fragment, actions included.
+    order_bytes_per_env, slot_bytes
+        Of messages, for one step: an env's action in the order; what a rank sends.
     """
 
     envs_per_rank: int
@@ -72,7 +73,17 @@ class Workload:
     env_step_spread_s: float
     order_bytes_per_env: float
     slot_bytes: float
-    fragment_bytes_per_step: float
+
+
+@dataclass(frozen=True)
+class Way:
+    """How many steps there are between two exchanges, and whether the workers choose the actions."""
+
+    fragment_length: int = 1
+    on_workers: bool = False
+
+
+LOCKSTEP = Way()
 
 
 @dataclass(frozen=True)
@@ -94,23 +105,15 @@ class Step:
         return self.env_s / self.seconds
 
 
-def predict(constants: Constants, work: Workload, num_ranks: int, fragment_length: int | None = None) -> Step:
-    """Compute what a step takes on so many ranks.
-
-    Parameters
-    ----------
-    fragment_length
-        Steps between two exchanges, with the policy on the workers; None for the policy on the root.
-    """
-    num_envs, length = num_ranks * work.envs_per_rank, fragment_length or 1
+def predict(constants: Constants, work: Workload, num_ranks: int, way: Way = LOCKSTEP) -> Step:
+    """Compute what a step takes on so many ranks."""
+    num_envs, length = num_ranks * work.envs_per_rank, way.fragment_length
     num_steps = work.envs_per_rank * length
     slowest_s = slowest(num_ranks, num_steps, work.env_step_s, work.env_step_spread_s)
-    if fragment_length is None:
-        nbytes = work.order_bytes_per_env * num_envs + (num_ranks - 1) * work.slot_bytes
-        policy_s = constants.policy_s + constants.policy_s_per_env * num_envs
-    else:
-        nbytes = (num_ranks - 1) * work.fragment_bytes_per_step * length
-        policy_s = constants.policy_s + constants.policy_s_per_env * work.envs_per_rank
+    order_bytes = WORD_BYTES if way.on_workers else work.order_bytes_per_env * num_envs * length
+    nbytes = order_bytes + (num_ranks - 1) * work.slot_bytes * length
+    num_acted = work.envs_per_rank if way.on_workers else num_envs
+    policy_s = constants.policy_s / length + constants.policy_s_per_env * num_acted
     parts = exchange_parts(num_ranks, num_envs * length, nbytes if num_ranks > 1 else 0.0)
     exchange_s = float(parts @ [getattr(constants, name) for name in EXCHANGE])
     env_s = work.envs_per_rank * work.env_step_s
@@ -144,14 +147,14 @@ def slowest(num_ranks: int, num_steps: int, mean_s: float, spread_s: float) -> f
     return total_s * max(1.0, float(expected) / shape)
 
 
-def saturation(constants: Constants, work: Workload, fragment_length: int | None = None) -> int | None:
+def saturation(constants: Constants, work: Workload, way: Way = LOCKSTEP) -> int | None:
     """Find the least number of ranks where exchange and policy take as long as the envs; None if there is none.
 
     Without spread that is where the efficiency falls to 1/2.
     """
 
     def is_over(num_ranks: int) -> bool:
-        step = predict(constants, replace(work, env_step_spread_s=0.0), num_ranks, fragment_length)
+        step = predict(constants, replace(work, env_step_spread_s=0.0), num_ranks, way)
         return step.exchange_s + step.policy_s >= step.env_s
 
     if is_over(1):
@@ -168,7 +171,7 @@ def saturation(constants: Constants, work: Workload, fragment_length: int | None
     return high
 
 
-def ceiling(constants: Constants, work: Workload, fragment_length: int | None = None) -> float:
+def ceiling(constants: Constants, work: Workload, way: Way = LOCKSTEP) -> float:
     """Return the env steps per second that no number of such ranks exceeds.
 
     That is the rate that ever more ranks come close to, which is the root's, or the rate of a single rank, which
@@ -176,20 +179,18 @@ def ceiling(constants: Constants, work: Workload, fragment_length: int | None = 
     limit of many ranks, and a step of a single rank takes at most A + B.  So if A is not negative, all rates stay
     below the limit; and if it is negative, no rate is above that of one rank.
     """
-    alone = work.envs_per_rank / predict(constants, work, 1, fragment_length).seconds
-    return max(alone, _limit(constants, work, fragment_length))
+    alone = work.envs_per_rank / predict(constants, work, 1, way).seconds
+    return max(alone, _limit(constants, work, way))
 
 
-def _limit(constants: Constants, work: Workload, fragment_length: int | None) -> float:
+def _limit(constants: Constants, work: Workload, way: Way) -> float:
     """Return the env steps per second that ever more ranks come close to."""
-    if fragment_length is None:
-        nbytes = work.order_bytes_per_env * work.envs_per_rank + work.slot_bytes
-        policy_s = constants.policy_s_per_env * work.envs_per_rank
-        per_rank_s = constants.root_s_per_rank + policy_s
-    else:
-        nbytes = work.fragment_bytes_per_step
-        per_rank_s = constants.root_s_per_rank / fragment_length
-    per_rank_s += constants.root_s_per_env * work.envs_per_rank + constants.beta_s_per_byte * nbytes
+    per_env_s, nbytes = constants.root_s_per_env, work.slot_bytes
+    if not way.on_workers:
+        per_env_s += constants.policy_s_per_env
+        nbytes += work.order_bytes_per_env * work.envs_per_rank
+    per_rank_s = constants.root_s_per_rank / way.fragment_length
+    per_rank_s += per_env_s * work.envs_per_rank + constants.beta_s_per_byte * nbytes
     return work.envs_per_rank / per_rank_s if per_rank_s else math.inf
 
 

@@ -124,11 +124,14 @@ class Contents:
         return _record(f"its attribute {name}", stored | {"jobs": jobs}, kind)
 
     def rows(self, name: str, kind: type[Record]) -> tuple[Record, ...]:
-        """Return a table's rows as they were before they were written; ContentError if it is another table."""
+        """Return a table's rows as they were before they were written; ContentError if it is another table.
+
+        The last columns may be missing, if they have defaults: files of before there were any have none.
+        """
         if name not in self.tables:
             raise ContentError(f"there is no table {name}")
         columns, expected = self.tables[name]["columns"], list(get_type_hints(kind))
-        if columns != expected:
+        if columns != expected[: len(columns)]:
             raise ContentError(f"a table has the columns {columns}, expected {expected}")
         rows = []
         for number, stored in enumerate(self.tables[name]["rows"]):

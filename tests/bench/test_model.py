@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 
 from mpi_rollout.bench.model import (
+    WORD_BYTES,
     Constants,
     ExchangePoint,
+    Way,
     Workload,
     calibrate,
     ceiling,
@@ -22,7 +24,8 @@ MADE_UP = Constants(
     root_s=2e-5, root_s_per_env=5e-8, root_s_per_rank=3e-6, alpha_s=4e-6, beta_s_per_byte=1e-10, policy_s=1e-5,
     policy_s_per_env=2e-8,
 )  # fmt: skip
-WORK = Workload(4, 1e-3, 0.0, 8.0, 300.0, 400.0)
+WORK = Workload(4, 1e-3, 0.0, 8.0, 300.0)
+WAYS = [Way(), Way(7), Way(16, on_workers=True)]
 
 
 def point(num_ranks: int, envs_per_rank: int, slot_bytes: int, slower: float = 1.0) -> ExchangePoint:
@@ -101,19 +104,28 @@ def test_a_step_of_many_ranks_is_what_the_formula_says():
 
 def test_a_fragment_shares_what_an_exchange_costs_at_least_and_not_what_each_row_costs():
     fixed, rows = Constants(root_s=1e-3, root_s_per_rank=1e-5, alpha_s=1e-5), Constants(root_s_per_env=1e-6)
-    once, shared = predict(fixed, WORK, 16), predict(fixed, WORK, 16, 10)
+    once, shared = predict(fixed, WORK, 16), predict(fixed, WORK, 16, Way(10))
     assert shared.exchange_s == pytest.approx(once.exchange_s / 10)
-    assert predict(rows, WORK, 16, 10).exchange_s == pytest.approx(predict(rows, WORK, 16).exchange_s)
+    assert predict(rows, WORK, 16, Way(10)).exchange_s == pytest.approx(predict(rows, WORK, 16).exchange_s)
+
+
+def test_an_order_has_the_actions_of_a_fragment_or_the_word_to_choose_them():
+    bytes_alone = Constants(beta_s_per_byte=1.0)
+    slots, orders = 15 * 300, 64 * 8
+    assert predict(bytes_alone, WORK, 16, Way(10)).exchange_s == pytest.approx(slots + orders)
+    chosen = predict(bytes_alone, WORK, 16, Way(10, on_workers=True))
+    assert chosen.exchange_s == pytest.approx(slots + WORD_BYTES / 10)
 
 
 def test_a_policy_on_the_workers_sees_the_envs_of_one_rank_only():
-    assert predict(MADE_UP, WORK, 1000, 8).policy_s == pytest.approx(1e-5 + 4 * 2e-8)
+    assert predict(MADE_UP, WORK, 1000, Way(8, on_workers=True)).policy_s == pytest.approx(1e-5 / 8 + 4 * 2e-8)
+    assert predict(MADE_UP, WORK, 1000, Way(8)).policy_s == pytest.approx(1e-5 / 8 + 4000 * 2e-8)
     assert predict(MADE_UP, WORK, 1000).policy_s == pytest.approx(1e-5 + 4000 * 2e-8)
 
 
 def test_fragments_wait_less_for_the_slowest_rank_than_steps_do():
     work = replace(WORK, env_step_spread_s=5e-4)
-    waits = [predict(MADE_UP, work, 64, length).waiting_s for length in (1, 4, 16)]
+    waits = [predict(MADE_UP, work, 64, Way(length)).waiting_s for length in (1, 4, 16)]
     assert waits[0] > waits[1] > waits[2] > 0
     assert waits[0] / waits[2] == pytest.approx(4, rel=0.15)  # As the root of the steps between two exchanges.
 
@@ -142,38 +154,38 @@ def test_the_slowest_of_sums_is_that_of_a_sum_with_a_smaller_spread():
     assert slowest(32, 4, 1e-3, 1e-3) == pytest.approx(slowest(32, 1, 4e-3, 2e-3))
 
 
-@pytest.mark.parametrize("fragment_length", [None, 1, 7])
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("env_step_s", [1e-6, 1e-5, 1e-4, 1e-3])
-def test_the_root_saturates_where_trying_every_number_of_ranks_finds_it(env_step_s, fragment_length):
+def test_the_root_saturates_where_trying_every_number_of_ranks_finds_it(env_step_s, way):
     work = replace(WORK, env_step_s=env_step_s)
 
     def is_over(num_ranks: int) -> bool:
-        step = predict(MADE_UP, work, num_ranks, fragment_length)
+        step = predict(MADE_UP, work, num_ranks, way)
         return step.efficiency <= 0.5
 
     tried = next((ranks for ranks in range(1, 10_000) if is_over(ranks)), None)
-    assert saturation(MADE_UP, work, fragment_length) == tried
+    assert saturation(MADE_UP, work, way) == tried
 
 
 def test_without_costs_nothing_saturates():
     assert saturation(Constants(), WORK) is None and ceiling(Constants(), WORK) == math.inf
 
 
-@pytest.mark.parametrize("fragment_length", [None, 1, 16])
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("env_step_s", [1e-8, 1e-7, 1e-6, 1e-5, 1e-3])
 @pytest.mark.parametrize("root_s", [0.0, 2e-5])
-def test_no_number_of_ranks_has_a_rate_above_the_ceiling(env_step_s, root_s, fragment_length):
+def test_no_number_of_ranks_has_a_rate_above_the_ceiling(env_step_s, root_s, way):
     """Also of envs so short that a second rank costs the root more than it brings."""
     work, constants = replace(WORK, env_step_s=env_step_s), replace(MADE_UP, root_s=root_s, policy_s=root_s / 2)
-    highest = ceiling(constants, work, fragment_length)
+    highest = ceiling(constants, work, way)
     ranks = [*range(1, 100), *(2**power for power in range(7, 31))]
-    rates = [4 * each / predict(constants, work, each, fragment_length).seconds for each in ranks]
+    rates = [4 * each / predict(constants, work, each, way).seconds for each in ranks]
     assert max(rates) <= highest and max(rates) == pytest.approx(highest, rel=0.01)
 
 
-@pytest.mark.parametrize("fragment_length", [None, 16])
-def test_rates_come_close_to_the_ceiling_and_never_above(fragment_length):
-    highest = ceiling(MADE_UP, WORK, fragment_length)
-    rates = [4 * ranks / predict(MADE_UP, WORK, ranks, fragment_length).seconds for ranks in (64, 4096, 2**24)]
+@pytest.mark.parametrize("way", WAYS)
+def test_rates_come_close_to_the_ceiling_and_never_above(way):
+    highest = ceiling(MADE_UP, WORK, way)
+    rates = [4 * ranks / predict(MADE_UP, WORK, ranks, way).seconds for ranks in (64, 4096, 2**24)]
     assert rates == sorted(rates) and rates[-1] < highest
     assert rates[-1] == pytest.approx(highest, rel=0.01)

@@ -9,7 +9,11 @@ import os
 import sys
 import time
 
+import numpy as np
 from fake_launcher import outcome
+from gymnasium.spaces import Box
+
+from mpi_rollout.core.layout import SlotLayout
 
 ROOT_S, PER_ENV_S, PER_RANK_S, ALPHA_S, BETA_S = 2e-5, 5e-8, 3e-6, 4e-6, 1e-10
 POLICY_S, POLICY_PER_ENV_S = 1e-5, 2e-8
@@ -36,19 +40,21 @@ def main() -> None:
         time.sleep(1000)
     num_envs, num_steps = int(options.get("num-envs", 64)), int(options.get("num-steps", 1000))
     envs, cores = json.loads(options["env-kwargs"]), 2
-    per_rank = num_envs // num_ranks
-    order_bytes, slot_bytes = 8 * num_envs + 16, 256 + per_rank * envs["observation_bytes"]
+    per_rank, length = num_envs // num_ranks, int(options["fragment-length"])
+    sees_all = options.get("inference") != "workers"  # The policy: the envs of all ranks, not those of one alone.
+    order_bytes = 8 * num_envs * length if sees_all else 32
+    slot_bytes = SlotLayout(Box(0, 255, (envs["observation_bytes"],), np.uint8), per_rank).nbytes * length
     parts = {
         "envs": per_rank * (envs["step_s"] + OVERSLEPT_S),
-        "imbalance": (num_ranks > cores) * num_ranks * float(os.environ.get("SHARING", "0")),
-        "exchange": exchange_s(num_ranks, num_envs, order_bytes, slot_bytes),
-        "policy": POLICY_S + POLICY_PER_ENV_S * num_envs,
+        "imbalance": (num_ranks > cores) * num_ranks * float(os.environ.get("SHARING", "0")) / length,
+        "exchange": exchange_s(num_ranks, num_envs * length, order_bytes, slot_bytes) / length,
+        "policy": POLICY_S / length + POLICY_PER_ENV_S * (num_envs if sees_all else per_rank),
         "write": 0.0,
     }
     step_s = sum(parts.values())
     print(json.dumps(outcome(num_ranks, num_envs, num_steps, 1.0, cores) | {
         "seconds": step_s * num_steps, "losses": {name: part / step_s for name, part in parts.items()},
-        "order_bytes": order_bytes, "slot_bytes": slot_bytes, "limit": [],
+        "order_bytes": order_bytes, "slot_bytes": slot_bytes, "limit": [], "fragment_length": length,
     }))  # fmt: skip
 
 

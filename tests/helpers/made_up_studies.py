@@ -57,5 +57,9 @@ def made_up(
         else:
             slower = 1 + abs(rng.normal(0, spread)) if spread else 1.0
             found = outcome(point.num_ranks, num_envs, study.run["num_steps"], slower, num_cores, **more)
-            samples = samples.with_outcome(point.repeat, ORIGIN["started"], num_cores, found)
+            asked = point.fragment_length
+            if asked != "1":
+                length = 256 if asked == "auto" else int(asked)
+                found |= {"fragment_length": length, "seconds": found["seconds"] * (1 - length / 2000)}
+            samples = samples.with_outcome(point.repeat, ORIGIN["started"], num_cores, found, asked)
     return StudyFile(study, FACTS | {"num_cores": num_cores}, ORIGIN, samples)

@@ -14,6 +14,7 @@ from mpi_rollout.bench import statistics
 from mpi_rollout.bench.scaling.samples import Job, Samples
 from mpi_rollout.bench.scaling.study import Study
 from mpi_rollout.bench.statistics import Fit, Interval, NoFit, median_interval, median_of
+from mpi_rollout.config import AUTO
 
 PHASES = ("env", "idle", "exchange", "policy", "write")
 
@@ -60,21 +61,28 @@ class PointFigures:
 
 
 class Analysis:
-    """The figures of a study, complete or not.
+    """The figures of a study, complete or not, for one length of fragments.
 
     Attributes
     ----------
     base
         Env steps per second of the base case; None if no job of one rank gave a result.
+    num_base_jobs
+        Jobs of one rank that gave a result, whatever their fragments: bare loops have none.
+    fragment_length
+        The largest number of steps between two exchanges.
     points
         Of the numbers of ranks with results, ascending.
     """
 
-    def __init__(self, study: Study, samples: Samples):
+    def __init__(self, study: Study, samples: Samples, asked_length: str = ""):
         self.study, self._samples = study, samples
+        self.asked_length = asked_length or study.fragment_lengths[0]
         done = [(row, job) for row, job in enumerate(samples.jobs) if not job.error]
         bare = [self._bare(row) for row, job in done if job.num_ranks == 1]
-        self.base = median_interval(bare) if bare else None
+        self.base, self.num_base_jobs = median_interval(bare) if bare else None, len(bare)
+        done = [(row, job) for row, job in done if job.asked_length == self.asked_length]
+        self.fragment_length = max((job.fragment_length for _, job in done), default=1)
         by_ranks = [[(row, job) for row, job in done if job.num_ranks == ranks] for ranks in study.num_ranks]
         self.points = [self._point(jobs) for jobs in by_ranks if jobs]
 
@@ -123,6 +131,13 @@ class Analysis:
         return shares | {"env": shares["env"] * (1 - 1 / self.base.median / env_step_s)}
 
     @property
+    def label(self) -> str:
+        """In words, how many steps there are between two exchanges."""
+        if self.fragment_length == 1:
+            return "lockstep" + " (auto)" * (self.asked_length == AUTO)
+        return f"fragments of {self.fragment_length}" + " at most (auto)" * (self.asked_length == AUTO)
+
+    @property
     def fit_points(self) -> list[PointFigures]:
         """The points without those of more ranks than cores, which show how the scheduler works."""
         return [point for point in self.points if not point.oversubscribed]
@@ -142,10 +157,15 @@ class Analysis:
 
     def fit_exchange(self, points: list[PointFigures]) -> Fit:
         """Fit what an exchange takes; NoFit if these points do not show it."""
-        if self.study.run["mode"] != "sync" or self.study.run["num_groups"] != 1:
-            raise NoFit("only lockstep shows what one exchange takes")
+        if self.study.run["mode"] != "sync" or self.study.run["num_groups"] != 1 or self.fragment_length > 1:
+            raise NoFit("only lockstep (--fragment-length 1) shows what one exchange takes")
         seconds = {point.num_ranks: point.exchange_s for point in points}
         return statistics.alpha_beta(seconds, {point.num_ranks: point.exchange_bytes for point in points})
+
+
+def analyses(study: Study, samples: Samples) -> list[Analysis]:
+    """Return the figures for each length of fragments."""
+    return [Analysis(study, samples, length) for length in study.fragment_lengths]
 
 
 def _attempt(make: Callable[[], Fit]) -> Fit | NoFit:

@@ -3,13 +3,11 @@
 import math
 from dataclasses import dataclass
 
-from mpi_rollout.bench.model import Calibration, Constants, ceiling, predict, saturation
+from mpi_rollout.bench.model import LOCKSTEP, Calibration, Constants, Way, ceiling, predict, saturation
 from mpi_rollout.bench.scaling.fitting import Fitting, exchange_s
 from mpi_rollout.bench.scaling.samples import Job
 from mpi_rollout.bench.scaling.simulation import Setting, SimulationFile
 from mpi_rollout.bench.statistics import Interval, median_interval
-
-ON_ROOT = 0  # The fragment length of curves with the policy on the root.
 
 
 @dataclass(frozen=True)
@@ -19,7 +17,7 @@ class CurveRow:
     Parameters
     ----------
     fragment_length
-        0 where the policy is on the root.
+        1 in lockstep.
     efficiency_low, efficiency_high
         With constants fitted without any one number of ranks; without a fit as `efficiency`.
     """
@@ -51,7 +49,7 @@ class Curve:
         Env steps per second that no number of ranks exceeds.
     """
 
-    fragment_length: int
+    way: Way
     rows: list[CurveRow]
     saturation: int | None
     saturations: list[float]
@@ -59,9 +57,15 @@ class Curve:
 
     @property
     def label(self) -> str:
-        if self.fragment_length == ON_ROOT:
-            return "policy on the root (computed)"
-        return f"policy on the workers, fragments of {self.fragment_length} (computed)"
+        return f"{self.name} (computed)"
+
+    @property
+    def name(self) -> str:
+        """How it works, in words."""
+        if self.way == LOCKSTEP:
+            return "lockstep"
+        where = "workers" if self.way.on_workers else "root"
+        return f"fragments of {self.way.fragment_length}, actions from the {where}"
 
 
 @dataclass(frozen=True)
@@ -76,6 +80,7 @@ class Check:
         Of the computed step, relative.
     """
 
+    fragment_length: int
     num_ranks: int
     num_jobs: int
     is_held_out: bool
@@ -110,8 +115,7 @@ class SimulationAnalysis:
         self.curves: list[Curve] = []
         self.checks: list[Check] = []
         if self.constants is not None:
-            lengths = ON_ROOT, *self._question.fragment_lengths
-            self.curves = [self._curve(self.constants, length) for length in lengths]
+            self.curves = [self._curve(self.constants, way) for way in self._question.ways]
             self.checks = self._checks(self.constants)
 
     @property
@@ -130,36 +134,39 @@ class SimulationAnalysis:
             f"{100 * fitting.result.worst_error:.0f} %"
         )
 
-    def _curve(self, constants: Constants, length: int) -> Curve:
-        work, fragment = self._work, length or None
-        others = [saturation(refit, work, fragment) for refit in self.fitting.refits]
+    def _curve(self, constants: Constants, way: Way) -> Curve:
+        work = self._work
+        others = [saturation(refit, work, way) for refit in self.fitting.refits]
         return Curve(
-            fragment_length=length,
-            rows=[self._row(constants, length, num_ranks) for num_ranks in self._question.num_ranks],
-            saturation=saturation(constants, work, fragment),
+            way=way,
+            rows=[self._row(constants, way, num_ranks) for num_ranks in self._question.num_ranks],
+            saturation=saturation(constants, work, way),
             saturations=sorted(math.inf if num_ranks is None else num_ranks for num_ranks in others),
-            ceiling=ceiling(constants, work, fragment),
+            ceiling=ceiling(constants, work, way),
         )
 
-    def _row(self, constants: Constants, length: int, num_ranks: int) -> CurveRow:
-        step = predict(constants, self._work, num_ranks, length or None)
-        others = [predict(refit, self._work, num_ranks, length or None).efficiency for refit in self.fitting.refits]
+    def _row(self, constants: Constants, way: Way, num_ranks: int) -> CurveRow:
+        step = predict(constants, self._work, num_ranks, way)
+        others = [predict(refit, self._work, num_ranks, way).efficiency for refit in self.fitting.refits]
         num_envs = num_ranks * self._work.envs_per_rank
         parts = step.env_s, step.waiting_s, step.exchange_s, step.policy_s
         span = min(others, default=step.efficiency), max(others, default=step.efficiency)
-        return CurveRow(length, num_ranks, num_envs, *parts, step.efficiency, *span, num_envs / step.seconds)
+        rate = num_envs / step.seconds
+        return CurveRow(way.fragment_length, num_ranks, num_envs, *parts, step.efficiency, *span, rate)
 
     def _checks(self, constants: Constants) -> list[Check]:
         done = self.fitting.done.items()
         checks = [self._check(constants, setting, jobs) for setting, jobs in done if setting.is_check]
-        return sorted(checks, key=lambda check: check.num_ranks)
+        return sorted(checks, key=lambda check: (check.fragment_length, check.num_ranks))
 
     def _check(self, constants: Constants, setting: Setting, jobs: list[Job]) -> Check:
         crowded = jobs[0].oversubscribed
-        step = predict(constants, self.fitting.workload(setting), setting.num_ranks)
-        computed_s = step.seconds + crowded * self.fitting.sharing_s * setting.num_ranks
+        length = setting.fragment_length
+        step = predict(constants, self.fitting.workload(setting), setting.num_ranks, self._question.way_of(setting))
+        computed_s = step.seconds + crowded * self.fitting.sharing_s * setting.num_ranks / length
         measured = median_interval([job.seconds / job.num_steps for job in jobs])
         return Check(
+            fragment_length=length,
             num_ranks=setting.num_ranks,
             num_jobs=len(jobs),
             is_held_out=setting.num_ranks == self.fitting.held_out,
@@ -177,6 +184,7 @@ class SimulationAnalysis:
     def efficiency(self, check: Check) -> Interval:
         """Return the measured one: the time that the envs need by themselves, over that of a step."""
         checked = [setting for setting in self.fitting.done if setting.is_check]
-        setting = next(setting for setting in checked if setting.num_ranks == check.num_ranks)
+        there = check.num_ranks, check.fragment_length
+        setting = next(setting for setting in checked if (setting.num_ranks, setting.fragment_length) == there)
         env_s = setting.envs_per_rank * self.fitting.env_step_s(setting)
         return Interval(env_s / check.measured_s, env_s / check.high_s, env_s / check.low_s, check.coverage)

@@ -55,13 +55,14 @@ class Fitting:
     def fitted(self, is_crowded: bool) -> list[Setting]:
         """Return the settings of one rank, and those with or without a core for each rank that are not held out.
 
-        Ranks that share cores wait in another way than others: the two kinds are not mixed in one fit.
+        All are in lockstep: what an exchange takes shows where there is one in each step.  Ranks that share cores wait
+        in another way than others: the two kinds are not mixed in one fit.
         """
         return [
             setting
             for setting, jobs in self.done.items()
             if setting.num_ranks == 1 or jobs[0].oversubscribed == is_crowded
-            if setting.num_ranks != self.held_out
+            if setting.num_ranks != self.held_out and setting.fragment_length == 1
         ]
 
     def _fit(self) -> Calibration | NoFit:
@@ -148,7 +149,8 @@ def known_from_study(path: str) -> Known:
         It is no study, or too small a one.
     """
     file = read_study(path)
-    analysis = Analysis(file.study, file.samples)
+    lengths = file.study.fragment_lengths
+    analysis = Analysis(file.study, file.samples, "1" if "1" in lengths else lengths[0])
     points = _points_of(analysis, path)
     columns = np.stack([exchange_parts(point.num_ranks, point.num_envs, point.exchange_bytes) for point in points])
     values = np.array([point.exchange_s for point in points])
@@ -176,5 +178,5 @@ def _points_of(analysis: Analysis, path: str) -> list[PointFigures]:
 
 def _policy_s_per_env(file: StudyFile, points: list[PointFigures]) -> float:
     ranks = {point.num_ranks for point in points}
-    jobs = [job for job in file.samples.jobs if not job.error and job.num_ranks in ranks]
+    jobs = [job for job in file.samples.jobs if not job.error and job.fragment_length == 1 and job.num_ranks in ranks]
     return median_of(job.policy_s / job.num_steps / job.num_envs for job in jobs)

@@ -1,11 +1,12 @@
 """What a study shows, as text, and as a picture: speed-up, efficiency, where the time goes."""
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mpi_rollout.bench.scaling.analysis import Analysis, PointFigures
+from mpi_rollout.bench.scaling.analysis import Analysis, PointFigures, analyses
 from mpi_rollout.bench.scaling.study import StudyFile, read_study
 from mpi_rollout.bench.statistics import Fit, NoFit, reaches, serial_fraction
 from mpi_rollout.bench.tables import aligned
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 QUIET = 0.9  # Of a core: ranks spin while they wait, so on a quiet machine they have all of it.
 CAUSES = {
     "env": "env steps that take longer than in the base case",
-    "idle": "waiting for the slowest rank of each step",
+    "idle": "waiting for the slowest rank before each exchange",
     "exchange": "the exchange and the root's work for it",
     "policy": "the policy on the root",
     "write": "waiting for the disk",
@@ -40,10 +41,14 @@ PHASES = {
 
 def lines(file: StudyFile) -> list[str]:
     """Return all of it."""
-    analysis = Analysis(file.study, file.samples)
-    text = [title(file), _base(file, analysis), ""]
-    if analysis.points:
-        text += [*table(analysis.points), "", *notes(analysis), *_parts_note(file)]
+    several = analyses(file.study, file.samples)
+    text = [title(file), _base(file, several[0]), ""]
+    some = [analysis for analysis in several if analysis.points]
+    for analysis in some:
+        text += [f"{analysis.label}:"] * (len(several) > 1) + [*table(analysis.points), ""]
+    text += [*notes(some), *_parts_note(file)] if some else []
+    for analysis in some:
+        text += [f"{analysis.label}:"] * (len(several) > 1)
         text += [_fit_line(name, law) for name, law in analysis.fits.items()]
         text.append(cause(analysis.fit_points))
     failed = [job for job in file.samples.jobs if job.error]
@@ -56,7 +61,10 @@ def title(file: StudyFile) -> str:
     size = f"{counted(study.size, 'env')} {'in all' if study.kind == 'strong' else 'per rank'}"
     libraries = [job.mpi_library for job in file.samples.jobs]
     where = place_and_time(hosts(file), file.facts, libraries, file.origin["started"])
-    return f"{study.kind} scaling of {study.env_name}, {size}, {counted(study.run['num_steps'], 'step')} a job: {where}"
+    steps = counted(study.run["num_steps"], "step") + " a job"
+    if study.fragment_lengths != ("1",):
+        steps += f", fragments of {', '.join(study.fragment_lengths)}"
+    return f"{study.kind} scaling of {study.env_name}, {size}, {steps}: {where}"
 
 
 def hosts(file: StudyFile) -> str:
@@ -68,10 +76,9 @@ def hosts(file: StudyFile) -> str:
 def _base(file: StudyFile, analysis: Analysis) -> str:
     if analysis.base is None:
         return "no base case, so no speed-ups: no job of one rank gave a result"
-    num_jobs = analysis.points[0].num_jobs
     return (
         f"base case: {file.study.base_case}: {analysis.base.shown(',.0f')} env steps/s "
-        f"(median of {counted(num_jobs, 'job')})"
+        f"(median of {counted(analysis.num_base_jobs, 'job')})"
     )
 
 
@@ -95,9 +102,10 @@ def _cells(point: PointFigures) -> tuple[str, ...]:
     )
 
 
-def notes(analysis: Analysis) -> list[str]:
+def notes(several: list[Analysis]) -> list[str]:
     """Say what the columns mean."""
-    point = min(analysis.points, key=lambda point: point.num_jobs)
+    points = [point for analysis in several for point in analysis.points]
+    point = min(points, key=lambda point: point.num_jobs)
     coverage = f"{100 * point.rate.coverage:.0f} % for env steps/s"
     if point.speed_up is not None:
         coverage += f", {100 * point.speed_up.coverage:.0f} % for speed-up and efficiency"
@@ -105,9 +113,9 @@ def notes(analysis: Analysis) -> list[str]:
         "medians over jobs; the range in brackets holds the true median with a probability of " + coverage,
         "of limit: of bare loops on all ranks at once, in the same job",
     ]
-    if any(point.oversubscribed for point in analysis.points):
+    if any(point.oversubscribed for point in points):
         text.append("* more ranks than cores: such points are in no fit and show no scaling")
-    return text + disturbance(analysis)
+    return text + disturbance(several)
 
 
 def _parts_note(file: StudyFile) -> list[str]:
@@ -120,9 +128,10 @@ def _parts_note(file: StudyFile) -> list[str]:
     ]
 
 
-def disturbance(analysis: Analysis) -> list[str]:
+def disturbance(several: list[Analysis]) -> list[str]:
     """Return a line if ranks that should have had cores of their own, and never sleep to wait, had less."""
-    share = min((point.cpu_share for point in analysis.fit_points if not point.slept), default=1.0)
+    points = [point for analysis in several for point in analysis.fit_points]
+    share = min((point.cpu_share for point in points if not point.slept), default=1.0)
     if share >= QUIET:
         return []
     return [
@@ -166,30 +175,36 @@ def plot_study(path: str) -> list[str]:
         matplotlib is missing, or cannot write there.
     """
     file = read_study(path)
-    analysis = Analysis(file.study, file.samples)
-    if not analysis.points:
+    several = [analysis for analysis in analyses(file.study, file.samples) if analysis.points]
+    if not several:
         raise DataError(f"{path} has no result yet; there is nothing to draw")
     figure = style.new_figure("plot", 6.4)
     panels = figure.subplot_mosaic([["speed-up", "efficiency"], ["phases", "phases"]], height_ratios=(1.25, 1))
-    headline, *fine = _words(file, analysis)
+    headline, *fine = _words(file, several)
     style.head(figure, headline, fine)
-    _plot_speed_ups(panels["speed-up"], analysis)
-    _plot_efficiencies(panels["efficiency"], analysis)
-    _plot_phases(panels["phases"], analysis.points)
+    _plot_speed_ups(panels["speed-up"], several)
+    _plot_efficiencies(panels["efficiency"], several)
+    if len(several) == 1:
+        _plot_phases(panels["phases"], several[0].points)
+    else:
+        points = [analysis.points[-1] for analysis in several]
+        where = f"fragment length, on {points[0].num_ranks:,} ranks{' (more than cores)' * points[0].oversubscribed}"
+        _plot_phases(panels["phases"], points, where, [analysis.asked_length for analysis in several])
     return style.save_study(figure, path.removesuffix(".h5"))
 
 
-def _words(file: StudyFile, analysis: Analysis) -> list[str]:
+def _words(file: StudyFile, several: list[Analysis]) -> list[str]:
     """Return what was measured, then the fine print."""
     subject, _, place = title(file).partition(", ")
     text = [subject[0].upper() + subject[1:], place]
-    if analysis.base is not None:
-        text.append(f"1 = {file.study.base_case}: {analysis.base.median:,.0f} env steps/s")
-    return text + disturbance(analysis)
+    if (base := several[0].base) is not None:
+        text.append(f"1 = {file.study.base_case}: {base.median:,.0f} env steps/s")
+    return text + disturbance(several)
 
 
-def _plot_speed_ups(axes: "Axes", analysis: Analysis) -> None:
+def _plot_speed_ups(axes: "Axes", several: list[Analysis]) -> None:
     style.frame(axes, "Speed-up", "ranks")
+    analysis = several[0]
     if analysis.base is None:
         return style.say(axes, "no base case")
     points, base = analysis.points, analysis.base.median
@@ -197,8 +212,9 @@ def _plot_speed_ups(axes: "Axes", analysis: Analysis) -> None:
     axes.plot(ranks, ranks, "--", color=style.GREY, linewidth=1, label="ideal")
     limits = [point.limit.median / base for point in points]
     axes.plot(ranks, limits, "x", color=style.RED, markersize=6, label="bare loops on all ranks at once")
-    _plot_law(axes, analysis, ranks)
-    _plot_measured(axes, points, "speed_up")
+    if len(several) == 1:
+        _plot_law(axes, analysis, ranks)
+    _plot_points(axes, several, "speed_up")
     axes.set_yscale("log", base=2)
     axes.yaxis.set_major_formatter("{x:g}")
     axes.tick_params(axis="y", which="minor", left=False, labelleft=False)
@@ -220,18 +236,28 @@ def _plot_law(axes: "Axes", analysis: Analysis, ranks: list[int]) -> None:
     axes.plot(x, y, "-", color=style.SKY, linewidth=2, label=f"{name}, serial {serial_fraction(law):.3g}")
 
 
-def _plot_efficiencies(axes: "Axes", analysis: Analysis) -> None:
+def _plot_efficiencies(axes: "Axes", several: list[Analysis]) -> None:
     style.frame(axes, "Efficiency: speed-up over ranks", "ranks")
-    points = analysis.points
+    analysis, points = several[0], several[0].points
     if analysis.base is None:
         return style.say(axes, "no base case")
     ranks = [point.num_ranks for point in points]
     axes.axhline(1.0, linestyle="--", color=style.GREY, linewidth=1)
     limits = [point.limit.median / analysis.base.median / point.num_ranks for point in points]
     axes.plot(ranks, limits, "x", color=style.RED, markersize=6)
-    _plot_measured(axes, points, "efficiency")
+    _plot_points(axes, several, "efficiency")
     axes.set_ylim(0, max(1.1, axes.get_ylim()[1]))
     style.count_x(axes, ranks)
+
+
+def _plot_points(axes: "Axes", several: list[Analysis], name: str) -> None:
+    """Draw the points of one length of fragments, or a line for each length."""
+    if len(several) == 1:
+        return _plot_measured(axes, several[0].points, name)
+    for place, analysis in enumerate(several):
+        ranks, intervals = zip(*((point.num_ranks, getattr(point, name)) for point in analysis.points), strict=True)
+        look: style.Look = {"label": analysis.label, "capsize": 3, "markersize": 5, **style.look(place)}
+        axes.errorbar(ranks, [interval.median for interval in intervals], reaches(intervals), **look)
 
 
 def _plot_measured(axes: "Axes", points: list[PointFigures], name: str) -> None:
@@ -250,9 +276,10 @@ def _plot_measured(axes: "Axes", points: list[PointFigures], name: str) -> None:
         axes.errorbar([point.num_ranks for point in some], medians, reaches(intervals), label=label, **look)
 
 
-def _plot_phases(axes: "Axes", points: list[PointFigures]) -> None:
+def _plot_phases(axes: "Axes", points: list[PointFigures], xlabel: str = "", names: Sequence[str] = ()) -> None:
     is_crowded = any(point.oversubscribed for point in points)
-    xlabel = "ranks (* more than cores)" if is_crowded else "ranks"
+    xlabel = xlabel or ("ranks (* more than cores)" if is_crowded else "ranks")
+    names = names or [f"{point.num_ranks:,}{'*' * point.oversubscribed}" for point in points]
     style.frame(axes, "Where the time goes", xlabel, "% of the run time", "y")
     places, bottom = np.arange(len(points)), np.zeros(len(points))
     for phase, (name, color, hatch) in PHASES.items():
@@ -262,5 +289,5 @@ def _plot_phases(axes: "Axes", points: list[PointFigures]) -> None:
     axes.set_ylim(0, 100)
     margin = max(0.7, 2 - len(points) / 2)  # A few bars do not become walls.
     axes.set_xlim(-margin, len(points) - 1 + margin)
-    axes.set_xticks(places, labels=[f"{point.num_ranks:,}{'*' * point.oversubscribed}" for point in points])
+    axes.set_xticks(places, labels=names)
     style.legend_below(axes, len(PHASES))

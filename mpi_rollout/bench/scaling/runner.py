@@ -107,14 +107,15 @@ def plan(task: Task) -> Plan:
     launcher, folder = printable_launcher(study.jobs.launcher), job_folder(task.path)
     commands = {}
     for point in ([_warm_up(left)] if left else []) + left:
-        config = study.config(point.num_ranks, str(_job_out(folder, point)))
+        config = study.config(point.num_ranks, str(_job_out(folder, point)), point.fragment_length)
         commands[point] = shlex.join(run_command(launcher, point.num_ranks, config))
     return Plan(commands, len(done & samples.failed & {*order}))
 
 
 def _job_out(folder: Path, point: Point) -> Path:
     """Return a job's own output: a job that was killed may still write into it, which disturbs no other job."""
-    return folder / f"{point.num_ranks}-{'warm-up' if point.repeat == WARM_UP else point.repeat}.h5"
+    repeat = "warm-up" if point.repeat == WARM_UP else point.repeat
+    return folder / f"{point.num_ranks}-{point.fragment_length}-{repeat}.h5"
 
 
 def show_plan(task: Task, as_json: bool) -> int:
@@ -197,7 +198,7 @@ def _check_failures(file: StudyFile, out: str) -> int:
 
 def _warm_up(order: list[Point]) -> Point:
     """Return a job whose result is dropped: the first job finds no file in the page cache and cores asleep."""
-    return Point(max(point.num_ranks for point in order), WARM_UP)
+    return Point(max(point.num_ranks for point in order), WARM_UP, order[0].fragment_length)
 
 
 def _open(task: Task) -> StudyFile:
@@ -250,7 +251,8 @@ class Runner:
         file, started = self.file, utc_now()
         try:
             outcome = self._job(point)
-            samples = file.samples.with_outcome(point.repeat, started, int(file.facts["num_cores"]), outcome)
+            num_cores = int(file.facts["num_cores"])
+            samples = file.samples.with_outcome(point.repeat, started, num_cores, outcome, point.fragment_length)
             result = f"{samples.jobs[-1].env_steps_per_s:,.0f} env steps/s"
         except JobFailed as error:
             samples = file.samples.with_failure(point, self._study.num_envs(point.num_ranks), started, str(error))
@@ -261,4 +263,4 @@ class Runner:
 
     def _job(self, point: Point) -> Summary:
         out = str(_job_out(self._jobs.folder, point))
-        return self._jobs.run(point.num_ranks, self._study.config(point.num_ranks, out))
+        return self._jobs.run(point.num_ranks, self._study.config(point.num_ranks, out, point.fragment_length))

@@ -5,6 +5,7 @@ from dataclasses import dataclass, fields, replace
 from typing import NamedTuple
 
 from mpi_rollout.bench.jobs import Summary
+from mpi_rollout.config import AUTO
 from mpi_rollout.errors import counted
 
 
@@ -13,9 +14,11 @@ class Point(NamedTuple):
 
     num_ranks: int
     repeat: int
+    fragment_length: str = "1"
 
     def __str__(self) -> str:
-        return f"{counted(self.num_ranks, 'rank')}, repeat {self.repeat}"
+        length = f", --fragment-length {self.fragment_length}" if self.fragment_length != AUTO else ""
+        return f"{counted(self.num_ranks, 'rank')}, repeat {self.repeat}{length}"
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,10 @@ class Job:
         Some host had more ranks than cores for them.
     slept
         Ranks slept while they waited: they have less than a core also where nobody disturbs them.
+    asked_length, fragment_length
+        What the study asked for, a number or auto; and the largest number of steps between two exchanges.
+    inference
+        Who chose the actions in the end: root or workers.
     """
 
     num_ranks: int
@@ -56,10 +63,13 @@ class Job:
     binding: str = ""
     hosts: str = ""
     mpi_library: str = ""
+    asked_length: str = "1"
+    fragment_length: int = 1
+    inference: str = "root"
 
     @property
     def point(self) -> Point:
-        return Point(self.num_ranks, self.repeat)
+        return Point(self.num_ranks, self.repeat, self.asked_length)
 
     @property
     def env_steps_per_s(self) -> float:
@@ -129,7 +139,9 @@ class Samples:
     def failed(self) -> set[Point]:
         return {job.point for job in self.jobs if job.error}
 
-    def with_outcome(self, repeat: int, started: str, num_cores: int, outcome: Summary) -> "Samples":
+    def with_outcome(
+        self, repeat: int, started: str, num_cores: int, outcome: Summary, asked_length: str = "1"
+    ) -> "Samples":
         """Add a job whose run printed `outcome`; a host has `num_cores`, unless the ranks report fewer."""
         place, ranks = len(self.jobs), outcome["ranks"]
         reported = {column.name: outcome[column.name] for column in fields(Job) if column.name in outcome}
@@ -137,6 +149,7 @@ class Samples:
             "hosts": ", ".join(dict.fromkeys(rank["host"] for rank in ranks)),
             "binding": _binding(ranks),
             "oversubscribed": _is_oversubscribed(ranks, num_cores),
+            "asked_length": asked_length,
         }
         job = Job(repeat=repeat, started=started, **reported, **derived, **_phases(outcome))
         rows = [_rank_row(place, rank, env_s) for rank, env_s in zip(ranks, outcome["step_s"], strict=True)]
@@ -145,7 +158,7 @@ class Samples:
 
     def with_failure(self, point: Point, num_envs: int, started: str, error: str) -> "Samples":
         """Add a job that gave no result."""
-        job = Job(*point, num_envs, started, error)
+        job = Job(point.num_ranks, point.repeat, num_envs, started, error, asked_length=point.fragment_length)
         return Samples((*self.jobs, job), self.ranks, self.parts)
 
 

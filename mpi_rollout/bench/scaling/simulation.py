@@ -19,7 +19,7 @@ import gymnasium
 import numpy as np
 
 from mpi_rollout.bench import tables
-from mpi_rollout.bench.model import Constants, Workload
+from mpi_rollout.bench.model import LOCKSTEP, Constants, Way, Workload
 from mpi_rollout.bench.plan import (
     ENV_FIGURES,
     MOST_CHECKED,
@@ -33,7 +33,7 @@ from mpi_rollout.bench.plan import (
 from mpi_rollout.bench.scaling.samples import Job
 from mpi_rollout.bench.workplace import Facts
 from mpi_rollout.config import RolloutConfig, flag
-from mpi_rollout.core.layout import RESULTS, SlotLayout
+from mpi_rollout.core.layout import SlotLayout
 from mpi_rollout.errors import ContentError, UsageError, counted
 from mpi_rollout.options import MOST
 
@@ -44,7 +44,7 @@ MANY_ENVS = (16, 64)  # Times as many on one rank, to tell what the root does fo
 LEAST_PROBED = 4
 SMALL_BYTES, LARGE_BYTES = 8, 65_536  # Of observations, to tell bytes from envs.
 SHORTEST_S, LONGEST_S = 0.001, 0.02  # Of a probe's env step: shorter sleeps are not exact, longer ones take long.
-JOB_S, LEAST_STEPS, MOST_STEPS = 2.0, 25, 2000
+JOB_S, LEAST_STEPS, MOST_STEPS, LEAST_FRAGMENTS = 2.0, 25, 2000, 4
 UNSTORED: Options = {"trajectories": False, "json": True, "progress": "none"}  # Options of each job.
 
 
@@ -59,11 +59,8 @@ class Envs:
 
     def workload(self, envs_per_rank: int) -> Workload:
         """Return what the model needs to know of a rank's envs, with messages as this program lays them out."""
-        per_step = self.observation_bytes + self.action_bytes + sum(leaf.nbytes for leaf in RESULTS)
         slot = SlotLayout(gymnasium.spaces.Box(0, 255, (self.observation_bytes,), np.uint8), envs_per_rank)
-        return Workload(
-            envs_per_rank, self.step_s, self.step_spread_s, self.action_bytes, slot.nbytes, envs_per_rank * per_step
-        )
+        return Workload(envs_per_rank, self.step_s, self.step_spread_s, self.action_bytes, slot.nbytes)
 
 
 @dataclass(frozen=True)
@@ -74,6 +71,8 @@ class Setting:
     ----------
     is_check
         It is of the envs that were asked for.
+    fragment_length
+        Steps between two exchanges.
     """
 
     num_ranks: int
@@ -83,6 +82,7 @@ class Setting:
     observation_bytes: int
     is_check: bool
     repeat: int = 0
+    fragment_length: int = 1
 
     @property
     def env_kwargs(self) -> Options:
@@ -93,7 +93,10 @@ class Setting:
     @property
     def num_steps(self) -> int:
         wanted = math.ceil(JOB_S / (self.envs_per_rank * max(self.env_step_s, 1e-6)))
-        return min(max(wanted, LEAST_STEPS), MOST_STEPS)
+        num_fragments = math.ceil(min(max(wanted, LEAST_STEPS), MOST_STEPS) / self.fragment_length)
+        return (
+            num_fragments if self.fragment_length == 1 else max(num_fragments, LEAST_FRAGMENTS) * self.fragment_length
+        )
 
     @property
     def sleep(self) -> tuple[int, float, float]:
@@ -102,7 +105,9 @@ class Setting:
 
     def __str__(self) -> str:
         ranks = counted(self.num_ranks, "rank")
-        return f"{ranks}, {self.envs_per_rank} envs each, {self.observation_bytes} bytes, repeat {self.repeat}"
+        fragments = f"fragments of {self.fragment_length}, " if self.fragment_length > 1 else ""
+        size = f"{self.envs_per_rank} envs each, {self.observation_bytes} bytes"
+        return f"{ranks}, {size}, {fragments}repeat {self.repeat}"
 
 
 @dataclass(frozen=True)
@@ -118,7 +123,9 @@ class Simulation:
     env
         `env`, `env_factory`, `env_kwargs` of a real env; empty without.
     fragment_lengths
-        A curve for each, with the policy on the workers.
+        A curve for each, beside lockstep.
+    inference
+        Who chooses the actions of fragments: root or workers.
     constants_from
         "measured", "given", or the file of a study.
     given
@@ -142,6 +149,7 @@ class Simulation:
     probe: tuple[int, ...] = ()
     check: tuple[int, ...] = ()
     jobs: JobOptions = field(default_factory=JobOptions)
+    inference: str = "workers"
 
     def __post_init__(self) -> None:
         self._check_counts()
@@ -173,6 +181,16 @@ class Simulation:
         return self.env["env"] or self.env["env_factory"]
 
     @property
+    def ways(self) -> list[Way]:
+        """Lockstep, and fragments."""
+        fragments = [Way(length, self.inference == "workers") for length in self.fragment_lengths if length > 1]
+        return [LOCKSTEP, *fragments]
+
+    def way_of(self, setting: Setting) -> Way:
+        """Return how the job of a setting works."""
+        return next(way for way in self.ways if way.fragment_length == setting.fragment_length)
+
+    @property
     def has_jobs(self) -> bool:
         return bool(self.check) or self.constants_from == MEASURED
 
@@ -197,7 +215,9 @@ class Simulation:
 
     def _checks(self, envs: Envs) -> list[Setting]:
         kind = self.envs_per_rank, envs.step_s, envs.step_spread_s, envs.observation_bytes, True
-        return [Setting(num_ranks, *kind) for num_ranks in self.check]
+        lengths = [way.fragment_length for way in self.ways]
+        checks = [Setting(num_ranks, *kind) for num_ranks in self.check]
+        return [replace(check, fragment_length=length) for length in lengths for check in checks]
 
     def config(self, setting: Setting, out: str) -> RolloutConfig:
         """Return the run of one job."""
@@ -207,6 +227,8 @@ class Simulation:
             "num_steps": setting.num_steps,
             "expect_ranks": setting.num_ranks,
             "out": out,
+            "fragment_length": str(setting.fragment_length),
+            "inference": "workers" if self.way_of(setting).on_workers else "root",
         }
         return RolloutConfig(env_factory=SLEEPING_ENV, env_kwargs=setting.env_kwargs, **own, **UNSTORED)
 

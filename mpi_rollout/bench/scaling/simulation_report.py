@@ -32,8 +32,7 @@ UNITS = {
     "policy_s_per_env": ("policy", 1e9, "ns per env"),
 }
 LIMITS = (
-    "computed: nothing is stored, all nodes are alike; policies on the workers are not in this program yet, and "
-    "sending their parameters is not in the curve"
+    "computed: nothing is stored, all nodes are alike; fragments are for actions that are known so many steps ahead"
 )
 WITHIN = 0.15  # What the model is meant to keep at the largest number of ranks, which is held out.
 CURVES = ((style.BLUE, "-"), (style.RED, "--"), (style.GREEN, "-."), (style.PURPLE, ":"))
@@ -109,14 +108,14 @@ def crowding(analysis: SimulationAnalysis) -> list[str]:
 
 
 def table(curves: list[Curve]) -> list[str]:
-    """Return one line for each number of ranks: parts of a step with the policy on the root, then each curve's rate."""
-    root = curves[0]
+    """Return one line for each number of ranks: parts of a step in lockstep, then each curve's rate."""
+    lockstep = curves[0]
     names = ["ranks", "envs", "env ms", "waiting ms", "exchange ms", "policy ms"]
     for curve in curves:
-        where = "root" if curve is root else f"workers {curve.fragment_length}"
-        names += [f"{where}: env steps/s", "efficiency"]
+        way = "lockstep" if curve is lockstep else f"fragments of {curve.way.fragment_length}"
+        names += [f"{way}: env steps/s", "efficiency"]
     cells = [names]
-    for place, row in enumerate(root.rows):
+    for place, row in enumerate(lockstep.rows):
         parts = [f"{1e3 * seconds:.3f}" for seconds in (row.env_s, row.waiting_s, row.exchange_s, row.policy_s)]
         line = [f"{row.num_ranks:,}", f"{row.num_envs:,}", *parts]
         for curve in curves:
@@ -147,11 +146,11 @@ def _span(curve: Curve) -> str:
 
 
 def check_table(analysis: SimulationAnalysis) -> list[str]:
-    """Return one line for each number of ranks that was tried."""
-    cells = [["ranks", "jobs", "measured", "computed", "error", "exchange", "computed", "efficiency"]]
+    """Return one line for each length of fragments and number of ranks that was tried."""
+    cells = [["fragment", "ranks", "jobs", "measured", "computed", "error", "exchange", "computed", "efficiency"]]
     for check in analysis.checks:
         span = f"({1e3 * check.low_s:.2f} to {1e3 * check.high_s:.2f})"
-        line = [f"{check.num_ranks}{'*' * check.oversubscribed}", str(check.num_jobs)]
+        line = [str(check.fragment_length), f"{check.num_ranks}{'*' * check.oversubscribed}", str(check.num_jobs)]
         line += [f"{1e3 * check.measured_s:.2f} {span}", f"{1e3 * check.computed_s:.2f}", f"{100 * check.error:+.1f} %"]
         line += [f"{1e3 * seconds:.3f}" for seconds in (check.measured_exchange_s, check.computed_exchange_s)]
         cells.append([*line, f"{analysis.efficiency(check).median:.3f}"])
@@ -164,9 +163,12 @@ def check_table(analysis: SimulationAnalysis) -> list[str]:
 def held_out(check: Check) -> str:
     """Return the verdict on the largest number of ranks, where the constants were fitted without it."""
     verdict = "within" if abs(check.error) <= WITHIN else "not within"
+    largest = counted(check.num_ranks, "rank")
+    if check.fragment_length > 1:
+        largest += f", fragments of {check.fragment_length}"
     return (
-        f"the largest, {counted(check.num_ranks, 'rank')}, held out of the fit: computed {100 * check.error:+.1f} % "
-        f"of what was measured, {verdict} {100 * WITHIN:.0f} %"
+        f"the largest, {largest}, held out of the fit: computed {100 * check.error:+.1f} % of what was measured, "
+        f"{verdict} {100 * WITHIN:.0f} %"
     )
 
 
@@ -228,56 +230,63 @@ def _plot_efficiencies(axes: "Axes", analysis: SimulationAnalysis) -> None:
         if curve.saturation is not None and curve.saturation <= curve.rows[-1].num_ranks:
             axes.plot([curve.saturation] * 2, [0, 0.5], linewidth=0.8, **look)
             axes.text(curve.saturation, 0.44, f"half at {curve.saturation:,} ", ha="right", fontsize=style.SMALL)
-    for is_crowded in (False, True):
-        _plot_checks(axes, analysis, is_crowded)
+        for is_crowded in (False, True):
+            _plot_checks(axes, analysis, curve, is_crowded)
     axes.set_ylim(0, 1.05)
     _number_ranks(axes, analysis)
 
 
-def _plot_checks(axes: "Axes", analysis: SimulationAnalysis, is_crowded: bool) -> None:
+def _plot_checks(axes: "Axes", analysis: SimulationAnalysis, curve: Curve, is_crowded: bool) -> None:
     """Draw medians and intervals; open where ranks share cores, with a cross where the model has such ranks."""
-    some = [check for check in analysis.checks if check.oversubscribed == is_crowded]
+    length, color = curve.way.fragment_length, _color_of(analysis, curve.way.fragment_length)
+    some = [check for check in analysis.checks if (check.fragment_length, check.oversubscribed) == (length, is_crowded)]
     if not some:
         return
     ranks, intervals = [check.num_ranks for check in some], [analysis.efficiency(check) for check in some]
     medians = [interval.median for interval in intervals]
     label = "measured" + ", more ranks than cores" * is_crowded
-    axes.errorbar(ranks, medians, reaches(intervals), label=label, **_measured(is_crowded))
+    label = label if curve is analysis.curves[0] else ""  # Once; the colours are those of the lines.
+    axes.errorbar(ranks, medians, reaches(intervals), label=label, **_measured(is_crowded, color))
     if is_crowded:
         ratios = [check.measured_s / check.computed_s for check in some]
         computed = [median * ratio for median, ratio in zip(medians, ratios, strict=True)]
-        axes.plot(ranks, computed, "x", color=style.RED, label="computed for ranks that share these cores")
+        axes.plot(ranks, computed, "x", color=color, label=label and "computed for ranks that share these cores")
 
 
-def _measured(is_crowded: bool) -> style.Look:
+def _color_of(analysis: SimulationAnalysis, length: int) -> str:
+    return next(look["color"] for curve, look in _styled(analysis.curves) if curve.way.fragment_length == length)
+
+
+def _measured(is_crowded: bool, color: str) -> style.Look:
     """Return how measured points look."""
-    look: style.Look = {"fmt": "o", "color": style.DARK, "markersize": 5, "capsize": 3}
-    return look | {"markerfacecolor": "w" if is_crowded else style.DARK}
+    look: style.Look = {"fmt": "o", "color": color, "markersize": 5, "capsize": 3}
+    return look | {"markerfacecolor": "w" if is_crowded else color}
 
 
 def _plot_rates(axes: "Axes", analysis: SimulationAnalysis) -> None:
     style.frame(axes, "Env steps per second", "ranks")
-    root = analysis.curves[0]
-    ranks, alone = [row.num_ranks for row in root.rows], [row.num_envs / row.env_s for row in root.rows]
+    rows = analysis.curves[0].rows
+    ranks, alone = [row.num_ranks for row in rows], [row.num_envs / row.env_s for row in rows]
     axes.plot(ranks, alone, color="0.8", linewidth=4, label="envs alone")
     for curve, look in _styled(analysis.curves):
         axes.plot([row.num_ranks for row in curve.rows], [row.env_steps_per_s for row in curve.rows], **look)
     for check in analysis.checks:
-        num_envs = root.rows[0].num_envs // root.rows[0].num_ranks * check.num_ranks
-        axes.errorbar(check.num_ranks, num_envs / check.measured_s, **_measured(check.oversubscribed))
+        num_envs = rows[0].num_envs // rows[0].num_ranks * check.num_ranks
+        look = _measured(check.oversubscribed, _color_of(analysis, check.fragment_length))
+        axes.errorbar(check.num_ranks, num_envs / check.measured_s, **look)
     style.log_y(axes)
     style.legend(axes, loc="upper left")
     _number_ranks(axes, analysis)
 
 
 def _plot_steps(axes: "Axes", analysis: SimulationAnalysis) -> None:
-    style.frame(axes, "A step, policy on the root (computed)", "ranks", "ms")
+    style.frame(axes, "A step in lockstep (computed)", "ranks", "ms")
     rows = analysis.curves[0].rows
     for attribute, (name, color, line) in PARTS.items():
         values = [1e3 * getattr(row, attribute) or math.nan for row in rows]  # 0 has no place on a log axis.
         if not all(map(math.isnan, values)):
             axes.plot([row.num_ranks for row in rows], values, linestyle=line, color=color, label=name)
-    some = [check for check in analysis.checks if check.num_ranks > 1]
+    some = [check for check in analysis.checks if check.num_ranks > 1 and check.fragment_length == 1]
     if some:
         ranks = [check.num_ranks for check in some]
         measured = [1e3 * check.measured_exchange_s for check in some]

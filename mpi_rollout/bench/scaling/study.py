@@ -44,6 +44,8 @@ class Study:
         Ascending; 1 is among them, because the base case is measured there.
     run
         Values of `commands.SCALING_OPTIONS`.
+    fragment_lengths
+        Of which each number of ranks has jobs.  Studies that say nothing of it were done in lockstep.
 
     Raises
     ------
@@ -56,6 +58,7 @@ class Study:
     size: int
     run: Options
     jobs: JobOptions = field(default_factory=JobOptions)
+    fragment_lengths: tuple[str, ...] = ("1",)
 
     def __post_init__(self) -> None:
         if not self.num_ranks:
@@ -63,7 +66,8 @@ class Study:
         check_least(self.size_option, self.size, 1)
         if self.kind == "strong":
             check_enough_envs(self.size, self.num_ranks[-1])
-        self.config(1, "study.h5")  # Refuses here what every job would refuse.
+        for length in self.fragment_lengths:
+            self.config(1, "study.h5", length)  # Refuses here what every job would refuse.
 
     @property
     def size_option(self) -> str:
@@ -84,19 +88,22 @@ class Study:
         """Return the number of envs of all ranks together."""
         return self.size if self.kind == "strong" else self.size * num_ranks
 
-    def config(self, num_ranks: int, out: str) -> RolloutConfig:
+    def config(self, num_ranks: int, out: str, fragment_length: str = "1") -> RolloutConfig:
         """Return the run of one job."""
         own: Options = {"num_envs": self.num_envs(num_ranks), "out": out, "expect_ranks": num_ranks}
-        return RolloutConfig(**self.run, **own, measure_limit=True, json=True, progress="none")
+        own |= {"fragment_length": fragment_length, "measure_limit": True, "json": True, "progress": "none"}
+        return RolloutConfig(**self.run, **own)
 
     def order(self) -> list[Point]:
         """Return all jobs in their order."""
-        return [Point(num_ranks, repeat) for repeat, num_ranks in in_order(self.num_ranks, self.jobs)]
+        kinds = [(num_ranks, length) for length in self.fragment_lengths for num_ranks in self.num_ranks]
+        return [Point(num_ranks, repeat, length) for repeat, (num_ranks, length) in in_order(kinds, self.jobs)]
 
 
 def differences(stored: Study, study: Study) -> list[str]:
     """Say what a stored study has otherwise than this one, in the words of the command line."""
     own = {"kind": "the kind", "size": study.size_option, "num_ranks": "--ranks"}
+    own["fragment_lengths"] = "--fragment-length"
     differing = tables.differing_options(stored, study, own) + tables.differing_options(stored.jobs, study.jobs, STORED)
     # A study that was begun before there was an option has its default.
     runs = [(name, stored.run.get(name, getattr(RolloutConfig, name, None)), now) for name, now in study.run.items()]

@@ -13,6 +13,7 @@ from mpi_rollout.bench.scaling.study import StudyFile, check_same_study, read_st
 from mpi_rollout.bench.tables import replaced
 from mpi_rollout.errors import DataError, StorageError, UsageError
 
+NEW_COLUMNS = ("asked_length", "fragment_length", "inference")
 UPDATED = "2026-01-02T04:05:06+00:00"
 
 
@@ -42,13 +43,27 @@ def test_h5py_alone_reads_all_of_it(tmp_path: Path, file: StudyFile):
     assert json.loads(attributes["study"])["run"] == RUN
     assert {name: attributes[name] for name in FACTS | ORIGIN} == FACTS | ORIGIN
     assert attributes["updated"] == UPDATED
-    assert [(job["num_ranks"], job["repeat"]) for job in jobs] == [tuple(each) for each in file.study.order()]
+    points = [(job["num_ranks"], job["repeat"], job["asked_length"].decode()) for job in jobs]
+    assert points == [tuple(each) for each in file.study.order()]
     good = jobs["error"] == b""
     assert set(jobs["num_ranks"][~good]) == {4} and set(jobs["error"][~good]) == {b"exit code 70: no licence"}
     phases = sum(jobs[f"{name}_s"] for name in ("env", "idle", "exchange", "policy", "write"))
     assert phases == pytest.approx(jobs["seconds"])
     assert len(ranks) == jobs["num_ranks"][good].sum() and set(ranks["cores"]) == {b"0-63"}
     assert len(parts) == 5 * good.sum()
+
+
+def test_a_study_of_before_there_were_fragments_was_done_in_lockstep(tmp_path: Path, file: StudyFile):
+    path = tmp_path / "study.h5"
+    file.write(str(path), UPDATED)
+    with edited(path) as study:
+        rows = study["jobs"][...]
+        del study["jobs"]
+        study["jobs"] = rows[[name for name in rows.dtype.names if name not in NEW_COLUMNS]]
+        stored = json.loads(study.attrs["study"])
+        del stored["fragment_lengths"]
+        study.attrs["study"] = json.dumps(stored)
+    assert read_study(str(path)) == file
 
 
 def test_a_file_that_cannot_be_written_leaves_the_one_before(tmp_path: Path, file: StudyFile, monkeypatch):
@@ -89,7 +104,7 @@ def test_other_files_are_refused_with_what_they_are(tmp_path: Path, attributes, 
 DAMAGE = {
     "attribute": "its attribute study cannot be None",
     "table": "there is no table parts",
-    "column": "a table has the columns",
+    "column": "parts, row 0 has no bare_env_steps_per_s",
     "JSON": "its attribute study is no JSON",
     "option": "its attribute study has an unknown sizes",
     "type": "its attribute study: size cannot be '512'",

@@ -40,6 +40,14 @@ def test_a_study_is_drawn_with_machine_date_base_case_and_law(tmp_path: Path, ki
     assert "more ranks than cores" not in texts
 
 
+def test_a_study_of_several_lengths_of_fragments_has_a_line_for_each(tmp_path: Path, capsys):
+    study = replace(make_study("weak", RANKS), fragment_lengths=("1", "16", "auto"))
+    texts = drawn(tmp_path, made_up(study), capsys)
+    for words in ("lockstep", "fragments of 16", "fragments of 256 at most (auto)", "fragment length, on 32 ranks"):
+        assert words in texts
+    assert "Gustafson" not in texts
+
+
 def test_points_with_more_ranks_than_cores_are_drawn_apart(tmp_path: Path, capsys):
     texts = drawn(tmp_path, made_up(make_study(num_ranks=(1, 2, 4)), num_cores=2), capsys)
     assert "more ranks than cores" in texts and "4*" in texts and "Amdahl" not in texts
@@ -64,7 +72,7 @@ def test_the_points_are_where_the_samples_are():
     study = make_study(num_ranks=(1, 2, 4))
     analysis = Analysis(study, made_up(study, num_cores=2, spread=0.1).samples)
     axes = Figure().subplots()
-    report._plot_efficiencies(axes, analysis)
+    report._plot_efficiencies(axes, [analysis])
     markers = {tuple(line.get_xdata()): line for line in axes.lines if line.get_marker() == "o"}
     assert {ranks: line.get_markerfacecolor() for ranks, line in markers.items()} == {(1, 2): BLUE, (4,): "w"}
     drawn = [y for ranks in ((1, 2), (4,)) for y in markers[ranks].get_ydata()]

@@ -66,10 +66,26 @@ def test_the_constants_of_a_machine_are_found_by_its_jobs(job: Job):
 def test_the_largest_number_of_ranks_is_computed_without_its_own_jobs(job: Job):
     result = measured(job, "--check", "1,16,64", SHARING="5e-5")
     checks = analysis(job).checks
-    assert [(check.num_ranks, check.is_held_out) for check in checks] == [(1, False), (16, False), (64, True)]
+    held_out = [(1, False), (16, False), (64, True)]
+    assert [(check.num_ranks, check.is_held_out) for check in checks] == 2 * held_out
     assert all(abs(check.error) < 0.001 for check in checks)
-    told = line_with(result, "held out")
-    assert told.startswith("the largest, 64 ranks, held out of the fit: computed ") and told.endswith("within 15 %")
+    for largest in ("64 ranks", "64 ranks, fragments of 32"):
+        told = line_with(result, f"the largest, {largest}, held out of the fit: computed ")
+        assert told.endswith("within 15 %")
+
+
+@pytest.mark.parametrize("inference", ["root", "workers"])
+def test_fragments_are_checked_by_jobs_of_their_own_which_are_in_no_fit(job: Job, inference: str):
+    result = measured(job, "--check", "1,16", "--fragment-length", "1,8,64", "--inference", inference, SHARING="5e-5")
+    assert result.code == 0, result.err
+    found = analysis(job)
+    assert [check.fragment_length for check in found.checks] == [1, 1, 8, 8, 64, 64]
+    assert all(abs(check.error) < 0.001 for check in found.checks)
+    assert all(setting.fragment_length == 1 for setting in found.fitting.fitted(True))
+    labels = [f"fragments of {length}, actions from the {inference} (computed)" for length in (8, 64)]
+    assert [curve.label for curve in found.curves] == ["lockstep (computed)", *labels]
+    rows = [line.split()[:2] for line in result.out.splitlines() if line.strip().startswith(("8 ", "64 "))]
+    assert ["64", "16*"] in rows
 
 
 def test_given_constants_are_checked_too_and_sharing_cores_is_measured_without_the_largest(job: Job):
@@ -81,7 +97,7 @@ def test_given_constants_are_checked_too_and_sharing_cores_is_measured_without_t
         found.fitting.sharing_s == pytest.approx(5e-5, rel=1e-3)
         and "constants, given on the command line" in result.out
     )
-    assert [check.is_held_out for check in found.checks] == [False, False, True]
+    assert [check.is_held_out for check in found.checks] == 2 * [False, False, True]
     assert all(abs(check.error) < 0.001 for check in found.checks)
 
 
@@ -95,7 +111,7 @@ def test_what_the_largest_number_of_ranks_shows_is_not_explained_away(job: Job):
         jobs["idle_s"][is_largest] += 0.02 * jobs["num_steps"][is_largest]
         stored["jobs"][...] = jobs
     found = analysis(job)
-    assert found.checks[-1].error == pytest.approx(-0.5, abs=0.02) and found.fitting.sharing_s < 1e-9
+    assert found.checks[1].error == pytest.approx(-0.5, abs=0.02) and found.fitting.sharing_s < 1e-9
 
 
 def test_where_enough_jobs_had_a_core_for_each_rank_the_others_are_in_no_fit(job: Job):
@@ -131,13 +147,13 @@ def test_what_hangs_on_one_number_of_ranks_is_told(job: Job):
     assert curve.rows[-1].efficiency_high > curve.rows[-1].efficiency
     again = measured(job, "--probe", "1,3,4,6,8,12,16")
     told = f"({curve.saturations[0]:,.0f} to {curve.saturations[-1]:,.0f} where any one number of ranks is left out"
-    assert told in line_with(again, "policy on the root (computed):")
+    assert told in line_with(again, "lockstep (computed):")
 
 
 def test_a_check_within_the_probes_is_not_called_held_out(job: Job):
     result = measured(job, "--check", "1,8")
     assert result.code == 0 and "held out" not in result.out
-    assert [check.is_held_out for check in analysis(job).checks] == [False, False]
+    assert not any(check.is_held_out for check in analysis(job).checks)
 
 
 def test_curves_and_endings_say_that_they_are_computed(job: Job):
@@ -145,9 +161,9 @@ def test_curves_and_endings_say_that_they_are_computed(job: Job):
     assert result.code == 0, result.err
     labels = [curve.label for curve in analysis(job).curves]
     assert labels == [
-        "policy on the root (computed)",
-        "policy on the workers, fragments of 8 (computed)",
-        "policy on the workers, fragments of 64 (computed)",
+        "lockstep (computed)",
+        "fragments of 8, actions from the workers (computed)",
+        "fragments of 64, actions from the workers (computed)",
     ]
     for label in labels:
         assert re.search(r"from [\d,]+ ranks on, exchange and policy take as long", line_with(result, label + ":"))
@@ -159,7 +175,7 @@ def test_the_file_has_its_curves_for_every_reader(job: Job):
     assert sim(job, *ENVS, *CONSTANTS, "--ranks", "1,64").code == 0
     with h5py.File(job.folder / "sim.h5") as file:
         rows = file["curves"][...]
-    assert rows["num_ranks"].tolist() == [1, 64] * 2 and rows["fragment_length"].tolist() == [0, 0, 32, 32]
+    assert rows["num_ranks"].tolist() == [1, 64] * 2 and rows["fragment_length"].tolist() == [1, 1, 32, 32]
     seconds = rows["env_s"] + rows["waiting_s"] + rows["exchange_s"] + rows["policy_s"]
     assert rows["env_steps_per_s"] == pytest.approx(rows["num_envs"] / seconds)
 
@@ -195,7 +211,7 @@ def test_a_study_of_too_few_points_gives_no_constants(job: Job):
 def test_a_job_that_fails_is_kept_and_the_rest_is_done(job: Job):
     result = measured(job, "--check", "1,16", FAIL="16")
     assert result.code == 70
-    assert result.messages[-1] == "1 of 11 jobs failed; sim.h5 has their errors"
+    assert result.messages[-1] == "2 of 13 jobs failed; sim.h5 has their errors"
     assert "failed: 16 ranks, 4 envs each, 40 bytes, repeat 0: exit code 70: rank 1 (node7): no room" in result.out
     assert len(analysis(job).curves) == 2
 
@@ -291,7 +307,12 @@ def test_a_picture_has_machine_date_constants_and_what_is_measured_apart_from_wh
     assert (result.code, result.out.split()) == (0, ["sim.png", "sim.svg"])
     assert (job.folder / "sim.png").read_bytes().startswith(b"\x89PNG")
     texts = "\n".join(re.findall(r"<!-- (.*?) -->", (job.folder / "sim.svg").read_text(), re.DOTALL))
-    for words in ("policy on the root (computed)", "measured, more ranks than cores", "alpha 4 us per level"):
+    for words in (
+        "lockstep (computed)",
+        "actions from the workers",
+        "measured, more ranks than cores",
+        "alpha 4 us per level",
+    ):
         assert words in texts
     assert os.uname().nodename in texts
     assert read_simulation(str(job.folder / "sim.h5")).origin["started"][:10] in texts
@@ -301,7 +322,9 @@ def test_a_dry_run_prints_all_jobs_and_starts_none(job: Job):
     result = measured(job, "--check", "1,16", "--dry-run")
     assert (result.code, result.err) == (0, "") and list(job.folder.iterdir()) == []
     commands = [shlex.split(line) for line in result.out.splitlines()]
-    assert len(commands) == 5 + 2 + 2 + 2
+    assert len(commands) == 5 + 2 + 2 + 2 + 2
+    lengths = [next((word for word in command if "--fragment-length=" in word), "") for command in commands]
+    assert lengths.count("--fragment-length=1") == 11 and lengths.count("--fragment-length=32") == 2
     assert all("--env-factory=mpi_rollout.bench.sleeping:SleepingEnv" in command for command in commands)
 
 
@@ -309,7 +332,6 @@ def test_messages_are_as_large_as_the_program_lays_them_out():
     space = gymnasium.spaces.Box(0, 255, (40,), np.uint8)
     work = Envs(0.001, 0.0, 40, 8).workload(6)
     assert work.slot_bytes == SlotLayout(space, 6).nbytes and work.order_bytes_per_env == 8
-    assert work.fragment_bytes_per_step == 6 * (40 + 8 + 8 + 1 + 1)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -332,8 +354,11 @@ def test_real_jobs_of_sleeping_envs_are_compared_with_the_model(job: Job):
     result = sim(job, *envs, *CONSTANTS, "--check", "1,3", "--repeats", "1", "--ranks", "1,64")
     assert result.code == 0, result.err
     checks = analysis(job).checks
-    assert [check.num_ranks for check in checks] == [1, 3]
-    for check, (setting, done) in zip(checks, sorted(read_simulation(str(job.folder / "sim.h5")).samples,
-                                                     key=lambda pair: pair[0].num_ranks), strict=True):  # fmt: skip
+    assert [(check.fragment_length, check.num_ranks) for check in checks] == [(1, 1), (1, 3), (32, 1), (32, 3)]
+    samples = read_simulation(str(job.folder / "sim.h5")).samples
+    in_order = sorted(samples, key=lambda sample: (sample[0].fragment_length, sample[0].num_ranks))
+    for check, (setting, done) in zip(checks, in_order, strict=True):
+        assert done.fragment_length == setting.fragment_length
+        assert (done.inference, done.order_bytes) == (("workers", 32) if done.fragment_length > 1 else ("root", 48))
         assert check.measured_s == pytest.approx(done.seconds / setting.num_steps) and check.measured_s > 4e-3
         assert done.num_envs == 2 * check.num_ranks and done.mpi_library

@@ -8,11 +8,12 @@ from fake_launcher import ALPHA_S, BARE_PER_S, BETA_S, ROOT_S, outcome
 from made_up_studies import made_up, make_study
 
 from mpi_rollout.bench import statistics
+from mpi_rollout.bench.commands import lengths_list
 from mpi_rollout.bench.plan import arguments_of, run_command
 from mpi_rollout.bench.scaling import report
-from mpi_rollout.bench.scaling.analysis import Analysis
+from mpi_rollout.bench.scaling.analysis import Analysis, analyses
 from mpi_rollout.bench.scaling.samples import Samples, ranges
-from mpi_rollout.bench.scaling.study import differences
+from mpi_rollout.bench.scaling.study import StudyFile, differences
 from mpi_rollout.bench.statistics import NoFit
 from mpi_rollout.bench.workplace import machine_facts
 from mpi_rollout.cli import make_parser
@@ -227,7 +228,7 @@ def test_a_machine_on_which_other_work_ran_is_told_of():
     found = outcome(2, 512, 1000)
     found["ranks"][1]["cpu_share"] = 0.55
     quiet = Samples().with_outcome(0, "", 64, outcome(1, 512, 1000))
-    notes = [report.notes(Analysis(study, each)) for each in (quiet, quiet.with_outcome(0, "", 64, found))]
+    notes = [report.notes([Analysis(study, each)]) for each in (quiet, quiet.with_outcome(0, "", 64, found))]
     assert notes[1][:-1] == notes[0] and "a rank had no more than 0.55 of a core" in notes[1][-1]
 
 
@@ -235,7 +236,7 @@ def test_ranks_that_slept_while_they_waited_are_no_sign_of_other_work():
     found = outcome(2, 512, 1000, slept=True)
     found["ranks"][1]["cpu_share"] = 0.55
     samples = Samples().with_outcome(0, "", 64, found)
-    assert samples.jobs[0].slept and report.disturbance(Analysis(make_study(num_ranks=(1, 2)), samples)) == []
+    assert samples.jobs[0].slept and report.disturbance([Analysis(make_study(num_ranks=(1, 2)), samples)]) == []
 
 
 def test_the_report_names_the_base_case_of_natively_vectorized_envs():
@@ -248,12 +249,12 @@ def test_without_a_base_case_there_are_rates_but_no_speed_ups():
     lines = report.lines(file)
     assert lines[1] == "no base case, so no speed-ups: no job of one rank gave a result"
     assert "Amdahl's law: no fit: no base case: no job of one rank gave a result" in lines
-    assert lines[-1] == "failed: 1 rank, repeat 0: exit code 70: no licence"
+    assert lines[-1] == "failed: 1 rank, repeat 0, --fragment-length 1: exit code 70: no licence"
 
 
 def test_without_any_result_the_report_tells_what_failed():
     file = made_up(make_study(num_ranks=(1,), repeats=1), failing=1)
-    assert report.lines(file)[-1] == "failed: 1 rank, repeat 0: exit code 70: no licence"
+    assert report.lines(file)[-1] == "failed: 1 rank, repeat 0, --fragment-length 1: exit code 70: no licence"
 
 
 def test_in_a_batch_job_the_cores_are_those_of_the_node(monkeypatch):
@@ -264,3 +265,46 @@ def test_in_a_batch_job_the_cores_are_those_of_the_node(monkeypatch):
     assert machine_facts()["num_cores"] == 1
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     assert machine_facts()["num_cores"] == 64
+
+
+# Fragments.
+
+
+def of_lengths(*lengths: str) -> StudyFile:
+    """A study in which fragments take less time the longer they are."""
+    return made_up(replace(make_study("weak", (1, 2, 4, 8, 16)), fragment_lengths=lengths))
+
+
+def test_each_length_of_fragments_has_jobs_of_all_numbers_of_ranks():
+    order = of_lengths("1", "16", "auto").study.order()
+    assert len(set(order)) == len(order) == 2 * 3 * 5
+    assert {point.fragment_length for point in order if point.num_ranks == 4} == {"1", "16", "auto"}
+
+
+def test_a_study_of_several_lengths_has_a_table_for_each_and_one_base_case():
+    file = of_lengths("1", "16", "auto")
+    text = report.lines(file)
+    assert ", fragments of 1, 16, auto: " in text[0] and text[1].endswith("(median of 6 jobs)")
+    labels = ["lockstep:", "fragments of 16:", "fragments of 256 at most (auto):"]
+    assert [line for line in text if line in labels] == 2 * labels
+    efficiencies = [analysis.points[2].efficiency.median for analysis in analyses(file.study, file.samples)]
+    assert efficiencies == sorted(efficiencies) and efficiencies[0] < efficiencies[-1]
+
+
+def test_fragments_do_not_show_what_an_exchange_takes():
+    file = of_lengths("1", "16")
+    fits = [analysis.fits["exchange"] for analysis in analyses(file.study, file.samples)]
+    assert not isinstance(fits[0], NoFit) and "--fragment-length 1" in str(fits[1])
+
+
+@pytest.mark.parametrize(
+    ("text", "lengths"), [("auto", ("auto",)), ("64,1,auto,16", ("1", "16", "64", "auto")), ("8", ("8",))]
+)
+def test_lengths_are_read_in_ascending_order(text, lengths):
+    assert lengths_list(text) == lengths
+
+
+@pytest.mark.parametrize("text", ["", "0", "long", "1,,2", "auto2"])
+def test_what_is_no_length_is_refused(text):
+    with pytest.raises(UsageError, match="--fragment-length must be numbers of steps, or auto, such as 1,16,auto"):
+        lengths_list(text)
