@@ -16,7 +16,8 @@ LIMIT_PER_S, ALONE_S, WRITE_S = 20_000.0, 1e-5, 2e-6
 
 def main() -> None:
     num_ranks, words = int(sys.argv[2]), sys.argv[7:]
-    named = ("--dedicated-root", "--mode", "--batch-size", "--num-groups", "--vectorization-mode")
+    named = ("--dedicated-root", "--mode", "--batch-size", "--num-groups", "--vectorization-mode", "--fragment-length")
+    named += ("--inference",)
     options = [word.replace("=", " ") for option in named for word in words if word.startswith(option)]
     name = " ".join([f"-n {num_ranks}", *options])
     given = dict(word.removeprefix("--").partition("=")[::2] for word in words)
@@ -36,6 +37,7 @@ def main() -> None:
     if is_idle:
         found["losses"] |= {"policy": 0.0, "write": WRITE_S / found["seconds"] * found["num_steps"]}
     limit = [(rate, LIMIT_PER_S)] * 5 if "--measure-limit" in words else []
+    found["fragment_length"] = 64
     print(json.dumps(found | {"env_steps_per_s": rate, "limit": limit}))
 
 

@@ -11,9 +11,12 @@ from dataclasses import asdict, dataclass, field, fields
 from mpi_rollout.bench.model import slowest
 from mpi_rollout.bench.plan import Options
 from mpi_rollout.bench.statistics import Interval, median_interval
-from mpi_rollout.config import flag
+from mpi_rollout.collect.fragments import FRAGMENT_S
+from mpi_rollout.config import AUTO, flag
+from mpi_rollout.errors import counted
 
 LEAST_RATE = 0.75  # Of the best lockstep's, computed: the model is not that wrong.
+LENGTHS = ("1", "16", "64")  # Of fragments.
 LEAST_GAIN = 0.02  # Over it, at most: less than what jobs differ by.
 
 
@@ -27,6 +30,8 @@ class Candidate:
     batch_size: int = 1
     num_groups: int = 1
     vectorization_mode: str = "sync"
+    fragment_length: str = AUTO
+    inference: str = AUTO
 
     @property
     def num_workers(self) -> int:
@@ -40,6 +45,11 @@ class Candidate:
     @property
     def is_lockstep(self) -> bool:
         return self.mode == "sync" and self.num_groups == 1
+
+    @property
+    def is_plain(self) -> bool:
+        """All options have their defaults."""
+        return not self.options
 
     @property
     def simplicity(self) -> tuple[bool, int, int]:
@@ -64,10 +74,15 @@ class Candidate:
         return " ".join([f"-n {self.num_ranks}", *self.words])
 
 
-def candidates(ranks: Sequence[int], num_envs: int, is_native: bool) -> list[Candidate]:
-    """Return all ways with these numbers of ranks, ascending; one rank more where the root steps no envs."""
+def candidates(ranks: Sequence[int], num_envs: int, is_native: bool, is_random: bool = False) -> list[Candidate]:
+    """Return all ways with these numbers of ranks, ascending; one rank more where the root steps no envs.
+
+    Random actions can be sent for several steps at a time, and be chosen by the ranks.
+    """
     most = ranks[-1]
     ways = [Candidate(num_ranks) for num_ranks in ranks]
+    if is_random and most > 1:
+        ways += [Candidate(most, fragment_length=length) for length in LENGTHS] + [Candidate(most, inference="workers")]
     if most > 1:
         batch = max(1, most // 2)
         ways += [Candidate(most, num_groups=2), Candidate(most, mode="async", batch_size=batch)]
@@ -92,6 +107,8 @@ class Costs:
         numbers of ranks.  Empty if it was not measured.
     policy_s
         Seconds of all envs' actions; 0 for the random policy, which is in `exchange_s`.
+    fragment_length
+        The largest number of steps between two exchanges, where a candidate leaves it to the program.
     """
 
     num_envs: int
@@ -99,6 +116,7 @@ class Costs:
     env_spread_s: float
     policy_s: float
     exchange_s: dict[int, float] = field(default_factory=dict)
+    fragment_length: int = 1
 
     def root_s(self, num_ranks: int) -> float:
         """Return the seconds of what the root does in a step besides its envs."""
@@ -111,9 +129,14 @@ class Costs:
         return self.policy_s + self.exchange_s[low] + share * (self.exchange_s[high] - self.exchange_s[low])
 
     def lockstep_s(self, candidate: Candidate) -> float:
-        """Compute the seconds of a step of all envs, in lockstep."""
+        """Compute the seconds of a step of all envs, where all ranks exchange together, after each fragment."""
         num_envs = math.ceil(self.num_envs / candidate.num_workers)
-        slowest_s = slowest(candidate.num_workers, num_envs, self.env_s, self.env_spread_s)
+        length = self.fragment_length
+        if candidate.fragment_length != AUTO:
+            length = int(candidate.fragment_length)
+        elif self.env_s:
+            length = max(1, min(length, int(FRAGMENT_S / (num_envs * self.env_s))))
+        slowest_s = slowest(candidate.num_workers, num_envs * length, self.env_s, self.env_spread_s) / length
         return slowest_s + self.root_s(candidate.num_ranks)
 
     def bound_s(self, candidate: Candidate) -> float:
@@ -132,14 +155,14 @@ class Costs:
 def narrow(ways: Sequence[Candidate], costs: Costs) -> tuple[list[Candidate], dict[Candidate, str]]:
     """Return the candidates that may win, and of the others why they cannot.
 
-    Lockstep on all ranks always stays: the others are judged by it, and it measures the limit.
+    All ranks without more options always stay: the others are judged by them, and they measure the limit.
     """
-    lockstep = [way for way in ways if way.is_lockstep and not way.is_native]
-    best = min(lockstep, key=costs.lockstep_s)
+    plain = [way for way in ways if way.is_plain]
+    best = min(plain, key=costs.lockstep_s)
     left_out = {}
     for way in ways:
         reason = _reason(way, costs, best)
-        if reason and way != lockstep[-1] and not way.is_native:
+        if reason and way != plain[-1] and not way.is_native:
             left_out[way] = reason
     return [way for way in ways if way not in left_out], left_out
 
@@ -147,6 +170,8 @@ def narrow(ways: Sequence[Candidate], costs: Costs) -> tuple[list[Candidate], di
 def _reason(candidate: Candidate, costs: Costs, best: Candidate) -> str:
     """Say why it cannot win; empty if it may."""
     best_s = costs.lockstep_s(best)
+    if candidate.fragment_length != AUTO and 1 < int(candidate.fragment_length) >= costs.fragment_length:
+        return f"{best} has fragments of {counted(costs.fragment_length, 'step')} at most"
     if candidate.is_lockstep:
         rate = best_s / costs.lockstep_s(candidate)
         return f"computed {rate:.2f} of the rate of {best}" if rate < LEAST_RATE else ""

@@ -27,7 +27,7 @@ from mpi_rollout.bench.plan import (
 from mpi_rollout.bench.tune import report
 from mpi_rollout.bench.tune.candidates import Candidate, Costs, Trial, candidates, narrow
 from mpi_rollout.bench.workplace import cpu_model, tell
-from mpi_rollout.config import RolloutConfig
+from mpi_rollout.config import AUTO, RolloutConfig
 from mpi_rollout.core.host import free_memory, num_usable_cores
 from mpi_rollout.envs.bare import WINDOW_S
 from mpi_rollout.errors import Interrupted, RolloutError, StorageError, UsageError, counted
@@ -71,6 +71,10 @@ class Tuning:
     def config(self) -> RolloutConfig:
         """The run, as it would be without any tuning."""
         return RolloutConfig(**self.run)
+
+    @property
+    def is_random(self) -> bool:
+        return self.config.policy == "random"
 
     @cached_property
     def num_ranks(self) -> tuple[int, ...]:
@@ -153,7 +157,8 @@ class _Tuner:
         return [shlex.join(run_command(launcher, way.num_ranks, self._config(way))) for way in ways]
 
     def _candidates(self) -> list[Candidate]:
-        return candidates(self._tuning.num_ranks, self._subject.num_envs, self._env.is_native)
+        tuning = self._tuning
+        return candidates(tuning.num_ranks, self._subject.num_envs, self._env.is_native, tuning.is_random)
 
     def measure_exchange(self) -> None:
         """Measure it by jobs of idle envs with as large observations, on one rank and on all.
@@ -163,8 +168,10 @@ class _Tuner:
         are random actions, if the run has them.
         """
         exchange_s: dict[int, float] = {}
+        fragment_length = 1
         idle = {"step_s": 0.0, "observation_bytes": self._env.observation_bytes}
         run: Options = {"env": None, "env_factory": SLEEPING_ENV, "env_kwargs": idle, "policy": "random"}
+        run["fragment_length"] = AUTO if self._tuning.is_random else "1"
         for num_ranks in sorted({1, self._tuning.num_ranks[-1]}) * EXCHANGE_JOBS:
             tell(f"measuring the exchange on {counted(num_ranks, 'rank')}")
             config = replace(self._config(Candidate(num_ranks)), **run, num_steps=EXCHANGE_STEPS)
@@ -176,12 +183,12 @@ class _Tuner:
                 return
             seconds = self._root_s(outcome)
             exchange_s[num_ranks] = min(seconds, exchange_s.get(num_ranks, seconds))
-        self._costs = replace(self._costs, exchange_s=exchange_s)
+            fragment_length = outcome["fragment_length"]
+        self._costs = replace(self._costs, exchange_s=exchange_s, fragment_length=fragment_length)
 
     def _root_s(self, outcome: Summary) -> float:
         """Return the seconds of a step in which the root did not wait for envs."""
-        is_random = self._tuning.config.policy == "random"
-        phases = ("exchange", "write", "policy") if is_random else ("exchange", "write")
+        phases = ("exchange", "write", "policy") if self._tuning.is_random else ("exchange", "write")
         shares = [outcome["losses"][name] for name in phases]
         return sum(shares) * outcome["seconds"] / outcome["num_steps"]
 
@@ -217,7 +224,8 @@ class _Tuner:
         """Return the run of a job.  Bare loops are measured where each core has its rank, once for each kind of env."""
         seconds = self._seconds.get(candidate) or self._costs.seconds(candidate)
         num_steps = round(min(max(self._tuning.trial_s / max(seconds, 1e-9), LEAST_STEPS), MOST_STEPS))
-        has_all = candidate.is_lockstep and candidate.num_ranks == self._tuning.num_ranks[-1]  # Never left out.
+        is_plain = candidate.is_plain or candidate.options == {"vectorization_mode": "vector_entry_point"}
+        has_all = is_plain and candidate.num_ranks == self._tuning.num_ranks[-1]  # Never left out.
         config = replace(self._tuning.config, num_steps=num_steps, out=str(self._jobs.folder / "run.h5"))
         config = replace(config, measure_limit=has_all, limit_s=min(1.0, self._tuning.trial_s / 3))
         own: Options = {"json": True, "progress": "none", "expect_ranks": candidate.num_ranks}

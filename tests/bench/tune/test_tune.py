@@ -33,6 +33,8 @@ LAUNCHER = shlex.join([sys.executable, str(HELPERS / "fake_tune_launcher.py")])
 ENV = ("--env-factory", "tuned_envs:Plain", "--num-envs", "6")
 ALL = {"-n 1": 900.0, "-n 2": 1800.0, "-n 2 --num-groups 2": 1700.0, "-n 2 --mode async": 1600.0,
        "-n 3 --dedicated-root --num-groups 2": 1500.0, "-n 3 --dedicated-root --mode async": 1400.0}  # fmt: skip
+FRAGMENTS = {"-n 2 --fragment-length 1", "-n 2 --fragment-length 16", "-n 2 --inference workers"}
+TOO_LONG = "-n 2 --fragment-length 64"  # As long as those of the made-up runs, which choose it by themselves.
 
 
 def tune(job: Job, *arguments: str, rates: dict[str, float] = ALL, **trouble: str) -> Result:
@@ -109,6 +111,18 @@ def test_the_spread_of_steps_and_resets_is_that_of_drawn_times():
 def test_an_env_without_resets_has_the_time_and_spread_of_its_steps():
     env = replace(SELDOM, step_spread_s=5e-5, reset_s=0.0, steps_per_episode=0.0)
     assert (env.env_s, env.env_spread_s, env.reset_share) == (1e-4, pytest.approx(5e-5), 0.0)
+
+
+def test_random_actions_have_fragments_to_try_and_others_have_not():
+    ways = names(candidates((1, 2), 64, False, is_random=True)) - names(candidates((1, 2), 64, False))
+    assert ways == {*(f"-n 2 --fragment-length {length}" for length in (1, 16, 64)), "-n 2 --inference workers"}
+
+
+def test_fragments_that_make_up_for_slow_steps_leave_out_what_waits_for_each():
+    uneven = replace(costs(spread_s=1e-3), fragment_length=16)
+    assert uneven.lockstep_s(Candidate(4)) < 0.85 * uneven.lockstep_s(Candidate(4, fragment_length="1"))
+    slow = replace(costs(), env_s=0.1, fragment_length=16)  # A step of 16 envs takes longer than a fragment may.
+    assert slow.lockstep_s(Candidate(4)) == slow.lockstep_s(Candidate(4, fragment_length="1"))
 
 
 def test_a_slow_exchange_keeps_fewer_ranks_and_still_all_of_them():
@@ -229,6 +243,8 @@ def test_what_is_left_out_is_told_with_the_reason_and_not_started(job: Job):
     result = tune(job, *env, "--num-envs", "6", EXCHANGE_S="1e-6")
     assert result.code == 0, result.err
     assert "left out: -n 1: computed 0." in result.out and "-n 1" not in rows(result)
+    assert set(rows(result)) >= FRAGMENTS
+    assert f"left out: {TOO_LONG}: -n 2 has fragments of 64 steps at most" in result.out
     assert ": -n 1: " not in result.err and ": -n 2: 1,800 env steps/s" in result.err
 
 
@@ -271,7 +287,7 @@ def test_a_dry_run_prints_the_jobs_and_starts_none(job: Job):
     assert result.code == 0, result.err
     commands = [shlex.split(line) for line in result.out.splitlines()]
     passed_on = {"--env-factory=tuned_envs:Plain", "--actions=pass", "--strict-dtypes"}
-    assert len(commands) == len(ALL) and all(passed_on <= {*command} for command in commands)
+    assert len(commands) == len({*ALL, *FRAGMENTS, TOO_LONG}) and all(passed_on <= {*command} for command in commands)
     assert list(job.folder.iterdir()) == []
 
 
