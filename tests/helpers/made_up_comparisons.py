@@ -15,10 +15,10 @@ ENV_S, RESET_S = 1e-5, 3e-6
 # Seconds of a step of N envs: N times the first, and the second.
 TIMES = {
     "bare": (ENV_S, 0.0), "bare-all": (ENV_S / 2, 0.0), "mpi-1": (ENV_S, 3e-5), "mpi-2": (ENV_S / 2, 5e-5),
-    "mpi-native-1": (ENV_S / 50, 4e-5), "sync": (1.2 * ENV_S, 1e-5), "native": (ENV_S / 50, 3e-5),
-    "async": (6 * ENV_S, 5e-5),
+    "mpi-fragments-2": (ENV_S / 2, 1e-6), "mpi-native-1": (ENV_S / 50, 4e-5), "sync": (1.2 * ENV_S, 1e-5),
+    "native": (ENV_S / 50, 3e-5), "async": (6 * ENV_S, 5e-5),
 }  # fmt: skip
-APART = ("bare-all", "mpi-2")  # With one env they do not apply.
+APART = ("bare-all", "mpi-2", "mpi-fragments-2")  # With one env they do not apply.
 
 
 def make_comparison(**more: Any) -> Comparison:

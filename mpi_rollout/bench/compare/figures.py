@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-OURS, ALL_CORES, YARDSTICK = "mpi_rollout", "bare-all", "sync"
+OURS, AHEAD, ALL_CORES, YARDSTICK = "mpi_rollout", "ahead", "bare-all", "sync"
+TITLES = {OURS: "mpi_rollout, step by step", AHEAD: "mpi_rollout, fragments", "pool": "process pool"}
 FAMILIES = {
     "sync": "one",
     "sb3-dummy": "one",
@@ -29,6 +30,7 @@ FAMILIES = {
 """Other programs' systems by name: those of a family work in the same way."""
 LOOKS: dict[str, style.Look] = {
     OURS: {"color": style.BLUE, "marker": "o", "linestyle": "-", "linewidth": 2.5},
+    AHEAD: {"color": style.SKY, "marker": "P", "linestyle": "--", "linewidth": 2.5},
     "pool": {"color": style.GREEN, "marker": "^", "linestyle": "--"},
     "one": {"color": style.ORANGE, "marker": "s", "linestyle": "-"},
     "each": {"color": style.DARK, "marker": "X", "linestyle": ":", "markersize": 6},
@@ -37,7 +39,7 @@ LOOKS: dict[str, style.Look] = {
 }
 ELSE = {"native": " (env in NumPy)", "envpool": " (env in C++)"}  # Families that do not step the env itself.
 GROUPS: dict[str, Callable[[System], bool]] = {
-    "mpi_rollout": lambda system: system.is_ours and system.kind == "loop",
+    "mpi_rollout": lambda system: system.is_ours and system.kind in ("loop", "ahead"),
     "Others, same envs": lambda system: not system.is_ours and system.kind == "loop",
     "Rewritten envs": lambda system: system.kind == "native",
     "Storing all of it": lambda system: system.kind == "record",
@@ -70,7 +72,9 @@ def plot_comparison(path: str) -> list[str]:
 
 def family(system: System) -> str:
     """Return a key of `LOOKS`; empty for bare loops, recorders and our ways that need another form of the env."""
-    return OURS if GROUPS["mpi_rollout"](system) else FAMILIES.get(system.name, "")
+    if GROUPS["mpi_rollout"](system):
+        return AHEAD if system.kind == "ahead" else OURS
+    return FAMILIES.get(system.name, "")
 
 
 def families(analysis: Analysis, env: str) -> dict[str, list[str]]:
@@ -82,11 +86,10 @@ def families(analysis: Analysis, env: str) -> dict[str, list[str]]:
 
 def title_of(analysis: Analysis, kind: str, names: list[str]) -> str:
     """Name a family after its members."""
-    if kind == OURS:
-        return OURS
+    if kind in TITLES:
+        return TITLES[kind]
     titles = [analysis.comparison.all_systems[name].title.partition(",")[0].split(" ")[-1] for name in names]
-    names_once = dict.fromkeys("process pool" if kind == "pool" else title for title in titles)
-    return ", ".join(names_once) + ELSE.get(kind, "")
+    return ", ".join(dict.fromkeys(titles)) + ELSE.get(kind, "")
 
 
 def best(analysis: Analysis, env: str, names: list[str]) -> dict[int, Cell]:
@@ -113,6 +116,8 @@ def _overview(file: ComparisonFile, analysis: Analysis, envs: list[str]) -> "Fig
         _plot_limit(axes, analysis, env)
         ends = []
         for kind, names in families(analysis, env).items():
+            if kind == AHEAD:  # The others choose each action when they see what the last one did.
+                continue
             cells = best(analysis, env, names)
             _plot_line(axes, cells, LOOKS[kind])
             label = title_of(analysis, kind, names)
@@ -218,9 +223,10 @@ def _bars(file: ComparisonFile, analysis: Analysis, envs: list[str], num_envs: i
             kinds[kind] = title_of(analysis, kind, names)
     figure = style.new_figure("plot", 1.3 + 0.32 * len(kinds))
     where, comparison = report.title(file).split(": ", 1)[1], file.comparison
+    turns = f"{comparison.jobs.repeats} turns of {comparison.window_s:g} s each"
     fine = (
-        f"The fastest of each kind. {where}, {comparison.jobs.repeats} turns of {comparison.window_s:g} s each: "
-        "ratios of medians, and intervals."
+        f"The fastest of each kind; fragments are for actions that are known ahead. {where}, {turns}: ratios of "
+        "medians, and intervals."
     )
     style.head(figure, f"Times as fast as Gymnasium's SyncVectorEnv, with {counted(num_envs, 'env')}", [fine])
     panels = figure.subplots(1, len(envs), squeeze=False, sharey=True)[0]
@@ -240,10 +246,10 @@ def _bars(file: ComparisonFile, analysis: Analysis, envs: list[str], num_envs: i
 
 
 def _plot_bar(axes: "Axes", place: int, ratio: statistics.Interval, kind: str) -> None:
-    color, hatch = LOOKS[kind]["color"] if kind == OURS else "0.75", "///" if kind in ELSE else ""
+    color, hatch = LOOKS[kind]["color"] if kind in (OURS, AHEAD) else "0.75", "///" if kind in ELSE else ""
     axes.barh(place, ratio.median, 0.7, color=color, hatch=hatch, edgecolor="w", linewidth=0)
     axes.plot([ratio.low, ratio.high], [place, place], color=style.DARK, linewidth=1)
     digits = 0 if ratio.median >= 10 else 1 if ratio.median >= 1 else 2
-    look: style.Look = {"fontsize": style.SMALL, "fontweight": "bold" if kind == OURS else "normal"}
+    look: style.Look = {"fontsize": style.SMALL, "fontweight": "bold" if kind in (OURS, AHEAD) else "normal"}
     box = {"facecolor": "w", "edgecolor": "none", "pad": 0}
     axes.text(max(ratio.median, ratio.high), place, f" {ratio.median:.{digits}f}", va="center", bbox=box, **look)

@@ -19,6 +19,7 @@ from mpi_rollout.bench.compare.steppers import (
     SEED,
     BareStepper,
     BatchSystem,
+    FragmentStepper,
     PartsStepper,
     PartsSystem,
     RecordingSystem,
@@ -29,8 +30,10 @@ from mpi_rollout.bench.compare.steppers import (
     take_turn,
 )
 from mpi_rollout.bench.compare.systems import envpool_id
+from mpi_rollout.collect.fragments import auto_length
+from mpi_rollout.core.layout import SlotLayout
 from mpi_rollout.core.partition import Partition
-from mpi_rollout.core.spaces import rows_of
+from mpi_rollout.core.spaces import leaves, rows_of, tree_of
 from mpi_rollout.envs.env_maker import EnvMaker
 from mpi_rollout.policies.random import BLOCK_STEPS, RandomPolicy
 
@@ -47,13 +50,14 @@ class Setup:
     Parameters
     ----------
     envs
-        Of this program: what `connect` gave.
+        Of this program: what `connect` gave on `num_ranks` ranks.
     """
 
     env: str
     num_envs: int
     num_cores: int
     envs: "MPIVectorEnv | None" = None
+    num_ranks: int = 1
 
     @property
     def make(self) -> EnvMaker:
@@ -129,6 +133,16 @@ class BareOnAllCores:
 def mpi(setup: Setup) -> BatchSystem:
     """Make this program's envs in lockstep."""
     return _of_vector_env(setup.connected)
+
+
+def mpi_fragments(setup: Setup) -> BatchSystem:
+    """Make this program's envs in fragments, as long as those of a run."""
+    envs, space = setup.connected, setup.connected.single_action_space
+    drawn = actions_of(space, setup.num_envs)
+    actions = tree_of(space, (np.stack([leaf.of(row) for row in drawn]) for leaf in leaves(space)))
+    layout = SlotLayout(envs.single_observation_space, -(-setup.num_envs // setup.num_ranks))
+    most = min(auto_length(layout.nbytes, setup.num_ranks), len(drawn))
+    return BatchSystem(FragmentStepper(envs, actions, len(drawn), most))
 
 
 class OurParts:
@@ -264,6 +278,7 @@ MAKERS: dict[str, Callable[[Setup], RunningSystem]] = {
     "bare": bare,
     "bare_on_all_cores": BareOnAllCores,
     "mpi": mpi,
+    "mpi_fragments": mpi_fragments,
     "mpi_by_parts": mpi_by_parts,
     "sync": sync,
     "async_": async_,

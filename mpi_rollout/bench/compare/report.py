@@ -9,7 +9,8 @@ from mpi_rollout.bench.tables import aligned
 from mpi_rollout.bench.workplace import place_and_time
 
 # By a system's kind: which of its ways this program is compared with it, and the words for that.
-_LOOP, _NATIVE = {"loop": "mpi_rollout"}, {"native": "mpi_rollout with vector_entry_point"}
+_LOOP = {"loop": "mpi_rollout", "ahead": "mpi_rollout with actions known ahead"}
+_NATIVE = {"native": "mpi_rollout with vector_entry_point"}
 KINDS = {"loop": _LOOP, "native": _LOOP | _NATIVE, "record": {"record": "mpi_rollout, recording,"}}
 MOST_NAMED = 3  # Of systems whose intervals meet.
 QUIET = 0.85  # Of what as many cores should do; clocks and caches take a little.
@@ -99,7 +100,7 @@ def fastest(analysis: Analysis, env: str) -> list[str]:
     """Say who has the highest median with each number of envs, among those that step the env itself and among all."""
     text: list[str] = []
     for num_envs in analysis.comparison.num_envs:
-        itself, any_ = (_either(analysis, env, num_envs, kinds) for kinds in (("loop",), ("loop", "native")))
+        itself, any_ = (_either(analysis, env, num_envs, kinds) for kinds in (("loop",), ("loop", "ahead", "native")))
         if itself:
             text.append(f"fastest with {_envs([num_envs])}: {itself}" + f"; of all: {any_}" * (any_ != itself))
         elif any_:
@@ -156,6 +157,8 @@ def notes(analysis: Analysis) -> list[str]:
         "t_os, t_row: N transitions take N t_row + t_os, and t_env each in the bare loop; a t_os below 0 means "
         "that the rows cost more the fewer they are, as where each is a message",
         "reset: of all envs at once, with the most envs that were measured",
+        "fragments: several steps in one exchange, for actions that are known so many steps ahead, as random ones are; "
+        "a policy that needs each observation takes single steps",
         *disturbance(analysis),
     ]
 

@@ -127,7 +127,7 @@ def _serve_connected(
     options = dict(map(tuple, system["options"]))
     with connect(system["env"], num_envs, comm=comm, **options) as envs:
         if envs is not None:
-            made = MAKERS[system["maker"]](Setup(system["env"], num_envs, system["num_cores"], envs))
+            made = MAKERS[system["maker"]](Setup(system["env"], num_envs, system["num_cores"], envs, comm.size))
             serve_turns(connection, made)
             made.close()
 

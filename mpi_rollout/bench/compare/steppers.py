@@ -8,11 +8,12 @@ steps of all envs.  A system takes turns with its stepper.
 from collections.abc import Sequence
 from itertools import cycle
 from time import perf_counter
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import gymnasium
 import numpy as np
 
+from mpi_rollout.collect.fragments import GROWTH
 from mpi_rollout.core.spaces import rows_of
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 SEED = 0  # Of the first reset of each turn: env i has SEED + i.
 WARM_UP_SHARE, LEAST_WARM_UP = 0.1, 1  # Of the window, and in sweeps: caches and branch predictors are others' now.
 STEPS_PER_LOOK = 64  # Of a bare loop at most between two looks at the clock, which takes 1 % of a CartPole's step.
+FRAGMENT_S = 0.1  # At most, so that a turn ends in time.
 LOOK_S = 0.001  # Steps that take longer need no more of them between two looks, and would overrun the window.
 
 
@@ -166,6 +168,43 @@ class VectorStepper:
 
     def close(self) -> None:
         self._envs.close()
+
+
+class FragmentSteps(VectorSteps, Protocol):
+    """What a `FragmentStepper` needs of a vector env."""
+
+    def collect(self, num_steps: int, actions: object, /) -> dict[str, Any]: ...
+
+
+class FragmentStepper:
+    """Envs of this program with actions that are known before: a sweep is several steps in one exchange.
+
+    Parameters
+    ----------
+    actions
+        Of as many steps as its first axis has, used in turn.
+    most
+        The largest number of steps of a sweep, a power of `GROWTH`.  The first sweeps have fewer, and it grows as long
+        as they are short.
+    """
+
+    def __init__(self, envs: FragmentSteps, actions: Any, num_steps: int, most: int):
+        self._envs, self._actions, self._num_actions, self._most = envs, actions, num_steps, most
+        self._ends = VectorStepper(envs, [])
+        self.reset, self.close = self._ends.reset, self._ends.close
+        self._length, self._start = 1, 0
+
+    def sweep(self) -> Ends:
+        began, start = perf_counter(), self._start
+        batch = self._envs.collect(self._length, rows_of(self._actions, slice(start, start + self._length)))
+        self._start = (start + self._length) % self._num_actions
+        is_short = perf_counter() - began < FRAGMENT_S / GROWTH
+        if is_short and self._length < self._most and self._start % (GROWTH * self._length) == 0:
+            self._length = min(GROWTH * self._length, self._most)
+        return batch["terminations"], batch["truncations"]
+
+    def count(self, sweeps: Sequence[Ends]) -> int:
+        return self._ends.count([ends for sweep in sweeps for ends in zip(*sweep, strict=True)])
 
 
 class VecEnvStepper:

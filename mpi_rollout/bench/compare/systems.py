@@ -46,8 +46,8 @@ class System:
     needs
         A module that must be installed.
     kind
-        "base": bare loops; "loop": steps unmodified envs; "native": has the env in another form; "record":
-        steps unmodified envs and stores all of it.
+        "base": bare loops; "loop": steps unmodified envs; "ahead": the same with actions that are known some steps
+        ahead; "native": has the env in another form; "record": steps unmodified envs and stores all of it.
     """
 
     name: str
@@ -90,6 +90,10 @@ def _our_systems(ranks: tuple[int, ...]) -> list[System]:
     groups, ready = (("num_groups", 2), ("dedicated_root", True)), (("batch_size", 1), ("dedicated_root", True))
     return [
         *(System(f"mpi-{num}", title, "mpi", num) for num, title in titles.items()),
+        *(
+            System(f"mpi-fragments-{num}", f"{title}, fragments", "mpi_fragments", num, kind="ahead")
+            for num, title in titles.items()
+        ),
         System("mpi-groups", f"{titles[most]} and a root, 2 groups", "mpi_by_parts", most + 1, groups),
         System("mpi-ready", f"{titles[most]} and a root, first ready", "mpi_by_parts", most + 1, ready),
         *(

@@ -194,6 +194,8 @@ def test_who_is_ahead_is_said_for_each_number_of_envs(analysis: Analysis):
     assert sync in text.splitlines()
     everywhere = "faster at all sizes measured: 1, 2, 4, 8, 16, 64 envs (1 rank or 2 ranks)"
     assert f"mpi_rollout beside Gymnasium AsyncVectorEnv: {everywhere}" in text.splitlines()
+    ahead = "mpi_rollout with actions known ahead beside Gymnasium SyncVectorEnv: faster at all sizes measured: "
+    assert f"{ahead}2, 4, 8, 16, 64 envs (2 ranks, fragments)" in text.splitlines()
     native = "slower at all sizes measured: 1, 2, 4, 8, 16, 64 envs (1 rank, vector_entry_point)"
     assert f"mpi_rollout with vector_entry_point beside Gymnasium vector_entry_point: {native}" in text.splitlines()
 
@@ -359,13 +361,14 @@ def test_no_two_systems_of_a_panel_look_the_same():
         looks = [tuple(sorted(look.items())) for look in figures.looks_of([*filter(is_in, systems)]).values()]
         assert len(looks) > 2 and len(set(looks)) == len(looks)
     families = [(look["color"], look["marker"], look["linestyle"]) for look in figures.LOOKS.values()]
-    assert len(families) <= 6 and all(map(len, map(set, zip(*families[:4], strict=True))))
+    assert len(families) <= 6 + len([figures.AHEAD]) and all(map(len, map(set, zip(*families[:4], strict=True))))
     assert len({color for color, _, _ in families}) == len({marker for _, marker, _ in families}) == len(families)
 
 
 def test_a_line_is_the_fastest_of_its_family_with_so_many_envs(analysis: Analysis):
     families = figures.families(analysis, ENV)
-    assert families == {"mpi_rollout": ["mpi-1", "mpi-2"], "one": ["sync"], "each": ["async"], "native": ["native"]}
+    ours = {"mpi_rollout": ["mpi-1", "mpi-2"], "ahead": ["mpi-fragments-2"]}
+    assert families == ours | {"one": ["sync"], "each": ["async"], "native": ["native"]}
     cells = figures.best(analysis, ENV, families["mpi_rollout"])
     assert [*cells] == [*SIZES]
     assert cells[1] is analysis.cells[Point(ENV, 1), "mpi-1"]  # With one env there is no other.
@@ -375,9 +378,10 @@ def test_a_line_is_the_fastest_of_its_family_with_so_many_envs(analysis: Analysi
 def test_bars_are_as_long_as_the_ratio_to_sync_vector_env(file: ComparisonFile, analysis: Analysis):
     axes = figures._bars(file, analysis, [ENV], 64).axes[0]
     names = [label.get_text() for label in axes.get_yticklabels()]
-    assert names == ["mpi_rollout", "SyncVectorEnv", "AsyncVectorEnv", "vector_entry_point (env in NumPy)"]
+    ours = ["mpi_rollout, step by step", "mpi_rollout, fragments"]
+    assert names == [*ours, "SyncVectorEnv", "AsyncVectorEnv", "vector_entry_point (env in NumPy)"]
     sync = analysis.rate(ENV, 64, "sync")
-    expected = [analysis.rate(ENV, 64, name) / sync for name in ("mpi-2", "sync", "async", "native")]
+    expected = [analysis.rate(ENV, 64, name) / sync for name in ("mpi-2", "mpi-fragments-2", "sync", "async", "native")]
     assert [bar.get_width() for bar in axes.patches] == pytest.approx(expected)
 
 

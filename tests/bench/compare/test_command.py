@@ -31,12 +31,22 @@ def stored(job: Job) -> ComparisonFile:
 @pytest.mark.mpi(3)
 def test_all_systems_are_measured_and_counted_side_by_side(job: Job):
     """The envs' episodes are known: of the rows of env i one in 4 + i % 5 resets."""
-    systems = ("mpi-2", "mpi-groups", "mpi-ready", "mpi-record-2", "sync", "async", "pool", "bare-all")
+    systems = (
+        "mpi-2",
+        "mpi-fragments-2",
+        "mpi-groups",
+        "mpi-ready",
+        "mpi-record-2",
+        "sync",
+        "async",
+        "pool",
+        "bare-all",
+    )
     result = compare(job, "--env", COUNTING, "--num-envs", "1,4", "--repeats", "2", "--systems", ",".join(systems))
     assert result.code == 0, result.err
     turns = stored(job).samples.turns
     assert {turn.system for turn in turns if turn.num_envs == 1} == {"bare", "sync", "async"}
-    assert {turn.system for turn in turns if turn.num_envs == 4} == {*systems, "bare"} and len(turns) == 2 * (3 + 9)
+    assert {turn.system for turn in turns if turn.num_envs == 4} == {*systems, "bare"} and len(turns) == 2 * (3 + 10)
     assert all(turn.reset_s > 0 and turn.seconds > 0 and turn.env_steps > 0 for turn in turns)
     rows = dict.fromkeys(("mpi-2", "sync", "async", "pool"), 4) | {"mpi-groups": 2}
     loosely = {"mpi-ready": 2, "mpi-record-2": 4}  # A rank may have more turns than the other; other seeds.

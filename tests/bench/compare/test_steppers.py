@@ -24,7 +24,7 @@ from mpi_rollout.bench.compare.makers import (
     Setup,
     actions_of,
 )
-from mpi_rollout.bench.compare.steppers import BareStepper, PartsStepper, VectorStepper, take_turn
+from mpi_rollout.bench.compare.steppers import BareStepper, FragmentStepper, PartsStepper, VectorStepper, take_turn
 
 NUM_ENVS, SWEEPS = 6, 41
 LENGTHS = 3 + np.arange(NUM_ENVS) % 5  # Of the episodes of `envs.Counting`, seeded with 0, 1, ...
@@ -238,6 +238,32 @@ def test_the_reset_of_parts_has_no_step_in_its_time():
     num_sent = len(parts.sent)
     made.stepper.reset()
     assert len(parts.sent) == num_sent and not parts.flying
+
+
+class Collecting(SyncVectorEnv):
+    """Takes several steps at a time, as this program's envs do."""
+
+    def collect(self, num_steps, actions):
+        assert len(actions) == num_steps
+        self.lengths.append(num_steps)
+        ends = np.array([self.step(row)[2:4] for row in actions])
+        return {"terminations": ends[:, 0], "truncations": ends[:, 1]}
+
+
+@pytest.mark.parametrize(("fragment_s", "lengths"), [(100.0, [1, 1, 1, 1, 4, 4, 4, 16, 16]), (0.0, [1] * 9)])
+def test_fragments_grow_while_they_are_short_and_count_as_single_steps_do(monkeypatch, fragment_s, lengths):
+    monkeypatch.setattr(steppers, "FRAGMENT_S", fragment_s)
+    envs = Collecting([lambda: gymnasium.make("registered_envs:Counting-v0")] * NUM_ENVS)
+    envs.lengths = []
+    actions = np.array(actions_of(envs.single_action_space, NUM_ENVS))
+    stepper = FragmentStepper(envs, actions, len(actions), 16)
+    stepper.reset()
+    sweeps = [stepper.sweep() for _ in range(9)]
+    assert envs.lengths == lengths
+    episode_rows, num_rows = LENGTHS + 1, sum(lengths)
+    expected = int((num_rows - num_rows // episode_rows).sum())
+    assert stepper.count(sweeps[:5]) + stepper.count(sweeps[5:]) == expected
+    stepper.close()
 
 
 @pytest.mark.parametrize(
