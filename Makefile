@@ -52,11 +52,11 @@ results: install  ## measure the studies of results/measured/ again, and draw th
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[compare]'
 	@# A study that is there is continued: away with those of another day.
 	rm -f $(STUDIES:%=results/measured/%.h5)
-	$(ROLLOUT) scaling strong --ranks 1,2 --env CartPole-v1 --num-envs 512 --num-steps 2000 --limit-s 0.5 --out results/measured/strong-cartpole.h5
-	$(ROLLOUT) scaling strong --ranks 1,2,4 --env Acrobot-v1 --num-envs 512 --num-steps 300 --limit-s 0.5 --out results/measured/strong-acrobot.h5
-	$(ROLLOUT) scaling strong --ranks 1,2 --env HumanoidStandup-v5 --num-envs 64 --num-steps 250 --limit-s 0.5 --out results/measured/strong-humanoid.h5
-	$(ROLLOUT) scaling weak --ranks 1,2,4,8,16,32,64 --env-factory mpi_rollout.bench.sleeping:SleepingEnv --env-kwargs '{"step_s": 0.005}' --envs-per-rank 4 --num-steps 150 --limit-s 0.2 --out results/measured/weak.h5
-	$(ROLLOUT) scaling sim --env-step-s 0.005 --check 1,2,4,8,16,32,64 --out results/measured/sim.h5
+	$(ROLLOUT) scaling strong --ranks 1,2 --env CartPole-v1 --num-envs 512 --fragment-length 1,auto --num-steps 2000 --limit-s 0.5 --out results/measured/strong-cartpole.h5
+	$(ROLLOUT) scaling strong --ranks 1,2,4 --env Acrobot-v1 --num-envs 512 --fragment-length 1,auto --num-steps 300 --limit-s 0.5 --out results/measured/strong-acrobot.h5
+	$(ROLLOUT) scaling strong --ranks 1,2 --env HumanoidStandup-v5 --num-envs 64 --fragment-length 1,auto --num-steps 250 --limit-s 0.5 --out results/measured/strong-humanoid.h5
+	$(ROLLOUT) scaling weak --ranks 1,2,4,8,16,32,64 --env-factory mpi_rollout.bench.sleeping:SleepingEnv --env-kwargs '{"step_s": 0.005}' --envs-per-rank 4 --fragment-length 1,16 --num-steps 150 --limit-s 0.2 --out results/measured/weak.h5
+	$(ROLLOUT) scaling sim --env-step-s 0.005 --fragment-length 16 --check 1,2,4,8,16,32,64 --out results/measured/sim.h5
 	$(ROLLOUT) compare --env CartPole-v1,Acrobot-v1,HumanoidStandup-v5 --num-envs 1,2,4,8,16,64,256 --out results/measured/compare.h5
 	$(ROLLOUT) plot $(STUDIES:%=results/measured/%.h5)
 

@@ -19,6 +19,8 @@ from mpi_rollout.core.spaces import rows_of
 if TYPE_CHECKING:
     from stable_baselines3.common.vec_env import VecEnv
 
+    from mpi_rollout.train.vector_env import MPIVectorEnv
+
 SEED = 0  # Of the first reset of each turn: env i has SEED + i.
 WARM_UP_SHARE, LEAST_WARM_UP = 0.1, 1  # Of the window, and in sweeps: caches and branch predictors are others' now.
 STEPS_PER_LOOK = 64  # Of a bare loop at most between two looks at the clock, which takes 1 % of a CartPole's step.
@@ -170,25 +172,13 @@ class VectorStepper:
         self._envs.close()
 
 
-class FragmentSteps(VectorSteps, Protocol):
-    """What a `FragmentStepper` needs of a vector env."""
-
-    def collect(self, num_steps: int, actions: object, /) -> dict[str, Any]: ...
-
-
 class FragmentStepper:
     """Envs of this program with actions that are known before: a sweep is several steps in one exchange.
 
-    Parameters
-    ----------
-    actions
-        Of as many steps as its first axis has, used in turn.
-    most
-        The largest number of steps of a sweep, a power of `GROWTH`.  The first sweeps have fewer, and it grows as long
-        as they are short.
+    Sweeps get longer, up to `most` steps, as long as they are short.  `actions` are of `num_steps` steps, used in turn.
     """
 
-    def __init__(self, envs: FragmentSteps, actions: Any, num_steps: int, most: int):
+    def __init__(self, envs: "MPIVectorEnv", actions: Any, num_steps: int, most: int):
         self._envs, self._actions, self._num_actions, self._most = envs, actions, num_steps, most
         self._ends = VectorStepper(envs, [])
         self.reset, self.close = self._ends.reset, self._ends.close

@@ -57,15 +57,10 @@ class Curve:
 
     @property
     def label(self) -> str:
-        return f"{self.name} (computed)"
-
-    @property
-    def name(self) -> str:
-        """How it works, in words."""
         if self.way == LOCKSTEP:
-            return "lockstep"
+            return "lockstep (computed)"
         where = "workers" if self.way.on_workers else "root"
-        return f"fragments of {self.way.fragment_length}, actions from the {where}"
+        return f"fragments of {self.way.fragment_length}, actions from the {where} (computed)"
 
 
 @dataclass(frozen=True)
@@ -162,7 +157,8 @@ class SimulationAnalysis:
     def _check(self, constants: Constants, setting: Setting, jobs: list[Job]) -> Check:
         crowded = jobs[0].oversubscribed
         length = setting.fragment_length
-        step = predict(constants, self.fitting.workload(setting), setting.num_ranks, self._question.way_of(setting))
+        way = self._question.way_of(length)
+        step = predict(constants, self.fitting.workload(setting), setting.num_ranks, way)
         computed_s = step.seconds + crowded * self.fitting.sharing_s * setting.num_ranks / length
         measured = median_interval([job.seconds / job.num_steps for job in jobs])
         return Check(
@@ -180,6 +176,9 @@ class SimulationAnalysis:
             measured_exchange_s=exchange_s(jobs),
             computed_exchange_s=step.exchange_s,
         )
+
+    def checks_of(self, curve: Curve) -> list[Check]:
+        return [check for check in self.checks if check.fragment_length == curve.way.fragment_length]
 
     def efficiency(self, check: Check) -> Interval:
         """Return the measured one: the time that the envs need by themselves, over that of a step."""

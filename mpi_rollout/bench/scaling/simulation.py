@@ -19,7 +19,7 @@ import gymnasium
 import numpy as np
 
 from mpi_rollout.bench import tables
-from mpi_rollout.bench.model import LOCKSTEP, Constants, Way, Workload
+from mpi_rollout.bench.model import Constants, Way, Workload
 from mpi_rollout.bench.plan import (
     ENV_FIGURES,
     MOST_CHECKED,
@@ -94,9 +94,7 @@ class Setting:
     def num_steps(self) -> int:
         wanted = math.ceil(JOB_S / (self.envs_per_rank * max(self.env_step_s, 1e-6)))
         num_fragments = math.ceil(min(max(wanted, LEAST_STEPS), MOST_STEPS) / self.fragment_length)
-        return (
-            num_fragments if self.fragment_length == 1 else max(num_fragments, LEAST_FRAGMENTS) * self.fragment_length
-        )
+        return max(num_fragments, LEAST_FRAGMENTS) * self.fragment_length
 
     @property
     def sleep(self) -> tuple[int, float, float]:
@@ -183,12 +181,10 @@ class Simulation:
     @property
     def ways(self) -> list[Way]:
         """Lockstep, and fragments."""
-        fragments = [Way(length, self.inference == "workers") for length in self.fragment_lengths if length > 1]
-        return [LOCKSTEP, *fragments]
+        return [self.way_of(length) for length in sorted({1, *self.fragment_lengths})]
 
-    def way_of(self, setting: Setting) -> Way:
-        """Return how the job of a setting works."""
-        return next(way for way in self.ways if way.fragment_length == setting.fragment_length)
+    def way_of(self, fragment_length: int) -> Way:
+        return Way(fragment_length, fragment_length > 1 and self.inference == "workers")
 
     @property
     def has_jobs(self) -> bool:
@@ -228,7 +224,7 @@ class Simulation:
             "expect_ranks": setting.num_ranks,
             "out": out,
             "fragment_length": str(setting.fragment_length),
-            "inference": "workers" if self.way_of(setting).on_workers else "root",
+            "inference": "workers" if self.way_of(setting.fragment_length).on_workers else "root",
         }
         return RolloutConfig(env_factory=SLEEPING_ENV, env_kwargs=setting.env_kwargs, **own, **UNSTORED)
 
@@ -306,17 +302,3 @@ def read_simulation(path: str) -> SimulationFile:
         question, envs = contents.study("question", Simulation), contents.record("envs", Envs)
         samples = tuple(zip(settings, jobs, strict=True))
         return SimulationFile(question, envs, known, contents.facts, contents.origin, samples)
-
-
-def check_same_simulation(path: str, stored: SimulationFile, question: Simulation, facts: Facts) -> None:
-    """Refuse to go on with another question, or on another machine or by another program.
-
-    Raises
-    ------
-    UsageError
-        The message says what differs.
-    """
-    before, now = stored.question.as_dict() | stored.facts, question.as_dict() | facts
-    changed = [name for name in now if before[name] != now[name]]
-    words = [f"{name.replace('_', ' ')} was {before[name]}, is {now[name]}" for name in changed]
-    tables.check_same(path, "simulation", words)

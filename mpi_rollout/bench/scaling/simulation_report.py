@@ -231,15 +231,14 @@ def _plot_efficiencies(axes: "Axes", analysis: SimulationAnalysis) -> None:
             axes.plot([curve.saturation] * 2, [0, 0.5], linewidth=0.8, **look)
             axes.text(curve.saturation, 0.44, f"half at {curve.saturation:,} ", ha="right", fontsize=style.SMALL)
         for is_crowded in (False, True):
-            _plot_checks(axes, analysis, curve, is_crowded)
+            _plot_checks(axes, analysis, curve, is_crowded, look["color"])
     axes.set_ylim(0, 1.05)
     _number_ranks(axes, analysis)
 
 
-def _plot_checks(axes: "Axes", analysis: SimulationAnalysis, curve: Curve, is_crowded: bool) -> None:
+def _plot_checks(axes: "Axes", analysis: SimulationAnalysis, curve: Curve, is_crowded: bool, color: str) -> None:
     """Draw medians and intervals; open where ranks share cores, with a cross where the model has such ranks."""
-    length, color = curve.way.fragment_length, _color_of(analysis, curve.way.fragment_length)
-    some = [check for check in analysis.checks if (check.fragment_length, check.oversubscribed) == (length, is_crowded)]
+    some = [check for check in analysis.checks_of(curve) if check.oversubscribed == is_crowded]
     if not some:
         return
     ranks, intervals = [check.num_ranks for check in some], [analysis.efficiency(check) for check in some]
@@ -251,10 +250,6 @@ def _plot_checks(axes: "Axes", analysis: SimulationAnalysis, curve: Curve, is_cr
         ratios = [check.measured_s / check.computed_s for check in some]
         computed = [median * ratio for median, ratio in zip(medians, ratios, strict=True)]
         axes.plot(ranks, computed, "x", color=color, label=label and "computed for ranks that share these cores")
-
-
-def _color_of(analysis: SimulationAnalysis, length: int) -> str:
-    return next(look["color"] for curve, look in _styled(analysis.curves) if curve.way.fragment_length == length)
 
 
 def _measured(is_crowded: bool, color: str) -> style.Look:
@@ -270,10 +265,11 @@ def _plot_rates(axes: "Axes", analysis: SimulationAnalysis) -> None:
     axes.plot(ranks, alone, color="0.8", linewidth=4, label="envs alone")
     for curve, look in _styled(analysis.curves):
         axes.plot([row.num_ranks for row in curve.rows], [row.env_steps_per_s for row in curve.rows], **look)
-    for check in analysis.checks:
-        num_envs = rows[0].num_envs // rows[0].num_ranks * check.num_ranks
-        look = _measured(check.oversubscribed, _color_of(analysis, check.fragment_length))
-        axes.errorbar(check.num_ranks, num_envs / check.measured_s, **look)
+        for check in analysis.checks_of(curve):
+            num_envs = rows[0].num_envs // rows[0].num_ranks * check.num_ranks
+            axes.errorbar(
+                check.num_ranks, num_envs / check.measured_s, **_measured(check.oversubscribed, look["color"])
+            )
     style.log_y(axes)
     style.legend(axes, loc="upper left")
     _number_ranks(axes, analysis)
@@ -286,7 +282,7 @@ def _plot_steps(axes: "Axes", analysis: SimulationAnalysis) -> None:
         values = [1e3 * getattr(row, attribute) or math.nan for row in rows]  # 0 has no place on a log axis.
         if not all(map(math.isnan, values)):
             axes.plot([row.num_ranks for row in rows], values, linestyle=line, color=color, label=name)
-    some = [check for check in analysis.checks if check.num_ranks > 1 and check.fragment_length == 1]
+    some = [check for check in analysis.checks_of(analysis.curves[0]) if check.num_ranks > 1]
     if some:
         ranks = [check.num_ranks for check in some]
         measured = [1e3 * check.measured_exchange_s for check in some]

@@ -21,10 +21,10 @@ from mpi_rollout.bench.scaling.simulation import (
     Setting,
     Simulation,
     SimulationFile,
-    check_same_simulation,
     read_simulation,
 )
-from mpi_rollout.bench.workplace import claimed, machine_facts, origin, tell
+from mpi_rollout.bench.tables import check_same
+from mpi_rollout.bench.workplace import Facts, claimed, machine_facts, origin, tell
 from mpi_rollout.core.clock import utc_now
 from mpi_rollout.errors import Interrupted, RolloutError, UsageError, counted
 from mpi_rollout.storage.output import check_folder
@@ -84,10 +84,24 @@ def _open(question: Simulation, out: str, jobs: JobRunner) -> SimulationFile:
     facts = machine_facts()
     if os.path.lexists(out):
         stored = read_simulation(out)
-        check_same_simulation(out, stored, question, facts)
+        _check_same(out, stored, question, facts)
         return stored
     known = _known(question)
     return SimulationFile(question, question.envs or _measured(question, jobs), known, facts, origin())
+
+
+def _check_same(path: str, stored: SimulationFile, question: Simulation, facts: Facts) -> None:
+    """Refuse to go on with another question, or on another machine or by another program.
+
+    Raises
+    ------
+    UsageError
+        The message says what differs.
+    """
+    before, now = stored.question.as_dict() | stored.facts, question.as_dict() | facts
+    changed = [name for name in now if before[name] != now[name]]
+    words = [f"{name.replace('_', ' ')} was {before[name]}, is {now[name]}" for name in changed]
+    check_same(path, "simulation", words)
 
 
 def _known(question: Simulation) -> Known | None:

@@ -47,11 +47,6 @@ class Candidate:
         return self.mode == "sync" and self.num_groups == 1
 
     @property
-    def is_plain(self) -> bool:
-        """All options have their defaults."""
-        return not self.options
-
-    @property
     def simplicity(self) -> tuple[bool, int, int]:
         """Less is simpler: the same data on any number of ranks, few options, few ranks."""
         return self.is_native, len(self.options), self.num_ranks
@@ -157,7 +152,7 @@ def narrow(ways: Sequence[Candidate], costs: Costs) -> tuple[list[Candidate], di
 
     All ranks without more options always stay: the others are judged by them, and they measure the limit.
     """
-    plain = [way for way in ways if way.is_plain]
+    plain = [way for way in ways if not way.options]
     best = min(plain, key=costs.lockstep_s)
     left_out = {}
     for way in ways:

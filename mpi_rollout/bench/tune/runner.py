@@ -224,7 +224,7 @@ class _Tuner:
         """Return the run of a job.  Bare loops are measured where each core has its rank, once for each kind of env."""
         seconds = self._seconds.get(candidate) or self._costs.seconds(candidate)
         num_steps = round(min(max(self._tuning.trial_s / max(seconds, 1e-9), LEAST_STEPS), MOST_STEPS))
-        is_plain = candidate.is_plain or candidate.options == {"vectorization_mode": "vector_entry_point"}
+        is_plain = not candidate.options or [*candidate.options] == ["vectorization_mode"]
         has_all = is_plain and candidate.num_ranks == self._tuning.num_ranks[-1]  # Never left out.
         config = replace(self._tuning.config, num_steps=num_steps, out=str(self._jobs.folder / "run.h5"))
         config = replace(config, measure_limit=has_all, limit_s=min(1.0, self._tuning.trial_s / 3))
