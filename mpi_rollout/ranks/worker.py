@@ -66,7 +66,7 @@ class Worker:
         self._grace: threading.Timer | None = None
         self._active: Slice | None = None  # Whose envs are at work.
         self._watchdog: Watchdog | None = None
-        self._stop_asked_at = self._longest_s = 0.0  # Of the orders so far, the longest.
+        self._stop_asked_at = self._longest_s = 0.0  # Of the fragments so far, the longest.
         self._processor_time = processor_time()
 
     @property
@@ -180,7 +180,8 @@ class Worker:
             if self.stop_signal and marks[num_done - 1] == 0:
                 marks[num_done - 1] = -self.stop_signal
         exchange.own_step_s[0] = seconds = self.clock.lap("step")
-        self._longest_s = max(self._longest_s, seconds)
+        if command in STEPS:
+            self._longest_s = max(self._longest_s, seconds)
 
     def _do(self, slice_: Slice, command: int, arguments: tuple[object, ...]) -> None:
         """Have a slice do what an order says, and tell of its faults."""
