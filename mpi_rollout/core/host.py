@@ -21,7 +21,7 @@ CGROUP_FILES = (  # Limit and use, of version 2 and 1.
 LEAST_ENV_NBYTES = 1000  # An object and its random generator; Gymnasium's smallest envs have five times that.
 FEW = 64  # Envs from which the memory of the others is estimated.
 ANY_SIZE = "MPI_ROLLOUT_ANY_SIZE"
-MOST_MESSAGE_NBYTES = 2**31 - 1  # What MPI counts in an int.
+MOST_COUNTED = 2**31 - 1  # Bytes, in an int of MPI.
 ANYWAY = f"or {ANY_SIZE}=1 to begin all the same"
 
 T = TypeVar("T")
@@ -188,7 +188,7 @@ def check_blocks(nbytes: int) -> None:
 
 
 def check_length(name: str, length: int, row_nbytes: int, num_ranks: int, order_nbytes: int) -> None:
-    """Refuse fragments that the root or a message cannot hold, and say how long they may be.
+    """Refuse fragments that the root or MPI's counts cannot hold, and say how long they may be.
 
     Parameters
     ----------
@@ -203,10 +203,10 @@ def check_length(name: str, length: int, row_nbytes: int, num_ranks: int, order_
         They are too long.
     """
     free, step_nbytes = free_memory(), num_ranks * row_nbytes + order_nbytes
-    most = min(free // step_nbytes, MOST_MESSAGE_NBYTES // max(row_nbytes, order_nbytes))
+    most = max(1, min(free // step_nbytes, MOST_COUNTED // max(num_ranks * row_nbytes, order_nbytes)))
     if length > most:
         needs = f"rank 0 needs {format_bytes(length * step_nbytes)} of memory for {length:,} steps of all ranks"
         raise UsageError(
-            f"{name}: {needs}, its host has {format_bytes(free)} free, and a message can have "
-            f"{format_bytes(MOST_MESSAGE_NBYTES)}; use at most {max(1, most):,}"
+            f"{name}: {needs}, its host has {format_bytes(free)} free, and MPI counts up to "
+            f"{format_bytes(MOST_COUNTED)}; use at most {most:,}"
         )

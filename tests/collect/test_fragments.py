@@ -40,18 +40,18 @@ def test_fragments_that_do_not_fit_into_memory_are_refused_with_the_length_that_
         check_length("--fragment-length 26", 26, MIB, 3, MIB)
     assert str(raised.value) == (
         "--fragment-length 26: rank 0 needs 109.1 MB of memory for 26 steps of all ranks, its host has 104.9 MB free, "
-        "and a message can have 2.1 GB; use at most 25"
+        "and MPI counts up to 2.1 GB; use at most 25"
     )
     with pytest.raises(UsageError, match=r"use at most 1$"):
         check_length("it", 2, 200 * MIB, 3, MIB)
 
 
-def test_fragments_that_do_not_fit_into_a_message_are_refused(monkeypatch: pytest.MonkeyPatch):
+def test_fragments_that_mpi_cannot_count_are_refused(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(host, "free_memory", lambda: 2**50)
-    check_length("it", 2047, MIB, 3, 8)
-    for row_nbytes, order_nbytes in ((MIB, 8), (8, MIB)):
+    for row_nbytes, num_ranks, order_nbytes in ((MIB // 4, 4, 8), (8, 3, MIB)):
+        check_length("it", 2047, row_nbytes, num_ranks, order_nbytes)
         with pytest.raises(UsageError, match=r"use at most 2,047$"):
-            check_length("it", 2048, row_nbytes, 3, order_nbytes)
+            check_length("it", 2048, row_nbytes, num_ranks, order_nbytes)
 
 
 class Lane:
