@@ -8,8 +8,8 @@ ceil(log2 p) of trees; the slowest of p ranks is the mean of the largest of p or
 2003).  The terms that are linear in p are the root's: it takes in all slots, and no tree makes them fewer.
 
 In fragments of L steps, ranks exchange once in L steps: an exchange has L times as many rows, and they wait for the
-slowest sum of L steps.  Where the root chooses the actions, its order has L rows of them; where the workers do, it has
-a few bytes, and each acts for its own envs alone.
+slowest sum of L steps.  Each order has room for the actions of one step.  Where the root chooses those of a fragment,
+L rows of them follow; where the workers do, none follow, and each acts for its own envs alone.
 """
 
 import math
@@ -20,7 +20,6 @@ import numpy as np
 
 from mpi_rollout.bench.statistics import NEEDED_POINTS, NoFit, non_negative
 
-WORD_BYTES = 32  # Of an order to choose actions.
 _MOST_RANKS = 2**40
 _LONGEST = 30.0  # Of a logarithm: e**-30 of the mean.
 _GRID = 4_001  # Points of an integral; its error is below 1e-4 of the spread.
@@ -82,6 +81,11 @@ class Way:
     fragment_length: int = 1
     on_workers: bool = False
 
+    @property
+    def order_rows(self) -> int:
+        """Rows of actions that the root sends for an exchange."""
+        return 1 if self.on_workers or self.fragment_length == 1 else 1 + self.fragment_length
+
 
 LOCKSTEP = Way()
 
@@ -110,8 +114,7 @@ def predict(constants: Constants, work: Workload, num_ranks: int, way: Way = LOC
     num_envs, length = num_ranks * work.envs_per_rank, way.fragment_length
     num_steps = work.envs_per_rank * length
     slowest_s = slowest(num_ranks, num_steps, work.env_step_s, work.env_step_spread_s)
-    order_bytes = WORD_BYTES if way.on_workers else work.order_bytes_per_env * num_envs * length
-    nbytes = order_bytes + (num_ranks - 1) * work.slot_bytes * length
+    nbytes = work.order_bytes_per_env * num_envs * way.order_rows + (num_ranks - 1) * work.slot_bytes * length
     num_acted = work.envs_per_rank if way.on_workers else num_envs
     policy_s = constants.policy_s / length + constants.policy_s_per_env * num_acted
     parts = exchange_parts(num_ranks, num_envs * length, nbytes if num_ranks > 1 else 0.0)
@@ -185,10 +188,9 @@ def ceiling(constants: Constants, work: Workload, way: Way = LOCKSTEP) -> float:
 
 def _limit(constants: Constants, work: Workload, way: Way) -> float:
     """Return the env steps per second that ever more ranks come close to."""
-    per_env_s, nbytes = constants.root_s_per_env, work.slot_bytes
-    if not way.on_workers:
-        per_env_s += constants.policy_s_per_env
-        nbytes += work.order_bytes_per_env * work.envs_per_rank
+    order_bytes = work.order_bytes_per_env * work.envs_per_rank * way.order_rows / way.fragment_length
+    nbytes = work.slot_bytes + order_bytes
+    per_env_s = constants.root_s_per_env + (0.0 if way.on_workers else constants.policy_s_per_env)
     per_rank_s = constants.root_s_per_rank / way.fragment_length
     per_rank_s += per_env_s * work.envs_per_rank + constants.beta_s_per_byte * nbytes
     return work.envs_per_rank / per_rank_s if per_rank_s else math.inf

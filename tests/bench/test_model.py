@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from mpi_rollout.bench.model import (
-    WORD_BYTES,
     Constants,
     ExchangePoint,
     Way,
@@ -109,12 +108,12 @@ def test_a_fragment_shares_what_an_exchange_costs_at_least_and_not_what_each_row
     assert predict(rows, WORK, 16, Way(10)).exchange_s == pytest.approx(predict(rows, WORK, 16).exchange_s)
 
 
-def test_an_order_has_the_actions_of_a_fragment_or_the_word_to_choose_them():
+def test_the_actions_of_a_fragment_follow_an_order_unless_the_workers_choose_them():
     bytes_alone = Constants(beta_s_per_byte=1.0)
     slots, orders = 15 * 300, 64 * 8
-    assert predict(bytes_alone, WORK, 16, Way(10)).exchange_s == pytest.approx(slots + orders)
+    assert predict(bytes_alone, WORK, 16, Way(10)).exchange_s == pytest.approx(slots + orders * 11 / 10)
     chosen = predict(bytes_alone, WORK, 16, Way(10, on_workers=True))
-    assert chosen.exchange_s == pytest.approx(slots + WORD_BYTES / 10)
+    assert chosen.exchange_s == pytest.approx(slots + orders / 10)
 
 
 def test_a_policy_on_the_workers_sees_the_envs_of_one_rank_only():

@@ -42,7 +42,7 @@ def main() -> None:
     envs, cores = json.loads(options["env-kwargs"]), 2
     per_rank, length = num_envs // num_ranks, int(options["fragment-length"])
     sees_all = options.get("inference") != "workers"  # The policy: the envs of all ranks, not those of one alone.
-    order_bytes = 8 * num_envs * length if sees_all else 32
+    order_bytes = 8 * num_envs * (1 + length if sees_all and length > 1 else 1)
     slot_bytes = SlotLayout(Box(0, 255, (envs["observation_bytes"],), np.uint8), per_rank).nbytes * length
     parts = {
         "envs": per_rank * (envs["step_s"] + OVERSLEPT_S),

@@ -165,7 +165,11 @@ def narrow(ways: Sequence[Candidate], costs: Costs) -> tuple[list[Candidate], di
 def _reason(candidate: Candidate, costs: Costs, best: Candidate) -> str:
     """Say why it cannot win; empty if it may."""
     best_s = costs.lockstep_s(best)
-    if candidate.fragment_length != AUTO and 1 < int(candidate.fragment_length) >= costs.fragment_length:
+    if (
+        costs.exchange_s
+        and candidate.fragment_length != AUTO
+        and 1 < int(candidate.fragment_length) >= costs.fragment_length
+    ):
         return f"{best} has fragments of {counted(costs.fragment_length, 'step')} at most"
     if candidate.is_lockstep:
         rate = best_s / costs.lockstep_s(candidate)

@@ -74,8 +74,9 @@ def size(nbytes: float) -> str:
 
 def exchange_line(costs: Costs) -> str:
     """Say what an exchange was measured to take."""
+    where = f" in fragments of {costs.fragment_length}" if costs.fragment_length > 1 else ""
     parts = [f"{seconds * 1e6:,.1f} us on {_ranks(ranks)}" for ranks, seconds in sorted(costs.exchange_s.items())]
-    return "exchange and the root's work: " + (", ".join(parts) or "not measured") + ", for a step of all envs"
+    return "exchange and the root's work: " + (", ".join(parts) or "not measured") + ", for a step of all envs" + where
 
 
 def left_out_lines(left_out: Mapping[Candidate, str]) -> list[str]:

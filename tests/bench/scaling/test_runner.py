@@ -198,7 +198,7 @@ def test_a_real_study_measures_what_its_jobs_print(job: Job):
     )
     assert result.code == 0, result.err
     file = stored(job)
-    assert {each.point for each in file.samples.jobs} == {Point(1, 0), Point(2, 0)}
+    assert {each.point for each in file.samples.jobs} == {Point(1, 0, "auto"), Point(2, 0, "auto")}
     for row, each in enumerate(file.samples.jobs):
         assert (each.num_envs, each.num_steps, each.env_steps) == (4 * each.num_ranks, 1, 4 * each.num_ranks)
         parts = each.env_s + each.idle_s + each.exchange_s + each.policy_s + each.write_s
