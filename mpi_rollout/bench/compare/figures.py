@@ -157,7 +157,7 @@ def _each_system(file: ComparisonFile, analysis: Analysis, envs: list[str]) -> "
     groups = _groups(analysis, envs)
     figure = style.new_figure("plot", 2.4 + 2.0 * len(envs))
     fine = (
-        "Medians and intervals. Grey line: mpi_rollout, its fastest way with so many of the same "
+        "Medians and intervals. Grey line: mpi_rollout, its fastest way step by step with so many of the same "
         f"envs. Grey: bare env.step loops, on one core to all {file.comparison.num_cores}."
     )
     style.head(figure, "Each system of the comparison", [report.title(file), fine])
