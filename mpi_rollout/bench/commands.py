@@ -72,10 +72,8 @@ ranks_list = partial(_ranks_of, "--ranks", "1,2,4,8")
 
 def lengths_list(text: str) -> tuple[str, ...]:
     """Read lengths of fragments, numbers or auto."""
-    lengths = [length for length in text.split(",") if length != AUTO]
-    steps = (
-        numbers("--fragment-length", "numbers of steps, or auto,", "1,16,auto", ",".join(lengths)) if lengths else ()
-    )
+    counted = ",".join(word for word in text.split(",") if word != AUTO)
+    steps = () if text == AUTO else numbers("--fragment-length", "numbers of steps, or auto,", "1,16,auto", counted)
     return (*map(str, steps), *[AUTO] * (AUTO in text))
 
 
