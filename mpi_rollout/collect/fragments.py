@@ -1,8 +1,8 @@
 """How many steps ranks take between two exchanges.
 
-In each exchange all ranks of a lane wait for the slowest one.  Of L steps at a time, the slow and the fast ones of a
-rank make up for each other, so ranks wait less.  L is bounded by what ranks and root have to hold, and by time: a run
-can be stopped between two exchanges.  The data do not depend on L.
+In each exchange all ranks of a lane wait for the slowest one.  Over L steps, a rank's slow steps and its fast steps
+balance, so ranks wait less.  L is bounded by what ranks and root have to hold, and by time: a run looks after its time
+limit between two exchanges.  The data do not depend on L.
 """
 
 from mpi_rollout.config import AUTO, RolloutConfig
@@ -12,7 +12,7 @@ from mpi_rollout.ranks.lanes import Lane
 
 SLOT_NBYTES = 2**20  # Of a rank: a slot in its core's cache moves in half of the time that a larger one takes.
 ALL_SLOTS_NBYTES = 2**28  # Of the root, for all ranks.
-LARGE_ROW_NBYTES = 2**17  # A step with so much to send, such as images, takes long beside its exchange.
+LARGE_ROW_NBYTES = 2**18  # A step with so much to send, such as images, takes long beside its exchange.
 MOST_STEPS = 256  # More win nothing.
 FRAGMENT_S = 0.4  # Of stepping.
 GROWTH = 4  # From one fragment to the next: nobody knows yet how long a step takes.
@@ -28,8 +28,8 @@ def auto_length(row_nbytes: int, num_ranks: int) -> int:
     """
     if row_nbytes > LARGE_ROW_NBYTES:
         return 1
-    most = min(SLOT_NBYTES, ALL_SLOTS_NBYTES // num_ranks) // row_nbytes
-    return max(1, min(MOST_STEPS, 1 << most.bit_length() >> 1))
+    most = max(1, min(SLOT_NBYTES, ALL_SLOTS_NBYTES // num_ranks) // row_nbytes)
+    return min(MOST_STEPS, 2 ** (most.bit_length() - 1))  # The largest power of two that is not larger.
 
 
 class FragmentLengths:
@@ -44,7 +44,7 @@ class FragmentLengths:
     """
 
     def __init__(self, most: int = 1, seconds: float | None = FRAGMENT_S):
-        self.most, self._seconds = most, seconds
+        self.most, self._seconds, self.longest = most, seconds, 1
         self._in_time: dict[Lane, int] = {}
 
     def next(self, lane: Lane, step: int) -> int:
@@ -54,15 +54,17 @@ class FragmentLengths:
         """
         if self.most == 1:
             return 1
-        in_time = self.most if self._seconds is None else self._in_time.get(lane, 1)
-        return min(in_time, self.most - step % self.most)
+        return min(self._in_time.get(lane, 1), self.most - step % self.most)
 
     def note(self, lane: Lane, num_steps: int) -> None:
         """Learn from the slots of a lane how long its steps take."""
-        if self._seconds is not None and self.most > 1 and num_steps:
-            step_s = float(lane.exchange.step_s.max()) / num_steps
-            affordable = int(self._seconds / step_s) if step_s > 0 else self.most
-            self._in_time[lane] = max(1, min(affordable, self._in_time.get(lane, 1) * GROWTH))
+        if self.most == 1 or not num_steps:
+            return
+        step_s, affordable = float(lane.exchange.step_s.max()) / num_steps, self.most
+        if self._seconds is not None and step_s > 0:
+            affordable = int(self._seconds / step_s)
+        self._in_time[lane] = max(1, min(affordable, self._in_time.get(lane, 1) * GROWTH))
+        self.longest = max(self.longest, num_steps)
 
 
 def prepare_lengths(config: RolloutConfig, driver: Driver) -> FragmentLengths:

@@ -2,7 +2,7 @@
 
 The order of the root has a command, its argument, how messages travel from then on (`SwitchingTransport`), the step,
 and the actions of the exchange's envs, leaf by leaf.  `layout.SlotLayout` describes the slot that comes back.  Both are
-single buffers that are laid out once, so a step pickles nothing.  `transports` has the ways that they travel.
+single buffers that are laid out beforehand, so a step pickles nothing.  `transports` has the ways that they travel.
 
 A fragment is several steps between two exchanges.  The actions of its steps follow the order as a message of their own,
 or the ranks choose them.  Each step fills a row of the slot, and as many rows come back.
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mpi_rollout.core.layout import ALIGNMENT, Block, Destination, SlotLayout
+from mpi_rollout.core.layout import ALIGNMENT, Block, Columns, Destination, SlotLayout
 from mpi_rollout.core.partition import Partition
 from mpi_rollout.core.spaces import Leaf, Space, leaves
 from mpi_rollout.errors import DataError, words_of
@@ -113,6 +113,13 @@ class Exchange(Orders):
             return ShrinkingTransport(*buffers)
         return CollectiveTransport(*buffers) if kind is CollectiveTransport else Transport()
 
+    @property
+    def slot_rows(self) -> list[Columns]:
+        """Return the columns of each row of this rank's slot."""
+        if not self._slot_rows and self._slot is not None:
+            self._slot_rows = [self.layout.columns(row, len(self.envs)) for row in self._slot]
+        return self._slot_rows
+
     def make_room(self, num_rows: int) -> None:
         """Have slots hold fragments of so many steps from now on.  All ranks do it between the same two orders."""
         self._lay_out_slots(num_rows)
@@ -128,23 +135,26 @@ class Exchange(Orders):
 
     def _lay_out_slots(self, room: int) -> None:
         layout, num_ranks, rank = self.layout, self.partition.num_ranks, self.comm.rank - self.first_rank
+        buffer = np.zeros((num_ranks if self.is_root else 1, room, layout.nbytes), np.uint8)
         self.room, self.has_own_slot = room, rank in range(num_ranks)
         self._slot: np.ndarray | None = None
         if self.is_root:
-            self.slots = np.zeros((num_ranks, room, layout.nbytes), np.uint8)
+            self.slots = buffer
             header = layout.header(self.slots.reshape(-1, layout.nbytes))
             step_s, self.marks, infos_nbytes = (field.reshape(num_ranks, room) for field in header)
             self.step_s, self._infos_nbytes = step_s[:, 0], infos_nbytes[:, 0]
             self.columns = layout.columns(self.slots, layout.capacity)
-        if self.has_own_slot:
-            self._slot = self.slots[ROOT] if self.is_root else np.zeros((room, layout.nbytes), np.uint8)
-        elif not self.is_root:
-            self._slot = np.zeros((room, layout.nbytes), np.uint8)
+        if self.has_own_slot or not self.is_root:
+            self._slot = buffer[0]
         if self._slot is not None:
             self.own_step_s, self.own_marks, self._own_infos_nbytes = layout.header(self._slot)
             self.slot_bytes = self._slot[:, ALIGNMENT:]
             self.slot = layout.columns(self._slot, len(self.envs))
-            self.slot_rows = [layout.columns(row, len(self.envs)) for row in self._slot]
+            self._slot_rows: list[Columns] = []
+
+    def put_fragment(self, arrays: Sequence[np.ndarray]) -> None:
+        self.transport.finish()  # What was sent before is not in the buffer's way any more.
+        super().put_fragment(arrays)
 
     def post_order(self, command: Command, argument: int = 0, step: int = -1) -> None:
         """Send the order out: the root's side of `await_order`.
@@ -182,7 +192,9 @@ class Exchange(Orders):
             Something in them cannot be pickled.
         """
         if infos:
-            self._infos.append((row, infos if self.is_root else pack_infos(infos)))
+            # The root's own may stay as they are if nothing is done to them before they are taken.
+            is_kept = self.is_root and self.num_rows == 1
+            self._infos.append((row, infos if is_kept else pack_infos(infos)))
 
     def forget_infos(self) -> None:
         """Begin another slot, which has no infos yet."""

@@ -1,7 +1,7 @@
 """Orders: what the root sends to the ranks of one partition.
 
-An order is a header of four int64 (command, argument, how messages travel from then on, step) and the actions of all
-these envs for one step, leaf by leaf.  The actions of a fragment are a message of their own, since its length may be
+An order is a header of five int64 (command, argument, how messages travel from then on, step, the milliseconds that
+its steps should take) and the actions of all these envs for one step, leaf by leaf.  The actions of a fragment are a message of their own, since its length may be
 another one each time.
 """
 
@@ -13,7 +13,7 @@ import numpy as np
 from mpi_rollout.core.partition import Partition
 from mpi_rollout.core.spaces import Leaf, Space, Tree, leaves, tree_of
 
-HEADER_NBYTES = 32
+HEADER_NBYTES = 40
 
 
 class Command(IntEnum):
@@ -46,9 +46,11 @@ class Orders:
     order
         The last order's command and argument.
     num_rows
-        How many steps it asks for, so that as many rows of the slots come back.
+        How many steps it asks for, else 1: as many rows of the slots come back, if any do.
     step
         The first of these steps; -1 where nobody counts them.
+    expected_ms
+        How long the slowest rank should need for these steps; 0 where nobody knows.
     action_arrays
         The actions of one step, for each leaf an array (num_envs, ...).
     """
@@ -56,7 +58,7 @@ class Orders:
     def __init__(self, partition: Partition, own_envs: range, action_space: Space) -> None:
         self.partition, self.envs = partition, own_envs
         self.order: tuple[int, int] = (0, 0)
-        self.num_rows, self.step = 1, -1
+        self.num_rows, self.step, self.expected_ms = 1, -1, 0
         self._action_space, self._action_leaves = action_space, leaves(action_space)
         num_envs, first = partition.num_envs, partition.first_env
         self.order_nbytes = HEADER_NBYTES + actions_nbytes(self._action_leaves, num_envs)
@@ -106,11 +108,11 @@ class Orders:
 
     def _write_order(self, command: int, argument: int, step: int) -> None:
         header = self._header.data  # Numbers are written in a third of the time that the array takes.
-        header[0], header[1], header[3] = command, argument, step
+        header[0], header[1], header[3], header[4] = command, argument, step, self.expected_ms
         self._note_order(command, argument, step)
 
     def _read_order(self) -> None:
-        command, argument, _, step = self._header.tolist()
+        command, argument, _, step, self.expected_ms = self._header.tolist()
         self._note_order(command, argument, step)
 
     def _note_order(self, command: int, argument: int, step: int) -> None:

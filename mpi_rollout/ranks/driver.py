@@ -150,6 +150,8 @@ class Driver:
         self.clock.lap("send")
 
     def _post_steps(self, lane: Lane, command: Command, num_steps: int, step: int) -> None:
+        if num_steps > 1:
+            lane.exchange.expected_ms = round(1000 * float(lane.exchange.step_s.max()) / lane.num_rows * num_steps)
         lane.exchange.post_order(command, num_steps, step)
         lane.order = command, ()
         self.under_way[lane] = None
@@ -236,7 +238,12 @@ class Driver:
 
     def make_room(self, num_rows: int) -> None:
         """Have slots hold fragments of so many steps."""
-        self.call_ranks("make_room", num_rows)
+        before = self.lanes[0].exchange.room
+        try:
+            self.call_ranks("make_room", num_rows)
+        except RankError:  # All ranks must have the same.
+            self.call_ranks("make_room", before)
+            raise
 
     def drain(self, is_void: bool = False) -> None:
         """Wait for the slots that are under way, and leave them where they are.

@@ -39,7 +39,7 @@ class Slice:
     Parameters
     ----------
     envs
-        A `LoopVectorEnv` writes straight into the slot; what other vector envs return is copied there.
+        A `LoopVectorEnv` writes into the slot, or into a row that is copied there; what others return is copied.
     infos
         "none", "all" or a mapping, see `infos`.
     policy
@@ -93,10 +93,12 @@ class Slice:
             return
         if exchange.room == 1:
             self._loop.write_to(exchange.slot_rows[0])
-        else:
-            row = np.zeros(exchange.layout.nbytes, np.uint8)
-            self._row_bytes = row[ALIGNMENT:]
-            self._loop.write_to(exchange.layout.columns(row, len(self.env_indices)))
+            return
+        row, before = np.zeros(exchange.layout.nbytes, np.uint8), self._loop.columns
+        self._row_bytes, columns = row[ALIGNMENT:], exchange.layout.columns(row, len(self.env_indices))
+        for array, old in zip(columns.observation_arrays, before.observation_arrays, strict=True):
+            array[...] = old  # Rows of envs that are not reset, or that fail, stay as they are.
+        self._loop.write_to(columns)
 
     def reset(self, seed: Seeds = None, mask: np.ndarray | None = None, options: Options = None) -> None:
         """Reset the envs, or those of a mask over all envs of the job; `seed` and `options` are for all envs too.
@@ -156,6 +158,8 @@ class Slice:
         exchange, step, masks = self.exchange, self.envs.step, self.masks
         if exchange.step >= 0:
             self.num_steps = exchange.step
+        if self._policy is not None:
+            self._policy.forget(self.num_steps)
         actions = self._chosen_actions() if command == Command.CHOOSE else exchange.own_actions()
         has_last_word = bool(exchange.layout.actions)
         if masks is not None and has_last_word and (masks.places or exchange.num_rows > 1):
@@ -198,7 +202,6 @@ class Slice:
     def _chosen_actions(self) -> list[np.ndarray]:
         """Return random actions for the steps of an order, for each leaf an array (num_steps, num_envs, ...)."""
         assert self._policy is not None, "a run's ranks have its random policy"
-        self._policy.forget(self.num_steps)
         return self._policy.rows(self.num_steps, self.exchange.num_rows, self.env_indices)
 
     def _heed_masks(self, actions: np.ndarray) -> None:

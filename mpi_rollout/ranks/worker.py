@@ -66,7 +66,7 @@ class Worker:
         self._grace: threading.Timer | None = None
         self._active: Slice | None = None  # Whose envs are at work.
         self._watchdog: Watchdog | None = None
-        self._stop_asked_at = self._longest_s = 0.0  # Of the fragments so far, the longest.
+        self._stop_asked_at = 0.0
         self._processor_time = processor_time()
 
     @property
@@ -179,9 +179,7 @@ class Worker:
             marks[num_done : exchange.num_rows] = UNDONE
             if self.stop_signal and marks[num_done - 1] == 0:
                 marks[num_done - 1] = -self.stop_signal
-        exchange.own_step_s[0] = seconds = self.clock.lap("step")
-        if command in STEPS:
-            self._longest_s = max(self._longest_s, seconds)
+        exchange.own_step_s[0] = self.clock.lap("step")
 
     def _do(self, slice_: Slice, command: int, arguments: tuple[object, ...]) -> None:
         """Have a slice do what an order says, and tell of its faults."""
@@ -268,8 +266,8 @@ class Worker:
         return None if before is None or now is None else now.since(before).share
 
     def _begin_grace(self, fault: Fault) -> None:
-        # Other ranks may be amid a fragment, which takes them about as long as one took this rank.
-        self._grace = threading.Timer(GRACE_S + 2 * self._longest_s, self._tell_and_abort, (fault,))
+        expected_s = max(exchange.expected_ms for exchange in self.exchanges.all) / 1000  # Of other ranks' fragments.
+        self._grace = threading.Timer(GRACE_S + 2 * expected_s, self._tell_and_abort, (fault,))
         self._grace.daemon = True
         self._grace.start()
 
