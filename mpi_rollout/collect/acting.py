@@ -130,6 +130,8 @@ class Actor:
         driver.clock.lap("policy")
         if plan is not None:
             self._keep(plan, progresses)
+        elif self._plan_length > 1:
+            raise ActionError(f"the policy gave the actions of one step, after plans of {self._plan_length} steps")
         elif self._lengths.most > 1:
             raise ActionError(
                 f"--fragment-length {self._lengths.most} has the actions of so many steps sent at a time, and the "
@@ -137,6 +139,7 @@ class Actor:
                 f"actions of shape (num_steps, {sum(lane.num_envs for lane in lanes)}, ...)"
             )
         else:
+            self._plan_length = 1
             driver.send(lanes, actions, [progress.step for progress in progresses])
             for progress in progresses:
                 self._blocks.find_room(progress, 1)

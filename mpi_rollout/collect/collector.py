@@ -92,7 +92,7 @@ class Collector:
         self.num_steps = 0
         self._blocks = OpenBlocks(driver, sink, options.num_blocks)
         self.actor = Actor(driver, policy, self._blocks, options.lengths, options.inference)
-        self._options, self._listener = options, listener or NoListener()
+        self._options, self._listener, self.lengths = options, listener or NoListener(), options.lengths
         self._progress_of: dict[Lane, LaneProgress] = {}
         self._num_slowest = len(driver.lanes)  # Lanes that have taken `num_steps` steps and no more.
         self._num_counted = 0  # Rows of the oldest open block.

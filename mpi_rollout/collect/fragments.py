@@ -77,12 +77,14 @@ def prepare_lengths(config: RolloutConfig, driver: Driver) -> FragmentLengths:
     """
     exchange = max((lane.exchange for lane in driver.lanes), key=lambda exchange: exchange.layout.nbytes)
     row_nbytes, num_ranks = exchange.layout.nbytes, driver.exchanges.num_slots
-    if config.fragment_length != AUTO:
-        length, seconds = min(int(config.fragment_length), config.num_steps), None
-        check_length(f"--fragment-length {length}", length, row_nbytes, num_ranks, exchange.order_nbytes)
+    asked, seconds = config.fragment_length, FRAGMENT_S if config.fragment_length == AUTO else None
+    # An order that is sent again, to the ranks that are left, has no second message with actions.
+    is_by_order = config.policy != "random" or (config.on_rank_loss == "shrink" and config.inference == "root")
+    if asked == AUTO:
+        length = 1 if is_by_order else min(auto_length(row_nbytes, num_ranks), config.num_steps)
     else:
-        length, seconds = auto_length(row_nbytes, num_ranks) if config.policy == "random" else 1, FRAGMENT_S
-    length = min(length, config.num_steps)
+        length = min(int(asked), config.num_steps)
+        check_length(f"--fragment-length {asked}", length, row_nbytes, num_ranks, exchange.order_nbytes)
     if length > 1:
         driver.make_room(length)
     return FragmentLengths(length, seconds)

@@ -105,6 +105,8 @@ class RunEnd:
 
     def _figures(self, collector: Collector, file: str, ranks: list[RankReport], complete: bool) -> RunFigures:
         state, tally, exchange = self._state, collector.tally, self._driver.lanes[0].exchange
+        inference = "workers" if collector.actor.inference == "workers" else "root"
+        length = collector.lengths.longest
         return RunFigures(
             file=file,
             num_ranks=len(ranks),
@@ -126,12 +128,12 @@ class RunEnd:
             complete=complete,
             wrong_values=state.file.values.wrong if state.file.values is not None else [],
             mpi_library=world.library_name(),
-            order_bytes=exchange.order_nbytes_of(1 if collector.actor.inference == "workers" else exchange.room),
-            slot_bytes=exchange.room * exchange.layout.nbytes,
+            order_bytes=exchange.order_nbytes_of(1 if inference == "workers" else length),
+            slot_bytes=length * exchange.layout.nbytes,
             lost=self._lost_ranks.all,
             slept=self._driver.exchanges.way == "sleep",
-            fragment_length=exchange.room,
-            inference="workers" if collector.actor.inference == "workers" else "root",
+            fragment_length=length,
+            inference=inference,
         )
 
     @staticmethod

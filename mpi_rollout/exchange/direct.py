@@ -62,6 +62,8 @@ class DirectTransport(Transport):
 
     def use_slots(self, slot: np.ndarray | None, slots: np.ndarray | None) -> None:
         """Make requests for whole slots; the root's requests receive parts of slots too."""
+        if self._slot_requests:
+            self.finish()
         if self._is_root:
             self._stop_listening()
         for request in self._slot_requests:

@@ -91,6 +91,7 @@ class Exchange(Orders):
             contents.infos,
             leaves(contents.action_space) if contents.has_actions else (),
         )
+        self._slot_rows: list[Columns] = []
         self._lay_out_slots(1)
         self._infos: list[tuple[int, bytes | InfoDict]] = []  # Rows of this rank's slot, and their infos.
         self._infos_sent: MPI.Request | None = None
@@ -150,7 +151,7 @@ class Exchange(Orders):
             self.own_step_s, self.own_marks, self._own_infos_nbytes = layout.header(self._slot)
             self.slot_bytes = self._slot[:, ALIGNMENT:]
             self.slot = layout.columns(self._slot, len(self.envs))
-            self._slot_rows: list[Columns] = []
+            self._slot_rows = []
 
     def put_fragment(self, arrays: Sequence[np.ndarray]) -> None:
         self.transport.finish()  # What was sent before is not in the buffer's way any more.

@@ -1,8 +1,8 @@
 """Orders: what the root sends to the ranks of one partition.
 
 An order is a header of five int64 (command, argument, how messages travel from then on, step, the milliseconds that
-its steps should take) and the actions of all these envs for one step, leaf by leaf.  The actions of a fragment are a message of their own, since its length may be
-another one each time.
+its steps should take) and the actions of all these envs for one step, leaf by leaf.  The actions of a fragment are a
+message of their own, since its length may be another one each time.
 """
 
 from collections.abc import Sequence

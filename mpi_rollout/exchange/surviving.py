@@ -102,6 +102,11 @@ class ShrinkingTransport(Transport):
         self._slot, self._slots = slot, slots
         self._describe(1)
 
+    def send_actions(self, actions: np.ndarray) -> None:
+        raise NotImplementedError("an order that is sent again has no second message")
+
+    await_actions = send_actions
+
     def _describe(self, num_rows: int) -> None:
         """Describe the first rows of all slots, as MPI takes them: those of each rank come to their own place."""
         from mpi4py import MPI

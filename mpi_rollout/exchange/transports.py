@@ -94,7 +94,14 @@ class CollectiveTransport(Transport):
     def use_slots(self, slot: np.ndarray | None, slots: np.ndarray | None) -> None:
         self._slot, self._slots = slot, slots
         self._room = len(slot) if slot is not None else slots.shape[1] if slots is not None else 0
-        self._own, self._all = self._buffers(self._room)
+        self._own, self._all = self._described = self._buffers(self._room)
+        self._num_described = self._room
+
+    def _part(self, num_rows: int) -> tuple[Message, Message]:
+        """Describe the first rows; of the last number of rows this is known."""
+        if self._num_described != num_rows:
+            self._num_described, self._described = num_rows, self._buffers(num_rows)
+        return self._described
 
     def _buffers(self, num_rows: int) -> tuple[Message, Message]:
         """Describe the first rows of this rank's slot and of all slots, as MPI takes them.
@@ -134,7 +141,7 @@ class CollectiveTransport(Transport):
         if num_rows == self._room:
             self.comm.Gather(self._own, self._all, ROOT)
         else:
-            self.comm.Gatherv(*self._buffers(num_rows), ROOT)
+            self.comm.Gatherv(*self._part(num_rows), ROOT)
 
     await_slots = post_slot
 
@@ -192,7 +199,7 @@ class NonblockingTransport(CollectiveTransport):
     def _begin_gather(self, num_rows: int) -> "MPI.Request":
         if num_rows == self._room:
             return self.comm.Igather(self._own, self._all, ROOT)
-        return self.comm.Igatherv(*self._buffers(num_rows), ROOT)
+        return self.comm.Igatherv(*self._part(num_rows), ROOT)
 
     def finish(self) -> None:
         while self._sent:

@@ -6,6 +6,7 @@ mode.  In no mode does an integer outside of its range reach an env: code in C++
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 from gymnasium import spaces
@@ -83,18 +84,29 @@ class ActionReader:
         try:
             pairs = [(leaf, leaf.of(actions)) for leaf, *_ in self._columns]
             dimensions = {array.ndim - len(leaf.shape) for leaf, array in pairs}
-            lengths = {len(array) for _, array in pairs}
+            sizes = {array.shape[:2] for _, array in pairs}
         except (LookupError, TypeError, ValueError, AttributeError):
             return None
-        if dimensions != {2} or len(lengths) != 1 or 0 in lengths:
+        num_steps, num_envs = next(iter(sizes)) if dimensions == {2} and len(sizes) == 1 else (0, 0)
+        if num_envs != len(env_indices) or not num_steps:
             return None
-        rows = []
-        for index in range(*lengths):
+        flat = [np.asarray(array).reshape(-1, *array.shape[2:]) for _, array in pairs]
+        try:  # All at once.
+            arrays = self(tree_of(self._space, flat), np.tile(env_indices, num_steps))
+        except ActionError:
+            self._refuse_first(pairs, env_indices, step)
+            raise
+        shapes = [(num_steps, num_envs, *leaf.shape) for leaf, _ in pairs]
+        columns = zip(pairs, arrays, shapes, strict=True)
+        return [array.astype(leaf.dtype, copy=False).reshape(shape) for (leaf, _), array, shape in columns]
+
+    def _refuse_first(self, pairs: list[tuple[Leaf, Any]], env_indices: EnvIndices, step: int) -> None:
+        """Raise the ActionError of the first step of several that has one, with its number."""
+        for index in range(len(pairs[0][1])):
             try:
-                rows.append(self(tree_of(self._space, [array[index] for _, array in pairs]), env_indices))
+                self(tree_of(self._space, [array[index] for _, array in pairs]), env_indices)
             except ActionError as error:
                 raise ActionError(f"step {step + index}: {error}") from error
-        return [np.stack(leaf_rows) for leaf_rows in zip(*rows, strict=True)]
 
     def _take_from(self, actions: object, num_envs: int) -> Callable[[Leaf, Tree], object]:
         """Return what takes a leaf out of the actions.  A tuple that Gymnasium can read as batches is batches."""

@@ -12,7 +12,7 @@ from mpi_rollout.core.host import check_length
 from mpi_rollout.core.layout import Block
 from mpi_rollout.core.spaces import Tree, tree_of
 from mpi_rollout.envs.inputs import CalledByName, Info
-from mpi_rollout.errors import ActionError
+from mpi_rollout.errors import ActionError, RankError
 from mpi_rollout.policies.random import RandomPolicy
 from mpi_rollout.process.interrupts import Interrupts
 from mpi_rollout.ranks.driver import Driver
@@ -138,6 +138,8 @@ class FragmentVectorEnv(CalledByName):
 
         Parameters
         ----------
+        num_steps
+            How many.  The ranks take them all before they hear of an interrupt of rank 0.
         actions
             Of shape (num_steps, num_envs, ...), or a tree of such arrays; None for random actions, which depend on the
             seed of the last `reset` that had one.
@@ -163,10 +165,11 @@ class FragmentVectorEnv(CalledByName):
     def collect_async(self, num_steps: int, actions: Tree | None = None) -> None:
         """Send the actions of several steps, as `collect`; the ranks step while the caller goes on."""
         self._check_open()
+        self._check_no_fragment("collect_async")
         self._state.check_idle("collect_async")
         self._state.check_ready(self._driver.lanes)
         if not isinstance(num_steps, int | np.integer) or num_steps < 1:
-            raise ValueError(f"num_steps must be an int of at least 1, got {num_steps!r}")
+            raise ValueError(f"num_steps must be an int of at least 1, got {repr(num_steps)[:40]}")
         with self.interrupts:
             if self._fragments.make_room(int(num_steps)):
                 self._outcomes.use(self._driver.destinations(self._block))
@@ -180,14 +183,22 @@ class FragmentVectorEnv(CalledByName):
             raise NoAsyncCallError("collect_wait without collect_async; call collect_async first", "collect_wait")
         lanes = self._driver.lanes
         with self.interrupts:
-            while self._driver.under_way:
-                self._fragments.take(self._driver.await_some(len(lanes)))
+            self._take_in_fragment(lanes)
             batch, last = self._fragments.batch(self._outcomes.last_arrays(lanes))
             self._outcomes.keep(lanes, last)
             ended = batch["terminations"] | batch["truncations"]
             if self.autoreset_mode == AutoresetMode.DISABLED:
                 self._state.ended[:] = ended[-1]
             return {**batch, "infos": self._infos(lanes, ended)}
+
+    def _take_in_fragment(self, lanes: Sequence[Lane]) -> None:
+        try:
+            while self._driver.under_way:
+                self._fragments.take(self._driver.await_some(len(lanes)))
+        except RankError as error:
+            if self.autoreset_mode == AutoresetMode.DISABLED:
+                error.args = (f"{error}; the fragment is void: call reset() for all envs",)
+            raise
 
     def _check_no_fragment(self, what: str) -> None:
         if self._fragments.num_steps:

@@ -99,6 +99,7 @@ class MPIVectorEnv(FragmentVectorEnv):
         Observations of shape (num_envs, ...), infos.
         """
         self._begin_anew_if_need_be()
+        self._check_no_fragment("reset")
         self._state.check_idle("reset")
         seed = inputs.read_seed(seed, self.num_envs)
         mask, options = inputs.take_reset_mask(options, self.num_envs)
@@ -145,6 +146,7 @@ class MPIVectorEnv(FragmentVectorEnv):
         """
         lanes = self._driver.lanes
         self._check_open()
+        self._check_no_fragment("step")
         self._state.check_ready(lanes)
         with self.interrupts:
             self._driver.send(lanes, actions)
@@ -174,6 +176,7 @@ class MPIVectorEnv(FragmentVectorEnv):
         if envs_slice is not None:
             lanes = lanes_of(lanes, self._lane_of_env, envs_slice)
         self._check_open()
+        self._check_no_fragment("send")
         self._state.check_ready(lanes)
         with self.interrupts:
             self._driver.send(lanes, actions)

@@ -33,7 +33,10 @@ class Run:
         for number, array in enumerate(self.block.observation_arrays):
             array[...] = np.arange(array.size).reshape(array.shape) % 7 + number
         self.progresses = [LaneProgress(lane, opened, step=5, row=1) for lane in self.driver.lanes]
-        self.actor = Actor(self.driver, self.policy, blocks, FragmentLengths(most, None), inference)
+        lengths = FragmentLengths(most, None)
+        for lane in 5 * self.driver.lanes:  # As if there had been fragments, each four times as long as the one before.
+            lengths.note(lane, 1)
+        self.actor = Actor(self.driver, self.policy, blocks, lengths, inference)
 
     def act(self, stop: int = FAR) -> None:
         self.actor.act(self.progresses, stop)

@@ -23,7 +23,8 @@ KIB, MIB = 2**10, 2**20
         (4 * KIB + 1, 2, 128),  # A power of two, the largest with which a slot has at most 1 MiB.
         (40 * KIB, 2, 16),
         (128 * KIB, 2, 8),
-        (128 * KIB + 1, 2, 1),  # Images.
+        (128 * KIB + 1, 2, 4),
+        (256 * KIB + 1, 2, 1),  # Images.
         (4 * KIB, 256, 256),
         (4 * KIB, 512, 128),  # All slots have at most 256 MiB.
         (128 * KIB, 10_000, 1),
@@ -69,8 +70,11 @@ def test_in_lockstep_each_fragment_has_one_step():
 
 def test_fragments_that_a_user_asks_for_end_at_multiples_of_their_length():
     lengths, slow = FragmentLengths(10, None), Lane(9.0)
-    lengths.note(slow, 10)
-    assert [lengths.next(slow, step) for step in (0, 3, 9, 10, 25)] == [10, 7, 1, 10, 5]
+    assert lengths.next(slow, 0) == 1
+    lengths.note(slow, 1)
+    assert lengths.next(slow, 0) == 4
+    lengths.note(slow, 4)
+    assert [lengths.next(slow, step) for step in (0, 3, 9, 10, 25)] == [10, 7, 1, 10, 5] and lengths.longest == 4
 
 
 def test_fragments_grow_while_they_are_in_time():
@@ -109,11 +113,14 @@ RUN = {"env_factory": "envs:Counting", "num_envs": 3, "num_steps": 100}
         ({"fragment_length": "700"}, 100),
         ({"fragment_length": "7", "policy": "policies:leaning"}, 7),
         ({"fragment_length": "1"}, 1),
+        ({"on_rank_loss": "shrink"}, 100),
+        ({"on_rank_loss": "shrink", "inference": "root"}, 1),
     ],
 )
 def test_slots_hold_the_longest_fragment_of_a_run(options: dict, length: int):
     driver = driver_of(num_groups=2)
     lengths = prepare_lengths(RolloutConfig(**RUN | options), driver)
     assert lengths.most == length and [lane.exchange.room for lane in driver.lanes] == [length] * 2
-    is_bounded = lengths.next(driver.lanes[0], 0) < length
-    assert is_bounded == ("fragment_length" not in options and length > 1)
+    for _ in range(5):
+        lengths.note(Lane(9.0), 1)
+    assert lengths.next(driver.lanes[0], 0) == 1

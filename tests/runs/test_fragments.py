@@ -122,6 +122,8 @@ def calls_of(length: int, num_steps: int) -> int:
     collector = Collector(driver, RandomPolicy(driver.action_space, 8, 5), Discard(blocks), options)
     collector.start()
     collector.advance(64)
+    for lane in 5 * driver.lanes:
+        options.lengths.note(lane, 1)
     calls = Calls()
     sys.setprofile(calls)
     try:
