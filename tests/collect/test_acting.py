@@ -237,3 +237,14 @@ def test_a_signal_is_no_failure_of_the_policy():
 
     with pytest.raises(SignalInterrupt):
         Run(policy).act()
+
+
+def test_a_policy_that_plans_only_later_is_refused():
+    given = iter([np.full(2, 2), np.full(2, 2), np.full((4, 4), 2)])
+    run = Run(lambda observations: np.full(4, 2) if next(given).ndim == 1 else np.full((4, 4), 2))
+    run.act()
+    run.go_on()
+    run.act()
+    run.go_on()
+    with pytest.raises(ActionError, match="the policy's plan has 4 steps, the one before had 1"):
+        run.act()

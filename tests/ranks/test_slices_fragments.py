@@ -221,3 +221,12 @@ def test_a_slice_knows_the_step_that_the_root_counts():
     driver.send(driver.lanes, np.array([2, 3, 4]))
     driver.await_some()
     assert driver.worker.slices[0].num_steps == 66
+
+
+@pytest.mark.parametrize("is_chosen", [True, False])
+def test_draws_of_steps_that_are_over_are_forgotten(is_chosen: bool):
+    driver = begun(64, Masked)
+    for step in range(0, 640, 64):
+        take(driver, 64, step, is_chosen)
+    [slice_] = driver.worker.slices
+    assert len(slice_._policy._uniform) <= 2 and len(slice_._policy._drawn) <= 2
