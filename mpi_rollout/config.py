@@ -117,15 +117,16 @@ class RolloutConfig:
     dedicated_root: bool = option(False, "rank 0 steps no envs; it only drives the other ranks")
     fragment_length: str = option(
         AUTO,
-        "number of steps that ranks take between two exchanges, for random actions and for policies that plan ahead; "
-        "auto is as many as make about 1 MiB on a rank and take at most 0.4 s, and 1 for other policies; the data do "
-        "not depend on it",
+        "largest number of steps that ranks take between two exchanges, for random actions and for policies that plan "
+        "ahead; auto, for random actions: up to 256, as many as fit into 1 MiB on a rank and take at most 0.4 s; for "
+        "other policies 1; the data do not depend on it",
         metavar="L|auto",
     )
     inference: str = option(
         AUTO,
         "who chooses random actions: root, which sends them to the ranks; workers, each for its own envs; auto is the "
-        "root, and the workers where it takes the root more than 1 % of the time; the data do not depend on it",
+        "root, and from half a second on the workers if it took the root more than 1 % of that time; the data do not "
+        "depend on it",
         choices=INFERENCES,
     )
     wait: str = option(

@@ -227,7 +227,8 @@ class Driver:
             self.has_fault = True
             reports = [report["fault"] for report in self.call_ranks("report")]
             faults = sorted((fault for fault in reports if fault is not None), key=lambda fault: fault.step)
-            raise RankError(faults[0], len(faults))
+            # What fails later in the fragment would not have been reached.
+            raise RankError(faults[0], sum(fault.step == faults[0].step for fault in faults))
         if (marks == LOST).any():
             self.on_loss(np.flatnonzero((lanes[0].marks == LOST).any(axis=1)).tolist())
 

@@ -184,7 +184,7 @@ def test_a_bar_that_is_asked_for_comes_without_a_terminal_too(job):
 @pytest.mark.mpi(2)
 def test_the_summary_has_the_rate_the_losses_and_the_file(job, num_ranks):
     result = job(num_ranks, *SHORT, *OUT, "--progress", "none")
-    first, time, slowest, *_, last = result.out.splitlines()
+    first, time, fragments, slowest, *_, last = result.out.splitlines()
     with h5py.File(job.folder / "run.h5") as file:
         env_steps = int(file["episodes"]["length"].sum())
     assert re.fullmatch(
@@ -193,6 +193,7 @@ def test_the_summary_has_the_rate_the_losses_and_the_file(job, num_ranks):
     shares = dict(re.findall(r"(\w+) (-?[\d.]+)%", time))
     assert list(shares) == ["envs", "imbalance", "exchange", "policy", "write"]
     assert sum(map(float, shares.values())) == pytest.approx(100, abs=0.3)
+    assert re.fullmatch(r"fragments of \d+ steps at most; rank 0 sent the actions", fragments)
     assert re.match(rf"slowest rank: [01] \({os.uname().nodename}\), ", slowest)
     assert last == "file: run.h5 (complete)"
 
