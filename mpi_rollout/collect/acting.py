@@ -119,7 +119,8 @@ class Actor:
         return self.inference == "workers"
 
     def _find_room(self, progress: LaneProgress, stop: int) -> int:
-        num_steps = min(self._lengths.next(progress.lane, progress.step), stop - progress.step)
+        is_own = progress.lane is self._driver.own_lane and len(self._driver.lanes) > 1
+        num_steps = min(self._lengths.next(progress.lane, progress.step, is_own), stop - progress.step)
         return self._blocks.find_room(progress, num_steps)
 
     def _ask_for(self, progresses: Sequence[LaneProgress]) -> None:
