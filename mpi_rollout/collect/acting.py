@@ -86,12 +86,14 @@ class Actor:
             for progress in progresses:
                 self._act_at_random(self._random, progress, stop)
             return
-        unplanned = [progress for progress in progresses if progress.lane not in self._plans]
+        plans = self._plans
+        unplanned = [progress for progress in progresses if progress.lane not in plans] if plans else progresses
         if unplanned:
             self._ask_for(unplanned)
-        for progress in progresses:
-            if progress.lane in self._plans:
-                self._go_on_as_planned(progress, stop)
+        if plans:
+            for progress in progresses:
+                if progress.lane in plans:
+                    self._go_on_as_planned(progress, stop)
 
     def forget(self, step: int) -> None:
         """Let go of what was drawn for the steps before this one."""

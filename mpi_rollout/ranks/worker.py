@@ -166,18 +166,18 @@ class Worker:
         """
         slice_, marks = self._slice_of.get(exchange), exchange.own_marks
         exchange.forget_infos()
-        marks[: exchange.num_rows] = 0
-        num_done = exchange.num_rows
+        num_rows = num_done = exchange.num_rows
+        marks[:num_rows] = 0
         if slice_ is not None and self._fault is None:
             self._do(slice_, command, arguments)
             num_done = slice_.num_done
         elif self._fault is not None:
             num_done = 0
         if self._fault is not None:
-            marks[num_done : exchange.num_rows] = FAULT
-        else:
-            marks[num_done : exchange.num_rows] = UNDONE
-            if self.stop_signal and marks[num_done - 1] == 0:
+            marks[num_done:num_rows] = FAULT
+        elif self.stop_signal:
+            marks[num_done:num_rows] = UNDONE
+            if marks[num_done - 1] == 0:
                 marks[num_done - 1] = -self.stop_signal
         exchange.own_step_s[0] = self.clock.lap("step")
 

@@ -134,7 +134,7 @@ class FragmentVectorEnv(CalledByName):
         raise NotImplementedError
 
     def collect(self, num_steps: int, actions: Tree | None = None) -> Batch:
-        """Take several steps of all envs in one exchange: equal to as many `step`s.
+        """Take several steps of all envs in one exchange: equal to as many calls of `step`.
 
         Parameters
         ----------
