@@ -22,6 +22,7 @@ from mpi_rollout.bench.scaling.simulation import Envs, read_simulation
 from mpi_rollout.bench.sleeping import SleepingEnv
 from mpi_rollout.cli import main
 from mpi_rollout.core.layout import SlotLayout
+from mpi_rollout.exchange.orders import HEADER_NBYTES
 
 LAUNCHER = shlex.join([sys.executable, str(HELPERS / "fake_sim_launcher.py")])
 ENVS = ("--env-step-s", "0.005", "--obs-bytes", "40", "--envs-per-rank", "4")
@@ -361,7 +362,7 @@ def test_real_jobs_of_sleeping_envs_are_compared_with_the_model(job: Job):
         assert done.fragment_length == setting.fragment_length
         assert (done.inference, done.order_bytes) == (
             "workers" if done.fragment_length > 1 else "root",
-            32 + 8 * done.num_envs,
+            HEADER_NBYTES + 8 * done.num_envs,
         )
         assert check.measured_s == pytest.approx(done.seconds / setting.num_steps) and check.measured_s > 4e-3
         assert done.num_envs == 2 * check.num_ranks and done.mpi_library
