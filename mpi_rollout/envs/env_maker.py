@@ -14,6 +14,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.seeding import episode_seeds
 from mpi_rollout.core.spaces import leaves
+from mpi_rollout.envs import kernels  # noqa: F401  # Registers envs of this project's own.
 from mpi_rollout.envs.faults import ABORT, OnFault, of_old_gym
 from mpi_rollout.envs.loop import LoopVectorEnv
 from mpi_rollout.errors import Field, RolloutError, UsageError, first_line, shortened

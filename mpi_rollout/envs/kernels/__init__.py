@@ -1,0 +1,45 @@
+"""Natively vectorized envs of this project's own: kernels that take a whole fragment of steps in one call.
+
+Importing this folder registers them with Gymnasium, and loads none of the packages that they need:
+
+* `mpi_rollout/CartPoleNumba-v0`: one CPU core,
+* `mpi_rollout/CartPoleTorch-v0`: any device of torch,
+* `mpi_rollout/CartPoleCUDA-v0`: one CUDA thread for each env.
+
+Their random numbers are functions of (seed, env index, episode).  So the data do not depend on how
+the envs are divided.
+"""
+
+import gymnasium
+
+_MAKERS = {
+    "mpi_rollout/CartPoleNumba-v0": "numba_envs",
+    "mpi_rollout/CartPoleTorch-v0": "torch_envs",
+    "mpi_rollout/CartPoleCUDA-v0": "cuda_envs",
+}
+for _env_id, _maker in _MAKERS.items():
+    gymnasium.register(
+        id=_env_id,
+        entry_point="mpi_rollout.envs.kernels.single:CartPoleEnv",
+        vector_entry_point=f"mpi_rollout.envs.kernels.cartpole:{_maker}",
+        max_episode_steps=500,
+        reward_threshold=475.0,
+    )
+
+
+def prepare() -> None:
+    """Compile what Numba compiles for CPUs, so that other processes of this host load it from the cache.
+
+    It takes some seconds the first time, and a fraction of a second later.  A job of several ranks calls it on one rank
+    of each host, and lets the others wait: else each of them compiles.  Without a cache that can be written, each must
+    compile for itself, and this helps nobody else.  Numba's cache is beside this package, else in the user's cache
+    folder, or where NUMBA_CACHE_DIR says.
+
+    Raises
+    ------
+    UsageError
+        Numba is missing.
+    """
+    from mpi_rollout.envs.kernels.backends import prepare_numba
+
+    prepare_numba()

@@ -1,0 +1,245 @@
+"""CartPole on one CPU core: Numba compiles it into vector instructions.
+
+Envs are stepped in blocks whose states stay in the first cache.  Each pass over a block does one thing to all of its
+envs, without a branch.  The few envs that begin an episode are gone through by a list of their places.
+"""
+
+import hashlib
+from collections.abc import Callable
+from functools import cache, partial
+from inspect import getsource
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from mpi_rollout.envs.kernels import dynamics, philox
+from mpi_rollout.envs.kernels.rows import Rows, rows_of
+from mpi_rollout.envs.kernels.starts import start_states
+from mpi_rollout.envs.kernels.task import Task
+from mpi_rollout.envs.rollout import RolloutColumns
+
+BLOCK = 256
+# Without NumPy's error model each division has a branch, and nothing is vectorized.
+OPTIONS: Any = {"error_model": "numpy", "nogil": True, "fastmath": False}
+_compiled = njit(**OPTIONS)
+
+_accelerations = _compiled(dynamics.accelerations)
+_euler = _compiled(dynamics.euler)
+_is_outside = _compiled(dynamics.is_outside)
+_philox = _compiled(philox.philox)
+_semi_implicit_euler = _compiled(dynamics.semi_implicit_euler)
+_sine_cosine = _compiled(dynamics.sine_cosine)
+_start_value = _compiled(dynamics.start_value)
+
+# states, steps, episodes, ended, settings, num_rows; actions, observations, rewards (64 and 32 bits), terminations,
+# truncations; their pitches.
+SIGNATURE = (
+    "void(f8[:,::1], i4[::1], i8[::1], u1[::1], i8[::1], i8,"
+    " i8[::1], f4[::1], f8[::1], f4[::1], u1[::1], u1[::1], i8[::1])"
+)
+NOBODY_READS = -1  # The pitch of rows that do not exist.
+
+
+@_compiled
+def _places_of(ended, places):
+    """Write the places of envs that have ended into `places`, and return these."""
+    count = 0
+    for place in range(len(ended)):
+        places[count] = place
+        count += ended[place]
+    return places[:count]
+
+
+@_compiled
+def _move(states, actions, is_semi_implicit):
+    x, x_dot, theta, theta_dot = states
+    if is_semi_implicit:
+        for env in range(len(x)):
+            sine, cosine = _sine_cosine(theta[env])
+            x_acc, theta_acc = _accelerations(sine, cosine, theta_dot[env], actions[env])
+            x[env], x_dot[env] = _semi_implicit_euler(x[env], x_dot[env], x_acc)
+            theta[env], theta_dot[env] = _semi_implicit_euler(theta[env], theta_dot[env], theta_acc)
+    else:
+        for env in range(len(x)):
+            sine, cosine = _sine_cosine(theta[env])
+            x_acc, theta_acc = _accelerations(sine, cosine, theta_dot[env], actions[env])
+            x[env], x_dot[env] = _euler(x[env], x_dot[env], x_acc)
+            theta[env], theta_dot[env] = _euler(theta[env], theta_dot[env], theta_acc)
+
+
+@_compiled
+def _end(states, steps, max_episode_steps, terminations, truncations):
+    x, _, theta, _ = states
+    for env in range(len(x)):
+        terminations[env] = _is_outside(x[env], theta[env])
+    for env in range(len(x)):
+        steps[env] += 1
+        truncations[env] = steps[env] >= max_episode_steps
+
+
+@_compiled
+def _begin(places, states, steps, episodes, first_env, key_0, key_1, terminations, truncations):
+    """Begin the next episodes of these envs, in place of the steps that the other passes have taken."""
+    x, x_dot, theta, theta_dot = states
+    for env in places:
+        episodes[env] += 1
+        words = _philox(first_env + env, episodes[env], 0, 0, key_0, key_1)
+        x[env], x_dot[env] = _start_value(words[0]), _start_value(words[1])
+        theta[env], theta_dot[env] = _start_value(words[2]), _start_value(words[3])
+        steps[env] = terminations[env] = truncations[env] = 0
+
+
+@_compiled
+def _reward(rewards, ended, terminations, is_sutton_barto):
+    """Write the rewards; `ended` still says which envs had ended before this step."""
+    if is_sutton_barto:
+        for env in range(len(rewards)):
+            rewards[env] = 0.0 - terminations[env]
+    else:
+        for env in range(len(rewards)):
+            rewards[env] = 1 - ended[env]
+
+
+@_compiled
+def _observe(observations, states):
+    x, x_dot, theta, theta_dot = states
+    for env in range(len(x)):
+        observations[4 * env] = x[env]
+        observations[4 * env + 1] = x_dot[env]
+        observations[4 * env + 2] = theta[env]
+        observations[4 * env + 3] = theta_dot[env]
+
+
+@_compiled
+def _row(flat, pitch, row, start, stop):
+    begin = row * pitch
+    return flat[begin + start : begin + stop]
+
+
+def _kernel(fingerprint: int) -> Callable[..., None]:
+    """Return what Numba compiles.  Its cache tells versions apart by what a closure holds, and not by its helpers."""
+
+    def rollout(
+        all_states, all_steps, all_episodes, all_ended, settings, num_rows,
+        actions, observations, rewards, rewards_32, terminations, truncations, pitches,
+    ):  # fmt: skip
+        _ = fingerprint
+        first_env, max_episode_steps, is_semi_implicit, is_sutton_barto = (
+            settings[0],
+            settings[1],
+            settings[2],
+            settings[3],
+        )
+        key_0, key_1 = settings[4], settings[5]
+        all_places = np.empty(BLOCK, np.int64)
+        for start in range(0, len(all_steps), BLOCK):
+            stop = min(start + BLOCK, len(all_steps))
+            states = (
+                all_states[0, start:stop],
+                all_states[1, start:stop],
+                all_states[2, start:stop],
+                all_states[3, start:stop],
+            )
+            steps, episodes, ended = all_steps[start:stop], all_episodes[start:stop], all_ended[start:stop]
+            for row in range(num_rows):
+                terminated = _row(terminations, pitches[4], row, start, stop)
+                truncated = _row(truncations, pitches[5], row, start, stop)
+                places = _places_of(ended, all_places)
+                _move(states, _row(actions, pitches[0], row, start, stop), is_semi_implicit)
+                _end(states, steps, max_episode_steps, terminated, truncated)
+                _begin(places, states, steps, episodes, first_env + start, key_0, key_1, terminated, truncated)
+                if pitches[1] != NOBODY_READS:
+                    _observe(_row(observations, pitches[1], row, 4 * start, 4 * stop), states)
+                if pitches[2] != NOBODY_READS:
+                    _reward(_row(rewards, pitches[2], row, start, stop), ended, terminated, is_sutton_barto)
+                if pitches[3] != NOBODY_READS:
+                    _reward(_row(rewards_32, pitches[3], row, start, stop), ended, terminated, is_sutton_barto)
+                for env in range(len(ended)):
+                    ended[env] = terminated[env] | truncated[env]
+
+    return rollout
+
+
+@cache
+def compiled_kernel() -> Callable[..., None]:
+    """Return the compiled kernel: from Numba's cache, or after some seconds.
+
+    Where no cache can be written, each process compiles for itself.
+    """
+    sources = "".join(map(getsource, (dynamics, philox)))
+    fingerprint = int.from_bytes(hashlib.sha256(sources.encode()).digest()[:7], "big")
+    compiler = partial(njit, SIGNATURE, **OPTIONS)
+    try:
+        return compiler(cache=True)(_kernel(fingerprint))
+    except OSError:  # The disk is full, for one.
+        pass
+    except RuntimeError as error:
+        if "no locator available" not in str(error):
+            raise
+    return compiler()(_kernel(fingerprint))
+
+
+class NumbaBackend:
+    """The envs of a task on one core."""
+
+    def __init__(self, task: Task) -> None:
+        self._kernel = compiled_kernel()
+        self._first_env, num_envs = task.first_env, task.num_envs
+        self._states = np.zeros((4, num_envs))
+        self._steps = np.zeros(num_envs, np.int32)
+        self._episodes = np.zeros(num_envs, np.int64)
+        self._ended = np.zeros(num_envs, np.uint8)
+        facts = (task.first_env, task.max_episode_steps, task.is_semi_implicit, task.sutton_barto_reward, 0, 0)
+        self._settings = np.array(facts, np.int64)
+        self._unread = [Rows(flags, 0) for flags in np.zeros((2, num_envs), np.uint8)]  # Flags are always written.
+        self._columns: RolloutColumns | None = None
+        self._outputs: tuple[Any, ...] = ()
+        self._pitches = np.zeros(6, np.int64)
+
+    def begin(self, key: tuple[int, int], envs: np.ndarray, episodes: np.ndarray) -> None:
+        self._settings[4:] = key
+        self._states[:, envs] = start_states(key, self._first_env + envs, episodes)
+        self._episodes[envs] = episodes
+        self._steps[envs] = 0
+        self._ended[envs] = False
+
+    def rollout(self, actions: np.ndarray, columns: RolloutColumns) -> None:
+        if columns is not self._columns:
+            self._lay_out(columns)
+        rows = rows_of(actions)
+        self._pitches[0] = rows.pitch
+        self._kernel(
+            self._states,
+            self._steps,
+            self._episodes,
+            self._ended,
+            self._settings,
+            len(actions),
+            rows.flat,
+            *self._outputs,
+            self._pitches,
+        )
+
+    def _lay_out(self, columns: RolloutColumns) -> None:
+        is_double = columns.rewards is not None and columns.rewards.dtype == np.float64
+        outputs = (
+            _rows_or_none(columns.observations, np.float32),
+            _rows_or_none(columns.rewards if is_double else None, np.float64),
+            _rows_or_none(None if is_double else columns.rewards, np.float32),
+            self._unread[0] if columns.terminations is None else rows_of(columns.terminations),
+            self._unread[1] if columns.truncations is None else rows_of(columns.truncations),
+        )
+        self._outputs = tuple(rows.flat for rows in outputs)
+        self._pitches[1:] = [rows.pitch for rows in outputs]
+        self._columns = columns
+
+    def observations(self) -> np.ndarray:
+        return np.ascontiguousarray(self._states.T, np.float32)
+
+    def episodes(self) -> np.ndarray:
+        return self._episodes.copy()
+
+
+def _rows_or_none(array: np.ndarray | None, dtype: type) -> Rows:
+    return Rows(np.zeros(0, dtype), NOBODY_READS) if array is None else rows_of(array)

@@ -1,0 +1,58 @@
+"""What natively vectorized envs may offer beside `step`: many steps in one call."""
+
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+
+
+@dataclass(frozen=True, eq=False)
+class RolloutColumns:
+    """The caller's arrays for the outcome of L steps of n envs; None for what nobody reads, which is then not made.
+
+    Row t is the outcome of step t.  Rows may be anywhere: the columns of a slot and parts of a block are welcome.  Each
+    row is C-contiguous, and rows do not overlap.
+
+    Attributes
+    ----------
+    observations
+        (L, n, ...), of the dtype of the env's observation space.
+    rewards
+        (L, n) float64 or float32.
+    terminations, truncations
+        (L, n) bool.
+    """
+
+    observations: np.ndarray | None = None
+    rewards: np.ndarray | None = None
+    terminations: np.ndarray | None = None
+    truncations: np.ndarray | None = None
+
+
+@runtime_checkable
+class Rollout(Protocol):
+    """A `gymnasium.vector.VectorEnv` that takes many steps in one call.
+
+    It resets in mode NEXT_STEP.  `rollout` gives the same bytes as one call of `step` after the other.
+    """
+
+    def rollout(self, actions: np.ndarray, columns: RolloutColumns) -> None:
+        """Take L steps, and write their outcome into the caller's arrays.
+
+        The same `columns` object may be given again and again, which saves looking at its arrays each time.
+
+        Parameters
+        ----------
+        actions
+            (L, num_envs, ...), L >= 0: those of step t in row t.
+
+        Raises
+        ------
+        mpi_rollout.errors.ActionError
+            An action is not in its space, or the array is not what it should be.  No env has taken a step.
+        ValueError
+            A column has another shape, dtype or layout than it should have.  No env has taken a step.
+        """
+
+    def last_observations(self) -> np.ndarray:
+        """Return the observations (num_envs, ...) that the last step or reset has led to, in a new array."""

@@ -1,0 +1,60 @@
+"""What only Numba's backend has: compiling, and its cache."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from jobs import CLONE, job_environment
+
+pytest.importorskip("numba")
+pytestmark = pytest.mark.any_mpi
+
+PROGRAM = """
+import sys
+import numba
+import mpi_rollout.envs.kernels
+mpi_rollout.envs.kernels.prepare()
+from mpi_rollout.envs.kernels.numba_cpu import compiled_kernel
+kernel = compiled_kernel()
+print('cached' if kernel.stats.cache_path else '', sum(kernel.stats.cache_hits.values()), len(kernel.signatures))
+import gymnasium, numpy
+envs = gymnasium.make_vec("mpi_rollout/CartPoleNumba-v0", 300, vectorization_mode="vector_entry_point")
+print(float(envs.reset()[0][299, 3]), float(envs.step(numpy.ones(300, int))[0][299, 3]))
+"""
+
+
+def outcome(package: Path, **variables: str) -> list[str]:
+    """The lines that the program prints, with the package in this folder."""
+    environment = job_environment(**variables) | {"PYTHONPATH": str(package)}
+    command = [sys.executable, "-c", PROGRAM]
+    done = subprocess.run(command, cwd=package, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_a_second_process_loads_what_the_first_has_compiled(tmp_path: Path):
+    first, second = (outcome(CLONE, NUMBA_CACHE_DIR=str(tmp_path)) for _ in range(2))
+    assert first[0] == "cached 0 1" and second[0] == "cached 1 1" and first[1] == second[1]
+
+
+def test_without_a_writable_cache_each_process_compiles(tmp_path: Path):
+    shutil.copytree(CLONE / "mpi_rollout", tmp_path / "mpi_rollout", ignore=shutil.ignore_patterns("__pycache__"))
+    no_folder = tmp_path / "file"
+    no_folder.touch()
+    blocked = {"HOME": str(no_folder), "XDG_CACHE_HOME": str(no_folder)}
+    kernels = tmp_path / "mpi_rollout" / "envs" / "kernels"
+    (kernels / "__pycache__").touch()  # A folder cannot be made in its place, not even by root.
+    assert outcome(tmp_path, **blocked)[0] == " 0 1"
+
+
+def test_the_cache_knows_of_changes_of_the_dynamics(tmp_path: Path):
+    shutil.copytree(CLONE / "mpi_rollout", tmp_path / "mpi_rollout", ignore=shutil.ignore_patterns("__pycache__"))
+    cache = tmp_path / "cache"
+    before = outcome(tmp_path, NUMBA_CACHE_DIR=str(cache))
+    dynamics = tmp_path / "mpi_rollout" / "envs" / "kernels" / "dynamics.py"
+    dynamics.write_text(dynamics.read_text().replace("GRAVITY = 9.8", "GRAVITY = 1.6"))
+    after = outcome(tmp_path, NUMBA_CACHE_DIR=str(cache))
+    assert before[0] == after[0] == "cached 0 1"
+    assert before[1].split()[0] == after[1].split()[0] and before[1].split()[1] != after[1].split()[1]
