@@ -1,7 +1,7 @@
 """How the policy is asked: it gets the last observations of some lanes' envs, and its actions go to the ranks."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,22 +19,20 @@ MOST_DRAWING = 0.01  # Of a run's time on the root: more of it is left to the ra
 TRIAL_S = 0.5  # After which this share is known.
 
 
-@dataclass
-class LanePlan:
-    """Actions that a policy has given for the next steps of a lane's envs: for each leaf (num_steps, num_envs, ...)."""
+class LanePlan(NamedTuple):
+    """Actions that a policy has given for a lane's envs from a step on: for each leaf (num_steps, num_envs, ...)."""
 
+    first_step: int
     arrays: list[np.ndarray]
-    row: int = 0
 
-    @property
-    def num_left(self) -> int:
-        return len(self.arrays[0]) - self.row
+    def num_left(self, step: int) -> int:
+        """Return how many steps it has from this one on."""
+        return self.first_step + len(self.arrays[0]) - step
 
-    def take(self, num_steps: int) -> list[np.ndarray]:
-        """Take out the actions of the next steps."""
-        rows = slice(self.row, self.row + num_steps)
-        self.row += num_steps
-        return [array[rows] for array in self.arrays]
+    def rows(self, step: int, num_steps: int) -> list[np.ndarray]:
+        """Return the actions of the next steps from this one on."""
+        start = step - self.first_step
+        return [array[start : start + num_steps] for array in self.arrays]
 
 
 class Actor:
@@ -87,13 +85,17 @@ class Actor:
                 self._act_at_random(self._random, progress, stop)
             return
         plans = self._plans
-        unplanned = [progress for progress in progresses if progress.lane not in plans] if plans else progresses
+        unplanned = [progress for progress in progresses if not self._has_plan(progress)] if plans else progresses
         if unplanned:
             self._ask_for(unplanned)
         if plans:
             for progress in progresses:
                 if progress.lane in plans:
                     self._go_on_as_planned(progress, stop)
+
+    def _has_plan(self, progress: LaneProgress) -> bool:
+        plan = self._plans.get(progress.lane)
+        return plan is not None and plan.num_left(progress.step) > 0
 
     def forget(self, step: int) -> None:
         """Let go of what was drawn for the steps before this one."""
@@ -121,9 +123,8 @@ class Actor:
         return self.inference == "workers"
 
     def _find_room(self, progress: LaneProgress, stop: int) -> int:
-        is_own = progress.lane is self._driver.own_lane and len(self._driver.lanes) > 1
-        num_steps = min(self._lengths.next(progress.lane, progress.step, is_own), stop - progress.step)
-        return self._blocks.find_room(progress, num_steps)
+        num_steps = self._lengths.next(progress.lane, progress.step)
+        return self._blocks.find_room(progress, min(num_steps, stop - progress.step))
 
     def _ask_for(self, progresses: Sequence[LaneProgress]) -> None:
         """Ask the policy for the actions of some lanes; send those of one step, or keep a plan."""
@@ -157,27 +158,24 @@ class Actor:
         for progress in progresses:
             rows = slice(start, start + progress.lane.num_envs)
             start = rows.stop
-            self._plans[progress.lane] = LanePlan([array[:, rows] for array in plan])
+            self._plans[progress.lane] = LanePlan(progress.step, [array[:, rows] for array in plan])
             if progress.step % self._plan_length:
                 self._plan_again(progress)
 
     def _plan_again(self, progress: LaneProgress) -> None:
         """Take up the plan of a run that was stopped amid it, with the observation that the plan was made from."""
         assert self.recall is not None, "a run that begins asks first in step 0"
-        num_taken = progress.step % self._plan_length
-        first_step = progress.step - num_taken
+        first_step = progress.step - progress.step % self._plan_length
         observations = rows_of(self.recall(first_step), progress.lane.envs)
         plan = self._driver.read.plan(self._ask(observations), indices_of([progress.lane]), first_step)
         if plan is None or len(plan[0]) != self._plan_length:
             raise ActionError(f"the policy's plan has another length than {self._plan_length} steps")
-        self._plans[progress.lane] = LanePlan(plan, num_taken)
+        self._plans[progress.lane] = LanePlan(first_step, plan)
 
     def _go_on_as_planned(self, progress: LaneProgress, stop: int) -> None:
         plan = self._plans[progress.lane]
-        num_steps = self._find_room(progress, min(stop, progress.step + plan.num_left))
-        actions = plan.take(num_steps)
-        if not plan.num_left:
-            del self._plans[progress.lane]
+        num_steps = self._find_room(progress, min(stop, progress.step + plan.num_left(progress.step)))
+        actions = plan.rows(progress.step, num_steps)
         self._driver.send_fragment(progress.lane, actions, progress.step)
         self._store(progress, actions)
 

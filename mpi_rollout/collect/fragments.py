@@ -15,7 +15,6 @@ ALL_SLOTS_NBYTES = 2**28  # Of the root, for all ranks.
 LARGE_ROW_NBYTES = 2**18  # A step with so much to send, such as images, takes long beside its exchange.
 MOST_STEPS = 256  # More win nothing.
 FRAGMENT_S = 0.4  # Of stepping.
-OWN_PARTS = 8  # Of a fragment, after each of which a root that serves the first ready looks after the others.
 GROWTH = 4  # From one fragment to the next: nobody knows yet how long a step takes.
 
 
@@ -48,22 +47,14 @@ class FragmentLengths:
         self.most, self._seconds, self.longest = most, seconds, 1
         self._in_time: dict[Lane, int] = {}
 
-    def next(self, lane: Lane, step: int, is_served_between: bool = False) -> int:
+    def next(self, lane: Lane, step: int) -> int:
         """Return how many steps to take from `step` on.
 
         Fragments end where steps are multiples of the largest number: then few of them have another length.
-
-        Parameters
-        ----------
-        is_served_between
-            Other ranks wait for orders until the root's own fragment is over, so that is a short one.
         """
         if self.most == 1:
             return 1
-        in_time = self._in_time.get(lane, 1)
-        if is_served_between:
-            in_time = -(-in_time // OWN_PARTS)
-        return min(in_time, self.most - step % self.most)
+        return min(self._in_time.get(lane, 1), self.most - step % self.most)
 
     def note(self, lane: Lane, num_steps: int) -> None:
         """Learn from the slots of a lane how long its steps take."""

@@ -67,6 +67,7 @@ class Exchanges:
         self.control = cast("MPI.Intracomm", self.all[0].transport) if is_surviving else comm.Dup()
         self.rank_of_slot = np.concatenate([first + np.arange(partition.num_ranks) for first, partition in partitions])
         self.callers = self._callers()
+        self._noted: list[int] = []  # Callers whose slots have come, and are not taken yet.
 
     def _make_exchange(self, comm: "MPI.Intracomm", first_rank: int, partition: Partition) -> Exchange:
         kind = self._kind(first_rank)
@@ -104,14 +105,27 @@ class Exchanges:
         wait
             Wait until one has come at least.
         """
-        requests = _arrivals(self.callers)  # Requests that are not under way are inactive, and left out.
-        if not requests:
-            return []
-        indices = self._wait.some(requests) if wait else requests[0].Testsome(requests)
-        exchanges = [self.callers[index] for index in sorted(indices or ())]
+        requests = _arrivals(self.callers)
+        if wait and requests and not self._noted:
+            self._noted = self._wait.some(requests)
+        elif not wait:
+            self.has_arrivals()
+        exchanges = [self.callers[index] for index in sorted(self._noted)]
+        self._noted = []
         for exchange in exchanges:
             exchange.await_slots()  # They are there.
         return exchanges
+
+    def has_arrivals(self) -> bool:
+        """Tell whether other ranks' slots have come, which `arrived` would return; with first ready only."""
+        requests = _arrivals(self.callers)  # Requests that are not under way are inactive, and left out.
+        if requests:
+            self._noted += requests[0].Testsome(requests) or ()
+        return bool(self._noted)
+
+    def forget_arrivals(self) -> None:
+        """Forget which slots have come: all that were under way have been taken."""
+        self._noted = []
 
     def collect(self, value: T) -> list[T]:
         """Gather a Python object of each rank on the root, pickled.  For rare messages.  **Collective**."""

@@ -69,6 +69,7 @@ class Orders:
         self._held: tuple[np.ndarray, ...] = ()
         self.action_arrays = tuple(array[0] for array in self._actions)
         self._own_envs = slice(self.envs.start - first, self.envs.stop - first)
+        self._own_actions = self._own_part(self._actions)
         self._is_one_step = True  # The last order had its actions in itself.
 
     def order_nbytes_of(self, num_steps: int) -> int:
@@ -79,6 +80,11 @@ class Orders:
         """Fill the order with the rows of the actions from `start` on, an array for each leaf."""
         for array, target in zip(arrays, self.action_arrays, strict=True):
             target[...] = array[start : start + len(target)]
+
+    def put_step(self, arrays: Sequence[np.ndarray]) -> None:
+        """Fill the order with the actions of all its envs: for each leaf an array (1, num_envs, ...)."""
+        for array, target in zip(arrays, self._actions, strict=True):
+            target[...] = array
 
     def put_fragment(self, arrays: Sequence[np.ndarray]) -> None:
         """Keep the actions of a fragment for the next order: for each leaf an array (num_steps, num_envs, ...)."""
@@ -99,7 +105,10 @@ class Orders:
 
     def own_actions(self) -> list[np.ndarray]:
         """Return the actions of this rank's envs, as `sent_actions`."""
-        return [array[:, self._own_envs] for array in self.sent_actions()]
+        return self._own_actions if self._is_one_step else self._own_part(self.sent_actions())
+
+    def _own_part(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        return [array[:, self._own_envs] for array in arrays]
 
     @property
     def actions(self) -> Tree:

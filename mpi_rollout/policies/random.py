@@ -32,6 +32,7 @@ class RandomPolicy:
         self._key, self._mask_key = policy_key(seed), policy_key(seed, is_by_masks=True)
         self._drawn: dict[int, list[np.ndarray]] = {}
         self._uniform: dict[int, np.ndarray] = {}
+        self._first_block = 0  # Older ones are forgotten.
         self._steps = count()
 
     def __call__(self, _observations: Tree = None) -> Tree:
@@ -89,9 +90,12 @@ class RandomPolicy:
 
     def forget(self, step: int) -> None:
         """Drop the draws that only steps before this one need."""
-        for draws in (self._drawn, self._uniform):
-            for block in [block for block in draws if block < step // BLOCK_STEPS]:
-                del draws[block]
+        first = step // BLOCK_STEPS
+        if first != self._first_block:
+            self._first_block = first
+            for draws in (self._drawn, self._uniform):
+                for block in [block for block in draws if block < first]:
+                    del draws[block]
 
     def _draw(self, index: int, leaf: Leaf, space: Space, block: int) -> np.ndarray:
         """Return actions of shape (BLOCK_STEPS, num_envs, ...) for one leaf."""

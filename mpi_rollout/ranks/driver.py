@@ -35,8 +35,6 @@ class Driver:
         Of envs, where nobody asked for infos; for the run to take.
     interrupted
         After a failure: lanes whose slots have come, with steps that nobody has taken in.
-    own_lane
-        With first ready, the root's own envs; None if it steps none.
     read
         Reads the actions of envs.
     under_way
@@ -63,7 +61,9 @@ class Driver:
         self._action_leaves = leaves(self.action_space)
         self._serves_first_ready = exchanges.division.first_ready
         own = [lane for lane in self.lanes if lane.exchange.first_rank == ROOT]
-        self.own_lane = own[0] if own and self._serves_first_ready else None
+        self._own_lane = own[0] if own and self._serves_first_ready else None
+        if self._own_lane is not None:  # Other ranks are served between the steps of a fragment of the root's envs.
+            worker.is_wanted = exchanges.has_arrivals
         self._num_passed = 0  # Slots of others that have come while the root's own slice waits to be stepped.
         self._signal_of_others = 0
         self.has_fault = self.has_stopped = False
@@ -139,7 +139,7 @@ class Driver:
             The first of these steps.
         """
         if len(arrays[0]) == 1:
-            lane.exchange.put_actions([array[0] for array in arrays], 0)
+            lane.exchange.put_step(arrays)
             self._post_steps(lane, Command.STEP, 1, step)
         else:
             lane.exchange.put_fragment(arrays)
@@ -198,7 +198,7 @@ class Driver:
         there are: else fast ranks would keep it from ever being stepped.
         """
         least = min(least, len(self.under_way))
-        own_lane = self.own_lane if self.own_lane in self.under_way else None
+        own_lane = self._own_lane if self._own_lane in self.under_way else None
         own_is_due = self._num_passed >= len(self.lanes) - 1
         lanes: list[Lane] = []
         while len(lanes) < least:
@@ -267,6 +267,7 @@ class Driver:
                 self.interrupted.append(lane)
             lane.exchange.drop_infos()
             del self.under_way[lane]
+        self.exchanges.forget_arrivals()
         if is_void:
             self._drop_infos()
 

@@ -42,7 +42,8 @@ class Lane:
     @property
     def marks(self) -> np.ndarray:
         """Return the marks of the last slots' rows, of shape (num_ranks, num_steps)."""
-        return self.exchange.marks[:, : self.exchange.num_rows]
+        exchange = self.exchange
+        return exchange.marks if exchange.num_rows == exchange.room else exchange.marks[:, : exchange.num_rows]
 
     def heed_marks(self) -> "tuple[int, list[LaneRestart]]":
         """Heed what the ranks say with their slots; return the signal that asks the run to stop, or 0, and restarts."""

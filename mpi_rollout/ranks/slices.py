@@ -74,6 +74,7 @@ class Slice:
         # A loop checks by itself.
         self._checks = None if self._loop else OutputChecks(envs.single_observation_space, on_fault)
         self._casting = Casting(on_fault.strict_dtypes)
+        self._has_action_parts = isinstance(envs.single_action_space, spaces.Dict | spaces.Tuple)
         self._policy = policy
         self.masks: MaskColumn | None = None
         if policy is not None:
@@ -155,38 +156,49 @@ class Slice:
 
     def _take_steps(self, command: int, is_to_stop: Callable[[], bool]) -> None:
         """Take the steps of a fragment, each into its row of the slot."""
-        exchange, step, masks = self.exchange, self.envs.step, self.masks
+        exchange, masks = self.exchange, self.masks
         if exchange.step >= 0:
             self.num_steps = exchange.step
         if self._policy is not None:
             self._policy.forget(self.num_steps)
         actions = self._chosen_actions() if command == Command.CHOOSE else exchange.own_actions()
-        has_last_word = bool(exchange.layout.actions)
-        if masks is not None and has_last_word and (masks.places or exchange.num_rows > 1):
+        if masks is not None and (masks.places or exchange.num_rows > 1):
             actions = [np.array(array) for array in actions]  # Those by masks take their place.
-        restarts = () if self._loop is None else self._loop.faults
         try:
-            for row, batch in enumerate(self._batches(actions)):
-                self._num_calls += 1
-                if masks is not None and masks.places:
-                    self._heed_masks(actions[0][row])
-                if self._loop is None:  # Which may write to its actions; a loop copies them by itself.
-                    batch = tree_of(self.envs.single_action_space, [array[row].copy() for array in actions])
-                outputs = step(batch)
-                if self._has_more:
-                    self._fill(outputs, row)
-                elif exchange.room > 1:
-                    exchange.slot_bytes[row] = self._row_bytes
-                if restarts:
-                    self._note_restarts(row, self.num_steps)
-                self.num_steps += 1
-                self.num_done += 1
-                if is_to_stop() and not self._has_restarted(row):
-                    break
+            self._fill_rows(actions, is_to_stop)
         finally:
-            if has_last_word:
-                for array, column in zip(actions, exchange.slot.action_arrays, strict=True):
-                    column[: self.num_done] = array[: self.num_done]
+            if self._policy is not None:
+                self._send_back(actions)
+
+    def _fill_rows(self, actions: list[np.ndarray], is_to_stop: Callable[[], bool]) -> None:
+        exchange, step, masks, last_row = self.exchange, self.envs.step, self.masks, self.exchange.num_rows - 1
+        restarts = () if self._loop is None else self._loop.faults
+        for row, batch in enumerate(self._batches(actions)):
+            self._num_calls += 1
+            if masks is not None and masks.places:
+                self._heed_masks(actions[0][row])
+            if self._loop is None:  # Which may write to its actions; a loop copies them by itself.
+                batch = tree_of(self.envs.single_action_space, [array[row].copy() for array in actions])
+            outputs = step(batch)
+            if self._has_more:
+                self._fill(outputs, row)
+            elif exchange.room > 1:
+                exchange.slot_bytes[row] = self._row_bytes
+            if restarts:
+                self._note_restarts(row, self.num_steps)
+            self.num_steps += 1
+            self.num_done += 1
+            if row < last_row and is_to_stop() and not self._has_restarted(row):
+                break
+
+    def _send_back(self, actions: list[np.ndarray]) -> None:
+        """Put the actions that the envs have taken into the slot: ranks may have chosen them."""
+        num_done = self.num_done
+        for array, column in zip(actions, self.exchange.slot.action_arrays, strict=True):
+            if num_done == self.exchange.room:
+                column[...] = array  # The usual way, and quicker than a slice of both.
+            else:
+                column[:num_done] = array[:num_done]
 
     def _has_restarted(self, row: int) -> bool:
         """Tell whether an env was restarted in a step: its mark says so, and cannot say why a fragment ends there."""
@@ -194,9 +206,8 @@ class Slice:
 
     def _batches(self, actions: list[np.ndarray]) -> Iterator[Tree]:
         """Yield the actions of one step after the other, views of these arrays."""
-        space = self.envs.single_action_space
-        if isinstance(space, spaces.Dict | spaces.Tuple):
-            return (tree_of(space, rows) for rows in zip(*actions, strict=True))
+        if self._has_action_parts:
+            return (tree_of(self.envs.single_action_space, rows) for rows in zip(*actions, strict=True))
         return iter(actions[0])
 
     def _chosen_actions(self) -> list[np.ndarray]:

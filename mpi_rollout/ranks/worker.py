@@ -50,6 +50,8 @@ class Worker:
         After a failure, end the job if the root does not learn of it soon.
     on_stop
         Called at once by the signal that asks this rank to stop.
+    is_wanted
+        Asked between the steps of a fragment: something else is due, and the fragment is to end here.
     """
 
     def __init__(self, exchanges: Exchanges, slices: list[Slice]):
@@ -57,6 +59,7 @@ class Worker:
         self.clock = Clock()
         self.stop_signal = 0  # The signal by which somebody asked this rank to stop.
         self.on_stop: Callable[[], None] = lambda: None
+        self.is_wanted: Callable[[], bool] = lambda: False
         self._slice_of = {slice_.exchange: slice_ for slice_ in slices}
         own = (self.report, self.call_envs, self.end_replay, self.begin_anew, self.make_room)
         self.methods: dict[str, Callable[..., object]] = {method.__name__: method for method in own}
@@ -167,18 +170,16 @@ class Worker:
         slice_, marks = self._slice_of.get(exchange), exchange.own_marks
         exchange.forget_infos()
         num_rows = num_done = exchange.num_rows
-        marks[:num_rows] = 0
+        marks.fill(0)
         if slice_ is not None and self._fault is None:
             self._do(slice_, command, arguments)
             num_done = slice_.num_done
         elif self._fault is not None:
             num_done = 0
-        if self._fault is not None:
-            marks[num_done:num_rows] = FAULT
-        elif self.stop_signal:
-            marks[num_done:num_rows] = UNDONE
-            if marks[num_done - 1] == 0:
-                marks[num_done - 1] = -self.stop_signal
+        if num_done < num_rows:
+            marks[num_done:num_rows] = UNDONE if self._fault is None else FAULT
+        if self.stop_signal and self._fault is None and marks[num_done - 1] == 0:
+            marks[num_done - 1] = -self.stop_signal
         exchange.own_step_s[0] = self.clock.lap("step")
 
     def _do(self, slice_: Slice, command: int, arguments: tuple[object, ...]) -> None:
@@ -201,7 +202,7 @@ class Worker:
                 slice_.exchange.own_marks[restart.row] = RESTARTED
 
     def _is_to_stop(self) -> bool:
-        return self.stop_signal != 0
+        return self.stop_signal != 0 or self.is_wanted()
 
     def make_room(self, num_rows: int) -> None:
         """Have all slots hold fragments of so many steps; for between two orders, on all ranks."""
