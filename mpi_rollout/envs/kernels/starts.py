@@ -7,6 +7,8 @@ import numpy as np
 from mpi_rollout.envs.kernels.dynamics import start_value
 from mpi_rollout.envs.kernels.philox import philox
 
+AT_ONCE = 8192  # Episodes: their temporary arrays fit into a cache.
+
 
 def start_words(key: tuple[int, int], env_indices: Any, episodes: Any) -> tuple[Any, Any, Any, Any]:
     """Return the four random words of episodes: of ints, int64 arrays, or int64 tensors.
@@ -19,4 +21,8 @@ def start_words(key: tuple[int, int], env_indices: Any, episodes: Any) -> tuple[
 
 def start_states(key: tuple[int, int], env_indices: np.ndarray, episodes: np.ndarray) -> np.ndarray:
     """Return the first states (4, n) float64 of n episodes."""
-    return start_value(np.stack(start_words(key, env_indices, episodes)))
+    states = np.empty((4, len(env_indices)))
+    for start in range(0, len(env_indices), AT_ONCE):
+        part = slice(start, start + AT_ONCE)
+        states[:, part] = start_value(np.stack(start_words(key, env_indices[part], episodes[part])))
+    return states

@@ -17,7 +17,8 @@ from kernel_checks import vector_env as make
 from mpi_rollout.envs.rollout import Rollout, RolloutColumns
 from mpi_rollout.errors import ActionError, UsageError
 
-NEEDED = {"Numba": "numba"}
+# The last one is torch on the CPU, with what it does on a device of another kind.
+NEEDED = {"Numba": "numba", "Torch": "torch", "Torch as on a device": "torch"}
 pytestmark = pytest.mark.any_mpi
 
 MakeEnvs = Callable[..., VectorEnv]
@@ -27,7 +28,13 @@ MakeEnvs = Callable[..., VectorEnv]
 def envs_of(request: pytest.FixtureRequest) -> MakeEnvs:
     if find_spec(NEEDED[request.param]) is None:
         pytest.skip(f"pip install {NEEDED[request.param]}")
-    return partial(make, request.param)
+    return on_device if "device" in request.param else partial(make, request.param)
+
+
+def on_device(num_envs: int, **kwargs: Any) -> VectorEnv:
+    envs: Any = make("Torch", num_envs, **kwargs)
+    envs._backend._is_on_host = False
+    return envs
 
 
 VARIANTS: tuple[dict[str, Any], ...] = (

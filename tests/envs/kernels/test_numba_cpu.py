@@ -34,27 +34,27 @@ def outcome(package: Path, **variables: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-def test_a_second_process_loads_what_the_first_has_compiled(tmp_path: Path):
-    first, second = (outcome(CLONE, NUMBA_CACHE_DIR=str(tmp_path)) for _ in range(2))
+def test_a_second_process_loads_what_the_first_has_compiled_unless_the_dynamics_have_changed(tmp_path: Path):
+    copy_of_package(tmp_path)
+    first, second = (outcome(tmp_path, NUMBA_CACHE_DIR=str(tmp_path / "cache")) for _ in range(2))
     assert first[0] == "cached 0 1" and second[0] == "cached 1 1" and first[1] == second[1]
+    dynamics = tmp_path / "mpi_rollout" / "envs" / "kernels" / "dynamics.py"
+    dynamics.write_text(dynamics.read_text().replace("GRAVITY = 9.8", "GRAVITY = 1.6"))
+    lines = outcome(tmp_path, NUMBA_CACHE_DIR=str(tmp_path / "cache"))
+    assert lines[0] == "cached 0 1"
+    before, after = first[1].split(), lines[1].split()
+    assert before[0] == after[0] and before[1] != after[1]
+
+
+def copy_of_package(folder: Path) -> None:
+    shutil.copytree(CLONE / "mpi_rollout", folder / "mpi_rollout", ignore=shutil.ignore_patterns("__pycache__"))
 
 
 def test_without_a_writable_cache_each_process_compiles(tmp_path: Path):
-    shutil.copytree(CLONE / "mpi_rollout", tmp_path / "mpi_rollout", ignore=shutil.ignore_patterns("__pycache__"))
+    copy_of_package(tmp_path)
     no_folder = tmp_path / "file"
     no_folder.touch()
     blocked = {"HOME": str(no_folder), "XDG_CACHE_HOME": str(no_folder)}
     kernels = tmp_path / "mpi_rollout" / "envs" / "kernels"
     (kernels / "__pycache__").touch()  # A folder cannot be made in its place, not even by root.
     assert outcome(tmp_path, **blocked)[0] == " 0 1"
-
-
-def test_the_cache_knows_of_changes_of_the_dynamics(tmp_path: Path):
-    shutil.copytree(CLONE / "mpi_rollout", tmp_path / "mpi_rollout", ignore=shutil.ignore_patterns("__pycache__"))
-    cache = tmp_path / "cache"
-    before = outcome(tmp_path, NUMBA_CACHE_DIR=str(cache))
-    dynamics = tmp_path / "mpi_rollout" / "envs" / "kernels" / "dynamics.py"
-    dynamics.write_text(dynamics.read_text().replace("GRAVITY = 9.8", "GRAVITY = 1.6"))
-    after = outcome(tmp_path, NUMBA_CACHE_DIR=str(cache))
-    assert before[0] == after[0] == "cached 0 1"
-    assert before[1].split()[0] == after[1].split()[0] and before[1].split()[1] != after[1].split()[1]

@@ -1,0 +1,49 @@
+"""What only torch's backend has."""
+
+import numpy as np
+import pytest
+from kernel_checks import KNOWN_ANSWERS, chosen_actions, same, stepped, vector_env
+
+from mpi_rollout.envs.kernels.philox import philox
+from mpi_rollout.errors import UsageError
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.any_mpi
+
+
+@pytest.mark.parametrize(("counter", "key", "words"), KNOWN_ANSWERS)
+def test_tensors_give_the_known_answers(counter, key, words):
+    tensors = [torch.full((3,), word, dtype=torch.int64) for word in counter]
+    assert [tensor.tolist() for tensor in philox(*tensors, *key)] == [[word] * 3 for word in words]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+@pytest.mark.parametrize("device", ["cuda", "cuda:1"])
+def test_without_a_cuda_device_the_way_out_is_named(device: str):
+    problem = f"device '{device}' of CartPole on torch: there is no CUDA device; use device 'cpu'"
+    with pytest.raises(UsageError, match=f"^{problem}$"):
+        vector_env("Torch", 2, device=device)
+
+
+def test_a_device_that_is_none_is_named():
+    with pytest.raises(UsageError, match=r"device 'gpu' of CartPole on torch: .*; use device 'cpu'"):
+        vector_env("Torch", 2, device="gpu")
+
+
+def test_the_number_of_threads_is_left_alone():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        envs = vector_env("Torch", 4)
+        envs.reset()
+        stepped(envs, np.zeros((20, 4), int))
+        assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+def test_a_cuda_device_gives_the_same_to_rounding():
+    actions, envs, reference = chosen_actions(15, 64), vector_env("Torch", 64, device="cuda"), vector_env("Torch", 64)
+    envs.reset(), reference.reset()
+    assert same(stepped(envs, actions), stepped(reference, actions), tolerance=1e-6)
