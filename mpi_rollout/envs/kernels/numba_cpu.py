@@ -11,7 +11,7 @@ from inspect import getsource
 from typing import Any
 
 import numpy as np
-from numba import njit
+from numba import njit, types
 
 from mpi_rollout.envs.kernels import dynamics, philox
 from mpi_rollout.envs.kernels.rows import Rows, rows_of
@@ -34,9 +34,11 @@ _start_value = _compiled(dynamics.start_value)
 
 # states, steps, episodes, ended, settings, num_rows; actions, observations, rewards (64 and 32 bits), terminations,
 # truncations; their pitches.
-SIGNATURE = (
-    "void(f8[:,::1], i4[::1], i8[::1], u1[::1], i8[::1], i8,"
-    " i8[::1], f4[::1], f8[::1], f4[::1], u1[::1], u1[::1], i8[::1])"
+SIGNATURE = types.void(
+    *(types.float64[:, ::1], types.int32[::1], types.int64[::1], types.uint8[::1], types.int64[::1], types.int64),
+    types.Array(types.int64, 1, "C", readonly=True),
+    *(types.float32[::1], types.float64[::1], types.float32[::1], types.uint8[::1], types.uint8[::1]),
+    types.int64[::1],
 )
 NOBODY_READS = -1  # The pitch of rows that do not exist.
 

@@ -1,5 +1,6 @@
 """The vector env: each backend against the env in Python."""
 
+import os
 from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 from gymnasium.error import ResetNeeded
 from gymnasium.vector import AutoresetMode, VectorEnv
-from kernel_checks import INTEGRATORS, balancing, chosen_actions, empty_columns, rolled_out, same, single_envs, stepped
+from kernel_checks import INTEGRATORS, chosen_actions, empty_columns, rolled_out, same, single_envs, stepped
 from kernel_checks import vector_env as make
 
 from mpi_rollout.envs.rollout import Rollout, RolloutColumns
@@ -19,6 +20,9 @@ from mpi_rollout.errors import ActionError, UsageError
 
 # The last one is torch on the CPU, with what it does on a device of another kind.
 NEEDED = {"Numba": "numba", "Torch": "torch", "Torch as on a device": "torch"}
+if os.environ.get("NUMBA_ENABLE_CUDASIM") == "1":  # As `test_numba_cuda.py` runs this file.
+    NEEDED = {"CUDA": "numba"}
+
 pytestmark = pytest.mark.any_mpi
 
 MakeEnvs = Callable[..., VectorEnv]
@@ -28,6 +32,8 @@ MakeEnvs = Callable[..., VectorEnv]
 def envs_of(request: pytest.FixtureRequest) -> MakeEnvs:
     if find_spec(NEEDED[request.param]) is None:
         pytest.skip(f"pip install {NEEDED[request.param]}")
+    if request.param == "CUDA":
+        return partial(make, "CUDA", threads_per_block=32)  # The simulator starts a thread of Python for each.
     return on_device if "device" in request.param else partial(make, request.param)
 
 
@@ -46,11 +52,11 @@ VARIANTS: tuple[dict[str, Any], ...] = (
 
 
 @pytest.mark.parametrize("kwargs", VARIANTS)
-def test_steps_equal_those_of_single_envs_through_resets(envs_of: MakeEnvs, kwargs: dict[str, Any]):
+def test_rollouts_equal_steps_of_single_envs_through_resets(envs_of: MakeEnvs, kwargs: dict[str, Any]):
     actions = chosen_actions(550, 12, **kwargs)
     envs, reference = envs_of(12, **kwargs), single_envs(12, **kwargs)
     assert envs.reset()[0].tobytes() == reference.reset()[0].tobytes()
-    results, expected = stepped(envs, actions), stepped(reference, actions)
+    results, expected = rolled_out(envs, actions, 110), stepped(reference, actions)
     assert same(results, expected)
     assert [array.dtype for array in results] == [array.dtype for array in expected]
     assert results[2].any() and results[3].any(), "some episodes are terminated, some truncated"
@@ -224,7 +230,11 @@ def test_actions_may_be_any_integers(envs_of: MakeEnvs, dtype: Any):
     envs.reset(seed=0)
     assert same(results, stepped(envs, actions.astype(dtype)))
     envs.reset(seed=0)
-    assert same(results, stepped(envs, np.asfortranarray(actions)))
+    actions = np.asfortranarray(actions)
+    actions.flags.writeable = False
+    assert same(results, rolled_out(envs, actions, 20))
+    envs.reset(seed=0)
+    assert same(results, rolled_out(envs, np.broadcast_to(actions, (2, 20, 3))[1], 20))
     with pytest.raises(ActionError, match="must be 0 or 1, got 3"):
         envs.step(np.array([0, 1, 3], dtype))
 
@@ -290,7 +300,7 @@ def test_wrong_arguments_are_named(envs_of: MakeEnvs, kwargs: dict[str, Any], pr
 
 def test_a_balanced_pole_is_truncated_at_the_limit(envs_of: MakeEnvs):
     envs = envs_of(8)
-    observations, _ = envs.reset()
-    for _ in range(500):
-        observations, _, terminations, truncations, _ = envs.step(balancing(observations))
-    assert truncations.any() and not np.any(terminations & truncations)
+    envs.reset()
+    _, _, terminations, truncations = rolled_out(envs, chosen_actions(501, 8), 501)
+    assert truncations[499, ::2].any() and not truncations[:499].any() and not truncations[500].any()
+    assert not terminations[499][truncations[499]].any()

@@ -1,0 +1,122 @@
+"""CUDA threads, in Numba's simulator: it must be chosen before Numba is imported, so in processes of their own."""
+
+import subprocess
+import sys
+
+import pytest
+from jobs import CLONE, job_environment
+from kernel_checks import KNOWN_ANSWERS, chosen_actions, same, stepped, vector_env
+
+pytest.importorskip("numba")
+pytestmark = pytest.mark.any_mpi
+
+MAKE = """
+import gymnasium
+import mpi_rollout.envs.kernels, mpi_rollout.errors
+def make(num_envs=2, **kwargs):
+    mode = "vector_entry_point"
+    return gymnasium.make_vec("mpi_rollout/CartPoleCUDA-v0", num_envs, vectorization_mode=mode, **kwargs)
+def refusal(**kwargs):
+    try:
+        make(**kwargs)
+    except mpi_rollout.errors.UsageError as error:
+        return str(error)
+"""
+
+
+def printed(program: str, is_simulated: bool = True) -> list[str]:
+    environment = job_environment(NUMBA_ENABLE_CUDASIM=str(int(is_simulated)))
+    command = [sys.executable, "-c", MAKE + program]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_threads_do_all_that_the_other_backends_do():
+    environment = job_environment(NUMBA_ENABLE_CUDASIM="1")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/envs/kernels/test_cartpole.py"]
+    done = subprocess.run(command, cwd=CLONE, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0 and " passed" in done.stdout and "skipped" not in done.stdout, done.stdout
+
+
+def test_threads_give_the_known_answers():
+    program = f"""
+import numpy as np
+from numba import cuda
+from mpi_rollout.envs.kernels.numba_cuda import _philox
+@cuda.jit
+def draw(counter, key, words):
+    c, k = [int(word) for word in counter], [int(word) for word in key]
+    words[:] = _philox(c[0], c[1], c[2], c[3], k[0], k[1])
+for counter, key, words in {KNOWN_ANSWERS}:
+    drawn = np.zeros(4, np.int64)
+    draw[1, 1](np.array(counter), np.array(key), drawn)
+    print(drawn.tolist() == list(words))"""
+    assert printed(program) == ["True"] * len(KNOWN_ANSWERS)
+
+
+def test_a_block_has_whole_warps_and_at_most_1024_threads():
+    program = """
+for threads in (0, 1, 31, 48, 2048, 64.0):
+    print(refusal(threads_per_block=threads))
+for threads in (32, 96, 1024):
+    make(threads_per_block=threads)"""
+    lines = printed(program)
+    for line, threads in zip(lines, ("0", "1", "31", "48", "2048", "64.0"), strict=True):
+        expected = "a multiple of 32" if threads == "48" else "an integer from 32 to 1,024"
+        assert line == f"threads_per_block of CartPole must be {expected}, got {threads}"
+
+
+def test_a_device_is_chosen_by_its_number():
+    program = """
+print(make(device=0).reset()[0].shape)
+print(refusal(device=1))
+print(refusal(device="cuda"))"""
+    shape, *refusals = printed(program)
+    assert shape == "(2, 4)"
+    for line, device in zip(refusals, ("1", "'cuda'"), strict=True):
+        assert line == f"device of CartPole must be an integer from 0 to 0, got {device}"
+
+
+def test_only_what_is_read_leaves_the_device():
+    program = """
+import numpy as np
+from numba.cuda.simulator.cudadrv.devicearray import FakeCUDAArray
+from mpi_rollout.envs.rollout import RolloutColumns
+envs, copied = make(40), []
+envs.reset()
+copy_to_host = FakeCUDAArray.copy_to_host
+def counting(array, *args, **kwargs):
+    copied.append(array.shape)
+    return copy_to_host(array, *args, **kwargs)
+FakeCUDAArray.copy_to_host = counting
+rewards = np.zeros((30, 40))
+envs.rollout(np.ones((30, 40), int), RolloutColumns())
+print(copied)
+envs.rollout(np.ones((30, 40), int), RolloutColumns(rewards=rewards))
+print(copied, rewards.sum() > 0)"""
+    assert printed(program) == ["[]", "[(30, 40)] True"]
+
+
+def has_gpu() -> bool:
+    from numba import cuda
+
+    return bool(cuda.is_available())
+
+
+@pytest.mark.skipif(has_gpu(), reason="there is a CUDA device")
+def test_without_a_device_the_ways_out_are_named():
+    [line] = printed("print(refusal())", is_simulated=False)
+    assert line.startswith(
+        "CartPole on cuda needs a CUDA device, and there is none that Numba can use; use mpi_rollout/C"
+    )
+    assert line.endswith("-v0, or Numba's simulator: NUMBA_ENABLE_CUDASIM=1")
+
+
+@pytest.mark.skipif(not has_gpu(), reason="there is no CUDA device")
+@pytest.mark.parametrize("threads_per_block", [32, 128, 1024])
+def test_a_gpu_gives_the_same_to_rounding(threads_per_block: int):
+    actions = chosen_actions(15, 1000)
+    envs, reference = vector_env("CUDA", 1000, threads_per_block=threads_per_block), vector_env("Numba", 1000)
+    envs.reset(), reference.reset()
+    assert same(stepped(envs, actions), stepped(reference, actions), tolerance=1e-6)
