@@ -55,6 +55,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the files that take longest, in this order."""
+    missing = [name for name in LONGEST_FIRST if not (CLONE / "tests" / name).exists()]
+    if missing:
+        raise pytest.UsageError(f"LONGEST_FIRST in tests/conftest.py names files that do not exist: {missing}")
     order = {CLONE / "tests" / name: place for place, name in enumerate(LONGEST_FIRST)}
     items.sort(key=lambda item: order.get(item.path, len(order)))
 
@@ -67,8 +70,8 @@ def bytecode() -> None:
 
 
 @pytest.fixture
-def job(tmp_path: Path) -> Iterator[Job]:
-    yield Job(tmp_path)
+def job(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Job]:
+    yield Job(tmp_path, forks=request.node.get_closest_marker("full_start") is None)
     for pid in processes_in(tmp_path):  # What a failed test has left behind.
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)

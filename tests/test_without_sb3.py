@@ -1,6 +1,9 @@
 """The example without Stable-Baselines3."""
 
+import pytest
 from jobs import CLONE, Job, Result
+
+pytestmark = pytest.mark.full_start
 
 WITHOUT = f"""
 import runpy, sys

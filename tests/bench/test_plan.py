@@ -38,6 +38,7 @@ def test_a_list_of_numbers_is_ascending_and_each_is_in_it_once():
             numbers("--ranks", "numbers of ranks", "1,2", text)
 
 
+@pytest.mark.full_start
 @pytest.mark.parametrize("command", [["--help"], ["scaling", "strong", "--help"], ["tune", "--help"]])
 def test_reading_a_command_line_loads_no_scipy(job: Job, command: list[str]):
     code = (

@@ -9,6 +9,8 @@ from jobs import CLONE, Job, Result, mpiexec, run_job
 
 from mpi_rollout.doctor.probe import BAD, OK, WARN
 
+pytestmark = pytest.mark.full_start
+
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 CLAIMED = [{"OMPI_COMM_WORLD_SIZE": "2"}, {"PMI_SIZE": "2"}, {"SLURM_NTASKS": "2", "SLURM_STEP_ID": "0"}]
 

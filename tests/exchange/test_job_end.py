@@ -12,6 +12,8 @@ from stopped_runs import HOST, OUT, kwargs, outputs
 from mpi_rollout.errors import DataError
 from mpi_rollout.exchange import job_end
 
+pytestmark = pytest.mark.full_start
+
 SHORT = ("--num-envs", "4", "--num-steps", "20", "--progress", "none", *OUT)
 SOON = {"MPI_ROLLOUT_END_S": "1"}
 

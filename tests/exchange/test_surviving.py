@@ -25,6 +25,8 @@ from mpi_rollout.errors import RankLost
 from mpi_rollout.exchange import surviving
 from mpi_rollout.exchange.surviving import ShrinkingTransport
 
+pytestmark = pytest.mark.full_start
+
 NUM_STEPS = 400
 SHORT = ("--num-envs", "6", "--num-steps", "30")
 

@@ -1,15 +1,18 @@
 """Started by `Job.series`: runs the program as often as asked, each time in a child forked when all is imported.
 
-A child is in every other way a process of its own: it starts MPI itself, and ends as any other.  Each line of the
-input names a folder with a series; each line of the output says that the folder has its exit codes.
+A child is in every other way a process of its own: it starts MPI itself, and ends as `forked_process` says.  Each line
+of the input names a folder with a series; each line of the output says that the folder has its exit codes.
 """
 
+import gc
 import importlib
 import os
 import pickle
 import sys
 from contextlib import suppress
 from pathlib import Path
+
+from forked_process import exit_code
 
 from mpi_rollout.cli import main
 
@@ -37,6 +40,7 @@ def become(prefix: str, arguments: list[str], folder: str, environment: dict[str
     os.chdir(folder)
 
 
+gc.freeze()  # What children share with this process they need not look at.
 while series := sys.stdin.readline().rstrip("\n"):
     codes = []
     starts = pickle.loads(Path(series, "starts").read_bytes())
@@ -44,7 +48,7 @@ while series := sys.stdin.readline().rstrip("\n"):
         pid = os.fork()
         if pid == 0:
             become(f"{series}/{number}", arguments, folder, environment)
-            sys.exit(main(arguments))
+            os._exit(exit_code(lambda: sys.exit(main(sys.argv[1:]))))
         codes.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
     Path(series, "codes").write_bytes(pickle.dumps(codes))
     print("ended", flush=True)

@@ -33,6 +33,12 @@ CHEAP_STARTS = {  # Each rank spends a quarter less before its first line; no da
     "OMPI_MCA_btl": "self,sm",
     "OMP_NUM_THREADS": "1",  # Or numpy starts a thread on every core, and torch as many to share small sums.
 }
+AT_START = {  # Variables that are read when a process starts, or imports a library.
+    "LD_PRELOAD",
+    "HDF5_PLUGIN_PATH",
+    "OMP_NUM_THREADS",
+    "PYTHONPATH",
+}
 WHOLE = 1000  # Steps of the run with which those that are stopped are compared.
 
 
@@ -196,6 +202,11 @@ def worlds(folder: Path, *programs: tuple[int, list[str]]) -> list[str]:
     return command
 
 
+def launcher(num_ranks: int | None) -> list[str]:
+    """What stands before a program to start it on some ranks; None is without mpiexec."""
+    return [] if num_ranks is None else [mpiexec(), "-n", str(num_ranks)]
+
+
 def preloadable(source: str, folder: Path) -> str:
     """Compile a C file of the tests into a library for LD_PRELOAD; return its path."""
     compiler = shutil.which("cc")
@@ -204,6 +215,25 @@ def preloadable(source: str, folder: Path) -> str:
     library = folder / f"{Path(source).stem}.so"
     subprocess.run([compiler, "-shared", "-fPIC", "-o", library, HELPERS / source, "-ldl"], check=True)
     return str(library)
+
+
+@cache
+def forking_ranks() -> Path:
+    """The socket of the process that has imported everything, and forks for each rank; it ends with this one."""
+    path = Path(tempfile.mkdtemp(prefix="ranks-")) / "socket"
+    process = subprocess.Popen(
+        [sys.executable, str(HELPERS / "forking_ranks.py"), str(path)], cwd=HELPERS, env=job_environment(),
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True,
+    )  # fmt: skip
+    atexit.register(shutil.rmtree, path.parent, ignore_errors=True)
+    atexit.register(process.stdin.close)
+    assert process.stdout.readline() == b"ready\n"
+    return path
+
+
+def forked_python() -> list[str]:
+    """What runs a Python program as `sys.executable` does, in a fork that has all imports."""
+    return [sys.executable, "-I", "-S", str(HELPERS / "rank_of_fork.py"), str(forking_ranks())]
 
 
 @dataclass(frozen=True)
@@ -240,16 +270,21 @@ def _await_series(folder: Path, timeout: float) -> None:
 class Job:
     """Starts the program on some ranks, in the test's own folder."""
 
-    def __init__(self, folder: Path):
-        self.folder = folder
+    def __init__(self, folder: Path, forks: bool = True):
+        self.folder, self.forks = folder, forks
 
     def command(self, num_ranks: int | None, *arguments: str) -> list[str]:
         """The command for `python -m mpi_rollout`; `num_ranks` None is without mpiexec."""
-        launcher = [] if num_ranks is None else [mpiexec(), "-n", str(num_ranks)]
-        return [*launcher, sys.executable, "-m", "mpi_rollout", *map(str, arguments)]
+        return [*launcher(num_ranks), sys.executable, "-m", "mpi_rollout", *map(str, arguments)]
+
+    def _to_its_end(self, num_ranks: int | None, program: Sequence[object], timeout: float, **extra: str) -> Result:
+        """Run a program that no test signals: its processes may be forks."""
+        is_forked = self.forks and not (num_ranks is not None and is_hydra())  # Hydra's ranks inherit an open file.
+        python = forked_python() if is_forked and not extra.keys() & AT_START else [sys.executable]
+        return run_job([*launcher(num_ranks), *python, *map(str, program)], self.folder, timeout, **extra)
 
     def __call__(self, num_ranks: int | None, *arguments: str, timeout: float = TIMEOUT_S, **extra: str) -> Result:
-        return run_job(self.command(num_ranks, *arguments), self.folder, timeout, **extra)
+        return self._to_its_end(num_ranks, ["-m", "mpi_rollout", *arguments], timeout, **extra)
 
     def start(self, num_ranks: int | None, *arguments: str, **extra: str) -> Running:
         """Start without waiting for the end."""
@@ -284,14 +319,16 @@ class Job:
 
     def start_script(self, num_ranks: int | None, code: str, **extra: str) -> Running:
         """Start a Python program of the test's own on some ranks; None is without mpiexec."""
-        path = self.folder / "program.py"
-        path.write_text(code)
-        launcher = [] if num_ranks is None else [mpiexec(), "-n", str(num_ranks)]
-        return Running([*launcher, sys.executable, str(path)], self.folder, **extra)
+        return Running([*launcher(num_ranks), sys.executable, str(self._script(code))], self.folder, **extra)
 
     def script(self, num_ranks: int | None, code: str, timeout: float = TIMEOUT_S, **extra: str) -> Result:
         """Run such a program to its end."""
-        return self.start_script(num_ranks, code, **extra).finish(timeout)
+        return self._to_its_end(num_ranks, [self._script(code)], timeout, **extra)
+
+    def _script(self, code: str) -> Path:
+        path = self.folder / "program.py"
+        path.write_text(code)
+        return path
 
     def train(self, num_ranks: int | None, function: str, *arguments: Any, timeout: float = TIMEOUT_S) -> Any:
         """Run a function of `trainers` on all ranks to a good end; return what it returned on the root."""

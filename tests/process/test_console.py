@@ -10,7 +10,7 @@ from jobs import TIMEOUT_S, Job, Start, job_environment, run_job
 
 from mpi_rollout.process.console import STDERR, STDOUT, hold, stdout_apart, take_free_descriptors, write
 
-pytestmark = pytest.mark.any_mpi
+pytestmark = [pytest.mark.any_mpi, pytest.mark.full_start]
 
 RUN = ("--num-envs", "4", "--num-steps", "20", "--progress", "none", "--out", "run.h5")
 BREAKS = ("close", "replace", "descriptors", "forget")

@@ -5,6 +5,8 @@ import pytest
 from jobs import Job
 from stopped_runs import HOST, OUT, kwargs
 
+pytestmark = pytest.mark.full_start
+
 SHORT = ("--num-envs", "6", "--num-steps", "20", "--progress", "none", *OUT)
 WHAT = "an env, a policy or a library called"
 

@@ -6,6 +6,8 @@ import signal
 import pytest
 from jobs import Job, processes_in
 
+pytestmark = pytest.mark.full_start
+
 BEGIN = """
 import os, signal, sys
 import numpy as np

@@ -25,6 +25,8 @@ from stopped_runs import (
     start_long,
 )
 
+pytestmark = pytest.mark.full_start
+
 # --- Python code of an env fails
 
 

@@ -6,6 +6,8 @@ import jobs
 import pytest
 from jobs import CLONE, Job, Result, assert_same_bytes, datasets, run_job, worlds
 
+pytestmark = pytest.mark.full_start
+
 RUN = ("--env-factory", "envs:Counting", "--num-envs", "6", "--num-steps", "20", "--progress", "none")
 OUT = ("--out", "run.h5")
 UNDER_A_LAUNCHER = {

@@ -27,6 +27,8 @@ from stopped_runs import ENVS, HOST, OUT, assert_begins, committed, fails
 from mpi_rollout.doctor.host import judge_segments
 from mpi_rollout.storage.status import read_status
 
+pytestmark = pytest.mark.full_start
+
 STEPS = 450  # Of 139 kB.  A block of 9 MB is full, and can be committed, after 64.
 RUN = ("--env-factory", "stopping_envs:Paced", "--num-steps", str(STEPS), *ENVS, "--num-envs", "24")
 RUN += ("--policy", "stopping_envs:counting")

@@ -40,6 +40,7 @@ def run(job: Job, num_ranks: int, code: str) -> Result:
     return result
 
 
+@pytest.mark.full_start
 @pytest.mark.mpi(3)
 @pytest.mark.parametrize(
     ("last", "code", "said"),
@@ -128,6 +129,7 @@ def test_without_a_with_statement_there_are_no_envs_but_a_hint(job: Job, num_ran
     assert "got .reset without one; write `with mpi_rollout.connect(...) as envs:`" in result.err
 
 
+@pytest.mark.full_start
 @pytest.mark.mpi(2)
 @pytest.mark.parametrize(("last", "code"), [("raise ValueError('too late')", 1), ("sys.exit(3)", 3)])
 def test_a_trainer_that_fails_waits_for_no_long_step(job: Job, num_ranks: int, last: str, code: int):

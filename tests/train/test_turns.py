@@ -91,6 +91,7 @@ def test_what_cannot_be_is_refused_at_once_and_the_open_connection_goes_on(job: 
         assert line.startswith(begin)
 
 
+@pytest.mark.full_start
 @pytest.mark.mpi(2)
 @pytest.mark.parametrize("use", ["raise ValueError('diverged')", "others.send(actions); sys.exit(3)"])
 def test_a_trainer_that_fails_with_two_connections_ends_all_ranks_with_its_code(job: Job, num_ranks: int, use: str):
