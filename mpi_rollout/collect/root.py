@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 NUM_PARTS = 5  # Of a run whose limit is measured before, between and after them.
 NUM_BLOCKS = 3
-UNREAD_NBYTES = 2**20
+UNREAD_NBYTES, UNREAD_ROWS = 2**20, 2**10
 
 
 class Root:
@@ -156,9 +156,12 @@ class Root:
 
         nbytes = Block.row_nbytes(self._facts.observation_space, self._facts.action_space, self._config.num_envs)
         num_rows = schema.rows_per_block(nbytes, self._config.num_steps)
-        if not self._config.trajectories:  # Nobody reads the blocks: they stay in the core's cache.
-            num_rows = min(num_rows, max(self._lengths.most, UNREAD_NBYTES // nbytes))
-        check_blocks(NUM_BLOCKS * num_rows * nbytes)
+        if self._driver.exchanges.contents.counts_only:
+            num_rows = max(self._lengths.most, UNREAD_ROWS)
+        else:
+            if not self._config.trajectories:  # Only the policy reads the blocks: they stay in the core's cache.
+                num_rows = min(num_rows, max(self._lengths.most, UNREAD_NBYTES // nbytes))
+            check_blocks(NUM_BLOCKS * num_rows * nbytes)
         past, source = self._state.past, self._output.source
         # The unfinished file of before goes when the new one is there; a complete one stays until the end.
         is_continued = past is not None and source != self._config.out

@@ -194,6 +194,7 @@ def plan_of(config: RolloutConfig, num_ranks: int) -> Plan:
         is_surviving=config.on_rank_loss == "shrink",
         wait=config.wait,
         is_random=config.policy == "random",
+        is_read=config.trajectories or config.policy != "random",
     )
 
 

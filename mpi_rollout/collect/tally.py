@@ -29,10 +29,10 @@ class Tally:
 
     def add(self, block: Block, start: int, stop: int) -> None:
         """Count rows start to stop.  The row after an episode's end is no env step: see `collector`."""
-        ends = np.count_nonzero(block.terminations[start:stop] | block.truncations[start:stop], axis=1)
-        num_ends = int(ends.sum())
-        last = int(ends[-1])
-        self.env_steps += (stop - start) * block.rewards.shape[1] - (self._ended + num_ends - last)
+        num_ended = block.num_ended[start:stop].sum(axis=1)
+        last = int(num_ended[-1])
+        num_resets = self._ended + int(num_ended.sum()) - last
+        self.env_steps += (stop - start) * self.exchanges.division.num_envs - num_resets
         self._ended = last
         seconds = block.step_s[start:stop]
         np.add.at(self.step_s, self.exchanges.rank_of_slot, seconds.sum(axis=0))

@@ -56,6 +56,7 @@ HEADER = (  # Eight bytes each, in the first cache line.
     Leaf(("step_s",), np.dtype(np.float64), ()),  # The seconds of the rank's envs; in row 0 for the whole fragment.
     Leaf(("mark",), np.dtype(np.int64), ()),  # See above.
     Leaf(("infos_nbytes",), np.dtype(np.int64), ()),  # In row 0, not 0: a message with so many bytes of infos follows.
+    Leaf(("num_ended",), np.dtype(np.int64), ()),  # The rank's envs whose episodes ended in this step.
 )
 MASK = Leaf((), np.dtype(np.bool_), ())
 
@@ -77,6 +78,11 @@ class SlotLayout:
 
     Header and results come first, so that a run can keep them in one copy.  Then come observations; and only where they
     are wanted actions, final observations, and infos (for each its values and a mask of the envs that have it).
+
+    Parameters
+    ----------
+    counts_only
+        Nobody reads what the envs give: there is the header alone.
     """
 
     def __init__(
@@ -86,23 +92,25 @@ class SlotLayout:
         has_final_observations: bool = False,
         infos: tuple[Leaf, ...] = (),
         actions: tuple[Leaf, ...] = (),
+        counts_only: bool = False,
     ) -> None:
         self.observation_space = observation_space
-        self.observations = leaves(observation_space)
+        self._results = () if counts_only else RESULTS
+        self.observations = () if counts_only else leaves(observation_space)
         self.final_observations = self.observations if has_final_observations else ()
         self.infos, self.actions = infos, actions
         masked = tuple(part for leaf in infos for part in (leaf, MASK))
-        self._columns = RESULTS + self.observations + self.actions + self.final_observations + masked
+        self._columns = self._results + self.observations + self.actions + self.final_observations + masked
         self.capacity = capacity
         self._offsets, end = [8 * index for index in range(len(HEADER))], ALIGNMENT
         for leaf in self._columns:
             self._offsets.append(end)
             end += -(-capacity * leaf.nbytes // ALIGNMENT) * ALIGNMENT
         self.nbytes = end
-        self.head_nbytes = self._offsets[len(HEADER) + len(RESULTS)]
+        self.head_nbytes = [*self._offsets, end][len(HEADER) + len(self._results)]
 
     def header(self, buffer: np.ndarray) -> tuple[np.ndarray, ...]:
-        """Return views of `step_s`, `mark` and `infos_nbytes`, one element per row of a slot in the buffer."""
+        """Return views of the fields of `HEADER`, one element per row of a slot in the buffer."""
         fields = zip(HEADER, self._offsets, strict=False)
         return tuple(self._view(buffer, leaf, offset, None) for leaf, offset in fields)
 
@@ -111,6 +119,9 @@ class SlotLayout:
         flat, lead = buffer.reshape(-1, self.nbytes), buffer.shape[:-1]
         columns = zip(self._columns, self._offsets[len(HEADER) :], strict=True)
         views = [self._view(flat, leaf, offset, num_envs) for leaf, offset in columns]
+        if not views:
+            none = np.zeros((*lead, 0))
+            return Columns((), none, none, none, ())
         return self._sort([view.reshape(*lead, *view.shape[1:]) for view in views])
 
     def _sort(self, views: list[np.ndarray]) -> Columns:
@@ -127,8 +138,8 @@ class SlotLayout:
     def results(self, heads: np.ndarray) -> list[np.ndarray]:
         """Return views of shape (*lead, capacity) of the results in heads of slots, an array (*lead, head_nbytes)."""
         flat = heads.reshape(-1, self.head_nbytes)
-        offsets = self._offsets[len(HEADER) : len(HEADER) + len(RESULTS)]
-        views = [self._view(flat, leaf, offset, self.capacity) for leaf, offset in zip(RESULTS, offsets, strict=True)]
+        columns = zip(self._results, self._offsets[len(HEADER) :], strict=False)
+        views = [self._view(flat, leaf, offset, self.capacity) for leaf, offset in columns]
         return [view.reshape(*heads.shape[:-1], self.capacity) for view in views]
 
     @staticmethod
@@ -143,21 +154,38 @@ class Block:
     """`num_rows` consecutive steps of all envs: observation t, action t, and what followed it, in row t.
 
     `named` holds the C-contiguous arrays of shape (num_rows, num_envs, ...) by their path in a file.  The tree
-    `observations` shares their memory.  `step_s` has shape (num_rows, num_slots): the step times of the slots.
+    `observations` shares their memory.  `step_s` and `num_ended` have the shape (num_rows, num_slots): the step times
+    of the slots, and how many of their episodes ended.
+
+    Parameters
+    ----------
+    counts_only
+        Nobody reads what the envs give: there are `step_s` and `num_ended` alone.
     """
 
     def __init__(
-        self, observation_space: Space, action_space: Space, num_envs: int, num_slots: int, num_rows: int
+        self,
+        observation_space: Space,
+        action_space: Space,
+        num_envs: int,
+        num_slots: int,
+        num_rows: int,
+        counts_only: bool = False,
     ) -> None:
         self.num_rows = num_rows
         self.start = 0  # The step of row 0.
         self.named: dict[str, np.ndarray] = {}
+        self.step_s, self.num_ended = np.zeros((num_rows, num_slots)), np.zeros((num_rows, num_slots), np.int64)
+        self.observation_arrays, self.action_arrays = list[np.ndarray](), list[np.ndarray]()
+        self.results: tuple[np.ndarray, ...] = ()
+        if counts_only:
+            return
         lead = (num_rows, num_envs)
         self.observation_arrays = self._allocate("observations", leaves(observation_space), lead)
         self.action_arrays = self._allocate("actions", leaves(action_space), lead)
         self.rewards, self.terminations, self.truncations = self._allocate("", RESULTS, lead)
+        self.results = self.rewards, self.terminations, self.truncations
         self.observations = tree_of(observation_space, self.observation_arrays)
-        self.step_s = np.zeros((num_rows, num_slots))
         self._space = observation_space
         self._is_single = isinstance(self.observations, np.ndarray)
 
@@ -171,10 +199,6 @@ class Block:
         if self._is_single:
             return self.observations[row, envs]
         return tree_of(self._space, (array[row, envs] for array in self.observation_arrays))
-
-    @property
-    def results(self) -> tuple[np.ndarray, ...]:
-        return self.rewards, self.terminations, self.truncations
 
     @staticmethod
     def row_nbytes(observation_space: Space, action_space: Space, num_envs: int) -> int:
@@ -200,18 +224,18 @@ class Destination:
     ----------
     slots
         Those of all ranks of `partition`, of shape (num_ranks, num_rows, layout.nbytes).
-    step_s_columns
-        The columns of `block.step_s` that belong to these slots.
+    slot_columns
+        The columns of `block.step_s` and `block.num_ended` that belong to these slots.
     """
 
     def __init__(
-        self, block: Block, layout: SlotLayout, partition: Partition, slots: np.ndarray, step_s_columns: slice
+        self, block: Block, layout: SlotLayout, partition: Partition, slots: np.ndarray, slot_columns: slice
     ) -> None:
-        self.block, self._step_s_columns = block, step_s_columns
+        self.block, self._slots = block, slot_columns
         self._slot_heads = slots[:, :, : layout.head_nbytes].swapaxes(0, 1)
         self._heads = np.zeros((block.num_rows, partition.num_ranks, layout.head_nbytes), np.uint8)
-        step_s, *_ = layout.header(self._heads.reshape(-1, layout.head_nbytes))
-        self._step_s = step_s.reshape(block.num_rows, partition.num_ranks)
+        fields = layout.header(self._heads.reshape(-1, layout.head_nbytes))
+        self._step_s, _, _, self._num_ended = (field.reshape(block.num_rows, -1) for field in fields)
         columns = layout.columns(slots, layout.capacity)
         self._observations = _pairs(block.observation_arrays, columns.observation_arrays, partition)
         self._actions = _pairs(block.action_arrays[: len(layout.actions)], columns.action_arrays, partition)
@@ -237,7 +261,8 @@ class Destination:
     def unpack(self, start: int, stop: int) -> None:
         """Make columns of the results of rows start to stop."""
         rows = slice(start, stop)
-        self.block.step_s[rows, self._step_s_columns] = self._step_s[rows]
+        self.block.step_s[rows, self._slots] = self._step_s[rows]
+        self.block.num_ended[rows, self._slots] = self._num_ended[rows]
         for target, source in self._results:
             target[rows] = source[rows]
 

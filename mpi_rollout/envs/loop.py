@@ -81,6 +81,11 @@ class LoopVectorEnv(SingleEnvs):
         # While episodes are taken again: envs that failed, and are left out since.
         self.failing: set[int] | None = None
 
+    @property
+    def num_ended(self) -> int:
+        """Return how many envs have ended and are not reset since."""
+        return len(self._ended)
+
     def write_to(self, columns: Columns) -> None:
         """Have `step` and `reset` write into these arrays of `num_envs` rows from now on, and return them."""
         self.columns = columns

@@ -37,13 +37,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Contents:
-    """What orders and slots carry: the spaces of a single env, and what slots have besides results and observations."""
+    """What orders and slots carry: the spaces of a single env, and what slots have besides results and observations.
+
+    With `counts_only`, slots do not have those either: nobody reads what the envs give.
+    """
 
     observation_space: Space
     action_space: Space
     has_final_observations: bool = False
     infos: tuple[Leaf, ...] = ()
     has_actions: bool = False
+    counts_only: bool = False
 
 
 class Exchange(Orders):
@@ -90,6 +94,7 @@ class Exchange(Orders):
             contents.has_final_observations,
             contents.infos,
             leaves(contents.action_space) if contents.has_actions else (),
+            contents.counts_only,
         )
         self._slot_rows: list[Columns] = []
         self._lay_out_slots(1)
@@ -142,13 +147,14 @@ class Exchange(Orders):
         if self.is_root:
             self.slots = buffer
             header = layout.header(self.slots.reshape(-1, layout.nbytes))
-            step_s, self.marks, infos_nbytes = (field.reshape(num_ranks, room) for field in header)
+            step_s, self.marks, infos_nbytes, self.num_ended = (field.reshape(num_ranks, room) for field in header)
             self.step_s, self._infos_nbytes = step_s[:, 0], infos_nbytes[:, 0]
             self.columns = layout.columns(self.slots, layout.capacity)
         if self.has_own_slot or not self.is_root:
             self._slot = buffer[0]
         if self._slot is not None:
-            self.own_step_s, self.own_marks, self._own_infos_nbytes = layout.header(self._slot)
+            header = layout.header(self._slot)
+            self.own_step_s, self.own_marks, self._own_infos_nbytes, self.own_num_ended = header
             self.slot_bytes = self._slot[:, ALIGNMENT:]
             self.slot = layout.columns(self._slot, len(self.envs))
             self._slot_rows = []
@@ -268,6 +274,7 @@ class Exchange(Orders):
         """
         rows = len(self.partition.envs_of(slot))
         self.slots[slot, :, : self.layout.head_nbytes] = 0
+        self.num_ended[slot] = rows
         self.columns.truncations[slot] = True
         for column, array in zip(self.columns.observation_arrays, observation_arrays, strict=True):
             column[slot, :, :rows] = array
@@ -283,9 +290,9 @@ class Exchange(Orders):
         if isinstance(self.transport, SwitchingTransport):
             self.transport.note_shortage()
 
-    def destination(self, block: Block, step_s_columns: slice) -> Destination:
+    def destination(self, block: Block, slot_columns: slice) -> Destination:
         """Return a block as these slots see it, on the root."""
-        return Destination(block, self.layout, self.partition, self.slots, step_s_columns)
+        return Destination(block, self.layout, self.partition, self.slots, slot_columns)
 
     def free(self) -> None:
         """Give back what the transport holds."""

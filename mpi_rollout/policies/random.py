@@ -101,9 +101,10 @@ class RandomPolicy:
         """Return actions of shape (BLOCK_STEPS, num_envs, ...) for one leaf."""
         is_bit = isinstance(space, spaces.Discrete) and space.n == 2
         drawn = self._by_env_blocks(self._key, index, block, _bits if is_bit else partial(_samples, space))
-        if isinstance(space, spaces.Discrete) and is_bit:
-            drawn = drawn.astype(np.int64) + space.start
-        return np.ascontiguousarray(drawn.swapaxes(0, 1), dtype=leaf.dtype)
+        actions = np.ascontiguousarray(drawn.swapaxes(0, 1), dtype=leaf.dtype)
+        if isinstance(space, spaces.Discrete) and is_bit and space.start:
+            actions += space.start
+        return actions
 
     def _by_env_blocks(
         self, key: np.ndarray, index: int, block: int, draw: Callable[[np.random.Generator, int], np.ndarray]

@@ -75,7 +75,8 @@ class Driver:
 
     def block(self, num_rows: int) -> Block:
         """Make a block for all envs."""
-        return Block(self.observation_space, self.action_space, self.num_envs, self.exchanges.num_slots, num_rows)
+        spaces, counts_only = (self.observation_space, self.action_space), self.exchanges.contents.counts_only
+        return Block(*spaces, self.num_envs, self.exchanges.num_slots, num_rows, counts_only)
 
     def destinations(self, block: Block) -> dict[Lane, Destination]:
         """Prepare a block for having the slots of all lanes laid into its rows."""

@@ -49,6 +49,8 @@ class Plan:
         One of `config.WAITS`.
     is_random
         The policy is the random one: ranks can choose the actions, and heed the action masks of their envs.
+    is_read
+        Somebody reads what the envs give: the policy, a trainer or a file.
     """
 
     make: EnvMaker
@@ -60,6 +62,7 @@ class Plan:
     is_surviving: bool = False
     wait: str = "auto"
     is_random: bool = False
+    is_read: bool = True
 
     def __post_init__(self) -> None:
         check_num_envs(self.division.num_envs, self.division.num_ranks)
@@ -200,7 +203,12 @@ def assemble(comm: "MPI.Intracomm", rank_envs: RankEnvs) -> tuple[Worker, EnvFac
     plan, facts = rank_envs.plan, _shared_facts(comm, rank_envs)
     infos = info_leaves(plan.infos, plan.has_final_observations)
     contents = Contents(
-        facts.observation_space, facts.action_space, plan.has_final_observations, infos, has_actions=plan.is_random
+        facts.observation_space,
+        facts.action_space,
+        plan.has_final_observations,
+        infos,
+        has_actions=plan.is_random and plan.is_read,
+        counts_only=not plan.is_read,
     )
     exchanges = Exchanges(comm, plan.division, contents, plan.is_surviving, _way_to_wait(comm, plan))
     own = [exchange for exchange in exchanges.all if exchange.envs]

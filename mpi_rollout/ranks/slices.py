@@ -7,9 +7,9 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import VectorEnv
 
-from mpi_rollout.core.layout import ALIGNMENT, RESULTS, Columns, noun
+from mpi_rollout.core.layout import ALIGNMENT, RESULTS, Columns, SlotLayout, noun
 from mpi_rollout.core.seeding import seed_of_slice
-from mpi_rollout.core.spaces import Leaf, Tree, tree_of
+from mpi_rollout.core.spaces import Leaf, Tree, leaves, tree_of
 from mpi_rollout.envs.faults import ABORT, OnFault, OutputChecks
 from mpi_rollout.envs.infos import MaskColumn
 from mpi_rollout.envs.inputs import Options, Reset, Seeds, Step
@@ -73,7 +73,7 @@ class Slice:
         self.restarts: list[StepRestart] = []
         # A loop checks by itself.
         self._checks = None if self._loop else OutputChecks(envs.single_observation_space, on_fault)
-        self._casting = Casting(on_fault.strict_dtypes)
+        self._casting, self._leaves = Casting(on_fault.strict_dtypes), leaves(envs.single_observation_space)
         self._has_action_parts = isinstance(envs.single_action_space, spaces.Dict | spaces.Tuple)
         self._policy = policy
         self.masks: MaskColumn | None = None
@@ -87,10 +87,15 @@ class Slice:
         """Fill the slot that the exchange has now.
 
         A loop writes into arrays of its own where a slot has room for several steps; they are then copied, row by row.
+        Where nobody reads them, it has arrays of its own too.
         """
-        exchange = self.exchange
-        self._has_more = bool(self._loop is None or self._pickles_infos or exchange.layout.infos)
-        if self._loop is None:
+        exchange, counts_only = self.exchange, not self.exchange.layout.observations
+        if self._loop is None and counts_only:
+            layout = SlotLayout(self.envs.single_observation_space, len(self.env_indices))
+            self._unread = layout.columns(np.zeros(layout.nbytes, np.uint8), len(self.env_indices))
+        self._has_infos = self._pickles_infos or bool(exchange.layout.infos)
+        self._copies_rows = self._loop is not None and exchange.room > 1 and not counts_only
+        if self._loop is None or counts_only:
             return
         if exchange.room == 1:
             self._loop.write_to(exchange.slot_rows[0])
@@ -162,28 +167,24 @@ class Slice:
         if self._policy is not None:
             self._policy.forget(self.num_steps)
         actions = self._chosen_actions() if command == Command.CHOOSE else exchange.own_actions()
-        if masks is not None and (masks.places or exchange.num_rows > 1):
+        if masks is not None and (masks.places or exchange.num_rows > 1):  # They may come with any step.
             actions = [np.array(array) for array in actions]  # Those by masks take their place.
         try:
             self._fill_rows(actions, is_to_stop)
         finally:
-            if self._policy is not None:
+            if exchange.layout.actions:
                 self._send_back(actions)
 
     def _fill_rows(self, actions: list[np.ndarray], is_to_stop: Callable[[], bool]) -> None:
-        exchange, step, masks, last_row = self.exchange, self.envs.step, self.masks, self.exchange.num_rows - 1
-        restarts = () if self._loop is None else self._loop.faults
+        loop, step, masks, last_row = self._loop, self.envs.step, self.masks, self.exchange.num_rows - 1
+        restarts = () if loop is None else loop.faults
         for row, batch in enumerate(self._batches(actions)):
             self._num_calls += 1
             if masks is not None and masks.places:
                 self._heed_masks(actions[0][row])
-            if self._loop is None:  # Which may write to its actions; a loop copies them by itself.
+            if loop is None:  # Which may write to its actions; a loop copies them by itself.
                 batch = tree_of(self.envs.single_action_space, [array[row].copy() for array in actions])
-            outputs = step(batch)
-            if self._has_more:
-                self._fill(outputs, row)
-            elif exchange.room > 1:
-                exchange.slot_bytes[row] = self._row_bytes
+            self._fill(step(batch), row)
             if restarts:
                 self._note_restarts(row, self.num_steps)
             self.num_steps += 1
@@ -282,24 +283,35 @@ class Slice:
 
     def _fill(self, outputs: Reset | Step, row: int = 0) -> None:
         """Copy into a row of the slot what the envs have not written there."""
-        observations, *results, infos = outputs
-        slot = self.exchange.slot_rows[row]
         if self._loop is None:
+            self._fill_natively(outputs, row)
+        else:
+            if self._copies_rows:
+                self.exchange.slot_bytes[row] = self._row_bytes
+            self.exchange.own_num_ended[row] = self._loop.num_ended
+        if self._has_infos:
+            infos, columns = outputs[-1], self.exchange.slot_rows[row].info_arrays
+            if self._pickles_infos:
+                self.exchange.put_infos(infos, row)
+            for leaf, (values, mask) in zip(self.exchange.layout.infos, columns, strict=True):
+                write_columns(infos, leaf, values, mask)
+
+    def _fill_natively(self, outputs: Reset | Step, row: int) -> None:
+        """Copy and check what natively vectorized envs gave; where nobody reads it, of a fragment the first row."""
+        observations, *results, infos = outputs
+        counts_only = not self.exchange.layout.observations
+        slot = self._unread if counts_only else self.exchange.slot_rows[row]
+        if row == 0 or not counts_only or self._checks:
             self._copy(slot, observations, results)
-        elif self.exchange.room > 1:
-            self.exchange.slot_bytes[row] = self._row_bytes
-        if self._pickles_infos:
-            self.exchange.put_infos(infos, row)
-        if self._checks:
-            for place, what in self._checks.in_batch(slot.observations, slot.rewards).items():
-                raise DataError(f"env {self.env_indices[place]}: {what}")
-        if self.masks is not None and self._loop is None:
-            self.masks.write_batch(infos, slot.terminations | slot.truncations)
-        for leaf, (values, mask) in zip(self.exchange.layout.infos, slot.info_arrays, strict=True):
-            write_columns(infos, leaf, values, mask)
+        for place, what in self._checks.in_batch(slot.observations, slot.rewards).items() if self._checks else ():
+            raise DataError(f"env {self.env_indices[place]}: {what}")
+        ends = np.logical_or(*results[1:]) if results else np.zeros(len(self.env_indices), np.bool_)  # In a reset.
+        self.exchange.own_num_ended[row] = np.count_nonzero(ends)
+        if self.masks is not None:
+            self.masks.write_batch(infos, ends)
 
     def _copy(self, slot: Columns, observations: object, results: list[np.ndarray]) -> None:
-        for leaf, column in zip(self.exchange.layout.observations, slot.observation_arrays, strict=True):
+        for leaf, column in zip(self._leaves, slot.observation_arrays, strict=True):
             part = leaf.of(observations)
             if part.shape != column.shape or part.dtype != column.dtype:
                 part = self._cast(leaf, part, column.shape)

@@ -7,25 +7,22 @@ import pytest
 
 from mpi_rollout.collect.tally import Tally
 
+NUM_ENVS = 3
+
 
 def tally(first_ready: bool = False) -> Tally:
     """Count for two ranks, each with one slot, in one exchange."""
-    division = SimpleNamespace(num_ranks=2, first_ready=first_ready)
+    division = SimpleNamespace(num_ranks=2, num_envs=NUM_ENVS, first_ready=first_ready)
     exchanges = SimpleNamespace(
         division=division, rank_of_slot=np.array([0, 1]), slots=[slice(0, 2)], num_stepping=2
     )  # fmt: skip
     return Tally(exchanges)
 
 
-def block(*ends: tuple[int, ...], num_envs: int = 3) -> SimpleNamespace:
-    """Rows in which these envs end, by turns terminated and truncated; the ranks take 1 s and 3 s in each."""
-    ended = np.zeros((2, len(ends), num_envs), bool)
-    for row, indices in enumerate(ends):
-        ended[row % 2, row, list(indices)] = True
-    seconds = np.tile([1.0, 3.0], (len(ends), 1))
-    return SimpleNamespace(
-        terminations=ended[0], truncations=ended[1], rewards=np.zeros(ended.shape[1:]), step_s=seconds
-    )
+def block(*ends: tuple[int, ...]) -> SimpleNamespace:
+    """Rows in which these envs end, the first env on the first rank; the ranks take 1 s and 3 s in each."""
+    num_ended = [[indices.count(0), len(indices) - indices.count(0)] for indices in ends]
+    return SimpleNamespace(num_ended=np.array(num_ended), step_s=np.tile([1.0, 3.0], (len(ends), 1)))
 
 
 def test_the_row_after_an_end_is_no_env_step():

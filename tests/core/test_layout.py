@@ -75,11 +75,28 @@ def test_the_headers_of_all_slots_are_seen_in_one_array_each():
     layout = SlotLayout(EVERY_DTYPE, 2)
     slots = np.zeros((3, layout.nbytes), np.uint8)
     for rank in range(3):
-        step_s, mark, infos_nbytes = layout.header(slots[rank][None])
+        step_s, mark, infos_nbytes, _ = layout.header(slots[rank][None])
         step_s[0], mark[0], infos_nbytes[0] = rank / 4, 10 + rank, 2**40 + rank
-    step_s, marks, infos_nbytes = layout.header(slots)
+    step_s, marks, infos_nbytes, _ = layout.header(slots)
     assert step_s.tolist() == [0, 0.25, 0.5] and marks.tolist() == [10, 11, 12]
     assert infos_nbytes.tolist() == [2**40, 2**40 + 1, 2**40 + 2]
+
+
+def test_a_slot_that_nobody_reads_is_a_cache_line():
+    layout = SlotLayout(EVERY_DTYPE, 1000, counts_only=True)
+    assert layout.nbytes == layout.head_nbytes == ALIGNMENT
+    columns = layout.columns(np.zeros((2, layout.nbytes), np.uint8), 1000)
+    assert not all_of(columns) or {column.size for column in all_of(columns)} == {0}
+    block = Block(EVERY_DTYPE, spaces.Discrete(2), 1000, 2, 5, counts_only=True)
+    assert not block.named and not block.results
+    partition = Partition(1000, 2)
+    slots = np.zeros((2, 1, layout.nbytes), np.uint8)
+    layout.header(slots[:, 0])[3][:] = 7, 8
+    destination = Destination(block, layout, partition, slots, slice(0, 2))
+    destination.lay_observations(4)
+    destination.lay_results(3)
+    destination.unpack(3, 4)
+    assert block.num_ended.tolist() == [[0, 0]] * 3 + [[7, 8], [0, 0]]
 
 
 @pytest.mark.parametrize("space", SPACES, ids=str)

@@ -56,10 +56,12 @@ class Native(VectorEnv):
         return ("a", "b", "c")
 
 
-def native(on_fault: OnFault | None = None, infos: Any = "none", **outputs: Any) -> tuple[Slice, Native]:
+def native(
+    on_fault: OnFault | None = None, infos: Any = "none", counts_only: bool = False, **outputs: Any
+) -> tuple[Slice, Native]:
     """A slice of such envs."""
     envs = Native(**outputs)
-    contents = Contents(envs.single_observation_space, envs.single_action_space)
+    contents = Contents(envs.single_observation_space, envs.single_action_space, counts_only=counts_only)
     [exchange] = Exchanges(SingleRankComm(), Division(3, 1), contents).all
     return Slice(exchange, envs, infos, on_fault or OnFault()), envs
 
@@ -169,8 +171,11 @@ def test_observations_of_another_dtype_are_cast_unless_that_is_refused():
         ),
     ],
 )
-def test_wrong_values_of_natively_vectorized_envs_are_found(on_fault: OnFault, outputs: dict, message: str):
-    part, _ = native(on_fault, **outputs)
+@pytest.mark.parametrize("counts_only", [False, True])
+def test_wrong_values_of_natively_vectorized_envs_are_found(
+    on_fault: OnFault, outputs: dict, message: str, counts_only: bool
+):
+    part, _ = native(on_fault, counts_only=counts_only, **outputs)
     with pytest.raises(DataError, match=message):
         step(part)
     calm, _ = native(**outputs)

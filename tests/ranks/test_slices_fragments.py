@@ -34,6 +34,12 @@ def begun(room: int = 1, make: Callable[..., object] | str = Counting, **options
 
 def take(driver: Driver, num_steps: int, step: int, is_chosen: bool = False) -> list[list[np.ndarray]]:
     """Take steps of random actions; return all columns of each step."""
+    advance(driver, num_steps, step, is_chosen)
+    return rows_of(driver)
+
+
+def advance(driver: Driver, num_steps: int, step: int, is_chosen: bool = False) -> None:
+    """Take steps of random actions."""
     [lane] = driver.lanes
     if is_chosen:
         driver.have_chosen(lane, num_steps, step)
@@ -42,7 +48,6 @@ def take(driver: Driver, num_steps: int, step: int, is_chosen: bool = False) -> 
         driver.send_fragment(lane, policy.rows(step, num_steps, range(driver.num_envs)), step)
     driver.await_some()
     assert lane.num_rows == num_steps
-    return rows_of(driver)
 
 
 def rows_of(driver: Driver) -> list[list[np.ndarray]]:
@@ -230,3 +235,36 @@ def test_draws_of_steps_that_are_over_are_forgotten(is_chosen: bool):
         take(driver, 64, step, is_chosen)
     [slice_] = driver.worker.slices
     assert len(slice_._policy._uniform) <= 2 and len(slice_._policy._drawn) <= 2
+
+
+@pytest.mark.parametrize("is_chosen", [False, True], ids=["root", "workers"])
+@pytest.mark.parametrize("way", WAYS)
+def test_where_nobody_reads_the_data_the_same_steps_are_taken_and_ends_are_counted(way: str, is_chosen: bool):
+    """Also by the next fragment, whose envs must be where they would be."""
+    read, unread = (begun(40, is_read=is_read, **WAYS[way]) for is_read in (True, False))
+    for step in (0, 40):
+        columns = take(read, 40, step, is_chosen)
+        [lane], [other] = read.lanes, unread.lanes
+        ends = [int(np.count_nonzero(row[1] | row[2])) for row in columns]
+        assert lane.exchange.num_ended[0].tolist() == ends
+        advance(unread, 40, step, is_chosen)
+        assert other.exchange.slots.nbytes == 40 * 64
+        assert other.exchange.num_ended[0].tolist() == ends
+    assert sum(ends) > 0 or way == "loop"
+
+
+def test_where_nobody_reads_the_data_masks_are_heeded_all_the_same():
+    driver = begun(8, make=Masked, is_read=False)
+    advance(driver, 8, 0)  # The env raises if an action is not allowed.
+
+
+def test_the_roots_own_fragment_ends_where_others_are_to_be_served():
+    driver = begun(10, first_ready=True)
+    came = iter([False, False, True])
+    driver.worker.is_wanted = lambda: next(came)
+    [lane] = driver.lanes
+    driver.have_chosen(lane, 10, 0)
+    assert driver.await_some() == [lane] and lane.num_rows == 3
+    assert lane.marks[0].tolist() == [0, 0, 0] + [UNDONE] * 7
+    driver.worker.is_wanted = lambda: False
+    assert_same(take(driver, 7, 3, is_chosen=True), take(begun(10), 10, 0, is_chosen=True)[3:])

@@ -80,6 +80,24 @@ def test_no_length_changes_the_data(collected: Collected, num_ranks: int, name: 
         assert_same_bytes(datasets(path), first)
 
 
+@pytest.mark.mpi(1, 3)
+def test_a_run_whose_data_nobody_reads_takes_the_same_env_steps(job: Job, num_ranks: int):
+    ways = [(), *((*way, "--no-trajectories") for way in (LOCKSTEP, *SOME, OTHERS[0]))]
+    commands = [
+        (*RUNS[name], *way, "--wait", "sleep", "--progress", "none", "--out", f"{name}-{number}.h5")
+        for name in ("CartPole", "masks")
+        for number, way in enumerate(ways)
+    ]
+    assert job.train(num_ranks, "runs", commands) == [0] * len(commands)
+    for name in ("CartPole", "masks"):
+        assert len({env_steps_of(job.folder / f"{name}-{number}.h5") for number in range(len(ways))}) == 1
+
+
+def env_steps_of(path: Path) -> int:
+    with h5py.File(path) as file:
+        return int(file["throughput"].attrs["env_steps"])
+
+
 @pytest.mark.mpi(3)
 def test_a_signal_cuts_a_fragment_short(job: Job, num_ranks: int):
     arguments = ("--env-factory", "failing_envs:paced", "--env-kwargs", '{"sleep_s": 0.01}', "--num-envs", "6")
