@@ -1,5 +1,6 @@
 """Rows of columns as kernels take them: one flat array, and the distance of two rows in it."""
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,7 +28,7 @@ class Rows:
 def rows_of(array: np.ndarray) -> Rows:
     """Return the rows of an array whose rows are C-contiguous, without a copy; bool becomes uint8."""
     array = array.view(np.uint8) if array.dtype == np.bool_ else array
-    size = int(np.prod(array.shape[1:], dtype=np.int64))
+    size = math.prod(array.shape[1:])
     if array.flags.c_contiguous:
         return Rows(array.reshape(-1), size)
     pitch = array.strides[0] // array.itemsize
