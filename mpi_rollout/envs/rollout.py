@@ -8,12 +8,12 @@ import numpy as np
 
 @dataclass(frozen=True, eq=False)
 class RolloutColumns:
-    """The caller's arrays for the outcome of L steps of n envs; None for what nobody reads, which is then not made.
+    """The caller's arrays for the outcome of up to L steps of n envs; None for what nobody reads: it is not made.
 
     Row t is the outcome of step t.  Rows may be anywhere: the columns of a slot and parts of a block are welcome.  Each
     row is C-contiguous, and rows do not overlap.
 
-    Attributes
+    Parameters
     ----------
     observations
         (L, n, ...), of the dtype of the env's observation space.
@@ -37,14 +37,15 @@ class Rollout(Protocol):
     """
 
     def rollout(self, actions: np.ndarray, columns: RolloutColumns) -> None:
-        """Take L steps, and write their outcome into the caller's arrays.
-
-        The same `columns` object may be given again and again, which saves looking at its arrays each time.
+        """Take steps, and write their outcome into the first rows of the caller's arrays.
 
         Parameters
         ----------
         actions
-            (L, num_envs, ...), L >= 0: those of step t in row t.
+            (num_steps, num_envs, ...): those of step t in row t.
+        columns
+            At least as many rows; the rest stay as they are.  Give the same object again for the same arrays: they are
+            looked at the first time only.
 
         Raises
         ------

@@ -2,6 +2,7 @@
 
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from gymnasium.error import ResetNeeded
@@ -12,7 +13,7 @@ from gymnasium.vector.utils import batch_space
 from mpi_rollout.envs.kernels.backends import backend_of
 from mpi_rollout.envs.kernels.dynamics import THETA_LIMIT, X_LIMIT
 from mpi_rollout.envs.kernels.philox import key_words
-from mpi_rollout.envs.kernels.rows import OBSERVATION_SIZE, check_columns, has_rows
+from mpi_rollout.envs.kernels.rows import OBSERVATION_SIZE, has_rows, num_rows_of
 from mpi_rollout.envs.kernels.task import LONGEST, NUM_ENVS, NUM_SEEDS, Task, check_integer, is_semi_implicit
 from mpi_rollout.envs.rollout import RolloutColumns
 from mpi_rollout.errors import ActionError
@@ -76,7 +77,7 @@ class CartPoleVectorEnv(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
         task = Task(num_envs, first_env, limit, is_semi, bool(sutton_barto_reward))
         self._backend = backend_of(backend, task, device=device, threads_per_block=threads_per_block)
         self._first_env, self._was_reset = first_env, False
-        self._columns, self._num_rows = RolloutColumns(), 0
+        self._num_rows: WeakKeyDictionary[RolloutColumns, int] = WeakKeyDictionary()  # Of columns that were checked.
         self._row = (
             np.zeros((1, num_envs, OBSERVATION_SIZE), np.float32),
             np.zeros((1, num_envs)),
@@ -121,11 +122,13 @@ class CartPoleVectorEnv(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
         return observations, rewards, terminations, truncations, {}
 
     def rollout(self, actions: np.ndarray, columns: RolloutColumns) -> None:
-        """Take L steps with actions (L, num_envs) of integers; see `mpi_rollout.envs.rollout.Rollout`."""
+        """Take steps with actions (num_steps, num_envs) of integers; see `mpi_rollout.envs.rollout.Rollout`."""
         actions = self._checked_actions(np.asarray(actions))
-        if columns is not self._columns or len(actions) != self._num_rows:
-            check_columns(columns, len(actions), self.num_envs)
-            self._columns, self._num_rows = columns, len(actions)
+        num_rows = self._num_rows.get(columns)
+        if num_rows is None:
+            num_rows = self._num_rows[columns] = num_rows_of(columns, self.num_envs)
+        if len(actions) > num_rows:
+            raise ValueError(f"the columns have room for {num_rows} steps, got actions of {len(actions)}")
         self._backend.rollout(actions, columns)
 
     def last_observations(self) -> np.ndarray:

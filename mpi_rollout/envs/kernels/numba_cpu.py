@@ -9,6 +9,7 @@ from collections.abc import Callable
 from functools import cache, partial
 from inspect import getsource
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numba import njit, types
@@ -40,6 +41,7 @@ SIGNATURE = types.void(
     *(types.float32[::1], types.float64[::1], types.float32[::1], types.uint8[::1], types.uint8[::1]),
     types.int64[::1],
 )
+Layout = tuple[tuple[np.ndarray, ...], np.ndarray]  # The flat arrays of outputs; the pitches of actions and of these.
 NOBODY_READS = -1  # The pitch of rows that do not exist.
 
 
@@ -195,9 +197,7 @@ class NumbaBackend:
         facts = (task.first_env, task.max_episode_steps, task.is_semi_implicit, task.sutton_barto_reward, 0, 0)
         self._settings = np.array(facts, np.int64)
         self._unread = [Rows(flags, 0) for flags in np.zeros((2, num_envs), np.uint8)]  # Flags are always written.
-        self._columns: RolloutColumns | None = None
-        self._outputs: tuple[Any, ...] = ()
-        self._pitches = np.zeros(6, np.int64)
+        self._layouts: WeakKeyDictionary[RolloutColumns, Layout] = WeakKeyDictionary()
 
     def begin(self, key: tuple[int, int], envs: np.ndarray, episodes: np.ndarray) -> None:
         self._settings[4:] = key
@@ -207,10 +207,12 @@ class NumbaBackend:
         self._ended[envs] = False
 
     def rollout(self, actions: np.ndarray, columns: RolloutColumns) -> None:
-        if columns is not self._columns:
-            self._lay_out(columns)
+        layout = self._layouts.get(columns)
+        if layout is None:
+            layout = self._layouts[columns] = self._layout(columns)
+        outputs, pitches = layout
         rows = rows_of(actions)
-        self._pitches[0] = rows.pitch
+        pitches[0] = rows.pitch
         self._kernel(
             self._states,
             self._steps,
@@ -219,11 +221,11 @@ class NumbaBackend:
             self._settings,
             len(actions),
             rows.flat,
-            *self._outputs,
-            self._pitches,
+            *outputs,
+            pitches,
         )
 
-    def _lay_out(self, columns: RolloutColumns) -> None:
+    def _layout(self, columns: RolloutColumns) -> Layout:
         is_double = columns.rewards is not None and columns.rewards.dtype == np.float64
         outputs = (
             _rows_or_none(columns.observations, np.float32),
@@ -232,9 +234,8 @@ class NumbaBackend:
             self._unread[0] if columns.terminations is None else rows_of(columns.terminations),
             self._unread[1] if columns.truncations is None else rows_of(columns.truncations),
         )
-        self._outputs = tuple(rows.flat for rows in outputs)
-        self._pitches[1:] = [rows.pitch for rows in outputs]
-        self._columns = columns
+        pitches = np.array([0, *(rows.pitch for rows in outputs)])
+        return tuple(rows.flat for rows in outputs), pitches
 
     def observations(self) -> np.ndarray:
         return np.ascontiguousarray(self._states.T, np.float32)

@@ -179,7 +179,7 @@ class CUDABackend:
                 output.copy_to_host(host, stream=self._stream)
             self._stream.synchronize()
         for name, (host, _) in self._hosts.items():
-            np.copyto(getattr(columns, name), host, casting="unsafe")
+            np.copyto(getattr(columns, name)[: len(host)], host, casting="unsafe")
 
     def observations(self) -> np.ndarray:
         with self._chosen():

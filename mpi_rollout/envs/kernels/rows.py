@@ -1,6 +1,7 @@
 """Rows of columns as kernels take them: one flat array, and the distance of two rows in it."""
 
 import math
+import sys
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,12 +37,21 @@ def rows_of(array: np.ndarray) -> Rows:
     return Rows(as_strided(array, (num_elements,), (array.itemsize,)), pitch)
 
 
-def check_columns(columns: RolloutColumns, num_rows: int, num_envs: int) -> None:
-    """Raise ValueError, which names the array, unless all columns are such as `RolloutColumns` says."""
+def num_rows_of(columns: RolloutColumns, num_envs: int) -> int:
+    """Return how many steps columns have room for.
+
+    Raises
+    ------
+    ValueError
+        They are not what `RolloutColumns` says; the message names the array.
+    """
+    num_rows = sys.maxsize  # There is room for what nobody reads.
     for name, dtypes in DTYPES.items():
         array = getattr(columns, name)
         if array is None:
             continue
+        if num_rows == sys.maxsize and isinstance(array, np.ndarray) and array.ndim:
+            num_rows = len(array)
         shape = (num_rows, num_envs) + ((OBSERVATION_SIZE,) if name == "observations" else ())
         if not isinstance(array, np.ndarray) or array.shape != shape or array.dtype not in dtypes:
             expected = f"an array {shape} of {' or '.join(map(str, dtypes))}"
@@ -49,6 +59,7 @@ def check_columns(columns: RolloutColumns, num_rows: int, num_envs: int) -> None
         if not array.flags.writeable or not array.flags.aligned or not has_rows(array):
             expected = "writeable and aligned, with C-contiguous rows that follow one another"
             raise ValueError(f"the column {name} must be {expected}, got strides {array.strides}")
+    return num_rows
 
 
 def has_rows(array: np.ndarray) -> bool:

@@ -39,7 +39,7 @@ class Backend(Protocol):
         """Begin episodes of some envs, int64 arrays of the same length; from now on random numbers have this key."""
 
     def rollout(self, actions: np.ndarray, columns: RolloutColumns) -> None:
-        """Take L steps with actions (L, num_envs) int64, of which each row is C-contiguous."""
+        """Take steps with actions (num_steps, num_envs) int64, of which each row is C-contiguous."""
 
     def observations(self) -> np.ndarray:
         """Return the observations (num_envs, 4) float32 in a new array."""

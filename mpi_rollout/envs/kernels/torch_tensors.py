@@ -45,8 +45,6 @@ class TorchBackend:
         self._episodes = self._zeros((num_envs,), torch.int64)
         self._ended = self._zeros((num_envs,), torch.bool)
         self._indices = torch.arange(task.first_env, task.first_env + num_envs, device=self._device)
-        self._columns: RolloutColumns | None = None
-        self._outputs: dict[str, torch.Tensor] = {}
 
     def _zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         return torch.zeros(shape, dtype=dtype, device=self._device)
@@ -61,33 +59,30 @@ class TorchBackend:
         self._ended[places] = False
 
     def rollout(self, actions: np.ndarray, columns: RolloutColumns) -> None:
-        if columns is not self._columns:
-            self._outputs = {
-                name: self._output(array) for name in NAMES if (array := getattr(columns, name)) is not None
-            }
-            self._columns = columns
-        on_device = torch.from_numpy(np.asarray(actions, np.float64)).to(self._device)
+        wanted = {name: array for name in NAMES if (array := getattr(columns, name)) is not None}
+        outputs = {name: self._output(array[: len(actions)]) for name, array in wanted.items()}
+        on_device = torch.from_numpy(actions.astype(np.uint8)).to(self._device).double()
         for row, batch in enumerate(on_device):
-            self._step(batch, {name: output[row] for name, output in self._outputs.items()})
+            self._step(batch, {name: output[row] for name, output in outputs.items()})
         if not self._is_on_host:
-            self._bring(columns)
+            self._bring(outputs, wanted)
 
     def _output(self, array: np.ndarray) -> torch.Tensor:
         """Return what steps write of a column: on a CPU the column itself."""
         tensor = torch.from_numpy(array)
         return tensor if self._is_on_host else torch.empty(tensor.shape, dtype=tensor.dtype, device=self._device)
 
-    def _bring(self, columns: RolloutColumns) -> None:
+    def _bring(self, outputs: dict[str, torch.Tensor], columns: dict[str, np.ndarray]) -> None:
         """Copy the outcome of a fragment to the host; wait for the device once."""
         is_cuda = self._device.type == "cuda"
         hosts = {}
-        for name, output in self._outputs.items():
+        for name, output in outputs.items():
             hosts[name] = torch.empty(output.shape, dtype=output.dtype, pin_memory=is_cuda)  # torch keeps such memory.
             hosts[name].copy_(output, non_blocking=is_cuda)
         if is_cuda:
             torch.cuda.current_stream(self._device).synchronize()
         for name, host in hosts.items():
-            np.copyto(getattr(columns, name), host.numpy())
+            np.copyto(columns[name][: len(host)], host.numpy())
 
     def _step(self, actions: torch.Tensor, outputs: dict[str, torch.Tensor]) -> None:
         """Take one step with actions (num_envs,) of float64, and write what is wanted of its outcome."""

@@ -88,12 +88,12 @@ def test_a_rollout_is_as_many_steps(envs_of: MakeEnvs, num_rows: int):
 
 def test_slices_give_the_same_bytes_as_all_envs_in_one(envs_of: MakeEnvs):
     num_envs, bounds = 700, (0, 1, 258, 513, 700)  # More than one block of the kernel, and parts of blocks.
-    actions = np.random.default_rng(0).integers(0, 2, (60, num_envs))
+    actions = np.random.default_rng(0).integers(0, 2, (25, num_envs))
     parts = []
     for start, stop in ((0, num_envs), *pairwise(bounds)):
         envs = envs_of(stop - start, seed=7, first_env=start)
         observations, _ = envs.reset()
-        parts.append((observations, *rolled_out(envs, actions[:, start:stop], 60)))
+        parts.append((observations, *rolled_out(envs, actions[:, start:stop], 25)))
     whole, slices = parts[0], parts[1:]
     assert whole[0].tobytes() == np.concatenate([part[0] for part in slices]).tobytes()
     for number, array in enumerate(whole[1:], 1):
@@ -124,6 +124,23 @@ def test_columns_that_nobody_reads_may_be_left_out(envs_of: MakeEnvs, left_out: 
         column is None or column.tobytes() == array.tobytes() for column, array in zip(columns, outcome, strict=True)
     )
     assert envs.last_observations().tobytes() == expected.last_observations().tobytes()
+
+
+def test_columns_may_have_room_for_more_steps_and_be_used_in_turns(envs_of: MakeEnvs):
+    actions, envs, other = chosen_actions(50, 12), envs_of(12), envs_of(12)
+    envs.reset(), other.reset()
+    expected, parts = rolled_out(other, actions, 50), []
+    slots = empty_columns(20, 12), empty_columns(30, 12, np.float32)
+    columns = [RolloutColumns(*slot) for slot in slots]
+    for turn, (start, stop) in enumerate(((0, 20), (20, 21), (21, 36), (36, 50))):
+        unused = slots[turn % 2][0][stop - start :].copy()
+        envs.rollout(actions[start:stop], columns[turn % 2])
+        parts.append([array[: stop - start].copy() for array in slots[turn % 2]])
+        assert np.array_equal(slots[turn % 2][0][stop - start :], unused, equal_nan=True)
+    assert all(
+        np.array_equal(np.concatenate(column), array)
+        for column, array in zip(zip(*parts, strict=True), expected, strict=True)
+    )
 
 
 @pytest.mark.parametrize("sutton_barto_reward", [False, True])
@@ -245,6 +262,7 @@ def test_actions_may_be_any_integers(envs_of: MakeEnvs, dtype: Any):
         (0, np.zeros((4, 3, 3), np.float32), r"observations must be an array \(4, 3, 4\) of float32, got \(4, 3, 3\)"),
         (1, np.zeros((4, 3), np.int64), "rewards must be an array .* of float64 or float32, got .* of int64"),
         (2, np.zeros((4, 3), np.uint8), "terminations must be an array .* of bool"),
+        (3, np.zeros((3, 3), bool), r"truncations must be an array \(4, 3\) of bool, got \(3, 3\) of bool"),
         (3, [[0] * 3] * 4, "truncations must be an array .*, got list"),
         (1, np.zeros((3, 4)).T, "rewards must be writeable and aligned, with C-contiguous rows"),
         (1, np.zeros((4, 3))[::-1], "rewards must be writeable"),
@@ -257,6 +275,14 @@ def test_wrong_columns_are_named_and_nothing_changes(envs_of: MakeEnvs, place: i
     columns[place] = array
     with pytest.raises(ValueError, match=problem):
         envs.rollout(np.zeros((4, 3), int), RolloutColumns(*columns))
+    assert np.array_equal(envs.last_observations(), before)
+
+
+def test_columns_with_too_little_room_are_refused(envs_of: MakeEnvs):
+    envs = envs_of(3)
+    before, _ = envs.reset()
+    with pytest.raises(ValueError, match="the columns have room for 4 steps, got actions of 5"):
+        envs.rollout(np.zeros((5, 3), int), RolloutColumns(*empty_columns(4, 3)))
     assert np.array_equal(envs.last_observations(), before)
 
 

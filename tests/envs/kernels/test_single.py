@@ -58,7 +58,7 @@ def test_whole_episodes_equal_those_of_gymnasium():
             assert observation.tobytes() == expected[0].tobytes() and terminated == expected[2]
 
 
-@pytest.mark.filterwarnings("ignore:.*render")
+@pytest.mark.filterwarnings("ignore:.*A Box observation space m")
 def test_gymnasium_finds_nothing_wrong_with_the_single_env():
     check_env(gymnasium.make("mpi_rollout/CartPoleNumba-v0").unwrapped, skip_render_check=True)
 
