@@ -41,6 +41,9 @@ SIGNATURE = types.void(
     *(types.float32[::1], types.float64[::1], types.float32[::1], types.uint8[::1], types.uint8[::1]),
     types.int64[::1],
 )
+# Places in `settings`, where the key has two, and in `pitches`.
+FIRST_ENV, MAX_EPISODE_STEPS, IS_SEMI_IMPLICIT, IS_SUTTON_BARTO, KEY = range(5)
+ACTIONS, OBSERVATIONS, REWARDS, REWARDS_32, TERMINATIONS, TRUNCATIONS = range(6)
 Layout = tuple[tuple[np.ndarray, ...], np.ndarray]  # The flat arrays of outputs; the pitches of actions and of these.
 NOBODY_READS = -1  # The pitch of rows that do not exist.
 
@@ -116,6 +119,11 @@ def _observe(observations, states):
 
 
 @_compiled
+def _part(states, start, stop):
+    return states[0, start:stop], states[1, start:stop], states[2, start:stop], states[3, start:stop]
+
+
+@_compiled
 def _row(flat, pitch, row, start, stop):
     begin = row * pitch
     return flat[begin + start : begin + stop]
@@ -129,36 +137,27 @@ def _kernel(fingerprint: int) -> Callable[..., None]:
         actions, observations, rewards, rewards_32, terminations, truncations, pitches,
     ):  # fmt: skip
         _ = fingerprint
-        first_env, max_episode_steps, is_semi_implicit, is_sutton_barto = (
-            settings[0],
-            settings[1],
-            settings[2],
-            settings[3],
-        )
-        key_0, key_1 = settings[4], settings[5]
+        first_env, max_episode_steps = settings[FIRST_ENV], settings[MAX_EPISODE_STEPS]
+        is_semi_implicit, is_sutton_barto = settings[IS_SEMI_IMPLICIT], settings[IS_SUTTON_BARTO]
+        key_0, key_1 = settings[KEY], settings[KEY + 1]
         all_places = np.empty(BLOCK, np.int64)
         for start in range(0, len(all_steps), BLOCK):
             stop = min(start + BLOCK, len(all_steps))
-            states = (
-                all_states[0, start:stop],
-                all_states[1, start:stop],
-                all_states[2, start:stop],
-                all_states[3, start:stop],
-            )
+            states = _part(all_states, start, stop)
             steps, episodes, ended = all_steps[start:stop], all_episodes[start:stop], all_ended[start:stop]
             for row in range(num_rows):
-                terminated = _row(terminations, pitches[4], row, start, stop)
-                truncated = _row(truncations, pitches[5], row, start, stop)
+                terminated = _row(terminations, pitches[TERMINATIONS], row, start, stop)
+                truncated = _row(truncations, pitches[TRUNCATIONS], row, start, stop)
                 places = _places_of(ended, all_places)
-                _move(states, _row(actions, pitches[0], row, start, stop), is_semi_implicit)
+                _move(states, _row(actions, pitches[ACTIONS], row, start, stop), is_semi_implicit)
                 _end(states, steps, max_episode_steps, terminated, truncated)
                 _begin(places, states, steps, episodes, first_env + start, key_0, key_1, terminated, truncated)
-                if pitches[1] != NOBODY_READS:
-                    _observe(_row(observations, pitches[1], row, 4 * start, 4 * stop), states)
-                if pitches[2] != NOBODY_READS:
-                    _reward(_row(rewards, pitches[2], row, start, stop), ended, terminated, is_sutton_barto)
-                if pitches[3] != NOBODY_READS:
-                    _reward(_row(rewards_32, pitches[3], row, start, stop), ended, terminated, is_sutton_barto)
+                if pitches[OBSERVATIONS] != NOBODY_READS:
+                    _observe(_row(observations, pitches[OBSERVATIONS], row, 4 * start, 4 * stop), states)
+                if pitches[REWARDS] != NOBODY_READS:
+                    _reward(_row(rewards, pitches[REWARDS], row, start, stop), ended, terminated, is_sutton_barto)
+                if pitches[REWARDS_32] != NOBODY_READS:
+                    _reward(_row(rewards_32, pitches[REWARDS_32], row, start, stop), ended, terminated, is_sutton_barto)
                 for env in range(len(ended)):
                     ended[env] = terminated[env] | truncated[env]
 
@@ -171,17 +170,21 @@ def compiled_kernel() -> Callable[..., None]:
 
     Where no cache can be written, each process compiles for itself.
     """
-    sources = "".join(map(getsource, (dynamics, philox)))
-    fingerprint = int.from_bytes(hashlib.sha256(sources.encode()).digest()[:7], "big")
     compiler = partial(njit, SIGNATURE, **OPTIONS)
     try:
-        return compiler(cache=True)(_kernel(fingerprint))
-    except OSError:  # The disk is full, for one.
+        return compiler(cache=True)(_kernel(_fingerprint()))
+    except OSError:  # The disk is full, or there are no sources.
         pass
     except RuntimeError as error:
         if "no locator available" not in str(error):
             raise
-    return compiler()(_kernel(fingerprint))
+    return compiler()(_kernel(0))
+
+
+def _fingerprint() -> int:
+    """Return a number that changes with the sources of the helpers."""
+    sources = "".join(map(getsource, (dynamics, philox)))
+    return int.from_bytes(hashlib.sha256(sources.encode()).digest()[:7], "big")
 
 
 class NumbaBackend:
@@ -200,7 +203,7 @@ class NumbaBackend:
         self._layouts: WeakKeyDictionary[RolloutColumns, Layout] = WeakKeyDictionary()
 
     def begin(self, key: tuple[int, int], envs: np.ndarray, episodes: np.ndarray) -> None:
-        self._settings[4:] = key
+        self._settings[KEY:] = key
         self._states[:, envs] = start_states(key, self._first_env + envs, episodes)
         self._episodes[envs] = episodes
         self._steps[envs] = 0
@@ -212,7 +215,7 @@ class NumbaBackend:
             layout = self._layouts[columns] = self._layout(columns)
         outputs, pitches = layout
         rows = rows_of(actions)
-        pitches[0] = rows.pitch
+        pitches[ACTIONS] = rows.pitch
         self._kernel(
             self._states,
             self._steps,

@@ -3,13 +3,13 @@
 import shutil
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from jobs import CLONE, job_environment
 
-pytest.importorskip("numba")
-pytestmark = pytest.mark.any_mpi
+pytestmark = [pytest.mark.any_mpi, pytest.mark.skipif(find_spec("numba") is None, reason="pip install numba")]
 
 PROGRAM = """
 import sys

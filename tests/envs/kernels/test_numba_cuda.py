@@ -2,13 +2,13 @@
 
 import subprocess
 import sys
+from importlib.util import find_spec
 
 import pytest
 from jobs import CLONE, job_environment
 from kernel_checks import KNOWN_ANSWERS, chosen_actions, same, stepped, vector_env
 
-pytest.importorskip("numba")
-pytestmark = pytest.mark.any_mpi
+pytestmark = [pytest.mark.any_mpi, pytest.mark.skipif(find_spec("numba") is None, reason="pip install numba")]
 
 MAKE = """
 import gymnasium
@@ -104,8 +104,9 @@ def has_gpu() -> bool:
     return bool(cuda.is_available())
 
 
-@pytest.mark.skipif(has_gpu(), reason="there is a CUDA device")
 def test_without_a_device_the_ways_out_are_named():
+    if has_gpu():
+        pytest.skip("there is a CUDA device")
     [line] = printed("print(refusal())", is_simulated=False)
     assert line.startswith(
         "CartPole on cuda needs a CUDA device, and there is none that Numba can use; use mpi_rollout/C"
@@ -113,9 +114,10 @@ def test_without_a_device_the_ways_out_are_named():
     assert line.endswith("-v0, or Numba's simulator: NUMBA_ENABLE_CUDASIM=1")
 
 
-@pytest.mark.skipif(not has_gpu(), reason="there is no CUDA device")
 @pytest.mark.parametrize("threads_per_block", [32, 128, 1024])
 def test_a_gpu_gives_the_same_to_rounding(threads_per_block: int):
+    if not has_gpu():
+        pytest.skip("there is no CUDA device")
     actions = chosen_actions(15, 1000)
     envs, reference = vector_env("CUDA", 1000, threads_per_block=threads_per_block), vector_env("Numba", 1000)
     envs.reset(), reference.reset()

@@ -1,5 +1,7 @@
 """What only torch's backend has."""
 
+from importlib.util import find_spec
+
 import numpy as np
 import pytest
 from kernel_checks import KNOWN_ANSWERS, chosen_actions, same, stepped, vector_env
@@ -7,19 +9,24 @@ from kernel_checks import KNOWN_ANSWERS, chosen_actions, same, stepped, vector_e
 from mpi_rollout.envs.kernels.philox import philox
 from mpi_rollout.errors import UsageError
 
-torch = pytest.importorskip("torch")
-pytestmark = pytest.mark.any_mpi
+# Importing torch takes long: not while tests are collected.
+pytestmark = [pytest.mark.any_mpi, pytest.mark.skipif(find_spec("torch") is None, reason="pip install torch")]
 
 
 @pytest.mark.parametrize(("counter", "key", "words"), KNOWN_ANSWERS)
 def test_tensors_give_the_known_answers(counter, key, words):
+    import torch
+
     tensors = [torch.full((3,), word, dtype=torch.int64) for word in counter]
     assert [tensor.tolist() for tensor in philox(*tensors, *key)] == [[word] * 3 for word in words]
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 @pytest.mark.parametrize("device", ["cuda", "cuda:1"])
 def test_without_a_cuda_device_the_way_out_is_named(device: str):
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("there is a CUDA device")
     problem = f"device '{device}' of CartPole on torch: there is no CUDA device; use device 'cpu'"
     with pytest.raises(UsageError, match=f"^{problem}$"):
         vector_env("Torch", 2, device=device)
@@ -31,6 +38,8 @@ def test_a_device_that_is_none_is_named():
 
 
 def test_the_number_of_threads_is_left_alone():
+    import torch
+
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -42,8 +51,11 @@ def test_the_number_of_threads_is_left_alone():
         torch.set_num_threads(before)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 def test_a_cuda_device_gives_the_same_to_rounding():
+    import torch
+
+    if not torch.cuda.is_available():
+        pytest.skip("there is no CUDA device")
     actions, envs, reference = chosen_actions(15, 64), vector_env("Torch", 64, device="cuda"), vector_env("Torch", 64)
     envs.reset(), reference.reset()
     assert same(stepped(envs, actions), stepped(reference, actions), tolerance=1e-6)
