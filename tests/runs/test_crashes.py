@@ -22,25 +22,27 @@ from jobs import HELPERS, job_environment, preloadable
 
 from mpi_rollout.storage.reader import leaf_datasets
 
-CASES = [(kind, how) for kind in ("nested", "pictures", "packed") for how in ("whole", "torn")]
+KINDS, HOWS = ("nested", "pictures", "packed"), ("whole", "torn")
+CASES = [(kind, how) for kind in KINDS for how in HOWS]
 TIMEOUT_S = 300
 
 
-def crash(folder: Path, killer: str, kind: str, how: str) -> list[dict]:
-    """What became of a run killed or refused at each of its writes; nothing happens to the last one."""
+def crash(folder: Path, killer: str, kind: str, *hows: str) -> dict[str, list[dict]]:
+    """For each way, what became of a run killed or refused at each of its writes; nothing happens to the last one."""
     folder.mkdir()
     done = subprocess.run(
-        [sys.executable, str(HELPERS / "crash_at_every_write.py"), kind, how],
+        [sys.executable, str(HELPERS / "crash_at_every_write.py"), kind, *hows],
         cwd=folder, env=job_environment(LD_PRELOAD=killer), capture_output=True, text=True, timeout=TIMEOUT_S,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    outcomes = [json.loads(line) for line in done.stdout.splitlines()]
+    return {how: [each for each in outcomes if each["how"] == how] for how in hows}
 
 
 @pytest.mark.parametrize(("how", "words"), [("full", "No space left on device"), ("broken", "Input/output error")])
 def test_a_write_that_fails_at_the_end_ends_the_run_in_one_line_whichever_it_is(tmp_path: Path, how: str, words: str):
     """Also where HDF5 would forget the error and crash later: nothing is on stderr, and the exit code is 74."""
-    *failed, last = crash(tmp_path / how, preloadable("killer.c", tmp_path), "nested", how)
+    *failed, last = crash(tmp_path / how, preloadable("killer.c", tmp_path), "nested", how)[how]
     assert last["code"] == 0 and len(failed) > 15
     for each in failed:
         assert each["code"] == 74, each
@@ -53,10 +55,10 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], 
     folder = tmp_path_factory.mktemp("crashes")
     killer = preloadable("killer.c", folder)
     with ThreadPoolExecutor(2) as pool:
-        found = {case: pool.submit(crash, folder / "-".join(case), killer, *case) for case in CASES}
-        outcomes = {case: each.result() for case, each in found.items()}
+        crashes = {kind: pool.submit(crash, folder / kind, killer, kind, *HOWS) for kind in KINDS}
+        outcomes = {(kind, how): crashes[kind].result()[how] for kind, how in CASES}
     for kind, how in CASES:
-        outcomes[kind, how][-1]["data_sizes"] = data_sizes(folder / f"{kind}-{how}" / "run.h5")
+        outcomes[kind, how][-1]["data_sizes"] = data_sizes(folder / kind / "run.h5")
     return outcomes
 
 
@@ -75,7 +77,7 @@ def test_the_run_that_is_not_killed_is_complete(outcomes: dict, kind: str, how: 
     assert all(each["code"] == -9 for each in killed) and len(killed) > 50
 
 
-@pytest.mark.parametrize("kind", ["nested", "pictures", "packed"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_every_acknowledged_step_survives_a_kill_at_any_write(outcomes: dict, kind: str):
     committed = {each["committed"] for each in outcomes[kind, "whole"]}
     assert len(committed) > 2
@@ -83,7 +85,7 @@ def test_every_acknowledged_step_survives_a_kill_at_any_write(outcomes: dict, ki
         assert num_recovered(each) >= each["committed"], each
 
 
-@pytest.mark.parametrize("kind", ["nested", "pictures", "packed"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_every_acknowledged_step_survives_a_kill_amid_any_write_of_data(outcomes: dict, kind: str):
     *killed, last = outcomes[kind, "torn"]
     torn = [each for each in killed if int(each["write"][0].split()[1]) in last["data_sizes"]]
@@ -92,7 +94,7 @@ def test_every_acknowledged_step_survives_a_kill_amid_any_write_of_data(outcomes
         assert num_recovered(each) >= each["committed"], each
 
 
-@pytest.mark.parametrize("kind", ["nested", "pictures", "packed"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_torn_metadata_are_refused_at_once_or_harmless(outcomes: dict, kind: str):
     """Where something is recovered, crash_at_every_write.py has compared it."""
     *killed, last = outcomes[kind, "torn"]
