@@ -8,6 +8,7 @@ import atexit
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 
 
 def end_mpi() -> None:
@@ -35,5 +36,6 @@ def exit_code(run: Callable[[], None]) -> int:
     if "mpi4py.MPI" in sys.modules:
         end_mpi()
     for stream in (sys.stdout, sys.stderr):
-        stream.flush()
+        with suppress(Exception):  # Some programs leave something else there.
+            stream.flush()
     return code if isinstance(code, int) else code is not None
