@@ -1,7 +1,9 @@
-"""Env steps per second of processor time of the project's own CartPole, on one core, beside other CartPoles.
+"""The project's own CartPole beside others: `measure_kernels.py speed|dynamics`.
 
-`measure_kernels.py`: all systems are set up first; then they have their turns, each round in another random order.  The
-median of the rounds counts.  Rows that only reset count as steps, for all systems.
+`speed` is env steps per second of processor time, on one core.  All systems are set up first; then they have their
+turns, each round in another random order.  The median of the rounds counts.  Rows that only reset count as steps.
+
+`dynamics` compares single steps from random states with those of Gymnasium's NumPy version, bit for bit.
 """
 
 import os
@@ -9,10 +11,12 @@ import os
 os.environ["OMP_NUM_THREADS"] = "1"  # Of torch.
 
 import random
+import sys
 import time
 from collections.abc import Callable
 from importlib.util import find_spec
 from statistics import median
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -79,7 +83,7 @@ def steps_per_cpu_s(turn: Turn, num_steps: int) -> float:
     return calls * num_steps / taken_s
 
 
-if __name__ == "__main__":
+def measure_speed() -> None:
     for num_envs, num_rows in SHAPES:
         turns = systems(num_envs, num_rows)
         rates: dict[str, list[float]] = {name: [] for name in turns}
@@ -88,3 +92,33 @@ if __name__ == "__main__":
                 rates[name].append(steps_per_cpu_s(turns[name], num_envs * num_rows))
         shown = ", ".join(f"{name} {median(each) / 1e6:.3g} M/s" for name, each in rates.items())
         print(f"{num_envs} envs x {num_rows} steps: {shown}", flush=True)
+
+
+def compare_dynamics(num_envs: int = 100_000, num_rounds: int = 100) -> None:
+    mode, rng = "vector_entry_point", np.random.default_rng(1)
+    limits = np.array([2.4, 3, 12 * np.pi / 180, 3])
+    for integrator in ("euler", "semi-implicit euler"):
+        theirs: Any = gymnasium.make_vec("CartPole-v1", num_envs, vectorization_mode=mode)
+        kwargs = {"vectorization_mode": mode, "kinematics_integrator": integrator}
+        ours: Any = gymnasium.make_vec("mpi_rollout/CartPoleNumba-v0", num_envs, **kwargs)
+        theirs.kinematics_integrator = integrator
+        counts = dict.fromkeys(("observations", "terminations", "states", "ends"), 0)
+        for number in range(num_rounds):
+            theirs.reset(), ours.reset()
+            states = rng.uniform(-1, 1, (4, num_envs)) * limits[:, np.newaxis]
+            if number % 4 in (1, 2):  # Near the end of the track, or of the angle.
+                row = 0 if number % 4 == 1 else 2
+                states[row] = np.sign(states[row]) * (limits[row] - rng.uniform(0, 0.05, num_envs))
+            theirs.state, ours._backend._states[...] = states.copy(), states
+            actions = rng.integers(0, 2, num_envs)
+            expected, results = theirs.step(actions), ours.step(actions)
+            counts["observations"] += int(np.any(expected[0] != results[0], axis=1).sum())
+            counts["terminations"] += int(np.sum(expected[2] != results[2]))
+            counts["states"] += int(np.any(theirs.state != ours._backend._states, axis=0).sum())
+            counts["ends"] += int(expected[2].sum())
+        differences = ", ".join(f"{count:,} {name}" for name, count in counts.items() if name != "ends")
+        print(f"{integrator}: of {num_rounds * num_envs:,} steps ({counts['ends']:,} ends) differ {differences}")
+
+
+if __name__ == "__main__":
+    {"speed": measure_speed, "dynamics": compare_dynamics}[sys.argv[1]]()
