@@ -149,8 +149,6 @@ BAD = [
     (["--env", "CartPole-v7"], "It provides versioned environments: [ `v0`, `v1` ]"),
     (["--env", "Nothing alike"], "--env Nothing alike: "),
     (["--env", "Unheard-v0"], "`Unheard` doesn't exist; if a package registers it, put its module before a colon, as"),
-    (["--env", "ALE/Breakout-v5"], "--env ALE/Breakout-v5: Namespace ALE not found; use ale_py:ALE/Breakout-v5"),
-    (["--env", "MiniGrid-Empty-5x5-v0"], "doesn't exist; use minigrid:MiniGrid-Empty-5x5-v0, after pip install minigr"),
     (["--env", "CartPole-v1", "--env-kwargs", '{"levle": 3}'], "--env-kwargs {'levle': 3} do not fit CartPole-v1: "),
     (["--env", ""], "Malformed environment ID"),
     (["--env", ":CartPole-v1"], "--env must be ID or MODULE:ID, got ':CartPole-v1'"),

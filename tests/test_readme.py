@@ -23,7 +23,7 @@ COMMANDS = ("mpirun", "python", "pip", "make", "git", "sbatch", "slurm/", "apt-g
 REASONS = ("SLURM", "brings another torch", "brings packages, root", "FILE stands for yours", "the network and long")
 NEEDED = {
     "mujoco": "Humanoid",
-    "ale_py": "ale_py:",
+    "ale_py": "ALE/",
     "matplotlib": " plot",
     "stable_baselines3": "sb3|stable_baselines3|train_ppo",
 }

@@ -4,6 +4,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from importlib import import_module
 from importlib.util import find_spec
 from inspect import signature
 from typing import Any, TypeVar
@@ -14,7 +15,10 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.seeding import episode_seeds
 from mpi_rollout.core.spaces import leaves
-from mpi_rollout.envs import kernels  # noqa: F401  # Registers envs of this project's own.
+from mpi_rollout.envs import (
+    dm_wrapper,
+    kernels,  # noqa: F401  # Registers envs of this project's own.
+)
 from mpi_rollout.envs.faults import ABORT, OnFault, of_old_gym
 from mpi_rollout.envs.loop import LoopVectorEnv
 from mpi_rollout.errors import Field, RolloutError, UsageError, first_line, shortened
@@ -24,7 +28,7 @@ Kwargs = Mapping[str, Any]
 EnvFunction = Callable[..., gymnasium.Env]
 Made = TypeVar("Made")
 
-EXTRAS = {"ale_py": "atari", "mujoco": "mujoco"}
+EXTRAS = {"ale_py": "atari", "mujoco": "mujoco", "shimmy": "dm", "dm_control": "dm"}
 HIGHWAY_IDS = ("highway-", "merge-", "roundabout-", "parking-", "intersection-", "racetrack-")
 ROBOTICS_IDS = ("Fetch", "HandReach", "HandManip", "Adroit", "AntMaze", "PointMaze", "FrankaKitchen")
 # How ids of well-known packages begin: the module that registers them, and what pip installs.
@@ -34,7 +38,7 @@ _REGISTERED_BY: dict[tuple[str, ...], tuple[str, str]] = {
     HIGHWAY_IDS: ("highway_env", "highway-env"),
     ROBOTICS_IDS: ("gymnasium_robotics", "gymnasium-robotics"),
     ("Panda",): ("panda_gym", "panda-gym"),
-    ("dm_control/",): ("shimmy", "'shimmy[dm-control]'"),
+    ("dm_control/",): ("shimmy", "'mpi_rollout[dm]'"),
 }
 
 
@@ -90,9 +94,11 @@ class EnvMaker:
         env = self.env[env_index] if isinstance(self.env, tuple) else self.env
         kwargs = dict(self.kwargs[env_index] if isinstance(self.kwargs, tuple) else self.kwargs)
         if isinstance(env, str):
-            return _try(env, kwargs, partial(gymnasium.make, env, **kwargs))
+            return _try(env, kwargs, partial(_make_registered, gymnasium.make, env, **kwargs))
         index = {"env_index": env_index} if _takes_index(env) else {}
         made = _try(name_of(env), kwargs, partial(env, **index | kwargs))
+        if dm_wrapper.is_dm_env(made):
+            return dm_wrapper.wrapped(made, name_of(env))
         if what := why_no_env(made):
             raise UsageError(f"{name_of(env)} must return an env, got {what}")
         return made
@@ -110,12 +116,23 @@ class EnvMaker:
         if isinstance(kwargs, tuple):
             problem = " must be the same for all envs with vector_entry_point, got some for each env; use "
             raise UsageError(Field("env_kwargs"), problem, option, " sync")
-        envs = _try(env, kwargs, partial(gymnasium.make_vec, env, num_envs, vectorization_mode=mode, **kwargs))
+        envs = _try(
+            env, kwargs, partial(_make_registered, gymnasium.make_vec, env, num_envs, vectorization_mode=mode, **kwargs)
+        )
         leaves(envs.single_observation_space), leaves(envs.single_action_space)  # Spaces of no fixed shape are refused.
         autoreset_mode = envs.metadata.get("autoreset_mode")
         if autoreset_mode != AutoresetMode.NEXT_STEP:
             raise UsageError(f"{self.env} resets in mode {autoreset_mode}, expected NEXT_STEP; use sync")
         return envs
+
+
+def _make_registered(make: Callable[..., Made], env_id: str, *arguments: int, **kwargs: Any) -> Made:
+    """Make what has an id; import the well-known package that registers it, where that is not done yet."""
+    if ":" not in env_id and env_id not in gymnasium.registry:
+        modules = [module for prefixes, (module, _) in _REGISTERED_BY.items() if env_id.startswith(prefixes)]
+        for module in filter(find_spec, modules):
+            import_module(module)
+    return make(env_id, *arguments, **kwargs)
 
 
 def _try(name: str, kwargs: Kwargs, make: Callable[[], Made]) -> Made:
@@ -131,6 +148,10 @@ def _try(name: str, kwargs: Kwargs, make: Callable[[], Made]) -> Made:
         raise UsageError(option, f" {name}: {error}; {of_missing_package(name, str(error).lower())}") from error
     except gymnasium.error.Error as error:
         raise UsageError(option, f" {name}: {of_unknown_id(name, error)}") from error
+    except AttributeError as error:
+        if words := dm_wrapper.of_unknown_mujoco(error):
+            raise UsageError(option, f" {name}: {words}") from error
+        raise
     except TypeError as error:
         if not _is_of_call(error):
             raise
@@ -143,10 +164,9 @@ def of_unknown_id(env_id: str, error: gymnasium.error.Error) -> str:
     is_unknown = isinstance(error, gymnasium.error.NamespaceNotFound | gymnasium.error.NameNotFound)
     if not is_unknown or ":" in env_id or "Did you mean" in words:
         return words
-    for prefixes, (module, package) in _REGISTERED_BY.items():
+    for prefixes, (_, package) in _REGISTERED_BY.items():
         if env_id.startswith(prefixes):
-            is_there = find_spec(module) is not None
-            return f"{words}; use {module}:{env_id}" + ("" if is_there else f", after pip install {package}")
+            return f"{words}; pip install {package}"
     return f"{words}; if a package registers it, put its module before a colon, as in ale_py:ALE/Breakout-v5"
 
 

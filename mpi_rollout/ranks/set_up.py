@@ -191,7 +191,8 @@ def check_instances(slices: Iterable[tuple[range, VectorEnv]]) -> None:
     owners: dict[int, int] = {}
     for indices, envs in slices:
         for index, env in zip(indices, getattr(envs, "envs", ()), strict=False):
-            first = owners.setdefault(id(getattr(env, "unwrapped", env)), index)
+            innermost = getattr(env, "unwrapped", env)
+            first = owners.setdefault(id(getattr(innermost, "dm_env", innermost)), index)
             if first != index:
                 raise UsageError(
                     f"env {first} and env {index} are the same object; what makes envs must return a new one each time"

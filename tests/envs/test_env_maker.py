@@ -182,28 +182,34 @@ def test_a_package_that_an_env_needs_is_to_be_installed_and_one_that_is_named_ma
 
 
 @pytest.mark.parametrize(
-    ("env_id", "is_there", "way_out"),
+    ("env_id", "way_out"),
     [
-        ("ALE/Pong-v5", True, "; use ale_py:ALE/Pong-v5"),
-        ("ALE/Pong-v5", False, "; use ale_py:ALE/Pong-v5, after pip install 'mpi_rollout[atari]'"),
-        ("PandaReach-v3", False, "; use panda_gym:PandaReach-v3, after pip install panda-gym"),
-        (
-            "Unknown/Env-v0",
-            True,
-            "; if a package registers it, put its module before a colon, as in ale_py:ALE/B",
-        ),
-        ("no_such:ALE/Pong-v5", True, ""),
+        ("ALE/Pong-v5", "; pip install 'mpi_rollout[atari]'"),
+        ("PandaReach-v3", "; pip install panda-gym"),
+        ("dm_control/walker-walk-v0", "; pip install 'mpi_rollout[dm]'"),
+        ("Unknown/Env-v0", "; if a package registers it, put its module before a colon, as in ale_py:ALE/B"),
+        ("no_such:ALE/Pong-v5", ""),
     ],
 )
-def test_an_unknown_id_is_refused_with_the_package_that_registers_it(
-    monkeypatch: pytest.MonkeyPatch, env_id: str, is_there: bool, way_out: str
-):
-    monkeypatch.setattr(env_maker, "find_spec", lambda module: object() if is_there else None)
+def test_an_unknown_id_is_refused_with_the_package_that_registers_it(env_id: str, way_out: str):
     namespace = env_id.partition("/")[0]
     error = gymnasium.error.NamespaceNotFound(f"Namespace {namespace} not found. Have you installed the package?")
     words = env_maker.of_unknown_id(env_id, error)
     assert words.startswith(f"Namespace {namespace} not found{way_out}")
     assert words.endswith(way_out) or "Unknown" in env_id
+
+
+def test_the_well_known_package_that_registers_an_id_is_imported(monkeypatch: pytest.MonkeyPatch):
+    def register(module: str) -> None:
+        assert module == "panda_gym"
+        gymnasium.registry.pop("PandaNew-v0", None)
+        gymnasium.register("PandaNew-v0", entry_point=Counting)
+
+    monkeypatch.setattr(env_maker, "find_spec", lambda module: object())
+    monkeypatch.setattr(env_maker, "import_module", register)
+    assert isinstance(EnvMaker("PandaNew-v0")().unwrapped, Counting)
+    with pytest.raises(UsageError, match="Environment `PandaOld` doesn't exist"):
+        EnvMaker("PandaOld-v0")()
 
 
 def test_an_id_with_a_spelling_mistake_is_refused_in_gymnasiums_words():
