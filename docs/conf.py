@@ -18,7 +18,7 @@ myst_heading_anchors = 3
 smartquotes = False  # It makes one dash of the two before an option.
 default_role = "code"  # Single backticks in docstrings are names in code.
 
-autodoc_mock_imports = ["stable_baselines3"]  # Only for its base class.
+autodoc_mock_imports = ["stable_baselines3", "dm_env"]  # Only for their base classes.
 autodoc_typehints = "none"  # numpydoc's sections say what the signature cannot.
 autodoc_member_order = "bysource"
 numpydoc_show_class_members = False

@@ -18,6 +18,7 @@ from mpi_rollout.policies.random import Policy
 from mpi_rollout.ranks.driver import Driver
 from mpi_rollout.ranks.set_up import Plan, assemble, make_rank_envs
 from mpi_rollout.storage.output import open_output
+from mpi_rollout.train.vector_env import MPIVectorEnv
 
 
 def driver_of(
@@ -29,6 +30,13 @@ def driver_of(
     plan = Plan(EnvMaker(make, vectorization_mode=vectorization_mode), division, **options)
     worker, _ = assemble(SingleRankComm(), make_rank_envs(plan, 0))
     return Driver(worker.exchanges, worker, "check")
+
+
+def vector_env_of(make: Callable[..., object] | str, num_envs: int, **options: object) -> MPIVectorEnv:
+    """What `connect` gives a trainer of one process; `options` are those of a `Plan`."""
+    plan = Plan(EnvMaker(make), Division(num_envs, 1), **options)
+    worker, facts = assemble(SingleRankComm(), make_rank_envs(plan, 0))
+    return MPIVectorEnv(Driver(worker.exchanges, worker, "pass"), facts, plan.autoreset_mode, batch_size=1, copy=True)
 
 
 def root_of(out: Path, policy: Policy | None = None, **options: object) -> Root:
