@@ -59,8 +59,30 @@ def draws_of_block(key: np.ndarray, leaf: int, step_block: int, env_block: int) 
 
     Draw in the order env, step, component: then no draw depends on the number of envs.
     """
-    counter = np.array([0, env_block, step_block, leaf], np.uint64)
-    return np.random.Generator(np.random.Philox(counter=counter, key=key))
+    return np.random.Generator(_philox_of_block(key, leaf, step_block, env_block))
+
+
+def _philox_of_block(key: np.ndarray, leaf: int, step_block: int, env_block: int) -> np.random.Philox:
+    return np.random.Philox(counter=np.array([0, env_block, step_block, leaf], np.uint64), key=key)
+
+
+def bytes_of_blocks(key: np.ndarray, leaf: int, step_block: int, env_blocks: range, num_bytes: int) -> np.ndarray:
+    """Return the first bytes of the streams of neighbouring blocks of envs, uint8 of shape (blocks, num_bytes).
+
+    They are what `draws_of_block(...).bytes` gives.  To go from one block to the next takes a third of the time that
+    another generator takes.
+
+    Parameters
+    ----------
+    num_bytes
+        A multiple of 32: Philox gives so many at a time.
+    """
+    philox = _philox_of_block(key, leaf, step_block, env_blocks.start)
+    draws, rows = np.random.Generator(philox), list[bytes]()
+    for _ in env_blocks:
+        rows.append(draws.bytes(num_bytes))
+        philox.advance(2**64 - num_bytes // 32)  # The block of envs is the next word of the counter.
+    return np.frombuffer(b"".join(rows), np.uint8).reshape(len(env_blocks), num_bytes)
 
 
 def seed_global_generators(seed: int, rank: int, num_steps: int = 0) -> None:

@@ -7,7 +7,14 @@ import pytest
 from jobs import Job, datasets
 
 from mpi_rollout.core import seeding
-from mpi_rollout.core.seeding import SeedTable, draws_of_block, episode_seeds, policy_key, seed_of_slice
+from mpi_rollout.core.seeding import (
+    SeedTable,
+    bytes_of_blocks,
+    draws_of_block,
+    episode_seeds,
+    policy_key,
+    seed_of_slice,
+)
 
 
 def first_seeds(seed: int, env_index: int, count: int) -> list[int]:
@@ -150,3 +157,12 @@ with mpi_rollout.connect("CartPole-v1", 2) as envs:
 assert (random.getstate(), np.random.get_state()[1].tolist()) == before
 """
     assert job.script(None, code).code == 0
+
+
+@pytest.mark.parametrize("num_bytes", [32, 512])
+def test_the_bytes_of_many_blocks_are_those_of_their_streams(num_bytes: int):
+    key = policy_key(7)
+    together = bytes_of_blocks(key, 1, 2, range(3, 9), num_bytes)
+    assert [row.tobytes() for row in together] == [
+        draws_of_block(key, 1, 2, block).bytes(num_bytes) for block in range(3, 9)
+    ]
