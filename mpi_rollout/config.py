@@ -12,7 +12,7 @@ from mpi_rollout import __version__
 from mpi_rollout.core.clock import MAX_TIMEOUT_S, seconds_of
 from mpi_rollout.errors import DataError, UsageError
 
-VECTORIZATION_MODES = ("sync", "vector_entry_point")
+VECTORIZATION_MODES = ("auto", "sync", "vector_entry_point", "envpool", "native")
 MODES = ("sync", "async")
 ON_ENV_ERROR = ("abort", "restart")
 ON_RANK_LOSS = ("abort", "shrink")
@@ -41,6 +41,14 @@ def option(default: Any, help_text: str, **extra: Any) -> Any:
     )
 
 
+def vectorization_of(mode: str, env: object) -> str:
+    """Return how envs are stepped where "auto" may stand."""
+    if mode != AUTO:
+        return mode
+    is_own = isinstance(env, str) and env.rpartition(":")[2].startswith("mpi_rollout/")
+    return "vector_entry_point" if is_own else "sync"
+
+
 ENV_OPTIONS = ("env", "env_factory", "env_kwargs")
 # What decides on the data, and so must not change when a run is continued.
 DATA_OPTIONS = (
@@ -48,7 +56,7 @@ DATA_OPTIONS = (
     *("num_envs", "num_steps", "seed", "policy", "vectorization_mode", "trajectories", "actions"),
 )
 LEAST = {"seed": 0} | dict.fromkeys(
-    ("num_envs", "num_steps", "num_groups", "batch_size", "expect_ranks", "max_env_restarts"), 1
+    ("num_envs", "num_steps", "num_groups", "batch_size", "expect_ranks", "max_env_restarts", "env_threads"), 1
 )
 
 
@@ -99,9 +107,17 @@ class RolloutConfig:
         metavar="FILE",
     )
     vectorization_mode: str = option(
-        "sync",
-        "how a rank steps its envs: sync, one after the other; vector_entry_point, by the env's own vectorized version",
+        "auto",
+        "how a rank steps its envs: sync, one after the other; vector_entry_point, by the vectorized version that is "
+        "registered with the env; envpool, by EnvPool's version of it; native, by what the factory makes of the env "
+        "indices of a rank and a seed; auto is vector_entry_point for mpi_rollout/... envs, else sync",
         choices=VECTORIZATION_MODES,
+    )
+    env_threads: int | None = option(
+        None,
+        "threads of a rank's envs with envpool and ALE's vector_entry_point; by default the rank's share of the cores "
+        "that it may use",
+        metavar="N",
     )
     mode: str = option(
         "sync",
@@ -203,6 +219,7 @@ class RolloutConfig:
         if (self.env is None) == (self.env_factory is None):
             count = "none" if self.env is None else "both"
             raise UsageError(f"give one of --env ID and --env-factory MODULE:CALLABLE, got {count}")
+        object.__setattr__(self, "vectorization_mode", vectorization_of(self.vectorization_mode, self.env))
         self._check_values()
         self._check_pairs()
 

@@ -7,6 +7,8 @@ limit between two exchanges.  The data do not depend on L.
 
 from mpi_rollout.config import AUTO, RolloutConfig
 from mpi_rollout.core.host import check_length
+from mpi_rollout.core.spaces import leaves
+from mpi_rollout.exchange.orders import actions_nbytes
 from mpi_rollout.ranks.driver import Driver
 from mpi_rollout.ranks.lanes import Lane
 
@@ -24,7 +26,7 @@ def auto_length(row_nbytes: int, num_ranks: int) -> int:
     Parameters
     ----------
     row_nbytes
-        Of one step in the slot of one rank.
+        Of one step in the slot of one rank, and of its actions.
     """
     if row_nbytes > LARGE_ROW_NBYTES:
         return 1
@@ -81,7 +83,8 @@ def prepare_lengths(config: RolloutConfig, driver: Driver) -> FragmentLengths:
     # An order that is sent again, to the ranks that are left, has no second message with actions.
     is_by_order = config.policy != "random" or (config.on_rank_loss == "shrink" and config.inference == "root")
     if asked == AUTO:
-        length = 1 if is_by_order else min(auto_length(row_nbytes, num_ranks), config.num_steps)
+        held_nbytes = row_nbytes + actions_nbytes(leaves(driver.action_space), exchange.partition.capacity)
+        length = 1 if is_by_order else min(auto_length(held_nbytes, num_ranks), config.num_steps)
     else:
         length = min(int(asked), config.num_steps)
         check_length(f"--fragment-length {asked}", length, row_nbytes, num_ranks, exchange.order_nbytes)

@@ -34,6 +34,8 @@ class RunState:
     ----------
     past
         Where an earlier start of the run came to; None if there was none.
+    is_continuable
+        Its envs can be brought back to where they were.
     writer, collector
         None until the envs are where the run begins.
     seconds
@@ -47,6 +49,7 @@ class RunState:
     """
 
     past: Past | None
+    is_continuable: bool = True
     writer: "Writer | None" = None
     collector: Collector | None = None
     seconds: float = 0.0

@@ -5,6 +5,7 @@ was recorded, byte by byte.  It takes as many steps as the longest running episo
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
+from time import perf_counter
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,7 +13,7 @@ import numpy as np
 from mpi_rollout.core.layout import Block, Destination
 from mpi_rollout.core.spaces import Tree, tree_of
 from mpi_rollout.envs.replaying import Past
-from mpi_rollout.errors import ActionError, counted
+from mpi_rollout.errors import ActionError, DataError, UsageError, counted
 from mpi_rollout.exchange.orders import Command
 from mpi_rollout.process.console import say
 from mpi_rollout.ranks.driver import Driver
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     import h5py  # For the root alone: a worker's imports are the job's start-up time.
 
 REPLAY_NBYTES = 2**24  # Of recorded data to be read at a time.
+LEARNING_S, LONGEST_HISTORY_S = 5.0, 1800.0  # After the first, it is known how long the whole takes.
 MOST_SAID = 8  # Envs that are named one by one.
 
 
@@ -51,6 +53,68 @@ def bring_back(driver: Driver, past: Past, file: "h5py.File", on_step: Callable[
     driver.restarts = []  # Envs that failed meanwhile are among the lost.
     driver.call_ranks("seed_again", past.num_steps)
     return lost
+
+
+def take_history_again(driver: Driver, past: Past, file: "h5py.File", on_step: Callable[[], None]) -> dict[int, int]:
+    """Take all steps of natively vectorized envs again, in fragments, and compare each with what was recorded.
+
+    They cannot begin amid a run as a loop's envs can, one by one.
+
+    Parameters
+    ----------
+    on_step
+        Called before each fragment; may raise to end the run.
+
+    Raises
+    ------
+    DataError
+        Some env gave something else than before.
+    UsageError
+        It would take longer than `LONGEST_HISTORY_S`.
+    """
+    recorded, room, start_s = Recorded(driver, file), driver.lanes[0].exchange.room, perf_counter()
+    block = driver.block(room + 1)
+    destinations = driver.destinations(block)
+    driver.do(Command.RESET, past.seed)
+    for destination in destinations.values():
+        destination.lay_observations(0)
+    refuse(recorded.observations_differ(block, np.zeros(driver.num_envs, np.int64)), 0)
+    for step in range(0, past.num_steps, room):
+        on_step()
+        check_history(perf_counter() - start_s, step, past.num_steps)
+        num_steps = min(room, past.num_steps - step)
+        actions = recorded.many_actions(step, num_steps)
+        for lane in driver.lanes:
+            driver.send_fragment(lane, [array[:, lane.envs] for array in actions], step)
+        while driver.under_way:
+            for lane in driver.await_some():
+                destinations[lane].lay_observations(1, 0, num_steps)
+                destinations[lane].lay_results(0, num_steps)
+                destinations[lane].unpack(0, num_steps)
+        for row in range(num_steps):
+            refuse(recorded.step_differs(block, step + row, row), step + row)
+    driver.call_ranks("seed_again", past.num_steps)
+    return {}
+
+
+def refuse(differs: np.ndarray, step: int) -> None:
+    """Raise DataError if some env has not reproduced a step."""
+    if differs.any():
+        raise DataError(
+            f"env {int(differs.argmax())} did not reproduce step {step:,}, and natively vectorized envs go on from "
+            "where they were or not at all; is another version of them, or of what they use, installed?"
+        )
+
+
+def check_history(taken_s: float, num_taken: int, num_steps: int) -> None:
+    """Raise UsageError if taking all steps again would take too long, once that can be told."""
+    if taken_s > LEARNING_S and num_taken:
+        whole_s = taken_s * num_steps / num_taken
+        if whole_s > LONGEST_HISTORY_S:
+            raise UsageError(
+                f"natively vectorized envs come back by all of their {num_steps:,} steps, which would take "
+                f"{whole_s / 60:,.0f} minutes here; keep what there is with `python -m mpi_rollout recover`"
+            )
 
 
 def say_resumed(source: str, past: Past, num_steps: int, lost: Mapping[int, int], seconds: float) -> None:
@@ -131,13 +195,24 @@ class Recorded:
         """Return the actions of all envs."""
         return tree_of(self._driver.action_space, (self._row(name, step) for name in self._names("actions")))
 
-    def step_differs(self, block: Block, step: int) -> np.ndarray:
-        """Tell of each env whether its outcome in row 0 of a block is another than that of a step."""
+    def many_actions(self, step: int, num_steps: int) -> list[np.ndarray]:
+        """Return the actions of all envs in some steps, for each leaf an array (num_steps, num_envs, ...)."""
+        return [self._datasets[name][step : step + num_steps] for name in self._names("actions")]
+
+    def step_differs(self, block: Block, step: int, row: int | None = None) -> np.ndarray:
+        """Tell of each env whether its outcome in a block is another than that of a step.
+
+        Parameters
+        ----------
+        row
+            Of the step in the block, where its observations are in the next one; None: all is in row 0.
+        """
+        results_row, next_row = (0, 0) if row is None else (row, row + 1)
         differs = np.zeros(self._driver.num_envs, np.bool_)
         for name in ("rewards", "terminations", "truncations"):
-            differs |= rows_differ(block.named[name][0], self._row(name, step))
+            differs |= rows_differ(block.named[name][results_row], self._row(name, step))
         for name in self._names("observations"):
-            differs |= rows_differ(block.named[name][0], self._row(name, step + 1))
+            differs |= rows_differ(block.named[name][next_row], self._row(name, step + 1))
         return differs
 
     def observations_differ(self, block: Block, steps: np.ndarray) -> np.ndarray:

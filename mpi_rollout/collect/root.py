@@ -10,12 +10,13 @@ from mpi_rollout.collect.blocks import Discard, Sink
 from mpi_rollout.collect.collector import Collector, CollectorOptions
 from mpi_rollout.collect.fragments import FragmentLengths, prepare_lengths
 from mpi_rollout.collect.monitor import LostRanks, Monitor, RunState
-from mpi_rollout.collect.resuming import bring_back, earlier_observations, load, say_resumed
+from mpi_rollout.collect.resuming import bring_back, earlier_observations, load, say_resumed, take_history_again
 from mpi_rollout.collect.run_end import RunEnd
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.clock import utc_now
 from mpi_rollout.core.host import check_blocks
 from mpi_rollout.core.layout import Block
+from mpi_rollout.core.reproducibility import Reproducibility
 from mpi_rollout.core.spaces import describe
 from mpi_rollout.envs.replaying import Past
 from mpi_rollout.errors import DataError, Interrupted, PolicyError, RolloutError, words_of
@@ -61,7 +62,7 @@ class Root:
     ):
         self._config, self._output, self._facts, self._hosts = config, output, facts, hosts
         self._policy = policy or RandomPolicy(facts.action_space, config.num_envs, config.seed)
-        self._state = RunState(output.past)
+        self._state = RunState(output.past, facts.reproducibility != Reproducibility.SLICE)
         self._lengths = FragmentLengths()
         self._driver = Driver(worker.exchanges, worker, config.actions)
         self._status = Status(config.out, config.num_steps)
@@ -126,7 +127,8 @@ class Root:
         self._status.tell("running", num_steps=self._state.num_safe)
         with open_unmarked(self._output.source) as source:  # Also when another file has taken its place.
             start = perf_counter()
-            lost = bring_back(self._driver, past, source, self._monitor.check_stop)
+            take_again = take_history_again if past.is_native else bring_back
+            lost = take_again(self._driver, past, source, self._monitor.check_stop)
             self._state.catch_up_s = perf_counter() - start
             say_resumed(self._output.source, past, self._config.num_steps, lost, self._state.catch_up_s)
             collector = self._make_collector(lost)
@@ -139,7 +141,7 @@ class Root:
         """Make the file and what fills it; from then on the run is under way."""
         config, sink = self._config, self._make_sink(lost)
         self._status.tell("running", num_steps=self._state.num_safe)
-        reset_seed = config.seed if config.vectorization_mode == "vector_entry_point" else None
+        reset_seed = config.seed if self._facts.is_native else None
         inference = config.inference
         if config.on_rank_loss == "shrink" and self._lengths.most > 1:
             inference = "workers"  # An order that is sent again has no second message.
@@ -185,6 +187,7 @@ class Root:
             "seed": self._config.seed,
             "num_envs": self._config.num_envs,
             "autoreset_mode": facts.metadata["autoreset_mode"].value,
+            "reproducibility": facts.reproducibility.value,
             "hosts": json.dumps(self._hosts),
             "mpi_library": world.library_name(),
             "num_ranks": len(self._hosts),

@@ -75,7 +75,7 @@ class RunEnd:
             self._status.remove()  # A first start that came to nothing leaves nothing.
             return
         file = out if state == "complete" else part if has_part else None
-        is_resumable = has_part and config.vectorization_mode == "sync" and config.trajectories
+        is_resumable = has_part and self._state.is_continuable and config.trajectories
         num_safe = self._state.num_safe
         self._status.tell(state, exit_code=code, message=message, num_steps=num_safe, resumable=is_resumable, file=file)
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
+from mpi_rollout.core.reproducibility import Reproducibility
 from mpi_rollout.core.spaces import wrong_values_text
 from mpi_rollout.errors import AlreadyComplete, DataError, RolloutError, StorageError, UsageError, counted, printable
 from mpi_rollout.storage.child import in_child
@@ -58,10 +59,11 @@ def _head(summary: Summary) -> list[str]:
         state = f"complete, {summary['finished']}"
     elif summary["recovered"]:
         state = f"what a run that did not end had committed, recovered {summary['recovered']}"
+    promised = Reproducibility(summary["reproducibility"])
     lines = [
         f"{summary['file']}: {summary['env']}, {summary['nbytes'] / 1e6:.1f} MB, {state}",
         f"run           {counted(config['num_envs'], 'env')}, seed {config['seed']}, policy {config['policy']}, "
-        f"{config['vectorization_mode']}",
+        f"{config['vectorization_mode']}" + f", {promised.words}" * (config["vectorization_mode"] != "sync"),
         f"machine       {counted(summary['num_ranks'], 'rank')} on {', '.join(hosts)}, {summary['mpi_library']}",
         "versions      " + ", ".join(f"{name} {version}" for name, version in summary["versions"].items()),
     ]

@@ -18,10 +18,13 @@ import gymnasium
 import h5py
 import numpy as np
 from gymnasium.envs.registration import find_highest_version, get_env_id, parse_env_id
+from gymnasium.vector import VectorEnv
 
+from mpi_rollout.collect.resuming import rows_differ
 from mpi_rollout.config import ENV_OPTIONS, RolloutConfig, flag, versions
 from mpi_rollout.core.layout import RESULTS
-from mpi_rollout.core.spaces import Leaf, leaves
+from mpi_rollout.core.reproducibility import Reproducibility
+from mpi_rollout.core.spaces import Leaf, leaves, tree_of
 from mpi_rollout.core.spaces import describe as describe_space
 from mpi_rollout.envs.env_maker import EnvMaker, Kwargs, maker_of
 from mpi_rollout.envs.faults import raised_at
@@ -29,7 +32,7 @@ from mpi_rollout.envs.loop import LoopVectorEnv
 from mpi_rollout.envs.replaying import Difference, StoredEpisode, replay_episode
 from mpi_rollout.errors import DataError, EnvError, RolloutError, UsageError, counted, shortened, words_of
 from mpi_rollout.storage.objects import open_unmarked
-from mpi_rollout.storage.reader import committed_episodes
+from mpi_rollout.storage.reader import committed_episodes, reproducibility_of
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,7 @@ def are_numbers(env_kwargs: Mapping[str, object] | Sequence[Mapping[str, object]
 
 
 def is_built_in(env_id: str) -> bool:
-    """Tell whether an env id is one of Gymnasium's own; import nothing."""
+    """Tell whether an env id is one of Gymnasium's own or of this program's; import nothing."""
     try:
         namespace, name, version = parse_env_id(env_id)
     except gymnasium.error.Error:
@@ -87,7 +90,7 @@ def is_built_in(env_id: str) -> bool:
     if version is None:
         version = find_highest_version(namespace, name)
     spec = gymnasium.registry.get(get_env_id(namespace, name, version))
-    return spec is not None and str(spec.entry_point).startswith("gymnasium.envs.")
+    return spec is not None and str(spec.entry_point).startswith(("gymnasium.envs.", "mpi_rollout.envs."))
 
 
 def replay(path: str, num_episodes: int, seed: int, consent: Consent) -> dict[str, int]:
@@ -100,12 +103,14 @@ def replay(path: str, num_episodes: int, seed: int, consent: Consent) -> dict[st
         config = RolloutConfig.from_json(file.attrs["config"], path)
         if not config.trajectories:
             raise UsageError(f"--replay: {path} has no trajectories")
-        if config.vectorization_mode != "sync":
+        if (promised := reproducibility_of(file)) == Reproducibility.SLICE:
             raise UsageError(
                 f"--replay: episodes of {path} have no seed of their own (-1), since with --vectorization-mode "
-                f"{config.vectorization_mode} envs share a generator; without --replay the file can be verified"
+                f"{config.vectorization_mode} {promised.words}; without --replay the file can be verified"
             )
         consent.check(config, path)
+        if config.vectorization_mode != "sync":
+            return replay_history(file, config, path)
         chosen = choose(committed_episodes(file), num_episodes, seed)
         differences = list(differences_of(file, maker_of(config), chosen))
         if differences:
@@ -114,6 +119,41 @@ def replay(path: str, num_episodes: int, seed: int, consent: Consent) -> dict[st
                 f"{differences[0]}{changed_versions(json.loads(file.attrs['versions']))}"
             )
         return {"replayed": len(chosen), "replayed_steps": int(sum(row["length"] for row in chosen))}
+
+
+def replay_history(file: h5py.File, config: RolloutConfig, path: str) -> dict[str, int]:
+    """Take all steps of natively vectorized envs again, which cannot begin amid a run; DataError at a difference."""
+    trajectories, num_steps = file["trajectories"], int(file["trajectories"].attrs["num_steps"])
+    with closing(maker_of(config).native(range(config.num_envs), config.seed)) as envs:
+        check_spaces(file, envs)
+        groups = [
+            [trajectories[f"{group}/{leaf.path}".strip("/")] for leaf in leaves(space)]
+            for group, space in (("actions", envs.single_action_space), ("observations", envs.single_observation_space))
+        ]
+        actions, columns = groups[0], groups[1] + [trajectories[leaf.path] for leaf in RESULTS]
+        observation_leaves = leaves(envs.single_observation_space)
+        observations, _ = envs.reset(seed=config.seed)
+        outcome = [leaf.of(observations) for leaf in observation_leaves]
+        for step in range(num_steps + 1):
+            # The results of a step are in its row, and the observations after it in the next one.
+            for column, given, row in zip(columns, outcome, [step] * len(groups[1]) + [step - 1] * 3, strict=False):
+                check_row(path, column, given, row)
+            if step < num_steps:
+                batch = tree_of(envs.single_action_space, [column[step] for column in actions])
+                observations, *results, _ = envs.step(batch)
+                outcome = [*(leaf.of(observations) for leaf in observation_leaves), *results]
+    return {"replayed": len(committed_episodes(file)), "replayed_steps": num_steps * config.num_envs}
+
+
+def check_row(path: str, column: h5py.Dataset, given: np.ndarray, row: int) -> None:
+    """Raise DataError where a row of a column is not what natively vectorized envs have given."""
+    stored = column[row]
+    replayed = np.asarray(given).astype(stored.dtype, copy=False)
+    differs = rows_differ(replayed, stored)
+    if differs.any():
+        env = int(differs.argmax())
+        difference = Difference(row, column.name.removeprefix("/trajectories/"), stored[env], replayed[env])
+        raise DataError(f"{path}: env {env} differs in row {describe(difference)}")
 
 
 def choose(episodes: np.ndarray, number: int, seed: int) -> list[np.void]:
@@ -156,15 +196,20 @@ def _made(make: EnvMaker, index: range) -> LoopVectorEnv:
         raise EnvError(f"--replay: env {index.start} cannot be made: {words_of(error)}{raised_at(error)}") from error
 
 
+def check_spaces(file: h5py.File, envs: VectorEnv) -> None:
+    """Raise DataError if the envs of a file have other spaces here."""
+    spaces = {"observation": envs.single_observation_space, "action": envs.single_action_space}
+    described = json.dumps({name: describe_space(space) for name, space in spaces.items()})
+    if described != file.attrs["spaces"]:
+        raise DataError(f"the envs of the file have the spaces {file.attrs['spaces']}, here they have {described}")
+
+
 class Replay:
     """Steps one env through stored episodes."""
 
     def __init__(self, file: h5py.File, envs: LoopVectorEnv):
         self._trajectories, self._envs = file["trajectories"], envs
-        spaces = {"observation": envs.single_observation_space, "action": envs.single_action_space}
-        described = json.dumps({name: describe_space(space) for name, space in spaces.items()})
-        if described != file.attrs["spaces"]:
-            raise DataError(f"the envs of the file have the spaces {file.attrs['spaces']}, here they have {described}")
+        check_spaces(file, envs)
 
     def failure_or_difference(self, row: np.void) -> str:
         """Replay an episode; return what is wrong, if something is."""

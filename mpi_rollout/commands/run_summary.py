@@ -22,6 +22,7 @@ from mpi_rollout.storage.reader import (
     leaf_datasets,
     num_steps_of,
     opened,
+    reproducibility_of,
     steadily,
     throughput_tables,
 )
@@ -63,6 +64,7 @@ def _summary(tell: Tell, path: str) -> dict[str, object]:
             "recovered": text(attributes, "recovered") if "recovered" in attributes else "",
             "env": config.env or config.env_factory,
             "config": asdict(config),
+            "reproducibility": reproducibility_of(file).value,
             "num_ranks": count(attributes, "num_ranks"),
             "hosts": parsed(attributes, "hosts", list),
             "mpi_library": text(attributes, "mpi_library"),

@@ -210,3 +210,21 @@ def check_length(name: str, length: int, row_nbytes: int, num_ranks: int, order_
             f"{name}: {needs}, its host has {format_bytes(free)} free, and MPI counts up to "
             f"{format_bytes(MOST_COUNTED)}; use at most {most:,}"
         )
+
+
+def share_of_cores(num_local: int) -> int:
+    """Return how many cores this rank has for threads, at least 1.
+
+    Those that its launcher has bound it to are its own; else the ranks of the host share what there is.
+
+    Parameters
+    ----------
+    num_local
+        The number of ranks on this host.
+    """
+    own = os.sched_getaffinity(0)
+    try:
+        is_bound = own != os.sched_getaffinity(os.getppid())
+    except OSError:  # The parent is in another namespace, or has left.
+        is_bound = False
+    return max(1, len(own) if is_bound else len(own) // num_local)

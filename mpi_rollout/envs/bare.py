@@ -6,7 +6,7 @@ A bare loop is what a person writes to learn how fast an env is: `gymnasium.make
 
 from collections.abc import Callable, Iterator, Sequence
 from time import perf_counter, sleep
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import gymnasium
 import numpy as np
@@ -15,10 +15,11 @@ from gymnasium.vector import VectorEnv
 from gymnasium.vector.utils import iterate
 
 from mpi_rollout.config import RolloutConfig
-from mpi_rollout.core.seeding import episode_seeds, seed_of_slice
+from mpi_rollout.core.seeding import episode_seeds
 from mpi_rollout.core.spaces import Tree
 from mpi_rollout.envs.env_maker import EnvMaker, maker_of
 from mpi_rollout.envs.loop import LoopVectorEnv
+from mpi_rollout.envs.rollout import Rollout, RolloutColumns
 from mpi_rollout.errors import EnvError, words_of
 from mpi_rollout.policies.random import BLOCK_STEPS, RandomPolicy
 
@@ -40,7 +41,10 @@ def make_bare(make: EnvMaker, indices: range, seed: int, actions: Sequence[Tree]
         Batched actions of these envs, for some steps; used in turn.
     """
     if make.is_native:
-        return _bare_vector_loop(make.native(len(indices)), seed_of_slice(seed, indices), actions)
+        envs = make.native(indices, seed)
+        if isinstance(envs, Rollout):
+            return _bare_rollouts(envs, seed, actions)
+        return _bare_vector_loop(envs, seed, actions)
     slice_ = LoopVectorEnv(make.functions(indices))
     # Single actions are prepared before the clock runs.
     rows = [list(iterate(slice_.action_space, row)) for row in actions]
@@ -86,6 +90,26 @@ def _bare_vector_loop(envs: VectorEnv, seed: int, actions: Sequence[object]) -> 
                 if elapsed >= seconds:
                     num_resets = sum(int(np.logical_or(*pair).sum()) for pair in ends)
                     return (len(ends) * envs.num_envs - num_resets) / elapsed
+
+    return measure
+
+
+def _bare_rollouts(envs: VectorEnv, seed: int, actions: Sequence[Any]) -> Callable[[float], float]:
+    """Do the same for envs that take a fragment in one call, of as many steps as there are actions."""
+    assert isinstance(envs, Rollout)
+    envs.reset(seed=seed)
+    rows: np.ndarray = np.stack(actions)
+    ends = np.zeros((2, len(rows), envs.num_envs), np.bool_)
+    columns = RolloutColumns(terminations=ends[0], truncations=ends[1])
+
+    def measure(seconds: float) -> float:
+        start, num_steps = perf_counter(), 0
+        while True:
+            envs.rollout(rows, columns)
+            num_steps += rows.size - int(np.count_nonzero(ends[0] | ends[1]))
+            elapsed = perf_counter() - start
+            if elapsed >= seconds:
+                return num_steps / elapsed
 
     return measure
 

@@ -13,15 +13,17 @@ import gymnasium
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from mpi_rollout.config import RolloutConfig
+from mpi_rollout.core.host import share_of_cores
 from mpi_rollout.core.seeding import episode_seeds
-from mpi_rollout.core.spaces import leaves
 from mpi_rollout.envs import (
     dm_wrapper,
     kernels,  # noqa: F401  # Registers envs of this project's own.
 )
 from mpi_rollout.envs.faults import ABORT, OnFault, of_old_gym
 from mpi_rollout.envs.loop import LoopVectorEnv
+from mpi_rollout.envs.native import NativeVectorEnv, checked, of_entry_point, of_envpool, of_factory
 from mpi_rollout.errors import Field, RolloutError, UsageError, first_line, shortened
+from mpi_rollout.exchange.world import claimed_local_size
 from mpi_rollout.process.loading import load_callable
 
 Kwargs = Mapping[str, Any]
@@ -53,11 +55,14 @@ class EnvMaker:
         parameter `env_index` is given the index.
     kwargs
         The keyword arguments of every env, or a tuple of those of each env.
+    num_threads
+        Of natively vectorized envs on a rank, where they have some; None is the rank's share of the cores.
     """
 
     env: str | EnvFunction | tuple[EnvFunction, ...]
     kwargs: Kwargs | tuple[Kwargs, ...] = field(default_factory=dict)
     vectorization_mode: str = "sync"
+    num_threads: int | None = None
 
     @property
     def name(self) -> str:
@@ -66,7 +71,7 @@ class EnvMaker:
 
     @property
     def is_native(self) -> bool:
-        return self.vectorization_mode == "vector_entry_point"
+        return self.vectorization_mode != "sync"
 
     def check(self, num_envs: int) -> None:
         """Raise UsageError unless there is a description of each of `num_envs` envs."""
@@ -107,26 +112,35 @@ class EnvMaker:
         """Return one callable for each of the envs with these indices."""
         return [partial(self, index) for index in indices]
 
-    def native(self, num_envs: int) -> VectorEnv:
-        """Make one natively vectorized env of `num_envs`."""
-        env, kwargs, mode = self.env, self.kwargs, self.vectorization_mode
-        option = Field("vectorization_mode")
-        if not isinstance(env, str):
-            raise UsageError(option, f" vector_entry_point needs the id of a registered env, got {self.name}")
+    def native(self, indices: range, seed: int = 0) -> NativeVectorEnv:
+        """Make the natively vectorized envs with these indices.
+
+        Raises
+        ------
+        UsageError
+            They cannot be made so, or not be stepped by this program.
+        """
+        env, kwargs = self.env, self.kwargs
+        num_threads = self.num_threads or share_of_cores(claimed_local_size())
         if isinstance(kwargs, tuple):
-            problem = " must be the same for all envs with vector_entry_point, got some for each env; use "
-            raise UsageError(Field("env_kwargs"), problem, option, " sync")
-        envs = _try(
-            env, kwargs, partial(_make_registered, gymnasium.make_vec, env, num_envs, vectorization_mode=mode, **kwargs)
-        )
-        leaves(envs.single_observation_space), leaves(envs.single_action_space)  # Spaces of no fixed shape are refused.
-        autoreset_mode = envs.metadata.get("autoreset_mode")
-        if autoreset_mode != AutoresetMode.NEXT_STEP:
-            raise UsageError(f"{self.env} resets in mode {autoreset_mode}, expected NEXT_STEP; use sync")
-        return envs
+            problem = f" must be the same for all envs with {self.vectorization_mode}, got some for each env; use "
+            raise UsageError(Field("env_kwargs"), problem, Field("vectorization_mode"), " sync")
+        if self.vectorization_mode == "native":
+            if isinstance(env, str | tuple):
+                problem = " native needs a callable that makes the envs of a rank, got "
+                raise UsageError(Field("vectorization_mode"), problem, self.name)
+            make = partial(of_factory, env, self.name, kwargs, indices, seed)
+        elif not isinstance(env, str):
+            problem = f" {self.vectorization_mode} needs the id of a registered env, got {self.name}"
+            raise UsageError(Field("vectorization_mode"), problem)
+        elif self.vectorization_mode == "envpool":
+            make = partial(of_envpool, env, kwargs, indices, seed, num_threads)
+        else:
+            make = partial(_make_registered, of_entry_point, env, kwargs, indices, num_threads)
+        return checked(_try(self.name, kwargs, make), self.name)
 
 
-def _make_registered(make: Callable[..., Made], env_id: str, *arguments: int, **kwargs: Any) -> Made:
+def _make_registered(make: Callable[..., Made], env_id: str, *arguments: object, **kwargs: Any) -> Made:
     """Make what has an id; import the well-known package that registers it, where that is not done yet."""
     if ":" not in env_id and env_id not in gymnasium.registry:
         modules = [module for prefixes, (module, _) in _REGISTERED_BY.items() if env_id.startswith(prefixes)]
@@ -199,7 +213,7 @@ def why_no_env(made: object) -> str:
 def _is_of_call(error: TypeError) -> bool:
     """Tell whether a callable refused its arguments: then the error comes from the call, here or in Gymnasium."""
     *_, (frame, _line) = traceback.walk_tb(error.__traceback__)
-    return frame.f_globals["__name__"] in (__name__, gymnasium.make.__module__)
+    return frame.f_globals["__name__"] in (__name__, of_factory.__module__, gymnasium.make.__module__)
 
 
 def name_of(env: str | Callable[..., object]) -> str:
@@ -223,7 +237,7 @@ def maker_of(config: RolloutConfig) -> EnvMaker:
     env = config.env if config.env_factory is None else load_callable(config.env_factory, "--env-factory")
     assert env is not None, "a configuration has an env or an env factory"
     kwargs = tuple(config.env_kwargs) if isinstance(config.env_kwargs, list) else config.env_kwargs
-    maker = EnvMaker(env, kwargs, config.vectorization_mode)
+    maker = EnvMaker(env, kwargs, config.vectorization_mode, config.env_threads)
     maker.check(config.num_envs)
     return maker
 
@@ -244,8 +258,8 @@ def make_slice(
         Of a run, whose episodes have seeds of their own; None leaves them to the envs' generators.
     """
     if make.is_native:
-        _check_native(autoreset_mode, on_fault)
-        return make.native(len(indices))
+        _check_native(make.vectorization_mode, autoreset_mode, on_fault)
+        return make.native(indices, seed or 0)
     seeds = None if seed is None else [episode_seeds(seed, index) for index in indices]
     return LoopVectorEnv(
         make.functions(indices),
@@ -257,9 +271,9 @@ def make_slice(
     )
 
 
-def _check_native(autoreset_mode: AutoresetMode, on_fault: OnFault) -> None:
+def _check_native(way: str, autoreset_mode: AutoresetMode, on_fault: OnFault) -> None:
     if autoreset_mode != AutoresetMode.NEXT_STEP:
-        raise UsageError(f"vector_entry_point envs reset in the next step, got autoreset mode {autoreset_mode.value}")
+        raise UsageError(f"{way} envs reset in the next step, got autoreset mode {autoreset_mode.value}")
     if on_fault.max_restarts:
-        problem = "vector_entry_point envs cannot be restarted one by one when they fail; use "
+        problem = f"{way} envs cannot be restarted one by one when they fail; use "
         raise UsageError(problem, Field("vectorization_mode"), " sync")

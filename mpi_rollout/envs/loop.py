@@ -14,6 +14,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from mpi_rollout.core.layout import Columns, SlotLayout
+from mpi_rollout.core.reproducibility import Reproducibility
 from mpi_rollout.core.spaces import Tree, leaves, tree_of
 from mpi_rollout.envs import faults, inputs
 from mpi_rollout.envs.faults import ABORT, Begun, OnFault, Outcome, OutputChecks, Parts, WrongValue
@@ -51,6 +52,8 @@ class LoopVectorEnv(SingleEnvs):
 
     `step` and `reset` return the same arrays each time, valid until the next call.
     """
+
+    reproducibility = Reproducibility.EPISODE
 
     def __init__(
         self,

@@ -29,17 +29,20 @@ class Past:
         How many episodes the env had finished.
     starts
         The step in which its running episode began; `num_steps` + 1 if the last one ended in the last step.
+    is_native
+        The envs are natively vectorized: they come back by all of their steps, not by the running episodes.
     """
 
     seed: int
     num_steps: int
     episodes: np.ndarray
     starts: np.ndarray
+    is_native: bool = False
 
     @property
     def first_step(self) -> int:
         """The first step that has to be taken again."""
-        return int(min(self.starts.min(), self.num_steps))
+        return 0 if self.is_native else int(min(self.starts.min(), self.num_steps))
 
     def seeds(self, env_index: int, extra: int = 0) -> Iterator[int]:
         """Return the seeds of an env's next episodes: the running one's first, or that of `extra` episodes later."""

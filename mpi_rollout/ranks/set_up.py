@@ -14,6 +14,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from mpi_rollout.core.host import check_num_envs
 from mpi_rollout.core.partition import Division
+from mpi_rollout.core.reproducibility import Reproducibility
 from mpi_rollout.core.spaces import describe
 from mpi_rollout.envs.env_maker import EnvMaker, make_slice, name_of
 from mpi_rollout.envs.faults import ABORT, OnFault
@@ -76,8 +77,7 @@ class Plan:
 class EnvFacts:
     """What the envs are: spaces of a single env, and what other ranks and readers of files want to know.
 
-    `share_generator`: they take one seed for all of a rank, as natively vectorized envs do.  `described_spec`: see
-    `describe_spec`.
+    `is_native`: they are natively vectorized.  `described_spec`: see `describe_spec`.
     """
 
     observation_space: spaces.Space
@@ -85,7 +85,8 @@ class EnvFacts:
     spec: EnvSpec | None
     metadata: dict[str, Any]
     render_mode: str | None
-    share_generator: bool
+    is_native: bool
+    reproducibility: Reproducibility
     described_spec: str
 
     @classmethod
@@ -96,7 +97,8 @@ class EnvFacts:
             envs.spec,
             dict(envs.metadata),
             envs.render_mode,
-            share_generator=not isinstance(envs, LoopVectorEnv),
+            is_native=not isinstance(envs, LoopVectorEnv),
+            reproducibility=getattr(envs, "reproducibility", Reproducibility.SLICE),
             described_spec=describe_spec(envs.spec),
         )
 

@@ -8,7 +8,6 @@ from gymnasium import spaces
 from gymnasium.vector import VectorEnv
 
 from mpi_rollout.core.layout import ALIGNMENT, RESULTS, Columns, SlotLayout, noun
-from mpi_rollout.core.seeding import seed_of_slice
 from mpi_rollout.core.spaces import Leaf, Tree, leaves, tree_of
 from mpi_rollout.envs.faults import ABORT, OnFault, OutputChecks
 from mpi_rollout.envs.infos import MaskColumn
@@ -16,6 +15,7 @@ from mpi_rollout.envs.inputs import Options, Reset, Seeds, Step
 from mpi_rollout.envs.loop import LoopVectorEnv
 from mpi_rollout.envs.outputs import Casting, misfit
 from mpi_rollout.envs.replaying import Past, Restoring
+from mpi_rollout.envs.rollout import Rollout, RolloutColumns
 from mpi_rollout.errors import DataError
 from mpi_rollout.exchange.exchange import Exchange
 from mpi_rollout.exchange.infos import Infos, add_info, write_columns
@@ -74,6 +74,10 @@ class Slice:
         # A loop checks by itself.
         self._checks = None if self._loop else OutputChecks(envs.single_observation_space, on_fault)
         self._casting, self._leaves = Casting(on_fault.strict_dtypes), leaves(envs.single_observation_space)
+        self._rollout: Rollout | None = None
+        is_plain = infos == "none" and not self._checks and len(self._leaves) == len(exchange.action_arrays) == 1
+        if isinstance(envs, Rollout) and is_plain:
+            self._rollout = envs
         self._has_action_parts = isinstance(envs.single_action_space, spaces.Dict | spaces.Tuple)
         self._policy = policy
         self.masks: MaskColumn | None = None
@@ -90,6 +94,7 @@ class Slice:
         Where nobody reads them, it has arrays of its own too.
         """
         exchange, counts_only = self.exchange, not self.exchange.layout.observations
+        self._rollout_columns = dict[int, RolloutColumns]()
         if self._loop is None and counts_only:
             layout = SlotLayout(self.envs.single_observation_space, len(self.env_indices))
             self._unread = layout.columns(np.zeros(layout.nbytes, np.uint8), len(self.env_indices))
@@ -109,12 +114,12 @@ class Slice:
     def reset(self, seed: Seeds = None, mask: np.ndarray | None = None, options: Options = None) -> None:
         """Reset the envs, or those of a mask over all envs of the job; `seed` and `options` are for all envs too.
 
-        An int seeds env i with seed + i, as Gymnasium does, and a natively vectorized slice by `seed_of_slice`.
+        An int seeds env i with seed + i, as Gymnasium does; natively vectorized envs make of it what they promise.
         """
         mine = slice(self.env_indices.start, self.env_indices.stop)
         if isinstance(seed, int):
-            seeds = [seed + index for index in self.env_indices]
-            seed = seeds if self._loop is not None else seed_of_slice(seed, self.env_indices)
+            if self._loop is not None:
+                seed = [seed + index for index in self.env_indices]
         elif seed is not None:
             seed = seed[mine]
         if isinstance(options, list):
@@ -170,7 +175,10 @@ class Slice:
         if masks is not None and (masks.places or exchange.num_rows > 1):  # They may come with any step.
             actions = [np.array(array) for array in actions]  # Those by masks take their place.
         try:
-            self._fill_rows(actions, is_to_stop)
+            if self._rollout is None or (masks is not None and masks.places):
+                self._fill_rows(actions, is_to_stop)
+            else:
+                self._roll(self._rollout, actions[0])
         finally:
             if exchange.layout.actions:
                 self._send_back(actions)
@@ -191,6 +199,28 @@ class Slice:
             self.num_done += 1
             if row < last_row and is_to_stop() and not self._has_restarted(row):
                 break
+
+    def _roll(self, rollout: Rollout, actions: np.ndarray) -> None:
+        """Have the envs take all steps in one call, which no signal cuts short."""
+        num_rows = len(actions)
+        if num_rows not in self._rollout_columns:
+            self._rollout_columns[num_rows] = self._columns_of(num_rows)
+        columns = self._rollout_columns[num_rows]
+        self._num_calls += 1
+        rollout.rollout(actions, columns)
+        assert columns.terminations is not None and columns.truncations is not None
+        ends = columns.terminations | columns.truncations
+        self.exchange.own_num_ended[:num_rows] = [np.count_nonzero(row) for row in ends]  # With axis=1 it takes longer.
+        self.num_steps += num_rows
+        self.num_done = num_rows
+
+    def _columns_of(self, num_rows: int) -> RolloutColumns:
+        """Return the first rows of the slot's columns; where nobody reads them, those of the ends alone."""
+        if not self.exchange.layout.observations:
+            ends = np.zeros((2, num_rows, len(self.env_indices)), np.bool_)
+            return RolloutColumns(terminations=ends[0], truncations=ends[1])
+        columns = [*self.exchange.slot.observation_arrays, *self.exchange.slot.results]
+        return RolloutColumns(*(column[:num_rows] for column in columns))
 
     def _send_back(self, actions: list[np.ndarray]) -> None:
         """Put the actions that the envs have taken into the slot: ranks may have chosen them."""

@@ -12,13 +12,14 @@ import h5py
 import numpy as np
 
 from mpi_rollout.config import DATA_OPTIONS, RolloutConfig
+from mpi_rollout.core.reproducibility import Reproducibility
 from mpi_rollout.envs.replaying import Past
 from mpi_rollout.errors import AlreadyComplete, DataError, StorageError, UsageError, shortened
 from mpi_rollout.options import difference
 from mpi_rollout.storage.child import in_child
 from mpi_rollout.storage.objects import open_unmarked
 from mpi_rollout.storage.ownership import Lock, check_name, identity, lock, make_folder, temporary_path, why_no_locks
-from mpi_rollout.storage.reader import committed_episodes
+from mpi_rollout.storage.reader import committed_episodes, reproducibility_of
 from mpi_rollout.storage.status import read_status, status_path
 
 DEFAULT_FOLDER = "results"  # Of outputs without `--out`: it is made in the folder where a command is started.
@@ -94,13 +95,19 @@ def past_to_continue(config: RolloutConfig, part: str) -> Past | None:
     if past is None or past.num_steps == 0:
         os.unlink(part)
         return None
-    if config.vectorization_mode == "vector_entry_point":
+    if why := why_not_brought_back(part):
         raise UsageError(
-            f"--out {config.out}: {part} cannot be continued: natively vectorized envs share a random generator and "
-            f"cannot be brought back; keep what there is with `python -m mpi_rollout recover {quote(part)}`, "
-            "or move it away"
+            f"--out {config.out}: {part} cannot be continued: {why}; keep what there is with "
+            f"`python -m mpi_rollout recover {quote(part)}`, or move it away"
         )
     return past
+
+
+def why_not_brought_back(path: str) -> str:
+    """Return why the envs of a file cannot be brought to where they were; "" where they can."""
+    with open_unmarked(path) as file:
+        reproducibility = reproducibility_of(file)
+    return f"{reproducibility.words} and cannot be brought back" if reproducibility == Reproducibility.SLICE else ""
 
 
 def check_place(config: RolloutConfig) -> str:
@@ -186,8 +193,8 @@ def check_extends(config: RolloutConfig, path: str) -> None:
         raise UsageError(
             f"--out {path} is a link; to extend the file give its name, --out {quote(os.path.realpath(path))}"
         )
-    if config.vectorization_mode == "vector_entry_point" or not config.trajectories:
-        why = "it has no trajectories" if not config.trajectories else "natively vectorized envs cannot be brought back"
+    why = why_not_brought_back(path) if config.trajectories else "it has no trajectories"
+    if why:
         raise UsageError(f"--out {path}: {path} cannot be extended, since {why}; move it away or use another --out")
 
 
@@ -229,7 +236,8 @@ def read_past(file: h5py.File, seed: int) -> Past:
     if num_steps:  # Also of envs that were lost with their rank, and begin again: all their rows since are ends.
         ends = file["trajectories/terminations"][num_steps - 1] | file["trajectories/truncations"][num_steps - 1]
         starts[ends] = num_steps + 1
-    return Past(seed, num_steps, np.bincount(rows["env_index"], minlength=num_envs), starts)
+    is_native = json.loads(file.attrs["config"])["vectorization_mode"] != "sync"
+    return Past(seed, num_steps, np.bincount(rows["env_index"], minlength=num_envs), starts, is_native)
 
 
 def check_folder(path: str) -> str:

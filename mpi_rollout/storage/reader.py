@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import h5py
 import numpy as np
 
+from mpi_rollout.core.reproducibility import Reproducibility
 from mpi_rollout.errors import ContentError, DataError
 from mpi_rollout.storage.objects import (
     Tell,
@@ -108,6 +109,17 @@ def check_attributes(attributes: Mapping[str, object]) -> None:
         count(attributes, name)
     if digest_of(attributes) != attributes["digest"]:
         raise ContentError("the attributes of its root group are not what was written: their digest does not fit")
+
+
+def reproducibility_of(file: h5py.File) -> Reproducibility:
+    """Return what the envs of a file promise; files of older versions do not say it."""
+    if (promised := file.attrs.get("reproducibility")) is not None:
+        try:
+            return Reproducibility(promised)
+        except ValueError as error:
+            raise ContentError(f"its attribute reproducibility is {promised!r:.80}; the file is damaged") from error
+    is_loop = parsed(file.attrs, "config", dict)["vectorization_mode"] == "sync"
+    return Reproducibility.EPISODE if is_loop else Reproducibility.SLICE
 
 
 def leaf_datasets(group: h5py.Group) -> dict[str, h5py.Dataset]:

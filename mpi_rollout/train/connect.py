@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
-from mpi_rollout.config import ACTION_MODES, VECTORIZATION_MODES, WAITS
+from mpi_rollout.config import ACTION_MODES, VECTORIZATION_MODES, WAITS, vectorization_of
 from mpi_rollout.core.clock import MAX_TIMEOUT_S
 from mpi_rollout.core.partition import Division
 from mpi_rollout.envs.env_maker import EnvFunction, EnvMaker, Kwargs
@@ -37,7 +37,7 @@ def connect(
     env_fns: Sequence[EnvFunction] | None = None,
     env_kwargs: Kwargs | list[Kwargs] | tuple[Kwargs, ...] | None = None,
     autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP,
-    vectorization_mode: str = "sync",
+    vectorization_mode: str = "auto",
     infos: Infos = "all",
     actions: str = "pass",
     copy: bool = True,
@@ -66,7 +66,8 @@ def connect(
     env_kwargs
         Keyword arguments for every env, or a list with those of each env.
     autoreset_mode, vectorization_mode
-        "next_step", "same_step" or "disabled", as in Gymnasium; "sync" or "vector_entry_point".
+        "next_step", "same_step" or "disabled", as in Gymnasium; "sync", "vector_entry_point", "envpool" or "native", as
+        the option of the command line; "auto" is "vector_entry_point" for mpi_rollout/... envs, else "sync".
     infos
         "all": what Gymnasium's SyncVectorEnv gives; it costs nothing where envs say nothing.  A mapping such as
         {"lives": int}: these alone, cheaply.  "none": no infos.  See `mpi_rollout.exchange.infos`.
@@ -207,12 +208,12 @@ class Request:
         """
         kwargs = tuple(self.env_kwargs) if isinstance(self.env_kwargs, list) else self.env_kwargs
         if self.env is not None and self.env_fns is None:
-            return EnvMaker(self.env, kwargs, self.vectorization_mode)
+            return EnvMaker(self.env, kwargs, vectorization_of(self.vectorization_mode, self.env))
         if self.env is not None or self.env_fns is None:
             raise UsageError(f"give one of env and env_fns, got {'none' if self.env is None else 'both'}")
         if not isinstance(self.env_fns, list | tuple):
             raise UsageError(f"env_fns must be a list of callables, one for each env, got {self.env_fns!r}")
-        return EnvMaker(tuple(self.env_fns), kwargs, self.vectorization_mode)
+        return EnvMaker(tuple(self.env_fns), kwargs, vectorization_of(self.vectorization_mode, None))
 
     @property
     def count(self) -> int | None:

@@ -115,7 +115,7 @@ class CallState:
         self, driver: Driver, facts: EnvFacts, mode: AutoresetMode, arrived: list[Lane], interrupts: Interrupts
     ):
         self._driver, self._arrived, self._interrupts = driver, arrived, interrupts
-        self._is_native, self._has_autoreset = facts.share_generator, mode != AutoresetMode.DISABLED
+        self._is_native, self._has_autoreset = facts.is_native, mode != AutoresetMode.DISABLED
         self._enforces_order = facts.spec is not None and facts.spec.order_enforce  # Others may be stepped at once.
         self.is_reset = False
         self.ended = np.zeros(driver.num_envs, np.bool_)

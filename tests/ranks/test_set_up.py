@@ -13,6 +13,7 @@ from gymnasium.vector import AutoresetMode
 from single_rank import driver_of
 
 from mpi_rollout.core.partition import Division
+from mpi_rollout.core.reproducibility import Reproducibility
 from mpi_rollout.envs.env_maker import EnvMaker, make_slice
 from mpi_rollout.errors import UsageError
 from mpi_rollout.exchange.world import SingleRankComm
@@ -122,7 +123,7 @@ class Local(Counting):
 
 def test_facts_are_sent_without_what_cannot_be():
     facts = EnvFacts.of(make_slice(EnvMaker(Local), range(1)))
-    assert "lock" in facts.metadata and facts.spec is not None and not facts.share_generator
+    assert "lock" in facts.metadata and facts.spec is not None and not facts.is_native
     portable = facts.portable()
     assert can_be_pickled(portable) and portable.spec is None and portable.metadata["render_fps"] == 4
     assert "lock" not in portable.metadata and portable.observation_space == facts.observation_space
@@ -144,7 +145,8 @@ def test_spaces_that_cannot_be_sent_are_refused():
 
 def test_native_envs_share_a_generator():
     make = EnvMaker("CartPole-v1", vectorization_mode="vector_entry_point")
-    assert EnvFacts.of(make_slice(make, range(2))).share_generator
+    facts = EnvFacts.of(make_slice(make, range(2)))
+    assert facts.is_native and facts.reproducibility == Reproducibility.SLICE
 
 
 @pytest.mark.parametrize(("options", "num_infos"), [({}, 0), ({"infos": {"a": int}}, 1), ({"is_random": True}, 0)])

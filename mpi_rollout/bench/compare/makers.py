@@ -185,7 +185,7 @@ def async_(setup: Setup) -> BatchSystem:
 
 def native(setup: Setup) -> BatchSystem:
     """Make the env's own vectorized version, on one core."""
-    return _of_vector_env(EnvMaker(setup.env, {}, "vector_entry_point").native(setup.num_envs))
+    return _of_vector_env(EnvMaker(setup.env, {}, "vector_entry_point").native(range(setup.num_envs)))
 
 
 def pool(setup: Setup) -> BatchSystem:

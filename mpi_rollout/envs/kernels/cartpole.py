@@ -10,6 +10,7 @@ from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
+from mpi_rollout.core.reproducibility import Reproducibility
 from mpi_rollout.envs.kernels.backends import backend_of
 from mpi_rollout.envs.kernels.dynamics import THETA_LIMIT, X_LIMIT
 from mpi_rollout.envs.kernels.philox import key_words
@@ -52,6 +53,7 @@ class CartPoleVectorEnv(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
         Of CUDA.
     """
 
+    reproducibility = Reproducibility.EPISODE
     metadata: dict[str, Any] = {"render_modes": [], "autoreset_mode": AutoresetMode.NEXT_STEP}
 
     def __init__(

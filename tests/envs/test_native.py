@@ -1,0 +1,138 @@
+"""Natively vectorized envs: made for a slice, seeded by the run, with a promise."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium.vector import AutoresetMode
+from native_envs import Drift, boastful, drift, no_vector_env, too_few
+
+from mpi_rollout.core.reproducibility import Reproducibility
+from mpi_rollout.core.seeding import episode_seeds
+from mpi_rollout.envs.env_maker import EnvMaker
+from mpi_rollout.envs.native import NativeVectorEnv, env_seeds
+from mpi_rollout.errors import UsageError
+
+ACTIONS = np.random.default_rng(0).integers(0, 2, (60, 6))
+
+
+def rows_of(envs: NativeVectorEnv, seed: int | None, first: int = 0) -> list[bytes]:
+    """Everything that envs give over 60 steps, env by env."""
+    observations, _ = envs.reset(seed=seed)
+    rows, actions = [observations], ACTIONS[:, first : first + envs.num_envs]
+    for step in actions:
+        rows += envs.step(step)[:4]
+    return [b"".join(np.asarray(row[env]).tobytes() for row in rows) for env in range(envs.num_envs)]
+
+
+@pytest.mark.parametrize(
+    "maker",
+    [
+        EnvMaker(drift, vectorization_mode="native"),
+        pytest.param(EnvMaker("mpi_rollout/CartPoleNumba-v0", vectorization_mode="vector_entry_point"), id="numba"),
+        pytest.param(EnvMaker("CartPole-v1", vectorization_mode="envpool"), id="envpool"),
+        pytest.param(EnvMaker("ale_py:ALE/Pong-v5", vectorization_mode="vector_entry_point", num_threads=1), id="ale"),
+    ],
+)
+def test_envs_that_promise_it_give_the_same_in_any_slice(maker: EnvMaker):
+    pytest.importorskip({"envpool": "envpool", "vector_entry_point": "numba"}.get(maker.vectorization_mode, "numpy"))
+    whole = maker.native(range(6), 7)
+    assert whole.reproducibility != Reproducibility.SLICE
+    expected = rows_of(whole, 7)
+    assert len(set(expected)) > 3  # Atari games differ little at first.
+    for mine in (range(2), range(2, 6)):
+        part = maker.native(mine, 7)
+        assert rows_of(part, 7, mine.start) == expected[mine.start : mine.stop]
+        part.close()
+    assert rows_of(whole, 8) != expected
+    assert rows_of(whole, 7) == expected
+    whole.close()
+
+
+def test_gymnasiums_cartpole_promises_nothing():
+    envs = EnvMaker("CartPole-v1", vectorization_mode="vector_entry_point").native(range(3))
+    assert envs.reproducibility == Reproducibility.SLICE and not hasattr(envs, "rollout")
+    assert rows_of(envs, 1) == rows_of(envs, 1) != rows_of(envs, 2)
+
+
+def test_a_factory_gets_indices_seed_and_arguments():
+    given: list[Any] = []
+
+    def make(env_indices: range, seed: int, ends_at: int) -> Drift:
+        given.append((env_indices, seed, ends_at))
+        return drift(env_indices, seed, ends_at=ends_at)
+
+    envs = EnvMaker(make, {"ends_at": 5}, "native").native(range(3, 6), 9)
+    envs.reset(seed=9)
+    assert given == [(range(3, 6), 9, 5)]
+    envs.reset()
+    envs.reset(seed=9)
+    assert given == [(range(3, 6), 9, 5)] * 2
+    assert envs.observation_space.shape == (3, 2) and envs.metadata["autoreset_mode"] == AutoresetMode.NEXT_STEP
+
+
+@pytest.mark.parametrize(
+    ("maker", "message"),
+    [
+        (EnvMaker(too_few, vectorization_mode="native"), "must return 4 envs for these indices, got 3"),
+        (EnvMaker(no_vector_env, vectorization_mode="native"), r"must return a gymnasium.vector.VectorEnv, got object"),
+        (EnvMaker(boastful, vectorization_mode="native"), "must be one of episode, env, slice, got 'always'"),
+        (EnvMaker(too_few, {"speed": 3}, "native"), r"env_kwargs \{'speed': 3\} do not fit .*too_few"),
+        (EnvMaker("CartPole-v1", vectorization_mode="native"), "native needs a callable that makes the envs of a rank"),
+        (EnvMaker(drift, vectorization_mode="envpool"), "envpool needs the id of a registered env"),
+        (EnvMaker("CartPole-v1", ({},) * 4, "envpool"), "must be the same for all envs with envpool"),
+    ],
+)
+def test_what_cannot_be_stepped_is_refused(maker: EnvMaker, message: str):
+    with pytest.raises(UsageError, match=message):
+        maker.native(range(4))
+
+
+def test_seeds_of_envs_have_31_bits_and_do_not_depend_on_the_slice():
+    seeds = env_seeds(2**70, range(100))
+    assert seeds[40:60] == env_seeds(2**70, range(40, 60)) and len(set(seeds)) == 100
+    assert all(0 <= seed < 2**31 for seed in seeds)
+    assert seeds[3] == next(episode_seeds(2**70, 3)) & 0x7FFFFFFF
+
+
+def test_the_threads_are_those_asked_for_or_the_ranks_share(monkeypatch: pytest.MonkeyPatch):
+    pytest.importorskip("envpool")
+    asked = EnvMaker("CartPole-v1", vectorization_mode="envpool", num_threads=3).native(range(2))
+    assert asked._envs._pool.spec.config.num_threads == 3
+    monkeypatch.setattr("mpi_rollout.envs.env_maker.share_of_cores", lambda num_local: 5)
+    by_itself = EnvMaker("CartPole-v1", vectorization_mode="envpool").native(range(2))
+    assert by_itself._envs._pool.spec.config.num_threads == 5
+
+
+@pytest.mark.parametrize(
+    ("task", "kwargs", "message"),
+    [
+        ("CartPol-v1", {}, "EnvPool has no such task; near it are CartPole-v1"),
+        ("ALE/Pong-v5", {}, "near it are Pong-v5"),
+        ("qqqqqqqqq", {}, "list_all_envs"),
+        ("CartPole-v1", {"gravity": 3}, "do not fit CartPole-v1 of EnvPool: .*gravity"),
+    ],
+)
+def test_what_envpool_does_not_know_is_refused_with_a_way_out(task: str, kwargs: dict[str, Any], message: str):
+    pytest.importorskip("envpool")
+    with pytest.raises(UsageError, match=message):
+        EnvMaker(task, kwargs, "envpool").native(range(2))
+
+
+def test_several_players_are_refused():
+    pytest.importorskip("envpool")
+    with pytest.raises(UsageError, match="has up to 2 players; envs of several agents cannot be stepped yet"):
+        EnvMaker("TicTacToe-v1", vectorization_mode="envpool").native(range(2))
+
+
+@pytest.mark.parametrize("task", ["FrozenLake-v1", "MiniGrid-Empty-5x5-v0", "Acrobot-v1", "Ant-v5"])
+def test_observations_of_envpool_have_the_dtypes_of_their_spaces(task: str):
+    pytest.importorskip("envpool")
+    envs = EnvMaker(task, vectorization_mode="envpool", num_threads=1).native(range(2))
+    observations, _ = envs.reset(seed=0)
+    actions = np.stack([envs.single_action_space.sample()] * 2)
+    for given in (observations, envs.step(actions)[0]):
+        single = envs.single_observation_space
+        first = {name: array[0] for name, array in given.items()} if isinstance(given, dict) else given[0]
+        assert single.contains(first) or np.asarray(first).dtype == single.dtype
+    envs.close()

@@ -1,0 +1,59 @@
+"""Natively vectorized envs as users write them: what a factory makes of env indices and a seed."""
+
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, VectorEnv
+
+
+class Drift(VectorEnv):
+    """Envs that walk by their actions until they are past 20; each draws from its own generator."""
+
+    metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}
+    reproducibility = "env"
+    single_observation_space = spaces.Box(-1e9, 1e9, (2,), np.float32)
+    single_action_space = spaces.Discrete(3)
+
+    def __init__(self, env_indices: range, seed: int, ends_at: int = 20):
+        self.num_envs, self._ends_at = len(env_indices), ends_at
+        self._generators = [np.random.default_rng([seed, index]) for index in env_indices]
+
+    def reset(self, *, seed=None, options=None):
+        self._place, self._over = np.zeros(self.num_envs, int), np.zeros(self.num_envs, bool)
+        return self._observe(), {}
+
+    def step(self, actions: np.ndarray):
+        self._place = np.where(self._over, 0, self._place + 1 + actions)
+        rewards = np.where(self._over, 0, actions.astype(float))
+        self._over = (self._place > self._ends_at) & ~self._over
+        return self._observe(), rewards, self._over.copy(), np.zeros(self.num_envs, bool), {}
+
+    def _observe(self) -> np.ndarray:
+        return np.stack([self._place, [draws.random() for draws in self._generators]], axis=1).astype(np.float32)
+
+
+def drift(env_indices: range, seed: int, **kwargs: Any) -> Drift:
+    return Drift(env_indices, seed, **kwargs)
+
+
+def too_few(env_indices: range, seed: int) -> Drift:
+    return Drift(env_indices[:-1], seed)
+
+
+def no_vector_env(env_indices: range, seed: int) -> object:
+    return object()
+
+
+def boastful(env_indices: range, seed: int) -> Drift:
+    made = Drift(env_indices, seed)
+    made.reproducibility = "always"
+    return made
+
+
+class Changed(Drift):
+    """Gives something else in each process."""
+
+    def __init__(self, env_indices: range, seed: int):
+        super().__init__(env_indices, seed)
+        self._generators = [np.random.default_rng() for _ in env_indices]

@@ -1,0 +1,94 @@
+"""Runs of natively vectorized envs: the same bytes on any ranks where they promise it, after a stop too."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from jobs import Job, assert_same_bytes, datasets, once
+
+RUNS = {
+    "kernel": ("--env", "mpi_rollout/CartPoleNumba-v0", "--num-envs", "70", "--num-steps", "300"),
+    "envpool": ("--env", "CartPole-v1", "--vectorization-mode", "envpool", "--num-envs", "10", "--num-steps", "200"),
+    "factory": (
+        "--env-factory",
+        "native_envs:drift",
+        "--vectorization-mode",
+        "native",
+        "--num-envs",
+        "7",
+        "--num-steps",
+        "150",
+    ),
+}
+NEEDS = {"kernel": "numba", "envpool": "envpool"}
+WAYS = [(), ("--fragment-length", "1"), ("--fragment-length", "7", "--mode", "async", "--inference", "workers")]
+QUIET = ("--wait", "sleep", "--progress", "none")
+Collected = Callable[[int], dict[str, list[Path]]]
+
+
+def installed() -> list[str]:
+    from importlib.util import find_spec
+
+    return [name for name in RUNS if name not in NEEDS or find_spec(NEEDS[name])]
+
+
+@pytest.fixture(scope="module")
+def collected(tmp_path_factory: pytest.TempPathFactory) -> Collected:
+    """The files of all runs in all ways on some ranks; one job for all of them."""
+
+    @once
+    def of(num_ranks: int) -> dict[str, list[Path]]:
+        job = Job(tmp_path_factory.mktemp("native"))
+        files = {name: [job.folder / f"{name}-{number}.h5" for number in range(len(WAYS))] for name in installed()}
+        commands = [
+            (*RUNS[name], *way, *QUIET, "--out", file.name)
+            for name in files
+            for way, file in zip(WAYS, files[name], strict=True)
+        ]
+        assert job.train(num_ranks, "runs", commands) == [0] * len(commands)
+        return files
+
+    return of
+
+
+@pytest.mark.mpi(1, 2, 3, 5)
+@pytest.mark.parametrize("name", RUNS)
+def test_the_data_do_not_depend_on_the_ranks(collected: Collected, num_ranks: int, name: str):
+    if name not in installed():
+        pytest.skip(f"{NEEDS[name]} is missing")
+    first = datasets(collected(1)[name][0])
+    for path in collected(num_ranks)[name]:
+        assert_same_bytes(datasets(path), first)
+
+
+@pytest.mark.mpi(2)
+@pytest.mark.parametrize("name", RUNS)
+def test_a_run_is_extended_by_taking_its_history_again(job: Job, collected: Collected, num_ranks: int, name: str):
+    if name not in installed():
+        pytest.skip(f"{NEEDS[name]} is missing")
+    *same, num_steps = RUNS[name]
+    assert job(3, *same, "97", *QUIET, "--out", "run.h5").code == 0
+    result = job(num_ranks, *same, num_steps, *QUIET, "--out", "run.h5")
+    assert result.code == 0 and "took 97 steps again" in result.err
+    assert_same_bytes(datasets(job.folder / "run.h5"), datasets(collected(1)[name][0]))
+    replayed = job.forked("verify", "--replay", "1", "run.h5", "--trust")
+    assert replayed.code == 0 and "every byte the same" in replayed.out
+
+
+@pytest.mark.mpi(1)
+def test_envs_that_do_not_come_back_are_refused(job: Job, num_ranks: int):
+    changed = ("--env-factory", "native_envs:Changed", "--vectorization-mode", "native", "--num-envs", "3")
+    assert job(num_ranks, *changed, "--num-steps", "9", *QUIET, "--out", "run.h5").code == 0
+    before = (job.folder / "run.h5").read_bytes()
+    result = job(num_ranks, *changed, "--num-steps", "20", *QUIET, "--out", "run.h5")
+    assert result.code == 65 and "env 0 did not reproduce step 0" in result.err
+    assert (job.folder / "run.h5").read_bytes() == before
+    replayed = job.forked("verify", "--replay", "1", "run.h5", "--trust")
+    assert replayed.code == 65 and "env 0 differs in row 0" in replayed.err
+
+
+@pytest.mark.any_mpi
+@pytest.mark.mpi(2)
+def test_a_slice_of_the_wrong_size_is_refused_on_all_ranks(job: Job, num_ranks: int):
+    result = job(num_ranks, "--env-factory", "native_envs:too_few", "--vectorization-mode", "native", "--num-envs", "9")
+    assert result.code == 64 and "must return 5 envs for these indices, got 4" in result.err
