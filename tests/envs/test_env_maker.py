@@ -218,10 +218,10 @@ def test_an_id_with_a_spelling_mistake_is_refused_in_gymnasiums_words():
 
 
 def test_natively_vectorized_envs_have_an_id():
-    envs = EnvMaker("CartPole-v1", {"sutton_barto_reward": True}, "vector_entry_point").native(3)
+    envs = EnvMaker("CartPole-v1", {"sutton_barto_reward": True}, "vector_entry_point").native(range(3))
     assert envs.num_envs == 3
     with pytest.raises(UsageError) as error:
-        EnvMaker(plain, vectorization_mode="vector_entry_point").native(3)
+        EnvMaker(plain, vectorization_mode="vector_entry_point").native(range(3))
     assert f" vector_entry_point needs the id of a registered env, got {__name__}:plain" in str(error.value)
 
 

@@ -2,13 +2,14 @@
 
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode
 from native_envs import Drift, boastful, drift, no_vector_env, too_few
 
 from mpi_rollout.core.reproducibility import Reproducibility
-from mpi_rollout.core.seeding import episode_seeds
+from mpi_rollout.core.seeding import episode_seeds, seed_of_slice
 from mpi_rollout.envs.env_maker import EnvMaker
 from mpi_rollout.envs.native import NativeVectorEnv, env_seeds
 from mpi_rollout.errors import UsageError
@@ -53,6 +54,9 @@ def test_gymnasiums_cartpole_promises_nothing():
     envs = EnvMaker("CartPole-v1", vectorization_mode="vector_entry_point").native(range(3))
     assert envs.reproducibility == Reproducibility.SLICE and not hasattr(envs, "rollout")
     assert rows_of(envs, 1) == rows_of(envs, 1) != rows_of(envs, 2)
+    given = gymnasium.make_vec("CartPole-v1", 3, vectorization_mode="vector_entry_point")
+    expected, _ = given.reset(seed=seed_of_slice(1, range(3)))
+    assert np.array_equal(envs.reset(seed=1)[0], expected)
 
 
 def test_a_factory_gets_indices_seed_and_arguments():

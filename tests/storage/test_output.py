@@ -144,11 +144,13 @@ def test_a_part_without_a_committed_step_is_begun_anew(tmp_path: Path, monkeypat
     part.touch()
     past = None if num_steps is None else SimpleNamespace(num_steps=num_steps)
     monkeypatch.setattr(output, "look_into", lambda config, path: past)
+    monkeypatch.setattr(output, "why_not_brought_back", lambda path: "")
     config = RolloutConfig(env="CartPole-v1", out=str(tmp_path / "run.h5"))
     assert output.past_to_continue(config, str(part)) is (past if is_kept else None) and part.exists() == is_kept
     if is_kept:
-        with pytest.raises(UsageError, match="cannot be continued: natively vectorized envs share a random generator"):
-            output.past_to_continue(replace(config, vectorization_mode="vector_entry_point"), str(part))
+        monkeypatch.setattr(output, "why_not_brought_back", lambda path: "they share a generator")
+        with pytest.raises(UsageError, match="cannot be continued: they share a generator; keep what there is with"):
+            output.past_to_continue(config, str(part))
 
 
 @pytest.mark.parametrize(
@@ -164,6 +166,7 @@ def test_only_a_complete_file_with_fewer_steps_is_extended(monkeypatch, is_compl
     monkeypatch.setattr(output, "check_same_run", lambda *arguments, **options: is_longer)
     config = RolloutConfig(env="CartPole-v1", out="run.h5")
     if error is None:
+        monkeypatch.setattr(output, "why_not_brought_back", lambda path: "")
         output.check_extends(config, "run.h5")
         with pytest.raises(UsageError, match="cannot be extended, since it has no trajectories"):
             output.check_extends(replace(config, trajectories=False), "run.h5")

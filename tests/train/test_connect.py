@@ -32,7 +32,7 @@ REFUSED: dict[str, tuple[str, Any, dict[str, Any], str]] = {  # Env, num_envs, o
     "too few envs": (POLE, 1, {}, r"^num_envs must be at least the number of ranks that step envs, got 1 env on 2"),
     "mode": (POLE, 4, {"autoreset_mode": "later"}, r"^autoreset_mode must be one of next_step, same_step, disabled, "),
     "no mode": (POLE, 4, {"autoreset_mode": None}, r"^autoreset_mode must be one of .*, got None"),
-    "vectorization": (POLE, 4, {"vectorization_mode": "async"}, r"^vectorization_mode must be one of sync, vector_"),
+    "vectorization": (POLE, 4, {"vectorization_mode": "async"}, r"^vectorization_mode must be one of auto, sync, "),
     "actions": (POLE, 4, {"actions": "round"}, r"^actions must be one of check, clip, pass, got 'round'"),
     "infos": (POLE, 4, {"infos": "some"}, r'^infos must be "none", "all" or names with dtypes'),
     "no infos": (POLE, 4, {"infos": None}, r'^infos must be "none", "all" or names with dtypes .*, got None'),

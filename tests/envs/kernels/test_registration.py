@@ -41,7 +41,7 @@ from mpi_rollout.errors import UsageError
 for name, package in (("Numba", "numba"), ("Torch", "torch"), ("CUDA", "numba")):
     sys.modules[package] = None
     try:
-        EnvMaker(f"mpi_rollout/CartPole{name}-v0", vectorization_mode="vector_entry_point").native(2)
+        EnvMaker(f"mpi_rollout/CartPole{name}-v0", vectorization_mode="vector_entry_point").native(range(2))
     except UsageError as error:
         print(error)"""
     lines = output_of(program).splitlines()
@@ -59,7 +59,7 @@ def test_the_single_env_comes_with_the_time_limit(env_id: str):
 
 def test_the_program_makes_the_vector_env():
     pytest.importorskip("numba")
-    kwargs = {"first_env": 3, "sutton_barto_reward": True}
-    envs = EnvMaker("mpi_rollout/CartPoleNumba-v0", kwargs, "vector_entry_point").native(4)
+    kwargs = {"sutton_barto_reward": True}
+    envs = EnvMaker("mpi_rollout/CartPoleNumba-v0", kwargs, "vector_entry_point").native(range(3, 7))
     assert envs.num_envs == 4 and envs.reset()[0].shape == (4, 4)
     assert np.array_equal(envs.step(np.zeros(4, int))[1], np.zeros(4)) and envs.spec is not None
