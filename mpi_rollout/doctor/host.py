@@ -74,9 +74,9 @@ def _version(name: str) -> str:
 
 def judge_env(env_id: str) -> list[Finding]:
     """Make one env and step it with random actions for a second."""
-    import gymnasium
+    from mpi_rollout.envs.env_maker import EnvMaker
 
-    env = gymnasium.make(env_id)
+    env = EnvMaker(env_id)()
     try:
         nbytes = sum(leaf.nbytes for leaf in leaves(env.observation_space))
         times = time_steps(env)
