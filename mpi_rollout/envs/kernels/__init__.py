@@ -30,10 +30,9 @@ for _env_id, _maker in _MAKERS.items():
 def prepare() -> None:
     """Compile what Numba compiles for CPUs, so that other processes of this host load it from the cache.
 
-    It takes some seconds the first time, and a fraction of a second later.  A job of several ranks calls it on one rank
-    of each host, and lets the others wait: else each of them compiles.  Without a cache that can be written, each must
-    compile for itself, and this helps nobody else.  Numba's cache is beside this package, else in the user's cache
-    folder, or where NUMBA_CACHE_DIR says.
+    It takes some seconds the first time, and a fraction of a second later.  Processes of one host that make such envs
+    at the same time do not need it: one of them compiles, and the others wait for it.  Numba's cache is beside this
+    package, else in the user's cache folder, or where NUMBA_CACHE_DIR says.
 
     Raises
     ------

@@ -4,13 +4,19 @@ Envs are stepped in blocks whose states stay in the first cache.  Each pass over
 envs, without a branch.  The few envs that begin an episode are gone through by a list of their places.
 """
 
+import fcntl
 import hashlib
-from collections.abc import Callable
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache, partial
 from inspect import getsource
+from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import numba
 import numpy as np
 from numba import njit, types
 
@@ -172,7 +178,9 @@ def compiled_kernel() -> Callable[..., None]:
     """
     compiler = partial(njit, SIGNATURE, **OPTIONS)
     try:
-        return compiler(cache=True)(_kernel(_fingerprint()))
+        fingerprint = _fingerprint()
+        with _first_compiles(f"{fingerprint:x}-{numba.__version__}"):
+            return compiler(cache=True)(_kernel(fingerprint))
     except OSError:  # The disk is full, or there are no sources.
         pass
     except RuntimeError as error:
@@ -185,6 +193,24 @@ def _fingerprint() -> int:
     """Return a number that changes with the sources of the helpers."""
     sources = "".join(map(getsource, (dynamics, philox)))
     return int.from_bytes(hashlib.sha256(sources.encode()).digest()[:7], "big")
+
+
+@contextmanager
+def _first_compiles(name: str) -> Iterator[None]:
+    """Have other processes of this host wait while the first one compiles; they then load what it has made."""
+    path = Path(tempfile.gettempdir(), f"mpi_rollout-{os.getuid()}-{name}.compiled")
+    try:
+        descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except OSError:  # Each compiles for itself.
+        yield
+        return
+    with os.fdopen(descriptor, "r+b") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        if os.fstat(file.fileno()).st_size:
+            fcntl.flock(file, fcntl.LOCK_UN)
+        yield
+        if not os.fstat(file.fileno()).st_size:
+            file.write(b"1")
 
 
 class NumbaBackend:
