@@ -7,7 +7,7 @@ from itertools import count
 import numpy as np
 from gymnasium import spaces
 
-from mpi_rollout.core.seeding import bytes_of_blocks, draws_of_block, policy_key
+from mpi_rollout.core.seeding import draws_of_block, policy_key, words_of_envs
 from mpi_rollout.core.spaces import Leaf, Space, Tree, bounds_of, leaf_spaces, leaves, mask_sizes, tree_of
 
 Policy = Callable[[Tree], Tree]
@@ -108,13 +108,12 @@ class RandomPolicy:
     def _bits(self, index: int, block: int) -> np.ndarray:
         """Return 0 or 1 for each step and env: a tenth of the time, which counts beside natively vectorized CartPoles.
 
-        Of a byte, the highest bit is for the first of eight steps.
+        Of an env's word, bit t is for step t of the block.
         """
-        drawn = bytes_of_blocks(self._key, index, block, self._env_blocks, BLOCK_ENVS * BLOCK_STEPS // 8)
-        first = self._envs.start % BLOCK_ENVS
-        packed = drawn.reshape(-1, BLOCK_STEPS // 8)[first : first + len(self._envs)].T
-        bits = np.right_shift(packed[:, None, :], np.arange(7, -1, -1, dtype=np.uint8)[:, None]) & np.uint8(1)
-        return np.asarray(bits.reshape(BLOCK_STEPS, len(self._envs)).astype(np.int64))
+        words = words_of_envs(self._key, index, block, self._envs).astype("<u8", copy=False)
+        octets = words.view(np.uint8).reshape(-1, 1, BLOCK_STEPS // 8).T.swapaxes(1, 2).reshape(8, 1, -1)
+        bits = np.right_shift(octets, np.arange(8, dtype=np.uint8)[:, None]) & np.uint8(1)
+        return np.asarray(bits.reshape(BLOCK_STEPS, -1).astype(np.int64))
 
     @property
     def _env_blocks(self) -> range:

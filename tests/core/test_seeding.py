@@ -9,11 +9,11 @@ from jobs import Job, datasets
 from mpi_rollout.core import seeding
 from mpi_rollout.core.seeding import (
     SeedTable,
-    bytes_of_blocks,
     draws_of_block,
     episode_seeds,
     policy_key,
     seed_of_slice,
+    words_of_envs,
 )
 
 
@@ -159,10 +159,11 @@ assert (random.getstate(), np.random.get_state()[1].tolist()) == before
     assert job.script(None, code).code == 0
 
 
-@pytest.mark.parametrize("num_bytes", [32, 512])
-def test_the_bytes_of_many_blocks_are_those_of_their_streams(num_bytes: int):
+def test_words_of_envs_do_not_depend_on_who_draws_them():
     key = policy_key(7)
-    together = bytes_of_blocks(key, 1, 2, range(3, 9), num_bytes)
-    assert [row.tobytes() for row in together] == [
-        draws_of_block(key, 1, 2, block).bytes(num_bytes) for block in range(3, 9)
-    ]
+    words = words_of_envs(key, 1, 2, range(1000))
+    assert words.dtype == np.uint64 and len(set(words.tolist())) == 1000
+    for envs in (range(1), range(3, 9), range(999, 1000), range(64, 192)):
+        assert np.array_equal(words_of_envs(key, 1, 2, envs), words[envs.start : envs.stop])
+    streams = [(policy_key(8), 1, 2), (key, 0, 2), (key, 1, 3)]
+    assert not any(set(words.tolist()) & set(words_of_envs(*each, range(1000)).tolist()) for each in streams)
