@@ -1,9 +1,9 @@
 """A `dm_env.Environment` as a Gymnasium env: shimmy converts what passes, and seeds reach the generators.
 
-A dm_env has no `reset(seed)`.  So a seed goes to its method `seed`, if it has one.  Else it goes to the generators that
-the env, the envs that it wraps, and their tasks have as attributes: dm_control's tasks have `task.random`, its composer
-envs `random_state`, bsuite's envs `_rng`.  shimmy's own wrapper reseeds the first two as well, with the same numbers.
-An env that has none of these is stepped as it is, with a warning.
+A dm_env has no `reset(seed)`.  So a seed goes to its method `seed`, or that of an env inside, if there is one.  Else it
+goes to the generators that these envs and their tasks have as attributes: dm_control's tasks have `task.random`, its
+composer envs `random_state`, bsuite's envs `_rng`.  shimmy's own wrapper reseeds the first two as well, with the same
+numbers.  An env that has none of these is stepped as it is, with a warning.
 """
 
 import random
@@ -115,11 +115,12 @@ def as_specified(spec: Any, action: Tree) -> Tree:
 
 def reseed(dm_env: Any, seed: int) -> bool:
     """Seed a `dm_env.Environment`; tell whether it has anything to seed."""
-    method = getattr(dm_env, "seed", None)
-    if callable(method):
-        method(seed)
-        return True
-    generators = list({id(generator): generator for generator in generators_of(dm_env)}.values())
+    envs = list(with_inner_envs(dm_env))
+    for method in (getattr(env, "seed", None) for env in envs):
+        if callable(method):
+            method(seed)
+            return True
+    generators = {id(generator): generator for env in envs for generator in generators_of(env)}.values()
     for number, generator in enumerate(generators):  # Each of several draws numbers of its own.
         own = seed if number == 0 else int(np.random.SeedSequence(seed, spawn_key=(number,)).generate_state(1)[0])
         if isinstance(generator, np.random.Generator):
@@ -130,12 +131,18 @@ def reseed(dm_env: Any, seed: int) -> bool:
     return bool(generators)
 
 
-def generators_of(dm_env: Any) -> Iterator[Any]:
-    """Yield the generators that an env, the envs that it wraps, and their tasks have as attributes."""
+def with_inner_envs(env: Any) -> Iterator[Any]:
+    """Yield an env, and the envs inside where it is a wrapper, the outermost first."""
     seen: set[int] = set()
-    while dm_env is not None and id(dm_env) not in seen:
-        seen.add(id(dm_env))
-        attributes = getattr(dm_env, "__dict__", {})
-        for owner in (attributes, getattr(attributes.get("_task"), "__dict__", {})):
-            yield from (value for value in owner.values() if isinstance(value, GENERATORS))
-        dm_env = next((attributes[name] for name in INNER_NAMES if name in attributes), None)
+    while env is not None and id(env) not in seen:
+        yield env
+        seen.add(id(env))
+        attributes = getattr(env, "__dict__", {})
+        env = next((attributes[name] for name in INNER_NAMES if name in attributes), None)
+
+
+def generators_of(env: Any) -> Iterator[Any]:
+    """Yield the generators that are attributes of an env, or of its task."""
+    attributes = getattr(env, "__dict__", {})
+    for values in (attributes, getattr(attributes.get("_task"), "__dict__", {})):
+        yield from (value for value in values.values() if isinstance(value, GENERATORS))

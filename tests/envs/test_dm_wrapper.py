@@ -28,7 +28,7 @@ def rows_of(env: Any, seed: int, num_steps: int = 3) -> list[float]:
     return [float(observation["place"][1]) for observation in observations]
 
 
-@pytest.mark.parametrize("make", [dm_envs.walk, dm_envs.modern, dm_envs.WithSeed])
+@pytest.mark.parametrize("make", [dm_envs.walk, dm_envs.modern, dm_envs.WithSeed, dm_envs.hidden])
 def test_a_seed_reaches_the_env_wherever_its_generator_is(make: Any):
     first, second = EnvMaker(make)(), EnvMaker(make)()
     first.reset(seed=1)

@@ -102,6 +102,10 @@ def modern():
     return Around(Walk(np.random.default_rng()))
 
 
+def hidden():
+    return Around(WithSeed())
+
+
 SAME = Walk(np.random.RandomState())
 
 
