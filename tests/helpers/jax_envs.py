@@ -36,7 +36,7 @@ class Slow(Hop):
     def step(self, key, state, action):
         observation, state, reward, done, _ = super().step(key, state, action)
         is_late = state["time"] >= 3
-        return observation, state, reward, done | is_late, {"truncation": is_late & ~done}
+        return observation, state, reward, done | is_late, {"truncated": is_late & ~done}
 
 
 class Nested(Hop):

@@ -20,6 +20,7 @@ class FunctionalEnv(Protocol):
     def step(self, key: Key, state: State, action: Any) -> tuple[Any, State, Array, Array, dict[str, Any]]:
         """Return the observation, the next state, the reward, whether the episode is over, and infos.
 
-        The info "truncation" says that it is over because of a time limit only.  Other infos are not used.  The env
-        does not reset by itself.
+        Where a time limit of its own may end an episode, the info "truncated" tells that.  An episode that is over
+        and not truncated is terminated, unless the info "terminated" says more: an episode may be both.  Other infos
+        are not used.  The env does not reset by itself.
         """

@@ -9,20 +9,12 @@ from gymnasium import spaces
 from mpi_rollout.envs.jax_slices.functional import Array, Key, State
 from mpi_rollout.errors import Field, UsageError, first_line
 
-FOREVER = 2**31 - 1
-
 
 class GymnaxEnv:
-    """An env of gymnax with its parameters, without its own automatic reset.
-
-    gymnax does not tell ends by the time limit from others.  So each step is taken twice, the second time without a
-    limit; the compiler leaves out what both have in common, which is all but the question.
-    """
+    """An env of gymnax with its parameters, without its own automatic reset."""
 
     def __init__(self, env: Any, params: Any) -> None:
-        self._env, self._params, self._unlimited = env, params, None
-        if hasattr(params, "max_steps_in_episode"):
-            self._unlimited = params.replace(max_steps_in_episode=FOREVER)
+        self._env, self._params = env, params
         self.observation_space = space_of_gymnax(env.observation_space(params))
         self.action_space = space_of_gymnax(env.action_space(params))
 
@@ -30,11 +22,9 @@ class GymnaxEnv:
         return self._env.reset_env(key, self._params)
 
     def step(self, key: Key, state: State, action: Any) -> tuple[Any, State, Array, Array, dict[str, Any]]:
-        observation, after, reward, done, _ = self._env.step_env(key, state, action, self._params)
-        if self._unlimited is None:
-            return observation, after, reward, done, {}
-        *_, is_terminal, _ = self._env.step_env(key, state, action, self._unlimited)
-        return observation, after, reward, done, {"truncation": done & ~is_terminal}
+        observation, after, reward, terminated, _ = self._env.step_env(key, state, action, self._params)
+        truncated = self._env.is_truncated(after, self._params)
+        return observation, after, reward, terminated | truncated, {"terminated": terminated, "truncated": truncated}
 
 
 class BraxEnv:
@@ -59,6 +49,8 @@ class BraxEnv:
 def gymnax_env(library: Any, task: str, params: dict[str, Any], kwargs: dict[str, Any]) -> GymnaxEnv:
     """Make an env of gymnax, or raise UsageError."""
     _check_task("gymnax", task, list(library.registered_envs))
+    if not hasattr(library.environments.environment.Environment, "is_truncated"):
+        raise UsageError("envs of gymnax before 1.0 do not tell time limits from other ends; pip install -U gymnax")
     try:
         env, default = library.make(task, **kwargs)
         return GymnaxEnv(env, default.replace(**params))

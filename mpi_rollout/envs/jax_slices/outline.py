@@ -46,9 +46,9 @@ def _unbounded(name: str, observation: Any) -> Space:
         raise UsageError(f"JAX env {name} needs an observation_space of Gymnasium")
     dtype = np.dtype(observation.dtype)
     if dtype.kind == "f":
-        return spaces.Box(-np.inf, np.inf, observation.shape, dtype)  # type: ignore[arg-type]
+        return spaces.Box(-np.inf, np.inf, observation.shape, dtype)
     low, high = (0, 1) if dtype == np.bool_ else (np.iinfo(dtype).min, np.iinfo(dtype).max)
-    return spaces.Box(low, high, observation.shape, np.int8 if dtype == np.bool_ else dtype)  # type: ignore[arg-type]
+    return spaces.Box(low, high, observation.shape, np.int8 if dtype == np.bool_ else dtype)
 
 
 def _check_same(name: str, what: str, first: Any, second: Any) -> None:

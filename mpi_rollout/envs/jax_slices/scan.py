@@ -20,8 +20,9 @@ class Task:
         return hash((id(self.env), self.max_episode_steps))
 
     def __eq__(self, other: object) -> bool:
-        is_task = isinstance(other, Task)
-        return is_task and self.env is other.env and self.max_episode_steps == other.max_episode_steps
+        if not isinstance(other, Task):
+            return False
+        return self.env is other.env and self.max_episode_steps == other.max_episode_steps
 
 
 class Carry(NamedTuple):
@@ -123,9 +124,8 @@ def _step(task: Task, env_keys: jax.Array, carry: Carry, actions: Any, has_obser
     observations, state, rewards, done, infos = jax.vmap(task.env.step)(
         _folded(carry.keys, steps), carry.state, actions
     )
-    done = done.astype(bool)
-    truncations = jnp.asarray(infos.get("truncation", jnp.zeros_like(done))).astype(bool) & done
-    terminations = done & ~truncations & runs
+    truncations = jnp.asarray(infos.get("truncated", jnp.zeros_like(done))).astype(bool)
+    terminations = jnp.asarray(infos.get("terminated", done.astype(bool) & ~truncations)).astype(bool) & runs
     if task.max_episode_steps is not None:
         truncations |= steps >= task.max_episode_steps
     truncations &= runs
