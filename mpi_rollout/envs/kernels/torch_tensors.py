@@ -7,7 +7,7 @@ import torch
 
 from mpi_rollout.envs.kernels import dynamics
 from mpi_rollout.envs.kernels.starts import start_states, start_words
-from mpi_rollout.envs.kernels.task import Task
+from mpi_rollout.envs.kernels.task import Task, own_device
 from mpi_rollout.envs.rollout import RolloutColumns
 from mpi_rollout.errors import UsageError, first_line
 
@@ -15,9 +15,12 @@ NAMES = ("observations", "rewards", "terminations", "truncations")
 
 
 def device_of(name: str | int) -> torch.device:
-    """Return a device that is there, or raise UsageError."""
+    """Return a device that is there, or raise UsageError.  "cuda" is the rank's own of several."""
     try:
         device = torch.device(name)
+        own = own_device(torch.cuda.device_count()) if device.type == "cuda" and device.index is None else None
+        if own is not None:
+            device = torch.device("cuda", own)
         torch.zeros(1, dtype=torch.float64, device=device)
     except (RuntimeError, AssertionError, TypeError) as error:
         is_missing = str(name).startswith("cuda") and not torch.cuda.is_available()
