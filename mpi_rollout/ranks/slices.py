@@ -7,20 +7,18 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import VectorEnv
 
-from mpi_rollout.core.layout import ALIGNMENT, RESULTS, Columns, SlotLayout, noun
-from mpi_rollout.core.spaces import Leaf, Tree, leaves, tree_of
-from mpi_rollout.envs.faults import ABORT, OnFault, OutputChecks
+from mpi_rollout.core.layout import ALIGNMENT
+from mpi_rollout.core.spaces import Tree, tree_of
+from mpi_rollout.envs.faults import ABORT, OnFault
 from mpi_rollout.envs.infos import MaskColumn
 from mpi_rollout.envs.inputs import Options, Reset, Seeds, Step
 from mpi_rollout.envs.loop import LoopVectorEnv
-from mpi_rollout.envs.outputs import Casting, misfit
 from mpi_rollout.envs.replaying import Past, Restoring
-from mpi_rollout.envs.rollout import Rollout, RolloutColumns
-from mpi_rollout.errors import DataError
 from mpi_rollout.exchange.exchange import Exchange
 from mpi_rollout.exchange.infos import Infos, add_info, write_columns
 from mpi_rollout.exchange.orders import STEPS, Command
 from mpi_rollout.policies.random import RandomPolicy
+from mpi_rollout.ranks.native_outputs import NativeOutputs
 from mpi_rollout.ranks.watchdog import Work
 
 
@@ -71,18 +69,14 @@ class Slice:
         self._loop = envs if isinstance(envs, LoopVectorEnv) else None
         self._pickles_infos, self.sends_restarts = infos == "all", infos == "none"
         self.restarts: list[StepRestart] = []
-        # A loop checks by itself.
-        self._checks = None if self._loop else OutputChecks(envs.single_observation_space, on_fault)
-        self._casting, self._leaves = Casting(on_fault.strict_dtypes), leaves(envs.single_observation_space)
-        self._rollout: Rollout | None = None
-        is_plain = infos == "none" and not self._checks and len(self._leaves) == len(exchange.action_arrays) == 1
-        if isinstance(envs, Rollout) and is_plain:
-            self._rollout = envs
         self._has_action_parts = isinstance(envs.single_action_space, spaces.Dict | spaces.Tuple)
         self._policy = policy
         self.masks: MaskColumn | None = None
         if policy is not None:
             self.masks = MaskColumn(envs.single_action_space, self.env_indices)
+        # A loop checks by itself.
+        self._outputs = None if self._loop else NativeOutputs(exchange, envs, on_fault, self.masks)
+        self._rollout = None if self._outputs is None else self._outputs.rollout_of(infos != "none")
         if self._loop is not None:
             self._loop.infos.add_one, self._loop.masks = add_info, self.masks
         self.use_slot()
@@ -94,10 +88,8 @@ class Slice:
         Where nobody reads them, it has arrays of its own too.
         """
         exchange, counts_only = self.exchange, not self.exchange.layout.observations
-        self._rollout_columns = dict[int, RolloutColumns]()
-        if self._loop is None and counts_only:
-            layout = SlotLayout(self.envs.single_observation_space, len(self.env_indices))
-            self._unread = layout.columns(np.zeros(layout.nbytes, np.uint8), len(self.env_indices))
+        if self._outputs is not None:
+            self._outputs.use_slot()
         self._has_infos = self._pickles_infos or bool(exchange.layout.infos)
         self._copies_rows = self._loop is not None and exchange.room > 1 and not counts_only
         if self._loop is None or counts_only:
@@ -172,13 +164,14 @@ class Slice:
         if self._policy is not None:
             self._policy.forget(self.num_steps)
         actions = self._chosen_actions() if command == Command.CHOOSE else exchange.own_actions()
-        if masks is not None and (masks.places or exchange.num_rows > 1):  # They may come with any step.
-            actions = [np.array(array) for array in actions]  # Those by masks take their place.
+        is_rolled = self._rollout is not None and not (masks is not None and masks.places)
+        if masks is not None and (masks.places or exchange.num_rows > 1) and not is_rolled:
+            actions = [np.array(array) for array in actions]  # Those by masks, which may come, take their place.
         try:
-            if self._rollout is None or (masks is not None and masks.places):
-                self._fill_rows(actions, is_to_stop)
+            if is_rolled:
+                self._roll(actions[0])
             else:
-                self._roll(self._rollout, actions[0])
+                self._fill_rows(actions, is_to_stop)
         finally:
             if exchange.layout.actions:
                 self._send_back(actions)
@@ -200,27 +193,12 @@ class Slice:
             if row < last_row and is_to_stop() and not self._has_restarted(row):
                 break
 
-    def _roll(self, rollout: Rollout, actions: np.ndarray) -> None:
-        """Have the envs take all steps in one call, which no signal cuts short."""
-        num_rows = len(actions)
-        if num_rows not in self._rollout_columns:
-            self._rollout_columns[num_rows] = self._columns_of(num_rows)
-        columns = self._rollout_columns[num_rows]
+    def _roll(self, actions: np.ndarray) -> None:
+        assert self._outputs is not None and self._rollout is not None
         self._num_calls += 1
-        rollout.rollout(actions, columns)
-        assert columns.terminations is not None and columns.truncations is not None
-        ends = columns.terminations | columns.truncations
-        self.exchange.own_num_ended[:num_rows] = [np.count_nonzero(row) for row in ends]  # With axis=1 it takes longer.
-        self.num_steps += num_rows
-        self.num_done = num_rows
-
-    def _columns_of(self, num_rows: int) -> RolloutColumns:
-        """Return the first rows of the slot's columns; where nobody reads them, those of the ends alone."""
-        if not self.exchange.layout.observations:
-            ends = np.zeros((2, num_rows, len(self.env_indices)), np.bool_)
-            return RolloutColumns(terminations=ends[0], truncations=ends[1])
-        columns = [*self.exchange.slot.observation_arrays, *self.exchange.slot.results]
-        return RolloutColumns(*(column[:num_rows] for column in columns))
+        self._outputs.roll(self._rollout, actions)
+        self.num_steps += len(actions)
+        self.num_done = len(actions)
 
     def _send_back(self, actions: list[np.ndarray]) -> None:
         """Put the actions that the envs have taken into the slot: ranks may have chosen them."""
@@ -313,51 +291,15 @@ class Slice:
 
     def _fill(self, outputs: Reset | Step, row: int = 0) -> None:
         """Copy into a row of the slot what the envs have not written there."""
-        if self._loop is None:
-            self._fill_natively(outputs, row)
-        else:
+        if self._loop is not None:
             if self._copies_rows:
                 self.exchange.slot_bytes[row] = self._row_bytes
             self.exchange.own_num_ended[row] = self._loop.num_ended
+        elif self._outputs is not None:
+            self._outputs.put(outputs, row)
         if self._has_infos:
             infos, columns = outputs[-1], self.exchange.slot_rows[row].info_arrays
             if self._pickles_infos:
                 self.exchange.put_infos(infos, row)
             for leaf, (values, mask) in zip(self.exchange.layout.infos, columns, strict=True):
                 write_columns(infos, leaf, values, mask)
-
-    def _fill_natively(self, outputs: Reset | Step, row: int) -> None:
-        """Copy and check what natively vectorized envs gave; where nobody reads it, of a fragment the first row."""
-        observations, *results, infos = outputs
-        counts_only = not self.exchange.layout.observations
-        slot = self._unread if counts_only else self.exchange.slot_rows[row]
-        if row == 0 or not counts_only or self._checks:
-            self._copy(slot, observations, results)
-        for place, what in self._checks.in_batch(slot.observations, slot.rewards).items() if self._checks else ():
-            raise DataError(f"env {self.env_indices[place]}: {what}")
-        ends = np.logical_or(*results[1:]) if results else np.zeros(len(self.env_indices), np.bool_)  # In a reset.
-        self.exchange.own_num_ended[row] = np.count_nonzero(ends)
-        if self.masks is not None:
-            self.masks.write_batch(infos, ends)
-
-    def _copy(self, slot: Columns, observations: object, results: list[np.ndarray]) -> None:
-        for leaf, column in zip(self._leaves, slot.observation_arrays, strict=True):
-            part = leaf.of(observations)
-            if part.shape != column.shape or part.dtype != column.dtype:
-                part = self._cast(leaf, part, column.shape)
-            column[...] = part
-        for leaf, column, values in zip(RESULTS, slot.results, results, strict=False):  # A reset has no results.
-            if np.asarray(values).dtype.kind not in "biuf":
-                raise misfit(leaf, list(values), self.env_indices.start, TypeError("no numbers"))
-            column[...] = values
-
-    def _cast(self, leaf: Leaf, part: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-        """Cast what natively vectorized envs gave in another dtype than their space's, or raise DataError."""
-        envs, why = f"envs {self.env_indices.start} to {self.env_indices.stop - 1}", ""
-        try:
-            if part.shape == shape:
-                return self._casting.cast(leaf, part, envs)
-        except (TypeError, ValueError) as error:
-            why = f": {error}"
-        expected = f"{leaf.dtype} of shape {shape}"
-        raise DataError(f"{envs}: {noun(leaf)} should be {expected}, got {part.dtype} of shape {part.shape}{why}")
