@@ -7,6 +7,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax, random
 
+# XLA computes the last elements of a batch, which fill no vector, with other code, and a batch of one in another way:
+# their last bits may differ.  So all batches are multiples of the widest vectors of CPUs.
+LANES = 16
 RESET_SHARE = 16  # One in so many envs is reset at once.
 
 
@@ -58,11 +61,17 @@ class Outcome(NamedTuple):
 
 
 def keys_of_envs(seed: int, env_indices: range) -> jax.Array:
-    """Return a key for each env; seeds of more than 32 bits are folded in, 32 bits at a time."""
+    """Return a key for each env and for those that fill the batch; more than 32 bits of a seed are folded in."""
     key = random.key(seed & 0xFFFFFFFF, impl="threefry2x32")  # Whatever JAX is configured to use.
     while seed := seed >> 32:
         key = random.fold_in(key, seed & 0xFFFFFFFF)
-    return _folded(jnp.broadcast_to(key, len(env_indices)), jnp.arange(env_indices.start, env_indices.stop))
+    stop = env_indices.start + padded(len(env_indices))
+    return _folded(jnp.broadcast_to(key, stop - env_indices.start), jnp.arange(env_indices.start, stop))
+
+
+def padded(num_envs: int) -> int:
+    """Return how many envs are computed for so many envs."""
+    return -(-num_envs // LANES) * LANES
 
 
 _folded = jax.vmap(random.fold_in)
@@ -115,7 +124,8 @@ def advance(
     batch = jax.tree.map(lambda array: array[0], actions)
     _, shapes = jax.eval_shape(partial(_step, task, has_observations=has_observations), env_keys, carry, batch)
     columns = jax.tree.map(lambda part: jnp.zeros((num_rows, *part.shape), part.dtype), shapes)
-    return lax.fori_loop(0, num_steps, one, (carry, columns))
+    after, columns = lax.fori_loop(0, num_steps, one, (carry, columns))
+    return jax.tree.map(_strong, after), columns
 
 
 def _step(task: Task, env_keys: jax.Array, carry: Carry, actions: Any, has_observations: bool) -> tuple[Carry, Outcome]:
@@ -143,7 +153,7 @@ def _begin_next(task: Task, env_keys: jax.Array, carry: Carry, ended: jax.Array)
     as often as there are envs left.
     """
     num_envs = len(ended)
-    width = -(-num_envs // RESET_SHARE)
+    width = padded(-(-num_envs // RESET_SHARE))
 
     def some(loop: tuple[jax.Array, Carry]) -> tuple[jax.Array, Carry]:
         left, now = loop

@@ -52,7 +52,8 @@ class JAXVectorEnv(VectorEnv):
         self._leaves = leaves(self.single_observation_space)
         self._task = scan.Task(env, max_episode_steps)
         self._carry: scan.Carry | None = None
-        row_nbytes = self.num_envs * (sum(leaf.nbytes for leaf in self._leaves) + 8)
+        self._num_computed = scan.padded(self.num_envs)
+        row_nbytes = self._num_computed * (sum(leaf.nbytes for leaf in self._leaves) + 8)
         self.chunk = 2 ** int(math.log2(min(MOST_STEPS, max(1, CHUNK_NBYTES // row_nbytes))))
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Reset:
@@ -76,11 +77,12 @@ class JAXVectorEnv(VectorEnv):
             self._seed, self._carry = _checked_seed(seed), None
         if self._carry is None:
             self._env_keys = scan.keys_of_envs(self._seed, self._env_indices)
-            episodes = np.zeros(self.num_envs, np.uint32)
+            episodes = np.zeros(self._num_computed, np.uint32)
             self._carry = scan.begin(self._task, self._env_keys, episodes)
         else:
             fresh = scan.begin(self._task, self._env_keys, self._carry.episodes + 1)
-            chosen = np.ones(self.num_envs, np.bool_) if mask is None else np.asarray(mask)
+            chosen = np.ones(self._num_computed, np.bool_)
+            chosen[: self.num_envs] = True if mask is None else mask
             self._carry = scan.merge(chosen, fresh, self._carry)
         return self.last_observations(), {}
 
@@ -88,7 +90,9 @@ class JAXVectorEnv(VectorEnv):
         """Take one step; the actions of envs that begin an episode are not used."""
         given = jax.tree.map(lambda array: np.asarray(array)[np.newaxis], actions)
         outcome = jax.device_get(self._advance(self._checked(given), 1, True))
-        observations, rewards, terminations, truncations = jax.tree.map(lambda array: array[0], outcome)
+        observations, rewards, terminations, truncations = jax.tree.map(
+            lambda array: array[0, : self.num_envs], outcome
+        )
         results = rewards.astype(np.float64), terminations.copy(), truncations.copy()
         return self._of_space(observations), *results, {}
 
@@ -113,12 +117,15 @@ class JAXVectorEnv(VectorEnv):
         """Return the observations (num_envs, ...) that the last step or reset has led to, in a new array."""
         if self._carry is None:
             raise ResetNeeded("reset the envs before their first step")
-        return self._of_space(jax.device_get(self._carry.observations))
+        observations = jax.device_get(self._carry.observations)
+        return self._of_space(jax.tree.map(lambda array: array[: self.num_envs], observations))
 
     @property
     def episodes(self) -> np.ndarray:
         """The numbers (num_envs,) int64 of the episodes that the envs are in."""
-        return np.zeros(self.num_envs, np.int64) if self._carry is None else np.array(self._carry.episodes, np.int64)
+        if self._carry is None:
+            raise ResetNeeded("reset the envs before their first step")
+        return np.array(self._carry.episodes[: self.num_envs], np.int64)
 
     def _advance(self, actions: Tree, num_steps: int, has_observations: bool) -> scan.Outcome:
         """Take up to `chunk` steps; the arrays that come back may not be there yet."""
@@ -130,11 +137,12 @@ class JAXVectorEnv(VectorEnv):
         return outcome
 
     def _padded(self, array: np.ndarray) -> np.ndarray:
-        if len(array) == self.chunk:
+        """Fill up the steps of a chunk and the envs of a batch."""
+        if array.shape[:2] == (self.chunk, self._num_computed):
             return array
-        padded = np.zeros((self.chunk, *array.shape[1:]), array.dtype)
-        padded[: len(array)] = array
-        return padded
+        filled = np.zeros((self.chunk, self._num_computed, *array.shape[2:]), array.dtype)
+        filled[: len(array), : self.num_envs] = array
+        return filled
 
     def _of_space(self, observations: Tree) -> Tree:
         """Give observations the dtypes of their spaces, in new arrays."""
@@ -177,7 +185,7 @@ def _bring(rows: slice, outcome: scan.Outcome, wanted: dict[str, np.ndarray]) ->
     """Wait for the outcome of a chunk, and copy it into these rows of the columns."""
     host = jax.device_get({name: getattr(outcome, name) for name in wanted})
     for name, column in wanted.items():
-        column[rows] = host[name][: rows.stop - rows.start]
+        column[rows] = host[name][: rows.stop - rows.start, : column.shape[1]]
 
 
 def _checked_seed(seed: object) -> int:
