@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     import h5py
 
 
+WIDE = 512  # With so many envs, a row at a time takes a tenth of the time of segments; with few, three times as long.
+
+
 @dataclass(frozen=True)
 class StoredResults:
     """Consecutive steps of all envs from a file, arrays of shape (num_rows, num_envs); row 0 is step `start`."""
@@ -68,6 +71,9 @@ class EpisodeTable:
     def add(self, block: Block | StoredResults, start: int, stop: int) -> None:
         """Take in rows `start` to `stop` - 1 of a block."""
         ends = block.terminations[start:stop] | block.truncations[start:stop]
+        if len(self._start) >= WIDE and not self._faults:
+            self._add_by_rows(block, start, ends)
+            return
         returns, env, step, is_end = self._segments(ends, block.rewards[start:stop])
         env, row, is_first = env[is_end], step[is_end], first_of_group(env[is_end])
         end = block.start + start + row
@@ -85,6 +91,27 @@ class EpisodeTable:
         self._count += np.bincount(env, minlength=len(self._count))
         order = np.argsort(end * len(self._count) + env)  # One key: a tenth of the time of two.
         self._held = np.concatenate([self._held, rows[order]])
+
+    def _add_by_rows(self, block: Block | StoredResults, start: int, ends: np.ndarray) -> None:
+        """Do the same row by row, where nobody knows of faults.  Sums are in step order here as well."""
+        whole = np.zeros(0, np.int64)
+        parts = [(whole, np.zeros(0), whole, whole, whole)]
+        for row, env in enumerate(map(np.flatnonzero, ends), start):
+            self._return += block.rewards[row]
+            if len(env):
+                end, begun = block.start + row, self._start[env]
+                parts.append((env, self._return[env], begun, self._count[env], np.full(len(env), row)))
+                self._return[env], self._start[env] = 0.0, end + 2
+                self._count[env] += begun <= end  # Else the row has reset the env, and belongs to no episode.
+        env, returns, starts, counts, row_of = (np.concatenate(column) for column in zip(*parts, strict=True))
+        is_episode = starts <= block.start + row_of
+        rows = np.zeros(len(env), EPISODE)
+        rows["env_index"], rows["return"], rows["start"] = env, returns, starts
+        rows["length"] = block.start + row_of - starts + 1
+        rows["terminated"], rows["truncated"] = block.terminations[row_of, env], block.truncations[row_of, env]
+        rows = rows[is_episode]
+        rows["seed"] = self._seed(rows["env_index"], counts[is_episode])
+        self._held = np.concatenate([self._held, rows])
 
     def _take_faults(self, env: np.ndarray, end: np.ndarray, stop: int) -> np.ndarray:
         """Tell for each of some envs whether its episode that ends in step `end` ends by a fault.

@@ -10,7 +10,8 @@ from gymnasium import spaces
 
 from mpi_rollout.core.layout import Block
 from mpi_rollout.core.seeding import SeedTable
-from mpi_rollout.storage.episodes import EpisodeTable
+from mpi_rollout.storage import episodes as episode_table
+from mpi_rollout.storage.episodes import EpisodeTable, StoredResults
 from mpi_rollout.storage.schema import EPISODE
 
 
@@ -112,3 +113,30 @@ def test_without_seeds_per_episode_the_table_says_minus_one():
     table = EpisodeTable(2, None)
     table.add(block, 0, 4)
     assert np.concatenate([table.take(4), table.unfinished(4)])["seed"].tolist() == [-1] * 4
+
+
+@pytest.mark.parametrize("seeded", [False, True], ids=["native", "loop"])
+@pytest.mark.parametrize("share", [0.02, 0.5, 0.95])
+@pytest.mark.parametrize("num_envs", [1, 3, 50])
+def test_row_by_row_the_same_episodes_are_found(
+    monkeypatch: pytest.MonkeyPatch, num_envs: int, share: float, seeded: bool
+):
+    """Also where the row after an end is an end, as of envs that were lost, and whatever the blocks and their parts."""
+    draws, seeds, start = np.random.default_rng(num_envs), SeedTable(3, num_envs) if seeded else None, 0
+    blocks: list[tuple[StoredResults, list[int]]] = []
+    for num_rows in (3, 40, 17):
+        ends = [draws.random((num_rows, num_envs)) < chance for chance in (share, share / 3)]
+        block = StoredResults(start, draws.normal(size=(num_rows, num_envs)), *ends)
+        blocks.append((block, sorted({0, *draws.integers(0, num_rows, 2).tolist(), num_rows})))
+        start += num_rows
+
+    def episodes(wide: int) -> list[bytes]:
+        monkeypatch.setattr(episode_table, "WIDE", wide)
+        table, rows = EpisodeTable(num_envs, seeds), []
+        for block, cuts in blocks:
+            for first, stop in pairwise(cuts):
+                table.add(block, first, stop)
+            rows.append(table.take(block.start + cuts[-1]).tobytes())
+        return [*rows, table.unfinished(start).tobytes()]
+
+    assert episodes(wide=1) == episodes(wide=10**9)
