@@ -1,5 +1,7 @@
 """Natively vectorized envs: made for a slice, seeded by the run, with a promise."""
 
+import sys
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -10,6 +12,7 @@ from native_envs import Drift, boastful, drift, no_vector_env, too_few
 
 from mpi_rollout.core.reproducibility import Reproducibility
 from mpi_rollout.core.seeding import episode_seeds, seed_of_slice
+from mpi_rollout.envs import jax_slices
 from mpi_rollout.envs.env_maker import EnvMaker
 from mpi_rollout.envs.native import NativeVectorEnv, env_seeds
 from mpi_rollout.errors import UsageError
@@ -140,3 +143,12 @@ def test_observations_of_envpool_have_the_dtypes_of_their_spaces(task: str):
         first = {name: array[0] for name, array in given.items()} if isinstance(given, dict) else given[0]
         assert single.contains(first) or np.asarray(first).dtype == single.dtype
     envs.close()
+
+
+def test_jax_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch):
+    for name in ("jax", "mpi_rollout.envs.jax_slices.vector_env"):
+        monkeypatch.setitem(sys.modules, name, None)
+    for make in (jax_slices.gymnax, jax_slices.brax, partial(jax_slices.jax_slice, None)):
+        arguments = {} if isinstance(make, partial) else {"task": "CartPole-v1"}
+        with pytest.raises(UsageError, match=r"need a package .*; pip install 'mpi_rollout\[jax\]'"):
+            EnvMaker(make, arguments, "native").native(range(2))

@@ -33,3 +33,14 @@ def test_the_data_do_not_depend_on_the_ranks(collected, num_ranks: int):
     first = datasets(collected(1)[0])
     for path in collected(num_ranks):
         assert_same_bytes(datasets(path), first)
+
+
+@pytest.mark.any_mpi
+@pytest.mark.mpi(2)
+def test_a_run_is_extended_by_taking_its_history_again(job: Job, collected, num_ranks: int):
+    *same, num_steps = RUN
+    quiet = ("--wait", "sleep", "--progress", "none", "--out", "run.h5")
+    assert job(3, *same, "37", *quiet).code == 0
+    result = job(num_ranks, *same, num_steps, *quiet)
+    assert result.code == 0 and "took 37 steps again" in result.err
+    assert_same_bytes(datasets(job.folder / "run.h5"), datasets(collected(1)[0]))
