@@ -26,6 +26,8 @@ NEEDED = {
     "ale_py": "ALE/",
     "matplotlib": " plot",
     "stable_baselines3": "sb3|stable_baselines3|train_ppo",
+    "envpool": "--vectorization-mode envpool",
+    "numba": "CartPoleNumba",
 }
 TIMEOUT_S = 300.0  # The machine may be busy.
 

@@ -171,7 +171,7 @@ class _Tuner:
         fragment_length = 1
         idle = {"step_s": 0.0, "observation_bytes": self._env.observation_bytes}
         run: Options = {"env": None, "env_factory": SLEEPING_ENV, "env_kwargs": idle, "policy": "random"}
-        run["fragment_length"] = AUTO if self._tuning.is_random else "1"
+        run |= {"fragment_length": AUTO if self._tuning.is_random else "1", "vectorization_mode": "sync"}
         for num_ranks in sorted({1, self._tuning.num_ranks[-1]}) * EXCHANGE_JOBS:
             tell(f"measuring the exchange on {counted(num_ranks, 'rank')}")
             config = replace(self._config(Candidate(num_ranks)), **run, num_steps=EXCHANGE_STEPS)
