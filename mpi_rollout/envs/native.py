@@ -25,6 +25,7 @@ from mpi_rollout.envs.rollout import Rollout
 from mpi_rollout.errors import Field, UsageError
 
 Make = Callable[[int], VectorEnv]  # By the seed of the run.
+NEEDED = "num_envs", "single_observation_space", "single_action_space"  # Of a factory's envs.
 SEEDS_31_BITS = 0x7FFFFFFF  # C++ takes int32.
 
 
@@ -144,6 +145,9 @@ def of_factory(
         envs = factory(indices, seed, **kwargs)
         if not isinstance(envs, VectorEnv):
             raise UsageError(f"{name} must return a gymnasium.vector.VectorEnv, got {type(envs).__name__}")
+        for attribute in NEEDED:
+            if getattr(envs, attribute, None) is None:
+                raise UsageError(f"{name} must return envs with an attribute {attribute}, got none")
         if envs.num_envs != len(indices):
             raise UsageError(f"{name} must return {len(indices)} envs for these indices, got {envs.num_envs}")
         return envs
@@ -181,7 +185,8 @@ def checked(envs: NativeVectorEnv, name: str) -> NativeVectorEnv:
         Their spaces have no fixed shape, or they do not reset in the next step.
     """
     leaves(envs.single_observation_space), leaves(envs.single_action_space)
-    autoreset_mode = envs.metadata.get("autoreset_mode")
+    metadata = envs.metadata
+    autoreset_mode = metadata.get("autoreset_mode") if isinstance(metadata, Mapping) else None
     if autoreset_mode != AutoresetMode.NEXT_STEP:
         got = f"{name} resets in mode {autoreset_mode}, expected NEXT_STEP; use "
         raise UsageError(got, Field("vectorization_mode"), " sync")

@@ -1,5 +1,8 @@
 """What natively vectorized envs give, on its way into a rank's slot: it is copied and checked, or written there."""
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 import numpy as np
 from gymnasium.vector import VectorEnv
 
@@ -8,10 +11,13 @@ from mpi_rollout.core.spaces import Leaf, leaves
 from mpi_rollout.envs.faults import OnFault, OutputChecks
 from mpi_rollout.envs.infos import MaskColumn
 from mpi_rollout.envs.inputs import Reset, Step
-from mpi_rollout.envs.outputs import Casting, misfit
+from mpi_rollout.envs.outputs import Casting
 from mpi_rollout.envs.rollout import Rollout, RolloutColumns
-from mpi_rollout.errors import DataError
+from mpi_rollout.errors import DataError, shortened
 from mpi_rollout.exchange.exchange import Exchange
+
+OF_RESET = "observations", "infos"
+OF_STEP = "observations", "rewards", "terminations", "truncations", "infos"
 
 
 class NativeOutputs:
@@ -27,6 +33,7 @@ class NativeOutputs:
         self._exchange, self._envs, self._masks, self._env_indices = exchange, envs, masks, exchange.envs
         self._checks = OutputChecks(envs.single_observation_space, on_fault)
         self._casting, self._leaves = Casting(on_fault.strict_dtypes), leaves(envs.single_observation_space)
+        self._envs_named = f"envs {exchange.envs.start} to {exchange.envs.stop - 1}"
         self.use_slot()
 
     def use_slot(self) -> None:
@@ -62,14 +69,22 @@ class NativeOutputs:
         columns = [*self._exchange.slot.observation_arrays, *self._exchange.slot.results]
         return RolloutColumns(*(column[:num_rows] for column in columns))
 
-    def put(self, outputs: Reset | Step, row: int) -> None:
+    def put(self, outputs: Reset | Step, row: int, names: Sequence[str]) -> None:
         """Copy and check what a step or reset gave; where nobody reads it, of a fragment the first row.
+
+        Parameters
+        ----------
+        names
+            Of what it is to give, `OF_RESET` or `OF_STEP`.
 
         Raises
         ------
         DataError
-            It is not what the spaces promise.
+            It is not what Gymnasium or the spaces promise.
         """
+        if not isinstance(outputs, tuple) or len(outputs) != len(names) or not isinstance(outputs[-1], Mapping):
+            call = "reset" if names is OF_RESET else "step"
+            raise DataError(f"{self._envs_named}: {call} must return ({', '.join(names)}), got {_kind_of(outputs)}")
         observations, *results, infos = outputs
         slot = self._unread if self._counts_only else self._exchange.slot_rows[row]
         if row == 0 or not self._counts_only or self._checks:
@@ -83,22 +98,40 @@ class NativeOutputs:
 
     def _copy(self, slot: Columns, observations: object, results: list[np.ndarray]) -> None:
         for leaf, column in zip(self._leaves, slot.observation_arrays, strict=True):
-            part = leaf.of(observations)
+            part = self._part(leaf, observations)
             if part.shape != column.shape or part.dtype != column.dtype:
                 part = self._cast(leaf, part, column.shape)
             column[...] = part
         for leaf, column, values in zip(RESULTS, slot.results, results, strict=False):  # A reset has no results.
-            if np.asarray(values).dtype.kind not in "biuf":
-                raise misfit(leaf, list(values), self._env_indices.start, TypeError("no numbers"))
-            column[...] = values
+            array = np.asarray(values)
+            if array.dtype.kind not in "biuf" or array.shape != column.shape:
+                raise self._misfit(leaf, column.shape, array)
+            column[...] = array
+
+    def _part(self, leaf: Leaf, observations: Any) -> np.ndarray:
+        try:
+            return np.asarray(leaf.of(observations))
+        except (TypeError, ValueError, LookupError) as error:
+            what = f"{noun(leaf)} is missing: the observations are {_kind_of(observations)}"
+            raise DataError(f"{self._envs_named}: {what}") from error
 
     def _cast(self, leaf: Leaf, part: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
         """Cast what natively vectorized envs gave in another dtype than their space's, or raise DataError."""
-        envs, why = f"envs {self._env_indices.start} to {self._env_indices.stop - 1}", ""
+        why = ""
         try:
             if part.shape == shape:
-                return self._casting.cast(leaf, part, envs)
+                return self._casting.cast(leaf, part, self._envs_named)
         except (TypeError, ValueError) as error:
             why = f": {error}"
-        expected = f"{leaf.dtype} of shape {shape}"
-        raise DataError(f"{envs}: {noun(leaf)} should be {expected}, got {part.dtype} of shape {part.shape}{why}")
+        raise self._misfit(leaf, shape, part, why)
+
+    def _misfit(self, leaf: Leaf, shape: tuple[int, ...], part: np.ndarray, why: str = "") -> DataError:
+        expected, got = f"{leaf.dtype} of shape {shape}", f"{part.dtype} of shape {part.shape}"
+        return DataError(f"{self._envs_named}: {noun(leaf)} should be {expected}, got {got}{why}")
+
+
+def _kind_of(value: object) -> str:
+    """Say what a value is; of a tuple or a dict also what is in it."""
+    if isinstance(value, tuple):
+        return f"({', '.join(type(part).__name__ for part in value)})"
+    return shortened(f"a dict of {', '.join(map(str, value))}" if isinstance(value, dict) else type(value).__name__, 80)

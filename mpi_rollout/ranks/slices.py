@@ -18,7 +18,7 @@ from mpi_rollout.exchange.exchange import Exchange
 from mpi_rollout.exchange.infos import Infos, add_info, write_columns
 from mpi_rollout.exchange.orders import STEPS, Command
 from mpi_rollout.policies.random import RandomPolicy
-from mpi_rollout.ranks.native_outputs import NativeOutputs
+from mpi_rollout.ranks.native_outputs import OF_RESET, OF_STEP, NativeOutputs
 from mpi_rollout.ranks.watchdog import Work
 
 
@@ -185,7 +185,7 @@ class Slice:
                 self._heed_masks(actions[0][row])
             if loop is None:  # Which may write to its actions; a loop copies them by itself.
                 batch = tree_of(self.envs.single_action_space, [array[row].copy() for array in actions])
-            self._fill(step(batch), row)
+            self._fill(step(batch), row, OF_STEP)
             if restarts:
                 self._note_restarts(row, self.num_steps)
             self.num_steps += 1
@@ -289,14 +289,14 @@ class Slice:
         """Return the frames of the envs, by env index."""
         return dict(zip(self.env_indices, self.envs.render() or (), strict=True))
 
-    def _fill(self, outputs: Reset | Step, row: int = 0) -> None:
+    def _fill(self, outputs: Reset | Step, row: int = 0, names: Sequence[str] = OF_RESET) -> None:
         """Copy into a row of the slot what the envs have not written there."""
         if self._loop is not None:
             if self._copies_rows:
                 self.exchange.slot_bytes[row] = self._row_bytes
             self.exchange.own_num_ended[row] = self._loop.num_ended
         elif self._outputs is not None:
-            self._outputs.put(outputs, row)
+            self._outputs.put(outputs, row, names)
         if self._has_infos:
             infos, columns = outputs[-1], self.exchange.slot_rows[row].info_arrays
             if self._pickles_infos:

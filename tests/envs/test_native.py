@@ -8,7 +8,7 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode
-from native_envs import Drift, boastful, drift, no_vector_env, too_few
+from native_envs import Drift, boastful, drift, no_vector_env, spaceless, too_few, unsaid
 
 from mpi_rollout.core.reproducibility import Reproducibility
 from mpi_rollout.core.seeding import episode_seeds, seed_of_slice
@@ -84,6 +84,8 @@ def test_a_factory_gets_indices_seed_and_arguments():
         (EnvMaker(too_few, vectorization_mode="native"), "must return 4 envs for these indices, got 3"),
         (EnvMaker(no_vector_env, vectorization_mode="native"), r"must return a gymnasium.vector.VectorEnv, got object"),
         (EnvMaker(boastful, vectorization_mode="native"), "must be one of episode, env, slice, got 'always'"),
+        (EnvMaker(spaceless, vectorization_mode="native"), "envs with an attribute single_observation_space, got none"),
+        (EnvMaker(unsaid, vectorization_mode="native"), "resets in mode None, expected NEXT_STEP"),
         (EnvMaker(too_few, {"speed": 3}, "native"), r"env_kwargs \{'speed': 3\} do not fit .*too_few"),
         (EnvMaker("CartPole-v1", vectorization_mode="native"), "native needs a callable that makes the envs of a rank"),
         (EnvMaker(drift, vectorization_mode="envpool"), "envpool needs the id of a registered env"),

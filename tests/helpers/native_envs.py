@@ -51,6 +51,18 @@ def boastful(env_indices: range, seed: int) -> Drift:
     return made
 
 
+def spaceless(env_indices: range, seed: int) -> Drift:
+    made = Drift(env_indices, seed)
+    made.single_observation_space = None
+    return made
+
+
+def unsaid(env_indices: range, seed: int) -> Drift:
+    made = Drift(env_indices, seed)
+    made.metadata = None
+    return made
+
+
 class Changed(Drift):
     """Gives something else in each process."""
 
