@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,13 @@ def mpiexec() -> str:
 def is_hydra() -> bool:
     """The launcher is MPICH's."""
     return "HYDRA" in subprocess.run([mpiexec(), "--version"], capture_output=True, text=True).stdout
+
+
+@cache
+def ranks_may_fork() -> bool:
+    """Hydra's ranks inherit an open file, and mpi4py before 4.1 looks for the library when it is imported."""
+    release = tuple(map(int, metadata.version("mpi4py").split(".")[:2]))
+    return release >= (4, 1) and not is_hydra()
 
 
 def job_environment(**extra: str) -> dict[str, str]:
@@ -279,7 +287,7 @@ class Job:
 
     def _to_its_end(self, num_ranks: int | None, program: Sequence[object], timeout: float, **extra: str) -> Result:
         """Run a program that no test signals: its processes may be forks."""
-        is_forked = self.forks and not (num_ranks is not None and is_hydra())  # Hydra's ranks inherit an open file.
+        is_forked = self.forks and (num_ranks is None or ranks_may_fork())
         python = forked_python() if is_forked and not extra.keys() & AT_START else [sys.executable]
         return run_job([*launcher(num_ranks), *python, *map(str, program)], self.folder, timeout, **extra)
 
