@@ -34,7 +34,7 @@ def logs(submit: Submissions) -> str:
 def study_of(submit: Submissions) -> StudyFile:
     """The study, when it is known that it has all its jobs and its picture."""
     file = read_study(str(submit.folder / "study.h5"))
-    assert file.samples.points == {Point(ranks, repeat) for ranks in RANKS for repeat in range(2)}
+    assert file.samples.points == {Point(ranks, repeat, "auto") for ranks in RANKS for repeat in range(2)}
     assert file.samples.failed == set() and {submit.mpi in each.mpi_library for each in file.samples.jobs} == {True}
     assert [name for name in PICTURES if (submit.folder / name).exists()] == [*PICTURES]
     assert "there is no picture of study.h5" not in logs(submit)
