@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from functools import cache, partial
 from inspect import getsource
 from pathlib import Path
+from time import monotonic, sleep
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -27,6 +28,7 @@ from mpi_rollout.envs.kernels.task import Task
 from mpi_rollout.envs.rollout import RolloutColumns
 
 BLOCK = 256
+LONGEST_COMPILING_S = 60.0  # It takes a quarter of that on a busy core.
 # Without NumPy's error model each division has a branch, and nothing is vectorized.
 OPTIONS: Any = {"error_model": "numpy", "nogil": True, "fastmath": False}
 _compiled = njit(**OPTIONS)
@@ -197,7 +199,10 @@ def _fingerprint() -> int:
 
 @contextmanager
 def _first_compiles(name: str) -> Iterator[None]:
-    """Have other processes of this host wait while the first one compiles; they then load what it has made."""
+    """Have other processes of this host wait while the first one compiles; they then load what it has made.
+
+    They wait for `LONGEST_COMPILING_S` at most: the first one may be stopped.
+    """
     path = Path(tempfile.gettempdir(), f"mpi_rollout-{os.getuid()}-{name}.compiled")
     try:
         descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -205,12 +210,22 @@ def _first_compiles(name: str) -> Iterator[None]:
         yield
         return
     with os.fdopen(descriptor, "r+b") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        _lock(file.fileno())
         if os.fstat(file.fileno()).st_size:
             fcntl.flock(file, fcntl.LOCK_UN)
         yield
         if not os.fstat(file.fileno()).st_size:
             file.write(b"1")
+
+
+def _lock(descriptor: int) -> None:
+    """Take the lock, or go on without it when that takes too long."""
+    until = monotonic() + LONGEST_COMPILING_S
+    while monotonic() < until:
+        try:
+            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            sleep(0.05)
 
 
 class NumbaBackend:

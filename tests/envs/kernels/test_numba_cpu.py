@@ -3,6 +3,7 @@
 import shutil
 import subprocess
 import sys
+import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -58,3 +59,17 @@ def test_without_a_writable_cache_each_process_compiles(tmp_path: Path):
     kernels = tmp_path / "mpi_rollout" / "envs" / "kernels"
     (kernels / "__pycache__").touch()  # A folder cannot be made in its place, not even by root.
     assert outcome(tmp_path, **blocked)[0] == " 0 1"
+
+
+def test_a_process_that_is_stopped_while_it_compiles_does_not_hold_up_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    from mpi_rollout.envs.kernels import numba_cpu
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(numba_cpu, "LONGEST_COMPILING_S", 0.1)
+    with numba_cpu._first_compiles("kernel"):
+        [marker] = tmp_path.iterdir()
+        with numba_cpu._first_compiles("kernel"):
+            assert not marker.stat().st_size
+    assert marker.stat().st_size
