@@ -109,15 +109,23 @@ def check_attributes(attributes: Mapping[str, object]) -> None:
         count(attributes, name)
     if digest_of(attributes) != attributes["digest"]:
         raise ContentError("the attributes of its root group are not what was written: their digest does not fit")
+    promised_by(attributes)
+
+
+def promised_by(attributes: Mapping[str, object]) -> Reproducibility | None:
+    """Return the promise in the attributes of a file; None in files of older versions."""
+    if (promised := attributes.get("reproducibility")) is None:
+        return None
+    try:
+        return Reproducibility(promised)
+    except ValueError as error:
+        raise ContentError(f"its attribute reproducibility is {promised!r:.80}; the file is damaged") from error
 
 
 def reproducibility_of(file: h5py.File) -> Reproducibility:
     """Return what the envs of a file promise; files of older versions do not say it."""
-    if (promised := file.attrs.get("reproducibility")) is not None:
-        try:
-            return Reproducibility(promised)
-        except ValueError as error:
-            raise ContentError(f"its attribute reproducibility is {promised!r:.80}; the file is damaged") from error
+    if (promised := promised_by(file.attrs)) is not None:
+        return promised
     is_loop = parsed(file.attrs, "config", dict)["vectorization_mode"] == "sync"
     return Reproducibility.EPISODE if is_loop else Reproducibility.SLICE
 

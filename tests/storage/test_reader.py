@@ -10,7 +10,7 @@ from written_data import NUM_STEPS, quiet, written
 
 from mpi_rollout.errors import ContentError, DataError
 from mpi_rollout.storage import reader
-from mpi_rollout.storage.schema import FORMAT, FORMAT_VERSION
+from mpi_rollout.storage.schema import FORMAT, FORMAT_VERSION, digest_of
 
 
 @pytest.fixture
@@ -78,6 +78,15 @@ def test_a_damaged_attribute_is_named(tmp_path: Path, name: str, value: object):
     reader.check_attributes(attributes)
     with pytest.raises(ContentError, match=rf"attribute {name}\b"):
         reader.check_attributes({**attributes, name: value})
+
+
+@pytest.mark.parametrize("promised", [3, "always", np.arange(3)], ids=["number", "word", "array"])
+def test_a_promise_that_nobody_makes_is_damage(tmp_path: Path, promised: object):
+    with h5py.File(written(tmp_path, "complete")) as file:
+        attributes = {**reader.attributes_of(file), "reproducibility": promised}
+    attributes["digest"] = digest_of(attributes)
+    with pytest.raises(ContentError, match="its attribute reproducibility is"):
+        reader.check_attributes(attributes)
 
 
 @pytest.mark.parametrize("kind", ["complete", "ended"])
