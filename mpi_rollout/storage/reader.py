@@ -112,7 +112,7 @@ def check_attributes(attributes: Mapping[str, object]) -> None:
     promised_by(attributes)
 
 
-def promised_by(attributes: Mapping[str, object]) -> Reproducibility | None:
+def promised_by(attributes: Mapping[str, Any]) -> Reproducibility | None:
     """Return the promise in the attributes of a file; None in files of older versions."""
     if (promised := attributes.get("reproducibility")) is None:
         return None
