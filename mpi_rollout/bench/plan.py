@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from mpi_rollout.config import RolloutConfig, flag, vectorization_of
+from mpi_rollout.config import AUTO, RolloutConfig, flag, vectorization_of
 from mpi_rollout.errors import LaunchError, UsageError, counted
 from mpi_rollout.exchange.world import claimed_size
 from mpi_rollout.options import MOST, check_seconds, switch
@@ -154,7 +154,7 @@ def arguments_of(config: RolloutConfig) -> list[str]:
         default = field.default if field.default_factory is MISSING else field.default_factory()
         value = getattr(config, field.name)
         if field.name == "vectorization_mode":
-            default = vectorization_of(default, config.env)  # What "auto" means for this env.
+            default = vectorization_of(AUTO, config.env)  # What it means for this env.
         if value == default:
             continue
         if isinstance(default, bool):
