@@ -11,7 +11,7 @@ from mpi_rollout.core.spaces import Leaf, leaves
 from mpi_rollout.envs.faults import OnFault, OutputChecks
 from mpi_rollout.envs.infos import MaskColumn
 from mpi_rollout.envs.inputs import Reset, Step
-from mpi_rollout.envs.outputs import Casting
+from mpi_rollout.envs.outputs import Casting, misfit
 from mpi_rollout.envs.rollout import Rollout, RolloutColumns
 from mpi_rollout.errors import DataError, shortened
 from mpi_rollout.exchange.exchange import Exchange
@@ -104,8 +104,10 @@ class NativeOutputs:
             column[...] = part
         for leaf, column, values in zip(RESULTS, slot.results, results, strict=False):  # A reset has no results.
             array = np.asarray(values)
-            if array.dtype.kind not in "biuf" or array.shape != column.shape:
+            if array.shape != column.shape:
                 raise self._misfit(leaf, column.shape, array)
+            if array.dtype.kind not in "biuf":  # The message names the first env.
+                raise misfit(leaf, list(values), self._env_indices.start, TypeError("no numbers"))
             column[...] = array
 
     def _part(self, leaf: Leaf, observations: Any) -> np.ndarray:
