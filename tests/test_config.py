@@ -112,6 +112,10 @@ def test_fragments_that_no_run_can_have_are_refused(options: dict[str, str], mes
 
 
 def test_a_policy_may_have_fragments_and_ranks_that_may_be_lost_may_draw_them():
-    RolloutConfig(env="CartPole-v1", **FRAGMENTS)
-    RolloutConfig(env="CartPole-v1", fragment_length="16", on_rank_loss="shrink")
-    RolloutConfig(env="CartPole-v1", fragment_length="1", on_rank_loss="shrink", policy="policies:leaning")
+    for options in (
+        FRAGMENTS,
+        {"fragment_length": "16", "on_rank_loss": "shrink"},
+        {"fragment_length": "1", "on_rank_loss": "shrink", "policy": "policies:leaning"},
+    ):
+        config = RolloutConfig(env="CartPole-v1", **options)
+        assert {name: getattr(config, name) for name in options} == options

@@ -254,8 +254,12 @@ def test_where_nobody_reads_the_data_the_same_steps_are_taken_and_ends_are_count
 
 
 def test_where_nobody_reads_the_data_masks_are_heeded_all_the_same():
-    driver = begun(8, make=Masked, is_read=False)
-    advance(driver, 8, 0)  # The env raises if an action is not allowed.
+    drivers = [begun(8, make=Masked, is_read=is_read) for is_read in (True, False)]
+    for driver in drivers:
+        advance(driver, 8, 0)  # The env raises if an action is not allowed.
+    envs = [[env.unwrapped for env in driver.worker.slices[0].envs.envs] for driver in drivers]
+    assert any(env.mask is not None for env in envs[0])
+    assert [(env.seed, env.total) for env in envs[1]] == [(env.seed, env.total) for env in envs[0]]
 
 
 def test_the_roots_own_fragment_ends_where_others_are_to_be_served():
