@@ -34,6 +34,8 @@ from mpi_rollout.errors import DataError, EnvError, RolloutError, UsageError, co
 from mpi_rollout.storage.objects import open_unmarked
 from mpi_rollout.storage.reader import committed_episodes, reproducibility_of
 
+READ_NBYTES = 2**24  # Of a dataset, at a time.
+
 
 @dataclass(frozen=True)
 class Consent:
@@ -127,10 +129,10 @@ def replay_history(file: h5py.File, config: RolloutConfig, path: str) -> dict[st
     with closing(maker_of(config).native(range(config.num_envs), config.seed)) as envs:
         check_spaces(file, envs)
         groups = [
-            [trajectories[f"{group}/{leaf.path}".strip("/")] for leaf in leaves(space)]
+            [StoredRows(trajectories[f"{group}/{leaf.path}".strip("/")]) for leaf in leaves(space)]
             for group, space in (("actions", envs.single_action_space), ("observations", envs.single_observation_space))
         ]
-        actions, columns = groups[0], groups[1] + [trajectories[leaf.path] for leaf in RESULTS]
+        actions, columns = groups[0], groups[1] + [StoredRows(trajectories[leaf.path]) for leaf in RESULTS]
         observation_leaves = leaves(envs.single_observation_space)
         observations, _ = envs.reset(seed=config.seed)
         outcome = [leaf.of(observations) for leaf in observation_leaves]
@@ -145,14 +147,28 @@ def replay_history(file: h5py.File, config: RolloutConfig, path: str) -> dict[st
     return {"replayed": len(committed_episodes(file)), "replayed_steps": num_steps * config.num_envs}
 
 
-def check_row(path: str, column: h5py.Dataset, given: np.ndarray, row: int) -> None:
+class StoredRows:
+    """The rows of a dataset, read many at a time: HDF5 reads and checks a whole chunk for each read."""
+
+    def __init__(self, dataset: h5py.Dataset):
+        self.name, self._dataset = dataset.name.removeprefix("/trajectories/"), dataset
+        self._first, self._rows = 0, dataset[:0]
+
+    def __getitem__(self, row: int) -> np.ndarray:
+        if not self._first <= row < self._first + len(self._rows):
+            row_nbytes = max(1, self._dataset.dtype.itemsize * int(np.prod(self._dataset.shape[1:], dtype=np.int64)))
+            self._first, self._rows = row, self._dataset[row : row + max(1, READ_NBYTES // row_nbytes)]
+        return np.asarray(self._rows[row - self._first])
+
+
+def check_row(path: str, column: StoredRows, given: np.ndarray, row: int) -> None:
     """Raise DataError where a row of a column is not what natively vectorized envs have given."""
     stored = column[row]
     replayed = np.asarray(given).astype(stored.dtype, copy=False)
     differs = rows_differ(replayed, stored)
     if differs.any():
         env = int(differs.argmax())
-        difference = Difference(row, column.name.removeprefix("/trajectories/"), stored[env], replayed[env])
+        difference = Difference(row, column.name, stored[env], replayed[env])
         raise DataError(f"{path}: env {env} differs in row {describe(difference)}")
 
 

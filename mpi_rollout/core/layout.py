@@ -20,7 +20,7 @@ FAULT = 1  # Envs have failed in this step, and the run ends.
 RESTARTED = 2  # Envs have failed and were restarted; the infos say which ones.
 LOST = 3  # The rank of this slot is gone.
 SHORT = 4  # The rank gets too little processor time, and all else is well.
-UNDONE = 5  # A signal has cut the fragment short: the rank has not taken this step.
+UNDONE = 5  # The fragment was cut short, by a signal or to serve other ranks: the rank has not taken this step.
 
 
 @dataclass(frozen=True)

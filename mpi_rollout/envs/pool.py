@@ -1,8 +1,8 @@
 """EnvPool: envs in C++, a pool of them for the envs of a rank.
 
-Measured with EnvPool 1.2.5 (shared notes of the project's docs, explanation/native-envs): its seeds are fixed when a
-pool is made, and each env of a list of seeds gives the same bytes in any pool.  Its spaces are those of a single env.
-Some observations have another dtype than their space.  Wrong actions abort the process, so they are checked before.
+Seen with EnvPool 1.2.5: its seeds are fixed when a pool is made, and each env of a list of seeds gives the same bytes
+in any pool.  Its spaces are those of a single env.  Some observations have another dtype than their space.  It aborts
+the process for a wrong number of actions, and takes actions outside of their space; the root checks them before.
 """
 
 from collections.abc import Mapping
