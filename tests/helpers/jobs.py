@@ -380,3 +380,17 @@ def assert_same_bytes(first: dict[str, np.ndarray], second: dict[str, np.ndarray
     for name in first:
         assert first[name].dtype == second[name].dtype and first[name].shape == second[name].shape, name
         assert first[name].tobytes() == second[name].tobytes(), f"{name} differs"
+
+
+def files_in_ways(
+    job: Job, num_ranks: int | None, runs: dict[str, Sequence[str]], ways: dict[str, Sequence[Sequence[str]]]
+) -> dict[str, list[Path]]:
+    """Do each run in all of its ways, in one job; return the files."""
+    files = {name: [job.folder / f"{name}-{number}.h5" for number in range(len(ways[name]))] for name in runs}
+    commands = [
+        (*runs[name], *way, "--wait", "sleep", "--progress", "none", "--out", file.name)
+        for name in runs
+        for way, file in zip(ways[name], files[name], strict=True)
+    ]
+    assert job.train(num_ranks, "runs", commands) == [0] * len(commands)
+    return files

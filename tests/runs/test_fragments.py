@@ -7,7 +7,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-from jobs import Job, assert_same_bytes, datasets, once
+from jobs import Job, assert_same_bytes, datasets, files_in_ways, once
 from single_rank import driver_of
 
 from mpi_rollout.collect.blocks import Discard
@@ -56,18 +56,10 @@ def collected(tmp_path_factory: pytest.TempPathFactory) -> Collected:
 
     @once
     def of(num_ranks: int | None) -> dict[str, list[Path]]:
-        job, files, commands = Job(tmp_path_factory.mktemp("fragments")), {}, []
-        for name, arguments in RUNS.items():
-            ways = [LOCKSTEP] if num_ranks is None else WAYS[name]
-            if num_ranks == 5:  # Too many for two groups of seven envs.
-                ways = [way for way in ways if "--num-groups" not in way]
-            files[name] = [job.folder / f"{name}-{number}.h5" for number in range(len(ways))]
-            commands += [
-                (*arguments, *way, "--wait", "sleep", "--progress", "none", "--out", file.name)
-                for way, file in zip(ways, files[name], strict=True)
-            ]
-        assert job.train(num_ranks, "runs", commands) == [0] * len(commands)
-        return files
+        ways = {name: [LOCKSTEP] for name in RUNS} if num_ranks is None else WAYS
+        if num_ranks == 5:  # Too many for two groups of seven envs.
+            ways = {name: [way for way in of_run if "--num-groups" not in way] for name, of_run in WAYS.items()}
+        return files_in_ways(Job(tmp_path_factory.mktemp("fragments")), num_ranks, RUNS, ways)
 
     return of
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from jobs import Job, assert_same_bytes, datasets, once
+from jobs import Job, assert_same_bytes, datasets, files_in_ways, once
 
 RUNS = {
     "kernel": ("--env", "mpi_rollout/CartPoleNumba-v0", "--num-envs", "70", "--num-steps", "300"),
@@ -38,15 +38,8 @@ def collected(tmp_path_factory: pytest.TempPathFactory) -> Collected:
 
     @once
     def of(num_ranks: int) -> dict[str, list[Path]]:
-        job = Job(tmp_path_factory.mktemp("native"))
-        files = {name: [job.folder / f"{name}-{number}.h5" for number in range(len(WAYS))] for name in installed()}
-        commands = [
-            (*RUNS[name], *way, *QUIET, "--out", file.name)
-            for name in files
-            for way, file in zip(WAYS, files[name], strict=True)
-        ]
-        assert job.train(num_ranks, "runs", commands) == [0] * len(commands)
-        return files
+        runs = {name: RUNS[name] for name in installed()}
+        return files_in_ways(Job(tmp_path_factory.mktemp("native")), num_ranks, runs, dict.fromkeys(runs, WAYS))
 
     return of
 
