@@ -60,8 +60,8 @@ class NativeVectorEnv(VectorEnv):
         self.action_space = batch_space(self.single_action_space, self.num_envs)
         self.render_mode = getattr(envs, "render_mode", None)
         self.step = envs.step  # type: ignore[method-assign]  # Called in each step, without a detour.
-        if isinstance(envs, Rollout):
-            self.rollout = envs.rollout
+        if isinstance(envs, Rollout):  # From Python 3.12 on `isinstance` does not ask `__getattr__`.
+            self.rollout, self.last_observations = envs.rollout, envs.last_observations
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> Reset:
         given = {} if seed is None else {"seed": self._seed_for(seed)}

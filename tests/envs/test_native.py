@@ -2,6 +2,7 @@
 
 import sys
 from functools import partial
+from inspect import getattr_static
 from typing import Any
 
 import gymnasium
@@ -15,6 +16,7 @@ from mpi_rollout.core.seeding import episode_seeds, seed_of_slice
 from mpi_rollout.envs import jax_slices
 from mpi_rollout.envs.env_maker import EnvMaker
 from mpi_rollout.envs.native import NativeVectorEnv, env_seeds
+from mpi_rollout.envs.rollout import Rollout
 from mpi_rollout.errors import UsageError
 
 ACTIONS = np.random.default_rng(0).integers(0, 2, (60, 6))
@@ -51,6 +53,14 @@ def test_envs_that_promise_it_give_the_same_in_any_slice(maker: EnvMaker):
     assert rows_of(whole, 8) != expected
     assert rows_of(whole, 7) == expected
     whole.close()
+
+
+def test_envs_that_take_many_steps_in_one_call_are_known_by_every_python():
+    """`isinstance` with a protocol looks as `getattr_static` does from Python 3.12 on."""
+    pytest.importorskip("numba")
+    envs = EnvMaker("mpi_rollout/CartPoleNumba-v0", vectorization_mode="vector_entry_point").native(range(3))
+    assert isinstance(envs, Rollout)
+    assert all(callable(getattr_static(envs, name)) for name in ("rollout", "last_observations"))
 
 
 def test_gymnasiums_cartpole_promises_nothing():
