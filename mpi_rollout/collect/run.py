@@ -94,7 +94,11 @@ def _run(config: RolloutConfig, asked: list[int]) -> int:
 def _collect(config: RolloutConfig, comm: "MPI.Intracomm", asked: list[int]) -> tuple[int, Timer]:
     """Do the run; return the exit code, and the timer that ends this process if its envs keep it from ending."""
     (rank_envs, policy, output), hosts = meeting.agree(
-        comm, lambda: prepare(config, comm), lambda prepared: fingerprint(config, prepared[0])
+        comm,
+        lambda: prepare(config, comm),
+        lambda prepared: fingerprint(config, prepared[0]),
+        config.start_timeout_s,
+        meeting.LIMIT,
     )
     world.take_names_off_shared_memory(comm)
     envs = rank_envs.plan.division.whole.envs_of(comm.rank)

@@ -16,7 +16,6 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from time import monotonic, sleep
-from types import FrameType
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from mpi_rollout.core.clock import MAX_TIMEOUT_S
@@ -254,17 +253,17 @@ def end_timeout_s(default_s: float = END_TIMEOUT_S) -> float:
 
 def _what_runs() -> str:
     """Name what keeps this process from ending: threads that are not daemons, or what the main thread is in."""
-    frames = sys._current_frames()
     own_threads = (threading.main_thread(), threading.current_thread())
     threads = [thread for thread in threading.enumerate() if not thread.daemon and thread not in own_threads]
     if threads:
-        names = [f"thread {thread.name} ({_place_of(frames.get(thread.ident or 0))})" for thread in threads]
+        names = [f"thread {thread.name} ({place_of(thread.ident)})" for thread in threads]
         return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-    return f"what the main thread is in ({_place_of(frames.get(threading.main_thread().ident or 0))})"
+    return f"what the main thread is in ({place_of(threading.main_thread().ident)})"
 
 
-def _place_of(frame: FrameType | None) -> str:
-    """Return the innermost file and line of a stack outside of the standard library."""
+def place_of(thread: int | None) -> str:
+    """Return where a thread is: the innermost file and line of its stack outside of the standard library."""
+    frame = sys._current_frames().get(thread or 0)
     stack = traceback.extract_stack(frame) if frame is not None else []
     for call in reversed(stack):
         if not call.filename.startswith((_STDLIB, "<")):

@@ -1,17 +1,21 @@
 """The meeting of the ranks before a run: all of them have come, could prepare, and mean the same."""
 
+import faulthandler
 import os
+import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import inf
 from time import monotonic, sleep
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, NoReturn, TypeVar
 
 from mpi_rollout.config import RolloutConfig
+from mpi_rollout.core.clock import MAX_TIMEOUT_S
 from mpi_rollout.errors import (
     AlreadyComplete,
+    EnvError,
     Interrupted,
     LaunchError,
     RolloutError,
@@ -19,7 +23,7 @@ from mpi_rollout.errors import (
     UsageError,
     words_of,
 )
-from mpi_rollout.exchange.job_end import abort, all_or_none
+from mpi_rollout.exchange.job_end import abort, all_or_none, place_of
 from mpi_rollout.exchange.world import (
     GRACE_S,
     ROOT,
@@ -30,7 +34,7 @@ from mpi_rollout.exchange.world import (
     rank_and_host,
     start_mpi_on_all_ranks,
 )
-from mpi_rollout.process.console import say
+from mpi_rollout.process.console import STDERR, say
 from mpi_rollout.process.exits import ends_forked
 
 if TYPE_CHECKING:
@@ -38,6 +42,7 @@ if TYPE_CHECKING:
 
 COMMAND, LIMIT = "python -m mpi_rollout run", "--start-timeout-s"  # Whose options a rank may refuse alone.
 Prepared = TypeVar("Prepared")
+SAY_APART_S = 0.05
 MEETING_TAG = 32123  # On a communicator that may be the user's; every MPI has tags up to 32767.
 
 
@@ -48,6 +53,18 @@ class Report:
     host: str
     fingerprint: dict[str, str] = field(default_factory=dict)
     problem: RolloutError | None = None
+
+
+class Deed(NamedTuple):
+    """What the ranks wait for each other to do, in words: "make their envs", "made its envs"."""
+
+    to_do: str
+    done: str
+    way_out: str  # The name of the time limit follows.
+    exit_code: int
+
+
+MAKING_ENVS = Deed("make its envs", "made its envs", "give it more time by", EnvError.exit_code)
 
 
 def meet(comm: "MPI.Intracomm", timeout_s: float, what: str, limit: str = "timeout_s") -> None:
@@ -63,22 +80,32 @@ def meet(comm: "MPI.Intracomm", timeout_s: float, what: str, limit: str = "timeo
     limit
         The user's name for the time limit.
     """
+    way_out = "call it on all ranks, or give them more time by"
+    _await_all(comm, timeout_s, Deed(f"call {what}", f"called {what}", way_out, LaunchError.exit_code), limit)
+
+
+def _await_all(comm: "MPI.Intracomm", timeout_s: float, deed: Deed, limit: str, grace_s: float = 0.0) -> None:
     if comm.rank == ROOT:
         missing = {rank: comm.irecv(source=rank, tag=MEETING_TAG) for rank in range(1, comm.size)}
     else:
         comm.isend(None, ROOT, MEETING_TAG).Wait()
         missing = {ROOT: comm.irecv(source=ROOT, tag=MEETING_TAG)}
-    _await_missing(comm, missing, timeout_s, what, limit)
+    _await_missing(comm, missing, timeout_s, deed, limit, grace_s)
     if comm.rank == ROOT:
         for request in [comm.isend(None, rank, MEETING_TAG) for rank in range(1, comm.size)]:
             request.Wait()
 
 
 def _await_missing(
-    comm: "MPI.Intracomm", missing: dict[int, "MPI.Request"], timeout_s: float, what: str, limit: str
+    comm: "MPI.Intracomm",
+    missing: dict[int, "MPI.Request"],
+    timeout_s: float,
+    deed: Deed,
+    limit: str,
+    grace_s: float,
 ) -> None:
     begin, pause_s = monotonic(), 0.0
-    deadline, tell_at = begin + timeout_s, begin + TELL_AFTER_S
+    deadline, tell_at = begin + timeout_s + grace_s, begin + TELL_AFTER_S
     if comm.rank != ROOT:
         deadline, tell_at = deadline + GRACE_S, inf  # The root knows best who is missing.
     while missing:
@@ -88,11 +115,10 @@ def _await_missing(
             place = f"mpi_rollout: {rank_and_host(comm.rank)}"
             ranks = ", ".join(map(str, list(missing)[:8])) + (" ..." if len(missing) > 8 else "")
             if now > deadline:
-                way_out = f"call it on all ranks, or give them more time by {limit}"
-                say(f"{place}: rank {ranks} has not called {what} within {timeout_s:g} s; {way_out}\n")
-                abort(comm, LaunchError.exit_code)
+                say(f"{place}: rank {ranks} has not {deed.done} within {timeout_s:g} s; {deed.way_out} {limit}\n")
+                abort(comm, deed.exit_code)
             tell_at = inf
-            say(f"{place}: waits for rank {ranks} to call {what}, {timeout_s:g} s at most ({limit})\n")
+            say(f"{place}: waits for rank {ranks} to {deed.to_do}, {timeout_s:g} s at most ({limit})\n")
         sleep(pause_s)
         pause_s = min(pause_s + 1e-4, 0.02)
 
@@ -107,12 +133,16 @@ def come_together(timeout_s: float) -> "MPI.Intracomm":
 
 
 def agree(
-    comm: "MPI.Intracomm", prepare: Callable[[], Prepared], fingerprint: Callable[[Prepared], dict[str, str]]
+    comm: "MPI.Intracomm",
+    prepare: Callable[[], Prepared],
+    fingerprint: Callable[[Prepared], dict[str, str]],
+    timeout_s: float,
+    limit: str = "timeout_s",
 ) -> tuple[Prepared, list[str]]:
     """Prepare on every rank and go on only if all could and all mean the same.  **Collective**.
 
     Return what `prepare` returns, and on the root the hosts of all ranks.  What `fingerprint` returns must be equal on
-    all ranks that give it.
+    all ranks that give it.  A rank that takes longer than `timeout_s` ends the job; `limit` is the user's name for it.
 
     Raises
     ------
@@ -122,16 +152,45 @@ def agree(
     """
     report = Report(os.uname().nodename)
     try:
-        with as_refusals():
+        with _in_time(comm, timeout_s, limit), as_refusals():
             prepared = prepare()
             report.fingerprint = fingerprint(prepared)
     except RolloutError as error:
         report.problem = error
+    # A rank says by itself that it takes too long, unless it is in C code that lets no thread of Python run.
+    _await_all(comm, timeout_s, MAKING_ENVS, limit, GRACE_S)
     reports = comm.gather(report, ROOT)
     verdict = comm.bcast(_verdict(reports) if reports is not None else None, ROOT)
     if verdict is not None:
         raise verdict
     return prepared, [report.host for report in reports or ()]
+
+
+@contextmanager
+def _in_time(comm: "MPI.Intracomm", timeout_s: float, limit: str) -> Iterator[None]:
+    """End the job if this rank takes longer to prepare: what makes envs may hang, and the others would wait for it."""
+    if timeout_s > MAX_TIMEOUT_S:
+        yield
+        return
+    thread = threading.get_ident()
+
+    def end() -> NoReturn:
+        place = f"mpi_rollout: {rank_and_host(comm.rank)}"
+        late = f"has not {MAKING_ENVS.done} within {timeout_s:g} s: it is in {place_of(thread)}"
+        say(f"{place}: {late}; {MAKING_ENVS.way_out} {limit}\n")
+        abort(comm, MAKING_ENVS.exit_code)
+
+    # A thousand ranks that hang alike need not all say so: the first one ends the job.
+    timer = threading.Timer(timeout_s + min(comm.rank * SAY_APART_S, GRACE_S / 2), end)
+    timer.daemon = True
+    timer.start()
+    # Where C code lets no thread of Python run, another rank says it; if no rank can, this shows the stack.
+    faulthandler.dump_traceback_later(timeout_s + 3 * GRACE_S, exit=True, file=STDERR)
+    try:
+        yield
+    finally:
+        timer.cancel()
+        faulthandler.cancel_dump_traceback_later()
 
 
 @contextmanager
@@ -182,7 +241,7 @@ def share_refusal(error: RolloutError) -> RolloutError:
 
     comm = come_together(RolloutConfig.start_timeout_s)
     try:
-        agree(comm, refuse, lambda _: {})
+        agree(comm, refuse, lambda _: {}, RolloutConfig.start_timeout_s)
     except RolloutError as verdict:
         return verdict
     return error

@@ -11,6 +11,7 @@ import sys
 import threading
 import traceback
 from contextlib import nullcontext
+from math import inf
 from typing import TYPE_CHECKING, NoReturn
 from weakref import WeakSet, finalize
 
@@ -142,10 +143,11 @@ class Connection:
     def _make(self, turns: Turns) -> tuple[Worker, EnvFacts]:
         """Agree with the other ranks, and make envs and exchanges.  **Collective**."""
         comm = self._comm
+        timeout_s = self._timeout_s if comm.size > 1 else inf  # Who is alone sees by himself that envs hang.
 
         def connect(pickled: bytes) -> None:  # The worker keeps it, so it must not keep `self`.
             """Make another connection.  The root calls this by name on all ranks, and is itself entering it."""
-            another = turns.entering or Connection(pickled, comm)
+            another = turns.entering or Connection(pickled, comm, timeout_s)
             try:
                 another._made = another._make(turns)
             except RolloutError as error:  # On all ranks alike.
@@ -155,7 +157,7 @@ class Connection:
                 turns.add(another._made[0])
 
         with nullcontext() if comm.size == 1 else job_end.no_early_end(comm):
-            rank_envs, _ = meeting.agree(comm, self._prepare, self._fingerprint)
+            rank_envs, _ = meeting.agree(comm, self._prepare, self._fingerprint, timeout_s)
             with job_end.all_or_none(comm):
                 worker, facts = assemble(comm, rank_envs)
         worker.methods["connect"] = connect

@@ -40,6 +40,24 @@ def test_a_rank_that_runs_another_mpi_program_ends_the_job_in_time(job: Job, num
     assert result.code == 78 and result.messages == [f"{message}, or give them more time by --start-timeout-s"]
 
 
+NATIVE = ("--vectorization-mode", "native", "--num-envs", "4", "--num-steps", "9", "--start-timeout-s", "4", *OUT)
+
+
+@pytest.mark.mpi(2)
+def test_a_rank_whose_envs_hang_when_they_are_made_says_where(job: Job, num_ranks: int):
+    result = job(num_ranks, "--env-factory", "slow_making:asleep", *NATIVE)
+    place = "it is in slow_making.py, line 11, in asleep; give it more time by --start-timeout-s"
+    assert result.code == 70
+    assert result.messages == [f"rank 1 ({HOST}): has not made its envs within 4 s: {place}"]
+
+
+@pytest.mark.mpi(2)
+def test_a_rank_that_hangs_in_c_code_while_it_makes_envs_is_named_by_another(job: Job, num_ranks: int):
+    result = job(num_ranks, "--env-factory", "slow_making:locked", *NATIVE)
+    late = "rank 1 has not made its envs within 4 s; give it more time by --start-timeout-s"
+    assert result.code == 70 and result.messages == [f"rank 0 ({HOST}): {late}"]
+
+
 def test_a_limit_that_is_none_is_refused(job: Job):
     [result] = job.series([Start((*SHORT, "--start-timeout-s", "0"))])
     assert result.code == 64 and "--start-timeout-s must be more than 0 s and at most" in result.messages[0]
