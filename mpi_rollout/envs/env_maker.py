@@ -21,7 +21,7 @@ from mpi_rollout.envs import (
 )
 from mpi_rollout.envs.faults import ABORT, OnFault, of_old_gym
 from mpi_rollout.envs.loop import LoopVectorEnv
-from mpi_rollout.envs.native import NativeVectorEnv, checked, of_entry_point, of_envpool, of_factory
+from mpi_rollout.envs.native import SYNC, NativeVectorEnv, check_kwargs, checked, of_entry_point, of_envpool, of_factory
 from mpi_rollout.errors import Field, RolloutError, UsageError, first_line, shortened
 from mpi_rollout.exchange.world import claimed_local_size
 from mpi_rollout.process.loading import load_callable
@@ -124,20 +124,26 @@ class EnvMaker:
         num_threads = self.num_threads or share_of_cores(claimed_local_size())
         if isinstance(kwargs, tuple):
             problem = f" must be the same for all envs with {self.vectorization_mode}, got some for each env; use "
-            raise UsageError(Field("env_kwargs"), problem, Field("vectorization_mode"), " sync")
-        if self.vectorization_mode == "native":
+            raise UsageError(Field("env_kwargs"), problem, *SYNC)
+        make: Callable[[], NativeVectorEnv]
+        if is_of_factory := self.vectorization_mode == "native":
             if isinstance(env, str | tuple):
-                problem = " native needs a callable that makes the envs of a rank, got "
-                raise UsageError(Field("vectorization_mode"), problem, self.name)
+                problem = f" native needs a callable that makes the envs of a rank, got {self.name}"
+                raise UsageError(Field("vectorization_mode"), problem, "; on the command line, --env-factory names one")
             make = partial(of_factory, env, self.name, kwargs, indices, seed)
-        elif not isinstance(env, str):
+        else:
+            make = self._registered(kwargs, indices, seed, num_threads)
+        return checked(_try(self.name, kwargs, make), self.name, is_of_factory)
+
+    def _registered(self, kwargs: Kwargs, indices: range, seed: int, num_threads: int) -> Callable[[], NativeVectorEnv]:
+        """Return what makes natively vectorized envs by an id."""
+        if not isinstance(self.env, str):
             problem = f" {self.vectorization_mode} needs the id of a registered env, got {self.name}"
             raise UsageError(Field("vectorization_mode"), problem)
-        elif self.vectorization_mode == "envpool":
-            make = partial(of_envpool, env, kwargs, indices, seed, num_threads)
-        else:
-            make = partial(_make_registered, of_entry_point, env, kwargs, indices, num_threads)
-        return checked(_try(self.name, kwargs, make), self.name)
+        check_kwargs(kwargs)
+        if self.vectorization_mode == "envpool":
+            return partial(of_envpool, self.env, kwargs, indices, seed, num_threads)
+        return partial(_make_registered, of_entry_point, self.env, kwargs, indices, num_threads)
 
 
 def _make_registered(make: Callable[..., Made], env_id: str, *arguments: object, **kwargs: Any) -> Made:
@@ -276,4 +282,4 @@ def _check_native(way: str, autoreset_mode: AutoresetMode, on_fault: OnFault) ->
         raise UsageError(f"{way} envs reset in the next step, got autoreset mode {autoreset_mode.value}")
     if on_fault.max_restarts:
         problem = f"{way} envs cannot be restarted one by one when they fail; use "
-        raise UsageError(problem, Field("vectorization_mode"), " sync")
+        raise UsageError(problem, *SYNC)

@@ -5,7 +5,7 @@ Each is adapted to what the program asks of envs: it resets in the next step, it
 it says what it promises about its random numbers.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from inspect import signature
 from typing import Any
@@ -27,6 +27,14 @@ from mpi_rollout.errors import Field, UsageError
 Make = Callable[[int], VectorEnv]  # By the seed of the run.
 NEEDED = "num_envs", "single_observation_space", "single_action_space"  # Of a factory's envs.
 SEEDS_31_BITS = 0x7FFFFFFF  # C++ takes int32.
+SYNC = Field("vectorization_mode"), " sync"
+GIVEN_BY_THE_RUN: dict[str, tuple[str, ...]] = {
+    "num_envs": ("it is the rank's share of ", Field("num_envs")),
+    "seed": ("it comes from ", Field("seed")),
+    "first_env": ("each rank has its own",),
+    "batch_size": ("all envs of a rank are stepped at once",),
+}
+STEP_SINGLE_ENVS = "step single envs, with vectorization_mode='sync'"
 
 
 class NativeVectorEnv(VectorEnv):
@@ -68,7 +76,29 @@ class NativeVectorEnv(VectorEnv):
         return self._envs.reset(**given, options=options)
 
     def render(self) -> Any:
-        return self._envs.render()
+        try:
+            frames = self._envs.render()
+        except NotImplementedError:  # By Gymnasium's class.
+            frames = None
+        if frames is None:
+            what = f"{type(self._envs).__name__} has no frames; if it can render, make it with"
+            raise UsageError(f"{what} env_kwargs={{'render_mode': 'rgb_array'}}; else {STEP_SINGLE_ENVS}")
+        return frames
+
+    def call(self, name: str, *args: Any, **kwargs: Any) -> Sequence[Any]:
+        """Call a method, or get an attribute, of each env, if these envs have a method for that."""
+        return self._method_of_all("call")(name, *args, **kwargs)
+
+    def set_attr(self, name: str, values: Sequence[Any]) -> None:
+        """Set an attribute of each env, if these envs have a method for that."""
+        self._method_of_all("set_attr")(name, values)
+
+    def _method_of_all(self, name: str) -> Callable[..., Any]:
+        method = getattr(self._envs, name, None)
+        if method is None:
+            what = f"{type(self._envs).__name__} steps its envs as one and has no method {name}"
+            raise AttributeError(f"{what}; give it one, as Gymnasium's SyncVectorEnv has it, or {STEP_SINGLE_ENVS}")
+        return method
 
     def close(self, **kwargs: Any) -> None:
         self._envs.close(**kwargs)
@@ -76,7 +106,7 @@ class NativeVectorEnv(VectorEnv):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
-        return getattr(self._envs, name)  # `call`, `set_attr`, and what else these envs have.
+        return getattr(self._envs, name)
 
 
 class SeededWhenMade(NativeVectorEnv):
@@ -109,12 +139,22 @@ def of_entry_point(env_id: str, kwargs: Mapping[str, Any], indices: range, num_t
     elif is_ale:
         options.setdefault("num_threads", num_threads)
     envs = gymnasium.make_vec(env_id, len(indices), vectorization_mode="vector_entry_point", **options)
-    promised = getattr(envs.unwrapped, "reproducibility", Reproducibility.SLICE)
     if is_ale:
         return NativeVectorEnv(envs, Reproducibility.ENV, lambda seed: np.array(env_seeds(seed, indices), np.int32))
+    promised = promised_by(envs.unwrapped, env_id)
     if promised == Reproducibility.SLICE:
         return NativeVectorEnv(envs, Reproducibility.SLICE, lambda seed: seed_of_slice(seed, indices))
-    return NativeVectorEnv(envs, Reproducibility(promised))
+    return NativeVectorEnv(envs, promised)
+
+
+def promised_by(envs: VectorEnv, name: str) -> Reproducibility:
+    """Return what envs say of their random numbers; UsageError if it is no `Reproducibility`."""
+    promised = getattr(envs, "reproducibility", Reproducibility.SLICE)
+    try:
+        return Reproducibility(promised)
+    except ValueError as error:
+        allowed = ", ".join(Reproducibility)
+        raise UsageError(f"{name}: the attribute reproducibility must be one of {allowed}, got {promised!r}") from error
 
 
 def _parameters_of(env_id: str) -> Mapping[str, object]:
@@ -124,8 +164,10 @@ def _parameters_of(env_id: str) -> Mapping[str, object]:
         if module:
             import_module(module)
         entry_point = gymnasium.spec(registered).vector_entry_point
+        if entry_point is None:
+            raise UsageError(Field("env"), f" {env_id} has no vectorized version registered; use ", *SYNC)
         creator = load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
-        return signature(creator).parameters if creator is not None else {}
+        return signature(creator).parameters
     except (gymnasium.error.Error, ImportError, TypeError, ValueError, AttributeError):
         return {}  # What makes the envs says it better.
 
@@ -153,13 +195,7 @@ def of_factory(
         return envs
 
     made = make(seed)
-    promised = getattr(made, "reproducibility", Reproducibility.SLICE)
-    try:
-        reproducibility = Reproducibility(promised)
-    except ValueError as error:
-        allowed = ", ".join(Reproducibility)
-        raise UsageError(f"{name}: the attribute reproducibility must be one of {allowed}, got {promised!r}") from error
-    return SeededWhenMade(made, make, seed, reproducibility)
+    return SeededWhenMade(made, make, seed, promised_by(made, name))
 
 
 def of_envpool(task: str, kwargs: Mapping[str, Any], indices: range, seed: int, num_threads: int) -> NativeVectorEnv:
@@ -176,7 +212,25 @@ def env_seeds(seed: int, indices: range) -> list[int]:
     return [next(episode_seeds(seed, index)) & SEEDS_31_BITS for index in indices]
 
 
-def checked(envs: NativeVectorEnv, name: str) -> NativeVectorEnv:
+def check_kwargs(kwargs: Mapping[str, Any]) -> None:
+    """Refuse arguments of natively vectorized envs that the program gives, or that do not fit how it steps them.
+
+    EnvPool ends the process for some of them.
+
+    Raises
+    ------
+    UsageError
+        The message says what to use instead.
+    """
+    for name, way_out in GIVEN_BY_THE_RUN.items():
+        if name in kwargs:
+            raise UsageError(Field("env_kwargs"), f" cannot have {name}, got {kwargs[name]!r}: ", *way_out)
+    num_threads = kwargs.get("num_threads", 1)
+    if isinstance(num_threads, bool) or not isinstance(num_threads, int) or num_threads < 1:
+        raise UsageError(Field("env_kwargs"), f": num_threads must be a whole number from 1 on, got {num_threads!r}")
+
+
+def checked(envs: NativeVectorEnv, name: str, is_of_factory: bool) -> NativeVectorEnv:
     """Refuse natively vectorized envs that the program cannot step.
 
     Raises
@@ -186,8 +240,12 @@ def checked(envs: NativeVectorEnv, name: str) -> NativeVectorEnv:
     """
     leaves(envs.single_observation_space), leaves(envs.single_action_space)
     metadata = envs.metadata
-    autoreset_mode = metadata.get("autoreset_mode") if isinstance(metadata, Mapping) else None
-    if autoreset_mode != AutoresetMode.NEXT_STEP:
-        got = f"{name} resets in mode {autoreset_mode}, expected NEXT_STEP; use "
-        raise UsageError(got, Field("vectorization_mode"), " sync")
-    return envs
+    mode = metadata.get("autoreset_mode") if isinstance(metadata, Mapping) else None
+    if mode == AutoresetMode.NEXT_STEP:
+        return envs
+    got = f"envs of {name} must begin their next episode in the step after an end, got " + (
+        'no metadata["autoreset_mode"]' if mode is None else f'metadata["autoreset_mode"] {mode}'
+    )
+    if is_of_factory:
+        raise UsageError(f"{got}; have the factory make such envs, which say AutoresetMode.NEXT_STEP")
+    raise UsageError(f"{got}; leave autoreset_mode out of ", Field("env_kwargs"), ", or use ", *SYNC)

@@ -13,6 +13,7 @@ from mpi_rollout.envs.faults import ABORT, OnFault
 from mpi_rollout.envs.infos import MaskColumn
 from mpi_rollout.envs.inputs import Options, Reset, Seeds, Step
 from mpi_rollout.envs.loop import LoopVectorEnv
+from mpi_rollout.envs.native import STEP_SINGLE_ENVS
 from mpi_rollout.envs.replaying import Past, Restoring
 from mpi_rollout.exchange.exchange import Exchange
 from mpi_rollout.exchange.infos import Infos, add_info, write_columns
@@ -282,7 +283,10 @@ class Slice:
     def _native_envs(self, num_envs: int) -> Any:
         """Return natively vectorized envs, to call methods that Gymnasium's class does not declare, of all envs."""
         if num_envs < self.envs.num_envs:
-            raise AttributeError("natively vectorized envs are called all together, not some of them")
+            raise AttributeError(
+                f"natively vectorized envs are called all together, got {num_envs} of {self.envs.num_envs}; use call, "
+                f"get_attr and set_attr of all, or {STEP_SINGLE_ENVS}"
+            )
         return self.envs
 
     def render(self) -> dict[int, object]:

@@ -9,7 +9,7 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode
-from native_envs import Drift, boastful, drift, no_vector_env, spaceless, too_few, unsaid
+from native_envs import Drift, at_once, boastful, drift, no_vector_env, spaceless, too_few, unsaid
 
 from mpi_rollout.core.reproducibility import Reproducibility
 from mpi_rollout.core.seeding import episode_seeds, seed_of_slice
@@ -95,9 +95,21 @@ def test_a_factory_gets_indices_seed_and_arguments():
         (EnvMaker(no_vector_env, vectorization_mode="native"), r"must return a gymnasium.vector.VectorEnv, got object"),
         (EnvMaker(boastful, vectorization_mode="native"), "must be one of episode, env, slice, got 'always'"),
         (EnvMaker(spaceless, vectorization_mode="native"), "envs with an attribute single_observation_space, got none"),
-        (EnvMaker(unsaid, vectorization_mode="native"), "resets in mode None, expected NEXT_STEP"),
+        (EnvMaker(unsaid, vectorization_mode="native"), r'got no metadata\["autoreset_mode"\]; have the factory make'),
+        (EnvMaker(at_once, vectorization_mode="native"), r"got .* AutoresetMode.SAME_STEP; have the factory make such"),
+        (
+            EnvMaker("ale_py:ALE/Pong-v5", {"autoreset_mode": AutoresetMode.SAME_STEP}, "vector_entry_point"),
+            "SAME_STEP; leave autoreset_mode out of env_kwargs, or use vectorization_mode sync",
+        ),
+        (
+            EnvMaker("MountainCar-v0", vectorization_mode="vector_entry_point"),
+            "env MountainCar-v0 has no vectorized version registered; use vectorization_mode sync",
+        ),
         (EnvMaker(too_few, {"speed": 3}, "native"), r"env_kwargs \{'speed': 3\} do not fit .*too_few"),
-        (EnvMaker("CartPole-v1", vectorization_mode="native"), "native needs a callable that makes the envs of a rank"),
+        (
+            EnvMaker("CartPole-v1", vectorization_mode="native"),
+            "native needs a callable that makes the envs of a rank, got CartPole-v1; on the",
+        ),
         (EnvMaker(drift, vectorization_mode="envpool"), "envpool needs the id of a registered env"),
         (EnvMaker("CartPole-v1", ({},) * 4, "envpool"), "must be the same for all envs with envpool"),
     ],
@@ -105,6 +117,33 @@ def test_a_factory_gets_indices_seed_and_arguments():
 def test_what_cannot_be_stepped_is_refused(maker: EnvMaker, message: str):
     with pytest.raises(UsageError, match=message):
         maker.native(range(4))
+
+
+@pytest.mark.parametrize("mode", ["envpool", "vector_entry_point"])
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"num_threads": -1}, "env_kwargs: num_threads must be a whole number from 1 on, got -1"),  # EnvPool aborts.
+        ({"num_threads": "2"}, "env_kwargs: num_threads must be a whole number from 1 on, got '2'"),
+        ({"batch_size": 2}, "env_kwargs cannot have batch_size, got 2: all envs of a rank are stepped at once"),
+        ({"seed": 5}, "env_kwargs cannot have seed, got 5: it comes from seed"),
+        ({"first_env": 5}, "env_kwargs cannot have first_env, got 5: each rank has its own"),
+    ],
+)
+def test_arguments_that_the_run_gives_are_refused(mode: str, kwargs: dict[str, Any], message: str):
+    with pytest.raises(UsageError, match=f"^{message}$"):
+        EnvMaker("CartPole-v1", kwargs, mode).native(range(4))
+
+
+def test_what_envs_that_step_as_one_cannot_do_is_said_with_a_way_out():
+    envs = EnvMaker(drift, vectorization_mode="native").native(range(4))
+    way_out = "step single envs, with vectorization_mode='sync'"
+    for name, call in {"call": lambda: envs.call("place"), "set_attr": lambda: envs.set_attr("place", [1] * 4)}.items():
+        with pytest.raises(AttributeError, match=f"^Drift .* has no method {name}; give it one, .*, or {way_out}$"):
+            call()
+    for made in (envs, EnvMaker("CartPole-v1", vectorization_mode="vector_entry_point").native(range(4))):
+        with pytest.raises(UsageError, match=rf"has no frames; .* env_kwargs=\{{'render_mode'.*; else {way_out}$"):
+            made.render()
 
 
 def test_seeds_of_envs_have_31_bits_and_do_not_depend_on_the_slice():

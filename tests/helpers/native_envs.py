@@ -63,6 +63,12 @@ def unsaid(env_indices: range, seed: int) -> Drift:
     return made
 
 
+def at_once(env_indices: range, seed: int) -> Drift:
+    made = Drift(env_indices, seed)
+    made.metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}
+    return made
+
+
 class Changed(Drift):
     """Gives something else in each process."""
 
