@@ -16,7 +16,7 @@ from mpi_rollout.ranks.lanes import Lane, indices_of
 
 Recall = Callable[[int], Tree]  # The observations of all envs in a step, shape (num_envs, ...).
 MOST_DRAWING = 0.01  # Of a run's time on the root: more of it is left to the ranks.
-TRIAL_S = 0.5  # After which this share is known.
+TRIAL_S = 0.2  # After which this share is known.
 
 
 class LanePlan(NamedTuple):

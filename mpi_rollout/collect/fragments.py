@@ -16,22 +16,29 @@ SLOT_NBYTES = 2**20  # Of a rank: a slot in its core's cache moves in half of th
 ALL_SLOTS_NBYTES = 2**28  # Of the root, for all ranks.
 LARGE_ROW_NBYTES = 2**18  # A step with so much to send, such as images, takes long beside its exchange.
 MOST_STEPS = 256  # More win nothing.
+# Where slots have no data, a fragment needs memory for actions only.  Natively vectorized envs read each once, and are
+# twice as fast over 16 steps as over one, since their states stay in the cache.
+ACTIONS_NBYTES, FEW_STEPS = 2**22, 16
 FRAGMENT_S = 0.4  # Of stepping.
 GROWTH = 4  # From one fragment to the next: nobody knows yet how long a step takes.
 
 
-def auto_length(row_nbytes: int, num_ranks: int) -> int:
+def auto_length(row_nbytes: int, num_ranks: int, counts_only: bool = False) -> int:
     """Return the largest number of steps of a fragment.
 
     Parameters
     ----------
     row_nbytes
         Of one step in the slot of one rank, and of its actions.
+    counts_only
+        Slots have no data; there are only actions, on the way to the ranks.
     """
-    if row_nbytes > LARGE_ROW_NBYTES:
+    if row_nbytes > LARGE_ROW_NBYTES and not counts_only:
         return 1
-    most = max(1, min(SLOT_NBYTES, ALL_SLOTS_NBYTES // num_ranks) // row_nbytes)
-    return min(MOST_STEPS, 2 ** (most.bit_length() - 1))  # The largest power of two that is not larger.
+    affordable = ALL_SLOTS_NBYTES // num_ranks // row_nbytes
+    wanted = max(ACTIONS_NBYTES // row_nbytes, FEW_STEPS) if counts_only else SLOT_NBYTES // row_nbytes
+    most = max(1, min(wanted, affordable, MOST_STEPS))
+    return 2 ** (most.bit_length() - 1)  # The largest power of two that is not larger.
 
 
 class FragmentLengths:
@@ -84,7 +91,8 @@ def prepare_lengths(config: RolloutConfig, driver: Driver) -> FragmentLengths:
     is_by_order = config.policy != "random" or (config.on_rank_loss == "shrink" and config.inference == "root")
     if asked == AUTO:
         held_nbytes = row_nbytes + actions_nbytes(leaves(driver.action_space), exchange.partition.capacity)
-        length = 1 if is_by_order else min(auto_length(held_nbytes, num_ranks), config.num_steps)
+        auto = auto_length(held_nbytes, num_ranks, counts_only=not exchange.layout.observations)
+        length = 1 if is_by_order else min(auto, config.num_steps)
     else:
         length = min(int(asked), config.num_steps)
         check_length(f"--fragment-length {asked}", length, row_nbytes, num_ranks, exchange.order_nbytes)

@@ -8,7 +8,7 @@ from gymnasium import spaces
 from gymnasium.vector import VectorEnv
 
 from mpi_rollout.core.layout import ALIGNMENT
-from mpi_rollout.core.spaces import Tree, tree_of
+from mpi_rollout.core.spaces import Tree, leaves, tree_of
 from mpi_rollout.envs.faults import ABORT, OnFault
 from mpi_rollout.envs.infos import MaskColumn
 from mpi_rollout.envs.inputs import Options, Reset, Seeds, Step
@@ -78,6 +78,8 @@ class Slice:
         # A loop checks by itself.
         self._outputs = None if self._loop else NativeOutputs(exchange, envs, on_fault, self.masks)
         self._rollout = None if self._outputs is None else self._outputs.rollout_of(infos != "none")
+        if policy is not None:
+            policy.are_bits_narrow = getattr(self._rollout, "takes_uint8", False)
         if self._loop is not None:
             self._loop.infos.add_one, self._loop.masks = add_info, self.masks
         self.use_slot()
@@ -167,7 +169,9 @@ class Slice:
         actions = self._chosen_actions() if command == Command.CHOOSE else exchange.own_actions()
         is_rolled = self._rollout is not None and not (masks is not None and masks.places)
         if masks is not None and (masks.places or exchange.num_rows > 1) and not is_rolled:
-            actions = [np.array(array) for array in actions]  # Those by masks, which may come, take their place.
+            # Those by masks, which may come, take their place.
+            dtypes = [leaf.dtype for leaf in leaves(self.envs.single_action_space)]
+            actions = [np.array(array, dtype) for array, dtype in zip(actions, dtypes, strict=True)]
         try:
             if is_rolled:
                 self._roll(actions[0])

@@ -34,6 +34,20 @@ def test_the_length_is_what_slots_hold(row_nbytes: int, num_ranks: int, length: 
     assert auto_length(row_nbytes, num_ranks) == length
 
 
+@pytest.mark.parametrize(
+    ("row_nbytes", "num_ranks", "length"),
+    [
+        (64, 2, 256),
+        (64 * KIB, 2, 64),  # Actions of 4 MiB.
+        (4 * MIB, 2, 16),  # Fewer steps would be slower.
+        (4 * MIB, 16, 4),  # All actions have at most 256 MiB.
+        (512 * MIB, 2, 1),
+    ],
+)
+def test_without_data_in_slots_the_length_is_what_actions_need(row_nbytes: int, num_ranks: int, length: int):
+    assert auto_length(row_nbytes, num_ranks, counts_only=True) == length
+
+
 def test_fragments_that_do_not_fit_into_memory_are_refused_with_the_length_that_does(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(host, "free_memory", lambda: 100 * MIB)
     check_length("it", 25, MIB, 3, MIB)

@@ -35,6 +35,17 @@ def test_random_actions_do_not_depend_on_the_number_of_envs(kind: str, num_envs:
     assert few.tobytes() == many[:, :num_envs].tobytes()
 
 
+@pytest.mark.parametrize("start", [0, 3])
+def test_bits_may_be_narrow(start: int):
+    space = spaces.Discrete(2, start=start)
+    wide, narrow = RandomPolicy(space, 70, 1), RandomPolicy(space, 70, 1)
+    narrow.are_bits_narrow = True
+    for step, num_steps in ((0, 3), (60, 10)):
+        (expected,), (got,) = wide.rows(step, num_steps, range(5, 70)), narrow.rows(step, num_steps, range(5, 70))
+        assert np.array_equal(expected, got) and set(np.unique(got)) == {start, start + 1}
+        assert expected.dtype == np.int64 and got.dtype == (np.int64 if start else np.uint8)
+
+
 RANGES = [range(1), range(5, 9), range(60, 70), range(64, 128), range(70, 71), range(63, 193), range(199, 200)]
 
 

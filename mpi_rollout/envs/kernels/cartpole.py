@@ -54,6 +54,7 @@ class CartPoleVectorEnv(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
     """
 
     reproducibility = Reproducibility.EPISODE
+    takes_uint8 = True
     metadata: dict[str, Any] = {"render_modes": [], "autoreset_mode": AutoresetMode.NEXT_STEP}
 
     def __init__(
@@ -167,7 +168,7 @@ class CartPoleVectorEnv(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
         return array.astype(np.int64)
 
     def _checked_actions(self, actions: np.ndarray) -> np.ndarray:
-        """Return actions (L, num_envs) as int64 with C-contiguous rows, or raise before any env has taken a step."""
+        """Return actions (L, num_envs) of int64 or uint8 with C-contiguous rows, or raise before any step."""
         if not self._was_reset:
             raise ResetNeeded("reset the envs before their first step")
         if actions.ndim != 2 or actions.shape[1] != self.num_envs or actions.dtype.kind not in "iu":
@@ -178,7 +179,7 @@ class CartPoleVectorEnv(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
             row, env = np.argwhere((actions != 0) & (actions != 1))[0]
             place = f"env {self._first_env + env}" + (f" in row {row}" if len(actions) > 1 else "")
             raise ActionError(f"the action of {place} must be 0 or 1, got {actions[row, env]}")
-        is_fit = actions.dtype == np.int64 and (actions.flags.c_contiguous or has_rows(actions))
+        is_fit = actions.dtype in (np.int64, np.uint8) and (actions.flags.c_contiguous or has_rows(actions))
         return actions if is_fit else np.ascontiguousarray(actions, np.int64)
 
 
