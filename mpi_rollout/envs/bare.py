@@ -19,7 +19,7 @@ from mpi_rollout.core.seeding import episode_seeds
 from mpi_rollout.core.spaces import Tree
 from mpi_rollout.envs.env_maker import EnvMaker, maker_of
 from mpi_rollout.envs.loop import LoopVectorEnv
-from mpi_rollout.envs.rollout import Rollout, RolloutColumns
+from mpi_rollout.envs.rollout import Rollout, RolloutColumns, as_rollout
 from mpi_rollout.errors import EnvError, words_of
 from mpi_rollout.policies.random import BLOCK_STEPS, RandomPolicy
 
@@ -42,9 +42,9 @@ def make_bare(make: EnvMaker, indices: range, seed: int, actions: Sequence[Tree]
     """
     if make.is_native:
         envs = make.native(indices, seed)
-        if isinstance(envs, Rollout):
-            return _bare_rollouts(envs, seed, actions)
-        return _bare_vector_loop(envs, seed, actions)
+        rollout = as_rollout(envs)
+        envs.reset(seed=seed)
+        return _bare_vector_loop(envs, actions) if rollout is None else _bare_rollouts(rollout, actions)
     slice_ = LoopVectorEnv(make.functions(indices))
     # Single actions are prepared before the clock runs.
     rows = [list(iterate(slice_.action_space, row)) for row in actions]
@@ -76,9 +76,8 @@ def _bare_loop(
     return measure
 
 
-def _bare_vector_loop(envs: VectorEnv, seed: int, actions: Sequence[object]) -> Callable[[float], float]:
+def _bare_vector_loop(envs: VectorEnv, actions: Sequence[object]) -> Callable[[float], float]:
     """Do the same for a natively vectorized slice, whose rows after an episode's end are resets, not steps."""
-    envs.reset(seed=seed)
 
     def measure(seconds: float) -> float:
         start, ends = perf_counter(), []
@@ -94,19 +93,18 @@ def _bare_vector_loop(envs: VectorEnv, seed: int, actions: Sequence[object]) -> 
     return measure
 
 
-def _bare_rollouts(envs: VectorEnv, seed: int, actions: Sequence[Any]) -> Callable[[float], float]:
+def _bare_rollouts(envs: Rollout, actions: Sequence[Any]) -> Callable[[float], float]:
     """Do the same for envs that take a fragment in one call, of as many steps as there are actions."""
-    assert isinstance(envs, Rollout)
-    envs.reset(seed=seed)
     rows: np.ndarray = np.stack(actions)
-    ends = np.zeros((2, len(rows), envs.num_envs), np.bool_)
+    ends = np.zeros((2, *rows.shape[:2]), np.bool_)
     columns = RolloutColumns(terminations=ends[0], truncations=ends[1])
+    envs.rollout(rows, columns)  # Some compile in their first call.
 
     def measure(seconds: float) -> float:
         start, num_steps = perf_counter(), 0
         while True:
             envs.rollout(rows, columns)
-            num_steps += rows.size - int(np.count_nonzero(ends[0] | ends[1]))
+            num_steps += ends[0].size - int(np.count_nonzero(ends[0] | ends[1]))
             elapsed = perf_counter() - start
             if elapsed >= seconds:
                 return num_steps / elapsed

@@ -4,6 +4,9 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import numpy as np
+from gymnasium.vector import VectorEnv
+
+from mpi_rollout.core.spaces import leaves
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,3 +61,10 @@ class Rollout(Protocol):
 
     def last_observations(self) -> np.ndarray:
         """Return the observations (num_envs, ...) that the last step or reset has led to, in a new array."""
+
+
+def as_rollout(envs: VectorEnv) -> Rollout | None:
+    """Return envs that take many steps in one call; None for others, and where spaces are dicts or tuples of arrays."""
+    spaces = envs.single_observation_space, envs.single_action_space
+    has_parts = any(leaf.keys for space in spaces for leaf in leaves(space))
+    return envs if isinstance(envs, Rollout) and not has_parts else None

@@ -12,7 +12,7 @@ from mpi_rollout.envs.faults import OnFault, OutputChecks
 from mpi_rollout.envs.infos import MaskColumn
 from mpi_rollout.envs.inputs import Reset, Step
 from mpi_rollout.envs.outputs import Casting, misfit
-from mpi_rollout.envs.rollout import Rollout, RolloutColumns
+from mpi_rollout.envs.rollout import Rollout, RolloutColumns, as_rollout
 from mpi_rollout.errors import DataError, shortened
 from mpi_rollout.exchange.exchange import Exchange
 
@@ -46,8 +46,7 @@ class NativeOutputs:
 
     def rollout_of(self, wants_infos: bool) -> Rollout | None:
         """Return the envs if they can take all steps of a fragment in one call, and nobody looks at each step."""
-        is_plain = not wants_infos and not self._checks and len(self._leaves) == len(self._exchange.action_arrays) == 1
-        return self._envs if isinstance(self._envs, Rollout) and is_plain else None
+        return None if wants_infos or self._checks else as_rollout(self._envs)
 
     def roll(self, rollout: Rollout, actions: np.ndarray) -> None:
         """Have the envs take all steps in one call, which no signal cuts short."""

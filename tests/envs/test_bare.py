@@ -8,6 +8,7 @@ import pytest
 from envs import Counting
 from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
+from native_envs import Rolling
 
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.seeding import episode_seeds
@@ -38,8 +39,17 @@ def test_single_envs_are_stepped_and_reset_with_the_seeds_of_their_episodes():
 
 def test_resets_of_natively_vectorized_envs_are_no_steps():
     """In 12 calls the first env ends in three of them, the second in two: the next call is then a reset."""
-    measure = bare._bare_vector_loop(SyncVectorEnv([Counting] * 2), 0, ACTIONS)
-    assert measure(12.0) == (24 - 5) / 12
+    envs = SyncVectorEnv([Counting] * 2)
+    envs.reset(seed=0)
+    assert bare._bare_vector_loop(envs, ACTIONS)(12.0) == (24 - 5) / 12
+
+
+def test_steps_of_rollouts_are_counted_whatever_their_actions_are():
+    envs = Rolling(range(3), 0)
+    envs.reset()
+    actions = [np.zeros((3, 2), np.float32)] * 4
+    assert bare._bare_rollouts(envs, actions)(2.0) == 2 * 4 * 3 / 2
+    assert envs.num_rows == [4] * 3, "once before the clock runs"
 
 
 @pytest.mark.parametrize("indices", [range(2), range(4, 6)])

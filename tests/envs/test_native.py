@@ -9,14 +9,25 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode
-from native_envs import Drift, at_once, boastful, drift, no_vector_env, spaceless, too_few, unsaid
+from native_envs import (
+    Drift,
+    Rolling,
+    RollingParts,
+    at_once,
+    boastful,
+    drift,
+    no_vector_env,
+    spaceless,
+    too_few,
+    unsaid,
+)
 
 from mpi_rollout.core.reproducibility import Reproducibility
 from mpi_rollout.core.seeding import episode_seeds, seed_of_slice
 from mpi_rollout.envs import jax_slices
 from mpi_rollout.envs.env_maker import EnvMaker
 from mpi_rollout.envs.native import NativeVectorEnv, env_seeds
-from mpi_rollout.envs.rollout import Rollout
+from mpi_rollout.envs.rollout import Rollout, as_rollout
 from mpi_rollout.errors import UsageError
 
 ACTIONS = np.random.default_rng(0).integers(0, 2, (60, 6))
@@ -61,6 +72,13 @@ def test_envs_that_take_many_steps_in_one_call_are_known_by_every_python():
     envs = EnvMaker("mpi_rollout/CartPoleNumba-v0", vectorization_mode="vector_entry_point").native(range(3))
     assert isinstance(envs, Rollout)
     assert all(callable(getattr_static(envs, name)) for name in ("rollout", "last_observations"))
+
+
+def test_only_envs_whose_spaces_are_single_arrays_take_many_steps_in_one_call():
+    """What they are given and what they fill are arrays, and not dicts of them."""
+    assert as_rollout(EnvMaker(Rolling, vectorization_mode="native").native(range(3))) is not None
+    for make in (RollingParts, drift):
+        assert as_rollout(EnvMaker(make, vectorization_mode="native").native(range(3))) is None
 
 
 def test_gymnasiums_cartpole_promises_nothing():

@@ -6,6 +6,8 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 
+from mpi_rollout.envs.rollout import RolloutColumns
+
 
 class Drift(VectorEnv):
     """Envs that walk by their actions until they are past 20; each draws from its own generator."""
@@ -35,6 +37,28 @@ class Drift(VectorEnv):
 
 def drift(env_indices: range, seed: int, **kwargs: Any) -> Drift:
     return Drift(env_indices, seed, **kwargs)
+
+
+class Rolling(Drift):
+    """Takes many steps in one call, in which no episode ends; its actions have two components."""
+
+    single_action_space = spaces.Box(-1, 1, (2,), np.float32)
+
+    def __init__(self, env_indices: range, seed: int):
+        super().__init__(env_indices, seed)
+        self.num_rows: list[int] = []
+
+    def rollout(self, actions: np.ndarray, columns: RolloutColumns) -> None:
+        self.num_rows.append(len(actions))
+
+    def last_observations(self) -> np.ndarray:
+        return self._observe()
+
+
+class RollingParts(Rolling):
+    """Its action is a dict, of one part."""
+
+    single_action_space = spaces.Dict(push=Rolling.single_action_space)
 
 
 def too_few(env_indices: range, seed: int) -> Drift:
