@@ -30,7 +30,7 @@ SEEDS_31_BITS = 0x7FFFFFFF  # C++ takes int32.
 SYNC = Field("vectorization_mode"), " sync"
 GIVEN_BY_THE_RUN: dict[str, tuple[str, ...]] = {
     "num_envs": ("it is the rank's share of ", Field("num_envs")),
-    "seed": ("it comes from ", Field("seed")),
+    "seed": ("it comes from --seed, or in a trainer from reset(seed=...)",),
     "first_env": ("each rank has its own",),
     "batch_size": ("all envs of a rank are stepped at once",),
 }
@@ -74,6 +74,17 @@ class NativeVectorEnv(VectorEnv):
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> Reset:
         given = {} if seed is None else {"seed": self._seed_for(seed)}
         return self._envs.reset(**given, options=options)
+
+    def compile_steps(self, has_observations: bool) -> None:
+        """Have envs that compile their steps do it now, before any clock runs.
+
+        Parameters
+        ----------
+        has_observations
+            Somebody reads them.
+        """
+        if hasattr(self._envs, "compile_steps"):
+            self._envs.compile_steps(has_observations)
 
     def render(self) -> Any:
         try:

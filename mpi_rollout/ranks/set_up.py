@@ -19,6 +19,7 @@ from mpi_rollout.core.spaces import describe
 from mpi_rollout.envs.env_maker import EnvMaker, make_slice, name_of
 from mpi_rollout.envs.faults import ABORT, OnFault
 from mpi_rollout.envs.loop import LoopVectorEnv
+from mpi_rollout.envs.native import NativeVectorEnv
 from mpi_rollout.errors import Field, UsageError, words_of
 from mpi_rollout.exchange.exchange import Contents
 from mpi_rollout.exchange.exchanges import Exchanges
@@ -182,6 +183,9 @@ def make_rank_envs(plan: Plan, rank: int) -> RankEnvs:
     options = plan.seed, plan.autoreset_mode, names_of(plan.infos), plan.on_fault
     envs = tuple(make_slice(plan.make, indices, *options) for indices in plan.division.envs_of(rank))
     check_instances(zip(plan.division.envs_of(rank), envs, strict=True))
+    for slice_ in envs:
+        if isinstance(slice_, NativeVectorEnv):
+            slice_.compile_steps(plan.is_read)
     if not envs:
         return RankEnvs(plan, envs, None)
     facts = EnvFacts.of(envs[0])

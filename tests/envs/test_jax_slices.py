@@ -111,6 +111,21 @@ def test_another_number_of_steps_compiles_nothing():
     assert (scan.advance._cache_size(), scan.begin._cache_size()) == before
 
 
+@pytest.mark.parametrize("has_observations", [True, False])
+def test_what_steps_need_can_be_compiled_before_the_first_of_them(has_observations: bool):
+    envs, others = (jax_slice(Hop(), range(NUM_ENVS), 3) for _ in range(2))
+    envs.compile_steps(has_observations)
+    before = scan.advance._cache_size(), scan.begin._cache_size()
+    first, _ = envs.reset()
+    rewards = np.zeros((9, NUM_ENVS))
+    rows = rolled(envs, ACTIONS[:9], 9) if has_observations else (None, rewards)
+    if not has_observations:
+        envs.rollout(ACTIONS[:9], RolloutColumns(rewards=rewards))
+    assert (scan.advance._cache_size(), scan.begin._cache_size()) == before
+    assert np.array_equal(first, others.reset()[0])
+    assert np.array_equal(rows[1], rolled(others, ACTIONS[:9], 9)[1])
+
+
 @pytest.mark.parametrize("cut", [1, 18, 30])
 def test_any_slice_gives_the_same(cut: int):
     whole = hops(range(NUM_ENVS), 3)

@@ -10,6 +10,7 @@ import pytest
 from envs import Counting
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
+from native_envs import Drift, drift
 from single_rank import driver_of
 
 from mpi_rollout.core.partition import Division
@@ -47,6 +48,21 @@ def test_a_spec_is_described_with_code_by_its_name():
     wrapped = gymnasium.wrappers.TransformReward(gymnasium.make("CartPole-v1"), lambda reward: -reward)
     assert json.loads(describe_spec(wrapped.spec))["additional_wrappers"][0]["name"] == "TransformReward"
     assert describe_spec(None) == describe_spec("CartPole-v1") == ""
+
+
+@pytest.mark.parametrize("is_read", [True, False])
+def test_envs_that_compile_do_it_when_they_are_made(is_read: bool):
+    """With observations where somebody reads them."""
+    compiled: list[bool] = []
+
+    def make(env_indices: range, seed: int) -> Drift:
+        made = drift(env_indices, seed)
+        made.compile_steps = compiled.append
+        return made
+
+    plan = Plan(EnvMaker(make, vectorization_mode="native"), Division(4, 1, num_groups=2), is_read=is_read)
+    make_rank_envs(plan, 0)
+    assert compiled == [is_read] * 2
 
 
 LOCKSTEP, READY = Division(6, 3), Division(6, 3, dedicated_root=True, first_ready=True)

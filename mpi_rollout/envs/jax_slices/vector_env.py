@@ -56,6 +56,14 @@ class JAXVectorEnv(VectorEnv):
         row_nbytes = self._num_computed * (sum(leaf.nbytes for leaf in self._leaves) + 8)
         self.chunk = 2 ** int(math.log2(min(MOST_STEPS, max(1, CHUNK_NBYTES // row_nbytes))))
 
+    def compile_steps(self, has_observations: bool) -> None:
+        """Compile what `reset` and `step` call, and `rollout` with or without observations; change no env."""
+        env_keys = scan.keys_of_envs(self._seed, self._env_indices)
+        carry = scan.begin(self._task, env_keys, np.zeros(self._num_computed, np.uint32))
+        shape, space = (self.chunk, self._num_computed), self.single_action_space
+        actions = tree_of(space, [np.zeros(shape + leaf.shape, leaf.dtype) for leaf in leaves(space)])
+        scan.advance(self._task, env_keys, carry, actions, np.int32(0), has_observations)
+
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Reset:
         """Begin episodes: episode 0 of each env at first and whenever there is a seed, else each env's next one.
 

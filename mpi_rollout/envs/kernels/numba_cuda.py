@@ -142,6 +142,8 @@ class CUDABackend:
                 np.zeros(num_envs, np.uint8),
             )
             self._state = tuple(map(cuda.to_device, arrays))
+            self._reserve(1, ())
+            self._launch(0, num_blocks=1)  # It compiles in its first launch: not amid a run.
 
     def _chosen(self) -> AbstractContextManager[Any]:
         return nullcontext() if self._device is None else cuda.gpus[self._device]
@@ -178,13 +180,16 @@ class CUDABackend:
             host, device = self._actions
             np.copyto(host, actions, casting="unsafe")  # Of eight bytes one: they are 0 and 1.
             device.copy_to_device(host, stream=self._stream)
-            launch = self._kernel[self._num_blocks, self._threads, self._stream]
-            launch(*self._state, *self._facts, *self._key, len(actions), device, *self._outputs)
+            self._launch(len(actions), self._num_blocks)
             for host, output in self._hosts.values():
                 output.copy_to_host(host, stream=self._stream)
             self._stream.synchronize()
         for name, (host, _) in self._hosts.items():
             np.copyto(getattr(columns, name)[: len(host)], host, casting="unsafe")
+
+    def _launch(self, num_rows: int, num_blocks: int) -> None:
+        launch = self._kernel[num_blocks, self._threads, self._stream]
+        launch(*self._state, *self._facts, *self._key, num_rows, self._actions[1], *self._outputs)
 
     def observations(self) -> np.ndarray:
         with self._chosen():
