@@ -4,6 +4,7 @@ import argparse
 from functools import partial
 from typing import TYPE_CHECKING
 
+from mpi_rollout.bench.compare.systems import NAMES
 from mpi_rollout.bench.plan import ENV_FIGURES, MOST_CHECKED, JobOptions, Options, numbers
 from mpi_rollout.config import AUTO, ENV_OPTIONS, INFERENCES, flag
 from mpi_rollout.core.host import num_usable_cores
@@ -34,10 +35,6 @@ CONSTANTS = {  # Of the model, see `model.Constants`.
     "policy_s_per_env": "each row of a batch of the policy",
 }
 COMPARED_ENVS = "CartPole-v1,Acrobot-v1"
-SYSTEMS = (
-    "bare, bare-all, mpi-R, mpi-fragments-R, mpi-groups, mpi-ready, mpi-native-R, mpi-record-R (R of --ranks), sync, "
-    "async, native, pool, sb3-dummy, sb3-subproc, envpool, envpool-async, minari"
-)
 
 
 def add_job_options(
@@ -265,10 +262,12 @@ def add_compare(commands: Commands) -> None:
     for name, default, metavar, text in (
         ("--env", COMPARED_ENVS, "IDS", f"ids of envs as gymnasium.make takes them (default: {COMPARED_ENVS})"),
         ("--num-envs", sizes, "NS", f"numbers of envs, with commas (default: {sizes})"),
-        ("--systems", "", "NAMES", f"systems to measure, with commas, of {SYSTEMS} (default: all)"),
+        ("--systems", "", "NAMES", f"systems to measure, with commas, of {NAMES} (R of --ranks; default: all)"),
         ("--ranks", "", "RS", "numbers of ranks of this program, with commas (default: 1 and all cores)"),
     ):
         parser.add_argument(name, default=default, metavar=metavar, help=text)
+    text = "another Python, which has the package that some systems need: tianshou=venv/bin/python; may be repeated"
+    parser.add_argument("--python", action="append", default=[], metavar="PACKAGE=PYTHON", help=text)
     text = "length of one turn in seconds (default: 0.25)"
     parser.add_argument("--window-s", type=float, default=0.25, metavar="S", help=text)
     out = "file of the comparison; an interrupted one is continued (default: results/compare.h5)"
@@ -294,8 +293,10 @@ def compare_command(options: argparse.Namespace) -> int:
         raise UsageError(f"--systems must be names such as mpi-1,sync, got {options.systems!r}; leave it out for all")
     num_envs = numbers("--num-envs", "numbers of envs", "1,16,64", options.num_envs)
     systems = systems or tuple(systems_of(ranks, num_cores))
-    jobs = JobOptions.read(options)
-    return compare(Comparison(envs, num_envs, systems, ranks, num_cores, options.window_s, jobs), options.out)
+    comparison = Comparison(
+        envs, num_envs, systems, ranks, num_cores, options.window_s, tuple(options.python), JobOptions.read(options)
+    )
+    return compare(comparison, options.out)
 
 
 def _names(text: str) -> tuple[str, ...]:

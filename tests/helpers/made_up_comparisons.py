@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from mpi_rollout.bench.compare.comparison import Comparison, ComparisonFile, Samples, Skip
-from mpi_rollout.bench.compare.steppers import Turn
+from mpi_rollout.bench.compare.turns import Turn
 from mpi_rollout.bench.plan import JobOptions
 
 ENV, SIZES = "CartPole-v1", (1, 2, 4, 8, 16, 64)

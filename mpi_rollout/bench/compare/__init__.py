@@ -1,13 +1,16 @@
 """Comparing this program with the vector envs that people use, on the same cores, in the same minutes.
 
-comparison  what is measured: envs, sizes, order; the file   analysis   from samples to figures
-systems     what is compared, and where it does not apply    report     as text
-steppers    one system's envs, stepped and counted           figures    as pictures
-makers      how each system's envs are made                  runner     does the comparison
-pool        a process pool, the missing middle
-recording   this program's recording, in turns
-server      the process that has a system's envs
-processes   the same, as the comparison sees them
+comparison  what is measured: envs, sizes, order; the file   analysis     from samples to figures
+systems     what is compared                                 multiples    how many times a bare loop
+reasons     where a system does not apply                    published    figures of what is not measured here
+forms       an env in another form                           report       as text
+pythons     where a system is installed                      figures      as pictures; and loop_figure
+turns       what a turn is                                   runner       does the comparison
+setups      what a system is made of                         processes    the same, as the comparison sees it
+makers      how Gymnasium's, SB3's, our envs are made     server       the process that has a system's envs
+native_makers   the same of envs in another form             runs         this program's run, in turns
+peers       the same of other libraries, a module each       pool         a process pool, the missing middle
+steppers    how envs are stepped and counted                 all_cores    the same in a process for each core
 
 *The point.*  One env id and one number of envs.  All systems are set up for it, some at a time; then repeat by repeat
 each has its turn, in another random order each time, so that a machine that gets slower does so for all.  A turn takes
@@ -25,7 +28,11 @@ last one whole.  A sweep is a step of all envs, or with first ready systems what
 drawn before, the same for all systems.  The bare loop is what a person would write: `env.step` in a loop, `env.reset`
 where an episode ended, on one core; on all cores at once it is the limit of what steps unmodified envs.
 
-Each system is used as its documentation shows it, with its defaults, infos included.
+Each system is used as its documentation shows it, with its defaults, infos included.  Samplers (RLlib, Sample Factory,
+TorchRL's collector, and `run` of this program) choose their actions while the clock runs.
+
+*Another Python* may have a system, whose versions of Gymnasium and NumPy are others.  It runs `server`, `setups`,
+`turns` and the module of `peers`, which need NumPy and any Gymnasium; the rest of this program is not imported there.
 
 *What is counted* are env steps: transitions.  Where a system resets in the step after an episode's end, as Gymnasium
 and EnvPool do, such rows are not counted; where it resets in the same step, as Stable-Baselines3 does, all rows are.

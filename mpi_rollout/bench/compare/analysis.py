@@ -110,14 +110,17 @@ class Analysis:
         ordered = sorted((name for name in rates if systems[name].kind in kinds), key=lambda name: -rates[name].median)
         return [name for name in ordered if rates[name].high >= rates[ordered[0]].low]
 
-    def ours(self, env: str, num_envs: int, kind: str) -> str | None:
-        """Return this program's way to step envs of a kind that has the highest median; None where there is none."""
+    def ours(self, env: str, num_envs: int, kind: str, form: str = "") -> str | None:
+        """Return this program's way to step envs of a kind that has the highest median; None where there is none.
+
+        `form` is that of the envs, see `systems.FORMS`.
+        """
         here, systems = Point(env, num_envs), self.comparison.all_systems.items()
-        ways = [name for name, system in systems if system.is_ours and system.kind == kind]
+        ways = [name for name, system in systems if system.is_ours and (system.kind, system.form) == (kind, form)]
         names = [name for name in ways if (here, name) in self.cells]
         return max(names, key=lambda name: self.cells[here, name].rate.median, default=None)
 
-    def standings(self, env: str, other: str, kind: str = "loop") -> list[Standing]:
+    def standings(self, env: str, other: str, kind: str = "loop", form: str = "") -> list[Standing]:
         """Compare this program with another system, at all numbers of envs where both have results.
 
         The highest of several medians is above the median of an equal system more often than not, so that medians
@@ -126,7 +129,7 @@ class Analysis:
         return [
             Standing(num_envs, way, verdict(self.cells[here, way].rate, self.cells[here, other].rate))
             for num_envs in self.sizes(env, [other])
-            if (here := Point(env, num_envs)) and (way := self.ours(env, num_envs, kind))
+            if (here := Point(env, num_envs)) and (way := self.ours(env, num_envs, kind, form))
         ]
 
 

@@ -19,8 +19,10 @@ from typing import NamedTuple
 import numpy as np
 
 from mpi_rollout.bench import tables
-from mpi_rollout.bench.compare.steppers import Turn
+from mpi_rollout.bench.compare.pythons import read_pythons
+from mpi_rollout.bench.compare.reasons import reason_to_skip
 from mpi_rollout.bench.compare.systems import System, systems_of
+from mpi_rollout.bench.compare.turns import Turn
 from mpi_rollout.bench.plan import STORED, JobOptions, as_stored
 from mpi_rollout.bench.workplace import Facts
 from mpi_rollout.errors import UsageError, counted
@@ -52,6 +54,8 @@ class Comparison:
         Ascending; of this program's ranks that step envs.
     num_cores
         The cores that all systems share; also the number of processes and threads of systems that divide envs.
+    pythons
+        PACKAGE=PYTHON: another Python that has what systems need.
 
     Raises
     ------
@@ -65,10 +69,12 @@ class Comparison:
     ranks: tuple[int, ...]
     num_cores: int
     window_s: float = 0.25
+    pythons: tuple[str, ...] = ()
     jobs: JobOptions = field(default_factory=JobOptions)
 
     def __post_init__(self) -> None:
         check_seconds("--window-s", self.window_s)
+        read_pythons(self.pythons)
         known = systems_of(self.ranks, self.num_cores)
         unknown = [name for name in self.systems if name not in known]
         if unknown:
@@ -81,9 +87,18 @@ class Comparison:
         return {name: system for name, system in known.items() if name in self.systems or name == BASE}
 
     @property
+    def python_of(self) -> dict[str, str]:
+        """Other Pythons, by the package that they have."""
+        return read_pythons(self.pythons)
+
+    @property
     def points(self) -> Iterator[Point]:
         """Env by env, the numbers of envs ascending."""
         return (Point(env, num_envs) for env in self.envs for num_envs in self.num_envs)
+
+    def reason_to_skip(self, system: System, point: Point) -> str:
+        """Say why a system cannot be measured at a point; empty if it can."""
+        return reason_to_skip(system, *point, self.num_cores, self.python_of)
 
     def order(self, point: Point, repeat: int) -> list[str]:
         """Return the systems in the order of their turns: another random one in each repeat of each point."""
@@ -220,6 +235,6 @@ def check_same_comparison(path: str, stored: ComparisonFile, comparison: Compari
     """
     before = stored.comparison
     own = {"envs": "--env", "num_envs": "--num-envs", "systems": "--systems", "ranks": "--ranks"}
-    differing = tables.differing_options(before, comparison, own | {"window_s": "--window-s"})
+    differing = tables.differing_options(before, comparison, own | {"window_s": "--window-s", "pythons": "--python"})
     differing += tables.differing_options(before.jobs, comparison.jobs, STORED)
     tables.check_same(path, "comparison", differing + tables.differing_facts(stored.facts, facts))

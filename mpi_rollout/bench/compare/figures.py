@@ -1,12 +1,16 @@
-"""Three pictures of a comparison: the best of each kind of system, each system, how many times one of Gymnasium's."""
+"""Pictures of a comparison: the best of each kind of system, each system, how many times a loop of Gymnasium's.
+
+`multiples` has another one: how many times a bare loop.
+"""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from mpi_rollout.bench import statistics
-from mpi_rollout.bench.compare import report
+from mpi_rollout.bench.compare import loop_figure, report
 from mpi_rollout.bench.compare.analysis import Analysis, Cell
 from mpi_rollout.bench.compare.comparison import BASE, ComparisonFile, Point, read_comparison
+from mpi_rollout.bench.compare.multiples import multiples
 from mpi_rollout.bench.compare.systems import System
 from mpi_rollout.commands import style
 from mpi_rollout.errors import DataError, counted
@@ -18,14 +22,11 @@ if TYPE_CHECKING:
 OURS, AHEAD, ALL_CORES, YARDSTICK = "mpi_rollout", "ahead", "bare-all", "sync"
 TITLES = {OURS: "mpi_rollout, step by step", AHEAD: "mpi_rollout, fragments", "pool": "process pool"}
 FAMILIES = {
-    "sync": "one",
-    "sb3-dummy": "one",
-    "async": "each",
-    "sb3-subproc": "each",
-    "pool": "pool",
+    **dict.fromkeys(("sync", "sb3-dummy", "puffer-serial", "tianshou-dummy", "torchrl-serial"), "one"),
+    **dict.fromkeys(("async", "sb3-subproc", "tianshou-subproc", "tianshou-shmem"), "each"),
+    **dict.fromkeys(("pool", "puffer-multi", "torchrl-parallel"), "pool"),
     "native": "native",
-    "envpool": "envpool",
-    "envpool-async": "envpool",
+    **dict.fromkeys(("envpool", "envpool-async", "envpool-1", "envpool-async-1"), "envpool"),
 }
 """Other programs' systems by name: those of a family work in the same way."""
 LOOKS: dict[str, style.Look] = {
@@ -38,12 +39,19 @@ LOOKS: dict[str, style.Look] = {
     "envpool": {"color": style.RED, "marker": "v", "linestyle": "-."},
 }
 ELSE = {"native": " (env in NumPy)", "envpool": " (env in C++)"}  # Families that do not step the env itself.
+_UNLIKE = ("torchrl", "ray", "sample_factory")  # Their own steps or samples, and no Gymnasium vector env.
 GROUPS: dict[str, Callable[[System], bool]] = {
-    "mpi_rollout": lambda system: system.is_ours and system.kind in ("loop", "ahead"),
-    "Others, same envs": lambda system: not system.is_ours and system.kind == "loop",
-    "Rewritten envs": lambda system: system.kind == "native",
+    "mpi_rollout": lambda system: system.is_ours and not system.is_native and system.kind != "record",
+    "Gymnasium, SB3": lambda system: _is_others(system) and system.needs in ("", "stable_baselines3"),
+    "PufferLib, Tianshou": lambda system: _is_others(system) and system.needs in ("pufferlib", "tianshou"),
+    "TorchRL, RLlib, SF": lambda system: _is_others(system) and system.needs in _UNLIKE,
+    "Rewritten: EnvPool": lambda system: system.form == "envpool",
+    "Rewritten: NumPy, ALE": lambda system: system.form == "vector_entry_point",
+    "Rewritten: kernels": lambda system: system.form in ("numba", "torch"),
+    "Rewritten: JAX": lambda system: system.form == "jax",
     "Storing all of it": lambda system: system.kind == "record",
 }
+MOST_COLUMNS, MOST_NAMED = 4, 3
 BAR_ENVS = 64
 
 
@@ -64,7 +72,10 @@ def plot_comparison(path: str) -> list[str]:
         raise DataError(f"{path} has no result yet; there is nothing to draw")
     stem = path.removesuffix(".h5")
     made = style.save_study(_overview(file, analysis, envs), stem)
-    made += style.save_study(_each_system(file, analysis, envs), f"{stem}-systems")
+    for part, groups in _parts(_groups(analysis, envs)).items():
+        made += style.save_study(_each_system(file, analysis, envs, groups), f"{stem}-systems{part}")
+    if looped := [env for env in envs if multiples(analysis, env)]:
+        made += style.save_study(loop_figure.picture(file, analysis, looped), f"{stem}-loop")
     num_envs = BAR_ENVS if BAR_ENVS in file.comparison.num_envs else max(file.comparison.num_envs)
     envs = [env for env in envs if (Point(env, num_envs), YARDSTICK) in analysis.cells]
     return made + (style.save_study(_bars(file, analysis, envs, num_envs), f"{stem}-bars") if envs else [])
@@ -72,9 +83,13 @@ def plot_comparison(path: str) -> list[str]:
 
 def family(system: System) -> str:
     """Return a key of `LOOKS`; empty for bare loops, recorders and our ways that need another form of the env."""
-    if GROUPS["mpi_rollout"](system):
+    if system.is_ours and not system.form and system.kind in ("loop", "ahead"):
         return AHEAD if system.kind == "ahead" else OURS
     return FAMILIES.get(system.name, "")
+
+
+def _is_others(system: System) -> bool:
+    return not system.is_ours and system.kind in ("loop", "sampler")
 
 
 def families(analysis: Analysis, env: str) -> dict[str, list[str]]:
@@ -89,7 +104,9 @@ def title_of(analysis: Analysis, kind: str, names: list[str]) -> str:
     if kind in TITLES:
         return TITLES[kind]
     titles = [analysis.comparison.all_systems[name].title.partition(",")[0].split(" ")[-1] for name in names]
-    return ", ".join(dict.fromkeys(titles)) + ELSE.get(kind, "")
+    names = list(dict.fromkeys(titles))
+    more = f" and {len(names) - MOST_NAMED + 1} more" if len(names) > MOST_NAMED else ""
+    return ", ".join(names[: MOST_NAMED - 1] if more else names) + more + ELSE.get(kind, "")
 
 
 def best(analysis: Analysis, env: str, names: list[str]) -> dict[int, Cell]:
@@ -152,9 +169,19 @@ def _number_envs(axes: "Axes", analysis: Analysis) -> None:
     style.log_y(axes)
 
 
-def _each_system(file: ComparisonFile, analysis: Analysis, envs: list[str]) -> "Figure":
-    """Draw a row for each env, a column for each group that has results."""
-    groups = _groups(analysis, envs)
+def _parts(groups: dict[str, list[System]]) -> dict[str, dict[str, list[System]]]:
+    """Divide the groups over pictures with a few columns each, by what is added to their names."""
+    num_parts, titles = -(-len(groups) // MOST_COLUMNS), list(groups)
+    most = -(-len(groups) // num_parts)
+    parts = [titles[start : start + most] for start in range(0, len(titles), most)]
+    numbers = ["", *(f"-{place}" for place in range(2, num_parts + 1))]
+    return {part: {title: groups[title] for title in some} for part, some in zip(numbers, parts, strict=True)}
+
+
+def _each_system(
+    file: ComparisonFile, analysis: Analysis, envs: list[str], groups: dict[str, list[System]]
+) -> "Figure":
+    """Draw a row for each env, a column for each group."""
     figure = style.new_figure("plot", 2.4 + 2.0 * len(envs))
     fine = (
         "Medians and intervals. Grey line: mpi_rollout, its fastest way step by step with so many of the same "
@@ -210,7 +237,13 @@ def _name_systems(axes: "Axes", group: str, systems: list[System]) -> None:
 
 def _short(title: str, group: str) -> str:
     """Shorten a title to the width of a column."""
-    for word in (f"{group}, ", "Gymnasium ", ", recording", ", vector_entry_point"):
+    for word in (
+        f"{group.partition(',')[0]}, ",
+        "Gymnasium ",
+        ", recording",
+        ", vector_entry_point",
+        ", EnvPool slices",
+    ):
         title = title.replace(word, "")
     return title.replace(" and a root, ", " + root,\n")
 

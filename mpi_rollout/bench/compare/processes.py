@@ -6,17 +6,18 @@ import select
 import signal
 import socket
 import subprocess
-import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from time import monotonic, sleep, time_ns
 from typing import TYPE_CHECKING, NoReturn
 
+from mpi_rollout.bench.compare.pythons import command_and_path
+from mpi_rollout.bench.compare.reasons import HERE
 from mpi_rollout.bench.compare.server import nearby
-from mpi_rollout.bench.compare.steppers import Turn
 from mpi_rollout.bench.compare.systems import System
+from mpi_rollout.bench.compare.turns import Turn
 from mpi_rollout.bench.jobs import LOOK_EVERY_S, JobFailed, JobRunner, tail
 from mpi_rollout.process.interrupts import STOP_SIGNALS
 
@@ -40,10 +41,22 @@ class Processes:
         Of the comparison, see `leaving_nothing_behind`.
     jobs
         The folder of their files; how long a set-up may take, and a turn beyond its window; who stops us.
+    pythons
+        By package, other Pythons that have it.
     """
 
-    def __init__(self, system: System, env: str, num_cores: int, launcher: Sequence[str], mark: str, jobs: JobRunner):
+    def __init__(
+        self,
+        system: System,
+        env: str,
+        num_cores: int,
+        launcher: Sequence[str],
+        mark: str,
+        jobs: JobRunner,
+        pythons: Mapping[str, str] = HERE,
+    ):
         self.system = system
+        self._python, self._variables = command_and_path(system.needs, pythons, jobs.folder)
         self._timeout_s, self._stop = jobs.timeout_s, jobs.stop
         self._order: tuple[str, float | None] | None = None
         self._mark = f"{mark}/{system.name}/{time_ns()}"
@@ -55,17 +68,17 @@ class Processes:
             self._socket.bind(name)
         self._socket.listen(1)
         self._connection: Connection | None = None
-        ordered = {name: getattr(system, name) for name in ("maker", "kind", "num_ranks", "options")}
+        ordered = {name: getattr(system, name) for name in ("maker", "kind", "form", "num_ranks", "options")}
         ordered |= {"env": env, "num_cores": num_cores, "timeout_s": jobs.timeout_s}
         ranks = [*launcher, "-n", str(system.num_ranks)] if system.num_ranks else []
         self._process = self._start(ranks, path.absolute(), json.dumps(ordered))
         self._end = os.pidfd_open(self._process.pid)
 
     def _start(self, ranks: Sequence[str], path: Path, system: str) -> subprocess.Popen:
-        command = [*ranks, sys.executable, "-m", "mpi_rollout.bench.compare.server", str(path), system]
+        command = [*ranks, self._python, "-m", "mpi_rollout.bench.compare.server", str(path), system]
         # One thread for each process: systems share the cores, and a thread pool in each env would use them all.
         variables = {"OMP_NUM_THREADS": "1", **os.environ, "MINARI_DATASETS_PATH": str(path.parent / "minari")}
-        variables[MARK] = self._mark
+        variables |= self._variables | {MARK: self._mark}
         with self._err.open("w") as err:
             return subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=err, stderr=err, start_new_session=True, env=variables

@@ -2,16 +2,30 @@
 
 from collections.abc import Callable, Sequence
 
+from mpi_rollout.bench.compare import multiples, published
 from mpi_rollout.bench.compare.analysis import VERDICTS, Analysis, Cell, Standing
 from mpi_rollout.bench.compare.comparison import ComparisonFile, Point
+from mpi_rollout.bench.compare.systems import FORMS
 from mpi_rollout.bench.statistics import NoFit
 from mpi_rollout.bench.tables import aligned
 from mpi_rollout.bench.workplace import place_and_time
 
+GROUPS = {
+    "the env itself": ("base", "loop", "ahead", "sampler"),
+    "another implementation of the same task": ("native", "native-ahead"),
+    "recording": ("record",),
+}
+"""The parts of a table, with the kinds of systems that they have."""
 # By a system's kind: which of its ways this program is compared with it, and the words for that.
 _LOOP = {"loop": "mpi_rollout", "ahead": "mpi_rollout with actions known ahead"}
-_NATIVE = {"native": "mpi_rollout with vector_entry_point"}
-KINDS = {"loop": _LOOP, "native": _LOOP | _NATIVE, "record": {"record": "mpi_rollout, recording,"}}
+KINDS = {
+    "loop": _LOOP,
+    "sampler": {"sampler": "mpi_rollout, run,"},
+    "native": _LOOP | {"native": "mpi_rollout with {form}", "native-ahead": "mpi_rollout with {form}, run,"},
+    "native-ahead": {"native-ahead": "mpi_rollout with {form}, run,"},
+    "record": {"record": "mpi_rollout, recording,"},
+}
+STEPPING = ("loop", "ahead", "sampler", "native", "native-ahead")
 MOST_NAMED = 3  # Of systems whose intervals meet.
 QUIET = 0.85  # Of what as many cores should do; clocks and caches take a little.
 OVERHEADS = ("t_os us", "t_row us", "t_row / t_env", "fit within", "held out", "reset ms (envs)", "reset us per env")
@@ -26,7 +40,7 @@ def lines(file: ComparisonFile) -> list[str]:
             text += ["", *env_lines(analysis, env)]
     if analysis.cells:
         text += ["", *notes(analysis)]
-    return text + skipped(file) + failed(file)
+    return text + skipped(file) + failed(file) + published.lines(file)
 
 
 def title(file: ComparisonFile) -> str:
@@ -51,6 +65,9 @@ def env_lines(analysis: Analysis, env: str) -> list[str]:
         f"{env}: overheads",
         *overheads(analysis, env),
         "",
+        f"{env}: times the bare loop on one core, each with the number of envs that suits it best",
+        *multiples.lines(analysis, env),
+        "",
         *fastest(analysis, env),
         *crossovers(analysis, env),
     ]
@@ -59,11 +76,23 @@ def env_lines(analysis: Analysis, env: str) -> list[str]:
 def matrix(analysis: Analysis, env: str, words: Callable[[Cell], str]) -> list[str]:
     """Return a line for each system, a column for each number of envs."""
     titles, sizes = analysis.comparison.all_systems, analysis.comparison.num_envs
-    rows = [["envs", *(f"{num_envs:,}" for num_envs in sizes)]]
+    rows = {}
     for name in analysis.systems(env):
         cells = [analysis.cells.get((Point(env, num_envs), name)) for num_envs in sizes]
-        rows.append([titles[name].title, *(words(cell) if cell else "-" for cell in cells)])
-    return aligned(rows, names_left=True)
+        rows[name] = [titles[name].title, *(words(cell) if cell else "-" for cell in cells)]
+    return grouped(analysis, ["envs", *(f"{num_envs:,}" for num_envs in sizes)], rows)
+
+
+def grouped(analysis: Analysis, head: list[str], rows: dict[str, list[str]]) -> list[str]:
+    """Lay out a row for each system, below the name of its group where there are several."""
+    systems = analysis.comparison.all_systems
+    groups = {title: [name for name in rows if systems[name].kind in kinds] for title, kinds in GROUPS.items()}
+    table, is_one = [head], sum(map(bool, groups.values())) == 1
+    for title, names in groups.items():
+        if names and not is_one:
+            table.append([f"-- {title}", *[""] * (len(head) - 1)])
+        table += [rows[name] for name in names]
+    return aligned(table, names_left=True)
 
 
 def _rate(cell: Cell) -> str:
@@ -78,13 +107,13 @@ def _ratio(cell: Cell) -> str:
 
 def overheads(analysis: Analysis, env: str) -> list[str]:
     """Say what a step of the batch costs besides its rows, and what a reset costs."""
-    rows = [["", *OVERHEADS]]
+    rows = {}
     for name in analysis.systems(env):
         num_envs = analysis.sizes(env, [name])[-1]
         reset_s = analysis.cells[Point(env, num_envs), name].reset_s.median
         resets = (f"{reset_s * 1e3:.2f} ({num_envs:,})", f"{reset_s / num_envs * 1e6:.1f}")
-        rows.append([analysis.comparison.all_systems[name].title, *_fitted(analysis, env, name), *resets])
-    return aligned(rows, names_left=True)
+        rows[name] = [analysis.comparison.all_systems[name].title, *_fitted(analysis, env, name), *resets]
+    return grouped(analysis, ["", *OVERHEADS], rows)
 
 
 def _fitted(analysis: Analysis, env: str, name: str) -> tuple[str, ...]:
@@ -100,7 +129,7 @@ def fastest(analysis: Analysis, env: str) -> list[str]:
     """Say who has the highest median with each number of envs, among those that step the env itself and among all."""
     text: list[str] = []
     for num_envs in analysis.comparison.num_envs:
-        itself, any_ = (_either(analysis, env, num_envs, kinds) for kinds in (("loop",), ("loop", "ahead", "native")))
+        itself, any_ = (_either(analysis, env, num_envs, kinds) for kinds in (("loop",), STEPPING))
         if itself:
             text.append(f"fastest with {_envs([num_envs])}: {itself}" + f"; of all: {any_}" * (any_ != itself))
         elif any_:
@@ -123,7 +152,8 @@ def crossovers(analysis: Analysis, env: str) -> list[str]:
         if system.is_ours or system.kind == "base":
             continue
         for kind, words in KINDS[system.kind].items():
-            standings = analysis.standings(env, name, kind)
+            words, form = words.format(form=FORMS.get(system.form)), system.form if kind.startswith("native") else ""
+            standings = analysis.standings(env, name, kind, form)
             text += [f"{words} beside {system.title}: {_standing(analysis, standings)}"] if standings else []
     return text
 
@@ -159,6 +189,9 @@ def notes(analysis: Analysis) -> list[str]:
         "reset: of all envs at once, with the most envs that were measured",
         "fragments: several steps in one exchange, for actions that are known so many steps ahead, as random ones are; "
         "a policy that needs each observation takes single steps",
+        "run: this program without a file; its ranks choose random actions, as collectors, EnvRunners and samplers do",
+        "another implementation: the task was written anew, in C++, NumPy, a kernel or JAX; it is no other way to step "
+        "the env itself",
         *disturbance(analysis),
     ]
 

@@ -24,8 +24,9 @@ from mpi_rollout.bench.compare.comparison import (
     read_comparison,
 )
 from mpi_rollout.bench.compare.processes import Processes, leaving_nothing_behind
-from mpi_rollout.bench.compare.steppers import WARM_UP_SHARE
-from mpi_rollout.bench.compare.systems import System, facts_now, reason_to_skip
+from mpi_rollout.bench.compare.pythons import check_pythons, facts_now
+from mpi_rollout.bench.compare.systems import System
+from mpi_rollout.bench.compare.turns import WARM_UP_SHARE
 from mpi_rollout.bench.jobs import JobFailed, JobRunner, Stop, stopping_on_signals
 from mpi_rollout.bench.plan import check_packages, usable_launcher
 from mpi_rollout.bench.workplace import claimed, origin, tell
@@ -53,6 +54,7 @@ def compare(comparison: Comparison, out: str) -> int:
     UsageError, DataError, StorageError, LaunchError
         There is no such env, or something else in the file's place, or no launcher, or no way to write.
     """
+    check_pythons(comparison.python_of)
     probes = {env: probe(env) for env in comparison.envs}
     if comparison.jobs.dry_run:
         print("\n".join(plan_lines(comparison, probes)))
@@ -65,6 +67,7 @@ def compare(comparison: Comparison, out: str) -> int:
         jobs = JobRunner(folder, launcher, comparison.jobs.timeout_s, stop)
         words = shlex.split(launcher)
         start = partial(Processes, num_cores=comparison.num_cores, launcher=words, mark=mark, jobs=jobs)
+        start = partial(start, pythons=comparison.python_of)
         file = Runner(_open(comparison, out), out, start, stop).run()
     print("\n".join([*report.lines(file), f"file: {out}"]))
     if failed := file.samples.failed:
@@ -74,7 +77,7 @@ def compare(comparison: Comparison, out: str) -> int:
 
 def _open(comparison: Comparison, out: str) -> ComparisonFile:
     """Return what there is of this comparison; nothing yet, if there is no file."""
-    facts = facts_now()
+    facts = facts_now(comparison.python_of)
     if not os.path.lexists(out):
         return ComparisonFile(comparison, facts, origin(), Samples())
     stored = read_comparison(out)
@@ -129,9 +132,8 @@ class Runner:
 
     def _left(self, point: Point) -> list[System]:
         """Return the systems with turns to take; note those that do not apply."""
-        num_cores = self._comparison.num_cores
         systems = self._comparison.all_systems.values()
-        reasons = {system.name: reason_to_skip(system, *point, num_cores) for system in systems}
+        reasons = {system.name: self._comparison.reason_to_skip(system, point) for system in systems}
         self._note(self.file.samples.with_skips(Skip(*point, name, why) for name, why in reasons.items() if why))
         done = self.file.samples.is_done
         repeats = range(self._comparison.jobs.repeats)
@@ -255,7 +257,7 @@ def plan_lines(comparison: Comparison, probes: dict[str, Probe]) -> list[str]:
         f"{name}: {why}": None
         for point in comparison.points
         for name, system in comparison.all_systems.items()
-        if (why := reason_to_skip(system, *point, comparison.num_cores))
+        if (why := comparison.reason_to_skip(system, point))
     }
     lines += [f"skipped: {reason}" for reason in reasons]
     turns = f"{counted(comparison.jobs.repeats, 'turn')} of {comparison.window_s:g} s each"
@@ -265,7 +267,7 @@ def plan_lines(comparison: Comparison, probes: dict[str, Probe]) -> list[str]:
 def measured(comparison: Comparison, point: Point) -> list[str]:
     """Return the systems that apply at a point."""
     systems = comparison.all_systems.values()
-    return [system.name for system in systems if not reason_to_skip(system, *point, comparison.num_cores)]
+    return [system.name for system in systems if not comparison.reason_to_skip(system, point)]
 
 
 def point_s(comparison: Comparison, num_envs: int, num_systems: int, env: Probe) -> float:

@@ -5,6 +5,8 @@
 Orders and their answers: ("make", num_envs) ("made", None); ("turn", window_s) ("turned", Turn); ("close", None)
 ("closed", None); ("end", None) no answer.  The answer to whatever fails is ("failed", why), and the process ends.  Of
 a job's ranks the root listens, and the others serve it inside `connect`.
+
+Another Python may run this for a system that is not installed here; then it needs NumPy and any Gymnasium.
 """
 
 import json
@@ -18,13 +20,14 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mpi_rollout.bench.plan import Options
+from mpi_rollout.bench.compare.setups import Setup, maker_of
 from mpi_rollout.errors import words_of
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
-    from mpi_rollout.bench.compare.steppers import RunningSystem
+    from mpi_rollout.bench.compare.turns import RunningSystem
+    from mpi_rollout.bench.plan import Options
 
 
 def main() -> int:
@@ -65,12 +68,11 @@ def one_line(error: BaseException) -> str:
     return words_of(error).splitlines()[0]
 
 
-def serve(connection: Connection, system: Options) -> None:
+def serve(connection: Connection, system: "Options") -> None:
     """Make a system's envs in this process, as often as orders say."""
-    from mpi_rollout.bench.compare.makers import MAKERS, Setup
-
+    make = maker_of(system["maker"])
     while num_envs := next_size(connection):
-        made = MAKERS[system["maker"]](Setup(system["env"], num_envs, system["num_cores"]))
+        made = make(Setup(system["env"], num_envs, system["num_cores"]))
         serve_turns(connection, made)
         made.close()
         connection.send(("closed", None))
@@ -93,7 +95,7 @@ def serve_turns(connection: Connection | None, system: "RunningSystem") -> None:
         connection.send(("turned", system.take_turn(value)))
 
 
-def serve_on_ranks(path: str, system: Options) -> int:
+def serve_on_ranks(path: str, system: "Options") -> int:
     """Do the same on all ranks of a job.
 
     **Collective.**
@@ -106,7 +108,7 @@ def serve_on_ranks(path: str, system: Options) -> int:
     connection = connect_to(path) if comm.rank == world.ROOT else None
     try:
         while num_envs := comm.bcast(next_size(connection) if connection else None):
-            serve_size = _serve_recording if system["kind"] == "record" else _serve_connected
+            serve_size = _serve_connected if system["maker"] else _serve_run
             serve_size(connection, comm, system, num_envs, Path(path).parent)
             if connection is not None:
                 connection.send(("closed", None))
@@ -119,25 +121,26 @@ def serve_on_ranks(path: str, system: Options) -> int:
 
 
 def _serve_connected(
-    connection: Connection | None, comm: "Intracomm", system: Options, num_envs: int, _folder: Path
+    connection: Connection | None, comm: "Intracomm", system: "Options", num_envs: int, _folder: Path
 ) -> None:
-    from mpi_rollout.bench.compare.makers import MAKERS, Setup
+    from mpi_rollout.bench.compare.forms import connect_options
     from mpi_rollout.train.connect import connect
 
-    options = dict(map(tuple, system["options"]))
-    with connect(system["env"], num_envs, comm=comm, **options) as envs:
+    options = dict(map(tuple, system["options"])) | connect_options(system["form"], system["env"])
+    with connect(num_envs=num_envs, comm=comm, **options) as envs:
         if envs is not None:
-            made = MAKERS[system["maker"]](Setup(system["env"], num_envs, system["num_cores"], envs, comm.size))
+            setup = Setup(system["env"], num_envs, system["num_cores"], envs, comm.size)
+            made = maker_of(system["maker"])(setup)
             serve_turns(connection, made)
             made.close()
 
 
-def _serve_recording(
-    connection: Connection | None, comm: "Intracomm", system: Options, num_envs: int, folder: Path
+def _serve_run(
+    connection: Connection | None, comm: "Intracomm", system: "Options", num_envs: int, folder: Path
 ) -> None:
-    from mpi_rollout.bench.compare.recording import record_on_ranks
+    from mpi_rollout.bench.compare.runs import run_on_ranks
 
-    record_on_ranks(comm, system["env"], num_envs, folder, lambda recording: serve_turns(connection, recording))
+    run_on_ranks(comm, system, num_envs, folder, lambda run: serve_turns(connection, run))
 
 
 if __name__ == "__main__":

@@ -1,18 +1,21 @@
-"""One system's envs, stepped, timed and counted: the same way for all, whatever their interface.
+"""Envs of this program, of Gymnasium and of the like, as a turn steps them: see `turns`.
 
 A stepper has `reset`, `sweep` and `count`.  A sweep is one step of all envs, or what one `recv` brings, and returns
 what is needed to count later: nothing is counted while the clock runs.  A sweep of a bare loop of fast envs is several
-steps of all envs.  A system takes turns with its stepper.
+steps of all envs.
 """
 
 from collections.abc import Sequence
 from itertools import cycle
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol
 
 import gymnasium
 import numpy as np
+from gymnasium.vector import VectorEnv
 
+from mpi_rollout.bench.compare.setups import actions_of
+from mpi_rollout.bench.compare.turns import SEED, BatchSystem, Ends, NextStepRows
 from mpi_rollout.collect.fragments import GROWTH
 from mpi_rollout.core.spaces import rows_of
 
@@ -21,66 +24,9 @@ if TYPE_CHECKING:
 
     from mpi_rollout.train.vector_env import MPIVectorEnv
 
-SEED = 0  # Of the first reset of each turn: env i has SEED + i.
-WARM_UP_SHARE, LEAST_WARM_UP = 0.1, 1  # Of the window, and in sweeps: caches and branch predictors are others' now.
 STEPS_PER_LOOK = 64  # Of a bare loop at most between two looks at the clock, which takes 1 % of a CartPole's step.
 FRAGMENT_S = 0.1  # At most, so that a turn ends in time.
 LOOK_S = 0.001  # Steps that take longer need no more of them between two looks, and would overrun the window.
-
-
-Sweep = TypeVar("Sweep")
-Ends = tuple[np.ndarray, np.ndarray]  # Terminations and truncations.
-
-
-class Turn(NamedTuple):
-    """What one turn of a system gave: seconds of the reset of all envs, then env steps, seconds and sweeps."""
-
-    reset_s: float
-    env_steps: int
-    seconds: float
-    sweeps: int
-
-
-class Stepper(Protocol[Sweep]):
-    """One system's envs."""
-
-    def reset(self) -> None:
-        """Begin new episodes in all envs."""
-
-    def sweep(self) -> Sweep:
-        """Step once; return what `count` needs to know of it."""
-        ...
-
-    def count(self, sweeps: Sequence[Sweep]) -> int:
-        """Count the env steps of all sweeps since the last call or `reset`, in their order."""
-        ...
-
-    def close(self) -> None:
-        """End what was started."""
-
-
-def take_turn(stepper: Stepper[Sweep], window_s: float) -> Turn:
-    """Reset, warm up, and step for `window_s` seconds, the last sweep whole."""
-    start = perf_counter()
-    stepper.reset()
-    reset_s = perf_counter() - start
-    stepper.count(_sweeps_of(stepper, WARM_UP_SHARE * window_s, LEAST_WARM_UP)[0])
-    sweeps, seconds = _sweeps_of(stepper, window_s, 1)
-    env_steps = stepper.count(sweeps)
-    while env_steps == 0:  # Nothing but resets in so short a window.
-        more, more_s = _sweeps_of(stepper, 0.0, 1)
-        sweeps, seconds, env_steps = sweeps + more, seconds + more_s, env_steps + stepper.count(more)
-    return Turn(reset_s, env_steps, seconds, len(sweeps))
-
-
-def _sweeps_of(stepper: Stepper[Sweep], window_s: float, least: int) -> tuple[list[Sweep], float]:
-    sweeps: list[Sweep] = []
-    sweep, start = stepper.sweep, perf_counter()
-    while True:
-        sweeps.append(sweep())
-        elapsed = perf_counter() - start
-        if elapsed >= window_s and len(sweeps) >= least:
-            return sweeps, elapsed
 
 
 class BareStepper:
@@ -152,24 +98,24 @@ class VectorStepper:
 
     def __init__(self, envs: VectorSteps, actions: Sequence[object]):
         self._envs, self._actions = envs, cycle(actions)
-        self._ended = np.zeros(envs.num_envs, np.bool_)
+        self._rows = NextStepRows()
+        self.count = self._rows.count
 
     def reset(self) -> None:
         self._envs.reset(seed=SEED)
-        self._ended[:] = False
+        self._rows.begin()
 
     def sweep(self) -> Ends:
         _, _, terminations, truncations, _ = self._envs.step(next(self._actions))
         return terminations, truncations
 
-    def count(self, sweeps: Sequence[Ends]) -> int:
-        ended = np.logical_or.reduce(np.array(sweeps, np.bool_), axis=1)
-        num_resets = np.count_nonzero(self._ended) + np.count_nonzero(ended[:-1])
-        self._ended = ended[-1]
-        return ended.size - int(num_resets)
-
     def close(self) -> None:
         self._envs.close()
+
+
+def of_vector_env(envs: VectorEnv) -> BatchSystem:
+    """Make a system of a Gymnasium vector env."""
+    return BatchSystem(VectorStepper(envs, actions_of(envs.single_action_space, envs.num_envs)))
 
 
 class FragmentStepper:
@@ -270,54 +216,3 @@ class Parts(Protocol):
         ...
 
     def close(self) -> None: ...
-
-
-class RunningSystem(Protocol):
-    """A system that is set up."""
-
-    def take_turn(self, window_s: float) -> Turn:
-        """Reset, and step for a window."""
-        ...
-
-    def close(self) -> None:
-        """End what was started."""
-
-
-class BatchSystem:
-    """A system that steps whole batches, so that nothing is under way when its window ends."""
-
-    def __init__(self, stepper: Stepper):
-        self.stepper = stepper
-
-    def take_turn(self, window_s: float) -> Turn:
-        return take_turn(self.stepper, window_s)
-
-    def close(self) -> None:
-        self.stepper.close()
-
-
-class PartsSystem:
-    """A system whose envs are under way when its window ends: they come back before its turn does."""
-
-    def __init__(self, stepper: PartsStepper):
-        self.stepper, self.close = stepper, stepper.close
-
-    def take_turn(self, window_s: float) -> Turn:
-        turn = take_turn(self.stepper, window_s)
-        self.stepper.drain()
-        return turn
-
-
-class RecordingSystem:
-    """A system that stores an episode when it is over, which may not happen within a window.
-
-    So its turn ends with a reset, which stores the running episode, as a turn of this program ends with a commit.
-    """
-
-    def __init__(self, stepper: Stepper):
-        self.stepper, self.close = stepper, stepper.close
-
-    def take_turn(self, window_s: float) -> Turn:
-        turn, start = take_turn(self.stepper, window_s), perf_counter()
-        self.stepper.reset()
-        return turn._replace(seconds=turn.seconds + perf_counter() - start)

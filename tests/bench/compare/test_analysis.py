@@ -11,7 +11,6 @@ import pytest
 from jobs import job_environment
 from made_up_comparisons import ENV, ENV_S, FACTS, SIZES, TIMES, made_up, make_comparison
 
-from mpi_rollout.bench.commands import SYSTEMS
 from mpi_rollout.bench.compare import figures, report, runner
 from mpi_rollout.bench.compare.analysis import Analysis, verdict
 from mpi_rollout.bench.compare.comparison import (
@@ -22,8 +21,11 @@ from mpi_rollout.bench.compare.comparison import (
     check_same_comparison,
     read_comparison,
 )
+from mpi_rollout.bench.compare.forms import envpool_id
+from mpi_rollout.bench.compare.pythons import facts_now
+from mpi_rollout.bench.compare.reasons import reason_to_skip
 from mpi_rollout.bench.compare.runner import Probe
-from mpi_rollout.bench.compare.systems import envpool_id, facts_now, reason_to_skip, systems_of
+from mpi_rollout.bench.compare.systems import NAMES, systems_of
 from mpi_rollout.bench.plan import STORED, JobOptions, as_stored
 from mpi_rollout.bench.statistics import Interval, NoFit
 from mpi_rollout.cli import main
@@ -117,7 +119,7 @@ def test_what_is_not_installed_is_skipped_with_what_to_install(monkeypatch):
 )
 def test_an_env_of_somebody_else_is_not_taken_for_one_of_envpool_of_the_same_name(monkeypatch, env, expected):
     monkeypatch.setattr(
-        "mpi_rollout.bench.compare.systems._envs_of_envpool", lambda: {"CartPole-v1", "Pong-v5", "Ant-v4"}
+        "mpi_rollout.bench.compare.reasons._envs_of_envpool", lambda: {"CartPole-v1", "Pong-v5", "Ant-v4"}
     )
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
     assert envpool_id(env) == expected
@@ -141,11 +143,11 @@ def test_the_estimate_grows_with_what_is_to_be_done():
 
 def test_the_help_names_all_systems():
     names = set(systems_of((7,), 2))
-    assert {name.replace("R", "7") for name in re.findall(r"[\w-]+", SYSTEMS)} >= names
+    assert {name.replace("R", "7") for name in re.findall(r"[\w-]+", NAMES)} >= names
 
 
 def test_the_versions_of_what_is_compared_are_facts_of_a_comparison():
-    told = facts_now()["versions"].split(", ")
+    told = facts_now({})["versions"].split(", ")
     assert f"gymnasium {gymnasium.__version__}" in told
     assert re.fullmatch(r"(Open MPI|MPICH) .*\d.*|no MPI library", told[-1])
     stable_baselines3 = pytest.importorskip("stable_baselines3")
@@ -335,10 +337,10 @@ def texts_in(path: Path) -> str:
     return " ".join(" ".join(re.findall(r"<!-- (.*?) -->", path.read_text(), re.DOTALL)).split())
 
 
-def test_plot_draws_three_pictures_with_machine_and_date(tmp_path: Path, file: ComparisonFile, capsys):
+def test_plot_draws_pictures_with_machine_and_date(tmp_path: Path, file: ComparisonFile, capsys):
     file.write(str(tmp_path / "compare.h5"), UPDATED)
     assert main(["plot", str(tmp_path / "compare.h5")]) == 0
-    names = [f"compare{part}{kind}" for part in ("", "-systems", "-bars") for kind in (".png", ".svg")]
+    names = [f"compare{part}{kind}" for part in ("", "-systems", "-loop", "-bars") for kind in (".png", ".svg")]
     assert capsys.readouterr().out.splitlines() == [str(tmp_path / name) for name in names]
     assert (tmp_path / "compare.png").read_bytes().startswith(b"\x89PNG")
     texts = {name: texts_in(tmp_path / name) for name in names[1::2]}

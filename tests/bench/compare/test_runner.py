@@ -8,8 +8,8 @@ from made_up_comparisons import ENV, made_up, make_comparison
 
 from mpi_rollout.bench.compare.comparison import Samples
 from mpi_rollout.bench.compare.runner import Runner
-from mpi_rollout.bench.compare.steppers import Turn
 from mpi_rollout.bench.compare.systems import System
+from mpi_rollout.bench.compare.turns import Turn
 from mpi_rollout.bench.jobs import JobFailed, Stop
 
 

@@ -14,17 +14,11 @@ import pytest
 from gymnasium.vector import SyncVectorEnv
 from jobs import job_environment
 
-from mpi_rollout.bench.compare import steppers
-from mpi_rollout.bench.compare.makers import (
-    MAKERS,
-    BareOnAllCores,
-    BatchSystem,
-    PartsSystem,
-    RecordingSystem,
-    Setup,
-    actions_of,
-)
-from mpi_rollout.bench.compare.steppers import BareStepper, FragmentStepper, PartsStepper, VectorStepper, take_turn
+from mpi_rollout.bench.compare import steppers, turns
+from mpi_rollout.bench.compare.makers import bare_on_all_cores
+from mpi_rollout.bench.compare.setups import Setup, actions_of, maker_of
+from mpi_rollout.bench.compare.steppers import BareStepper, FragmentStepper, PartsStepper, VectorStepper
+from mpi_rollout.bench.compare.turns import BatchSystem, PartsSystem, RecordingSystem, Turn, take_turn
 
 NUM_ENVS, SWEEPS = 6, 41
 LENGTHS = 3 + np.arange(NUM_ENVS) % 5  # Of the episodes of `envs.Counting`, seeded with 0, 1, ...
@@ -35,7 +29,7 @@ NEXT_STEP = int((SWEEPS - SWEEPS // (LENGTHS + 1)).sum())  # Env steps of as man
 def made(request: pytest.FixtureRequest) -> Iterator[BatchSystem]:
     if request.param.startswith("sb3_"):
         pytest.importorskip("stable_baselines3")
-    found = MAKERS[request.param](Setup("registered_envs:Counting-v0", NUM_ENVS, 2))
+    found = maker_of(f"makers.{request.param}")(Setup("registered_envs:Counting-v0", NUM_ENVS, 2))
     yield found
     found.close()
 
@@ -89,7 +83,8 @@ class Ticking(gymnasium.Env):
 )
 def test_looks_at_the_clock_are_no_further_apart_than_slow_envs_need(monkeypatch, step_s: float, num_steps: int):
     env = Ticking(step_s)
-    monkeypatch.setattr(steppers, "perf_counter", lambda: env.now_s)
+    for module in (steppers, turns):
+        monkeypatch.setattr(module, "perf_counter", lambda: env.now_s)
     stepper = BareStepper([env], [[0]] * 1024)
     turn = take_turn(stepper, 0.25)
     assert turn.env_steps == num_steps and turn.seconds == num_steps * step_s
@@ -97,19 +92,20 @@ def test_looks_at_the_clock_are_no_further_apart_than_slow_envs_need(monkeypatch
 
 def test_fast_envs_are_stepped_several_times_between_two_looks_at_the_clock(monkeypatch):
     env = Ticking(1e-6)
-    monkeypatch.setattr(steppers, "perf_counter", lambda: env.now_s)
+    for module in (steppers, turns):
+        monkeypatch.setattr(module, "perf_counter", lambda: env.now_s)
     turn = take_turn(BareStepper([env], [[0]] * 1024), 0.25)
     assert turn.env_steps == turn.sweeps * steppers.STEPS_PER_LOOK
 
 
 def test_bare_loops_on_all_cores_add_their_rates():
-    both = BareOnAllCores(Setup("registered_envs:Counting-v0", NUM_ENVS, 2))
-    turns = iter([steppers.Turn(0.1, 300, 1.0, 10), steppers.Turn(0.2, 400, 2.0, 20)])
+    both = bare_on_all_cores(Setup("registered_envs:Counting-v0", NUM_ENVS, 2))
+    turns = iter([Turn(0.1, 300, 1.0, 10), Turn(0.2, 400, 2.0, 20)])
     for connection, process in both._workers:
         process.kill()
         connection.close()
     both._workers = [(FakeConnection(turn), process) for turn, (_, process) in zip(turns, both._workers, strict=True)]
-    assert both.take_turn(1.0) == steppers.Turn(0.2, 1000, 2.0, 20)
+    assert both.take_turn(1.0) == Turn(0.2, 1000, 2.0, 20)
 
 
 class FakeConnection:
@@ -124,7 +120,7 @@ class FakeConnection:
 
 
 def test_the_sum_of_all_cores_is_taken_of_processes_that_step_their_share():
-    both = BareOnAllCores(Setup("registered_envs:Counting-v0", NUM_ENVS, 2))
+    both = bare_on_all_cores(Setup("registered_envs:Counting-v0", NUM_ENVS, 2))
     turn = both.take_turn(0.01)
     both.close()
     assert turn.env_steps > 0 and turn.seconds >= 0.01 and turn.reset_s > 0
@@ -268,13 +264,18 @@ def test_fragments_grow_while_they_are_short_and_count_as_single_steps_do(monkey
 
 @pytest.mark.parametrize(
     ("maker", "source"),
-    [("native", "_envs.step"), ("envpool", "_envs.step"), ("envpool_by_parts", "_parts._envs.recv")],
+    [
+        ("native", "_envs.step"),
+        ("envpool", "_envs.step"),
+        ("envpool_1", "_envs.step"),
+        ("envpool_by_parts", "_parts._envs.recv"),
+    ],
 )
 def test_those_with_the_env_in_another_form_count_the_steps_that_their_rewards_tell(monkeypatch, maker, source):
     """CartPole gives 1 for each step, and nothing for a row that only resets."""
     if maker.startswith("envpool"):
         pytest.importorskip("envpool")
-    made = MAKERS[maker](Setup("CartPole-v1", 6, 2))
+    made = maker_of(f"native_makers.{maker}")(Setup("CartPole-v1", 6, 2))
     made.stepper.reset()
     *path, method = source.split(".")
     holder = reduce(getattr, path, made.stepper)
@@ -296,7 +297,7 @@ def test_minari_records_what_is_stepped(tmp_path, monkeypatch):
     pytest.importorskip("minari")
     pytest.importorskip("jax")
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
-    made = MAKERS["minari"](Setup("CartPole-v1", 1, 2))
+    made = maker_of("makers.minari")(Setup("CartPole-v1", 1, 2))
     turn = made.take_turn(0.01)
     assert turn.env_steps > 0 and any(tmp_path.iterdir())
     made.close()
@@ -313,10 +314,11 @@ RECORDING = """
 import sys
 from pathlib import Path
 from mpi_rollout.exchange import world
-from mpi_rollout.bench.compare.recording import record_on_ranks
+from mpi_rollout.bench.compare.runs import run_on_ranks
 world.start_mpi_on_all_ranks(60.0)
 comm = world.comm_world()
-record_on_ranks(comm, "CartPole-v1", 2, Path(sys.argv[1]), lambda found: print(found.take_turn(0.01).env_steps))
+system = {"env": "CartPole-v1", "form": "", "kind": "record"}
+run_on_ranks(comm, system, 2, Path(sys.argv[1]), lambda found: print(found.take_turn(0.01).env_steps))
 """
 
 
