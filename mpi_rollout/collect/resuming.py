@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mpi_rollout.core.layout import Block, Destination
+from mpi_rollout.core.reproducibility import Reproducibility
 from mpi_rollout.core.spaces import Tree, tree_of
 from mpi_rollout.envs.replaying import Past
 from mpi_rollout.errors import ActionError, DataError, UsageError, counted
@@ -24,6 +25,16 @@ if TYPE_CHECKING:
 REPLAY_NBYTES = 2**24  # Of recorded data to be read at a time.
 LEARNING_S, LONGEST_HISTORY_S = 5.0, 1800.0  # After the first, it is known how long the whole takes.
 MOST_SAID = 8  # Envs that are named one by one.
+
+
+def check_promise(past: Past, promised: Reproducibility, source: str) -> None:
+    """Refuse to go on with envs that promise something else than those of before: they give other data."""
+    if promised != past.reproducibility:
+        raise UsageError(
+            f"{source} is of envs that promised {past.reproducibility} ({past.reproducibility.words}), these promise "
+            f"{promised} ({promised.words}), which gives other data; continue it with the versions that began it, "
+            "move it away, or use another --out"
+        )
 
 
 def bring_back(driver: Driver, past: Past, file: "h5py.File", on_step: Callable[[], None]) -> dict[int, int]:

@@ -10,7 +10,14 @@ from mpi_rollout.collect.blocks import Discard, Sink
 from mpi_rollout.collect.collector import Collector, CollectorOptions
 from mpi_rollout.collect.fragments import FragmentLengths, prepare_lengths
 from mpi_rollout.collect.monitor import LostRanks, Monitor, RunState
-from mpi_rollout.collect.resuming import bring_back, earlier_observations, load, say_resumed, take_history_again
+from mpi_rollout.collect.resuming import (
+    bring_back,
+    check_promise,
+    earlier_observations,
+    load,
+    say_resumed,
+    take_history_again,
+)
 from mpi_rollout.collect.run_end import RunEnd
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.clock import utc_now
@@ -127,7 +134,9 @@ class Root:
         self._status.tell("running", num_steps=self._state.num_safe)
         with open_unmarked(self._output.source) as source:  # Also when another file has taken its place.
             start = perf_counter()
-            take_again = take_history_again if past.is_native else bring_back
+            check_promise(past, self._facts.reproducibility, self._output.source)
+            is_by_episodes = past.reproducibility == Reproducibility.EPISODE
+            take_again = bring_back if is_by_episodes else take_history_again
             lost = take_again(self._driver, past, source, self._monitor.check_stop)
             self._state.catch_up_s = perf_counter() - start
             say_resumed(self._output.source, past, self._config.num_steps, lost, self._state.catch_up_s)
@@ -188,6 +197,7 @@ class Root:
             "num_envs": self._config.num_envs,
             "autoreset_mode": facts.metadata["autoreset_mode"].value,
             "reproducibility": facts.reproducibility.value,
+            "has_episode_seeds": facts.has_episode_seeds,
             "hosts": json.dumps(self._hosts),
             "mpi_library": world.library_name(),
             "num_ranks": len(self._hosts),

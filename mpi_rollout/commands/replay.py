@@ -12,29 +12,29 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import groupby
 
 import gymnasium
 import h5py
 import numpy as np
 from gymnasium.envs.registration import find_highest_version, get_env_id, parse_env_id
-from gymnasium.vector import VectorEnv
 
-from mpi_rollout.collect.resuming import rows_differ
+from mpi_rollout.commands.history import check_promise, check_spaces, describe, replay_history
 from mpi_rollout.config import ENV_OPTIONS, RolloutConfig, flag, versions
 from mpi_rollout.core.layout import RESULTS
 from mpi_rollout.core.reproducibility import Reproducibility
-from mpi_rollout.core.spaces import Leaf, leaves, tree_of
-from mpi_rollout.core.spaces import describe as describe_space
+from mpi_rollout.core.spaces import Leaf, leaves
 from mpi_rollout.envs.env_maker import EnvMaker, Kwargs, maker_of
 from mpi_rollout.envs.faults import raised_at
+from mpi_rollout.envs.inputs import Reset
 from mpi_rollout.envs.loop import LoopVectorEnv
-from mpi_rollout.envs.replaying import Difference, StoredEpisode, replay_episode
+from mpi_rollout.envs.native import NativeVectorEnv
+from mpi_rollout.envs.native_replaying import begin_episodes
+from mpi_rollout.envs.replaying import StoredEpisode, replay_episode
 from mpi_rollout.errors import DataError, EnvError, RolloutError, UsageError, counted, shortened, words_of
 from mpi_rollout.storage.objects import open_unmarked
 from mpi_rollout.storage.reader import committed_episodes, reproducibility_of
-
-READ_NBYTES = 2**24  # Of a dataset, at a time.
 
 
 @dataclass(frozen=True)
@@ -111,65 +111,16 @@ def replay(path: str, num_episodes: int, seed: int, consent: Consent) -> dict[st
                 f"{config.vectorization_mode} {promised.words}; without --replay the file can be verified"
             )
         consent.check(config, path)
-        if config.vectorization_mode != "sync":
+        if promised == Reproducibility.ENV:
             return replay_history(file, config, path)
         chosen = choose(committed_episodes(file), num_episodes, seed)
-        differences = list(differences_of(file, maker_of(config), chosen))
+        differences = list(differences_of(file, maker_of(config), chosen, config.seed))
         if differences:
             raise DataError(
                 f"{path}: {len(chosen) - len(differences)} of {counted(len(chosen), 'episode')} come out the same; "
                 f"{differences[0]}{changed_versions(json.loads(file.attrs['versions']))}"
             )
         return {"replayed": len(chosen), "replayed_steps": int(sum(row["length"] for row in chosen))}
-
-
-def replay_history(file: h5py.File, config: RolloutConfig, path: str) -> dict[str, int]:
-    """Take all steps of natively vectorized envs again, which cannot begin amid a run; DataError at a difference."""
-    trajectories, num_steps = file["trajectories"], int(file["trajectories"].attrs["num_steps"])
-    with closing(maker_of(config).native(range(config.num_envs), config.seed)) as envs:
-        check_spaces(file, envs)
-        groups = [
-            [StoredRows(trajectories[f"{group}/{leaf.path}".strip("/")]) for leaf in leaves(space)]
-            for group, space in (("actions", envs.single_action_space), ("observations", envs.single_observation_space))
-        ]
-        actions, columns = groups[0], groups[1] + [StoredRows(trajectories[leaf.path]) for leaf in RESULTS]
-        observation_leaves = leaves(envs.single_observation_space)
-        observations, _ = envs.reset(seed=config.seed)
-        outcome = [leaf.of(observations) for leaf in observation_leaves]
-        for step in range(num_steps + 1):
-            # The results of a step are in its row, and the observations after it in the next one.
-            for column, given, row in zip(columns, outcome, [step] * len(groups[1]) + [step - 1] * 3, strict=False):
-                check_row(path, column, given, row)
-            if step < num_steps:
-                batch = tree_of(envs.single_action_space, [column[step] for column in actions])
-                observations, *results, _ = envs.step(batch)
-                outcome = [*(leaf.of(observations) for leaf in observation_leaves), *results]
-    return {"replayed": len(committed_episodes(file)), "replayed_steps": num_steps * config.num_envs}
-
-
-class StoredRows:
-    """The rows of a dataset, read many at a time: HDF5 reads and checks a whole chunk for each read."""
-
-    def __init__(self, dataset: h5py.Dataset):
-        self.name, self._dataset = dataset.name.removeprefix("/trajectories/"), dataset
-        self._first, self._rows = 0, dataset[:0]
-
-    def __getitem__(self, row: int) -> np.ndarray:
-        if not self._first <= row < self._first + len(self._rows):
-            row_nbytes = max(1, self._dataset.dtype.itemsize * int(np.prod(self._dataset.shape[1:], dtype=np.int64)))
-            self._first, self._rows = row, self._dataset[row : row + max(1, READ_NBYTES // row_nbytes)]
-        return np.asarray(self._rows[row - self._first])
-
-
-def check_row(path: str, column: StoredRows, given: np.ndarray, row: int) -> None:
-    """Raise DataError where a row of a column is not what natively vectorized envs have given."""
-    stored = column[row]
-    replayed = np.asarray(given).astype(stored.dtype, copy=False)
-    differs = rows_differ(replayed, stored)
-    if differs.any():
-        env = int(differs.argmax())
-        difference = Difference(row, column.name, stored[env], replayed[env])
-        raise DataError(f"{path}: env {env} differs in row {describe(difference)}")
 
 
 def choose(episodes: np.ndarray, number: int, seed: int) -> list[np.void]:
@@ -193,18 +144,28 @@ def _spread(rows: np.ndarray, number: int, draws: random.Random) -> Iterator[int
         yield int(draws.choice(part))
 
 
-def differences_of(file: h5py.File, make: EnvMaker, episodes: Sequence[np.void]) -> Iterator[str]:
-    """Replay episodes, those of each env in an env of its own; yield what is wrong of each that is not the same."""
+def differences_of(file: h5py.File, make: EnvMaker, episodes: Sequence[np.void], seed: int = 0) -> Iterator[str]:
+    """Replay episodes, those of each env in an env of its own; yield what is wrong of each that is not the same.
+
+    Parameters
+    ----------
+    seed
+        Of the run, for natively vectorized envs.
+    """
     by_env = sorted(episodes, key=lambda row: row["env_index"])
     for env_index, rows in groupby(by_env, key=lambda row: int(row["env_index"])):
         index = range(env_index, env_index + 1)
-        with closing(_made(make, index)) as envs:
+        with closing(_made(make, index, seed)) as envs:
             replayed = Replay(file, envs)
             yield from filter(None, map(replayed.failure_or_difference, rows))
 
 
-def _made(make: EnvMaker, index: range) -> LoopVectorEnv:
+def _made(make: EnvMaker, index: range, seed: int) -> LoopVectorEnv | NativeVectorEnv:
     try:
+        if make.is_native:
+            native = make.native(index, seed)
+            native.reset(seed=seed)
+            return native
         return LoopVectorEnv(make.functions(index), first_env_index=index.start, infos=False)
     except RolloutError:
         raise
@@ -212,28 +173,30 @@ def _made(make: EnvMaker, index: range) -> LoopVectorEnv:
         raise EnvError(f"--replay: env {index.start} cannot be made: {words_of(error)}{raised_at(error)}") from error
 
 
-def check_spaces(file: h5py.File, envs: VectorEnv) -> None:
-    """Raise DataError if the envs of a file have other spaces here."""
-    spaces = {"observation": envs.single_observation_space, "action": envs.single_action_space}
-    described = json.dumps({name: describe_space(space) for name, space in spaces.items()})
-    if described != file.attrs["spaces"]:
-        raise DataError(f"the envs of the file have the spaces {file.attrs['spaces']}, here they have {described}")
-
-
 class Replay:
     """Steps one env through stored episodes."""
 
-    def __init__(self, file: h5py.File, envs: LoopVectorEnv):
+    def __init__(self, file: h5py.File, envs: LoopVectorEnv | NativeVectorEnv):
         self._trajectories, self._envs = file["trajectories"], envs
+        self._env_indices = committed_episodes(file)["env_index"]
+        self._starts = committed_episodes(file)["start"]
         check_spaces(file, envs)
+        if isinstance(envs, NativeVectorEnv):
+            check_promise(file, envs)
 
     def failure_or_difference(self, row: np.void) -> str:
         """Replay an episode; return what is wrong, if something is."""
         try:
-            difference = replay_episode(self._envs, self._episode(row))
+            episode = self._episode(row)
+            difference = replay_episode(self._envs, partial(self._begin, episode), episode)
         except (EnvError, DataError) as error:
             return f"{called(row)} fails in the replay: {error}"
         return "" if difference is None else f"{called(row)} differs in its step {describe(difference)}"
+
+    def _begin(self, episode: StoredEpisode) -> Reset:
+        if isinstance(self._envs, LoopVectorEnv):
+            return self._envs.reset(seed=[episode.seed])
+        return begin_episodes(self._envs, np.ones(1, np.bool_), np.array([episode.number]))
 
     def _episode(self, row: np.void) -> StoredEpisode:
         action_leaves, observation_leaves = (
@@ -241,6 +204,7 @@ class Replay:
         )
         return StoredEpisode(
             int(row["seed"]),
+            int(np.sum((self._env_indices == row["env_index"]) & (self._starts < row["start"]))),
             [self._read("actions", leaf, row) for leaf in action_leaves],
             [self._read("observations", leaf, row, 1) for leaf in observation_leaves],
             [self._read("", leaf, row) for leaf in RESULTS],
@@ -250,16 +214,6 @@ class Replay:
         """Read what is stored of an episode, of shape (length + num_more, ...)."""
         dataset = self._trajectories[f"{group}/{leaf.path}".strip("/")]
         return dataset[row["start"] : row["start"] + row["length"] + num_more, row["env_index"]]
-
-
-def describe(difference: Difference) -> str:
-    """Describe a difference in one line: of an array its first component that differs."""
-    stored, replayed = np.atleast_1d(difference.stored), np.atleast_1d(difference.replayed)
-    differs = (stored != replayed) & ~((stored != stored) & (replayed != replayed))
-    place = tuple(int(index) for index in np.argwhere(differs)[0]) if differs.any() else (0,) * stored.ndim
-    name = f"{difference.name}{list(place)}" if stored.size > 1 else difference.name
-    values = f"{stored[place].item()!r} in the file, {replayed[place].item()!r} in the replay"
-    return f"{difference.step:,}: {name} is {values}"
 
 
 def called(row: np.void) -> str:

@@ -31,21 +31,27 @@ def episode_seeds(seed: int, env_index: int) -> Iterator[int]:
 
 
 class SeedTable:
-    """The same seeds by env indices and episode numbers: arrays in, arrays out."""
+    """The same seeds by envs and episode numbers: arrays in, arrays out.
 
-    def __init__(self, seed: int, num_envs: int) -> None:
-        self._sequences = [np.random.SeedSequence(seed, spawn_key=(index,)) for index in range(num_envs)]
+    Parameters
+    ----------
+    env_indices
+        Of the envs that are asked for by their places in it.
+    """
+
+    def __init__(self, seed: int, env_indices: range) -> None:
+        self._sequences = [np.random.SeedSequence(seed, spawn_key=(index,)) for index in env_indices]
         self._draw(DRAWN_AHEAD)
 
     def _draw(self, num_episodes: int) -> None:
         self._seeds = np.array([sequence.generate_state(num_episodes) for sequence in self._sequences])
 
-    def __call__(self, env_indices: np.ndarray, episodes: np.ndarray) -> np.ndarray:
-        """Return the uint32 seeds of `episodes[j]` of env `env_indices[j]`."""
+    def __call__(self, places: np.ndarray, episodes: np.ndarray) -> np.ndarray:
+        """Return the uint32 seeds of `episodes[j]` of the env at `places[j]`."""
         needed = int(np.max(episodes, initial=0)) + 1
         if needed > self._seeds.shape[1]:
             self._draw(2 * needed)
-        return np.asarray(self._seeds[env_indices, episodes])
+        return np.asarray(self._seeds[places, episodes])
 
 
 def policy_key(seed: int, is_by_masks: bool = False) -> np.ndarray:

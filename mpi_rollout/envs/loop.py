@@ -53,7 +53,7 @@ class LoopVectorEnv(SingleEnvs):
     `step` and `reset` return the same arrays each time, valid until the next call.
     """
 
-    reproducibility = Reproducibility.EPISODE
+    reproducibility, has_episode_seeds = Reproducibility.EPISODE, True
 
     def __init__(
         self,

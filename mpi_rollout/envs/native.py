@@ -5,8 +5,10 @@ Each is adapted to what the program asks of envs: it resets in the next step, it
 it says what it promises about its random numbers.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
+from importlib.metadata import version
 from inspect import signature
 from typing import Any
 
@@ -22,11 +24,12 @@ from mpi_rollout.core.spaces import leaves
 from mpi_rollout.envs.inputs import Reset
 from mpi_rollout.envs.pool import make_pool
 from mpi_rollout.envs.rollout import Rollout
+from mpi_rollout.envs.seeded_episodes import SEEDS_31_BITS, SeededEpisodes
 from mpi_rollout.errors import Field, UsageError
 
 Make = Callable[[int], VectorEnv]  # By the seed of the run.
 NEEDED = "num_envs", "single_observation_space", "single_action_space"  # Of a factory's envs.
-SEEDS_31_BITS = 0x7FFFFFFF  # C++ takes int32.
+MASKED_RESETS = [0, 12, 1]  # The first ale-py whose resets of some envs do not hang.
 SYNC = Field("vectorization_mode"), " sync"
 GIVEN_BY_THE_RUN: dict[str, tuple[str, ...]] = {
     "num_envs": ("it is the rank's share of ", Field("num_envs")),
@@ -50,7 +53,8 @@ class NativeVectorEnv(VectorEnv):
     Attributes
     ----------
     reproducibility
-        What they promise.
+        What they promise.  Those that promise EPISODE take "episodes" among the options of `reset`: the numbers
+        (num_envs,) of the episodes to begin.
     """
 
     def __init__(
@@ -140,7 +144,7 @@ def of_entry_point(env_id: str, kwargs: Mapping[str, Any], indices: range, num_t
     """Make envs by a vector entry point.
 
     One with a parameter `first_env` gets the index of the slice's first env, and then promises what its attribute
-    `reproducibility` says.  ALE's get threads and a seed for each env.  Others share a generator.
+    `reproducibility` says.  ALE's get threads, and a seed for each episode.  Others share a generator.
     """
     options = dict(kwargs)
     parameters = _parameters_of(env_id)
@@ -150,6 +154,8 @@ def of_entry_point(env_id: str, kwargs: Mapping[str, Any], indices: range, num_t
     elif is_ale:
         options.setdefault("num_threads", num_threads)
     envs = gymnasium.make_vec(env_id, len(indices), vectorization_mode="vector_entry_point", **options)
+    if is_ale and resets_some(version("ale-py")):
+        return NativeVectorEnv(SeededEpisodes(envs, indices), Reproducibility.EPISODE)
     if is_ale:
         return NativeVectorEnv(envs, Reproducibility.ENV, lambda seed: np.array(env_seeds(seed, indices), np.int32))
     promised = promised_by(envs.unwrapped, env_id)
@@ -166,6 +172,11 @@ def promised_by(envs: VectorEnv, name: str) -> Reproducibility:
     except ValueError as error:
         allowed = ", ".join(Reproducibility)
         raise UsageError(f"{name}: the attribute reproducibility must be one of {allowed}, got {promised!r}") from error
+
+
+def resets_some(ale_version: str) -> bool:
+    """Tell whether ALE's envs of a version can be reset one by one."""
+    return [int(number) for number in re.findall(r"\d+", ale_version)[:3]] >= MASKED_RESETS
 
 
 def _parameters_of(env_id: str) -> Mapping[str, object]:
@@ -203,7 +214,7 @@ def of_factory(
                 raise UsageError(f"{name} must return envs with an attribute {attribute}, got none")
         if envs.num_envs != len(indices):
             raise UsageError(f"{name} must return {len(indices)} envs for these indices, got {envs.num_envs}")
-        return envs
+        return SeededEpisodes(envs, indices, seed) if getattr(envs, "takes_episode_seeds", False) else envs
 
     made = make(seed)
     return SeededWhenMade(made, make, seed, promised_by(made, name))

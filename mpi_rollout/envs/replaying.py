@@ -4,14 +4,16 @@ An episode is a function of its seed and its actions, for an env that keeps noth
 draws from its own generator alone.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
 import numpy as np
 from gymnasium import spaces
+from gymnasium.vector import VectorEnv
 
 from mpi_rollout.core.layout import RESULTS
+from mpi_rollout.core.reproducibility import Reproducibility
 from mpi_rollout.core.seeding import episode_seeds
 from mpi_rollout.core.spaces import leaves, tree_of
 from mpi_rollout.envs.inputs import Reset, Step
@@ -29,20 +31,22 @@ class Past:
         How many episodes the env had finished.
     starts
         The step in which its running episode began; `num_steps` + 1 if the last one ended in the last step.
-    is_native
-        The envs are natively vectorized: they come back by all of their steps, not by the running episodes.
+    reproducibility
+        What the envs promised.  Without a promise of EPISODE they come back by all of their steps, not by the running
+        episodes.
     """
 
     seed: int
     num_steps: int
     episodes: np.ndarray
     starts: np.ndarray
-    is_native: bool = False
+    reproducibility: Reproducibility = Reproducibility.EPISODE
 
     @property
     def first_step(self) -> int:
         """The first step that has to be taken again."""
-        return 0 if self.is_native else int(min(self.starts.min(), self.num_steps))
+        is_by_episodes = self.reproducibility == Reproducibility.EPISODE
+        return int(min(self.starts.min(), self.num_steps)) if is_by_episodes else 0
 
     def seeds(self, env_index: int, extra: int = 0) -> Iterator[int]:
         """Return the seeds of an env's next episodes: the running one's first, or that of `extra` episodes later."""
@@ -105,6 +109,8 @@ class StoredEpisode:
 
     Parameters
     ----------
+    number
+        Of the episode among those of its env.
     actions, observations
         An array of shape (length, ...) for each leaf of the space, of observations one row more.
     results
@@ -112,6 +118,7 @@ class StoredEpisode:
     """
 
     seed: int
+    number: int
     actions: list[np.ndarray]
     observations: list[np.ndarray]
     results: list[np.ndarray]
@@ -127,25 +134,28 @@ class Difference:
     replayed: np.ndarray
 
 
-def replay_episode(envs: LoopVectorEnv, episode: StoredEpisode) -> Difference | None:
+def replay_episode(envs: VectorEnv, begin: Callable[[], Reset], episode: StoredEpisode) -> Difference | None:
     """Step one env through an episode; return the first difference, if there is one.
 
     Parameters
     ----------
     envs
         One env.
+    begin
+        Begins the episode, and returns what `reset` returns.
     """
-    columns, space = envs.columns, envs.single_action_space
-    names = [f"observations/{leaf.path}".rstrip("/") for leaf in leaves(envs.single_observation_space)]
+    space, parts = envs.single_action_space, leaves(envs.single_observation_space)
+    names = [f"observations/{leaf.path}".rstrip("/") for leaf in parts]
     result_names = [leaf.path for leaf in RESULTS]
-    envs.reset(seed=[episode.seed])
-    difference = _difference(0, names, episode.observations, columns.observation_arrays)
+    observations, _ = begin()
+    difference = _difference(0, names, episode.observations, [leaf.of(observations) for leaf in parts])
     for step in range(len(episode.results[0])):
         if difference:
             return difference
-        envs.step(tree_of(space, (array[step : step + 1] for array in episode.actions)))
-        difference = _difference(step, result_names, episode.results, columns.results) or _difference(
-            step + 1, names, episode.observations, columns.observation_arrays
+        actions = tree_of(space, (array[step : step + 1] for array in episode.actions))
+        observations, *results, _ = envs.step(actions)
+        difference = _difference(step, result_names, episode.results, results) or _difference(
+            step + 1, names, episode.observations, [leaf.of(observations) for leaf in parts]
         )
     return difference
 
@@ -153,10 +163,14 @@ def replay_episode(envs: LoopVectorEnv, episode: StoredEpisode) -> Difference | 
 def _difference(
     step: int, names: Sequence[str], stored: Sequence[np.ndarray], replayed: Sequence[np.ndarray]
 ) -> Difference | None:
-    """Compare row `step` of stored arrays with row 0 of those that an env gave, byte by byte."""
-    for name, rows, got in zip(names, stored, replayed, strict=True):
-        if rows[step].tobytes() != got[0].tobytes():
-            return Difference(step, name, rows[step], got[0])
+    """Compare row `step` of stored arrays with row 0 of those that an env gave, byte by byte.
+
+    What natively vectorized envs give may have another dtype than what is stored of it.
+    """
+    for name, rows, given in zip(names, stored, replayed, strict=True):
+        got = np.asarray(given[0]).astype(rows.dtype, copy=False)
+        if rows[step].tobytes() != got.tobytes():
+            return Difference(step, name, rows[step], got)
     return None
 
 

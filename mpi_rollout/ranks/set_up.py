@@ -78,7 +78,8 @@ class Plan:
 class EnvFacts:
     """What the envs are: spaces of a single env, and what other ranks and readers of files want to know.
 
-    `is_native`: they are natively vectorized.  `described_spec`: see `describe_spec`.
+    `is_native`: they are natively vectorized.  `has_episode_seeds`: each episode has one of `core.seeding`, as in a
+    loop.  `described_spec`: see `describe_spec`.
     """
 
     observation_space: spaces.Space
@@ -88,6 +89,7 @@ class EnvFacts:
     render_mode: str | None
     is_native: bool
     reproducibility: Reproducibility
+    has_episode_seeds: bool
     described_spec: str
 
     @classmethod
@@ -100,6 +102,7 @@ class EnvFacts:
             envs.render_mode,
             is_native=not isinstance(envs, LoopVectorEnv),
             reproducibility=getattr(envs, "reproducibility", Reproducibility.SLICE),
+            has_episode_seeds=bool(getattr(envs, "has_episode_seeds", False)),
             described_spec=describe_spec(envs.spec),
         )
 

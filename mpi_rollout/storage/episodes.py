@@ -1,6 +1,6 @@
 """Episodes, computed from the columns of a run: array operations over whole blocks, for any number of envs."""
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -171,10 +171,16 @@ class EpisodeTable:
         return rows
 
 
-def make_table(config: RolloutConfig, faults: Iterable[np.void] = ()) -> EpisodeTable:
-    """Make the empty table of a run with this configuration; it knows of some rows of /faults."""
-    has_seeds = config.vectorization_mode == "sync"
-    table = EpisodeTable(config.num_envs, SeedTable(config.seed, config.num_envs) if has_seeds else None)
+def make_table(config: RolloutConfig, attributes: Mapping[str, object], faults: Iterable[np.void] = ()) -> EpisodeTable:
+    """Make the empty table of a run with this configuration; it knows of some rows of /faults.
+
+    Parameters
+    ----------
+    attributes
+        Of the root group.  Files of older versions do not say whether episodes have seeds: those of loops have.
+    """
+    has_seeds = bool(np.all(np.asarray(attributes.get("has_episode_seeds", config.vectorization_mode == "sync"))))
+    table = EpisodeTable(config.num_envs, SeedTable(config.seed, range(config.num_envs)) if has_seeds else None)
     for fault in faults:
         table.note_fault(int(fault["env_index"]), int(fault["step"]))
     return table

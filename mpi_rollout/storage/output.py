@@ -236,8 +236,7 @@ def read_past(file: h5py.File, seed: int) -> Past:
     if num_steps:  # Also of envs that were lost with their rank, and begin again: all their rows since are ends.
         ends = file["trajectories/terminations"][num_steps - 1] | file["trajectories/truncations"][num_steps - 1]
         starts[ends] = num_steps + 1
-    is_native = json.loads(file.attrs["config"])["vectorization_mode"] != "sync"
-    return Past(seed, num_steps, np.bincount(rows["env_index"], minlength=num_envs), starts, is_native)
+    return Past(seed, num_steps, np.bincount(rows["env_index"], minlength=num_envs), starts, reproducibility_of(file))
 
 
 def check_folder(path: str) -> str:

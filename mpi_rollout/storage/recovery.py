@@ -169,7 +169,7 @@ def _copy_episodes(
 ) -> EpisodeTable:
     """Copy faults and the episodes that have ended, those of lost envs too; return the table of all episodes."""
     faults = committed_faults(source, num_steps)
-    table = make_table(RolloutConfig.from_json(source.attrs["config"], str(source.filename)), faults)
+    table = make_table(RolloutConfig.from_json(source.attrs["config"], str(source.filename)), source.attrs, faults)
     for results in stored_results(source["trajectories"], num_steps):
         tell(f"rewards and ends from step {results.start:,} on")
         table.add(results, 0, len(results.rewards))

@@ -230,7 +230,7 @@ class Verification:
 
         Those under way at the end are written when a run ends: a killed run has none of them, or some.
         """
-        table = make_table(self.config, committed_faults(self.file, self.num_steps))
+        table = make_table(self.config, self.root, committed_faults(self.file, self.num_steps))
         for results in stored_results(self.file["trajectories"], self.num_steps):
             self.tell(f"rewards and ends from step {results.start:,} on")
             table.add(results, 0, len(results.rewards))

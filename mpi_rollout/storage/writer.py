@@ -187,4 +187,4 @@ def open_writer(
     schema = Schema(attributes, blocks[0].named if config.trajectories else {}, num_ranks, config.compression)
     if not config.trajectories:
         return Writer(config.out, schema, [], None)
-    return Writer(config.out, schema, blocks, make_table(config), prefix, replaces)
+    return Writer(config.out, schema, blocks, make_table(config, attributes), prefix, replaces)

@@ -7,8 +7,11 @@ import pytest
 from gymnasium import spaces
 
 from mpi_rollout.collect import resuming
-from mpi_rollout.collect.resuming import bring_back, load, note, rows_differ, say_resumed
+from mpi_rollout.collect.resuming import bring_back, check_promise, load, note, rows_differ, say_resumed
 from mpi_rollout.core.layout import Block
+from mpi_rollout.core.reproducibility import Reproducibility
+from mpi_rollout.envs.replaying import Past
+from mpi_rollout.errors import UsageError
 from mpi_rollout.exchange.exchange import Command
 
 
@@ -141,3 +144,10 @@ def test_the_user_is_told_from_where_the_run_goes_on(capfd: pytest.CaptureFixtur
     first, *others = capfd.readouterr().err.splitlines()
     assert first == "mpi_rollout: continuing run.h5.part after 1,200 of 5,000 steps; took 1 step again in 0.2 s"
     assert len(others) == 8 and others[0].startswith("mpi_rollout: env 0 did not reproduce step 5: its running episode")
+
+
+def test_envs_that_promise_something_else_than_before_are_refused():
+    past = Past(0, 3, np.zeros(2, int), np.zeros(2, int), Reproducibility.ENV)
+    check_promise(past, Reproducibility.ENV, "run.h5.part")
+    with pytest.raises(UsageError, match=r"run\.h5\.part is of envs that promised env .* these promise episode"):
+        check_promise(past, Reproducibility.EPISODE, "run.h5.part")

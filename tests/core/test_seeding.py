@@ -39,7 +39,7 @@ def test_seeds_are_python_integers_of_32_bits():
 
 
 def test_the_table_has_the_same_seeds_as_the_envs_took():
-    table = SeedTable(9, 4)
+    table = SeedTable(9, range(4))
     env, episode = np.indices((4, 300))
     expected = [first_seeds(9, index, 300) for index in range(4)]
     assert table(env.ravel(), episode.ravel()).reshape(4, 300).tolist() == expected
@@ -47,18 +47,18 @@ def test_the_table_has_the_same_seeds_as_the_envs_took():
 
 def test_the_table_has_the_same_seeds_in_whatever_order_it_is_asked():
     env, episode = np.array([2, 0, 2, 1]), np.array([700, 0, 63, 64])
-    at_once = SeedTable(1, 3)(env, episode).tolist()
-    table = SeedTable(1, 3)
+    at_once = SeedTable(1, range(3))(env, episode).tolist()
+    table = SeedTable(1, range(3))
     assert [table(env[[i]], episode[[i]])[0] for i in (1, 3, 2, 0)] == [at_once[i] for i in (1, 3, 2, 0)]
 
 
 def test_the_table_answers_no_question_with_no_seed():
-    assert SeedTable(0, 2)(np.array([], np.int64), np.array([], np.int64)).shape == (0,)
+    assert SeedTable(0, range(2))(np.array([], np.int64), np.array([], np.int64)).shape == (0,)
 
 
 def test_more_envs_do_not_change_the_seeds_of_the_first_ones():
     env, episode = np.array([0, 1, 2]), np.array([4, 70, 0])
-    assert SeedTable(3, 3)(env, episode).tolist() == SeedTable(3, 50)(env, episode).tolist()
+    assert SeedTable(3, range(3))(env, episode).tolist() == SeedTable(3, range(50))(env, episode).tolist()
 
 
 def test_runs_with_seeds_0_and_1_share_no_stream():

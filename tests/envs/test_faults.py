@@ -214,7 +214,7 @@ def test_a_failed_reset_is_an_episode_and_a_lost_env_has_none_until_it_is_back(c
     block = Block(spaces.Discrete(2), spaces.Discrete(2), 2, 1, NUM_ROWS)
     block.truncations[LIFE["ends"], 1] = True
     block.rewards[...] = 1.0
-    table = EpisodeTable(2, SeedTable(4, 2))
+    table = EpisodeTable(2, SeedTable(4, range(2)))
     for step in LIFE["faults"]:
         table.note_fault(1, step)
     for start, stop in pairwise((0, *cuts, NUM_ROWS)):

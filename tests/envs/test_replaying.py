@@ -1,5 +1,6 @@
 """Episodes taken again: the first difference is found wherever it is, and envs come back to where they were."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -8,6 +9,7 @@ from envs import Counting
 
 from mpi_rollout.core.layout import RESULTS
 from mpi_rollout.core.seeding import episode_seeds
+from mpi_rollout.envs.inputs import Reset
 from mpi_rollout.envs.loop import LoopVectorEnv
 from mpi_rollout.envs.replaying import Past, Restoring, StoredEpisode, replay_episode
 
@@ -34,22 +36,24 @@ def episode(envs: LoopVectorEnv) -> StoredEpisode:
             results[leaf.path].append(column.copy())
     assert results["terminations"][-1].all() and not np.any(results["terminations"][:-1])
     joined = [np.concatenate(rows) for rows in results.values()]
-    return StoredEpisode(SEED, [ACTIONS], [np.concatenate(observations)], joined)
+    return StoredEpisode(SEED, 0, [ACTIONS], [np.concatenate(observations)], joined)
 
 
-def fresh() -> LoopVectorEnv:
-    return LoopVectorEnv([Counting], infos=False)
+def begun() -> tuple[LoopVectorEnv, Callable[[], Reset]]:
+    """A new env, and what begins the episode."""
+    envs = LoopVectorEnv([Counting], infos=False)
+    return envs, lambda: envs.reset(seed=[SEED])
 
 
 def test_an_episode_that_comes_out_the_same_has_no_difference(episode: StoredEpisode):
-    assert replay_episode(fresh(), episode) is None
+    assert replay_episode(*begun(), episode) is None
 
 
 @pytest.mark.parametrize("row", range(LENGTH + 1))
 def test_a_changed_observation_is_found_in_every_row(episode: StoredEpisode, row: int):
     changed = episode.observations[0].copy()
     changed[row, 2] += 1
-    difference = replay_episode(fresh(), replace(episode, observations=[changed]))
+    difference = replay_episode(*begun(), replace(episode, observations=[changed]))
     assert difference is not None and (difference.step, difference.name) == (row, "observations")
 
 
@@ -58,7 +62,7 @@ def test_a_changed_observation_is_found_in_every_row(episode: StoredEpisode, row
 def test_a_changed_result_is_found_in_every_step(episode: StoredEpisode, number: int, step: int):
     changed = [column.copy() for column in episode.results]
     changed[number][step] = 7.5 if number == 0 else not changed[number][step]
-    difference = replay_episode(fresh(), replace(episode, results=changed))
+    difference = replay_episode(*begun(), replace(episode, results=changed))
     assert difference is not None and (difference.step, difference.name) == (step, RESULTS[number].path)
 
 

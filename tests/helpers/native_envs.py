@@ -99,3 +99,33 @@ class Changed(Drift):
     def __init__(self, env_indices: range, seed: int):
         super().__init__(env_indices, seed)
         self._generators = [np.random.default_rng() for _ in env_indices]
+
+
+class Seeded(Drift):
+    """Gives each env of a masked reset a seed of its own, as ALE's envs do."""
+
+    takes_episode_seeds = True
+
+    def reset(self, *, seed=None, options=None):
+        mask = (options or {}).get("reset_mask", np.ones(self.num_envs, bool))
+        assert seed is None or (seed.dtype == np.int32 and seed.shape == (mask.sum(),) and (seed >= 0).all())
+        for place, of_env in zip(np.flatnonzero(mask), seed if seed is not None else (), strict=False):
+            self._generators[place] = np.random.default_rng(int(of_env))
+        if not hasattr(self, "_place"):
+            return super().reset()
+        self._place, self._over = np.where(mask, 0, self._place), self._over & ~mask
+        drawn = self._drawn.copy()
+        drawn[mask] = [self._generators[place].random() for place in np.flatnonzero(mask)]
+        self._drawn = drawn
+        return self._rows(), {}
+
+    def _observe(self):
+        self._drawn = np.array([draws.random() for draws in self._generators])
+        return self._rows()
+
+    def _rows(self):
+        return np.stack([self._place, self._drawn], axis=1).astype(np.float32)
+
+
+def seeded(env_indices: range, seed: int, **kwargs: Any) -> Seeded:
+    return Seeded(env_indices, seed, **kwargs)

@@ -154,7 +154,7 @@ def test_spaces_that_cannot_be_sent_are_refused():
     facts = EnvFacts.of(make_slice(EnvMaker(Counting), range(1)))
     space = spaces.Discrete(3)
     space.lock = threading.Lock()
-    wrong = EnvFacts(facts.observation_space, space, None, {}, None, False, Reproducibility.EPISODE, "")
+    wrong = EnvFacts(facts.observation_space, space, None, {}, None, False, Reproducibility.EPISODE, True, "")
     with pytest.raises(UsageError, match=r"must be picklable, got Box\(.*\) and Discrete\(3\): TypeError: cannot pic"):
         wrong.portable()
 

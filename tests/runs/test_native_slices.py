@@ -1,5 +1,6 @@
 """Runs of natively vectorized envs: the same bytes on any ranks where they promise it, after a stop too."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,6 +10,18 @@ from jobs import Job, assert_same_bytes, datasets, files_in_ways, once
 RUNS = {
     "kernel": ("--env", "mpi_rollout/CartPoleNumba-v0", "--num-envs", "70", "--num-steps", "300"),
     "envpool": ("--env", "CartPole-v1", "--vectorization-mode", "envpool", "--num-envs", "10", "--num-steps", "200"),
+    "ale": (
+        "--env",
+        "ale_py:ALE/Breakout-v5",
+        "--vectorization-mode",
+        "vector_entry_point",
+        "--env-kwargs",
+        '{"max_num_frames_per_episode": 120, "repeat_action_probability": 0.25, "episodic_life": true}',
+        "--num-envs",
+        "5",
+        "--num-steps",
+        "140",
+    ),
     "factory": (
         "--env-factory",
         "native_envs:drift",
@@ -20,7 +33,8 @@ RUNS = {
         "150",
     ),
 }
-NEEDS = {"kernel": "numba", "envpool": "envpool"}
+BY_HISTORY = {"envpool", "factory"}  # They promise ENV.
+NEEDS = {"kernel": "numba", "envpool": "envpool", "ale": "ale_py"}
 WAYS = [(), ("--fragment-length", "1"), ("--fragment-length", "7", "--mode", "async", "--inference", "workers")]
 QUIET = ("--wait", "sleep", "--progress", "none")
 Collected = Callable[[int], dict[str, list[Path]]]
@@ -56,16 +70,18 @@ def test_the_data_do_not_depend_on_the_ranks(collected: Collected, num_ranks: in
 
 @pytest.mark.mpi(2)
 @pytest.mark.parametrize("name", RUNS)
-def test_a_run_is_extended_by_taking_its_history_again(job: Job, collected: Collected, num_ranks: int, name: str):
+def test_a_run_is_extended_by_its_episodes_or_by_its_history(job: Job, collected: Collected, num_ranks: int, name: str):
     if name not in installed():
         pytest.skip(f"{NEEDS[name]} is missing")
     *same, num_steps = RUNS[name]
     assert job(3, *same, "97", *QUIET, "--out", "run.h5").code == 0
     result = job(num_ranks, *same, num_steps, *QUIET, "--out", "run.h5")
-    assert result.code == 0 and "took 97 steps again" in result.err
+    taken = re.search(r"took (\d+) steps? again", result.err)
+    assert result.code == 0 and taken and (int(taken[1]) == 97) == (name in BY_HISTORY)
     assert_same_bytes(datasets(job.folder / "run.h5"), datasets(collected(1)[name][0]))
-    replayed = job.forked("verify", "--replay", "1", "run.h5", "--trust")
+    replayed = job.forked("verify", "--replay", "5", "run.h5", "--trust")
     assert replayed.code == 0 and "every byte the same" in replayed.out
+    assert ("5 episodes of" in replayed.out) == (name not in BY_HISTORY)
 
 
 @pytest.mark.mpi(1)

@@ -475,7 +475,7 @@ def assert_seeds_go_on(episodes: np.ndarray) -> None:
     for env in np.unique(episodes["env_index"]):
         seeds = episodes["seed"][episodes["env_index"] == env]
         number = np.arange(len(seeds))
-        assert seeds.tolist() == SeedTable(5, env + 1)(np.full(len(seeds), env), number).tolist()
+        assert seeds.tolist() == SeedTable(5, range(env + 1))(np.full(len(seeds), env), number).tolist()
 
 
 def test_the_envs_that_do_reproduce_themselves_are_as_if_nothing_had_been(job: Job):

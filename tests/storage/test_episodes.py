@@ -97,7 +97,7 @@ def test_an_episode_is_taken_only_when_all_its_steps_are_committed():
     block = Block(spaces.Discrete(2), spaces.Discrete(2), 3, 1, 30)
     for name, column in columns.items():
         block.named[name][...] = column
-    table = EpisodeTable(3, SeedTable(1, 3))
+    table = EpisodeTable(3, SeedTable(1, range(3)))
     table.add(block, 0, 30)
     taken = []
     for num_steps in range(31):
@@ -122,7 +122,7 @@ def test_row_by_row_the_same_episodes_are_found(
     monkeypatch: pytest.MonkeyPatch, num_envs: int, share: float, seeded: bool
 ):
     """Also where the row after an end is an end, as of envs that were lost, and whatever the blocks and their parts."""
-    draws, seeds, start = np.random.default_rng(num_envs), SeedTable(3, num_envs) if seeded else None, 0
+    draws, seeds, start = np.random.default_rng(num_envs), SeedTable(3, range(num_envs)) if seeded else None, 0
     blocks: list[tuple[StoredResults, list[int]]] = []
     for num_rows in (3, 40, 17):
         ends = [draws.random((num_rows, num_envs)) < chance for chance in (share, share / 3)]

@@ -46,7 +46,7 @@ def file_of(folder: Path, trajectories: bool = True, replaces: tuple[int, int] |
         "autoreset_mode": "NextStep", "hosts": '["here"]', "mpi_library": "none", "started": "2000-01-01",
     }  # fmt: skip
     schema = Schema(attributes, block_of(0).named if trajectories else {}, 1, "none")
-    return RunFile(config.out, schema, make_table(config) if trajectories else None, replaces)
+    return RunFile(config.out, schema, make_table(config, {}) if trajectories else None, replaces)
 
 
 @pytest.fixture

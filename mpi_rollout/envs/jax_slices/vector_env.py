@@ -73,12 +73,14 @@ class JAXVectorEnv(VectorEnv):
             The new seed, for all envs: env i has its own random numbers by its index.
         options
             "reset_mask", (num_envs,) bool: reset these envs only; not together with a seed.
+            "episodes", (num_envs,) int64: begin these episodes, to take them again.
 
         Returns
         -------
         The observations of all envs, and no infos.
         """
-        mask = (options or {}).get("reset_mask")
+        options = options or {}
+        mask = options.get("reset_mask")
         if mask is not None and (self._carry is None or seed is not None):
             raise ResetNeeded("reset all envs, and then some of them without a seed")
         if seed is not None:
@@ -88,7 +90,11 @@ class JAXVectorEnv(VectorEnv):
             episodes = np.zeros(self._num_computed, np.uint32)
             self._carry = scan.begin(self._task, self._env_keys, episodes)
         else:
-            fresh = scan.begin(self._task, self._env_keys, self._carry.episodes + 1)
+            episodes = self._carry.episodes + 1
+            if "episodes" in options:
+                episodes = np.zeros(self._num_computed, np.uint32)
+                episodes[: self.num_envs] = options["episodes"]
+            fresh = scan.begin(self._task, self._env_keys, episodes)
             chosen = np.ones(self._num_computed, np.bool_)
             chosen[: self.num_envs] = True if mask is None else mask
             self._carry = scan.merge(chosen, fresh, self._carry)
