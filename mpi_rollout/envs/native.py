@@ -96,7 +96,7 @@ class NativeVectorEnv(VectorEnv):
         except NotImplementedError:  # By Gymnasium's class.
             frames = None
         if frames is None:
-            what = f"{type(self._envs).__name__} has no frames; if it can render, make it with"
+            what = f"{type(self._envs.unwrapped).__name__} has no frames; if it can render, make it with"
             raise UsageError(f"{what} env_kwargs={{'render_mode': 'rgb_array'}}; else {STEP_SINGLE_ENVS}")
         return frames
 
@@ -111,7 +111,7 @@ class NativeVectorEnv(VectorEnv):
     def _method_of_all(self, name: str) -> Callable[..., Any]:
         method = getattr(self._envs, name, None)
         if method is None:
-            what = f"{type(self._envs).__name__} steps its envs as one and has no method {name}"
+            what = f"{type(self._envs.unwrapped).__name__} steps its envs as one and has no method {name}"
             raise AttributeError(f"{what}; give it one, as Gymnasium's SyncVectorEnv has it, or {STEP_SINGLE_ENVS}")
         return method
 

@@ -8,11 +8,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from gymnasium.vector import VectorEnv
 
 from mpi_rollout.core.spaces import Tree
 from mpi_rollout.envs.inputs import Reset, Step
+from mpi_rollout.envs.loop import LoopVectorEnv
 from mpi_rollout.envs.native import NativeVectorEnv
-from mpi_rollout.envs.replaying import Past
+from mpi_rollout.envs.replaying import Past, Restoring
 from mpi_rollout.envs.rollout import RolloutColumns
 
 COLUMNS = "observations", "rewards", "terminations", "truncations"
@@ -47,6 +49,14 @@ class NativeRestoring:
         due = is_lost | (self._starts > self._num_steps)
         if due.any():
             begin_in_next_step(self._envs, due, self._episodes + is_lost)
+
+
+def restoring_of(envs: VectorEnv, env_indices: range, past: Past) -> Restoring | NativeRestoring:
+    """Return what brings the envs of a run, with these indices, back to where they were."""
+    if isinstance(envs, LoopVectorEnv):
+        return Restoring(envs, env_indices, past)
+    assert isinstance(envs, NativeVectorEnv), "the ranks of a run make their envs"
+    return NativeRestoring(envs, env_indices, past)
 
 
 def begin_episodes(envs: NativeVectorEnv, mask: np.ndarray, episodes: np.ndarray) -> Reset:

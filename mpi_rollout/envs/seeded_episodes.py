@@ -84,6 +84,10 @@ class SeededEpisodes(VectorEnv):
         self._over = np.logical_or(terminations, truncations)
         return observations, rewards, terminations, truncations, infos
 
+    @property
+    def unwrapped(self) -> Any:
+        return self._envs.unwrapped
+
     def render(self) -> Any:
         return self._envs.render()
 

@@ -13,9 +13,9 @@ from mpi_rollout.envs.faults import ABORT, OnFault
 from mpi_rollout.envs.infos import MaskColumn
 from mpi_rollout.envs.inputs import Options, Reset, Seeds, Step
 from mpi_rollout.envs.loop import LoopVectorEnv
-from mpi_rollout.envs.native import STEP_SINGLE_ENVS, NativeVectorEnv
-from mpi_rollout.envs.native_replaying import NativeRestoring
-from mpi_rollout.envs.replaying import Past, Restoring
+from mpi_rollout.envs.native import STEP_SINGLE_ENVS
+from mpi_rollout.envs.native_replaying import restoring_of
+from mpi_rollout.envs.replaying import Past
 from mpi_rollout.exchange.exchange import Exchange
 from mpi_rollout.exchange.infos import Infos, add_info, write_columns
 from mpi_rollout.exchange.orders import STEPS, Command
@@ -250,12 +250,7 @@ class Slice:
 
     def restore(self, past: Past) -> None:
         """Begin to take the running episodes of a run again."""
-        self._restoring: Restoring | NativeRestoring
-        if self._loop is not None:
-            self._restoring = Restoring(self._loop, self.env_indices, past)
-        else:
-            assert isinstance(self.envs, NativeVectorEnv), "the ranks of a run make their envs"
-            self._restoring = NativeRestoring(self.envs, self.env_indices, past)
+        self._restoring = restoring_of(self.envs, self.env_indices, past)
         self._fill(self._restoring.begin())
 
     def replay(self, step: int) -> None:
