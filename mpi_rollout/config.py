@@ -115,8 +115,8 @@ class RolloutConfig:
     )
     env_threads: int | None = option(
         None,
-        "threads of a rank's envs with envpool and ALE's vector_entry_point; by default the rank's share of the cores "
-        "that it may use",
+        "threads of a rank's natively vectorized envs: of EnvPool's and ALE's, and of JAX and torch if the envs are "
+        "the first to load them; by default the rank's share of the cores that it may use",
         metavar="N",
     )
     mode: str = option(

@@ -7,6 +7,7 @@ refused before they are made.
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -18,6 +19,7 @@ CGROUP_FILES = (  # Limit and use, of version 2 and 1.
     ("memory.max", "memory.current"),
     ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
 )
+THREAD_VARIABLES = "OMP_NUM_THREADS", "NPROC"  # XLA's thread pool on CPUs has as many threads as the second says.
 LEAST_ENV_NBYTES = 1000  # An object and its random generator; Gymnasium's smallest envs have five times that.
 FEW = 64  # Envs from which the memory of the others is estimated.
 ANY_SIZE = "MPI_ROLLOUT_ANY_SIZE"
@@ -67,6 +69,27 @@ def processor_quota(root: Path = CGROUPS) -> float | None:
         return float(quota) / float(period) if float(quota) > 0 else None
     except ValueError:
         return None  # cgroup v2 says "max".
+
+
+@contextmanager
+def library_threads(number: int, is_asked_for: bool) -> Iterator[None]:
+    """Have libraries that are loaded meanwhile start so many threads: those with OpenMP, such as torch, and XLA of JAX.
+
+    Parameters
+    ----------
+    is_asked_for
+        By an option, which counts more than what is in the environment.
+    """
+    before = {name: os.environ.get(name) for name in THREAD_VARIABLES}
+    os.environ |= {name: str(number) for name, value in before.items() if value is None or is_asked_for}
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 @dataclass(frozen=True)

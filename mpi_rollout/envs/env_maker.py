@@ -13,7 +13,7 @@ import gymnasium
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from mpi_rollout.config import RolloutConfig
-from mpi_rollout.core.host import share_of_cores
+from mpi_rollout.core.host import library_threads, share_of_cores
 from mpi_rollout.core.seeding import episode_seeds
 from mpi_rollout.envs import (
     dm_wrapper,
@@ -133,7 +133,8 @@ class EnvMaker:
             make = partial(of_factory, env, self.name, kwargs, indices, seed)
         else:
             make = self._registered(kwargs, indices, seed, num_threads)
-        return checked(_try(self.name, kwargs, make), self.name, is_of_factory)
+        with library_threads(num_threads, self.num_threads is not None):
+            return checked(_try(self.name, kwargs, make), self.name, is_of_factory)
 
     def _registered(self, kwargs: Kwargs, indices: range, seed: int, num_threads: int) -> Callable[[], NativeVectorEnv]:
         """Return what makes natively vectorized envs by an id."""

@@ -1,5 +1,6 @@
 """Natively vectorized envs: made for a slice, seeded by the run, with a promise."""
 
+import os
 import sys
 from functools import partial
 from inspect import getattr_static
@@ -178,6 +179,24 @@ def test_the_threads_are_those_asked_for_or_the_ranks_share(monkeypatch: pytest.
     monkeypatch.setattr("mpi_rollout.envs.env_maker.share_of_cores", lambda num_local: 5)
     by_itself = EnvMaker("CartPole-v1", vectorization_mode="envpool").native(range(2))
     assert by_itself._envs._pool.spec.config.num_threads == 5
+
+
+@pytest.mark.parametrize(("asked", "seen"), [(3, {"3"}), (None, {"5", "7"})])
+def test_libraries_that_a_factory_loads_start_as_many_threads(
+    monkeypatch: pytest.MonkeyPatch, asked: int | None, seen: set[str]
+):
+    """Five are the rank's share; the user has set one variable to seven."""
+    given: list[str | None] = []
+
+    def make(env_indices: range, seed: int) -> Drift:
+        given.extend(os.environ.get(name) for name in ("OMP_NUM_THREADS", "NPROC"))
+        return drift(env_indices, seed)
+
+    monkeypatch.setattr("mpi_rollout.envs.env_maker.share_of_cores", lambda num_local: 5)
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    monkeypatch.delenv("NPROC", raising=False)
+    EnvMaker(make, vectorization_mode="native", num_threads=asked).native(range(2))
+    assert set(given) == seen and os.environ["OMP_NUM_THREADS"] == "7" and "NPROC" not in os.environ
 
 
 @pytest.mark.parametrize(

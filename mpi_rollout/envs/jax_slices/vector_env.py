@@ -44,6 +44,7 @@ class JAXVectorEnv(VectorEnv):
         action_space: Space | None = None,
         max_episode_steps: int | None = None,
     ) -> None:
+        jax.devices()  # XLA starts its threads here, as many as `library_threads` says.
         self._seed, self._env_indices, self.num_envs = _checked_seed(seed), env_indices, len(env_indices)
         given = observation_space, action_space
         self.single_observation_space, self.single_action_space = checked_spaces(env, *given)
