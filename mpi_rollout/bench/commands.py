@@ -262,6 +262,7 @@ def add_compare(commands: Commands) -> None:
     for name, default, metavar, text in (
         ("--env", COMPARED_ENVS, "IDS", f"ids of envs as gymnasium.make takes them (default: {COMPARED_ENVS})"),
         ("--num-envs", sizes, "NS", f"numbers of envs, with commas (default: {sizes})"),
+        ("--native-num-envs", "", "NS", "more numbers of envs, for the bare loop and envs in another form alone"),
         ("--systems", "", "NAMES", f"systems to measure, with commas, of {NAMES} (R of --ranks; default: all)"),
         ("--ranks", "", "RS", "numbers of ranks of this program, with commas (default: 1 and all cores)"),
     ):
@@ -292,9 +293,17 @@ def compare_command(options: argparse.Namespace) -> int:
     if options.systems and not systems:
         raise UsageError(f"--systems must be names such as mpi-1,sync, got {options.systems!r}; leave it out for all")
     num_envs = numbers("--num-envs", "numbers of envs", "1,16,64", options.num_envs)
-    systems = systems or tuple(systems_of(ranks, num_cores))
+    native = options.native_num_envs
     comparison = Comparison(
-        envs, num_envs, systems, ranks, num_cores, options.window_s, tuple(options.python), JobOptions.read(options)
+        envs=envs,
+        num_envs=num_envs,
+        systems=systems or tuple(systems_of(ranks, num_cores)),
+        ranks=ranks,
+        num_cores=num_cores,
+        window_s=options.window_s,
+        pythons=tuple(options.python),
+        native_num_envs=numbers("--native-num-envs", "numbers of envs", "1024,16384", native) if native else (),
+        jobs=JobOptions.read(options),
     )
     return compare(comparison, options.out)
 

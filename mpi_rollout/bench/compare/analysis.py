@@ -81,7 +81,7 @@ class Analysis:
         """Return the numbers of envs at which all of these have results."""
         return [
             num_envs
-            for num_envs in self.comparison.num_envs
+            for num_envs in self.comparison.sizes
             if all((Point(env, num_envs), system) in self.cells for system in systems)
         ]
 

@@ -30,6 +30,15 @@ from mpi_rollout.options import check_seconds
 
 FORMAT, FORMAT_VERSION = "mpi_rollout-compare", 1
 BASE = "bare"  # What the others are compared with.
+OPTIONS = {
+    "envs": "--env",
+    "num_envs": "--num-envs",
+    "systems": "--systems",
+    "ranks": "--ranks",
+    "window_s": "--window-s",
+    "pythons": "--python",
+    "native_num_envs": "--native-num-envs",
+}
 
 
 class Point(NamedTuple):
@@ -56,6 +65,8 @@ class Comparison:
         The cores that all systems share; also the number of processes and threads of systems that divide envs.
     pythons
         PACKAGE=PYTHON: another Python that has what systems need.
+    native_num_envs
+        More numbers of envs, with which systems that have the env in another form are measured, and the bare loop.
 
     Raises
     ------
@@ -70,6 +81,7 @@ class Comparison:
     num_cores: int
     window_s: float = 0.25
     pythons: tuple[str, ...] = ()
+    native_num_envs: tuple[int, ...] = ()
     jobs: JobOptions = field(default_factory=JobOptions)
 
     def __post_init__(self) -> None:
@@ -94,7 +106,17 @@ class Comparison:
     @property
     def points(self) -> Iterator[Point]:
         """Env by env, the numbers of envs ascending."""
-        return (Point(env, num_envs) for env in self.envs for num_envs in self.num_envs)
+        return (Point(env, num_envs) for env in self.envs for num_envs in self.sizes)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """All numbers of envs, ascending."""
+        return tuple(sorted({*self.num_envs, *self.native_num_envs}))
+
+    def systems_at(self, point: Point) -> list[System]:
+        """Return the systems that are to be measured with so many envs, whether or not they apply."""
+        is_for_all = point.num_envs in self.num_envs
+        return [system for system in self.all_systems.values() if is_for_all or system.is_native or system.name == BASE]
 
     def reason_to_skip(self, system: System, point: Point) -> str:
         """Say why a system cannot be measured at a point; empty if it can."""
@@ -234,7 +256,6 @@ def check_same_comparison(path: str, stored: ComparisonFile, comparison: Compari
         The message says what differs.
     """
     before = stored.comparison
-    own = {"envs": "--env", "num_envs": "--num-envs", "systems": "--systems", "ranks": "--ranks"}
-    differing = tables.differing_options(before, comparison, own | {"window_s": "--window-s", "pythons": "--python"})
+    differing = tables.differing_options(before, comparison, OPTIONS)
     differing += tables.differing_options(before.jobs, comparison.jobs, STORED)
     tables.check_same(path, "comparison", differing + tables.differing_facts(stored.facts, facts))

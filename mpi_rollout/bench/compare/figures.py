@@ -112,7 +112,7 @@ def title_of(analysis: Analysis, kind: str, names: list[str]) -> str:
 def best(analysis: Analysis, env: str, names: list[str]) -> dict[int, Cell]:
     """Return by number of envs the highest median of these systems, as its cell."""
     fastest = {}
-    for num_envs in analysis.comparison.num_envs:
+    for num_envs in analysis.comparison.sizes:
         cells = [cell for name in names if (cell := analysis.cells.get((Point(env, num_envs), name)))]
         if cells:
             fastest[num_envs] = max(cells, key=lambda cell: cell.rate.median)
@@ -165,7 +165,7 @@ def _plot_line(axes: "Axes", cells: dict[int, Cell], look: style.Look) -> None:
 
 
 def _number_envs(axes: "Axes", analysis: Analysis) -> None:
-    style.count_x(axes, analysis.comparison.num_envs)
+    style.count_x(axes, analysis.comparison.sizes)
     style.log_y(axes)
 
 
@@ -220,7 +220,7 @@ def _plot_group(axes: "Axes", analysis: Analysis, env: str, systems: list[System
     for name, look in looks_of(systems).items():
         if cells := best(analysis, env, [name]):
             _plot_line(axes, cells, look)
-    style.count_x(axes, analysis.comparison.num_envs, most=5)
+    style.count_x(axes, analysis.comparison.sizes, most=5)
     style.log_y(axes)
 
 

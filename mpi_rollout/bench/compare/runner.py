@@ -132,7 +132,7 @@ class Runner:
 
     def _left(self, point: Point) -> list[System]:
         """Return the systems with turns to take; note those that do not apply."""
-        systems = self._comparison.all_systems.values()
+        systems = self._comparison.systems_at(point)
         reasons = {system.name: self._comparison.reason_to_skip(system, point) for system in systems}
         self._note(self.file.samples.with_skips(Skip(*point, name, why) for name, why in reasons.items() if why))
         done = self.file.samples.is_done
@@ -249,14 +249,16 @@ def plan_lines(comparison: Comparison, probes: dict[str, Probe]) -> list[str]:
     lines, seconds = [], 0.0
     for env in comparison.envs:
         seconds += START_S * len(comparison.all_systems) / comparison.num_cores
-        for num_envs in comparison.num_envs:
+        for num_envs in comparison.sizes:
             names = measured(comparison, Point(env, num_envs))
             lines.append(f"{Point(env, num_envs)}: {', '.join(names)}")
-            seconds += point_s(comparison, num_envs, len(names), probes[env])
+            num_native = sum(comparison.all_systems[name].is_native for name in names)
+            seconds += point_s(comparison, num_envs, len(names) - num_native, probes[env])
+            seconds += point_s(comparison, 1, num_native, probes[env])  # They are made and stepped all at once.
     reasons = {
-        f"{name}: {why}": None
+        f"{system.name}: {why}": None
         for point in comparison.points
-        for name, system in comparison.all_systems.items()
+        for system in comparison.systems_at(point)
         if (why := comparison.reason_to_skip(system, point))
     }
     lines += [f"skipped: {reason}" for reason in reasons]
@@ -266,7 +268,7 @@ def plan_lines(comparison: Comparison, probes: dict[str, Probe]) -> list[str]:
 
 def measured(comparison: Comparison, point: Point) -> list[str]:
     """Return the systems that apply at a point."""
-    systems = comparison.all_systems.values()
+    systems = comparison.systems_at(point)
     return [system.name for system in systems if not comparison.reason_to_skip(system, point)]
 
 
