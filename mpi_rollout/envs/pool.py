@@ -34,10 +34,12 @@ class PoolVectorEnv(VectorEnv):
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
         self._leaves = leaves(self.single_observation_space)
+        self._is_to_cast = True
 
     def reset(self, *, seed: object = None, options: dict[str, Any] | None = None) -> Reset:
         """Begin episodes; the seeds are those of the pool."""
         observations, infos = self._pool.reset()
+        self._is_to_cast = any(leaf.of(observations).dtype != leaf.dtype for leaf in self._leaves)
         return self._cast(observations), infos
 
     def step(self, actions: Tree) -> Step:
@@ -46,6 +48,8 @@ class PoolVectorEnv(VectorEnv):
 
     def _cast(self, observations: Tree) -> Tree:
         """Give observations the dtypes of their spaces."""
+        if not self._is_to_cast:
+            return observations
         arrays = [_of_dtype(leaf, observations) for leaf in self._leaves]
         return tree_of(self.single_observation_space, arrays)
 

@@ -189,8 +189,8 @@ class Slice:
             self._num_calls += 1
             if masks is not None and masks.places:
                 self._heed_masks(actions[0][row])
-            if loop is None:  # Which may write to its actions; a loop copies them by itself.
-                batch = tree_of(self.envs.single_action_space, [array[row].copy() for array in actions])
+            if loop is None:  # Others than loops may write to their actions.
+                batch = self._copies(actions, row)
             self._fill(step(batch), row, OF_STEP)
             if restarts:
                 self._note_restarts(row, self.num_steps)
@@ -198,6 +198,11 @@ class Slice:
             self.num_done += 1
             if row < last_row and is_to_stop() and not self._has_restarted(row):
                 break
+
+    def _copies(self, actions: list[np.ndarray], row: int) -> Tree:
+        if not self._has_action_parts:
+            return actions[0][row].copy()
+        return tree_of(self.envs.single_action_space, [array[row].copy() for array in actions])
 
     def _roll(self, actions: np.ndarray) -> None:
         assert self._outputs is not None and self._rollout is not None
