@@ -56,7 +56,17 @@ DATA_OPTIONS = (
     *("num_envs", "num_steps", "seed", "policy", "vectorization_mode", "trajectories", "actions"),
 )
 LEAST = {"seed": 0} | dict.fromkeys(
-    ("num_envs", "num_steps", "num_groups", "batch_size", "expect_ranks", "max_env_restarts", "env_threads"), 1
+    (
+        "num_envs",
+        "num_steps",
+        "num_groups",
+        "batch_size",
+        "expect_ranks",
+        "max_env_restarts",
+        "env_threads",
+        "root_envs",
+    ),
+    1,
 )
 
 
@@ -131,6 +141,12 @@ class RolloutConfig:
     )
     batch_size: int = option(1, "with --mode async, the number of ranks whose envs the policy gets in one call")
     dedicated_root: bool = option(False, "rank 0 steps no envs; it only drives the other ranks")
+    root_envs: int | None = option(
+        None,
+        "number of envs of rank 0, which drives the other ranks and writes besides; by default as many as each of "
+        "them; the end of a run says how many would make ranks wait less",
+        metavar="N",
+    )
     fragment_length: str = option(
         AUTO,
         "largest number of steps that ranks take between two exchanges, for random actions and for policies that plan "
@@ -254,6 +270,8 @@ class RolloutConfig:
             raise UsageError(
                 f"--mode async makes a group of each rank, got --num-groups {self.num_groups} too; use one"
             )
+        if self.dedicated_root and self.root_envs is not None:
+            raise UsageError(f"--dedicated-root gives rank 0 no envs, got --root-envs {self.root_envs} too; use one")
         if self.inference == "workers" and self.policy != "random":
             raise UsageError(
                 f"--inference workers is for random actions, which every rank can draw; --policy {self.policy} is on "

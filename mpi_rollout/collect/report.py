@@ -11,6 +11,7 @@ from mpi_rollout.errors import counted
 
 MUCH = 0.15  # Of the time, in waiting for other ranks and their messages.
 MOST = 0.9  # Of a core: on a quiet machine ranks have 0.99.
+ROOT_GAIN = 0.05  # Of the time, by another number of envs for rank 0: less comes and goes.
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,8 @@ class RunFigures:
         Each rank's seconds in its envs.
     slowest_s, mean_s
         Sums over steps of the slowest rank's seconds and of the ranks' mean.
+    first_ready
+        No rank waits for another one, so that rank 0 is never idle.
     limit
         Pairs of env steps per second, of a part of the run and of the bare loops before and after it.
     restarts
@@ -63,6 +66,7 @@ class RunFigures:
     slowest_s: float
     mean_s: float
     in_lockstep: bool = True
+    first_ready: bool = False
     num_waits: int = 0
     limit: list[tuple[float, float]] = field(default_factory=list)
     restarts: dict[int, int] = field(default_factory=dict)
@@ -129,6 +133,29 @@ class RunFigures:
             f"these cores; use fewer ranks, {sleep}or sbatch --exclusive"
         ]
 
+    def balanced_root_envs(self) -> tuple[int, float] | None:
+        """Return how many envs of rank 0 would have all ranks be ready at the same time, and the share of time won.
+
+        By the measured seconds of an env on rank 0 and on the others.  What rank 0 does besides counts where no rank
+        waits for another; in lockstep that comes when the others have stepped, and only slows its own envs down.
+        None where that cannot be told.
+        """
+        num_envs = [int(rank["num_envs"]) for rank in self.ranks]
+        own, others, num_others = num_envs[0], sum(num_envs[1:]), len(num_envs) - 1
+        if not own or not others or self.lost:
+            return None
+        root_s, other_s = self.step_s[0] / own, sum(self.step_s[1:]) / others
+        besides_s = max(0.0, self.seconds - self.step_s[0]) if self.first_ready else 0.0
+        if not root_s or not other_s:
+            return None
+        best = (self.num_envs * other_s / num_others - besides_s) / (root_s + other_s / num_others)
+        best = min(max(round(best), 0), self.num_envs - num_others)
+
+        def needed_s(root_envs: int) -> float:
+            return max(root_envs * root_s + besides_s, (self.num_envs - root_envs) / num_others * other_s)
+
+        return best, 1 - needed_s(best) / needed_s(own)
+
     def lines(self) -> list[str]:
         """All of it, for people."""
         slowest = int(np.argmax(self.step_s))
@@ -143,6 +170,7 @@ class RunFigures:
             *self._exchange(),
             f"slowest rank: {slowest} ({self.ranks[slowest]['host']}), {self.step_s[slowest]:.2f} s in its envs; ranks "
             f"on average {self.mean_s:.2f} s",
+            *self._root_envs(),
             *self._limit(),
             *self._shared_cores(),
             *self._faults(),
@@ -155,6 +183,17 @@ class RunFigures:
             return []
         who = "the ranks chose the actions" if self.inference == "workers" else "rank 0 sent the actions"
         return [f"fragments of {counted(self.fragment_length, 'step')} at most; {who}"]
+
+    def _root_envs(self) -> list[str]:
+        """Return a line if rank 0 had too many or too few envs beside its own work."""
+        balanced = self.balanced_root_envs()
+        if balanced is None or balanced[1] < ROOT_GAIN:
+            return []
+        best, gain = balanced
+        way = f"--root-envs {best}" if best else "--dedicated-root"
+        own = self.ranks[0]["num_envs"]
+        what = f"rank 0 had {counted(own, 'env')} beside its own work"
+        return [f"{what}; {way} would save about {100 * gain:.0f}% of the time"]
 
     def _limit(self) -> list[str]:
         """Return a line about the limit, if it was measured."""

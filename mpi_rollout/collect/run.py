@@ -186,8 +186,9 @@ def plan_of(config: RolloutConfig, num_ranks: int) -> Plan:
     UsageError
         There are too few envs for so many ranks, or nothing makes them.
     """
+    is_first_ready = config.mode == "async"
     division = Division(
-        config.num_envs, num_ranks, config.dedicated_root, config.num_groups, first_ready=config.mode == "async"
+        config.num_envs, num_ranks, config.dedicated_root, config.num_groups, is_first_ready, config.root_envs
     )
     check_batch_size(division, config.batch_size)
     return Plan(

@@ -118,6 +118,7 @@ class RunEnd:
             ranks=[{key: value for key, value in rank.items() if key != "fault"} for rank in ranks],
             step_s=tally.step_s.tolist(),
             in_lockstep=self._config.mode == "sync" and self._config.num_groups == 1,
+            first_ready=self._config.mode == "async",
             slowest_s=tally.slowest_s,
             mean_s=tally.mean_s,
             num_waits=state.file.num_waits,

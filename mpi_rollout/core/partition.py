@@ -30,8 +30,8 @@ class RankRange(NamedTuple):
 class Partition:
     """`num_envs` envs over `num_ranks` ranks in rank order; slices differ by one env at most.
 
-    With `dedicated_root` rank 0 owns none.  `first_env` is the index of the first env, where these envs are some of
-    all envs.
+    With `dedicated_root` rank 0 owns none, with `root_envs` so many.  `first_env` is the index of the first env, where
+    these envs are some of all envs.
 
     Raises
     ------
@@ -43,16 +43,22 @@ class Partition:
     num_ranks: int
     dedicated_root: bool = False
     first_env: int = 0
+    root_envs: int | None = None
 
     def __post_init__(self) -> None:
-        if self.num_workers < 1:
+        option = "root_envs" if self.root_envs is not None else "dedicated_root"
+        if self.num_workers < 1 or (self.root_envs is not None and self.num_ranks < 2):
             raise UsageError(
-                Field("dedicated_root"), " needs at least 2 ranks, got 1; start the program with mpirun -n 2 or more"
+                Field(option), " needs at least 2 ranks, got 1; start the program with mpirun -n 2 or more"
             )
         if self.num_envs < self.num_workers:
             got = f"{counted(self.num_envs, 'env')} on {counted(self.num_workers, 'rank')}"
             needs = f" must be at least the number of ranks that step envs, got {got}; use more envs or fewer ranks"
             raise UsageError(Field("num_envs"), needs)
+        most = self.num_envs - self.num_ranks + 1
+        if self.root_envs is not None and not 1 <= self.root_envs <= most:
+            got = f"got {self.root_envs} of {counted(self.num_envs, 'env')} on {counted(self.num_ranks, 'rank')}"
+            raise UsageError(Field("root_envs"), f" must be from 1 to {most}, so that each rank has an env, {got}")
 
     @property
     def envs(self) -> range:
@@ -67,16 +73,15 @@ class Partition:
     @property
     def capacity(self) -> int:
         """Return the number of envs of the fullest rank."""
-        return -(-self.num_envs // self.num_workers)
+        return max(ranks.envs_per_rank for ranks in self.ranges)
 
-    @property
+    @cached_property
     def ranges(self) -> tuple[RankRange, ...]:
-        """Return the ranks with envs, grouped by their number of envs: two groups at most."""
-        small, num_large = divmod(self.num_envs, self.num_workers)
-        first = int(self.dedicated_root)
-        large = RankRange(first, num_large, self.first_env, small + 1)
-        rest = RankRange(first + num_large, self.num_workers - num_large, large.envs.stop, small)
-        return tuple(ranks for ranks in (large, rest) if ranks.num_ranks)
+        """Return the ranks with envs, grouped by their number of envs: two groups at most, and rank 0 by itself."""
+        if self.root_envs is None:
+            return _even_ranges(int(self.dedicated_root), self.num_workers, self.envs)
+        root = RankRange(0, 1, self.first_env, self.root_envs)
+        return root, *_even_ranges(1, self.num_ranks - 1, range(root.envs.stop, self.envs.stop))
 
     def envs_of(self, rank: int) -> range:
         """Return the env indices of one rank."""
@@ -93,12 +98,20 @@ class Partition:
         return np.repeat(np.arange(self.num_ranks), sizes), np.concatenate([np.arange(size) for size in sizes])
 
 
+def _even_ranges(first_rank: int, num_ranks: int, envs: range) -> tuple[RankRange, ...]:
+    small, num_large = divmod(len(envs), num_ranks)
+    large = RankRange(first_rank, num_large, envs.start, small + 1)
+    rest = RankRange(first_rank + num_large, num_ranks - num_large, large.envs.stop, small)
+    return tuple(ranks for ranks in (large, rest) if ranks.num_ranks)
+
+
 @dataclass(frozen=True)
 class Division:
     """How all envs of a job are divided into groups that are exchanged together.
 
     One group over all ranks is lockstep.  With `num_groups` groups of neighbouring envs, each over all ranks, the ranks
     step one group while the root is busy with another.  With `first_ready` each rank that steps envs is a group.
+    `root_envs` are those of rank 0 in all groups.
 
     Raises
     ------
@@ -111,9 +124,14 @@ class Division:
     dedicated_root: bool = False
     num_groups: int = 1
     first_ready: bool = False
+    root_envs: int | None = None
 
     def __post_init__(self) -> None:
         num_workers = self.whole.num_workers
+        if self.root_envs is not None and self.root_envs < self.num_groups:
+            raise UsageError(
+                Field("root_envs"), f" must be at least the number of groups, {self.num_groups}, got {self.root_envs}"
+            )
         if self.num_envs < self.num_groups * num_workers:
             needs = f"needs at least {counted(self.num_groups, 'env')} for each rank that steps envs"
             got = f"got {counted(self.num_envs, 'env')} on {counted(num_workers, 'rank')}"
@@ -123,7 +141,7 @@ class Division:
     @property
     def whole(self) -> Partition:
         """Return the partition of all envs over all ranks."""
-        return Partition(self.num_envs, self.num_ranks, self.dedicated_root)
+        return Partition(self.num_envs, self.num_ranks, self.dedicated_root, root_envs=self.root_envs)
 
     @cached_property
     def partitions(self) -> tuple[tuple[int, Partition], ...]:
@@ -135,7 +153,15 @@ class Division:
                 if envs
             )
         groups = map(Partition(self.num_envs, self.num_groups).envs_of, range(self.num_groups))
-        return tuple((0, Partition(len(envs), self.num_ranks, self.dedicated_root, envs.start)) for envs in groups)
+        return tuple(
+            (0, Partition(len(envs), self.num_ranks, self.dedicated_root, envs.start, self._root_envs_of(group)))
+            for group, envs in enumerate(groups)
+        )
+
+    def _root_envs_of(self, group: int) -> int | None:
+        if self.root_envs is None:
+            return None
+        return len(Partition(self.root_envs, self.num_groups).envs_of(group))
 
     @cached_property
     def stepping_ranks(self) -> tuple[int, ...]:

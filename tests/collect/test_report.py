@@ -198,6 +198,36 @@ def test_the_summary_has_the_rate_the_losses_and_the_file(job, num_ranks):
     assert last == "file: run.h5 (complete)"
 
 
+def figures(seconds: float, num_envs: list[int], step_s: list[float], **more: bool) -> RunFigures:
+    ranks = [{"num_envs": number, "host": "h"} for number in num_envs]
+    phases = dict.fromkeys(PHASES, 0.0)
+    return RunFigures("f", len(ranks), sum(num_envs), 10, 10, seconds, phases, ranks, step_s, max(step_s), 1.0, **more)
+
+
+@pytest.mark.parametrize(
+    ("taken", "best"),
+    [
+        (figures(10.0, [32, 32], [10.0, 10.0]), 32),
+        (figures(10.0, [32, 32], [10.0, 5.0]), 21),  # Its core is half as fast: 21 / 3.2 and 43 / 6.4 seconds.
+        (figures(10.0, [20, 20, 20], [10.0, 10.0, 10.0]), 20),
+        (figures(10.0, [30, 30], [4.0, 8.0]), 40),  # It may take more.
+        (figures(10.0, [32, 32], [8.0, 8.0], first_ready=True), 28),  # It is busy with other things for 2 seconds.
+        (figures(10.0, [32, 32], [1.0, 4.0], first_ready=True), 0),  # 9 seconds: more than 64 envs take elsewhere.
+    ],
+)
+def test_the_best_share_of_the_root_follows_from_measured_rates(taken: RunFigures, best: int):
+    balanced = taken.balanced_root_envs()
+    assert balanced is not None and abs(balanced[0] - best) <= 1
+    lines = [line for line in taken.lines() if "--root-envs" in line or "--dedicated-root" in line]
+    assert bool(lines) == (best != taken.ranks[0]["num_envs"])
+
+
+def test_a_share_that_cannot_be_told_is_not_advised():
+    for taken in (figures(1.0, [4], [1.0]), figures(1.0, [0, 4], [0.0, 1.0]), figures(1.0, [4, 4], [0.0, 0.0])):
+        assert taken.balanced_root_envs() is None
+        assert not any("--root-envs" in line for line in taken.lines())
+
+
 @pytest.mark.any_mpi
 @pytest.mark.mpi(1, 2, 3)
 def test_the_json_summary_is_one_line_with_all_figures(short: Short, num_ranks):
@@ -265,7 +295,7 @@ def test_the_limit_is_measured_between_the_parts_of_a_run_and_told(job, num_rank
 def test_the_summary_of_a_continued_run_says_that_it_is_of_its_last_start():
     outcome = RunFigures(
         "run.h5", 1, num_envs=4, num_steps=1000, env_steps=2400, seconds=2.0, phases=dict.fromkeys(PHASES, 0.1),
-        ranks=[{"host": "node7"}], step_s=[1.0], slowest_s=1.0, mean_s=1.0, num_steps_before=400,
+        ranks=[{"host": "node7", "num_envs": 4}], step_s=[1.0], slowest_s=1.0, mean_s=1.0, num_steps_before=400,
     )  # fmt: skip
     assert outcome.lines()[:2] == [
         "2,400 env steps in 2.00 s: 1,200 env steps/s (4 envs x 600 steps on 1 rank)",
@@ -286,7 +316,7 @@ def test_the_summary_of_a_continued_run_says_that_it_is_of_its_last_start():
 def test_the_summary_says_what_helps_where_ranks_share_cores(share, slowest_s, slept, advice):
     outcome = RunFigures(
         "run.h5", 2, num_envs=4, num_steps=1000, env_steps=4000, seconds=2.0, phases=dict.fromkeys(PHASES, 0.0),
-        ranks=[{"host": "node7", "core_share": 0.98}, {"host": "node7", "core_share": share}],
+        ranks=[{"host": "node7", "num_envs": 2, "core_share": each} for each in (0.98, share)],
         step_s=[1.0, 1.0], slowest_s=slowest_s, mean_s=slowest_s, slept=slept,
     )  # fmt: skip
     found = [line for line in outcome.lines() if line.startswith("ranks had 0.55 of a core")]

@@ -41,6 +41,46 @@ def test_capacity_is_the_size_of_the_largest_slice(num_envs: int, num_workers: i
     assert partition.capacity == max(len(partition.envs_of(rank)) for rank in range(partition.num_ranks))
 
 
+@pytest.mark.parametrize(("num_envs", "num_ranks", "root_envs"), [(7, 2, 1), (7, 2, 6), (64, 4, 5), (11, 3, 9)])
+@pytest.mark.parametrize("first_env", [0, 5])
+def test_the_root_may_own_few_envs_or_many(num_envs: int, num_ranks: int, root_envs: int, first_env: int):
+    partition = Partition(num_envs, num_ranks, first_env=first_env, root_envs=root_envs)
+    slices = [partition.envs_of(rank) for rank in range(num_ranks)]
+    assert len(slices[0]) == root_envs and slices[0].start == first_env
+    sizes = [len(envs) for envs in slices[1:]]
+    assert max(sizes) - min(sizes) <= 1 and [index for envs in slices for index in envs] == list(partition.envs)
+    assert partition.capacity == max(root_envs, *sizes)
+    column = np.broadcast_to(np.arange(num_envs + first_env)[None], (2, num_envs + first_env)).copy()
+    assert [
+        part.tolist()
+        for view in split_by_rank(column[:, first_env:], Partition(num_envs, num_ranks, root_envs=root_envs))
+        for part in view[1]
+    ] == [list(envs) for envs in slices]
+
+
+def test_groups_share_the_envs_of_the_root():
+    division = Division(20, 3, num_groups=2, root_envs=5)
+    assert [len(envs) for envs in division.envs_of(0)] == [3, 2]
+    assert [len(division.envs_of(rank)[0]) + len(division.envs_of(rank)[1]) for rank in (1, 2)] == [8, 7]
+    assert [len(envs[0]) for envs in map(Division(20, 3, first_ready=True, root_envs=4).envs_of, range(3))] == [4, 8, 8]
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "num_groups", "root_envs", "problem"),
+    [
+        (1, 1, 4, "root_envs needs at least 2 ranks, got 1"),
+        (3, 1, 7, "root_envs must be from 1 to 6, so that each rank has an env, got 7 of 8 envs on 3 ranks"),
+        (3, 1, 0, "root_envs must be from 1 to 6"),
+        (2, 3, 2, "root_envs must be at least the number of groups, 3, got 2"),
+    ],
+)
+def test_impossible_numbers_of_envs_of_the_root_are_refused(
+    num_ranks: int, num_groups: int, root_envs: int, problem: str
+):
+    with pytest.raises(UsageError, match=problem):
+        Division(8, num_ranks, num_groups=num_groups, root_envs=root_envs)
+
+
 def test_a_rank_out_of_the_world_owns_nothing():
     assert Partition(7, 3).envs_of(3) == range(0)
 

@@ -24,7 +24,11 @@ RUNS = {
 # Under another MPI, tests/collect/test_collector.py compares the files of 1, 2 and 3 ranks in every way to exchange.
 pytestmark = pytest.mark.any_mpi
 
-DEDICATED = ("--dedicated-root",)
+FEW_ON_ROOT = {
+    "dedicated root": ("--dedicated-root",),
+    "one on the root": ("--root-envs", "1"),
+    "one on the root, async": ("--root-envs", "1", "--mode", "async"),
+}
 OTHERS = {"few envs": ("--num-envs", "3"), "few steps": ("--num-steps", "20")}  # The last of an option counts.
 
 Collected = Callable[[int | None], dict[tuple[str, str], Path]]
@@ -32,8 +36,7 @@ Collected = Callable[[int | None], dict[tuple[str, str], Path]]
 
 def variants(num_ranks: int | None) -> dict[str, tuple[str, ...]]:
     """What is collected on some ranks besides the runs as they are."""
-    dedicated = {"dedicated root": DEDICATED} if num_ranks in (2, 4) else {}
-    return {"": ()} | dedicated | (OTHERS if num_ranks == 2 else {})
+    return {"": ()} | (FEW_ON_ROOT if num_ranks in (2, 4) else {}) | (OTHERS if num_ranks == 2 else {})
 
 
 @pytest.fixture(scope="module")
@@ -61,9 +64,10 @@ def test_rank_count_does_not_change_the_data(collected: Collected, num_ranks: in
 
 
 @pytest.mark.mpi(2, 4)
+@pytest.mark.parametrize("variant", FEW_ON_ROOT)
 @pytest.mark.parametrize("name", RUNS)
-def test_a_dedicated_root_does_not_change_the_data(collected: Collected, num_ranks: int, name: str):
-    assert_same_bytes(datasets(collected(num_ranks)[name, "dedicated root"]), datasets(collected(None)[name, ""]))
+def test_the_share_of_the_root_does_not_change_the_data(collected: Collected, num_ranks: int, name: str, variant: str):
+    assert_same_bytes(datasets(collected(num_ranks)[name, variant]), datasets(collected(None)[name, ""]))
 
 
 @pytest.mark.parametrize("name", RUNS)
