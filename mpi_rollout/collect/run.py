@@ -10,6 +10,8 @@ from threading import Timer
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
+from gymnasium.vector import AutoresetMode
+
 from mpi_rollout.collect.root import Root
 from mpi_rollout.config import RolloutConfig, versions
 from mpi_rollout.core.layout import Block
@@ -18,7 +20,7 @@ from mpi_rollout.core.seeding import seed_global_generators
 from mpi_rollout.envs.bare import Limit
 from mpi_rollout.envs.env_maker import make_slice, maker_of
 from mpi_rollout.envs.faults import OnFault, raised_at
-from mpi_rollout.errors import EnvError, SignalInterrupt, StorageError, counted
+from mpi_rollout.errors import EnvError, SignalInterrupt, StorageError, UsageError, counted
 from mpi_rollout.exchange import job_end, world
 from mpi_rollout.exchange.surviving import check_ulfm, is_ulfm_on
 from mpi_rollout.policies.random import Policy
@@ -204,7 +206,10 @@ def plan_of(config: RolloutConfig, num_ranks: int) -> Plan:
 
 
 def check_facts(config: RolloutConfig, facts: EnvFacts | None) -> None:
-    """Refuse envs whose spaces cannot be stored, where they are to be; a rank without envs knows of none."""
+    """Refuse envs that a run cannot step or store so; a rank without envs knows of none."""
+    has_reset_rows = facts is None or facts.metadata["autoreset_mode"] == AutoresetMode.NEXT_STEP
+    if config.on_rank_loss == "shrink" and not has_reset_rows:
+        raise UsageError("--on-rank-loss shrink is for envs that begin the next episode in the step after an end")
     if config.trajectories and facts is not None:
         check_storable(facts.observation_space, facts.action_space)
 

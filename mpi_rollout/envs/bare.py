@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import gymnasium
 import numpy as np
 from gymnasium import spaces
-from gymnasium.vector import VectorEnv
+from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import iterate
 
 from mpi_rollout.config import RolloutConfig
@@ -87,7 +87,7 @@ def _bare_vector_loop(envs: VectorEnv, actions: Sequence[object]) -> Callable[[f
                 ends.append((terminations, truncations))  # Counted when the clock stands.
                 elapsed = perf_counter() - start
                 if elapsed >= seconds:
-                    num_resets = sum(int(np.logical_or(*pair).sum()) for pair in ends)
+                    num_resets = sum(int(np.logical_or(*pair).sum()) for pair in ends) if has_reset_rows(envs) else 0
                     return (len(ends) * envs.num_envs - num_resets) / elapsed
 
     return measure
@@ -97,7 +97,7 @@ def _bare_rollouts(envs: Rollout, actions: Sequence[Any]) -> Callable[[float], f
     """Do the same for envs that take a fragment in one call, of as many steps as there are actions."""
     rows: np.ndarray = np.stack(actions)
     ends = np.zeros((2, *rows.shape[:2]), np.bool_)
-    columns = RolloutColumns(terminations=ends[0], truncations=ends[1])
+    columns = RolloutColumns(terminations=ends[0], truncations=ends[1]) if has_reset_rows(envs) else RolloutColumns()
     envs.rollout(rows, columns)  # Some compile in their first call.
 
     def measure(seconds: float) -> float:
@@ -110,6 +110,11 @@ def _bare_rollouts(envs: Rollout, actions: Sequence[Any]) -> Callable[[float], f
                 return num_steps / elapsed
 
     return measure
+
+
+def has_reset_rows(envs: Any) -> bool:
+    """Tell whether the row after an episode's end is a reset, not a step."""
+    return bool(envs.metadata["autoreset_mode"] == AutoresetMode.NEXT_STEP)
 
 
 class Limit:

@@ -266,7 +266,10 @@ def make_slice(
     """
     if make.is_native:
         _check_native(make.vectorization_mode, autoreset_mode, on_fault)
-        return make.native(indices, seed or 0)
+        envs = make.native(indices, seed or 0)
+        if seed is None and envs.metadata["autoreset_mode"] != AutoresetMode.NEXT_STEP:
+            raise UsageError(f"{make.name} resets envs in the step of an end; a trainer would not see their last rows")
+        return envs
     seeds = None if seed is None else [episode_seeds(seed, index) for index in indices]
     return LoopVectorEnv(
         make.functions(indices),

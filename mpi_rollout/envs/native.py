@@ -144,7 +144,7 @@ def of_entry_point(env_id: str, kwargs: Mapping[str, Any], indices: range, num_t
     """Make envs by a vector entry point.
 
     One with a parameter `first_env` gets the index of the slice's first env, and then promises what its attribute
-    `reproducibility` says.  ALE's get threads, and a seed for each episode.  Others share a generator.
+    `reproducibility` says.  ALE's get threads, and a seed for each episode or env.  Others share a generator.
     """
     options = dict(kwargs)
     parameters = _parameters_of(env_id)
@@ -153,8 +153,9 @@ def of_entry_point(env_id: str, kwargs: Mapping[str, Any], indices: range, num_t
         options["first_env"] = indices.start
     elif is_ale:
         options.setdefault("num_threads", num_threads)
+    has_episode_seeds = is_ale and takes_episode_seeds(options.pop("episode_seeds", None), version("ale-py"))
     envs = gymnasium.make_vec(env_id, len(indices), vectorization_mode="vector_entry_point", **options)
-    if is_ale and resets_some(version("ale-py")):
+    if has_episode_seeds:
         return NativeVectorEnv(SeededEpisodes(envs, indices), Reproducibility.EPISODE)
     if is_ale:
         return NativeVectorEnv(envs, Reproducibility.ENV, lambda seed: np.array(env_seeds(seed, indices), np.int32))
@@ -174,9 +175,21 @@ def promised_by(envs: VectorEnv, name: str) -> Reproducibility:
         raise UsageError(f"{name}: the attribute reproducibility must be one of {allowed}, got {promised!r}") from error
 
 
-def resets_some(ale_version: str) -> bool:
-    """Tell whether ALE's envs of a version can be reset one by one."""
-    return [int(number) for number in re.findall(r"\d+", ale_version)[:3]] >= MASKED_RESETS
+def takes_episode_seeds(wanted: bool | None, ale_version: str) -> bool:
+    """Tell whether the episodes of ALE's envs are to have seeds of their own.
+
+    Each then costs a second reset, for which ALE loads its ROM again: 0.08 s, as long as 250 steps of an env.
+
+    Parameters
+    ----------
+    wanted
+        The argument `episode_seeds`; None takes them where this version can reset envs one by one.
+    """
+    can = [int(number) for number in re.findall(r"\d+", ale_version)[:3]] >= MASKED_RESETS
+    if wanted and not can:
+        what = f": episode_seeds needs ale-py {'.'.join(map(str, MASKED_RESETS))} or later, got {ale_version}"
+        raise UsageError(Field("env_kwargs"), what)
+    return can if wanted is None else bool(wanted)
 
 
 def _parameters_of(env_id: str) -> Mapping[str, object]:
@@ -258,12 +271,14 @@ def checked(envs: NativeVectorEnv, name: str, is_of_factory: bool) -> NativeVect
     Raises
     ------
     UsageError
-        Their spaces have no fixed shape, or they do not reset in the next step.
+        Their spaces have no fixed shape, or they do not begin their next episode in the step after an end; those of a
+        factory may do so in the same step, if they do not promise EPISODE.
     """
     leaves(envs.single_observation_space), leaves(envs.single_action_space)
     metadata = envs.metadata
     mode = metadata.get("autoreset_mode") if isinstance(metadata, Mapping) else None
-    if mode == AutoresetMode.NEXT_STEP:
+    is_same_step = mode == AutoresetMode.SAME_STEP and envs.reproducibility != Reproducibility.EPISODE
+    if mode == AutoresetMode.NEXT_STEP or (is_same_step and is_of_factory):
         return envs
     got = f"envs of {name} must begin their next episode in the step after an end, got " + (
         'no metadata["autoreset_mode"]' if mode is None else f'metadata["autoreset_mode"] {mode}'

@@ -36,7 +36,7 @@ class RolloutColumns:
 class Rollout(Protocol):
     """A `gymnasium.vector.VectorEnv` that takes many steps in one call.
 
-    It resets in mode NEXT_STEP.  `rollout` gives the same bytes as one call of `step` after the other.  An attribute
+    `rollout` gives the same bytes as one call of `step` after the other.  An attribute
     `takes_uint8 = True` says that actions of `Discrete(2)` may come as uint8, which needs an eighth of the memory.
     """
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from gymnasium.vector import VectorEnv
+from gymnasium.vector import AutoresetMode, VectorEnv
 
 from mpi_rollout.core.layout import RESULTS, Columns, SlotLayout, noun
 from mpi_rollout.core.spaces import Leaf, leaves
@@ -33,6 +33,7 @@ class NativeOutputs:
         self._exchange, self._envs, self._masks, self._env_indices = exchange, envs, masks, exchange.envs
         self._checks = OutputChecks(envs.single_observation_space, on_fault)
         self._casting, self._leaves = Casting(on_fault.strict_dtypes), leaves(envs.single_observation_space)
+        self._has_reset_rows = envs.metadata["autoreset_mode"] == AutoresetMode.NEXT_STEP
         self._envs_named = f"envs {exchange.envs.start} to {exchange.envs.stop - 1}"
         self.use_slot()
 
@@ -55,6 +56,9 @@ class NativeOutputs:
             self._columns_of_length[num_rows] = self._columns_of(num_rows)
         columns = self._columns_of_length[num_rows]
         rollout.rollout(actions, columns)
+        if not self._has_reset_rows:
+            self._exchange.own_num_ended[:num_rows] = 0
+            return
         assert columns.terminations is not None and columns.truncations is not None
         ends = columns.terminations | columns.truncations
         # With axis=1 it takes longer.
@@ -62,6 +66,8 @@ class NativeOutputs:
 
     def _columns_of(self, num_rows: int) -> RolloutColumns:
         """Return the first rows of the slot's columns; where nobody reads them, those of the ends alone."""
+        if self._counts_only and not self._has_reset_rows:
+            return RolloutColumns()
         if self._counts_only:
             ends = np.zeros((2, num_rows, len(self._env_indices)), np.bool_)
             return RolloutColumns(terminations=ends[0], truncations=ends[1])
@@ -90,7 +96,8 @@ class NativeOutputs:
             self._copy(slot, observations, results)
         for place, what in self._checks.in_batch(slot.observations, slot.rewards).items() if self._checks else ():
             raise DataError(f"env {self._env_indices[place]}: {what}")
-        ends = np.logical_or(*results[1:]) if results else np.zeros(len(self._env_indices), np.bool_)  # In a reset.
+        has_ends = bool(results) and self._has_reset_rows
+        ends = np.logical_or(*results[1:]) if has_ends else np.zeros(len(self._env_indices), np.bool_)
         self._exchange.own_num_ended[row] = np.count_nonzero(ends)
         if self._masks is not None:
             self._masks.write_batch(infos, ends)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from gymnasium.vector import AutoresetMode
 
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.layout import Block
@@ -32,18 +33,20 @@ class EpisodeTable:
     """Computes the rows of /episodes while blocks come in.
 
     An episode is the steps `start` to `start + length - 1` of one env: its transitions, all of them and no others.
-    After its last step comes one row that only resets, and belongs to no episode.  That row may itself be an end.  If a
-    fault is known there, the episode that should have begun has length 0.  If not, there is no env any more, until a
-    row comes that is no end.
+    After its last step comes one row that only resets, and belongs to no episode; but see `num_reset_rows`.  That row
+    may itself be an end.  If a fault is known there, the episode that should have begun has length 0.  If not, there
+    is no env any more, until a row comes that is no end.
 
     Parameters
     ----------
     seeds
         None where the envs have no seed for each episode; -1 is stored then.
+    num_reset_rows
+        Rows between two episodes: 1, or 0 where envs begin the next episode in the step that ends one.
     """
 
-    def __init__(self, num_envs: int, seeds: SeedTable | None):
-        self._seeds = seeds
+    def __init__(self, num_envs: int, seeds: SeedTable | None, num_reset_rows: int = 1):
+        self._seeds, self._to_next = seeds, 1 + num_reset_rows
         self._start = np.zeros(num_envs, np.int64)
         self._return = np.zeros(num_envs)
         self._count = np.zeros(num_envs, np.int64)
@@ -64,7 +67,7 @@ class EpisodeTable:
         rows["env_index"], rows["start"], rows["length"] = env, self._start[env], num_steps - self._start[env]
         rows["return"], rows["seed"] = self._return[env], self._seed(env, self._count[env])
         rows["truncated"] = rows["faulted"] = True
-        self._start[env], self._return[env] = num_steps + 1, 0.0
+        self._start[env], self._return[env] = num_steps - 1 + self._to_next, 0.0
         self._count[env] += 1
         return rows
 
@@ -79,12 +82,12 @@ class EpisodeTable:
         end = block.start + start + row
         rows = np.zeros(len(env), EPISODE)
         rows["env_index"], rows["return"] = env, returns[is_end]
-        rows["start"] = np.where(is_first, self._start[env], np.append(0, end[:-1] + 2)[: len(end)])
+        rows["start"] = np.where(is_first, self._start[env], np.append(0, end[:-1] + self._to_next)[: len(end)])
         rows["length"] = end - rows["start"] + 1
         rows["terminated"] = block.terminations[start:stop][row, env]
         rows["truncated"] = block.truncations[start:stop][row, env]
         rows["faulted"] = self._take_faults(env, end, block.start + stop)
-        self._start[env] = end + 2  # If an env has several episodes, the last one stays.
+        self._start[env] = end + self._to_next  # If an env has several episodes, the last one stays.
         is_episode = (rows["length"] > 0) | rows["faulted"]
         rows, env, end = rows[is_episode], env[is_episode], end[is_episode]
         rows["seed"] = self._seed(env, self._count[env] + position_in_group(first_of_group(env)))
@@ -101,7 +104,7 @@ class EpisodeTable:
             if len(env):
                 end, begun = block.start + row, self._start[env]
                 parts.append((env, self._return[env], begun, self._count[env], np.full(len(env), row)))
-                self._return[env], self._start[env] = 0.0, end + 2
+                self._return[env], self._start[env] = 0.0, end + self._to_next
                 self._count[env] += begun <= end  # Else the row has reset the env, and belongs to no episode.
         env, returns, starts, counts, row_of = (np.concatenate(column) for column in zip(*parts, strict=True))
         is_episode = starts <= block.start + row_of
@@ -180,10 +183,16 @@ def make_table(config: RolloutConfig, attributes: Mapping[str, object], faults: 
         Of the root group.  Files of older versions do not say whether episodes have seeds: those of loops have.
     """
     has_seeds = bool(np.all(np.asarray(attributes.get("has_episode_seeds", config.vectorization_mode == "sync"))))
-    table = EpisodeTable(config.num_envs, SeedTable(config.seed, range(config.num_envs)) if has_seeds else None)
+    seeds = SeedTable(config.seed, range(config.num_envs)) if has_seeds else None
+    table = EpisodeTable(config.num_envs, seeds, num_reset_rows_of(attributes))
     for fault in faults:
         table.note_fault(int(fault["env_index"]), int(fault["step"]))
     return table
+
+
+def num_reset_rows_of(attributes: Mapping[str, object]) -> int:
+    """Return how many rows are between two episodes of an env, in a file with these attributes."""
+    return 0 if attributes.get("autoreset_mode") == AutoresetMode.SAME_STEP.value else 1
 
 
 def stored_results(trajectories: "h5py.Group", num_steps: int, nbytes: int = 2**24) -> Iterator[StoredResults]:

@@ -17,6 +17,7 @@ from mpi_rollout.envs.replaying import Past
 from mpi_rollout.errors import AlreadyComplete, DataError, StorageError, UsageError, shortened
 from mpi_rollout.options import difference
 from mpi_rollout.storage.child import in_child
+from mpi_rollout.storage.episodes import num_reset_rows_of
 from mpi_rollout.storage.objects import open_unmarked
 from mpi_rollout.storage.ownership import Lock, check_name, identity, lock, make_folder, temporary_path, why_no_locks
 from mpi_rollout.storage.reader import committed_episodes, reproducibility_of
@@ -232,8 +233,10 @@ def read_past(file: h5py.File, seed: int) -> Past:
     rows = committed_episodes(file)
     rows = rows[rows["terminated"] | rows["truncated"]]
     starts = np.zeros(num_envs, np.int64)
-    np.maximum.at(starts, rows["env_index"], rows["start"] + rows["length"] + 1)
-    if num_steps:  # Also of envs that were lost with their rank, and begin again: all their rows since are ends.
+    num_reset_rows = num_reset_rows_of(file.attrs)
+    np.maximum.at(starts, rows["env_index"], rows["start"] + rows["length"] + num_reset_rows)
+    # Also of envs that were lost with their rank, and begin again: all their rows since are ends.
+    if num_steps and num_reset_rows:
         ends = file["trajectories/terminations"][num_steps - 1] | file["trajectories/truncations"][num_steps - 1]
         starts[ends] = num_steps + 1
     return Past(seed, num_steps, np.bincount(rows["env_index"], minlength=num_envs), starts, reproducibility_of(file))

@@ -17,6 +17,7 @@ from native_envs import (
     at_once,
     boastful,
     drift,
+    drift_on,
     no_vector_env,
     spaceless,
     too_few,
@@ -26,7 +27,7 @@ from native_envs import (
 from mpi_rollout.core.reproducibility import Reproducibility
 from mpi_rollout.core.seeding import episode_seeds, seed_of_slice
 from mpi_rollout.envs import jax_slices
-from mpi_rollout.envs.env_maker import EnvMaker
+from mpi_rollout.envs.env_maker import EnvMaker, make_slice
 from mpi_rollout.envs.native import NativeVectorEnv, env_seeds
 from mpi_rollout.envs.rollout import Rollout, as_rollout
 from mpi_rollout.errors import UsageError
@@ -163,6 +164,13 @@ def test_what_envs_that_step_as_one_cannot_do_is_said_with_a_way_out():
     for made in (envs, EnvMaker("CartPole-v1", vectorization_mode="vector_entry_point").native(range(4))):
         with pytest.raises(UsageError, match=rf"has no frames; .* env_kwargs=\{{'render_mode'.*; else {way_out}$"):
             made.render()
+
+
+def test_a_trainer_gets_no_envs_whose_last_observations_it_would_not_see():
+    make = EnvMaker(drift_on, vectorization_mode="native")
+    assert make_slice(make, range(3), seed=1).metadata["autoreset_mode"] == AutoresetMode.SAME_STEP
+    with pytest.raises(UsageError, match="resets envs in the step of an end; a trainer would not see"):
+        make_slice(make, range(3))
 
 
 def test_seeds_of_envs_have_31_bits_and_do_not_depend_on_the_slice():

@@ -10,10 +10,11 @@ from native_envs import seeded
 from mpi_rollout.core.reproducibility import Reproducibility
 from mpi_rollout.core.seeding import episode_seeds
 from mpi_rollout.envs.env_maker import EnvMaker
-from mpi_rollout.envs.native import NativeVectorEnv, resets_some
+from mpi_rollout.envs.native import NativeVectorEnv, takes_episode_seeds
 from mpi_rollout.envs.native_replaying import NativeRestoring
 from mpi_rollout.envs.replaying import Past
 from mpi_rollout.envs.rollout import Rollout, RolloutColumns
+from mpi_rollout.errors import UsageError
 
 
 def jax_hops(env_indices: range, seed: int) -> VectorEnv:
@@ -137,6 +138,17 @@ def test_envs_without_a_seed_are_left_alone():
     envs.close()
 
 
-def test_older_versions_of_ale_cannot_reset_some_envs():
-    assert not any(map(resets_some, ("0.10.1", "0.11", "0.12.0", "0.12")))
-    assert all(map(resets_some, ("0.12.1", "0.12.2rc1", "0.13", "1.0.0")))
+def test_ales_episodes_have_seeds_where_its_version_can_reset_some_envs():
+    for version in ("0.10.1", "0.11", "0.12.0", "0.12"):
+        assert not takes_episode_seeds(None, version) and not takes_episode_seeds(False, version)
+        with pytest.raises(UsageError, match=rf"episode_seeds needs ale-py 0\.12\.1 or later, got {version}"):
+            takes_episode_seeds(True, version)
+    for version in ("0.12.1", "0.12.2rc1", "0.13", "1.0.0"):
+        assert takes_episode_seeds(None, version) and not takes_episode_seeds(False, version)
+
+
+def test_ale_promises_less_where_nobody_wants_seeds_of_episodes():
+    pytest.importorskip("ale_py")
+    envs = EnvMaker("ale_py:ALE/Breakout-v5", {"episode_seeds": False}, **ENTRY_POINT).native(SOME, SEED)
+    assert envs.reproducibility == Reproducibility.ENV and not hasattr(envs, "has_episode_seeds")
+    envs.close()

@@ -89,8 +89,24 @@ def unsaid(env_indices: range, seed: int) -> Drift:
 
 def at_once(env_indices: range, seed: int) -> Drift:
     made = Drift(env_indices, seed)
-    made.metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}
+    made.metadata, made.reproducibility = {"autoreset_mode": AutoresetMode.SAME_STEP}, "episode"
     return made
+
+
+class DriftOn(Drift):
+    """Begins the next episode in the step that ends one: nobody sees where that was."""
+
+    metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}
+
+    def step(self, actions: np.ndarray):
+        self._place = self._place + 1 + actions
+        over = self._place > self._ends_at
+        self._place[over] = 0
+        return self._observe(), actions.astype(float), over, np.zeros(self.num_envs, bool), {}
+
+
+def drift_on(env_indices: range, seed: int) -> DriftOn:
+    return DriftOn(env_indices, seed)
 
 
 class Changed(Drift):

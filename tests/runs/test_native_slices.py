@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+import h5py
 import pytest
 from jobs import Job, assert_same_bytes, datasets, files_in_ways, once
 
@@ -33,7 +34,8 @@ RUNS = {
         "150",
     ),
 }
-BY_HISTORY = {"envpool", "factory"}  # They promise ENV.
+BY_HISTORY = {"envpool", "factory", "same step"}  # They promise ENV.
+RUNS["same step"] = ("--env-factory", "native_envs:drift_on", *RUNS["factory"][2:])
 NEEDS = {"kernel": "numba", "envpool": "envpool", "ale": "ale_py"}
 WAYS = [(), ("--fragment-length", "1"), ("--fragment-length", "7", "--mode", "async", "--inference", "workers")]
 QUIET = ("--wait", "sleep", "--progress", "none")
@@ -82,6 +84,15 @@ def test_a_run_is_extended_by_its_episodes_or_by_its_history(job: Job, collected
     replayed = job.forked("verify", "--replay", "5", "run.h5", "--trust")
     assert replayed.code == 0 and "every byte the same" in replayed.out
     assert ("5 episodes of" in replayed.out) == (name not in BY_HISTORY)
+
+
+@pytest.mark.mpi(2)
+def test_where_episodes_begin_in_the_step_of_an_end_each_row_is_a_step(collected: Collected, num_ranks: int):
+    for path in collected(num_ranks)["same step"]:
+        with h5py.File(path) as file:
+            assert file.attrs["autoreset_mode"] == "SameStep"
+            assert file["throughput"].attrs["env_steps"] == 7 * 150 == file["episodes"]["length"].sum()
+            assert len(file["episodes"]) == 7 + file["trajectories/terminations"][:-1].sum()
 
 
 @pytest.mark.mpi(1)

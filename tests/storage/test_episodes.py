@@ -107,6 +107,27 @@ def test_an_episode_is_taken_only_when_all_its_steps_are_committed():
     assert taken == [row for row in episodes_by_hand(columns, 1) if row[5] or row[6]]
 
 
+@pytest.mark.parametrize("wide", [1, 10**9])
+@pytest.mark.parametrize(("num_steps", "num_envs", "share_of_ends", "seed"), EPISODE_RUNS)
+def test_episodes_may_follow_each_other_without_a_row_between(
+    monkeypatch: pytest.MonkeyPatch, num_steps: int, num_envs: int, share_of_ends: float, seed: int, wide: int
+):
+    monkeypatch.setattr(episode_table, "WIDE", wide)
+    columns = random_results(num_steps, num_envs, share_of_ends, seed)
+    results = StoredResults(0, *columns.values())
+    table = EpisodeTable(num_envs, SeedTable(seed, range(num_envs)), num_reset_rows=0)
+    table.add(results, 0, num_steps)
+    rows = np.concatenate([table.take(num_steps), table.unfinished(num_steps)])
+    assert rows["length"].sum() == num_steps * num_envs
+    for env in range(num_envs):
+        own = np.sort(rows[rows["env_index"] == env], order="start")
+        ends = np.flatnonzero(columns["terminations"][:, env] | columns["truncations"][:, env])
+        assert own["start"].tolist() == [start for start in (0, *(ends + 1)) if start < num_steps]
+        for row in own:
+            stop = row["start"] + row["length"]
+            assert row["return"] == sum(columns["rewards"][row["start"] : stop, env].tolist())
+
+
 def test_without_seeds_per_episode_the_table_says_minus_one():
     block = Block(spaces.Discrete(2), spaces.Discrete(2), 2, 1, 4)
     block.named["terminations"][1] = True
