@@ -196,6 +196,11 @@ def test_an_env_without_an_observation_space_gets_one():
             r"must return state\['time'\] as int32 of shape \(\) as reset does, got float32",
         ),
         (partial(jax_slice, HOP, observation_space=Nested.observation_space), "not nested as its space"),
+        (
+            partial(jax_slice, HOP, max_episode_steps=0),
+            "max_episode_steps of JAX envs must be an integer from 1 on, got 0",
+        ),
+        (partial(jax_slice, HOP, max_episode_steps="9"), "must be an integer from 1 on, got '9'"),
         (partial(jax_slice, HOP, observation_space=Nested.observation_space["where"]), r"shape \(\), got \(2,\)"),
     ],
 )
@@ -271,5 +276,6 @@ def test_unknown_tasks_are_refused_with_near_ones(library: str):
     import mpi_rollout.envs.jax_slices as room
 
     make = getattr(room, library)
-    with pytest.raises(UsageError, match=f"{library} has no task 'cartpol'; there are "):
-        make(range(2), 0, "cartpol")
+    for task in ("cartpol", 3):
+        with pytest.raises(UsageError, match=f"env_kwargs: {library} has no task {task!r}; there are "):
+            make(range(2), 0, task)

@@ -72,8 +72,8 @@ def brax_env(library: Any, task: str, kwargs: dict[str, Any]) -> BraxEnv:
 def _check_task(library: str, task: str, known: list[str]) -> None:
     if task in known:
         return
-    near = get_close_matches(task, known, 3) or sorted(known)
-    raise UsageError(Field("env_kwargs"), f" {library} has no task {task!r}; there are {', '.join(near)}")
+    near = get_close_matches(str(task), known, 3) or sorted(known)
+    raise UsageError(Field("env_kwargs"), f": {library} has no task {task!r}; there are {', '.join(near)}")
 
 
 def space_of_gymnax(space: Any) -> spaces.Space:

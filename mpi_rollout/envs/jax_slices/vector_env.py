@@ -45,13 +45,14 @@ class JAXVectorEnv(VectorEnv):
         max_episode_steps: int | None = None,
     ) -> None:
         jax.devices()  # XLA starts its threads here, as many as `library_threads` says.
-        self._seed, self._env_indices, self.num_envs = _checked_seed(seed), env_indices, len(env_indices)
+        self._seed, self._env_indices, self.num_envs = _checked("seed", seed, 0), env_indices, len(env_indices)
         given = observation_space, action_space
         self.single_observation_space, self.single_action_space = checked_spaces(env, *given)
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
         self._leaves = leaves(self.single_observation_space)
-        self._task = scan.Task(env, max_episode_steps)
+        limit = None if max_episode_steps is None else _checked("max_episode_steps", max_episode_steps, 1)
+        self._task = scan.Task(env, limit)
         self._carry: scan.Carry | None = None
         self._num_computed = scan.padded(self.num_envs)
         row_nbytes = self._num_computed * (sum(leaf.nbytes for leaf in self._leaves) + 8)
@@ -85,7 +86,7 @@ class JAXVectorEnv(VectorEnv):
         if mask is not None and (self._carry is None or seed is not None):
             raise ResetNeeded("reset all envs, and then some of them without a seed")
         if seed is not None:
-            self._seed, self._carry = _checked_seed(seed), None
+            self._seed, self._carry = _checked("seed", seed, 0), None
         if self._carry is None:
             self._env_keys = scan.keys_of_envs(self._seed, self._env_indices)
             episodes = np.zeros(self._num_computed, np.uint32)
@@ -203,7 +204,7 @@ def _bring(rows: slice, outcome: scan.Outcome, wanted: dict[str, np.ndarray]) ->
         column[rows] = host[name][: rows.stop - rows.start, : column.shape[1]]
 
 
-def _checked_seed(seed: object) -> int:
-    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
-        raise UsageError(f"the seed of JAX envs must be an integer from 0 on, got {seed!r}")
-    return int(seed)
+def _checked(name: str, number: object, least: int) -> int:
+    if isinstance(number, bool) or not isinstance(number, int | np.integer) or number < least:
+        raise UsageError(f"the {name} of JAX envs must be an integer from {least} on, got {number!r}")
+    return int(number)
