@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING
 from mpi_rollout.bench.compare.forms import run_options
 from mpi_rollout.bench.compare.turns import SEED, WARM_UP_SHARE, Turn
 from mpi_rollout.bench.plan import Options
+from mpi_rollout.collect.acting import TRIAL_S
 from mpi_rollout.collect.blocks import Discard, Sink
 from mpi_rollout.collect.collector import Collector, CollectorOptions
 from mpi_rollout.collect.fragments import prepare_lengths
 from mpi_rollout.collect.root import NUM_BLOCKS, UNREAD_ROWS
-from mpi_rollout.config import RolloutConfig
+from mpi_rollout.config import AUTO, RolloutConfig
 from mpi_rollout.core.layout import Block
 from mpi_rollout.core.partition import Division
 from mpi_rollout.core.spaces import describe
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
 NUM_STEPS = 10**9  # More than any turn takes.
+TRIALS = 1.2  # So that the first turn is longer than what a run takes to decide who draws.
 CHUNK_SHARE = 0.1  # Of the window: what is stepped between two looks at the clock.
 
 
@@ -48,6 +50,7 @@ class Run:
     def __init__(self, config: RolloutConfig, worker: Worker, facts: EnvFacts, num_ranks: int):
         self._config, self._facts, self._num_ranks = config, facts, num_ranks
         self._driver = Driver(worker.exchanges, worker, "check")
+        self._inference = config.inference
         self._lengths = prepare_lengths(config, self._driver)
         num_rows = max(self._lengths.most, UNREAD_ROWS)
         if config.trajectories:
@@ -83,7 +86,7 @@ class Run:
             NUM_BLOCKS,
             reset_seed=SEED if self._facts.is_native else None,
             lengths=self._lengths,
-            inference=self._config.inference,
+            inference=self._inference,
         )
         return Collector(self._driver, policy, sink, options)
 
@@ -91,7 +94,9 @@ class Run:
         start = perf_counter()
         collector.start()
         reset_s = perf_counter() - start
-        step_s = self._warm_up(collector, WARM_UP_SHARE * window_s)
+        is_undecided = self._inference == AUTO  # Who draws is decided once: a turn is too short for it.
+        step_s = self._warm_up(collector, max(WARM_UP_SHARE * window_s, TRIALS * TRIAL_S if is_undecided else 0.0))
+        self._inference = collector.actor.inference
         chunk = max(1, int(CHUNK_SHARE * window_s / step_s))
         before, steps_before, start = collector.tally.env_steps, collector.num_steps, perf_counter()
         while perf_counter() - start < window_s or collector.tally.env_steps == before:
