@@ -92,7 +92,7 @@ def take_history_again(driver: Driver, past: Past, file: "h5py.File", on_step: C
     refuse(recorded.observations_differ(block, np.zeros(driver.num_envs, np.int64)), 0)
     for step in range(0, past.num_steps, room):
         on_step()
-        check_history(perf_counter() - start_s, step, past.num_steps)
+        check_history(perf_counter() - start_s, step, past.num_steps, "keep what there is with mpi_rollout recover")
         num_steps = min(room, past.num_steps - step)
         actions = recorded.many_actions(step, num_steps)
         for lane in driver.lanes:
@@ -117,14 +117,14 @@ def refuse(differs: np.ndarray, step: int) -> None:
         )
 
 
-def check_history(taken_s: float, num_taken: int, num_steps: int) -> None:
+def check_history(taken_s: float, num_taken: int, num_steps: int, way_out: str) -> None:
     """Raise UsageError if taking all steps again would take too long, once that can be told."""
     if taken_s > LEARNING_S and num_taken:
         whole_s = taken_s * num_steps / num_taken
         if whole_s > LONGEST_HISTORY_S:
             raise UsageError(
-                f"natively vectorized envs come back by all of their {num_steps:,} steps, which would take "
-                f"{whole_s / 60:,.0f} minutes here; keep what there is with `python -m mpi_rollout recover`"
+                f"these natively vectorized envs come back by all of their {num_steps:,} steps, which would take "
+                f"{whole_s / 60:,.0f} minutes here, and {LONGEST_HISTORY_S / 60:,.0f} are the most; {way_out}"
             )
 
 

@@ -5,12 +5,13 @@ Here is also what any replay checks and says.
 
 import json
 from contextlib import closing
+from time import perf_counter
 
 import h5py
 import numpy as np
 from gymnasium.vector import VectorEnv
 
-from mpi_rollout.collect.resuming import rows_differ
+from mpi_rollout.collect.resuming import check_history, rows_differ
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.layout import RESULTS
 from mpi_rollout.core.spaces import describe as describe_space
@@ -25,7 +26,15 @@ READ_NBYTES = 2**24  # Of a dataset, at a time.
 
 
 def replay_history(file: h5py.File, config: RolloutConfig, path: str) -> dict[str, int]:
-    """Take all steps of natively vectorized envs again, which cannot begin amid a run; DataError at a difference."""
+    """Take all steps of natively vectorized envs again, which cannot begin amid a run.
+
+    Raises
+    ------
+    DataError
+        A difference.
+    UsageError
+        It would take longer than `resuming.LONGEST_HISTORY_S`.
+    """
     trajectories, num_steps = file["trajectories"], int(file["trajectories"].attrs["num_steps"])
     with closing(maker_of(config).native(range(config.num_envs), config.seed)) as envs:
         check_spaces(file, envs)
@@ -37,11 +46,12 @@ def replay_history(file: h5py.File, config: RolloutConfig, path: str) -> dict[st
         actions, columns = groups[0], groups[1] + [StoredRows(trajectories[leaf.path]) for leaf in RESULTS]
         observation_leaves = leaves(envs.single_observation_space)
         observations, _ = envs.reset(seed=config.seed)
-        outcome = [leaf.of(observations) for leaf in observation_leaves]
+        outcome, start_s = [leaf.of(observations) for leaf in observation_leaves], perf_counter()
         for step in range(num_steps + 1):
             # The results of a step are in its row, and the observations after it in the next one.
             for column, given, row in zip(columns, outcome, [step] * len(groups[1]) + [step - 1] * 3, strict=False):
                 check_row(path, column, given, row)
+            check_history(perf_counter() - start_s, step, num_steps, "without --replay the file can be verified")
             if step < num_steps:
                 batch = tree_of(envs.single_action_space, [column[step] for column in actions])
                 observations, *results, _ = envs.step(batch)

@@ -29,6 +29,13 @@ def test_nan_is_equal_to_itself_and_zero_is_not_minus_zero():
     assert rows_differ(first, second).tolist() == [False, True, False]
 
 
+def test_a_history_that_would_take_longer_than_half_an_hour_is_refused_once_that_can_be_told():
+    resuming.check_history(5.0, 1, 10**9, "go")  # It is too early to tell.
+    resuming.check_history(6.0, 10, 3000, "go")
+    with pytest.raises(UsageError, match=r"all of their 3,010 steps, .* take 30 minutes .* 30 are the most; go$"):
+        resuming.check_history(6.0, 10, 3010, "go")
+
+
 SPACE = spaces.Box(0, 1e6, (), np.float64)
 NUM_STEPS = 9
 
