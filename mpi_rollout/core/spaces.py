@@ -14,6 +14,8 @@ from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 from gymnasium import spaces
+from gymnasium.vector import VectorEnv
+from gymnasium.vector.utils import batch_space
 
 from mpi_rollout.errors import UsageError
 
@@ -265,3 +267,10 @@ def mask_sizes(space: Space) -> list[int]:
     elif isinstance(space, spaces.MultiDiscrete):
         sizes = [int(size) for size in space.nvec.flat]
     return sizes if sum(sizes) <= MOST_MASK_BITS else []
+
+
+def set_spaces(envs: VectorEnv, num_envs: int, observation_space: Space, action_space: Space) -> None:
+    """Give a vector env its number of envs, the spaces of one of them, and those of all."""
+    envs.num_envs, envs.single_observation_space, envs.single_action_space = num_envs, observation_space, action_space
+    envs.observation_space = batch_space(observation_space, num_envs)
+    envs.action_space = batch_space(action_space, num_envs)

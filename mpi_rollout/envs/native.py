@@ -16,11 +16,10 @@ import gymnasium
 import numpy as np
 from gymnasium.envs.registration import load_env_creator
 from gymnasium.vector import AutoresetMode, VectorEnv
-from gymnasium.vector.utils import batch_space
 
 from mpi_rollout.core.reproducibility import Reproducibility
 from mpi_rollout.core.seeding import episode_seeds, seed_of_slice
-from mpi_rollout.core.spaces import leaves
+from mpi_rollout.core.spaces import leaves, set_spaces
 from mpi_rollout.envs.inputs import Reset
 from mpi_rollout.envs.pool import make_pool
 from mpi_rollout.envs.rollout import Rollout
@@ -65,11 +64,8 @@ class NativeVectorEnv(VectorEnv):
 
     def _take(self, envs: VectorEnv) -> None:
         self._envs = envs
-        self.num_envs, self.metadata, self.spec = envs.num_envs, envs.metadata, envs.spec
-        self.single_observation_space = envs.single_observation_space
-        self.single_action_space = envs.single_action_space
-        self.observation_space = batch_space(self.single_observation_space, self.num_envs)
-        self.action_space = batch_space(self.single_action_space, self.num_envs)
+        self.metadata, self.spec = envs.metadata, envs.spec
+        set_spaces(self, envs.num_envs, envs.single_observation_space, envs.single_action_space)
         self.render_mode = getattr(envs, "render_mode", None)
         self.step = envs.step  # type: ignore[method-assign]  # Called in each step, without a detour.
         if isinstance(envs, Rollout):  # From Python 3.12 on `isinstance` does not ask `__getattr__`.

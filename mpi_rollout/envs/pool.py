@@ -11,9 +11,8 @@ from typing import Any
 
 import numpy as np
 from gymnasium.vector import VectorEnv
-from gymnasium.vector.utils import batch_space
 
-from mpi_rollout.core.spaces import Leaf, Tree, leaves, tree_of
+from mpi_rollout.core.spaces import Leaf, Tree, leaves, set_spaces, tree_of
 from mpi_rollout.envs.inputs import Reset, Step
 from mpi_rollout.errors import Field, UsageError, first_line
 
@@ -29,10 +28,8 @@ class PoolVectorEnv(VectorEnv):
 
     def __init__(self, pool: Any) -> None:
         self._pool = pool
-        self.num_envs, self.metadata, self.spec, self.render_mode = pool.num_envs, pool.metadata, None, None
-        self.single_observation_space, self.single_action_space = pool.observation_space, pool.action_space
-        self.observation_space = batch_space(self.single_observation_space, self.num_envs)
-        self.action_space = batch_space(self.single_action_space, self.num_envs)
+        self.metadata, self.spec, self.render_mode = pool.metadata, None, None
+        set_spaces(self, pool.num_envs, pool.observation_space, pool.action_space)
         self._leaves = leaves(self.single_observation_space)
         self._is_to_cast = True
 

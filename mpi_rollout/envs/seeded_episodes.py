@@ -12,11 +12,10 @@ from typing import Any
 
 import numpy as np
 from gymnasium.vector import VectorEnv
-from gymnasium.vector.utils import batch_space
 
 from mpi_rollout.core.reproducibility import Reproducibility
 from mpi_rollout.core.seeding import SeedTable
-from mpi_rollout.core.spaces import Tree
+from mpi_rollout.core.spaces import Tree, set_spaces
 from mpi_rollout.envs.inputs import Reset, Step
 
 SEEDS_31_BITS = 0x7FFFFFFF  # C++ takes int32.
@@ -43,11 +42,8 @@ class SeededEpisodes(VectorEnv):
 
     def __init__(self, envs: VectorEnv, env_indices: range, seed: int | None = None) -> None:
         self._envs, self._env_indices = envs, env_indices
-        self.num_envs, self.metadata, self.spec = envs.num_envs, envs.metadata, envs.spec
-        self.single_observation_space = envs.single_observation_space
-        self.single_action_space = envs.single_action_space
-        self.observation_space = batch_space(self.single_observation_space, self.num_envs)
-        self.action_space = batch_space(self.single_action_space, self.num_envs)
+        self.metadata, self.spec = envs.metadata, envs.spec
+        set_spaces(self, envs.num_envs, envs.single_observation_space, envs.single_action_space)
         self.render_mode = getattr(envs, "render_mode", None)
         self._seeds = None if seed is None else SeedTable(seed, env_indices)
         self._episodes, self._over = np.full(self.num_envs, -1), np.zeros(self.num_envs, np.bool_)

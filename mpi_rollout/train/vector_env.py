@@ -15,9 +15,8 @@ from collections.abc import Sequence
 import numpy as np
 from gymnasium.error import AlreadyPendingCallError, NoAsyncCallError
 from gymnasium.vector import AutoresetMode
-from gymnasium.vector.utils import batch_space
 
-from mpi_rollout.core.spaces import Tree
+from mpi_rollout.core.spaces import Tree, set_spaces
 from mpi_rollout.envs import inputs
 from mpi_rollout.envs.inputs import Info, Options, Reset, Seeds, Step, Values
 from mpi_rollout.errors import RankError
@@ -67,10 +66,7 @@ class MPIVectorEnv(FragmentVectorEnv):
         turns: Turns | None = None,
     ):
         self._driver, self._batch_size = driver, batch_size
-        self.num_envs = driver.num_envs
-        self.single_observation_space, self.single_action_space = driver.observation_space, driver.action_space
-        self.observation_space = batch_space(self.single_observation_space, self.num_envs)
-        self.action_space = batch_space(self.single_action_space, self.num_envs)
+        set_spaces(self, driver.num_envs, driver.observation_space, driver.action_space)
         self.spec, self.render_mode = facts.spec, facts.render_mode
         self.metadata = {**facts.metadata, "autoreset_mode": autoreset_mode}
         self.autoreset_mode = autoreset_mode

@@ -8,10 +8,9 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.error import ResetNeeded
 from gymnasium.vector import AutoresetMode, VectorEnv
-from gymnasium.vector.utils import batch_space
 
 from mpi_rollout.core.reproducibility import Reproducibility
-from mpi_rollout.core.spaces import Space, Tree, leaves, tree_of
+from mpi_rollout.core.spaces import Space, Tree, leaves, set_spaces, tree_of
 from mpi_rollout.envs.inputs import Reset, Step
 from mpi_rollout.envs.jax_slices import scan
 from mpi_rollout.envs.jax_slices.functional import FunctionalEnv
@@ -45,11 +44,8 @@ class JAXVectorEnv(VectorEnv):
         max_episode_steps: int | None = None,
     ) -> None:
         jax.devices()  # XLA starts its threads here, as many as `library_threads` says.
-        self._seed, self._env_indices, self.num_envs = _checked("seed", seed, 0), env_indices, len(env_indices)
-        given = observation_space, action_space
-        self.single_observation_space, self.single_action_space = checked_spaces(env, *given)
-        self.observation_space = batch_space(self.single_observation_space, self.num_envs)
-        self.action_space = batch_space(self.single_action_space, self.num_envs)
+        self._seed, self._env_indices = _checked("seed", seed, 0), env_indices
+        set_spaces(self, len(env_indices), *checked_spaces(env, observation_space, action_space))
         self._leaves = leaves(self.single_observation_space)
         limit = None if max_episode_steps is None else _checked("max_episode_steps", max_episode_steps, 1)
         self._task = scan.Task(env, limit)

@@ -8,9 +8,9 @@ import numpy as np
 from gymnasium.error import ResetNeeded
 from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import AutoresetMode, VectorEnv
-from gymnasium.vector.utils import batch_space
 
 from mpi_rollout.core.reproducibility import Reproducibility
+from mpi_rollout.core.spaces import set_spaces
 from mpi_rollout.envs.kernels.backends import backend_of
 from mpi_rollout.envs.kernels.dynamics import THETA_LIMIT, X_LIMIT
 from mpi_rollout.envs.kernels.philox import key_words
@@ -69,14 +69,12 @@ class CartPoleVectorEnv(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
         device: str | int | None = None,
         threads_per_block: int | None = None,
     ) -> None:
-        self.num_envs = check_integer("num_envs", num_envs, 1, NUM_ENVS)
+        num_envs = check_integer("num_envs", num_envs, 1, NUM_ENVS)
         first_env = check_integer("first_env", first_env, 0, NUM_ENVS - num_envs)
         limit = check_integer("max_episode_steps", max_episode_steps, 1, LONGEST)
         is_semi = is_semi_implicit(kinematics_integrator)
         self._seed = check_integer("seed", seed, 0, NUM_SEEDS - 1)
-        self.single_observation_space, self.single_action_space = Box(-_HIGH, _HIGH), Discrete(2)
-        self.observation_space = batch_space(self.single_observation_space, num_envs)
-        self.action_space = batch_space(self.single_action_space, num_envs)
+        set_spaces(self, num_envs, Box(-_HIGH, _HIGH), Discrete(2))
         task = Task(num_envs, first_env, limit, is_semi, bool(sutton_barto_reward))
         self._backend = backend_of(backend, task, device=device, threads_per_block=threads_per_block)
         self._first_env, self._was_reset = first_env, False
