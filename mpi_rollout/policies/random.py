@@ -7,7 +7,7 @@ from itertools import count
 import numpy as np
 from gymnasium import spaces
 
-from mpi_rollout.core.seeding import draws_of_block, policy_key, words_of_envs
+from mpi_rollout.core.seeding import WordsOfEnvs, draws_of_block, policy_key
 from mpi_rollout.core.spaces import Leaf, Space, Tree, bounds_of, leaf_spaces, leaves, mask_sizes, tree_of
 
 Policy = Callable[[Tree], Tree]
@@ -36,6 +36,7 @@ class RandomPolicy:
         self._leaves = list(zip(leaves(space), leaf_spaces(space), strict=True))
         self._key, self._mask_key = policy_key(seed), policy_key(seed, is_by_masks=True)
         self._drawn: dict[int, list[np.ndarray]] = {}
+        self._words: dict[int, WordsOfEnvs] = {}
         self.are_bits_narrow = False
         self._uniform: dict[int, np.ndarray] = {}
         self._first_block = 0  # Older ones are forgotten.
@@ -115,7 +116,9 @@ class RandomPolicy:
 
     def _bits(self, index: int, block: int) -> np.ndarray:
         """Return 0 or 1 for each step and env, uint8: of an env's word, bit t is for step t of the block."""
-        words = words_of_envs(self._key, index, block, self._envs).astype("<u8", copy=False)
+        if index not in self._words:
+            self._words[index] = WordsOfEnvs(self._key, index, self._envs)
+        words = self._words[index](block).astype("<u8", copy=False)
         # C-contiguous, or the bits come in another order and are copied for `reshape`.
         octets = np.ascontiguousarray(words.view(np.uint8).reshape(-1, BLOCK_STEPS // 8).T)
         bits = np.right_shift(octets[:, np.newaxis], np.arange(8, dtype=np.uint8)[:, np.newaxis])

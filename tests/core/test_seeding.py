@@ -9,11 +9,11 @@ from jobs import Job, datasets
 from mpi_rollout.core import seeding
 from mpi_rollout.core.seeding import (
     SeedTable,
+    WordsOfEnvs,
     draws_of_block,
     episode_seeds,
     policy_key,
     seed_of_slice,
-    words_of_envs,
 )
 
 
@@ -161,9 +161,17 @@ assert (random.getstate(), np.random.get_state()[1].tolist()) == before
 
 def test_words_of_envs_do_not_depend_on_who_draws_them():
     key = policy_key(7)
-    words = words_of_envs(key, 1, 2, range(1000))
+    words = WordsOfEnvs(key, 1, range(1000))(2)
     assert words.dtype == np.uint64 and len(set(words.tolist())) == 1000
     for envs in (range(1), range(3, 9), range(999, 1000), range(64, 192)):
-        assert np.array_equal(words_of_envs(key, 1, 2, envs), words[envs.start : envs.stop])
+        assert np.array_equal(WordsOfEnvs(key, 1, envs)(2), words[envs.start : envs.stop])
     streams = [(policy_key(8), 1, 2), (key, 0, 2), (key, 1, 3)]
-    assert not any(set(words.tolist()) & set(words_of_envs(*each, range(1000)).tolist()) for each in streams)
+    others = [WordsOfEnvs(key, leaf, range(1000))(block) for key, leaf, block in streams]
+    assert not any(set(words.tolist()) & set(other.tolist()) for other in others)
+
+
+def test_words_of_envs_come_from_philox_with_the_block_as_its_counter_in_any_order():
+    key, words = policy_key(7), WordsOfEnvs(policy_key(7), 1, range(6, 40))
+    for block in (3, 0, 2**40, 3):
+        philox = np.random.Philox(counter=np.array([1, 0, block, 1], np.uint64), key=key)
+        assert np.array_equal(words(block), philox.random_raw(36)[2:])
