@@ -45,13 +45,13 @@ GROUPS: dict[str, Callable[[System], bool]] = {
     "Gymnasium, SB3": lambda system: _is_others(system) and system.needs in ("", "stable_baselines3"),
     "PufferLib, Tianshou": lambda system: _is_others(system) and system.needs in ("pufferlib", "tianshou"),
     "TorchRL, RLlib, SF": lambda system: _is_others(system) and system.needs in _UNLIKE,
-    "Rewritten: EnvPool": lambda system: system.form == "envpool",
-    "Rewritten: NumPy, ALE": lambda system: system.form == "vector_entry_point",
-    "Rewritten: kernels": lambda system: system.form in ("numba", "torch"),
-    "Rewritten: JAX": lambda system: system.form == "jax",
+    "Anew: EnvPool": lambda system: system.form == "envpool",
+    "Anew: NumPy, ALE": lambda system: system.form == "vector_entry_point",
+    "Anew: kernels": lambda system: system.form in ("numba", "torch"),
+    "Anew: JAX": lambda system: system.form == "jax",
     "Storing all of it": lambda system: system.kind == "record",
 }
-MOST_COLUMNS, MOST_NAMED = 4, 3
+MOST_COLUMNS, MOST_NAMED = 3, 3
 BAR_ENVS = 64
 
 

@@ -2,6 +2,7 @@
 
 from contextlib import suppress
 from queue import Empty
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from mpi_rollout.bench.compare.peers import Sampler, make_env
@@ -15,7 +16,7 @@ def _make(name: str, _config: Any, _env_config: Any, render_mode: str | None = N
     return make_env(name)
 
 
-def _config(setup: Setup) -> Any:
+def _config(setup: Setup, folder: str) -> Any:
     from sample_factory.cfg.arguments import parse_full_cfg, parse_sf_args
 
     envs_per_worker = setup.num_envs // setup.num_cores
@@ -27,6 +28,7 @@ def _config(setup: Setup) -> Any:
         "rollout": ROLLOUT,
         "batch_size": ROLLOUT * setup.num_envs,
         "device": "cpu",
+        "train_dir": folder,
         "use_rnn": False,
         "normalize_input": False,
     }
@@ -44,7 +46,8 @@ def sampler(setup: Setup) -> BatchSystem:
     from sample_factory.envs.env_utils import register_env
 
     register_env(setup.env, _make)
-    config = _config(setup)
+    folder = TemporaryDirectory()  # It writes there, and else into the working folder.
+    config = _config(setup, folder.name)
     env = make_env_func_batched(config, env_config=None)
     facts = extract_env_info(env, config)
     env.close()
@@ -59,4 +62,8 @@ def sampler(setup: Setup) -> BatchSystem:
     def sample() -> int:
         return int(samples_per_trajectory(sampling.get_trajectories_sync()))
 
-    return BatchSystem(Sampler(drop_old, sample, sampling.stop))
+    def stop() -> None:
+        sampling.stop()
+        folder.cleanup()
+
+    return BatchSystem(Sampler(drop_old, sample, stop))
