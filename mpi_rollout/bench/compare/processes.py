@@ -61,6 +61,7 @@ class Processes:
         self._order: tuple[str, float | None] | None = None
         self._mark = f"{mark}/{system.name}/{time_ns()}"
         self._members: list[Process] = []
+        self._has_had_turn = False  # Since its envs were made.
         path, self._err = jobs.folder / f"{system.name}.sock", jobs.folder / f"{system.name}.err"
         path.unlink(missing_ok=True)
         self._socket = socket.socket(socket.AF_UNIX)
@@ -121,8 +122,9 @@ class Processes:
         if answer == "failed":
             self.kill()
             raise JobFailed(value)
-        if answer == "made":
+        if answer == "made" or (answer == "turned" and not self._has_had_turn):  # Ray starts its workers in a turn.
             self._members = marked(self._mark)
+            self._has_had_turn = answer == "turned"
         self._signal(signal.SIGSTOP)
         return value
 
