@@ -1,5 +1,6 @@
 """The picture of `multiples`: how many times as fast as a bare loop."""
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from mpi_rollout.bench.compare import report
@@ -11,6 +12,8 @@ from mpi_rollout.commands import style
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+MOST_LINEAR = 10
 
 
 def picture(file: ComparisonFile, analysis: Analysis, envs: list[str]) -> "Figure":
@@ -26,18 +29,26 @@ def picture(file: ComparisonFile, analysis: Analysis, envs: list[str]) -> "Figur
     panels = figure.subplots(1, len(envs), squeeze=False, sharey=True)[0]
     for axes, (env, found) in zip(panels, of_env.items(), strict=True):
         style.frame(axes, env, "times the for-loop on one core", grid="x")
-        axes.set_xscale("log")
+        is_wide = _is_wide(found.values())
+        if is_wide:
+            axes.set_xscale("log")
         for place, row in enumerate(rows):
             if row in found:
                 _plot_bar(axes, place, found[row])
         axes.tick_params(axis="y", length=0)
         axes.axvline(1, color=style.GREY, linestyle="--", linewidth=1)
         low, high = axes.get_xlim()
-        axes.set_xlim(low, high * (high / low) ** 0.22)  # Room for the numbers.
+        axes.set_xlim(low, high * (high / low) ** 0.22 if is_wide else 1.2 * high)  # Room for the numbers.
         style.human_ticks(axes.xaxis)
     panels[0].set_yticks(range(len(rows)), labels=rows)
     panels[0].invert_yaxis()
     return figure
+
+
+def _is_wide(found: Iterable[Multiple]) -> bool:
+    """Tell whether ratios need a logarithmic axis."""
+    medians = [multiple.ratio.median for multiple in found]
+    return max(medians) > MOST_LINEAR or min(medians) < 1 / MOST_LINEAR
 
 
 def _plot_bar(axes: "Axes", place: int, multiple: Multiple) -> None:
