@@ -11,6 +11,7 @@ from jobs import Job, Result, are_gone, processes_in
 from made_up_studies import made_up as made_up_study
 from made_up_studies import make_study
 
+from mpi_rollout.bench.compare import processes as processes_module
 from mpi_rollout.bench.compare.comparison import ComparisonFile, read_comparison
 from mpi_rollout.bench.compare.processes import Processes
 from mpi_rollout.bench.compare.systems import systems_of
@@ -172,3 +173,22 @@ def eventually(is_so) -> bool:
     while not is_so() and time.monotonic() < give_up:
         time.sleep(0.01)
     return is_so()
+
+
+def test_processes_that_are_started_in_the_first_turn_are_stopped_with_the_others(tmp_path: Path, monkeypatch):
+    """As Ray's workers are; here a system is known with none of its processes when it is made."""
+    jobs = JobRunner(tmp_path, "", 60.0, Stop())
+    found = processes_module.marked
+    processes = Processes(systems_of((1,), 2)["sync"], "CartPole-v1", 2, [], "mark", jobs)
+    try:
+        monkeypatch.setattr(processes_module, "marked", lambda _mark: [])
+        processes.make(3)
+        processes.await_answer()
+        assert not processes._members
+        monkeypatch.setattr(processes_module, "marked", found)
+        processes.take_turn(0.01)
+        assert len(processes._members) == 1 and eventually(lambda: states(processes) == {"T"})
+        processes.take_turn(0.01)
+        assert eventually(lambda: states(processes) == {"T"})
+    finally:
+        processes.kill()

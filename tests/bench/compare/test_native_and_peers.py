@@ -11,9 +11,9 @@ import pytest
 from jobs import Job
 from made_up_comparisons import ENV, ENV_S, TIMES, made_up, make_comparison
 
-from mpi_rollout.bench.compare import multiples, published, report
+from mpi_rollout.bench.compare import loop_figure, multiples, published, report
 from mpi_rollout.bench.compare.analysis import Analysis
-from mpi_rollout.bench.compare.comparison import Point, read_comparison
+from mpi_rollout.bench.compare.comparison import ComparisonFile, Point, read_comparison
 from mpi_rollout.bench.compare.forms import connect_options, run_options
 from mpi_rollout.bench.compare.peers import ActionsInTurn, Sampler
 from mpi_rollout.bench.compare.pythons import INSTALLS, check_pythons, command_and_path, facts_now, read_pythons
@@ -292,6 +292,17 @@ def test_the_table_of_multiples_is_over_the_fastest_bare_loop_each_with_its_best
     assert found["Gymnasium's NumPy, ALE"].ratio.median > found["mpi_rollout, NumPy or ALE slices"].ratio.median
     text = "\n".join(report.lines(file))
     assert f"{ENV}: times the bare loop on one core, each with the number of envs that suits it best" in text
+
+
+def test_ratios_that_are_near_each_other_are_drawn_on_a_linear_axis():
+    file = made_up(make_comparison(systems=("sync", "mpi-2")))
+    assert drawn_scale(file) == "linear"
+    assert drawn_scale(made_up(make_comparison())) == "log"  # NumPy is 50 times the loop.
+
+
+def drawn_scale(file: ComparisonFile) -> str:
+    pytest.importorskip("matplotlib")
+    return loop_figure.picture(file, Analysis(file.comparison, file.samples), [ENV]).axes[0].get_xscale()
 
 
 def test_a_row_of_the_announcement_is_of_one_kind():
