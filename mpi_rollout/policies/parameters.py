@@ -1,0 +1,80 @@
+"""Parameters of policies as one buffer of bytes: what goes to all ranks, without pickling them one by one."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mpi_rollout.errors import UsageError
+
+
+class Parameter(NamedTuple):
+    """What a parameter is called, and what array it is."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+Layout = list[Parameter]
+
+
+def array_of(value: Any) -> np.ndarray:
+    """Return a parameter as an array; a tensor may be on another device."""
+    if hasattr(value, "detach"):
+        value = value.detach().cpu().numpy()
+    return np.asarray(value)
+
+
+def layout_of(parameters: Mapping[str, Any]) -> Layout:
+    """Return what parameters are, in their order."""
+    arrays = {name: array_of(value) for name, value in parameters.items()}
+    return [Parameter(name, array.dtype.str, array.shape) for name, array in arrays.items()]
+
+
+def packed(parameters: Mapping[str, Any] | Sequence[Any], layout: Layout) -> bytes:
+    """Return parameters one after the other.
+
+    Parameters
+    ----------
+    parameters
+        Arrays or tensors by their names, or in the order of the layout.
+
+    Raises
+    ------
+    UsageError
+        They do not fit the layout; the message names the first that does not.
+    """
+    if isinstance(parameters, Mapping):
+        values = _by_name(parameters, layout)
+    else:
+        values = list(parameters)
+        if len(values) != len(layout):
+            raise UsageError(f"the policy has {len(layout)} parameters, got {len(values)}")
+    parts = []
+    for value, (name, dtype, shape) in zip(values, layout, strict=True):
+        array = array_of(value)
+        if array.dtype.str != dtype or array.shape != shape:
+            expected, got = f"{np.dtype(dtype)} of shape {shape}", f"{array.dtype} of shape {array.shape}"
+            raise UsageError(f"the parameter {name!r} of the policy must be {expected}, got {got}")
+        parts.append(array.tobytes())
+    return b"".join(parts)
+
+
+def _by_name(parameters: Mapping[str, Any], layout: Layout) -> list[Any]:
+    names = [parameter.name for parameter in layout]
+    if unknown := [name for name in parameters if name not in names]:
+        raise UsageError(f"the policy has no parameter {unknown[0]!r}; it has {', '.join(names)}")
+    if missing := [name for name in names if name not in parameters]:
+        raise UsageError(f"the parameter {missing[0]!r} of the policy is missing")
+    return [parameters[name] for name in names]
+
+
+def unpacked(buffer: bytes, layout: Layout) -> dict[str, np.ndarray]:
+    """Return the parameters of a buffer by their names: read-only views of it."""
+    arrays, start = {}, 0
+    for name, dtype, shape in layout:
+        count = int(np.prod(shape, dtype=np.int64))
+        arrays[name] = np.frombuffer(buffer, dtype, count, start).reshape(shape)
+        start += arrays[name].nbytes
+    return arrays

@@ -1,0 +1,107 @@
+"""Draws from distributions, made of given uniform numbers: the same numbers give the same draws on any rank.
+
+The uniforms are in [0, 1).  Everything is calculated in float64.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+
+def categorical(logits: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
+    """Draw from the categories of a softmax, by the inverse of the distribution function.
+
+    Parameters
+    ----------
+    logits
+        (rows, categories).  A category of minus infinity is never drawn.
+    uniforms
+        (rows,)
+
+    Returns
+    -------
+    (rows,) int64
+        The first category at which the sum of probabilities is above the uniform number (Devroye, *Non-Uniform Random
+        Variate Generation*, 1986, III.2.1).
+    """
+    logits = np.asarray(logits, np.float64)
+    sums = np.cumsum(np.exp(logits - logits.max(axis=1, keepdims=True)), axis=1)
+    total = sums[:, -1]
+    # Rounding may make the product the total, which no sum is above.
+    places = np.minimum(uniforms * total, np.nextafter(total, 0.0))
+    return np.count_nonzero(sums <= places[:, None], axis=1).astype(np.int64, copy=False)
+
+
+def multi_categorical(logits: np.ndarray, counts: Sequence[int], uniforms: np.ndarray) -> np.ndarray:
+    """Draw from several softmaxes side by side; see `categorical`.
+
+    Parameters
+    ----------
+    logits
+        (rows, sum of counts): those of the first component, then those of the second, ...
+    counts
+        How many categories each component has.
+    uniforms
+        (rows, components)
+
+    Returns
+    -------
+    (rows, components) int64
+    """
+    parts = np.split(np.asarray(logits), np.cumsum(counts)[:-1], axis=1)
+    return np.stack([categorical(part, uniforms[:, index]) for index, part in enumerate(parts)], axis=1)
+
+
+def modes(logits: np.ndarray, counts: Sequence[int]) -> np.ndarray:
+    """Return the most likely category of each component, the first of equals: (rows, components) int64."""
+    parts = np.split(np.asarray(logits), np.cumsum(counts)[:-1], axis=1)
+    return np.stack([part.argmax(axis=1) for part in parts], axis=1)
+
+
+def bernoulli(logits: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
+    """Draw bools that are True with the probability sigmoid(logit); all arguments have the same shape."""
+    # It is 1 / (1 + exp(-logit)), which would overflow.
+    return uniforms < 0.5 * (1.0 + np.tanh(0.5 * np.asarray(logits, np.float64)))
+
+
+def num_normal_uniforms(num_draws: int) -> int:
+    """Return how many uniforms `normal` needs for so many draws: one each, and an even number."""
+    return num_draws + num_draws % 2
+
+
+def normal(uniforms: np.ndarray) -> np.ndarray:
+    """Draw from the standard normal distribution: two draws of two uniforms.
+
+    Parameters
+    ----------
+    uniforms
+        (rows, an even number)
+
+    Returns
+    -------
+    An array of the same shape, float64
+        sqrt(-2 log(1 - u)) times cos(2 pi v) and sin(2 pi v) (Box and Muller, *A Note on the Generation of Random
+        Normal Deviates*, 1958).  None is farther from 0 than 8.6.
+    """
+    first, second = np.ascontiguousarray(uniforms[:, 0::2]), np.ascontiguousarray(uniforms[:, 1::2])
+    radius, angle = np.sqrt(-2.0 * np.log1p(-first)), 2.0 * np.pi * second
+    return np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=2).reshape(uniforms.shape)
+
+
+def gaussian(mean: np.ndarray, std: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
+    """Draw from independent normal distributions.
+
+    Parameters
+    ----------
+    mean
+        (rows, components)
+    std
+        (rows, components), or (components,) for all rows.
+    uniforms
+        (rows, `num_normal_uniforms(components)`)
+
+    Returns
+    -------
+    (rows, components) float64
+    """
+    return np.asarray(mean, np.float64) + np.asarray(std, np.float64) * normal(uniforms)[:, : mean.shape[1]]
