@@ -53,9 +53,13 @@ ENV_OPTIONS = ("env", "env_factory", "env_kwargs")
 # What decides on the data, and so must not change when a run is continued.
 DATA_OPTIONS = (
     *ENV_OPTIONS,
-    *("num_envs", "num_steps", "seed", "policy", "vectorization_mode", "trajectories", "actions"),
+    *("num_envs", "num_steps", "seed", "policy", "policy_mode", "policy_block", "vectorization_mode"),
+    *("trajectories", "actions", "store_extras"),
 )
-LEAST = {"seed": 0} | dict.fromkeys(
+POLICY_MODES = "deterministic", "sample"
+POLICY_SUFFIXES = ".zip", ".pt", ".pt2", ".pth", ".onnx"
+MAKE_POLICY = "make_policy"
+LEAST = {"seed": 0, "policy_block": 0} | dict.fromkeys(
     (
         "num_envs",
         "num_steps",
@@ -99,9 +103,29 @@ class RolloutConfig:
     seed: int = option(0, "seed of all random numbers")
     policy: str = option(
         "random",
-        "random, or a callable that makes a batch of actions from a batch of observations; FILE.py:CALLABLE is "
-        "possible, too; a class is called once, without arguments",
-        metavar="MODULE:CALLABLE",
+        "random; or a callable that makes a batch of actions from a batch of observations (FILE.py:CALLABLE is "
+        "possible, too; a class is called once, without arguments); or a file: FILE.zip of Stable-Baselines3, FILE.pt "
+        "of TorchScript, FILE.pt2 of torch.export, FILE.onnx; or MODULE:make_policy, which returns an object with "
+        "act(observations, env_indices, uniforms)",
+        metavar="MODULE:CALLABLE|FILE",
+    )
+    policy_mode: str = option(
+        "deterministic",
+        "which action a policy of a file takes: deterministic, the one that it thinks best; sample, one that is drawn "
+        "from its distribution, by random numbers that depend on seed, env and step",
+        choices=POLICY_MODES,
+    )
+    policy_block: int = option(
+        64,
+        "number of envs for which a policy of a file, or of make_policy, is asked at a time; so its actions do not "
+        "depend on ranks and groups; 0 asks for all envs of a rank, and they may then differ in the last bits",
+        metavar="B",
+    )
+    store_extras: bool = option(
+        False, "store what the policy of make_policy gives besides actions, such as log_prob and value, in extras/NAME"
+    )
+    trust_policy: bool = option(
+        False, "execute the pickled code of a Stable-Baselines3 file; give it for your own files only"
     )
     actions: str = option(
         "check",
@@ -156,8 +180,9 @@ class RolloutConfig:
     )
     inference: str = option(
         AUTO,
-        "who chooses random actions: root, which sends them to the ranks; workers, each for its own envs; auto is the "
-        "root, and from half a second on the workers if it took the root more than 1 % of that time; the data do not "
+        "who chooses actions: root, which sends them to the ranks; workers, each for its own envs; auto is the workers "
+        "for a policy of a file or of make_policy, and the root for a callable; random actions come from the root, and "
+        "after a fifth of a second from the workers if they took the root more than 1 % of that time; the data do not "
         "depend on it",
         choices=INFERENCES,
     )
@@ -239,6 +264,16 @@ class RolloutConfig:
         self._check_values()
         self._check_pairs()
 
+    @property
+    def has_model(self) -> bool:
+        """The policy is a file, or is made by `make_policy`: each rank can load it, and it is asked block by block."""
+        return self.policy.lower().endswith(POLICY_SUFFIXES) or is_maker(self.policy)
+
+    @property
+    def acts_on_ranks(self) -> bool:
+        """The ranks ask the policy for the actions of their own envs."""
+        return self.has_model and self.inference != "root"
+
     def _check_values(self) -> None:
         """Check each option by itself."""
         for name, least in LEAST.items():
@@ -272,10 +307,10 @@ class RolloutConfig:
             )
         if self.dedicated_root and self.root_envs is not None:
             raise UsageError(f"--dedicated-root gives rank 0 no envs, got --root-envs {self.root_envs} too; use one")
-        if self.inference == "workers" and self.policy != "random":
+        if self.inference == "workers" and self.policy != "random" and not self.has_model:
             raise UsageError(
-                f"--inference workers is for random actions, which every rank can draw; --policy {self.policy} is on "
-                "rank 0 alone; leave one of the two out"
+                "--inference workers is for random actions and for policies that every rank can load: files, and "
+                f"MODULE:{MAKE_POLICY}; --policy {self.policy} is on rank 0 alone; leave one of the two out"
             )
         if self.on_rank_loss == "shrink":
             self._check_shrinking()
@@ -291,7 +326,8 @@ class RolloutConfig:
             raise UsageError(
                 "--on-rank-loss shrink and --on-env-error restart do not go together yet; leave one of the two out"
             )
-        if self.fragment_length not in (AUTO, "1") and (self.policy != "random" or self.inference == "root"):
+        is_chosen_there = self.acts_on_ranks or (self.policy == "random" and self.inference != "root")
+        if self.fragment_length not in (AUTO, "1") and not is_chosen_there:
             raise UsageError(
                 f"--on-rank-loss shrink with --fragment-length {self.fragment_length} is for random actions that the "
                 "ranks draw; use --inference workers, or --fragment-length 1"
@@ -348,6 +384,12 @@ def _is_of(value: object, annotation: Any) -> bool:
     alternatives = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
     types = [get_origin(alternative) or alternative for alternative in alternatives]
     return type(value) in types or (type(value) is int and float in types)
+
+
+def is_maker(policy: str) -> bool:
+    """Tell whether a policy names a `make_policy`: MODULE:make_policy, or a part of something in a module."""
+    module, _, name = policy.rpartition(":")
+    return bool(module) and name.rpartition(".")[2] == MAKE_POLICY
 
 
 def flag(name: str) -> str:

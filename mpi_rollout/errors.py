@@ -126,7 +126,11 @@ class Fault:
             what = "interrupted amid its step"
         code = error.exit_code if isinstance(error, RolloutError) else EnvError.exit_code
         cause = error.__cause__ if is_own else error
-        stack = "" if cause is None or isinstance(error, DataError) else "".join(traceback.format_exception(cause))
+        stack = (
+            ""
+            if cause is None or isinstance(error, DataError | UsageError)
+            else "".join(traceback.format_exception(cause))
+        )
         return cls(f"{place}: {what}", stack, code, type(error).__name__, step)
 
 

@@ -101,7 +101,7 @@ FRAGMENTS = {"fragment_length": "16", "policy": "policies:leaning"}
         ({"fragment_length": "-3"}, "--fragment-length must be auto or a number of steps, at least 1, got -3"),
         ({"fragment_length": "many"}, "--fragment-length must be auto or a number of steps, at least 1, got many"),
         ({"inference": "both"}, "--inference must be one of auto, root, workers, got both"),
-        ({"inference": "workers", "policy": "a:b"}, "--inference workers is for random actions, .* --policy a:b is on"),
+        ({"inference": "workers", "policy": "a:b"}, "--inference workers is for random actions and .* --policy a:b is"),
         ({"on_rank_loss": "shrink", **FRAGMENTS}, "--on-rank-loss shrink with --fragment-length 16 is for random act"),
         ({"on_rank_loss": "shrink", "fragment_length": "16", "inference": "root"}, "use --inference workers, or --fr"),
     ],

@@ -1,19 +1,21 @@
 """How the policy is asked: it gets the last observations of some lanes' envs, and its actions go to the ranks."""
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from mpi_rollout.collect.blocks import LaneProgress, OpenBlocks
 from mpi_rollout.collect.fragments import FragmentLengths
-from mpi_rollout.core.spaces import Tree, leaves, rows_of, tree_of
+from mpi_rollout.core.spaces import Space, Tree, leaves, rows_of, tree_of
 from mpi_rollout.errors import ActionError, PolicyError, SignalInterrupt, words_of
+from mpi_rollout.policies.blocks import BlockPolicy
 from mpi_rollout.policies.random import Policy, RandomPolicy
 from mpi_rollout.process.exits import ends_forked
 from mpi_rollout.ranks.driver import Driver
 from mpi_rollout.ranks.lanes import Lane, indices_of
 
+AnyPolicy = Policy | BlockPolicy | None  # None where the ranks have loaded it.
 Recall = Callable[[int], Tree]  # The observations of all envs in a step, shape (num_envs, ...).
 MOST_DRAWING = 0.01  # Of a run's time on the root: more of it is left to the ranks.
 TRIAL_S = 0.2  # After which this share is known.
@@ -56,7 +58,7 @@ class Actor:
     def __init__(
         self,
         driver: Driver,
-        policy: Policy,
+        policy: AnyPolicy,
         blocks: OpenBlocks,
         lengths: FragmentLengths,
         inference: str = "root",
@@ -64,6 +66,7 @@ class Actor:
         self._driver, self._policy, self._blocks = driver, policy, blocks
         self._lengths, self.inference = lengths, inference
         self._random = policy if isinstance(policy, RandomPolicy) else None
+        self._model = policy if isinstance(policy, BlockPolicy) else None
         self.recall: Recall | None = None
         self._plans: dict[Lane, LanePlan] = {}
         self._plan_length = 0
@@ -83,6 +86,10 @@ class Actor:
         if self._random is not None:
             for progress in progresses:
                 self._act_at_random(self._random, progress, stop)
+            return
+        if self._policy is None:
+            for progress in progresses:
+                self._driver.have_chosen(progress.lane, self._find_room(progress, stop), progress.step)
             return
         plans = self._plans
         unplanned = [progress for progress in progresses if not self._has_plan(progress)] if plans else progresses
@@ -108,7 +115,7 @@ class Actor:
         if self.inference == "workers" or (self.inference == "auto" and self._drawing_takes_long()):
             driver.have_chosen(lane, num_steps, progress.step)
             return
-        arrays = policy.rows(progress.step, num_steps, range(lane.envs.start, lane.envs.stop))
+        arrays = policy.rows(progress.step, num_steps, _range_of(lane))
         driver.clock.lap("policy")
         driver.send_fragment(lane, arrays, progress.step)
 
@@ -129,18 +136,20 @@ class Actor:
     def _ask_for(self, progresses: Sequence[LaneProgress]) -> None:
         """Ask the policy for the actions of some lanes; send those of one step, or keep a plan."""
         lanes, driver = [progress.lane for progress in progresses], self._driver
-        actions = self._ask(self._observations(progresses))
-        plan = driver.read.plan(actions, indices_of(lanes), progresses[0].step)
+        actions = self._ask(progresses)
+        is_planned = self._model is None
+        plan = driver.read.plan(actions, indices_of(lanes), progresses[0].step) if is_planned else None
         driver.clock.lap("policy")
         if plan is not None:
             self._keep(plan, progresses)
         elif self._plan_length > 1:
             raise ActionError(f"the policy gave the actions of one step, after plans of {self._plan_length} steps")
         elif self._lengths.most > 1:
+            way = f"return actions of shape (num_steps, {sum(lane.num_envs for lane in lanes)}, ...)"
+            way = "leave out --inference root" if self._model is not None else way
             raise ActionError(
                 f"--fragment-length {self._lengths.most} has the actions of so many steps sent at a time, and the "
-                "policy gave those of one step, since it needs each observation; use --fragment-length 1, or return "
-                f"actions of shape (num_steps, {sum(lane.num_envs for lane in lanes)}, ...)"
+                f"policy gave those of one step, since it needs each observation; use --fragment-length 1, or {way}"
             )
         else:
             self._plan_length = 1
@@ -167,7 +176,7 @@ class Actor:
         assert self.recall is not None, "a run that begins asks first in step 0"
         first_step = progress.step - progress.step % self._plan_length
         observations = rows_of(self.recall(first_step), progress.lane.envs)
-        plan = self._driver.read.plan(self._ask(observations), indices_of([progress.lane]), first_step)
+        plan = self._driver.read.plan(self._call(observations), indices_of([progress.lane]), first_step)
         if plan is None or len(plan[0]) != self._plan_length:
             raise ActionError(f"the policy's plan has another length than {self._plan_length} steps")
         self._plans[progress.lane] = LanePlan(first_step, plan)
@@ -185,11 +194,26 @@ class Actor:
         for array, sent in zip(progress.open_block.block.action_arrays, actions, strict=True):
             array[rows, progress.lane.envs] = sent
 
-    def _ask(self, observations: Tree) -> Tree:
+    def _ask(self, progresses: Sequence[LaneProgress]) -> Tree:
+        """Return the actions of some lanes' envs."""
+        if self._model is None:
+            return self._call(self._observations(progresses))
+        parts = [
+            self._call(self._observations([progress]), _range_of(progress.lane), progress.step)
+            for progress in progresses
+        ]
+        for progress, acted in zip(progresses, parts, strict=True):
+            block = progress.open_block.block
+            for array, values in zip(block.extra_arrays, acted.extras, strict=False):
+                array[progress.row, progress.lane.envs] = values
+        return concatenated(self._driver.action_space, [acted.actions for acted in parts])
+
+    def _call(self, *arguments: Any) -> Any:
+        assert self._policy is not None
         try:
             with ends_forked:
-                return self._policy(observations)
-        except SignalInterrupt:
+                return self._policy(*arguments)
+        except (SignalInterrupt, ActionError):
             raise
         except BaseException as error:
             raise PolicyError(f"policy: {words_of(error)}") from error
@@ -202,5 +226,13 @@ class Actor:
         views = [progress.open_block.block.observations_of(progress.row, progress.lane.envs) for progress in progresses]
         if isinstance(views[0], np.ndarray):
             return np.concatenate(views)
-        space = self._driver.observation_space
-        return tree_of(space, (np.concatenate([leaf.of(view) for view in views]) for leaf in leaves(space)))
+        return concatenated(self._driver.observation_space, views)
+
+
+def _range_of(lane: Lane) -> range:
+    return range(lane.envs.start, lane.envs.stop)
+
+
+def concatenated(space: Space, trees: Sequence[Tree]) -> Tree:
+    """Return batches of some envs as a batch of all of them, in new arrays."""
+    return tree_of(space, (np.concatenate([leaf.of(tree) for tree in trees]) for leaf in leaves(space)))

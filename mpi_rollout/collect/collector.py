@@ -10,14 +10,13 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Protocol
 
-from mpi_rollout.collect.acting import Actor, Recall
+from mpi_rollout.collect.acting import Actor, AnyPolicy, Recall
 from mpi_rollout.collect.blocks import LaneProgress, OpenBlock, OpenBlocks, Sink
 from mpi_rollout.collect.fragments import FragmentLengths
 from mpi_rollout.collect.tally import Tally
 from mpi_rollout.core.layout import Block
 from mpi_rollout.errors import RankError
 from mpi_rollout.exchange.orders import Command
-from mpi_rollout.policies.random import Policy
 from mpi_rollout.ranks.driver import Driver
 from mpi_rollout.ranks.lanes import Lane
 
@@ -85,7 +84,7 @@ class Collector:
     """
 
     def __init__(
-        self, driver: Driver, policy: Policy, sink: Sink, options: CollectorOptions, listener: Listener | None = None
+        self, driver: Driver, policy: AnyPolicy, sink: Sink, options: CollectorOptions, listener: Listener | None = None
     ):
         self.driver, self.sink, self.clock = driver, sink, driver.clock
         self.tally = Tally(driver.exchanges)

@@ -154,7 +154,7 @@ def load(block: Block, past: Past, lost: Collection[int], file: "h5py.File") -> 
 
 def earlier_observations(driver: Driver, past: Past, file: "h5py.File") -> Callable[[int], Tree]:
     """Return what gives the observations of an earlier step, of as many of the last ones as are kept in memory."""
-    datasets = [file["trajectories"][name] for name in driver.block(1).named if name.split("/")[0] == "observations"]
+    datasets = _observations(driver, file)
     row_nbytes = max(1, sum(dataset.nbytes // max(1, len(dataset)) for dataset in datasets))
     first = max(0, past.num_steps - max(1, REPLAY_NBYTES // row_nbytes))
     arrays = [dataset[first : past.num_steps + 1] for dataset in datasets]
@@ -166,6 +166,15 @@ def earlier_observations(driver: Driver, past: Past, file: "h5py.File") -> Calla
         return tree_of(driver.observation_space, (array[step - first] for array in arrays))
 
     return observations
+
+
+def show_observations(driver: Driver, past: Past, file: "h5py.File") -> None:
+    """Have policies on the ranks see what was stored last: envs that are to begin an episode do not know it."""
+    driver.call_ranks("show_observations", [dataset[past.num_steps] for dataset in _observations(driver, file)])
+
+
+def _observations(driver: Driver, file: "h5py.File") -> list["h5py.Dataset"]:
+    return [file["trajectories"][name] for name in driver.block(1).named if name.split("/")[0] == "observations"]
 
 
 def lay(destinations: Iterable[Destination]) -> None:

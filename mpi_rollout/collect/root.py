@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from time import perf_counter
 from typing import TYPE_CHECKING
 
+from mpi_rollout.collect.acting import AnyPolicy
 from mpi_rollout.collect.blocks import Discard, Sink
 from mpi_rollout.collect.collector import Collector, CollectorOptions
 from mpi_rollout.collect.fragments import FragmentLengths, prepare_lengths
@@ -16,6 +17,7 @@ from mpi_rollout.collect.resuming import (
     earlier_observations,
     load,
     say_resumed,
+    show_observations,
     take_history_again,
 )
 from mpi_rollout.collect.run_end import RunEnd
@@ -24,11 +26,14 @@ from mpi_rollout.core.clock import utc_now
 from mpi_rollout.core.host import check_blocks
 from mpi_rollout.core.layout import Block
 from mpi_rollout.core.reproducibility import Reproducibility
-from mpi_rollout.core.spaces import describe
+from mpi_rollout.core.spaces import describe, describe_leaves
 from mpi_rollout.envs.replaying import Past
 from mpi_rollout.errors import DataError, Interrupted, PolicyError, RolloutError, words_of
 from mpi_rollout.exchange import job_end, world
+from mpi_rollout.policies.blocks import BlockPolicy, PolicyOptions
+from mpi_rollout.policies.model import PolicySource
 from mpi_rollout.policies.random import Policy, RandomPolicy
+from mpi_rollout.policies.sources import load_model
 from mpi_rollout.process.console import say
 from mpi_rollout.ranks.driver import Driver
 from mpi_rollout.ranks.set_up import EnvFacts
@@ -61,14 +66,17 @@ class Root:
     def __init__(
         self,
         config: RolloutConfig,
-        policy: Policy | None,
+        policy: "Policy | PolicySource | None",
         output: "Output",
         worker: Worker,
         facts: EnvFacts,
         hosts: list[str],
     ):
         self._config, self._output, self._facts, self._hosts = config, output, facts, hosts
-        self._policy = policy or RandomPolicy(facts.action_space, config.num_envs, config.seed)
+        self._source = policy if isinstance(policy, PolicySource) else None
+        self._policy: AnyPolicy = None
+        if not isinstance(policy, PolicySource):
+            self._policy = policy or RandomPolicy(facts.action_space, config.num_envs, config.seed)
         self._state = RunState(output.past, facts.reproducibility != Reproducibility.SLICE)
         self._lengths = FragmentLengths()
         self._driver = Driver(worker.exchanges, worker, config.actions)
@@ -111,6 +119,7 @@ class Root:
         if self._output.warning:
             say(f"mpi_rollout: {self._output.warning}\n")
         past = self._state.past
+        self._load_policy()
         self._lengths = prepare_lengths(self._config, self._driver)
         collector = self._start() if past is None else self._resume(past)
         before = self._measure_limit() if self._config.measure_limit else 0.0
@@ -121,6 +130,20 @@ class Root:
                 self._state.limit.append((rate, (before + after) / 2))
                 before = after
         return collector
+
+    def _load_policy(self) -> None:
+        """Have those who ask the policy load it: all ranks, or this one."""
+        config, source = self._config, self._source
+        if source is None:
+            return
+        options = PolicyOptions(config.policy_block, config.seed)
+        if config.acts_on_ranks:
+            sent = None if source.is_made else source
+            self._driver.call_ranks("use_policy", sent, options, config.actions)
+        else:
+            spaces = self._facts.observation_space, self._facts.action_space
+            model = self._driver.worker.model or load_model(source, *spaces)
+            self._policy = BlockPolicy(model, *spaces, options)
 
     def _start(self) -> Collector:
         collector = self._make_collector({})
@@ -139,10 +162,13 @@ class Root:
             take_again = bring_back if is_by_episodes else take_history_again
             lost = take_again(self._driver, past, source, self._monitor.check_stop)
             self._state.catch_up_s = perf_counter() - start
+            if self._config.acts_on_ranks:
+                show_observations(self._driver, past, source)
             say_resumed(self._output.source, past, self._config.num_steps, lost, self._state.catch_up_s)
             collector = self._make_collector(lost)
             num_ended = int((past.starts > past.num_steps).sum()) + len(lost)
-            recall = None if self._config.policy == "random" else earlier_observations(self._driver, past, source)
+            may_plan = self._config.policy != "random" and not self._config.has_model
+            recall = earlier_observations(self._driver, past, source) if may_plan else None
             collector.resume(past.num_steps, num_ended, lambda block: load(block, past, lost, source), recall)
         return collector
 
@@ -151,7 +177,7 @@ class Root:
         config, sink = self._config, self._make_sink(lost)
         self._status.tell("running", num_steps=self._state.num_safe)
         reset_seed = config.seed if self._facts.is_native else None
-        inference = config.inference
+        inference = "workers" if config.acts_on_ranks else config.inference
         if config.on_rank_loss == "shrink" and self._lengths.most > 1:
             inference = "workers"  # An order that is sent again has no second message.
         options = CollectorOptions(
@@ -165,7 +191,11 @@ class Root:
         from mpi_rollout.storage import schema, writer
         from mpi_rollout.storage.run_file import Prefix
 
-        nbytes = Block.row_nbytes(self._facts.observation_space, self._facts.action_space, self._config.num_envs)
+        spaces, extras = (
+            (self._facts.observation_space, self._facts.action_space),
+            self._driver.exchanges.contents.extras,
+        )
+        nbytes = Block.row_nbytes(*spaces, self._config.num_envs, extras)
         num_rows = schema.rows_per_block(nbytes, self._config.num_steps)
         if self._driver.exchanges.contents.counts_only:
             num_rows = max(self._lengths.most, UNREAD_ROWS)
@@ -189,6 +219,8 @@ class Root:
     def _attributes(self) -> dict[str, object]:
         facts = self._facts
         described = {"observation": describe(facts.observation_space), "action": describe(facts.action_space)}
+        if extras := self._driver.exchanges.contents.extras:
+            described["extra"] = describe_leaves(extras)
         return {
             "config": self._config.to_json(),
             "env_spec": facts.described_spec,
@@ -199,6 +231,7 @@ class Root:
             "reproducibility": facts.reproducibility.value,
             "has_episode_seeds": facts.has_episode_seeds,
             "hosts": json.dumps(self._hosts),
+            "policy_sha256": self._source.sha256 if self._source is not None else "",
             "mpi_library": world.library_name(),
             "num_ranks": len(self._hosts),
             "started": utc_now(),

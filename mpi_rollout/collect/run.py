@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NoReturn
 from gymnasium.vector import AutoresetMode
 
 from mpi_rollout.collect.root import Root
-from mpi_rollout.config import RolloutConfig, versions
+from mpi_rollout.config import RolloutConfig, is_maker, versions
 from mpi_rollout.core.layout import Block
 from mpi_rollout.core.partition import Division
 from mpi_rollout.core.seeding import seed_global_generators
@@ -23,7 +23,10 @@ from mpi_rollout.envs.faults import OnFault, raised_at
 from mpi_rollout.errors import EnvError, SignalInterrupt, StorageError, UsageError, counted
 from mpi_rollout.exchange import job_end, world
 from mpi_rollout.exchange.surviving import check_ulfm, is_ulfm_on
+from mpi_rollout.policies.made import make_model
+from mpi_rollout.policies.model import PolicySource
 from mpi_rollout.policies.random import Policy
+from mpi_rollout.policies.sources import load_model, read_source
 from mpi_rollout.process.console import share_line
 from mpi_rollout.process.interrupts import STOP_SIGNALS
 from mpi_rollout.process.launcher import be_last, end_with_launcher, guard, release
@@ -46,6 +49,8 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
     from mpi_rollout.storage.output import Output
+
+RunPolicy = Policy | PolicySource | None  # None is the random one.
 
 
 def run(config: RolloutConfig) -> int:
@@ -133,7 +138,9 @@ def no_other_interrupt() -> Iterator[None]:
 
 
 @no_other_interrupt()
-def prepare(config: RolloutConfig, comm: "MPI.Intracomm") -> tuple[RankEnvs, Policy | None, "Output | None"]:
+def prepare(
+    config: RolloutConfig, comm: "MPI.Intracomm"
+) -> tuple[RankEnvs, "Policy | PolicySource | None", "Output | None"]:
     """Check and make on this rank what can be made before the first message of the run; the output on the root."""
     world.check_size(comm, config.expect_ranks)
     seed_global_generators(config.seed, comm.rank)  # Before any code of envs and policy, which may do it otherwise.
@@ -168,10 +175,12 @@ def rehearse(config: RolloutConfig, num_ranks: int) -> str:
         seed_global_generators(config.seed, world.ROOT)
         plan = plan_of(config, num_ranks)
         check_output(config)
-        policy_of(config)
+        policy = policy_of(config)
         envs = make_slice(plan.make, range(1), config.seed, on_fault=plan.on_fault)
         facts = EnvFacts.of(envs).portable()
         check_facts(config, facts)
+        if isinstance(policy, PolicySource):
+            load_model(policy, facts.observation_space, facts.action_space)
         size = check_free_space(config, Block.row_nbytes(facts.observation_space, facts.action_space, config.num_envs))
         envs.close()
     return (
@@ -201,7 +210,10 @@ def plan_of(config: RolloutConfig, num_ranks: int) -> Plan:
         is_surviving=config.on_rank_loss == "shrink",
         wait=config.wait,
         is_random=config.policy == "random",
-        is_read=config.trajectories or config.policy != "random",
+        is_chosen_on_ranks=config.policy == "random" or config.acts_on_ranks,
+        make_model=partial(make_model, config.policy) if is_maker(config.policy) else None,
+        keeps_extras=config.store_extras and config.trajectories,
+        is_read=config.trajectories or not (config.policy == "random" or config.acts_on_ranks),
     )
 
 
@@ -214,8 +226,10 @@ def check_facts(config: RolloutConfig, facts: EnvFacts | None) -> None:
         check_storable(facts.observation_space, facts.action_space)
 
 
-def policy_of(config: RolloutConfig) -> Policy | None:
-    """Load the policy; None for the random one."""
+def policy_of(config: RolloutConfig) -> RunPolicy:
+    """Load the policy, or read it where ranks load it; None for the random one."""
+    if config.has_model:
+        return read_source(config.policy, config.policy_mode, config.trust_policy)
     return None if config.policy == "random" else load_policy(config.policy)
 
 

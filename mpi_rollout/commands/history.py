@@ -20,6 +20,7 @@ from mpi_rollout.envs.env_maker import maker_of
 from mpi_rollout.envs.native import NativeVectorEnv
 from mpi_rollout.envs.replaying import Difference
 from mpi_rollout.errors import DataError, UsageError
+from mpi_rollout.storage.objects import parsed
 from mpi_rollout.storage.reader import committed_episodes, reproducibility_of
 
 READ_NBYTES = 2**24  # Of a dataset, at a time.
@@ -87,9 +88,14 @@ def check_row(path: str, column: StoredRows, given: np.ndarray, row: int) -> Non
 def check_spaces(file: h5py.File, envs: VectorEnv) -> None:
     """Raise DataError if the envs of a file have other spaces here."""
     spaces = {"observation": envs.single_observation_space, "action": envs.single_action_space}
-    described = json.dumps({name: describe_space(space) for name, space in spaces.items()})
-    if described != file.attrs["spaces"]:
-        raise DataError(f"the envs of the file have the spaces {file.attrs['spaces']}, here they have {described}")
+    described, stored = (
+        {name: describe_space(space) for name, space in spaces.items()},
+        parsed(file.attrs, "spaces", dict),
+    )
+    stored.pop("extra", None)  # Of the policy.
+    if json.dumps(described) != json.dumps(stored):
+        of_file, here = json.dumps(stored), json.dumps(described)
+        raise DataError(f"the envs of the file have the spaces {of_file}, here they have {here}")
 
 
 def check_promise(file: h5py.File, envs: NativeVectorEnv) -> None:

@@ -62,7 +62,7 @@ def _head(summary: Summary) -> list[str]:
     promised = Reproducibility(summary["reproducibility"])
     lines = [
         f"{summary['file']}: {summary['env']}, {summary['nbytes'] / 1e6:.1f} MB, {state}",
-        f"run           {counted(config['num_envs'], 'env')}, seed {config['seed']}, policy {config['policy']}, "
+        f"run           {counted(config['num_envs'], 'env')}, seed {config['seed']}, policy {_policy(summary)}, "
         f"{config['vectorization_mode']}" + f", {promised.words}" * (config["vectorization_mode"] != "sync"),
         f"machine       {counted(summary['num_ranks'], 'rank')} on {', '.join(hosts)}, {summary['mpi_library']}",
         "versions      " + ", ".join(f"{name} {version}" for name, version in summary["versions"].items()),
@@ -74,6 +74,13 @@ def _head(summary: Summary) -> list[str]:
         of_limit = f", {statistics.median(ratios):.3f} of the limit" if ratios else ""
         lines.append(f"throughput    {rate}{of_limit}")
     return lines
+
+
+def _policy(summary: Summary) -> str:
+    config, sha256 = summary["config"], summary["policy_sha256"]
+    if not sha256:
+        return str(config["policy"])
+    return f"{config['policy']} ({config['policy_mode']}, SHA-256 {sha256[:16]}...)"
 
 
 def _trajectories(summary: Summary) -> list[str]:

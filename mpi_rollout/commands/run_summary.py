@@ -64,6 +64,7 @@ def _summary(tell: Tell, path: str) -> dict[str, object]:
             "recovered": text(attributes, "recovered") if "recovered" in attributes else "",
             "env": config.env or config.env_factory,
             "config": asdict(config),
+            "policy_sha256": text(attributes, "policy_sha256") if "policy_sha256" in attributes else "",
             "reproducibility": reproducibility_of(file).value,
             "num_ranks": count(attributes, "num_ranks"),
             "hosts": parsed(attributes, "hosts", list),

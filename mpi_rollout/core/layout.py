@@ -27,7 +27,8 @@ UNDONE = 5  # The fragment was cut short, by a signal or to serve other ranks: t
 class Columns:
     """The outcome of one step of some envs: arrays that share their first axis.
 
-    `action_arrays` exist where the ranks have the last word on actions.  `final_observation_arrays` exist in SAME_STEP
+    `action_arrays` exist where the ranks have the last word on actions.  `extra_arrays` are what a policy on the ranks
+    gives besides actions.  `final_observation_arrays` exist in SAME_STEP
     mode only, and have a meaning only where an episode has ended.
     `info_arrays` are pairs of values and mask, one for each info that has a column of its own in the slot.
     """
@@ -40,6 +41,7 @@ class Columns:
     action_arrays: tuple[np.ndarray, ...] = ()
     final_observation_arrays: tuple[np.ndarray, ...] = ()
     info_arrays: tuple[tuple[np.ndarray, np.ndarray], ...] = ()
+    extra_arrays: tuple[np.ndarray, ...] = ()
 
     @property
     def results(self) -> tuple[np.ndarray, ...]:
@@ -77,7 +79,7 @@ class SlotLayout:
     """Where the parts of a slot's row lie, for `capacity` envs each, `nbytes` in all.
 
     Header and results come first, so that a run can keep them in one copy.  Then come observations; and only where they
-    are wanted actions, final observations, and infos (for each its values and a mask of the envs that have it).
+    are wanted actions, extras, final observations, and infos (for each its values and a mask of the envs that have it).
 
     Parameters
     ----------
@@ -93,14 +95,15 @@ class SlotLayout:
         infos: tuple[Leaf, ...] = (),
         actions: tuple[Leaf, ...] = (),
         counts_only: bool = False,
+        extras: tuple[Leaf, ...] = (),
     ) -> None:
         self.observation_space = observation_space
         self._results = () if counts_only else RESULTS
         self.observations = () if counts_only else leaves(observation_space)
         self.final_observations = self.observations if has_final_observations else ()
-        self.infos, self.actions = infos, actions
+        self.infos, self.actions, self.extras = infos, actions, extras
         masked = tuple(part for leaf in infos for part in (leaf, MASK))
-        self._columns = self._results + self.observations + self.actions + self.final_observations + masked
+        self._columns = self._results + self.observations + actions + extras + self.final_observations + masked
         self.capacity = capacity
         self._offsets, end = [8 * index for index in range(len(HEADER))], ALIGNMENT
         for leaf in self._columns:
@@ -130,10 +133,12 @@ class SlotLayout:
         rewards, terminations, truncations = (next(rest) for _ in RESULTS)
         observations = tuple(next(rest) for _ in self.observations)
         actions = tuple(next(rest) for _ in self.actions)
+        extras = tuple(next(rest) for _ in self.extras)
         final_observations = tuple(next(rest) for _ in self.final_observations)
         infos = tuple((next(rest), next(rest)) for _ in self.infos)
         tree = tree_of(self.observation_space, observations)
-        return Columns(tree, rewards, terminations, truncations, observations, actions, final_observations, infos)
+        results = rewards, terminations, truncations
+        return Columns(tree, *results, observations, actions, final_observations, infos, extras)
 
     def results(self, heads: np.ndarray) -> list[np.ndarray]:
         """Return views of shape (*lead, capacity) of the results in heads of slots, an array (*lead, head_nbytes)."""
@@ -171,18 +176,21 @@ class Block:
         num_slots: int,
         num_rows: int,
         counts_only: bool = False,
+        extras: tuple[Leaf, ...] = (),
     ) -> None:
         self.num_rows = num_rows
         self.start = 0  # The step of row 0.
         self.named: dict[str, np.ndarray] = {}
         self.step_s, self.num_ended = np.zeros((num_rows, num_slots)), np.zeros((num_rows, num_slots), np.int64)
         self.observation_arrays, self.action_arrays = list[np.ndarray](), list[np.ndarray]()
+        self.extra_arrays = list[np.ndarray]()
         self.results: tuple[np.ndarray, ...] = ()
         if counts_only:
             return
         lead = (num_rows, num_envs)
         self.observation_arrays = self._allocate("observations", leaves(observation_space), lead)
         self.action_arrays = self._allocate("actions", leaves(action_space), lead)
+        self.extra_arrays = self._allocate("extras", extras, lead)
         self.rewards, self.terminations, self.truncations = self._allocate("", RESULTS, lead)
         self.results = self.rewards, self.terminations, self.truncations
         self.observations = tree_of(observation_space, self.observation_arrays)
@@ -201,9 +209,10 @@ class Block:
         return tree_of(self._space, (array[row, envs] for array in self.observation_arrays))
 
     @staticmethod
-    def row_nbytes(observation_space: Space, action_space: Space, num_envs: int) -> int:
+    def row_nbytes(observation_space: Space, action_space: Space, num_envs: int, extras: tuple[Leaf, ...] = ()) -> int:
         """Return the bytes of one step of all envs."""
-        return num_envs * sum(leaf.nbytes for leaf in leaves(observation_space) + leaves(action_space) + RESULTS)
+        columns = leaves(observation_space) + leaves(action_space) + extras + RESULTS
+        return num_envs * sum(leaf.nbytes for leaf in columns)
 
 
 def split_by_rank(array: np.ndarray, partition: Partition) -> list[np.ndarray]:
@@ -238,7 +247,8 @@ class Destination:
         self._step_s, _, _, self._num_ended = (field.reshape(block.num_rows, -1) for field in fields)
         columns = layout.columns(slots, layout.capacity)
         self._observations = _pairs(block.observation_arrays, columns.observation_arrays, partition)
-        self._actions = _pairs(block.action_arrays[: len(layout.actions)], columns.action_arrays, partition)
+        actions = _pairs(block.action_arrays[: len(layout.actions)], columns.action_arrays, partition)
+        self._actions = actions + _pairs(block.extra_arrays[: len(layout.extras)], columns.extra_arrays, partition)
         self._results = [
             (target, column[:, ranks.ranks, : ranks.envs_per_rank])
             for array, column in zip(block.results, layout.results(self._heads), strict=True)
@@ -252,7 +262,7 @@ class Destination:
             target[rows] = source[start:stop]
 
     def lay_results(self, row: int, num_rows: int = 1) -> None:
-        """Keep the results of the first rows of the slots for `row` and the next ones, and lay their actions."""
+        """Keep the results of the first rows of the slots for `row` and the next ones; lay actions and extras."""
         rows = slice(row, row + num_rows)
         self._heads[rows] = self._slot_heads[:num_rows]
         for target, source in self._actions:

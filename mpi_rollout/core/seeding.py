@@ -4,8 +4,8 @@ Python's and NumPy's global generators are the exception: a process has one of e
 
 All streams are `numpy.random.SeedSequence(seed, spawn_key=...)`.  The length of the key separates the uses: one word
 for an env's episodes, two for a policy's draws, three for a natively vectorized slice, four for the global generators,
-five for a policy's draws by action masks.  Gymnasium's own `seed + i` is not used: two runs with seeds 0 and 1 would
-share all but one of their streams.
+five for a policy's draws by action masks, six for those of a policy that acts in blocks.  Gymnasium's own `seed + i` is
+not used: two runs with seeds 0 and 1 would share all but one of their streams.
 
 A policy's draws have a stream for each block of 64 steps of 64 envs: Philox with the block as its counter.  So any rank
 can draw those of its own envs alone.  Where an action is a bit, a word for each env has the actions of 64 steps.
@@ -52,6 +52,11 @@ class SeedTable:
         if needed > self._seeds.shape[1]:
             self._draw(2 * needed)
         return np.asarray(self._seeds[places, episodes])
+
+
+def model_key(seed: int) -> np.ndarray:
+    """Return the Philox key of what a policy that acts in blocks draws from."""
+    return np.random.SeedSequence(seed, spawn_key=(0,) * 6).generate_state(2, np.uint64)
 
 
 def policy_key(seed: int, is_by_masks: bool = False) -> np.ndarray:

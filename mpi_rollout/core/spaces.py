@@ -131,6 +131,13 @@ def describe(space: Space) -> dict[str, object]:
     return {"type": type(space).__name__, "dtype": str(space.dtype), "shape": shape, "low": low, "high": high}
 
 
+def describe_leaves(group: Iterable[Leaf]) -> dict[str, object]:
+    """Return leaves that are of no space as `describe` has a Dict space; they have no bounds."""
+    unbounded = {"type": "Box", "low": 0, "high": 0}
+    described = {leaf.path: {**unbounded, "dtype": str(leaf.dtype), "shape": list(leaf.shape)} for leaf in group}
+    return {"type": "Dict", "subspaces": described}
+
+
 def _shortest(bound: np.ndarray) -> object:
     """Return one number where all are the same (an image's bounds), else nested lists."""
     is_same = bound.size and (bound == bound.flat[0]).all()

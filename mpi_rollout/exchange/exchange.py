@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 class Contents:
     """What orders and slots carry: the spaces of a single env, and what slots have besides results and observations.
 
-    With `counts_only`, slots do not have those either: nobody reads what the envs give.
+    With `counts_only`, slots do not have those either: nobody reads what the envs give.  `extras` are what a policy
+    gives besides actions; where slots have actions, they have these too.
     """
 
     observation_space: Space
@@ -48,6 +49,7 @@ class Contents:
     infos: tuple[Leaf, ...] = ()
     has_actions: bool = False
     counts_only: bool = False
+    extras: tuple[Leaf, ...] = ()
 
 
 class Exchange(Orders):
@@ -95,6 +97,7 @@ class Exchange(Orders):
             contents.infos,
             leaves(contents.action_space) if contents.has_actions else (),
             contents.counts_only,
+            contents.extras if contents.has_actions else (),
         )
         self._slot_rows: list[Columns] = []
         self._lay_out_slots(1)

@@ -9,9 +9,9 @@ from gymnasium import spaces
 
 from mpi_rollout.core.seeding import WordsOfEnvs, draws_of_block, policy_key
 from mpi_rollout.core.spaces import Leaf, Space, Tree, bounds_of, leaf_spaces, leaves, mask_sizes, tree_of
+from mpi_rollout.policies.uniforms import BLOCK_ENVS, BLOCK_STEPS, Uniforms
 
 Policy = Callable[[Tree], Tree]
-BLOCK_STEPS = BLOCK_ENVS = 64  # Drawn at once from one generator: to make another one costs 5 us.
 
 
 class RandomPolicy:
@@ -38,7 +38,7 @@ class RandomPolicy:
         self._drawn: dict[int, list[np.ndarray]] = {}
         self._words: dict[int, WordsOfEnvs] = {}
         self.are_bits_narrow = False
-        self._uniform: dict[int, np.ndarray] = {}
+        self._uniforms: Uniforms | None = None  # For choices among the actions that masks allow.
         self._first_block = 0  # Older ones are forgotten.
         self._steps = count()
 
@@ -79,30 +79,23 @@ class RandomPolicy:
             The masks of these envs as bits, eight to a byte.
         """
         counts, (low, _) = mask_sizes(self._space), bounds_of(self._space)
-        uniform = self._uniform_of(step, len(counts))[env_indices - self._envs.start]
+        if self._uniforms is None:
+            self._uniforms = Uniforms(self._mask_key, self._envs, len(counts))
+        uniform = self._uniforms.at(step)[env_indices - self._envs.start]
         bits = np.unpackbits(packed, axis=1, count=sum(counts)).astype(np.bool_)
         parts = np.split(bits, np.cumsum(counts)[:-1], axis=1)
         chosen = [low.flat[index] + _choose(part, uniform[:, index]) for index, part in enumerate(parts)]
         return np.stack(chosen, axis=1).reshape(len(packed), *low.shape).astype(low.dtype)
-
-    def _uniform_of(self, step: int, num_components: int) -> np.ndarray:
-        """Return random numbers of shape (num_envs, num_components)."""
-        block, row = divmod(step, BLOCK_STEPS)
-        if block not in self._uniform:
-            shape = BLOCK_STEPS, num_components
-            self._uniform[block] = self._by_env_blocks(
-                self._mask_key, 0, block, lambda draws, num_envs: draws.random((num_envs, *shape))
-            )
-        return self._uniform[block][:, row]
 
     def forget(self, step: int) -> None:
         """Drop the draws that only steps before this one need."""
         first = step // BLOCK_STEPS
         if first != self._first_block:
             self._first_block = first
-            for draws in (self._drawn, self._uniform):
-                for block in [block for block in draws if block < first]:
-                    del draws[block]
+            for block in [block for block in self._drawn if block < first]:
+                del self._drawn[block]
+            if self._uniforms is not None:
+                self._uniforms.forget(step)
 
     def _draw(self, index: int, leaf: Leaf, space: Space, block: int) -> np.ndarray:
         """Return actions of shape (BLOCK_STEPS, num_envs, ...) for one leaf."""

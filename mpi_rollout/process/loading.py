@@ -10,16 +10,6 @@ from typing import Any
 
 from mpi_rollout.errors import PolicyError, UsageError, did_you_mean, words_of
 
-# How users load a policy from a model's file, and how they call it: `--policy` does not do this yet.
-_MODELS = {
-    ".zip": ("from stable_baselines3 import PPO; model = PPO.load({file!r})", "model.predict(observations)[0]"),
-    ".onnx": (
-        "import onnxruntime; model = onnxruntime.InferenceSession({file!r})",
-        "model.run(None, {{model.get_inputs()[0].name: observations}})[0]",
-    ),
-    ".pt": ("import torch; model = torch.jit.load({file!r})", "model(torch.from_numpy(observations)).numpy()"),
-}
-_MODELS |= dict.fromkeys((".pth", ".pt2"), _MODELS[".pt"])
 MOVED = {"mpi_rollout.scaling.sleeping": "mpi_rollout.bench.sleeping"}  # Older commands and files name it.
 
 
@@ -49,13 +39,6 @@ def load_policy(spec: str) -> Callable[[Any], Any]:
     PolicyError
         Its class raises.
     """
-    suffix = os.path.splitext(spec)[1].lower()
-    if suffix in _MODELS:
-        load, call = (text.format(file=spec) for text in _MODELS[suffix])
-        raise UsageError(
-            f"--policy {spec}: files of models cannot be given yet; write a file act.py with the two lines "
-            f"`{load}` and `def act(observations): return {call}`, and give --policy act.py:act"
-        )
     policy = _load(spec, "--policy")
     if isinstance(policy, type):
         policy = _instance(policy, spec)

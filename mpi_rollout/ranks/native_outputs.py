@@ -7,7 +7,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from mpi_rollout.core.layout import RESULTS, Columns, SlotLayout, noun
-from mpi_rollout.core.spaces import Leaf, leaves
+from mpi_rollout.core.spaces import Leaf, Tree, leaves
 from mpi_rollout.envs.faults import OnFault, OutputChecks
 from mpi_rollout.envs.infos import MaskColumn
 from mpi_rollout.envs.inputs import Reset, Step
@@ -27,6 +27,13 @@ class NativeOutputs:
     ----------
     masks
         Takes the action masks that come with infos; None if nobody wants them.
+
+    Attributes
+    ----------
+    keeps_observations
+        A policy on this rank reads the observations of each step, whether or not they are sent.
+    last_observations
+        Those that came last, (num_envs, ...).
     """
 
     def __init__(self, exchange: Exchange, envs: VectorEnv, on_fault: OnFault, masks: MaskColumn | None):
@@ -34,6 +41,8 @@ class NativeOutputs:
         self._checks = OutputChecks(envs.single_observation_space, on_fault)
         self._casting, self._leaves = Casting(on_fault.strict_dtypes), leaves(envs.single_observation_space)
         self._has_reset_rows = envs.metadata["autoreset_mode"] == AutoresetMode.NEXT_STEP
+        self.keeps_observations = False
+        self.last_observations: Tree = None
         self._envs_named = f"envs {exchange.envs.start} to {exchange.envs.stop - 1}"
         self.use_slot()
 
@@ -92,8 +101,9 @@ class NativeOutputs:
             raise DataError(f"{self._envs_named}: {call} must return ({', '.join(names)}), got {_kind_of(outputs)}")
         observations, *results, infos = outputs
         slot = self._unread if self._counts_only else self._exchange.slot_rows[row]
-        if row == 0 or not self._counts_only or self._checks:
+        if row == 0 or not self._counts_only or self._checks or self.keeps_observations:
             self._copy(slot, observations, results)
+            self.last_observations = slot.observations
         for place, what in self._checks.in_batch(slot.observations, slot.rewards).items() if self._checks else ():
             raise DataError(f"env {self._env_indices[place]}: {what}")
         has_ends = bool(results) and self._has_reset_rows

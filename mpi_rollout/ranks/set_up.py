@@ -3,7 +3,7 @@
 import gc
 import json
 import pickle
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,7 @@ from mpi_rollout.exchange.exchange import Contents
 from mpi_rollout.exchange.exchanges import Exchanges
 from mpi_rollout.exchange.infos import Infos, info_leaves, names_of
 from mpi_rollout.exchange.waiting import way_to_wait
+from mpi_rollout.policies.model import Model
 from mpi_rollout.policies.random import RandomPolicy
 from mpi_rollout.ranks.slices import Slice
 from mpi_rollout.ranks.worker import Worker
@@ -50,7 +51,13 @@ class Plan:
     wait
         One of `config.WAITS`.
     is_random
-        The policy is the random one: ranks can choose the actions, and heed the action masks of their envs.
+        The policy is the random one, which heeds the action masks of the envs.
+    is_chosen_on_ranks
+        Ranks can choose the actions: random ones, or by a policy that they load.
+    make_model
+        Makes the policy that a rank asks for the actions of its own envs, if each rank can make it.
+    keeps_extras
+        What this policy gives besides actions is sent to the root.
     is_read
         Somebody reads what the envs give: the policy, a trainer or a file.
     """
@@ -64,6 +71,9 @@ class Plan:
     is_surviving: bool = False
     wait: str = "auto"
     is_random: bool = False
+    is_chosen_on_ranks: bool = False
+    make_model: Callable[[], Model] | None = None
+    keeps_extras: bool = False
     is_read: bool = True
 
     def __post_init__(self) -> None:
@@ -159,6 +169,7 @@ class RankEnvs:
     plan: Plan
     envs: tuple[VectorEnv, ...]
     facts: EnvFacts | None  # None on a rank without envs.
+    model: Model | None = None
 
     def fingerprint(self) -> dict[str, str]:
         """Return what must be the same on all ranks that have envs."""
@@ -189,10 +200,11 @@ def make_rank_envs(plan: Plan, rank: int) -> RankEnvs:
     for slice_ in envs:
         if isinstance(slice_, NativeVectorEnv):
             slice_.compile_steps(plan.is_read)
+    model = plan.make_model() if plan.make_model is not None else None
     if not envs:
-        return RankEnvs(plan, envs, None)
+        return RankEnvs(plan, envs, None, model)
     facts = EnvFacts.of(envs[0])
-    return RankEnvs(plan, envs, facts.portable() if plan.division.num_ranks > 1 else facts)
+    return RankEnvs(plan, envs, facts.portable() if plan.division.num_ranks > 1 else facts, model)
 
 
 def check_instances(slices: Iterable[tuple[range, VectorEnv]]) -> None:
@@ -217,8 +229,9 @@ def assemble(comm: "MPI.Intracomm", rank_envs: RankEnvs) -> tuple[Worker, EnvFac
         facts.action_space,
         plan.has_final_observations,
         infos,
-        has_actions=plan.is_random and plan.is_read,
+        has_actions=plan.is_chosen_on_ranks and plan.is_read,
         counts_only=not plan.is_read,
+        extras=rank_envs.model.extras if rank_envs.model is not None and plan.keeps_extras else (),
     )
     exchanges = Exchanges(comm, plan.division, contents, plan.is_surviving, _way_to_wait(comm, plan))
     own = [exchange for exchange in exchanges.all if exchange.envs]
@@ -226,7 +239,7 @@ def assemble(comm: "MPI.Intracomm", rank_envs: RankEnvs) -> tuple[Worker, EnvFac
         Slice(exchange, envs, plan.infos, plan.on_fault, _random_policy(plan, facts, exchange.envs))
         for exchange, envs in zip(own, rank_envs.envs, strict=True)
     ]
-    worker = Worker(exchanges, slices)
+    worker = Worker(exchanges, slices, rank_envs.model)
     worker.watch(plan.on_fault.timeout_s)
     return worker, facts
 

@@ -21,6 +21,7 @@ from mpi_rollout.exchange.infos import Infos, add_info, write_columns
 from mpi_rollout.exchange.orders import STEPS, Command
 from mpi_rollout.policies.random import RandomPolicy
 from mpi_rollout.ranks.native_outputs import OF_RESET, OF_STEP, NativeOutputs
+from mpi_rollout.ranks.rank_policy import RankPolicy
 from mpi_rollout.ranks.watchdog import Work
 
 
@@ -73,6 +74,7 @@ class Slice:
         self.restarts: list[StepRestart] = []
         self._has_action_parts = isinstance(envs.single_action_space, spaces.Dict | spaces.Tuple)
         self._policy = policy
+        self._acting: RankPolicy | None = None
         self.masks: MaskColumn | None = None
         if policy is not None:
             self.masks = MaskColumn(envs.single_action_space, self.env_indices)
@@ -106,6 +108,17 @@ class Slice:
         for array, old in zip(columns.observation_arrays, before.observation_arrays, strict=True):
             array[...] = old  # Rows of envs that are not reset, or that fail, stay as they are.
         self._loop.write_to(columns)
+
+    def use_policy(self, policy: RankPolicy) -> None:
+        """Have this policy choose the actions where an order leaves that to the ranks."""
+        self._acting, self._rollout = policy, None
+        if self._outputs is not None:
+            self._outputs.keeps_observations = True
+
+    def seed_policy(self, seed: int) -> None:
+        """Have the policy draw from this seed from now on."""
+        assert self._acting is not None, "it was given one"
+        self._acting.seed(seed)
 
     def reset(self, seed: Seeds = None, mask: np.ndarray | None = None, options: Options = None) -> None:
         """Reset the envs, or those of a mask over all envs of the job; `seed` and `options` are for all envs too.
@@ -167,7 +180,11 @@ class Slice:
             self.num_steps = exchange.step
         if self._policy is not None:
             self._policy.forget(self.num_steps)
-        actions = self._chosen_actions() if command == Command.CHOOSE else exchange.own_actions()
+        is_acting = command == Command.CHOOSE and self._acting is not None
+        if is_acting:
+            actions = self._room_for_actions()
+        else:
+            actions = self._chosen_actions() if command == Command.CHOOSE else exchange.own_actions()
         is_rolled = self._rollout is not None and not (masks is not None and masks.places)
         if masks is not None and (masks.places or exchange.num_rows > 1) and not is_rolled:
             # Those by masks, which may come, take their place.
@@ -177,15 +194,15 @@ class Slice:
             if is_rolled:
                 self._roll(actions[0])
             else:
-                self._fill_rows(actions, is_to_stop)
+                self._fill_rows(actions, is_to_stop, self._acted(actions) if is_acting else self._batches(actions))
         finally:
             if exchange.layout.actions:
                 self._send_back(actions)
 
-    def _fill_rows(self, actions: list[np.ndarray], is_to_stop: Callable[[], bool]) -> None:
+    def _fill_rows(self, actions: list[np.ndarray], is_to_stop: Callable[[], bool], batches: Iterator[Tree]) -> None:
         loop, step, masks, last_row = self._loop, self.envs.step, self.masks, self.exchange.num_rows - 1
         restarts = () if loop is None else loop.faults
-        for row, batch in enumerate(self._batches(actions)):
+        for row, batch in enumerate(batches):
             self._num_calls += 1
             if masks is not None and masks.places:
                 self._heed_masks(actions[0][row])
@@ -229,6 +246,42 @@ class Slice:
         if self._has_action_parts:
             return (tree_of(self.envs.single_action_space, rows) for rows in zip(*actions, strict=True))
         return iter(actions[0])
+
+    def _acted(self, actions: list[np.ndarray]) -> Iterator[Tree]:
+        """Ask the policy before each step, with what the step before has led to; yield the actions of the step."""
+        assert self._acting is not None
+        for row in range(self.exchange.num_rows):
+            arrays, extras = self._acting.choose(self._last_observations(), self.env_indices, self.num_steps)
+            for array, chosen in zip(actions, arrays, strict=True):
+                array[row] = chosen
+            if self.exchange.layout.extras:  # A loop's row is copied into the slot as a whole.
+                columns = self.exchange.slot_rows[row] if self._loop is None else self._loop.columns
+                for column, values in zip(columns.extra_arrays, extras, strict=True):
+                    column[...] = values
+            yield tree_of(self.envs.single_action_space, [array[row] for array in actions])
+
+    def _last_observations(self) -> Tree:
+        """Return the last observations of the envs, (num_envs, ...), which the next step overwrites."""
+        if self._loop is not None:
+            return self._loop.columns.observations
+        assert self._outputs is not None
+        return self._outputs.last_observations
+
+    def show(self, arrays: Sequence[np.ndarray]) -> None:
+        """Have the policy see these as the last observations of all envs of the job, an array for each leaf.
+
+        Envs that were brought back show theirs, but for those that are to begin an episode.
+        """
+        mine = [array[self.env_indices.start : self.env_indices.stop] for array in arrays]
+        if self._outputs is not None:
+            self._outputs.last_observations = tree_of(self.envs.single_observation_space, mine)
+        elif self._loop is not None:
+            for column, array in zip(self._loop.columns.observation_arrays, mine, strict=True):
+                column[...] = array
+
+    def _room_for_actions(self) -> list[np.ndarray]:
+        shape = self.exchange.num_rows, len(self.env_indices)
+        return [np.zeros((*shape, *leaf.shape), leaf.dtype) for leaf in leaves(self.envs.single_action_space)]
 
     def _chosen_actions(self) -> list[np.ndarray]:
         """Return random actions for the steps of an order, for each leaf an array (num_steps, num_envs, ...)."""

@@ -16,11 +16,12 @@ from mpi_rollout.core.reproducibility import Reproducibility
 from mpi_rollout.envs.replaying import Past
 from mpi_rollout.errors import AlreadyComplete, DataError, StorageError, UsageError, shortened
 from mpi_rollout.options import difference
+from mpi_rollout.policies.model import sha256_of
 from mpi_rollout.storage.child import in_child
 from mpi_rollout.storage.episodes import num_reset_rows_of
 from mpi_rollout.storage.objects import open_unmarked
 from mpi_rollout.storage.ownership import Lock, check_name, identity, lock, make_folder, temporary_path, why_no_locks
-from mpi_rollout.storage.reader import committed_episodes, reproducibility_of
+from mpi_rollout.storage.reader import committed_episodes, identity_of, reproducibility_of
 from mpi_rollout.storage.status import read_status, status_path
 
 DEFAULT_FOLDER = "results"  # Of outputs without `--out`: it is made in the folder where a command is started.
@@ -221,8 +222,7 @@ def look_into(config: RolloutConfig, part: str) -> Past | None:
             "makes a file of what is whole, or move it away to begin anew"
         ) from error
     with open_unmarked(part) as file:
-        stored = {"config": file.attrs["config"], "version": int(file.attrs["format_version"])}
-        check_same_run(config, {**stored, "complete": bool(file.attrs["finished"].strip())}, part)
+        check_same_run(config, identity_of(file.attrs), part)
         return read_past(file, config.seed) if config.trajectories else None
 
 
@@ -284,6 +284,11 @@ def check_same_run(config: RolloutConfig, stored: dict[str, Any], path: str) -> 
         advice += " (more --num-steps extend a complete file, fewer do not cut it)"
     if changes := _changes(before, config):
         raise UsageError(f"--out {config.out}: {path} is of another run: {'; '.join(changes)}; {advice}")
+    if stored["policy_sha256"] and sha256_of(config.policy) != stored["policy_sha256"]:
+        raise UsageError(
+            f"--out {config.out}: {path} is of a run with another {config.policy} (its SHA-256 was "
+            f"{stored['policy_sha256'][:16]}...); {advice}"
+        )
     if stored["version"] == 1 and config.policy == "random" and (has_fewer or not is_complete):
         raise UsageError(
             f"--out {config.out}: {path} was begun by a version of mpi_rollout that draws other random actions from "

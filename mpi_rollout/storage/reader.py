@@ -167,15 +167,21 @@ def throughput_tables(file: h5py.File) -> tuple[np.ndarray, np.ndarray, np.ndarr
 
 
 def identity(tell: Tell, path: str) -> dict[str, Any]:
-    """Read whose file it is: the configuration of its run, in JSON, its format, and whether it has come to its end."""
+    """Read whose file it is: its run's configuration, in JSON, its policy, its format, and whether it is complete."""
     with opened(path, tell) as (file, _):
         attributes = attributes_of(file)
         check_attributes(attributes)
-        return {
-            "config": text(attributes, "config"),
-            "version": count(attributes, "format_version"),
-            "complete": bool(text(attributes, "finished").strip()),
-        }
+        return identity_of(attributes)
+
+
+def identity_of(attributes: Mapping[str, object]) -> dict[str, Any]:
+    """Return the same from attributes that have been checked."""
+    return {
+        "config": text(attributes, "config"),
+        "policy_sha256": text(attributes, "policy_sha256") if "policy_sha256" in attributes else "",
+        "version": count(attributes, "format_version"),
+        "complete": bool(text(attributes, "finished").strip()),
+    }
 
 
 def contents(tell: Tell, path: str, names: Collection[str]) -> dict[str, object]:

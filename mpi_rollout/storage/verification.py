@@ -144,7 +144,7 @@ class Verification:
         expected["episodes"] = EPISODE, ()
         spaces = parsed(self.root, "spaces", dict)
         groups: dict[str, tuple[Leaf, ...]] = {"": RESULTS}
-        for name in ("observation", "action"):
+        for name in ("observation", "action", *(["extra"] if "extra" in spaces else [])):
             groups[f"{name}s"] = tuple(leaf for leaf, *_ in described_leaves(spaces.get(name)))
         for group, leaves in groups.items():
             for leaf in leaves:

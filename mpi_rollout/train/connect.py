@@ -6,22 +6,27 @@ served by the same ranks.  In one process `envs = connect(...)` is enough.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
-from mpi_rollout.config import ACTION_MODES, VECTORIZATION_MODES, WAITS, vectorization_of
+from mpi_rollout.config import ACTION_MODES, POLICY_MODES, VECTORIZATION_MODES, WAITS, is_maker, vectorization_of
 from mpi_rollout.core.clock import MAX_TIMEOUT_S
 from mpi_rollout.core.partition import Division
-from mpi_rollout.envs.env_maker import EnvFunction, EnvMaker, Kwargs
+from mpi_rollout.envs.env_maker import EnvFunction, EnvMaker, Kwargs, name_of
 from mpi_rollout.envs.faults import OnFault
 from mpi_rollout.errors import UsageError
 from mpi_rollout.exchange.infos import Infos
+from mpi_rollout.policies.made import make_model
+from mpi_rollout.policies.sources import read_source
 from mpi_rollout.process.launcher import end_with_launcher
+from mpi_rollout.ranks.driver import Driver
 from mpi_rollout.ranks.set_up import Plan, check_batch_size
 from mpi_rollout.train.connection import Connection, is_alone
+from mpi_rollout.train.policies import PolicyArgument, PolicyOnRanks
 from mpi_rollout.train.vector_env import MPIVectorEnv
 
 if TYPE_CHECKING:
@@ -44,6 +49,9 @@ def connect(
     num_groups: int = 1,
     batch_size: int | None = None,
     dedicated_root: bool = False,
+    policy: PolicyArgument = None,
+    policy_mode: str = "deterministic",
+    policy_block: int = 64,
     max_env_restarts: int = 0,
     env_timeout_s: float | None = None,
     check_finite: bool = False,
@@ -84,6 +92,9 @@ def connect(
         First ready, first served: `recv` waits for this many ranks only.
     dedicated_root
         The root steps no envs: where it is busy with a policy, or beside a GPU.
+    policy, policy_mode, policy_block
+        What chooses the actions of `collect` on the ranks: "mine:make_policy", a function `make_policy` itself, or a
+        file, with the options of the command line of these names; see `mpi_rollout.policies.model.Model`.
     max_env_restarts
         How often each env may be restarted when it fails.  With 0 a failure is raised on the root as a RankError.  An
         env that is restarted ends its episode: truncated, with its last observation, reward 0 and, with infos="all",
@@ -128,6 +139,9 @@ def connect(
         num_groups=_plain(num_groups),
         batch_size=_plain(batch_size),
         dedicated_root=dedicated_root,
+        policy=policy,
+        policy_mode=policy_mode,
+        policy_block=_plain(policy_block),
         on_fault=OnFault(_plain(max_env_restarts), check_finite, env_timeout_s, strict_dtypes, check_bounds),
         wait=wait,
     )
@@ -165,6 +179,9 @@ class Request:
     num_groups: int
     batch_size: int | None
     dedicated_root: bool
+    policy: PolicyArgument
+    policy_mode: str
+    policy_block: int
     on_fault: OnFault
     wait: str
 
@@ -183,14 +200,33 @@ class Request:
         is_first_ready = self.batch_size is not None
         division = Division(num_envs, num_ranks, self.dedicated_root, num_groups, is_first_ready)
         check_batch_size(division, 1 if self.batch_size is None else self.batch_size)
-        return Plan(make, division, None, self.mode, self.infos, self._checked_on_fault(), wait=self.wait)
+        plan = Plan(make, division, None, self.mode, self.infos, self._checked_on_fault(), wait=self.wait)
+        if self.policy is None:
+            return plan
+        is_made = callable(self.policy) or is_maker(self.policy)
+        maker = partial(make_model, self.policy) if is_made else None
+        return replace(plan, is_chosen_on_ranks=True, make_model=maker, keeps_extras=True)
+
+    def policy_on_ranks(self, driver: Driver) -> PolicyOnRanks | None:
+        """Have all ranks use the policy; for the root, when all ranks serve."""
+        if self.policy is None:
+            return None
+        source = None
+        if isinstance(self.policy, str) and not is_maker(self.policy):
+            source = read_source(self.policy, self.policy_mode)
+        return PolicyOnRanks(driver, source, self.policy_block, self.actions)
 
     def _check_choices(self) -> None:
         choices = (
             ("vectorization_mode", VECTORIZATION_MODES, self.vectorization_mode),
             ("wait", WAITS, self.wait),
             ("actions", ACTION_MODES, self.actions),
+            ("policy_mode", POLICY_MODES, self.policy_mode),
         )
+        if not isinstance(self.policy, str | None) and not callable(self.policy):
+            raise UsageError(f"policy must be 'mine:make_policy', a function or a file, got {self.policy!r}")
+        if type(self.policy_block) is not int or self.policy_block < 0:
+            raise UsageError(f"policy_block must be a whole number of at least 0, got {self.policy_block!r}")
         for name, allowed, choice in choices:
             if choice not in allowed:
                 raise UsageError(f"{name} must be one of {', '.join(allowed)}, got {choice!r}")
@@ -243,6 +279,7 @@ class Request:
         """Return the arguments as text, a callable by its name: ranks compare them."""
         arguments = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "on_fault"}
         arguments |= {"num_envs": self.count, "env" if self.env_fns is None else "env_fns": self.make.name}
+        arguments["policy"] = name_of(self.policy) if callable(self.policy) else self.policy
         arguments |= vars(self.on_fault)
         arguments["max_env_restarts"] = arguments.pop("max_restarts")
         arguments["env_timeout_s"] = arguments.pop("timeout_s")

@@ -166,8 +166,9 @@ class Connection:
     def _drive(self, turns: Turns, worker: Worker, facts: EnvFacts) -> None:
         request, is_alone = self._loaded_request(), self._comm.size == 1
         driver = Driver(worker.exchanges, worker, request.actions)
+        policy = request.policy_on_ranks(driver)
         self._envs = envs = MPIVectorEnv(
-            driver, facts, request.mode, request.batch_size or 1, request.copy, None if is_alone else turns
+            driver, facts, request.mode, request.batch_size or 1, request.copy, None if is_alone else turns, policy
         )
         if is_alone:
             finalize(envs, _close, driver, envs.interrupts, os.getpid())

@@ -1,6 +1,6 @@
 """Fragments for a trainer: several steps of all envs in one exchange."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,11 +12,12 @@ from mpi_rollout.core.host import check_length
 from mpi_rollout.core.layout import Block
 from mpi_rollout.core.spaces import Tree, tree_of
 from mpi_rollout.envs.inputs import CalledByName, Info
-from mpi_rollout.errors import ActionError, RankError
+from mpi_rollout.errors import ActionError, RankError, UsageError
 from mpi_rollout.policies.random import RandomPolicy
 from mpi_rollout.process.interrupts import Interrupts
 from mpi_rollout.ranks.driver import Driver
 from mpi_rollout.ranks.lanes import Lane, Outcomes
+from mpi_rollout.train.policies import NO_POLICY, PolicyOnRanks
 from mpi_rollout.train.turns import CallState
 
 Batch = dict[str, Any]
@@ -29,17 +30,23 @@ class Fragments:
     ----------
     num_steps
         Of the fragment under way; 0 if there is none.
+    policy
+        The ranks ask it for actions where the trainer gives none; None: random ones.
     """
 
-    def __init__(self, driver: Driver):
-        self._driver = driver
+    def __init__(self, driver: Driver, policy: PolicyOnRanks | None = None):
+        self._driver, self.policy = driver, policy
         self._random: RandomPolicy | None = None
         self._num_drawn = self._room = self.num_steps = 0
         self._block: Block
 
     def seed(self, seed: int) -> None:
-        """Begin to draw random actions from this seed."""
-        self._random, self._num_drawn = RandomPolicy(self._driver.action_space, self._driver.num_envs, seed), 0
+        """Begin to draw random actions, or what the policy draws from, from this seed."""
+        self._num_drawn = 0
+        if self.policy is not None:
+            self.policy.seed(seed)
+        else:
+            self._random = RandomPolicy(self._driver.action_space, self._driver.num_envs, seed)
 
     def make_room(self, num_steps: int) -> bool:
         """Have slots hold so many steps; return whether they are others now."""
@@ -55,7 +62,7 @@ class Fragments:
         return True
 
     def send(self, num_steps: int, actions: object) -> None:
-        """Send the actions of several steps; None for random ones.
+        """Send the actions of several steps; None for random ones, or those of the policy on the ranks.
 
         Raises
         ------
@@ -63,6 +70,12 @@ class Fragments:
             The actions are not of shape (num_steps, num_envs, ...), or not in their space; nothing was sent.
         """
         driver = self._driver
+        if actions is None and self.policy is not None:
+            for lane in driver.lanes:
+                driver.have_chosen(lane, num_steps, self._num_drawn)
+            self._num_drawn += num_steps
+            self.num_steps, self._actions = num_steps, []
+            return
         arrays = self._draw(num_steps) if actions is None else self._read(num_steps, actions)
         for lane in driver.lanes:
             driver.send_fragment(lane, [array[:, lane.envs] for array in arrays])
@@ -107,12 +120,19 @@ class Fragments:
         rewards, terminations, truncations = (np.array(column[:num_steps]) for column in block.results)
         batch: Batch = {
             "observations": _tree(driver.observation_space, [array[:num_steps] for array in block.observation_arrays]),
-            "actions": _tree(driver.action_space, self._actions),
+            "actions": _tree(
+                driver.action_space, self._actions or [array[:num_steps] for array in block.action_arrays]
+            ),
             "rewards": rewards,
             "terminations": terminations,
             "truncations": truncations,
             "last_observations": _tree(driver.observation_space, last),
         }
+        if self.policy is not None and not self._actions:
+            names = [leaf.path for leaf in driver.exchanges.contents.extras]
+            extras = zip(names, block.extra_arrays, strict=True)
+            batch["extras"] = {name: np.array(array[:num_steps]) for name, array in extras}
+            batch["policy_version"] = np.full(rewards.shape, self.policy.version)
         return batch, last
 
 
@@ -141,14 +161,16 @@ class FragmentVectorEnv(CalledByName):
         num_steps
             How many.  The ranks take them all before they hear of an interrupt of rank 0.
         actions
-            Of shape (num_steps, num_envs, ...), or a tree of such arrays; None for random actions, which depend on the
-            seed of the last `reset` that had one.
+            Of shape (num_steps, num_envs, ...), or a tree of such arrays.  None leaves them to the policy that the
+            ranks have, or, without one, to chance; what is drawn depends on the seed of the last `reset` that had one.
 
         Returns
         -------
         A dict of arrays, which belong to the caller.  `observations` (before each step), `actions`, `rewards` float64,
         `terminations` and `truncations` bool are of shape (num_steps, num_envs, ...); `last_observations` are those
-        after the last step, (num_envs, ...).  `infos` is a list of num_steps dicts, as `step` returns them.
+        after the last step, (num_envs, ...).  `infos` is a list of num_steps dicts, as `step` returns them.  Where the
+        policy on the ranks acted, there are `extras` too, a dict of what it gave besides actions, (num_steps, num_envs,
+        ...) each, and `policy_version`, (num_steps, num_envs) int64: how many times `set_policy` was called before.
 
         Raises
         ------
@@ -161,6 +183,29 @@ class FragmentVectorEnv(CalledByName):
         """
         self.collect_async(num_steps, actions)
         return self.collect_wait()
+
+    def set_policy(self, parameters: Mapping[str, Any] | Sequence[Any]) -> None:
+        """Give the policy on the ranks new parameters: the next fragments are taken with these.
+
+        Parameters
+        ----------
+        parameters
+            Arrays or tensors by their names, such as a state dict, or a sequence of all of them in their order.
+
+        Raises
+        ------
+        UsageError
+            There is no such policy, or these are not its parameters; nothing was sent.
+        AlreadyPendingCallError
+            A fragment is under way.
+        """
+        self._check_open()
+        self._check_no_fragment("set_policy")
+        self._state.check_idle("set_policy")
+        if self._fragments.policy is None:
+            raise UsageError(NO_POLICY)
+        with self.interrupts:
+            self._fragments.policy.set_parameters(parameters)
 
     def collect_async(self, num_steps: int, actions: Tree | None = None) -> None:
         """Send the actions of several steps, as `collect`; the ranks step while the caller goes on."""

@@ -27,6 +27,7 @@ from mpi_rollout.ranks.driver import Driver
 from mpi_rollout.ranks.lanes import NUM_ROWS, Lane, Outcomes, final_observations, indices_of, lanes_of
 from mpi_rollout.ranks.set_up import EnvFacts
 from mpi_rollout.train.fragments import Fragments, FragmentVectorEnv
+from mpi_rollout.train.policies import PolicyOnRanks
 from mpi_rollout.train.turns import CallState, Turns
 
 Received = tuple[Tree, np.ndarray, np.ndarray, np.ndarray, Info, np.ndarray]  # A step of some envs, and their indices.
@@ -43,6 +44,8 @@ class MPIVectorEnv(FragmentVectorEnv):
         False: observations are views, see the module.
     turns
         The connections over the same ranks; None in one process.
+    policy
+        What ranks ask for the actions of their own envs.
 
     Attributes
     ----------
@@ -64,6 +67,7 @@ class MPIVectorEnv(FragmentVectorEnv):
         batch_size: int,
         copy: bool,
         turns: Turns | None = None,
+        policy: PolicyOnRanks | None = None,
     ):
         self._driver, self._batch_size = driver, batch_size
         set_spaces(self, driver.num_envs, driver.observation_space, driver.action_space)
@@ -72,7 +76,7 @@ class MPIVectorEnv(FragmentVectorEnv):
         self.autoreset_mode = autoreset_mode
         self._block = block = driver.block(NUM_ROWS)
         self._outcomes = Outcomes(driver.observation_space, block, driver.destinations(block), copy)
-        self._fragments = Fragments(driver)
+        self._fragments = Fragments(driver, policy)
         self._arrived: list[Lane] = []
         self._turns, self.has_turn = turns, turns is None or not turns.open
         self._lane_of_env = np.concatenate([np.full(lane.num_envs, i) for i, lane in enumerate(driver.lanes)])

@@ -198,11 +198,11 @@ except KeyboardInterrupt: print("interrupted")
 def test_a_connection_that_was_not_made_does_not_keep_the_handlers(job: Job):
     program = """
 import mpi_rollout.train.vector_env
-batch_space = mpi_rollout.train.vector_env.batch_space
-del mpi_rollout.train.vector_env.batch_space
+set_spaces = mpi_rollout.train.vector_env.set_spaces
+del mpi_rollout.train.vector_env.set_spaces
 try: mpi_rollout.connect("CartPole-v1", 2)
 except NameError: pass
-mpi_rollout.train.vector_env.batch_space = batch_space
+mpi_rollout.train.vector_env.set_spaces = set_spaces
 with mpi_rollout.connect("CartPole-v1", 2) as envs: envs.reset()
 assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 """

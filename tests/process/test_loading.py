@@ -99,9 +99,6 @@ def test_a_policy_may_be_a_class_which_is_called_once_or_have_a_method_act(folde
                               "such as policy = Sized(...), and give --policy mine.py:policy"),
         ("mine.py:Broken", 70, "Broken() raises ArithmeticError: no weights"),
         ("mine.py:Mute", 64, "mine.py:Mute is Mute, not callable; give a function of a batch of observations"),
-        ("m.zip", 64, "model = PPO.load('m.zip')` and `def act(observations): return model.predict(observations)[0]`"),
-        ("a/m.pt", 64, "torch.jit.load('a/m.pt')"),
-        ("m.ONNX", 64, "model.run(None, {{model.get_inputs()[0].name: observations}})[0]`, and give --policy act.py:a"),
     ],
 )  # fmt: skip
 def test_a_policy_that_cannot_be_loaded_is_refused_with_the_way_out(folder: Path, spec: str, code: int, words: str):

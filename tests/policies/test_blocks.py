@@ -1,0 +1,119 @@
+"""Policies that are asked in blocks: what they give an env depends on nothing but that env."""
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from block_policies import Acting, Sampling, Steering
+from envs import Nested
+from gymnasium import spaces
+
+from mpi_rollout.core.spaces import leaves, tree_of
+from mpi_rollout.errors import ActionError
+from mpi_rollout.policies.blocks import BlockPolicy, PolicyOptions
+from mpi_rollout.policies.made import MadePolicy
+from mpi_rollout.policies.uniforms import Uniforms
+
+PENDULUM, CARTPOLE = spaces.Box(-8, 8, (3,)), spaces.Box(-np.inf, np.inf, (4,))
+TORQUE, PUSH = spaces.Box(-2, 2, (1,)), spaces.Discrete(2)
+CUTS = [[], [1], [63], [64], [65], [10, 70, 71, 128], [100, 200, 299]]
+
+
+def policy_of(policy: Any, *space: spaces.Space, block: int = 64, seed: int = 0) -> BlockPolicy:
+    return BlockPolicy(MadePolicy(policy, "it"), *space, PolicyOptions(block, seed))
+
+
+def slices(cuts: list[int], num_envs: int) -> list[range]:
+    return [range(start, stop) for start, stop in pairwise([0, *cuts, num_envs])]
+
+
+@pytest.mark.parametrize("block", [1, 8, 64])
+@pytest.mark.parametrize("cuts", CUTS)
+def test_a_row_has_the_same_bits_whichever_rows_are_asked_for(cuts: list[int], block: int):
+    observations = np.random.default_rng(1).normal(size=(300, 3)).astype(np.float32)
+    policy = policy_of(Steering(), PENDULUM, TORQUE, block=block)
+    whole = policy(observations, range(300), 0).actions
+    parts = [policy(observations[envs.start : envs.stop], envs, 0).actions for envs in slices(cuts, 300)]
+    assert whole.shape == (300, 1) and whole.tobytes() == np.concatenate(parts).tobytes()
+
+
+def test_without_blocks_a_model_gets_the_envs_that_are_asked_for():
+    seen = []
+    policy = policy_of(Acting(lambda _, indices: seen.append(indices) or indices % 2), CARTPOLE, PUSH, block=0)
+    policy(np.zeros((5, 4), np.float32), range(70, 75), 0)
+    assert [indices.tolist() for indices in seen] == [[70, 71, 72, 73, 74]]
+
+
+def test_a_block_is_filled_up_with_zeros_and_with_the_indices_of_its_envs():
+    class Looking:
+        def act(self, observations: np.ndarray, env_indices: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
+            assert env_indices.tolist() in (list(range(64)), list(range(64, 128))) and uniforms.shape == (64, 0)
+            is_asked = (env_indices >= 60) & (env_indices < 66)
+            assert (observations == np.where(is_asked, env_indices, 0)[:, np.newaxis]).all()
+            return env_indices % 2
+
+    given = np.repeat(np.arange(60, 66, dtype=np.float32)[:, np.newaxis], 4, axis=1)
+    assert policy_of(Looking(), CARTPOLE, PUSH)(given, range(60, 66), 0).actions.tolist() == [0, 1, 0, 1, 0, 1]
+
+
+@pytest.mark.parametrize("cuts", CUTS)
+def test_draws_and_extras_depend_on_seed_env_and_step(cuts: list[int]):
+    observations = np.zeros((300, 4), np.float32)
+    steps = (0, 5, 63, 64, 130)
+    policy, other = policy_of(Sampling(), CARTPOLE, PUSH), policy_of(Sampling(), CARTPOLE, PUSH, seed=1)
+    whole = [policy(observations, range(300), step) for step in steps]
+    for step, expected in zip(reversed(steps), reversed(whole), strict=True):
+        parts = [policy(observations[envs.start : envs.stop], envs, step) for envs in slices(cuts, 300)]
+        assert np.array_equal(np.concatenate([part.actions for part in parts]), expected.actions)
+        for place, leaf_shape in enumerate([(), (2,)]):
+            column = np.concatenate([part.extras[place] for part in parts])
+            assert column.shape == (300, *leaf_shape) and np.array_equal(column, expected.extras[place])
+    drawn = [acted.actions.tobytes() for acted in whole]
+    assert len({*drawn, *(other(observations, range(300), step).actions.tobytes() for step in steps)}) == 10
+    other.seed(0)
+    assert other(observations, range(300), 5).actions.tobytes() == drawn[1]
+
+
+def test_uniforms_are_uniform_and_forgotten():
+    uniforms = Uniforms(np.array([1, 2], np.uint64), range(5, 205), 3)
+    drawn = np.array([uniforms.at(step) for step in range(300)])
+    assert drawn.shape == (300, 200, 3) and drawn.min() >= 0 and drawn.max() < 1
+    counts = np.histogram(drawn, 10, (0, 1))[0]
+    assert abs(counts - drawn.size / 10).max() < 5 * np.sqrt(drawn.size / 10)
+    uniforms.forget(256)
+    assert list(uniforms._drawn) == [4] and np.array_equal(uniforms.at(3), drawn[3])
+
+
+def test_trees_keep_their_nesting():
+    space, actor = Nested.observation_space, Nested.action_space
+    rng = np.random.default_rng(0)
+    observations = [rng.integers(0, 2, (70, *leaf.shape)).astype(leaf.dtype) for leaf in leaves(space)]
+
+    class Echo:
+        def act(self, given: Any, env_indices: np.ndarray, uniforms: np.ndarray) -> Any:
+            for leaf, array in zip(leaves(space), observations, strict=True):
+                rows = env_indices[env_indices < 70]
+                assert np.array_equal(leaf.of(given)[: len(rows)], array[rows])
+            return tree_of(actor, [np.full((64, *leaf.shape), 1, leaf.dtype) for leaf in leaves(actor)])
+
+    actions = policy_of(Echo(), space, actor)(tree_of(space, observations), range(70), 0).actions
+    assert [leaf.of(actions).shape for leaf in leaves(actor)] == [(70, *leaf.shape) for leaf in leaves(actor)]
+
+
+@pytest.mark.parametrize(
+    ("given", "extras", "problem"),
+    [
+        (np.zeros(3, int), {}, r"must give actions of 64 envs, .* got an array of shape \(3,\)"),
+        (1, {}, r"got an array of shape \(\)"),
+        (np.zeros(64, int), {"value": "f4"}, "must give actions and a dict of value, got ndarray"),
+        ((np.zeros(64, int), {}), {"value": "f4"}, "extra 'value' cannot be read: KeyError"),
+        ((np.zeros(64, int), {"value": np.zeros((64, 1), "f4")}), {"value": "f4"}, r"got float32 of shape \(64, 1\)"),
+        ((np.zeros(64, int), {"value": np.zeros(64, "f8")}), {"value": "i4"}, "must be int32 of shape"),
+    ],
+)
+def test_what_fits_no_block_is_refused(given: Any, extras: dict, problem: str):
+    policy = Acting(lambda *_: given)
+    policy.extras = extras
+    with pytest.raises(ActionError, match=problem):
+        policy_of(policy, CARTPOLE, PUSH)(np.zeros((5, 4), np.float32), range(5), 0)

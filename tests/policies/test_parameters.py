@@ -1,0 +1,83 @@
+"""Parameters of policies on their way to the ranks."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from block_policies import Steering
+
+from mpi_rollout.config import is_maker
+from mpi_rollout.errors import PolicyError, UsageError
+from mpi_rollout.policies.made import MadePolicy, make_model
+from mpi_rollout.policies.parameters import layout_of, packed, unpacked
+
+VALUES: dict[str, Any] = {"w": np.arange(6, dtype=np.float32).reshape(2, 3), "n": np.int64(3), "none": np.zeros((0, 4))}
+
+
+def test_parameters_come_back_as_they_were_by_name_and_in_order():
+    layout = layout_of(VALUES)
+    for given in (VALUES, dict(reversed(VALUES.items())), list(VALUES.values())):
+        back = unpacked(packed(given, layout), layout)
+        assert list(back) == list(VALUES)
+        for name, value in VALUES.items():
+            assert np.array_equal(back[name], value) and back[name].dtype == np.asarray(value).dtype
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"w": VALUES["w"], "n": 3}, "'none' of the policy is missing"),
+        ({**VALUES, "more": 1}, "has no parameter 'more'; it has w, n, none"),
+        ({**VALUES, "w": np.zeros((2, 3))}, r"'w' .* must be float32 of shape \(2, 3\), got float64 of shape \(2, 3\)"),
+        ({**VALUES, "w": np.zeros((3, 2), np.float32)}, r"got float32 of shape \(3, 2\)"),
+        ([1, 2], "has 3 parameters, got 2"),
+    ],
+)
+def test_other_parameters_are_refused_by_name(given: Any, problem: str):
+    with pytest.raises(UsageError, match=problem):
+        packed(given, layout_of(VALUES))
+
+
+def test_a_policy_gives_and_takes_its_parameters():
+    model, other = MadePolicy(Steering(), "it"), MadePolicy(Steering(), "it")
+    layout = layout_of(model.parameters() or {})
+    changed = {name: value + 1 for name, value in (model.parameters() or {}).items()}
+    other.load(unpacked(packed(changed, layout), layout))
+    assert all(np.array_equal(other.policy.parameters[name], value) for name, value in changed.items())
+    assert MadePolicy(type("Bare", (), {"act": lambda *_: 0})(), "it").parameters() is None
+
+
+def test_a_module_of_torch_needs_no_methods_for_its_parameters():
+    torch = pytest.importorskip("torch")
+
+    class Module(torch.nn.Linear):
+        def act(self, observations: Any, env_indices: Any, uniforms: Any) -> Any:
+            return self(torch.from_numpy(observations)).detach().numpy()
+
+    model, other = MadePolicy(Module(3, 2), "it"), MadePolicy(Module(3, 2), "it")
+    parameters = model.parameters() or {}
+    layout = layout_of(parameters)
+    other.load(unpacked(packed(parameters, layout), layout))
+    observations = np.ones((4, 3), np.float32)
+    assert np.array_equal(*(each.act(observations, np.arange(4), np.zeros((4, 0))) for each in (model, other)))
+
+
+@pytest.mark.parametrize(
+    ("spec", "is_one"),
+    [("mine:make_policy", True), ("mine.py:a.make_policy", True), ("mine:act", False), ("make_policy", False)],
+)
+def test_a_maker_is_known_by_its_name(spec: str, is_one: bool):
+    assert is_maker(spec) == is_one
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "problem"),
+    [
+        ("no_policy", UsageError, r"must return an object with a method act\(observations, .*\), got int"),
+        ("never_made", PolicyError, r"make_policy\(\) raises ZeroDivisionError"),
+        ("wrong_extras", UsageError, r"must have extras such as \{'log_prob': 'f4', .*: it is int"),
+    ],
+)
+def test_what_makes_no_policy_is_refused(name: str, kind: type[Exception], problem: str):
+    with pytest.raises(kind, match=problem):
+        make_model(f"block_policies:{name}.make_policy")

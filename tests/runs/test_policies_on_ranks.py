@@ -1,0 +1,144 @@
+"""Policies that act in blocks: the same bytes wherever they are asked, and one line for what they do wrong."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from jobs import Job, assert_same_bytes, datasets, files_in_ways, once
+
+RUNS = {
+    "draws": (
+        *("--env", "CartPole-v1", "--num-envs", "70", "--num-steps", "90", "--seed", "3", "--store-extras"),
+        *("--policy", "block_policies:sampling.make_policy"),
+    ),
+    "floats": (
+        *("--env", "Pendulum-v1", "--num-envs", "70", "--num-steps", "60"),
+        *("--policy", "block_policies:steering.make_policy"),
+    ),
+    "small blocks": (
+        *("--env", "Pendulum-v1", "--num-envs", "7", "--num-steps", "60", "--policy-block", "2"),
+        *("--policy", "block_policies:steering.make_policy"),
+    ),
+    "native": (
+        *("--env", "mpi_rollout/CartPoleTorch-v0", "--num-envs", "70", "--num-steps", "90", "--store-extras"),
+        *("--policy", "block_policies:sampling.make_policy"),
+    ),
+}
+ROOT = ("--inference", "root")
+WAYS = [
+    (),
+    ROOT,
+    *(("--inference", "workers", "--fragment-length", length) for length in ("1", "16", "64")),
+    ("--mode", "async"),
+    ("--mode", "async", *ROOT),
+    ("--num-groups", "2", "--fragment-length", "7"),
+    ("--num-groups", "2", *ROOT),
+]
+Collected = Callable[[int | None], dict[str, list[Path]]]
+
+
+@pytest.fixture(scope="module")
+def collected(tmp_path_factory: pytest.TempPathFactory) -> Collected:
+    """The files of all runs in all ways on some ranks; one job for all of them."""
+
+    @once
+    def of(num_ranks: int | None) -> dict[str, list[Path]]:
+        dedicated = [("--dedicated-root", *ROOT), ("--dedicated-root",)] if num_ranks == 3 else []
+        ways = [ROOT] if num_ranks is None else [*WAYS, *dedicated]
+        few = [way for way in ways if num_ranks != 5 or "--num-groups" not in way]
+        of_run = {name: few if name == "small blocks" else ways for name in RUNS}
+        return files_in_ways(Job(tmp_path_factory.mktemp("policies")), num_ranks, RUNS, of_run)
+
+    return of
+
+
+@pytest.mark.mpi(1, 2, 3, 5)
+@pytest.mark.parametrize("name", RUNS)
+def test_no_place_of_a_policy_changes_the_data(collected: Collected, num_ranks: int, name: str):
+    if name == "native":
+        pytest.importorskip("torch")
+    first = datasets(collected(None)[name][0])
+    for path in collected(num_ranks)[name]:
+        assert_same_bytes(datasets(path), first)
+
+
+def test_extras_are_stored_with_the_steps_that_they_are_of(collected: Collected):
+    with h5py.File(collected(None)["draws"][0]) as file:
+        extras, actions = file["trajectories/extras"], file["trajectories/actions"][...]
+        assert extras["log_prob"].shape == (90, 70) and extras["hidden/state"].shape == (90, 70, 2)
+        state, log_prob = extras["hidden/state"][...], extras["log_prob"][...]
+        assert log_prob.max() < 0 and 0.2 < actions.mean() < 0.8
+    # The chosen one of two is as likely as these outputs say.
+    odds = (2 * actions - 1) * (state[..., 1] - state[..., 0])
+    assert abs(np.logaddexp(0, -odds) + log_prob).max() < 1e-5
+
+
+@pytest.mark.mpi(2)
+def test_a_run_with_extras_is_verified_replayed_and_extended(job: Job, collected: Collected, num_ranks: int):
+    run = [*RUNS["draws"], "--progress", "none", "--out", "run.h5"]
+    assert job(num_ranks, *run, "--num-steps", "40").code == 0
+    assert job(num_ranks, *run).code == 0
+    assert_same_bytes(datasets(job.folder / "run.h5"), datasets(collected(None)["draws"][0]))
+    result = job(None, "verify", "run.h5", "--replay", "100")
+    assert result.code == 0 and "every byte the same" in result.out
+    told = json.loads(job(None, "inspect", "run.h5", "--json").out)
+    assert told["datasets"]["extras/log_prob"]["dtype"] == "float32"
+    other = job(num_ranks, *[word for word in run if word != "--store-extras"], "--num-steps", "200")
+    assert other.code == 64 and "--store-extras was given, is not given" in other.err
+
+
+@pytest.mark.mpi(1, 2)
+@pytest.mark.parametrize("inference", ["root", "workers"])
+@pytest.mark.parametrize(
+    ("policy", "code", "message"),
+    [
+        (
+            "outside",
+            65,
+            r"step 5: the policy's action for env 3 must be in 0 to 1, got 5; .* the 5 steps before are in",
+        ),
+        ("few", 65, r"step 0: the policy must give actions of 64 envs, .* got an array of shape \(3,\)"),
+        ("raising", 70, r"step 0: policy: ValueError: no idea"),
+        ("no_policy", 64, r"must return an object with a method act\(observations, env_indices, uniforms\), got int"),
+        ("never_made", 70, r"make_policy\(\) raises ZeroDivisionError"),
+        ("wrong_extras", 64, r"must have extras such as .*: it is int"),
+        ("without_extras", 65, r"step 0: the policy must give actions and a dict of value, got ndarray"),
+        ("absent", 64, r"module 'block_policies' has no attribute 'absent'"),
+    ],
+)
+def test_a_wrong_policy_ends_the_run_in_one_line(
+    job: Job, num_ranks: int, inference: str, policy: str, code: int, message: str
+):
+    policy = f"block_policies:{policy}.make_policy"
+    run = ("--env", "CartPole-v1", "--num-envs", "9", "--num-steps", "50", "--policy", policy, "--store-extras")
+    result = job(num_ranks, *run, "--inference", inference, "--progress", "none")
+    assert result.code == code and len(result.messages) == 1 and re.search(message, result.messages[0]), result.err
+
+
+@pytest.mark.mpi(2)
+def test_an_action_that_is_no_number_is_named_with_its_env_and_step(job: Job, num_ranks: int):
+    policy = "block_policies:not_a_number.make_policy"
+    run = ("--env", "Pendulum-v1", "--num-envs", "9", "--num-steps", "50", "--policy", policy, "--progress", "none")
+    result = job(num_ranks, *run)
+    assert result.code == 65
+    assert re.search(r"step 5: the policy's action for env 3, component \[0\] must be .*, got nan", result.messages[0])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--policy", "policies:leaning", "--inference", "workers"), r"--inference workers is for random actions and"),
+        (
+            ("--policy", "block_policies:sampling.make_policy", *ROOT, "--fragment-length", "8"),
+            r"--fragment-length 8 has .* use --fragment-length 1, or leave out --inference root",
+        ),
+        (("--policy-block", "-1"), "--policy-block must be at least 0, got -1"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(job: Job, options: tuple[str, ...], message: str):
+    result = job(None, "--env", "CartPole-v1", "--num-envs", "4", "--num-steps", "9", *options, "--progress", "none")
+    assert result.code in (64, 65) and len(result.messages) == 1 and re.search(message, result.messages[0])
