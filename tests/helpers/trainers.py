@@ -16,6 +16,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import trainer_mistakes
+from block_policies import Sampling
 from gymnasium.vector import VectorEnv
 from oracle import Rows, differences, facts_of, record, resets_of
 from policies import by_look
@@ -394,3 +395,18 @@ def _printed(code: str, envs: MPIVectorEnv) -> str:
         except Exception:  # The ranks are to go on to the next connection.
             traceback.print_exc(file=out)
     return out.getvalue()
+
+
+def collect_with_new_parameters(num_envs: int) -> Any:
+    """Three fragments of a policy on the ranks, whose parameters are halved after each."""
+    batches = []
+    with mpi_rollout.connect("CartPole-v1", num_envs, policy="block_policies:sampling.make_policy") as envs:
+        if envs is None:
+            return None
+        parameters = Sampling().parameters
+        envs.reset(seed=1)
+        for _ in range(3):
+            batches.append(envs.collect(9))
+            parameters = {name: value * np.float32(0.5) for name, value in parameters.items()}
+            envs.set_policy(parameters)
+    return batches
