@@ -4,7 +4,7 @@ import sys
 from importlib.util import find_spec
 
 import pytest
-from jobs import CLONE, Job, run_job
+from jobs import CLONE, Job, mpiexec, run_job
 
 EXAMPLES = CLONE / "examples"
 TANK = ("--env-factory", f"{EXAMPLES}/own_env.py:make_env", "--env-kwargs", '{"hole_m2": 0.03}')
@@ -41,3 +41,24 @@ def test_without_pytorch_the_episodes_are_still_read(job: Job):
     script += f"runpy.run_path({str(EXAMPLES / 'read_data.py')!r}, run_name='__main__')"
     read = run_job([sys.executable, "-c", script], job.folder)
     assert read.code == 0 and "992 transitions; no batches" in read.out, read.err
+
+
+@pytest.mark.skipif(not find_spec("torch"), reason="needs torch")
+@pytest.mark.mpi(2)
+@pytest.mark.parametrize("ahead", [(), ("--ahead",)])
+def test_a_learner_learns_from_what_the_ranks_take(job: Job, num_ranks: int, ahead: tuple[str, ...]):
+    program = [
+        str(EXAMPLES / "actor_learner.py"),
+        "--num-envs",
+        "16",
+        "--length",
+        "128",
+        "--total-steps",
+        "20000",
+        *ahead,
+    ]
+    result = run_job([mpiexec(), "-n", str(num_ranks), sys.executable, *program], job.folder)
+    assert result.code == 0, result.err
+    lines = result.out.splitlines()
+    first, last = (float(line.split()[-1]) for line in (lines[0], lines[-1]))
+    assert lines[0].startswith(("2,0", "1,9")) and first < 30 and last > 60

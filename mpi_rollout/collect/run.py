@@ -210,7 +210,7 @@ def plan_of(config: RolloutConfig, num_ranks: int) -> Plan:
         is_surviving=config.on_rank_loss == "shrink",
         wait=config.wait,
         is_random=config.policy == "random",
-        is_chosen_on_ranks=config.policy == "random" or config.acts_on_ranks,
+        has_policy=config.acts_on_ranks,
         make_model=partial(make_model, config.policy) if is_maker(config.policy) else None,
         keeps_extras=config.store_extras and config.trajectories,
         is_read=config.trajectories or not (config.policy == "random" or config.acts_on_ranks),

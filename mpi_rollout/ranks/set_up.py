@@ -51,9 +51,9 @@ class Plan:
     wait
         One of `config.WAITS`.
     is_random
-        The policy is the random one, which heeds the action masks of the envs.
-    is_chosen_on_ranks
-        Ranks can choose the actions: random ones, or by a policy that they load.
+        The policy is the random one: ranks can choose the actions, and heed the action masks of their envs.
+    has_policy
+        Each rank has a policy that it asks for the actions of its own envs.
     make_model
         Makes the policy that a rank asks for the actions of its own envs, if each rank can make it.
     keeps_extras
@@ -71,7 +71,7 @@ class Plan:
     is_surviving: bool = False
     wait: str = "auto"
     is_random: bool = False
-    is_chosen_on_ranks: bool = False
+    has_policy: bool = False
     make_model: Callable[[], Model] | None = None
     keeps_extras: bool = False
     is_read: bool = True
@@ -229,7 +229,7 @@ def assemble(comm: "MPI.Intracomm", rank_envs: RankEnvs) -> tuple[Worker, EnvFac
         facts.action_space,
         plan.has_final_observations,
         infos,
-        has_actions=plan.is_chosen_on_ranks and plan.is_read,
+        has_actions=(plan.is_random or plan.has_policy) and plan.is_read,
         counts_only=not plan.is_read,
         extras=rank_envs.model.extras if rank_envs.model is not None and plan.keeps_extras else (),
     )

@@ -205,7 +205,7 @@ class Request:
             return plan
         is_made = callable(self.policy) or is_maker(self.policy)
         maker = partial(make_model, self.policy) if is_made else None
-        return replace(plan, is_chosen_on_ranks=True, make_model=maker, keeps_extras=True)
+        return replace(plan, has_policy=True, make_model=maker, keeps_extras=True)
 
     def policy_on_ranks(self, driver: Driver) -> PolicyOnRanks | None:
         """Have all ranks use the policy; for the root, when all ranks serve."""

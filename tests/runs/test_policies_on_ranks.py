@@ -24,7 +24,7 @@ RUNS = {
         *("--policy", "block_policies:steering.make_policy"),
     ),
     "native": (
-        *("--env", "mpi_rollout/CartPoleTorch-v0", "--num-envs", "70", "--num-steps", "90", "--store-extras"),
+        *("--env", "mpi_rollout/CartPoleNumba-v0", "--num-envs", "70", "--num-steps", "90", "--store-extras"),
         *("--policy", "block_policies:sampling.make_policy"),
     ),
 }
@@ -60,7 +60,7 @@ def collected(tmp_path_factory: pytest.TempPathFactory) -> Collected:
 @pytest.mark.parametrize("name", RUNS)
 def test_no_place_of_a_policy_changes_the_data(collected: Collected, num_ranks: int, name: str):
     if name == "native":
-        pytest.importorskip("torch")
+        pytest.importorskip("numba")
     first = datasets(collected(None)[name][0])
     for path in collected(num_ranks)[name]:
         assert_same_bytes(datasets(path), first)
