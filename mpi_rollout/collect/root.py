@@ -142,7 +142,7 @@ class Root:
             self._driver.call_ranks("use_policy", sent, options, config.actions)
         else:
             spaces = self._facts.observation_space, self._facts.action_space
-            model = self._driver.worker.model or load_model(source, *spaces)
+            model = self._driver.worker.policies.model or load_model(source, *spaces)
             self._policy = BlockPolicy(model, *spaces, options)
 
     def _start(self) -> Collector:

@@ -15,8 +15,6 @@ from collections.abc import Callable, Sequence
 from time import monotonic
 from types import FrameType
 
-import numpy as np
-
 from mpi_rollout.core.clock import Clock, process_start
 from mpi_rollout.core.host import physical_cores, processor_time
 from mpi_rollout.core.layout import FAULT, RESTARTED, UNDONE
@@ -26,14 +24,11 @@ from mpi_rollout.exchange.exchanges import Exchanges
 from mpi_rollout.exchange.job_end import abort, end_timeout_s
 from mpi_rollout.exchange.orders import STEPS, Command
 from mpi_rollout.exchange.world import rank_and_host
-from mpi_rollout.policies.blocks import PolicyOptions
-from mpi_rollout.policies.model import Model, PolicySource
-from mpi_rollout.policies.parameters import Layout, layout_of, unpacked
-from mpi_rollout.policies.sources import load_model
+from mpi_rollout.policies.model import Model
 from mpi_rollout.process.console import say
 from mpi_rollout.process.exits import ends_forked
 from mpi_rollout.process.interrupts import STOP_SIGNALS, Cut
-from mpi_rollout.ranks.rank_policy import RankPolicy
+from mpi_rollout.ranks.rank_policy import RankPolicies
 from mpi_rollout.ranks.slices import Slice
 from mpi_rollout.ranks.watchdog import Watchdog, Work
 
@@ -64,17 +59,16 @@ class Worker:
     """
 
     def __init__(self, exchanges: Exchanges, slices: list[Slice], model: Model | None = None):
-        self.exchanges, self.slices, self.model = exchanges, slices, model
+        self.exchanges, self.slices, self.policies = exchanges, slices, RankPolicies(slices, model)
         self.clock = Clock()
         self.stop_signal = 0  # The signal by which somebody asked this rank to stop.
         self.on_stop: Callable[[], None] = lambda: None
         self.is_wanted: Callable[[], bool] = lambda: False
         self._slice_of = {slice_.exchange: slice_ for slice_ in slices}
-        own = (self.report, self.call_envs, self.end_replay, self.begin_anew, self.make_room, self.use_policy)
-        of_policy = (self.seed_policy, self.parameter_layout, self.load_parameters, self.show_observations)
-        self.methods: dict[str, Callable[..., object]] = {method.__name__: method for method in (*own, *of_policy)}
+        own = (self.report, self.call_envs, self.end_replay, self.begin_anew, self.make_room)
+        methods: tuple[Callable[..., object], ...] = (*own, *self.policies.methods)
+        self.methods: dict[str, Callable[..., object]] = {method.__name__: method for method in methods}
         self.aborts_if_unheard = False
-        self._layout: Layout | None = None
         self._is_calling = False
         self._fault: Fault | None = None
         self._grace: threading.Timer | None = None
@@ -221,44 +215,6 @@ class Worker:
             exchange.make_room(num_rows)
         for slice_ in self.slices:
             slice_.use_slot()
-
-    def use_policy(self, source: PolicySource | None, options: PolicyOptions, actions: str) -> None:
-        """Have a policy choose the actions of this rank's envs.
-
-        Parameters
-        ----------
-        source
-            Where it comes from; None is the one that this rank has made.
-        actions
-            The mode in which its actions are read, see `action_check.ActionReader`.
-        """
-        for slice_ in self.slices:
-            spaces = slice_.envs.single_observation_space, slice_.envs.single_action_space
-            if source is not None:
-                self.model, source = load_model(source, *spaces), None
-            assert self.model is not None, "made with the envs, or loaded here"
-            slice_.use_policy(RankPolicy(self.model, options, *spaces, actions))
-
-    def show_observations(self, arrays: Sequence[np.ndarray]) -> None:
-        """Have the policy see these as the last observations of all envs, an array (num_envs, ...) for each leaf."""
-        for slice_ in self.slices:
-            slice_.show(arrays)
-
-    def seed_policy(self, seed: int) -> None:
-        """Have the policy draw from this seed from now on."""
-        for slice_ in self.slices:
-            slice_.seed_policy(seed)
-
-    def parameter_layout(self) -> Layout | None:
-        """Return what parameters the policy has; None without a policy, or if they cannot be set."""
-        parameters = self.model.parameters() if self.model is not None else None
-        self._layout = None if parameters is None else layout_of(parameters)
-        return self._layout
-
-    def load_parameters(self, buffer: bytes) -> None:
-        """Give the policy new parameters; a rank without envs may have no policy."""
-        if self.model is not None and self._layout is not None:
-            self.model.load(unpacked(buffer, self._layout))
 
     def call(self, name: str, *args: object) -> bytes:
         """Run one of `methods`; return its result, pickled, or a `Fault` if the method or the pickling fails."""
