@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import envs
 import pytest
 from gymnasium import spaces
+from gymnasium.vector import AutoresetMode
 from jobs import Job
 from refusals import refused
 from stopped_runs import OUT
@@ -190,7 +191,9 @@ def test_ranks_are_served_as_they_get_ready_if_they_shall(tmp_path: Path, mode: 
 
 
 def test_spaces_that_no_file_can_hold_are_refused_where_they_are_to_be_stored(tmp_path: Path):
-    envs = SimpleNamespace(observation_space=spaces.Dict({"a/b": spaces.Discrete(2)}), action_space=spaces.Discrete(2))
+    metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}
+    space = spaces.Dict({"a/b": spaces.Discrete(2)})
+    envs = SimpleNamespace(observation_space=space, action_space=spaces.Discrete(2), metadata=metadata)
     with pytest.raises(UsageError, match="'a/b', which cannot be a name in HDF5"):
         run_module.check_facts(config(tmp_path), envs)
     run_module.check_facts(config(tmp_path, trajectories=False), envs)

@@ -15,6 +15,7 @@ from written_data import written
 
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.errors import AlreadyComplete, DataError, StorageError, UsageError
+from mpi_rollout.policies.model import sha256_of
 from mpi_rollout.storage import output
 from mpi_rollout.storage.objects import open_unmarked
 from mpi_rollout.storage.output import DEFAULT_FOLDER, check_folder, refuse_running, warning_of
@@ -187,13 +188,26 @@ def test_only_a_complete_file_with_fewer_steps_is_extended(monkeypatch, is_compl
 )
 def test_a_run_that_drew_other_random_actions_is_not_continued(policy, version, num_steps, is_complete, is_refused):
     before = RolloutConfig(env="CartPole-v1", num_steps=num_steps if not is_complete else 10, policy=policy)
-    now, stored = replace(before, num_steps=num_steps), {"config": before.to_json()}
+    now, stored = replace(before, num_steps=num_steps), {"config": before.to_json(), "policy_sha256": ""}
     stored |= {"version": version, "complete": is_complete}
     if is_refused:
         with pytest.raises(UsageError, match=r"run\.h5 was begun by a version of mpi_rollout that draws other random"):
             output.check_same_run(now, stored, "run.h5")
     else:
         assert output.check_same_run(now, stored, "run.h5") is (is_complete and num_steps > 10)
+
+
+def test_a_run_goes_on_with_the_policy_file_that_it_began_with(tmp_path: Path):
+    policy = tmp_path / "policy.onnx"
+    policy.write_bytes(b"weights")
+    config = RolloutConfig(env="CartPole-v1", policy=str(policy))
+    stored = {"config": config.to_json(), "policy_sha256": sha256_of(str(policy)), "version": 2, "complete": False}
+    assert output.check_same_run(config, stored, "run.h5") is False
+    policy.write_bytes(b"other weights")
+    with pytest.raises(
+        UsageError, match=r"run\.h5 is of a run with another .*policy\.onnx \(its SHA-256 was [0-9a-f]{16}\.\.\."
+    ):
+        output.check_same_run(config, stored, "run.h5")
 
 
 def config_of(folder: Path, **options: object) -> RolloutConfig:

@@ -5,7 +5,7 @@ import re
 import tracemalloc
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import h5py
@@ -223,6 +223,7 @@ def test_a_reward_is_stored_as_by_numpy(reward: Any):
 class Free(gymnasium.vector.VectorEnv):
     """Natively vectorized, with rewards and observations that are wrong."""
 
+    metadata: ClassVar[dict[str, Any]] = {"autoreset_mode": gymnasium.vector.AutoresetMode.NEXT_STEP}
     single_action_space = spaces.Discrete(2)
 
     def __init__(self, rewards: Any, x: float):

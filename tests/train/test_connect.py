@@ -45,7 +45,7 @@ REFUSED: dict[str, tuple[str, Any, dict[str, Any], str]] = {  # Env, num_envs, o
     "batch in words": (POLE, 4, {"batch_size": "one"}, r"^batch_size must be .*, got 'one'"),
     "batch of root": (POLE, 4, {"batch_size": 2, "dedicated_root": True}, r"^batch_size must be 1 to 1, the ranks"),
     "batch and groups": (POLE, 4, {"batch_size": 1, "num_groups": 2}, r"^batch_size makes a group of each rank, got "),
-    "no native version": ("Acrobot-v1", 4, {"vectorization_mode": "vector_entry_point"}, r"have a vector entry point"),
+    "no native version": ("Acrobot-v1", 4, {"vectorization_mode": "vector_entry_point"}, r"no vectorized version"),
     "native by itself": ("envs:Counting", 4, {"vectorization_mode": "vector_entry_point"}, r"the id of a registered"),
     "native mode": (
         POLE, 4, {"vectorization_mode": "vector_entry_point", "autoreset_mode": "same_step"}, r"reset in the next step",
