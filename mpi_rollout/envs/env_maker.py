@@ -196,7 +196,7 @@ def of_missing_package(name: str, text: str) -> str:
     if "gymnasium-robotics" in text:  # MuJoCo's envs of old versions.
         return "use its latest version"
     for package, extra in EXTRAS.items():
-        if package in text:
+        if package in text.replace("-", "_"):  # ale-py is how it is installed, ale_py how it is imported.
             return f"pip install 'mpi_rollout[{extra}]'"
     is_named = f"'{name.partition(':')[0]}'" in text
     return "install it, or correct the name before the colon" if is_named else "install it"

@@ -50,6 +50,8 @@ class SingleEnvs(CalledByName):
         on_fault: OnFault,
     ):
         self._env_fns, self._first_env_index, self._on_fault = list(env_fns), first_env_index, on_fault
+        self._called: Called | None = None  # The env that is being reset, closed or made.
+        self._num_calls = 0
         self.envs = list(make_with_room(env_fns))
         self.num_envs = len(self.envs)
         self._take_spaces()
@@ -61,9 +63,7 @@ class SingleEnvs(CalledByName):
         self._episode_seeds: list[int | None] = [None] * self.num_envs
         self.faults: list[Restart] = []
         self._num_restarts = [0] * self.num_envs
-        self._called: Called | None = None  # The env that is being reset, closed or made.
         self._outcomes: list[Outcome] | None = None  # Those that have come of the step under way.
-        self._num_calls = 0
         self._frames: list[object] = [None] * self.num_envs
 
     def _take_spaces(self) -> None:

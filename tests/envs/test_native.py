@@ -44,6 +44,14 @@ def rows_of(envs: NativeVectorEnv, seed: int | None, first: int = 0) -> list[byt
     return [b"".join(np.asarray(row[env]).tobytes() for row in rows) for env in range(envs.num_envs)]
 
 
+def need_packages_of(maker: EnvMaker) -> None:
+    is_of_ale = isinstance(maker.env, str) and maker.env.startswith("ale_py:")
+    of_entry_point = "ale_py" if is_of_ale else "numba"
+    pytest.importorskip(
+        {"envpool": "envpool", "vector_entry_point": of_entry_point}.get(maker.vectorization_mode, "numpy")
+    )
+
+
 @pytest.mark.parametrize(
     "maker",
     [
@@ -54,7 +62,7 @@ def rows_of(envs: NativeVectorEnv, seed: int | None, first: int = 0) -> list[byt
     ],
 )
 def test_envs_that_promise_it_give_the_same_in_any_slice(maker: EnvMaker):
-    pytest.importorskip({"envpool": "envpool", "vector_entry_point": "numba"}.get(maker.vectorization_mode, "numpy"))
+    need_packages_of(maker)
     whole = maker.native(range(6), 7)
     assert whole.reproducibility != Reproducibility.SLICE
     expected = rows_of(whole, 7)
@@ -135,6 +143,8 @@ def test_a_factory_gets_indices_seed_and_arguments():
     ],
 )
 def test_what_cannot_be_stepped_is_refused(maker: EnvMaker, message: str):
+    if maker.vectorization_mode == "vector_entry_point" and maker.env != "MountainCar-v0":
+        need_packages_of(maker)
     with pytest.raises(UsageError, match=message):
         maker.native(range(4))
 

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import h5py
@@ -23,11 +24,12 @@ RUNS = {
         *("--env", "Pendulum-v1", "--num-envs", "7", "--num-steps", "60", "--policy-block", "2"),
         *("--policy", "block_policies:steering.make_policy"),
     ),
-    "native": (
+}
+if find_spec("numba"):
+    RUNS["native"] = (
         *("--env", "mpi_rollout/CartPoleNumba-v0", "--num-envs", "70", "--num-steps", "90", "--store-extras"),
         *("--policy", "block_policies:sampling.make_policy"),
-    ),
-}
+    )
 ROOT = ("--inference", "root")
 WAYS = [
     (),
@@ -59,8 +61,6 @@ def collected(tmp_path_factory: pytest.TempPathFactory) -> Collected:
 @pytest.mark.mpi(1, 2, 3, 5)
 @pytest.mark.parametrize("name", RUNS)
 def test_no_place_of_a_policy_changes_the_data(collected: Collected, num_ranks: int, name: str):
-    if name == "native":
-        pytest.importorskip("numba")
     first = datasets(collected(None)[name][0])
     for path in collected(num_ranks)[name]:
         assert_same_bytes(datasets(path), first)
