@@ -172,8 +172,8 @@ class Exchange(Orders):
         Parameters
         ----------
         argument
-            STEP, FRAGMENT, CHOOSE: the number of steps.  STOP: the job's exit code.  SWITCH: the number of the
-            connection that sends the next orders.
+            STEP, FRAGMENT, CHOOSE: the number of steps.  LOAD: the bytes that follow.  STOP: the job's exit code.
+            SWITCH: the number of the connection that sends the next orders.
         step
             The first of these steps.
         """
@@ -192,6 +192,18 @@ class Exchange(Orders):
         if self.order[0] == Command.FRAGMENT:
             self._hold_fragment(self.num_rows)
             self.transport.await_actions(self._fragment)
+
+    def send_parameters(self, buffer: np.ndarray) -> None:
+        """Send bytes right after the order that names their number; they must stay as they are until the next slots."""
+        self.post_order(Command.LOAD, buffer.nbytes)
+        self.transport.send_actions(buffer)
+
+    def await_parameters(self) -> np.ndarray:
+        """Receive what follows the order."""
+        buffer = np.empty(self.order[1], np.uint8)
+        self.transport.await_actions(buffer)
+        self.transport.listen()
+        return buffer
 
     def put_infos(self, infos: InfoDict, row: int = 0) -> None:
         """Send infos of a step with this rank's slot.

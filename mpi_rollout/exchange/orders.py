@@ -28,6 +28,7 @@ class Command(IntEnum):
     SWITCH = 7
     FRAGMENT = 8  # Steps whose actions follow.
     CHOOSE = 9  # Steps whose actions the ranks choose.
+    LOAD = 10  # New parameters of the ranks' policy follow.  No slot comes back.
 
 
 STEPS = (Command.STEP, Command.FRAGMENT, Command.CHOOSE)  # The argument of these is the number of steps.

@@ -1,5 +1,6 @@
 """Parameters of policies as one buffer of bytes: what goes to all ranks, without pickling them one by one."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -32,8 +33,8 @@ def layout_of(parameters: Mapping[str, Any]) -> Layout:
     return [Parameter(name, array.dtype.str, array.shape) for name, array in arrays.items()]
 
 
-def packed(parameters: Mapping[str, Any] | Sequence[Any], layout: Layout) -> bytes:
-    """Return parameters one after the other.
+def packed(parameters: Mapping[str, Any] | Sequence[Any], layout: Layout) -> np.ndarray:
+    """Return parameters one after the other, as bytes in an array.
 
     Parameters
     ----------
@@ -51,14 +52,16 @@ def packed(parameters: Mapping[str, Any] | Sequence[Any], layout: Layout) -> byt
         values = list(parameters)
         if len(values) != len(layout):
             raise UsageError(f"the policy has {len(layout)} parameters, got {len(values)}")
-    parts = []
+    nbytes = sum(_room_of(np.dtype(dtype).itemsize * math.prod(shape)) for _, dtype, shape in layout)
+    buffer, start = np.zeros(nbytes, np.uint8), 0
     for value, (name, dtype, shape) in zip(values, layout, strict=True):
         array = array_of(value)
         if array.dtype.str != dtype or array.shape != shape:
             expected, got = f"{np.dtype(dtype)} of shape {shape}", f"{array.dtype} of shape {array.shape}"
             raise UsageError(f"the parameter {name!r} of the policy must be {expected}, got {got}")
-        parts.append(array.tobytes())
-    return b"".join(parts)
+        buffer[start : start + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        start += _room_of(array.nbytes)
+    return buffer
 
 
 def _by_name(parameters: Mapping[str, Any], layout: Layout) -> list[Any]:
@@ -70,11 +73,15 @@ def _by_name(parameters: Mapping[str, Any], layout: Layout) -> list[Any]:
     return [parameters[name] for name in names]
 
 
-def unpacked(buffer: bytes, layout: Layout) -> dict[str, np.ndarray]:
-    """Return the parameters of a buffer by their names: read-only views of it."""
+def _room_of(nbytes: int) -> int:
+    """Return the bytes for a parameter in the buffer, so that the next one is aligned."""
+    return -(-nbytes // 8) * 8
+
+
+def unpacked(buffer: np.ndarray, layout: Layout) -> dict[str, np.ndarray]:
+    """Return the parameters of a buffer by their names: views of it."""
     arrays, start = {}, 0
     for name, dtype, shape in layout:
-        count = int(np.prod(shape, dtype=np.int64))
-        arrays[name] = np.frombuffer(buffer, dtype, count, start).reshape(shape)
-        start += arrays[name].nbytes
+        arrays[name] = np.ndarray(shape, dtype, buffer, start)
+        start += _room_of(arrays[name].nbytes)
     return arrays

@@ -19,7 +19,7 @@ class TorchParameters(Model):
         return dict(self.module.state_dict())
 
     def load(self, parameters: dict[str, np.ndarray]) -> None:
-        self.module.load_state_dict({name: torch.from_numpy(array.copy()) for name, array in parameters.items()})
+        self.module.load_state_dict({name: torch.from_numpy(array) for name, array in parameters.items()})
 
 
 @contextmanager

@@ -37,6 +37,8 @@ class Driver:
         After a failure: lanes whose slots have come, with steps that nobody has taken in.
     read
         Reads the actions of envs.
+    serves_first_ready
+        Each rank has a lane of its own, and the one that is ready first is served first.
     under_way
         The lanes whose slots have not been taken in, in the order in which orders were posted to them.
     on_loss
@@ -59,9 +61,9 @@ class Driver:
         self._lane_of = {lane.exchange: lane for lane in self.lanes}
         self.read = ActionReader(self.action_space, actions)
         self._action_leaves = leaves(self.action_space)
-        self._serves_first_ready = exchanges.division.first_ready
+        self.serves_first_ready = exchanges.division.first_ready
         own = [lane for lane in self.lanes if lane.exchange.first_rank == ROOT]
-        self._own_lane = own[0] if own and self._serves_first_ready else None
+        self._own_lane = own[0] if own and self.serves_first_ready else None
         if self._own_lane is not None:  # Other ranks are served between the steps of a fragment of the root's envs.
             worker.is_wanted = exchanges.has_arrivals
         self._num_passed = 0  # Slots of others that have come while the root's own slice waits to be stepped.
@@ -176,7 +178,7 @@ class Driver:
         RankError
             An env failed on some rank.
         """
-        lanes = self._arrivals(least) if self._serves_first_ready else [self._complete(next(iter(self.under_way)))]
+        lanes = self._arrivals(least) if self.serves_first_ready else [self._complete(next(iter(self.under_way)))]
         is_marked = False
         for lane in lanes:
             del self.under_way[lane]
@@ -249,6 +251,23 @@ class Driver:
         except RankError:  # All ranks must have the same.
             self.call_ranks("make_room", before)
             raise
+
+    def give_parameters(self, lanes: Sequence[Lane], buffer: np.ndarray) -> None:
+        """Have the ranks of some lanes, which wait for orders, load these bytes as parameters of their policy.
+
+        What fails there fails the next steps.
+        """
+        for lane in lanes:
+            if lane is not self._own_lane:
+                lane.exchange.send_parameters(buffer)
+        if not self.serves_first_ready or self._own_lane in lanes:
+            self.worker.load_parameters(buffer.copy())
+        self.clock.lap("send")
+
+    @property
+    def loading_lanes(self) -> list[Lane]:
+        """Return lanes that reach each rank once."""
+        return self.lanes if self.serves_first_ready else self.lanes[:1]
 
     def drain(self, is_void: bool = False) -> None:
         """Wait for the slots that are under way, and leave them where they are.

@@ -173,11 +173,13 @@ class Outcomes:
             self._destinations[lane].lay_results(row)
 
     def keep(self, lanes: Sequence[Lane], arrays: Sequence[np.ndarray]) -> None:
-        """Keep observations of all envs, leaf by leaf, as the last ones of some lanes."""
+        """Keep observations of some lanes' envs, leaf by leaf, as their last ones."""
+        start = 0
         for lane in lanes:
             self._row[lane] = row = 1 - self._row[lane]
             for array, given in zip(self._block.observation_arrays, arrays, strict=True):
-                array[row, lane.envs] = given[lane.envs]
+                array[row, lane.envs] = given[start : start + lane.num_envs]
+            start += lane.num_envs
 
     def last_arrays(self, lanes: Sequence[Lane]) -> list[np.ndarray]:
         """Return the last observations of some lanes, an array for each leaf."""

@@ -88,8 +88,7 @@ class RankPolicies:
     @property
     def methods(self) -> tuple[Callable[..., object], ...]:
         """Return those that the root may call by name."""
-        on_parameters = self.parameter_layout, self.load_parameters
-        return self.use_policy, self.seed_policy, self.show_observations, *on_parameters
+        return self.use_policy, self.seed_policy, self.show_observations, self.parameter_layout
 
     def use_policy(self, source: PolicySource | None, options: PolicyOptions, actions: str) -> None:
         """Have a policy choose the actions of this rank's envs.
@@ -124,7 +123,7 @@ class RankPolicies:
         self._layout = None if parameters is None else layout_of(parameters)
         return self._layout
 
-    def load_parameters(self, buffer: bytes) -> None:
-        """Give the policy new parameters; a rank without envs may have no policy."""
+    def load_parameters(self, buffer: np.ndarray) -> None:
+        """Give the policy new parameters, which are its own then; a rank without envs may have no policy."""
         if self.model is not None and self._layout is not None:
             self.model.load(unpacked(buffer, self._layout))

@@ -15,10 +15,12 @@ from collections.abc import Callable, Sequence
 from time import monotonic
 from types import FrameType
 
+import numpy as np
+
 from mpi_rollout.core.clock import Clock, process_start
 from mpi_rollout.core.host import physical_cores, processor_time
 from mpi_rollout.core.layout import FAULT, RESTARTED, UNDONE
-from mpi_rollout.errors import EnvError, Fault, RankLost, SignalInterrupt, words_of
+from mpi_rollout.errors import EnvError, Fault, PolicyError, RankLost, SignalInterrupt, words_of
 from mpi_rollout.exchange.exchange import Exchange
 from mpi_rollout.exchange.exchanges import Exchanges
 from mpi_rollout.exchange.job_end import abort, end_timeout_s
@@ -158,6 +160,9 @@ class Worker:
                 self.exchanges.collect(self.call(name, *args))
                 exchange.transport.listen()
                 self.clock.lap("other")
+            elif command == Command.LOAD:
+                self.load_parameters(exchange.await_parameters())
+                self.clock.lap("other")
             else:
                 arguments = () if command in STEPS else pickle.loads(exchange.spread())
                 self.obey(exchange, command, arguments)
@@ -205,6 +210,16 @@ class Worker:
             self._say(f"step {restart.step}: {restart.message}; {restart.times}")
             if slice_.sends_restarts:
                 slice_.exchange.own_marks[restart.row] = RESTARTED
+
+    def load_parameters(self, buffer: np.ndarray) -> None:
+        """Give the policy new parameters.  Never raises: if it fails, so do the next steps."""
+        try:
+            with ends_forked:
+                self.policies.load_parameters(buffer)
+        except BaseException as error:
+            if is_stop(error):
+                raise
+            self._fault = Fault.of(PolicyError(f"policy: load: {words_of(error)}"), self._place)
 
     def _is_to_stop(self) -> bool:
         return self.stop_signal != 0 or self.is_wanted()

@@ -1,26 +1,37 @@
 """Fragments for a trainer: several steps of all envs in one exchange."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium import spaces
-from gymnasium.error import AlreadyPendingCallError, NoAsyncCallError
-from gymnasium.vector import AutoresetMode
 
 from mpi_rollout.core.host import check_length
 from mpi_rollout.core.layout import Block
 from mpi_rollout.core.spaces import Tree, tree_of
-from mpi_rollout.envs.inputs import CalledByName, Info
-from mpi_rollout.errors import ActionError, RankError, UsageError
+from mpi_rollout.errors import ActionError
 from mpi_rollout.policies.random import RandomPolicy
-from mpi_rollout.process.interrupts import Interrupts
 from mpi_rollout.ranks.driver import Driver
-from mpi_rollout.ranks.lanes import Lane, Outcomes
-from mpi_rollout.train.policies import NO_POLICY, PolicyOnRanks
-from mpi_rollout.train.turns import CallState
+from mpi_rollout.ranks.lanes import Lane, indices_of
+from mpi_rollout.train.policies import PolicyOnRanks
 
 Batch = dict[str, Any]
+
+
+class Sent(NamedTuple):
+    """What a lane's envs are doing.
+
+    Parameters
+    ----------
+    actions
+        For each leaf an array (num_steps, num_envs, ...); none where the policy on the ranks chooses them.
+    version
+        Of this policy.
+    """
+
+    actions: list[np.ndarray]
+    version: int
 
 
 class Fragments:
@@ -29,7 +40,9 @@ class Fragments:
     Attributes
     ----------
     num_steps
-        Of the fragment under way; 0 if there is none.
+        Of the fragments under way; 0 if there is none.
+    under_way
+        The lanes that have been sent a fragment, and have not been received.
     policy
         The ranks ask it for actions where the trainer gives none; None: random ones.
     """
@@ -37,19 +50,33 @@ class Fragments:
     def __init__(self, driver: Driver, policy: PolicyOnRanks | None = None):
         self._driver, self.policy = driver, policy
         self._random: RandomPolicy | None = None
-        self._num_drawn = self._room = self.num_steps = 0
+        self._next_step = dict.fromkeys(driver.lanes, 0)  # Of what is drawn.
+        self.under_way: dict[Lane, Sent] = {}
+        self._num_steps = self._room = 0
         self._block: Block
+
+    @property
+    def num_steps(self) -> int:
+        return self._num_steps if self.under_way else 0
 
     def seed(self, seed: int) -> None:
         """Begin to draw random actions, or what the policy draws from, from this seed."""
-        self._num_drawn = 0
+        self._next_step = dict.fromkeys(self._next_step, 0)
         if self.policy is not None:
             self.policy.seed(seed)
         else:
             self._random = RandomPolicy(self._driver.action_space, self._driver.num_envs, seed)
 
     def make_room(self, num_steps: int) -> bool:
-        """Have slots hold so many steps; return whether they are others now."""
+        """Have slots hold so many steps; return whether they are others now.
+
+        Raises
+        ------
+        ValueError
+            The fragments under way do not leave that to be done now.
+        """
+        if self.num_steps not in (0, num_steps):
+            raise ValueError(f"num_steps must be {self.num_steps} while fragments of so many are under way")
         if self._room >= num_steps:
             return False
         exchange = max((lane.exchange for lane in self._driver.lanes), key=lambda exchange: exchange.layout.nbytes)
@@ -61,7 +88,7 @@ class Fragments:
         self._room = num_steps
         return True
 
-    def send(self, num_steps: int, actions: object) -> None:
+    def send(self, lanes: Sequence[Lane], num_steps: int, actions: object) -> None:
         """Send the actions of several steps; None for random ones, or those of the policy on the ranks.
 
         Raises
@@ -69,32 +96,37 @@ class Fragments:
         ActionError
             The actions are not of shape (num_steps, num_envs, ...), or not in their space; nothing was sent.
         """
-        driver = self._driver
-        if actions is None and self.policy is not None:
-            for lane in driver.lanes:
-                driver.have_chosen(lane, num_steps, self._num_drawn)
-            self._num_drawn += num_steps
-            self.num_steps, self._actions = num_steps, []
-            return
-        arrays = self._draw(num_steps) if actions is None else self._read(num_steps, actions)
-        for lane in driver.lanes:
-            driver.send_fragment(lane, [array[:, lane.envs] for array in arrays])
-        self.num_steps, self._actions = num_steps, arrays
+        given = None if actions is None else self._read(num_steps, actions, indices_of(lanes))
+        self._num_steps, start = num_steps, 0
+        for lane in lanes:
+            if given is None and self.policy is not None:
+                self._have_chosen(lane, num_steps, self.policy)
+            else:
+                rows = slice(start, start := start + lane.num_envs)
+                drawn = self._draw(lane, num_steps) if given is None else [array[:, rows] for array in given]
+                self._driver.send_fragment(lane, drawn)
+                self.under_way[lane] = Sent(drawn, 0)
 
-    def _draw(self, num_steps: int) -> list[np.ndarray]:
+    def _have_chosen(self, lane: Lane, num_steps: int, policy: PolicyOnRanks) -> None:
+        policy.bring(lane)
+        self._driver.have_chosen(lane, num_steps, self._next_step[lane])
+        self._next_step[lane] += num_steps
+        self.under_way[lane] = Sent([], policy.version)
+
+    def _draw(self, lane: Lane, num_steps: int) -> list[np.ndarray]:
         if self._random is None:
             self.seed(int(np.random.SeedSequence().generate_state(1, np.uint64)[0]))
         assert self._random is not None
-        self._random.forget(self._num_drawn)
-        arrays = self._random.rows(self._num_drawn, num_steps, range(self._driver.num_envs))
-        self._num_drawn += num_steps
+        self._random.forget(min(self._next_step.values()))
+        arrays = self._random.rows(self._next_step[lane], num_steps, range(lane.envs.start, lane.envs.stop))
+        self._next_step[lane] += num_steps
         return arrays
 
-    def _read(self, num_steps: int, actions: object) -> list[np.ndarray]:
-        arrays = self._driver.read.plan(actions, range(self._driver.num_envs), 0)
+    def _read(self, num_steps: int, actions: object, indices: np.ndarray) -> list[np.ndarray]:
+        arrays = self._driver.read.plan(actions, indices, 0)
         if arrays is None or len(arrays[0]) != num_steps:
             got = f", got {len(arrays[0])} steps" if arrays is not None else f", got {_shape_of(actions)}"
-            raise ActionError(f"actions must be of shape ({num_steps}, {self._driver.num_envs}, ...){got}")
+            raise ActionError(f"actions must be of shape ({num_steps}, {len(indices)}, ...){got}")
         return arrays
 
     def take(self, lanes: Sequence[Lane]) -> None:
@@ -103,151 +135,52 @@ class Fragments:
             self._destinations[lane].lay_observations(1, 0, self.num_steps)
             self._destinations[lane].lay_results(0, self.num_steps)
 
-    def batch(self, first_observations: Sequence[np.ndarray]) -> tuple[Batch, list[np.ndarray]]:
-        """Return what came back, and the last observations as one array for each leaf.
+    def batch(self, lanes: Sequence[Lane], first_observations: Sequence[np.ndarray]) -> tuple[Batch, list[np.ndarray]]:
+        """Return what came back of some lanes, and their envs' last observations, an array for each leaf.
 
         Parameters
         ----------
         first_observations
             Those before the fragment, an array (num_envs, ...) for each leaf.
         """
-        driver, block, num_steps, self.num_steps = self._driver, self._block, self.num_steps, 0
-        for destination in self._destinations.values():
-            destination.unpack(0, num_steps)
+        driver, block, num_steps = self._driver, self._block, self.num_steps
+        sent = [self.under_way.pop(lane) for lane in lanes]
+        for lane in lanes:
+            self._destinations[lane].unpack(0, num_steps)
+        envs = envs_of(lanes)
         for array, first in zip(block.observation_arrays, first_observations, strict=True):
-            array[0] = first
-        last = [np.array(array[num_steps]) for array in block.observation_arrays]
-        rewards, terminations, truncations = (np.array(column[:num_steps]) for column in block.results)
+            array[0, envs] = first
+        last = [np.array(array[num_steps, envs]) for array in block.observation_arrays]
+        is_given = bool(sent[0].actions)
+        actions = (
+            [np.concatenate(arrays, axis=1) for arrays in zip(*(one.actions for one in sent), strict=True)]
+            if is_given
+            else [array[:num_steps, envs] for array in block.action_arrays]
+        )
+        rewards, terminations, truncations = (np.array(column[:num_steps, envs]) for column in block.results)
         batch: Batch = {
-            "observations": _tree(driver.observation_space, [array[:num_steps] for array in block.observation_arrays]),
-            "actions": _tree(
-                driver.action_space, self._actions or [array[:num_steps] for array in block.action_arrays]
+            "observations": _tree(
+                driver.observation_space, [array[:num_steps, envs] for array in block.observation_arrays]
             ),
+            "actions": _tree(driver.action_space, actions),
             "rewards": rewards,
             "terminations": terminations,
             "truncations": truncations,
             "last_observations": _tree(driver.observation_space, last),
         }
-        if self.policy is not None and not self._actions:
+        if self.policy is not None and not is_given:
             names = [leaf.path for leaf in driver.exchanges.contents.extras]
             extras = zip(names, block.extra_arrays, strict=True)
-            batch["extras"] = {name: np.array(array[:num_steps]) for name, array in extras}
-            batch["policy_version"] = np.full(rewards.shape, self.policy.version)
+            batch["extras"] = {name: np.array(array[:num_steps, envs]) for name, array in extras}
+            versions = np.repeat([one.version for one in sent], [lane.num_envs for lane in lanes])
+            batch["policy_version"] = np.tile(versions, (num_steps, 1))
         return batch, last
 
 
-class FragmentVectorEnv(CalledByName):
-    """A `MPIVectorEnv`, as far as it takes several steps in one exchange."""
-
-    autoreset_mode: AutoresetMode
-    interrupts: Interrupts
-    _driver: Driver
-    _block: Block
-    _outcomes: Outcomes
-    _fragments: Fragments
-    _state: CallState
-
-    def _check_open(self) -> None:
-        raise NotImplementedError
-
-    def _infos(self, lanes: Sequence[Lane], ended: np.ndarray | None = None) -> list[Info]:
-        raise NotImplementedError
-
-    def collect(self, num_steps: int, actions: Tree | None = None) -> Batch:
-        """Take several steps of all envs in one exchange: equal to as many calls of `step`.
-
-        Parameters
-        ----------
-        num_steps
-            How many.  The ranks take them all before they hear of an interrupt of rank 0.
-        actions
-            Of shape (num_steps, num_envs, ...), or a tree of such arrays.  None leaves them to the policy that the
-            ranks have, or, without one, to chance; what is drawn depends on the seed of the last `reset` that had one.
-
-        Returns
-        -------
-        A dict of arrays, which belong to the caller.  `observations` (before each step), `actions`, `rewards` float64,
-        `terminations` and `truncations` bool are of shape (num_steps, num_envs, ...); `last_observations` are those
-        after the last step, (num_envs, ...).  `infos` is a list of num_steps dicts, as `step` returns them.  Where the
-        policy on the ranks acted, there are `extras` too, a dict of what it gave besides actions, (num_steps, num_envs,
-        ...) each, and `policy_version`, (num_steps, num_envs) int64: how many times `set_policy` was called before.
-
-        Raises
-        ------
-        ActionError
-            The actions are not of this shape, or not in their space, in the step that the message names; nothing was
-            sent.
-        RankError
-            An env failed on some rank, or without autoreset an episode ended before the last step; the next `reset` of
-            all envs begins anew.
-        """
-        self.collect_async(num_steps, actions)
-        return self.collect_wait()
-
-    def set_policy(self, parameters: Mapping[str, Any] | Sequence[Any]) -> None:
-        """Give the policy on the ranks new parameters: the next fragments are taken with these.
-
-        Parameters
-        ----------
-        parameters
-            Arrays or tensors by their names, such as a state dict, or a sequence of all of them in their order.
-
-        Raises
-        ------
-        UsageError
-            There is no such policy, or these are not its parameters; nothing was sent.
-        AlreadyPendingCallError
-            A fragment is under way.
-        """
-        self._check_open()
-        self._check_no_fragment("set_policy")
-        self._state.check_idle("set_policy")
-        if self._fragments.policy is None:
-            raise UsageError(NO_POLICY)
-        with self.interrupts:
-            self._fragments.policy.set_parameters(parameters)
-
-    def collect_async(self, num_steps: int, actions: Tree | None = None) -> None:
-        """Send the actions of several steps, as `collect`; the ranks step while the caller goes on."""
-        self._check_open()
-        self._check_no_fragment("collect_async")
-        self._state.check_idle("collect_async")
-        self._state.check_ready(self._driver.lanes)
-        if not isinstance(num_steps, int | np.integer) or num_steps < 1:
-            raise ValueError(f"num_steps must be an int of at least 1, got {repr(num_steps)[:40]}")
-        with self.interrupts:
-            if self._fragments.make_room(int(num_steps)):
-                self._outcomes.use(self._driver.destinations(self._block))
-            self._fragments.send(int(num_steps), actions)
-
-    def collect_wait(self) -> Batch:
-        """Wait for the steps of `collect_async`; return what `collect` returns."""
-        self._check_open()
-        self._state.check_whole()
-        if not self._fragments.num_steps:
-            raise NoAsyncCallError("collect_wait without collect_async; call collect_async first", "collect_wait")
-        lanes = self._driver.lanes
-        with self.interrupts:
-            self._take_in_fragment(lanes)
-            batch, last = self._fragments.batch(self._outcomes.last_arrays(lanes))
-            self._outcomes.keep(lanes, last)
-            ended = batch["terminations"] | batch["truncations"]
-            if self.autoreset_mode == AutoresetMode.DISABLED:
-                self._state.ended[:] = ended[-1]
-            return {**batch, "infos": self._infos(lanes, ended)}
-
-    def _take_in_fragment(self, lanes: Sequence[Lane]) -> None:
-        try:
-            while self._driver.under_way:
-                self._fragments.take(self._driver.await_some(len(lanes)))
-        except RankError as error:
-            if self.autoreset_mode == AutoresetMode.DISABLED:
-                error.args = (f"{error}; the fragment is void: call reset() for all envs",)
-            raise
-
-    def _check_no_fragment(self, what: str) -> None:
-        if self._fragments.num_steps:
-            raise AlreadyPendingCallError(f"{what} while a fragment is under way; call collect_wait()", what)
+def envs_of(lanes: Sequence[Lane]) -> slice | np.ndarray:
+    """Return where the envs of some lanes are; neighbours as a slice."""
+    is_joined = all(lane.envs.start == before.envs.stop for before, lane in pairwise(lanes))
+    return slice(lanes[0].envs.start, lanes[-1].envs.stop) if is_joined else indices_of(lanes)
 
 
 def _tree(space: spaces.Space, arrays: Sequence[np.ndarray]) -> Tree:

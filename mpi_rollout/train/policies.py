@@ -3,11 +3,14 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from mpi_rollout.errors import UsageError
 from mpi_rollout.policies.blocks import PolicyOptions
 from mpi_rollout.policies.model import PolicySource
 from mpi_rollout.policies.parameters import Layout, packed
 from mpi_rollout.ranks.driver import Driver
+from mpi_rollout.ranks.lanes import Lane
 
 NO_POLICY = "there is no policy on the ranks: give connect a policy, such as policy='mine:make_policy'"
 PolicyArgument = str | Callable[[], Any] | None
@@ -31,15 +34,18 @@ class PolicyOnRanks:
 
     def __init__(self, driver: Driver, source: PolicySource | None, block: int, actions: str) -> None:
         self._driver, self.version = driver, 0
-        self._layout: Layout | None = None
         driver.call_ranks("use_policy", source, PolicyOptions(block), actions)
+        layouts = [layout for layout in driver.call_ranks("parameter_layout") if layout is not None]
+        self._layout: Layout | None = layouts[0] if layouts else None
+        self._newest = np.zeros(0, np.uint8)
+        self._version_of: dict[Lane, int] = {}  # Where ranks get new parameters with their next order.
 
     def seed(self, seed: int) -> None:
         """Have what it draws depend on this seed."""
         self._driver.call_ranks("seed_policy", seed)
 
     def set_parameters(self, parameters: Mapping[str, Any] | Sequence[Any]) -> None:
-        """Send parameters to all ranks.
+        """Send parameters to all ranks; to each with its next order where ranks are served as they get ready.
 
         Raises
         ------
@@ -47,12 +53,17 @@ class PolicyOnRanks:
             They are not those of the policy; nothing was sent.
         """
         if self._layout is None:
-            layouts = [layout for layout in self._driver.call_ranks("parameter_layout") if layout is not None]
-            if not layouts:
-                raise UsageError(
-                    "the policy has no parameters that can be set: give it an attribute `parameters`, arrays by name, "
-                    "and a method `load`, or make it a torch.nn.Module"
-                )
-            self._layout = layouts[0]
-        self._driver.call_ranks("load_parameters", packed(parameters, self._layout))
+            raise UsageError(
+                "the policy has no parameters that can be set: give it an attribute `parameters`, arrays by name, "
+                "and a method `load`, or make it a torch.nn.Module"
+            )
+        self._newest = packed(parameters, self._layout)
+        if not self._driver.serves_first_ready:
+            self._driver.give_parameters(self._driver.loading_lanes, self._newest)
         self.version += 1
+
+    def bring(self, lane: Lane) -> None:
+        """See that the ranks of a lane have the newest parameters before they take its next steps."""
+        if self._driver.serves_first_ready and self._version_of.get(lane, 0) != self.version:
+            self._driver.give_parameters([lane], self._newest)
+            self._version_of[lane] = self.version

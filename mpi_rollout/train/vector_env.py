@@ -26,7 +26,8 @@ from mpi_rollout.process.interrupts import Interrupts
 from mpi_rollout.ranks.driver import Driver
 from mpi_rollout.ranks.lanes import NUM_ROWS, Lane, Outcomes, final_observations, indices_of, lanes_of
 from mpi_rollout.ranks.set_up import EnvFacts
-from mpi_rollout.train.fragments import Fragments, FragmentVectorEnv
+from mpi_rollout.train.fragment_vector_env import FragmentVectorEnv
+from mpi_rollout.train.fragments import Fragments
 from mpi_rollout.train.policies import PolicyOnRanks
 from mpi_rollout.train.turns import CallState, Turns
 
@@ -81,6 +82,7 @@ class MPIVectorEnv(FragmentVectorEnv):
         self._turns, self.has_turn = turns, turns is None or not turns.open
         self._lane_of_env = np.concatenate([np.full(lane.num_envs, i) for i, lane in enumerate(driver.lanes)])
         self.interrupts = Interrupts(driver.worker.is_in_envs)  # After all that may fail: it is there until `close`.
+        driver.worker.is_wanted = lambda: False  # A trainer gets whole fragments.
         self._state = CallState(driver, facts, autoreset_mode, self._arrived, self.interrupts)
 
     def reset(self, *, seed: Seeds = None, options: Options = None) -> Reset:
@@ -128,7 +130,7 @@ class MPIVectorEnv(FragmentVectorEnv):
     def _drop(self) -> None:
         """Drop what is under way: from now on all envs must be reset."""
         self._state.is_reset = False
-        self._fragments.num_steps = 0
+        self._fragments.under_way.clear()
         self._arrived.clear()
         self._driver.drain(is_void=True)
 
@@ -172,14 +174,16 @@ class MPIVectorEnv(FragmentVectorEnv):
         ResetNeeded, AlreadyPendingCallError, ValueError
             These envs do not wait for actions; nothing was sent.
         """
-        lanes = self._driver.lanes
-        if envs_slice is not None:
-            lanes = lanes_of(lanes, self._lane_of_env, envs_slice)
+        lanes = self._lanes_of(envs_slice)
         self._check_open()
         self._check_no_fragment("send")
         self._state.check_ready(lanes)
         with self.interrupts:
             self._driver.send(lanes, actions)
+
+    def _lanes_of(self, envs_slice: np.ndarray | slice | None) -> Sequence[Lane]:
+        lanes = self._driver.lanes
+        return lanes if envs_slice is None else lanes_of(lanes, self._lane_of_env, envs_slice)
 
     def _check_open(self) -> None:
         self._state.check_open(self.closed)

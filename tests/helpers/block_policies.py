@@ -98,3 +98,11 @@ no_policy = SimpleNamespace(make_policy=lambda: 3)
 never_made = SimpleNamespace(make_policy=lambda: 1 / 0)
 wrong_extras = SimpleNamespace(make_policy=lambda: _with_extras(Sampling(), 3))
 without_extras = SimpleNamespace(make_policy=lambda: _with_extras(Acting(_late(0)), {"value": "f4"}))
+
+
+class Unloadable(Sampling):
+    def load(self, parameters: dict[str, np.ndarray]) -> None:
+        raise ZeroDivisionError("cannot")
+
+
+unloadable = SimpleNamespace(make_policy=Unloadable)

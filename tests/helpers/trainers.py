@@ -410,3 +410,45 @@ def collect_with_new_parameters(num_envs: int) -> Any:
             parameters = {name: value * np.float32(0.5) for name, value in parameters.items()}
             envs.set_policy(parameters)
     return batches
+
+
+def collect_as_ranks_get_ready(num_envs: int, num_batches: int, options: dict[str, Any]) -> Any:
+    """Fragments in the order in which they came, while parameters are halved before each of them is sent."""
+    batches = []
+    connection = mpi_rollout.connect(
+        "CartPole-v1", num_envs, policy="block_policies:sampling.make_policy", batch_size=1, **options
+    )
+    with connection as envs:
+        if envs is None:
+            return None
+        parameters = Sampling().parameters
+        envs.reset(seed=1)
+        envs.collect_async(9)
+        for _ in range(num_batches):
+            batches.append(envs.collect_some())
+            parameters = {name: value * np.float32(0.5) for name, value in parameters.items()}
+            envs.set_policy(parameters)
+            envs.collect_async(9, envs_slice=batches[-1]["envs_slice"])
+    return batches
+
+
+def set_parameters_that_no_rank_can_load(num_envs: int) -> Any:
+    """What is said of it, by first ready and by lockstep; the envs can be reset and used again."""
+    told = []
+    for options in ({}, {"batch_size": 1}):
+        with mpi_rollout.connect(
+            "CartPole-v1", num_envs, policy="block_policies:unloadable.make_policy", **options
+        ) as envs:
+            if envs is None:
+                continue
+            envs.reset(seed=1)
+            envs.collect(3)
+            envs.set_policy(Sampling().parameters)
+            try:
+                envs.collect(3)
+            except mpi_rollout.RankError as error:
+                told.append(str(error))
+            envs.reset(seed=1)
+            envs.collect(3)
+    assert all("policy: load: ZeroDivisionError: cannot" in text for text in told), told
+    return told[-1] if told else None

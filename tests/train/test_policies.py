@@ -36,6 +36,39 @@ def test_fragments_are_those_of_the_newest_parameters_whatever_the_ranks(job: Jo
     assert len({batch["actions"].tobytes() for batch in batches}) == 3
 
 
+@pytest.mark.any_mpi
+@pytest.mark.mpi(1, 2, 3)
+@pytest.mark.parametrize("options", [{}, {"dedicated_root": True}], ids=["root steps", "dedicated root"])
+def test_each_rank_acts_by_the_parameters_that_were_the_newest_when_its_fragment_began(
+    job: Job, num_ranks: int, options: dict[str, Any]
+):
+    batches = job.train(num_ranks, "collect_as_ranks_get_ready", 70, 12, options if num_ranks > 1 else {})
+    next_step, version, last = np.zeros(70, int), np.zeros(70, int), np.zeros((70, 4), np.float32)
+    for number, batch in enumerate(batches):
+        envs = range(batch["envs_slice"][0], batch["envs_slice"][-1] + 1)
+        assert batch["rewards"].shape == (9, len(envs)) and len(batch["infos"]) == 9
+        assert (batch["policy_version"] == version[envs.start]).all()
+        expected = Sampling()
+        halved = np.float32(0.5 ** version[envs.start])
+        expected.load({name: value * halved for name, value in expected.parameters.items()})
+        for step in range(9):
+            policy = BlockPolicy(MadePolicy(expected, "it"), *SPACES, PolicyOptions(seed=1))
+            acted = policy(batch["observations"][step], envs, next_step[envs.start] + step)
+            assert np.array_equal(acted.actions, batch["actions"][step])
+            assert np.array_equal(acted.extras[0], batch["extras"]["log_prob"][step])
+        rows = slice(envs.start, envs.stop)
+        assert next_step[envs.start] == 0 or np.array_equal(batch["observations"][0], last[rows])
+        last[rows] = batch["last_observations"]
+        next_step[rows] += 9
+        version[rows] = number + 1
+    assert next_step.min() > 0
+
+
+@pytest.mark.mpi(1, 2)
+def test_a_policy_that_cannot_load_parameters_fails_the_next_fragment(job: Job, num_ranks: int):
+    assert "rank" in job.train(num_ranks, "set_parameters_that_no_rank_can_load", 4)
+
+
 def test_what_a_trainer_says_itself_goes_before_the_policy():
     with mpi_rollout.connect("CartPole-v1", 3, policy=Sampling) as envs:
         envs.reset(seed=1)
