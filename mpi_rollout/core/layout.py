@@ -166,6 +166,8 @@ class Block:
     ----------
     counts_only
         Nobody reads what the envs give: there are `step_s` and `num_ended` alone.
+    has_final_observations
+        There are arrays for the last observations of episodes, in the rows of their last steps.
     """
 
     def __init__(
@@ -177,13 +179,14 @@ class Block:
         num_rows: int,
         counts_only: bool = False,
         extras: tuple[Leaf, ...] = (),
+        has_final_observations: bool = False,
     ) -> None:
         self.num_rows = num_rows
         self.start = 0  # The step of row 0.
         self.named: dict[str, np.ndarray] = {}
         self.step_s, self.num_ended = np.zeros((num_rows, num_slots)), np.zeros((num_rows, num_slots), np.int64)
         self.observation_arrays, self.action_arrays = list[np.ndarray](), list[np.ndarray]()
-        self.extra_arrays = list[np.ndarray]()
+        self.extra_arrays, self.final_observation_arrays = list[np.ndarray](), list[np.ndarray]()
         self.results: tuple[np.ndarray, ...] = ()
         if counts_only:
             return
@@ -191,6 +194,8 @@ class Block:
         self.observation_arrays = self._allocate("observations", leaves(observation_space), lead)
         self.action_arrays = self._allocate("actions", leaves(action_space), lead)
         self.extra_arrays = self._allocate("extras", extras, lead)
+        if has_final_observations:
+            self.final_observation_arrays = self._allocate("final_observations", leaves(observation_space), lead)
         self.rewards, self.terminations, self.truncations = self._allocate("", RESULTS, lead)
         self.results = self.rewards, self.terminations, self.truncations
         self.observations = tree_of(observation_space, self.observation_arrays)

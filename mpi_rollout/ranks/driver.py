@@ -109,8 +109,8 @@ class Driver:
             self.under_way.clear()
             raise
 
-    def send(self, lanes: Sequence[Lane], actions: object, steps: Sequence[int] = ()) -> None:
-        """Check the actions of some lanes' envs, and send them to the ranks.
+    def send(self, lanes: Sequence[Lane], actions: object, steps: Sequence[int] = ()) -> list[np.ndarray]:
+        """Check the actions of some lanes' envs, and send them to the ranks; return them as the envs get them.
 
         Parameters
         ----------
@@ -131,6 +131,7 @@ class Driver:
             self._post_steps(lane, Command.STEP, 1, step)
             start += lane.num_envs
         self.clock.lap("send")
+        return arrays
 
     def send_fragment(self, lane: Lane, arrays: Sequence[np.ndarray], step: int = -1) -> None:
         """Send the actions of several steps to the ranks of a lane, and have them taken.

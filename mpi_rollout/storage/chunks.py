@@ -31,6 +31,7 @@ class ChunkWriter:
 
     def __init__(self, dataset: h5py.Dataset):
         self.dataset, self.num_rows = dataset, len(dataset)
+        self._is_sparse = is_sparse(dataset)
         self.chunks: tuple[int, ...] = dataset.chunks
         self._filters = Filters(dataset)
         nbytes = dataset.dtype.itemsize * int(np.prod(self.chunks))
@@ -65,6 +66,8 @@ class ChunkWriter:
         self.num_rows = first_row + stop
 
     def _write(self, place: tuple[int, ...], part: np.ndarray, is_full: bool) -> None:
+        if self._is_sparse and not part.view(np.uint8).any():  # Also -0.0 is a value.
+            return
         if not is_full and part.shape == self._chunk.shape and part.flags.c_contiguous:
             self.dataset.id.write_direct_chunk(place, part, self._filters.none)
             return
@@ -86,6 +89,8 @@ class ChunkWriter:
         if num_left == 0:
             return
         for place in places(self.dataset, self.num_rows - num_left):
+            if self._is_sparse and self.dataset.id.get_chunk_info_by_coord(place).byte_offset is None:
+                continue
             data, has_checksum = read_chunk(self.dataset, place)
             if not has_checksum:
                 self._bytes[:-CHECKSUM_NBYTES] = data
@@ -147,7 +152,7 @@ class ChunkReader:
         """
         info = self._dataset.id.get_chunk_info_by_coord(place)
         if info.byte_offset is None:
-            return "there is no such chunk"
+            return "" if is_sparse(self._dataset) else "there is no such chunk"
         self._mask, nbytes = info.filter_mask, info.size
         has_checksum = self._filters.has_checksum(self._mask)
         whole = self._nbytes + CHECKSUM_NBYTES * has_checksum
@@ -178,6 +183,11 @@ class ChunkReader:
         """Return the chunk that was read last, as an array; zlib.error if it cannot be decompressed."""
         data = self._filters.decode(self._stored, self._mask)
         return np.asarray(data.view(self._dataset.dtype).reshape(self._dataset.chunks))
+
+
+def is_sparse(dataset: h5py.Dataset) -> bool:
+    """Tell whether chunks that have zeros alone are left out of a dataset: few of its rows have values."""
+    return str(dataset.name).startswith("/trajectories/final_observations")
 
 
 def fill(dataset: h5py.Dataset, rows: np.ndarray) -> None:

@@ -10,7 +10,7 @@ from gymnasium.vector import AutoresetMode
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.layout import Block
 from mpi_rollout.core.seeding import SeedTable
-from mpi_rollout.storage.schema import EPISODE
+from mpi_rollout.storage.schema import EPISODE, RESET
 
 if TYPE_CHECKING:
     import h5py
@@ -42,7 +42,8 @@ class EpisodeTable:
     seeds
         None where the envs have no seed for each episode; -1 is stored then.
     num_reset_rows
-        Rows between two episodes: 1, or 0 where envs begin the next episode in the step that ends one.
+        Rows between two episodes: 1, or 0 where envs begin the next episode in the step that ends one.  There is none
+        where a trainer has reset the env, see `note_resets`.
     """
 
     def __init__(self, num_envs: int, seeds: SeedTable | None, num_reset_rows: int = 1):
@@ -52,6 +53,11 @@ class EpisodeTable:
         self._count = np.zeros(num_envs, np.int64)
         self._held = np.zeros(0, EPISODE)
         self._faults: list[tuple[int, int]] = []
+        self._resets = np.zeros(0, RESET)  # Those of which an episode that has not ended may begin.
+
+    def note_resets(self, resets: np.ndarray) -> None:
+        """Take in rows of /resets, before the rows of the steps before them are added."""
+        self._resets = np.concatenate([self._resets, resets])
 
     def note_fault(self, env_index: int, step: int) -> None:
         """Take in a fault, before the row of its step is added."""
@@ -65,7 +71,7 @@ class EpisodeTable:
         env = np.array(sorted(lost), np.int64)
         rows = np.zeros(len(env), EPISODE)
         rows["env_index"], rows["start"], rows["length"] = env, self._start[env], num_steps - self._start[env]
-        rows["return"], rows["seed"] = self._return[env], self._seed(env, self._count[env])
+        rows["return"], rows["seed"] = self._return[env], self._seed(env, self._start[env], self._count[env])
         rows["truncated"] = rows["faulted"] = True
         self._start[env], self._return[env] = num_steps - 1 + self._to_next, 0.0
         self._count[env] += 1
@@ -74,7 +80,7 @@ class EpisodeTable:
     def add(self, block: Block | StoredResults, start: int, stop: int) -> None:
         """Take in rows `start` to `stop` - 1 of a block."""
         ends = block.terminations[start:stop] | block.truncations[start:stop]
-        if len(self._start) >= WIDE and not self._faults:
+        if len(self._start) >= WIDE and not self._faults and not len(self._resets):
             self._add_by_rows(block, start, ends)
             return
         returns, env, step, is_end = self._segments(ends, block.rewards[start:stop])
@@ -82,18 +88,22 @@ class EpisodeTable:
         end = block.start + start + row
         rows = np.zeros(len(env), EPISODE)
         rows["env_index"], rows["return"] = env, returns[is_end]
-        rows["start"] = np.where(is_first, self._start[env], np.append(0, end[:-1] + self._to_next)[: len(end)])
+        following = end + self._to_next  # Where the next episode of the env starts.
+        is_reset = self._place_of_reset(env, end + 1) >= 0
+        following[is_reset] = end[is_reset] + 1
+        rows["start"] = np.where(is_first, self._start[env], np.append(0, following[:-1])[: len(end)])
         rows["length"] = end - rows["start"] + 1
         rows["terminated"] = block.terminations[start:stop][row, env]
         rows["truncated"] = block.truncations[start:stop][row, env]
         rows["faulted"] = self._take_faults(env, end, block.start + stop)
-        self._start[env] = end + self._to_next  # If an env has several episodes, the last one stays.
+        self._start[env] = following  # If an env has several episodes, the last one stays.
         is_episode = (rows["length"] > 0) | rows["faulted"]
         rows, env, end = rows[is_episode], env[is_episode], end[is_episode]
-        rows["seed"] = self._seed(env, self._count[env] + position_in_group(first_of_group(env)))
+        rows["seed"] = self._seed(env, rows["start"], self._count[env] + position_in_group(first_of_group(env)))
         self._count += np.bincount(env, minlength=len(self._count))
         order = np.argsort(end * len(self._count) + env)  # One key: a tenth of the time of two.
         self._held = np.concatenate([self._held, rows[order]])
+        self._resets = self._resets[self._resets["step"] >= self._start[self._resets["env_index"]]]
 
     def _add_by_rows(self, block: Block | StoredResults, start: int, ends: np.ndarray) -> None:
         """Do the same row by row, where nobody knows of faults.  Sums are in step order here as well."""
@@ -113,7 +123,7 @@ class EpisodeTable:
         rows["length"] = block.start + row_of - starts + 1
         rows["terminated"], rows["truncated"] = block.terminations[row_of, env], block.truncations[row_of, env]
         rows = rows[is_episode]
-        rows["seed"] = self._seed(rows["env_index"], counts[is_episode])
+        rows["seed"] = self._seed(rows["env_index"], rows["start"], counts[is_episode])
         self._held = np.concatenate([self._held, rows])
 
     def _take_faults(self, env: np.ndarray, end: np.ndarray, stop: int) -> np.ndarray:
@@ -155,8 +165,24 @@ class EpisodeTable:
         self._return[env[~is_end]] = returns[~is_end]
         return returns, env, step - 1, is_end
 
-    def _seed(self, env: np.ndarray, episode: np.ndarray) -> np.ndarray:
-        return np.full(len(env), -1) if self._seeds is None else np.asarray(self._seeds(env, episode))
+    def _seed(self, env: np.ndarray, start: np.ndarray, episode: np.ndarray) -> np.ndarray:
+        """Return the seeds of episodes, by their envs, first steps, and how many of the env were before; -1: none."""
+        if self._seeds is not None:
+            return np.asarray(self._seeds(env, episode))
+        if not len(self._resets):
+            return np.full(len(env), -1)
+        place = self._place_of_reset(env, start)
+        return np.where(place >= 0, self._resets["seed"][place], -1)
+
+    def _place_of_reset(self, env: np.ndarray, step: np.ndarray) -> np.ndarray:
+        """Return where in the resets the last one is of each env before each step; -1 where there is none."""
+        if not len(self._resets):
+            return np.full(len(env), -1)
+        num_envs = len(self._start)
+        keys, asked = self._resets["step"] * num_envs + self._resets["env_index"], step * num_envs + env
+        order = np.argsort(keys, kind="stable")
+        place = np.searchsorted(keys[order], asked, side="right") - 1
+        return np.where((place >= 0) & (keys[order][place] == asked), order[place], -1)
 
     def take(self, num_steps: int) -> np.ndarray:
         """Take out the episodes that ended before step `num_steps`, in order of their ends, then of env index."""
@@ -170,12 +196,17 @@ class EpisodeTable:
         env = np.flatnonzero(self._start < num_steps)
         rows = np.zeros(len(env), EPISODE)
         rows["env_index"], rows["start"], rows["length"] = env, self._start[env], num_steps - self._start[env]
-        rows["return"], rows["seed"] = self._return[env], self._seed(env, self._count[env])
+        rows["return"], rows["seed"] = self._return[env], self._seed(env, self._start[env], self._count[env])
         return rows
 
 
-def make_table(config: RolloutConfig, attributes: Mapping[str, object], faults: Iterable[np.void] = ()) -> EpisodeTable:
-    """Make the empty table of a run with this configuration; it knows of some rows of /faults.
+def make_table(
+    config: RolloutConfig,
+    attributes: Mapping[str, object],
+    faults: Iterable[np.void] = (),
+    resets: np.ndarray | None = None,
+) -> EpisodeTable:
+    """Make the empty table of a run with this configuration; it knows of some rows of /faults and /resets.
 
     Parameters
     ----------
@@ -187,12 +218,14 @@ def make_table(config: RolloutConfig, attributes: Mapping[str, object], faults: 
     table = EpisodeTable(config.num_envs, seeds, num_reset_rows_of(attributes))
     for fault in faults:
         table.note_fault(int(fault["env_index"]), int(fault["step"]))
+    if resets is not None:
+        table.note_resets(resets)
     return table
 
 
 def num_reset_rows_of(attributes: Mapping[str, object]) -> int:
     """Return how many rows are between two episodes of an env, in a file with these attributes."""
-    return 0 if attributes.get("autoreset_mode") == AutoresetMode.SAME_STEP.value else 1
+    return int(attributes.get("autoreset_mode", AutoresetMode.NEXT_STEP.value) == AutoresetMode.NEXT_STEP.value)
 
 
 def stored_results(trajectories: "h5py.Group", num_steps: int, nbytes: int = 2**24) -> Iterator[StoredResults]:

@@ -29,7 +29,18 @@ from mpi_rollout.storage.objects import (
     table_of,
     text,
 )
-from mpi_rollout.storage.schema import EPISODE, FAULT, FORMAT, FORMAT_VERSION, INTERVAL, LIMIT, RANK, digest_of
+from mpi_rollout.storage.schema import (
+    EPISODE,
+    FAULT,
+    FORMAT,
+    FORMAT_VERSION,
+    INTERVAL,
+    LIMIT,
+    RANK,
+    RESET,
+    digest_of,
+    is_recording,
+)
 
 ATTEMPTS = 3
 OTHERS = {f"{FORMAT}-scaling": "a study", f"{FORMAT}-simulation": "a simulation", f"{FORMAT}-compare": "a comparison"}
@@ -158,6 +169,21 @@ def committed_faults(file: h5py.File, num_steps: int | None = None) -> np.ndarra
         num_steps = num_steps_of(file)
     faults = table_of(file, "faults", FAULT)
     return faults if num_steps is None else faults[faults["step"] < num_steps]
+
+
+def committed_resets(file: h5py.File, num_steps: int | None = None) -> np.ndarray | None:
+    """Read the rows of /resets before committed steps and after the last one, or of the first `num_steps`.
+
+    None where a run took the steps, which has no such table.  ContentError if an env or a step cannot be.
+    """
+    if not is_recording(file.attrs):
+        return None
+    num_steps = num_steps_of(file) if num_steps is None else num_steps
+    resets = table_of(file, "resets", RESET)
+    num_envs = count(attributes_of(file), "num_envs")
+    if ((resets["env_index"] < 0) | (resets["env_index"] >= num_envs) | (resets["step"] < 0)).any():
+        raise ContentError("resets names an env or a step that cannot be; the file is damaged")
+    return resets[resets["step"] <= num_steps]
 
 
 def throughput_tables(file: h5py.File) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

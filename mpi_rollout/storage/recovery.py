@@ -15,7 +15,7 @@ from mpi_rollout.storage.chunks import ChunkWriter, TableWriter, fill, places, r
 from mpi_rollout.storage.episodes import EpisodeTable, make_table, stored_results
 from mpi_rollout.storage.objects import Tell
 from mpi_rollout.storage.ownership import free_space, give_name
-from mpi_rollout.storage.reader import committed_episodes, committed_faults, leaf_datasets, opened
+from mpi_rollout.storage.reader import committed_episodes, committed_faults, committed_resets, leaf_datasets, opened
 from mpi_rollout.storage.schema import FAULT, LATER_ATTRIBUTES, Schema, fault_row
 from mpi_rollout.storage.values import ValueChecks
 from mpi_rollout.storage.verification import Verification, verify
@@ -168,8 +168,11 @@ def _copy_episodes(
     source: h5py.File, destination: h5py.File, num_steps: int, tell: Tell, lost: Mapping[int, int]
 ) -> EpisodeTable:
     """Copy faults and the episodes that have ended, those of lost envs too; return the table of all episodes."""
-    faults = committed_faults(source, num_steps)
-    table = make_table(RolloutConfig.from_json(source.attrs["config"], str(source.filename)), source.attrs, faults)
+    faults, resets = committed_faults(source, num_steps), committed_resets(source, num_steps)
+    config = RolloutConfig.from_json(source.attrs["config"], str(source.filename))
+    table = make_table(config, source.attrs, faults, resets)
+    if resets is not None:
+        TableWriter(destination["resets"]).append(resets)
     for results in stored_results(source["trajectories"], num_steps):
         tell(f"rewards and ends from step {results.start:,} on")
         table.add(results, 0, len(results.rewards))

@@ -20,7 +20,16 @@ from mpi_rollout.storage.episodes import EpisodeTable
 from mpi_rollout.storage.objects import open_unmarked
 from mpi_rollout.storage.ownership import Lock, give_name, identity, make_locked, put_in_free_place, refusal
 from mpi_rollout.storage.recovery import copy_prefix
-from mpi_rollout.storage.schema import FAULT, INTERVAL, LIMIT, Reports, Schema, fault_row, rank_rows
+from mpi_rollout.storage.schema import (
+    FAULT,
+    INTERVAL,
+    LIMIT,
+    Reports,
+    Schema,
+    fault_row,
+    is_recording,
+    rank_rows,
+)
 from mpi_rollout.storage.values import ValueChecks
 from mpi_rollout.storage.verification import check_chunks
 
@@ -89,6 +98,7 @@ class RunFile:
         self._tables: dict[str, TableWriter] = {}
         self._intervals: list[tuple[float, int, float]] = []
         self._faults: list[tuple[int, int, bytes]] = []
+        self._resets: list[np.ndarray] = []
 
     def create(self) -> None:
         """Begin a new file.  It gets its name when it has all its objects."""
@@ -126,6 +136,7 @@ class RunFile:
     def _open_datasets(self) -> None:
         self._columns = {name: ChunkWriter(self._file["trajectories"][name]) for name in self._schema.named}
         names = ["episodes"] * bool(self._columns) + ["faults", "throughput/intervals", "throughput/limit"]
+        names += ["resets"] * is_recording(self._schema.attributes)
         self._tables = {name: TableWriter(self._file[name]) for name in names}
 
     def append(self, block: Block, num_rows: int) -> None:
@@ -154,6 +165,12 @@ class RunFile:
         if self._episodes is not None:
             self._episodes.note_fault(env_index, step)
 
+    def add_resets(self, resets: np.ndarray) -> None:
+        """Keep rows of /resets for the next commit."""
+        assert self._episodes is not None
+        self._resets.append(resets)
+        self._episodes.note_resets(resets)
+
     def _commit(self, num_steps: int, episodes: EpisodeTable) -> None:
         """Make the first `num_steps` steps and the observations after them count."""
         start = perf_counter()
@@ -168,8 +185,11 @@ class RunFile:
     def _write_notes(self) -> None:
         self._tables["throughput/intervals"].append(np.array(self._intervals, INTERVAL))
         self._tables["faults"].append(np.array(self._faults, FAULT))
+        if self._resets:
+            self._tables["resets"].append(np.concatenate(self._resets))
         self._intervals.clear()
         self._faults.clear()
+        self._resets.clear()
 
     def finish(self, ending: Ending) -> str:
         """Commit, close, and if the run is complete check the file and give it its name; return where it is."""

@@ -45,6 +45,9 @@ EPISODE = np.dtype(
 # An env that failed, did not reproduce its episode or was lost, and the step whose row says truncated for it.  Step -1
 # is the first reset, which was then taken again.
 FAULT = np.dtype([("env_index", "i8"), ("step", "i8"), ("message", "S256")])
+# A reset by a trainer whose steps are recorded.  `step` is the first step after it, `seed` is -1 where it gave none.
+# `cut`: the episode was under way, and the row before says truncated for it though the env did not.
+RESET = np.dtype([("env_index", "i8"), ("step", "i8"), ("seed", "i8"), ("cut", "?"), ("options", "?")])
 LATER_ATTRIBUTES = ("digest", "finished", "recovered")  # Of the root group; the others are written first.
 INTERVAL = np.dtype([("time", "f8"), ("env_steps", "i8"), ("env_steps_per_s", "f8")])
 Reports = Sequence[Mapping[str, Any]]  # What each rank says of itself at the end of a run.
@@ -89,6 +92,8 @@ class Schema:
             self._create_trajectories(file)
             create_table(file, "episodes", EPISODE, 1024)
         create_table(file, "faults", FAULT, 64)
+        if is_recording(self.attributes):
+            create_table(file, "resets", RESET, 256)
         self._create_throughput(file)
         if swmr_mode:
             file.swmr_mode = True
@@ -112,6 +117,11 @@ class Schema:
         create_table(throughput, "intervals", INTERVAL, 256)
         create_table(throughput, "limit", LIMIT, 256)
         throughput.create_dataset("ranks", (self.num_ranks,), RANK, chunks=(self.num_ranks,), fletcher32=True)
+
+
+def is_recording(attributes: Mapping[str, object]) -> bool:
+    """Tell from a root group's attributes whether a trainer took the steps of a file, not a run."""
+    return "recorded_by" in attributes
 
 
 def fault_row(env_index: int, step: int, message: str) -> tuple[int, int, bytes]:

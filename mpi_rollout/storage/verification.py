@@ -12,7 +12,7 @@ from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.layout import RESULTS
 from mpi_rollout.core.spaces import Leaf
 from mpi_rollout.errors import DataError, counted
-from mpi_rollout.storage.chunks import ChunkReader, places
+from mpi_rollout.storage.chunks import ChunkReader, is_sparse, places
 from mpi_rollout.storage.episodes import make_table, stored_results
 from mpi_rollout.storage.objects import (
     Tell,
@@ -25,8 +25,16 @@ from mpi_rollout.storage.objects import (
     table_of,
     text,
 )
-from mpi_rollout.storage.reader import check_attributes, committed_faults, leaf_datasets, num_steps_of, opened, steadily
-from mpi_rollout.storage.schema import EPISODE, FAULT, INTERVAL, LIMIT, RANK
+from mpi_rollout.storage.reader import (
+    check_attributes,
+    committed_faults,
+    committed_resets,
+    leaf_datasets,
+    num_steps_of,
+    opened,
+    steadily,
+)
+from mpi_rollout.storage.schema import EPISODE, FAULT, INTERVAL, LIMIT, RANK, RESET, is_recording
 from mpi_rollout.storage.values import ValueChecks, described_leaves
 
 NUM_NAMED = 3  # Damaged chunks that a message names.
@@ -84,6 +92,7 @@ class Verification:
             "file": self.path,
             "complete": self.is_complete,
             "recovered": self.is_sealed and not self.is_complete,
+            "recording": is_recording(self.root),
             "num_steps": self.num_steps,
             "episodes": num_episodes,
             "chunks": self.num_chunks,
@@ -139,6 +148,8 @@ class Verification:
             "throughput/ranks": (RANK, ()),
             "faults": (FAULT, ()),
         }
+        if is_recording(self.root):
+            expected["resets"] = RESET, ()
         if not self.config.trajectories:
             return expected
         expected["episodes"] = EPISODE, ()
@@ -146,6 +157,8 @@ class Verification:
         groups: dict[str, tuple[Leaf, ...]] = {"": RESULTS}
         for name in ("observation", "action", *(["extra"] if "extra" in spaces else [])):
             groups[f"{name}s"] = tuple(leaf for leaf, *_ in described_leaves(spaces.get(name)))
+        if self.root.get("has_final_observations"):
+            groups["final_observations"] = groups["observations"]
         for group, leaves in groups.items():
             for leaf in leaves:
                 path = f"trajectories/{group}/{leaf.path}".replace("//", "/").rstrip("/")
@@ -177,7 +190,8 @@ class Verification:
         if not self.is_complete:  # Written at the end of a run.
             del num_rows["throughput/ranks"]
         for name, rows in num_rows.items():
-            check_room(self.file, name, self.file[name], rows, room=0)
+            if not is_sparse(self.file[name]):  # It has no more rows than the observations, which are not.
+                check_room(self.file, name, self.file[name], rows, room=0)
         if counts_values:
             self._values = ValueChecks(self.root)
         with open(self.path, "rb", buffering=0) as file:
@@ -230,7 +244,8 @@ class Verification:
 
         Those under way at the end are written when a run ends: a killed run has none of them, or some.
         """
-        table = make_table(self.config, self.root, committed_faults(self.file, self.num_steps))
+        faults, resets = committed_faults(self.file, self.num_steps), committed_resets(self.file, self.num_steps)
+        table = make_table(self.config, self.root, faults, resets)
         for results in stored_results(self.file["trajectories"], self.num_steps):
             self.tell(f"rewards and ends from step {results.start:,} on")
             table.add(results, 0, len(results.rewards))

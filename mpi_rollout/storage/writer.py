@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 import h5py
+import numpy as np
 
 from mpi_rollout.config import RolloutConfig, versions
 from mpi_rollout.core.layout import Block
@@ -112,6 +113,14 @@ class Writer:
     def add_fault(self, env_index: int, step: int, message: str) -> None:
         """Have a row of /faults written at the next commit; call it before the step is submitted."""
         self._work.put(lambda: self._file.add_fault(env_index, step, message))
+
+    def add_resets(self, resets: np.ndarray) -> None:
+        """Have rows of /resets written at the next commit; call it before the steps before them are submitted."""
+        self._work.put(lambda: self._file.add_resets(resets))
+
+    def check(self) -> None:
+        """Raise what has ended the thread, if something has."""
+        self._raise_error()
 
     def drain(self) -> None:
         """Wait until all that was submitted is committed."""

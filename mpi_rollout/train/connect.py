@@ -5,6 +5,7 @@ serves it inside, comes out when the root leaves, and gets None.  A second conne
 served by the same ranks.  In one process `envs = connect(...)` is enough.
 """
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -52,6 +53,7 @@ def connect(
     policy: PolicyArgument = None,
     policy_mode: str = "deterministic",
     policy_block: int = 64,
+    record: str | os.PathLike[str] | None = None,
     max_env_restarts: int = 0,
     env_timeout_s: float | None = None,
     check_finite: bool = False,
@@ -95,6 +97,9 @@ def connect(
     policy, policy_mode, policy_block
         What chooses the actions of `collect` on the ranks: "mine:make_policy", a function `make_policy` itself, or a
         file, with the options of the command line of these names; see `mpi_rollout.policies.model.Model`.
+    record
+        A new file, which gets what the envs show and what the trainer does, in the format of runs; rank 0 writes it.
+        It is called FILE.part until the envs are closed, or the program ends.  See docs/how-to/training.md.
     max_env_restarts
         How often each env may be restarted when it fails.  With 0 a failure is raised on the root as a RankError.  An
         env that is restarted ends its episode: truncated, with its last observation, reward 0 and, with infos="all",
@@ -123,8 +128,8 @@ def connect(
     Raises
     ------
     RolloutError
-        On the root: an argument cannot work, or ranks do not agree.  Other ranks leave with its exit code.  With
-        several ranks it is raised on entering the `with` statement.
+        On the root: an argument cannot work, ranks do not agree, or `record` cannot be written or is there already.
+        Other ranks leave with its exit code.  With several ranks it is raised on entering the `with` statement.
     """
     request = Request(
         env=env,
@@ -142,6 +147,7 @@ def connect(
         policy=policy,
         policy_mode=policy_mode,
         policy_block=_plain(policy_block),
+        record=record if record is None else os.fspath(record),
         on_fault=OnFault(_plain(max_env_restarts), check_finite, env_timeout_s, strict_dtypes, check_bounds),
         wait=wait,
     )
@@ -182,6 +188,7 @@ class Request:
     policy: PolicyArgument
     policy_mode: str
     policy_block: int
+    record: str | None
     on_fault: OnFault
     wait: str
 

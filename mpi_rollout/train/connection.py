@@ -27,6 +27,7 @@ from mpi_rollout.ranks import meeting
 from mpi_rollout.ranks.driver import Driver
 from mpi_rollout.ranks.set_up import EnvFacts, RankEnvs, assemble, make_rank_envs, unwatched_by_gc
 from mpi_rollout.ranks.worker import Worker
+from mpi_rollout.train.recording import check_record, check_spaces, start_recording
 from mpi_rollout.train.turns import Turns
 from mpi_rollout.train.vector_env import MPIVectorEnv
 
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
     from mpi_rollout.train.connect import Request
+    from mpi_rollout.train.recorder import Recorder
 
 GRACE_S = 5.0  # For ranks to end the step that they are in when a trainer has failed.
 
@@ -54,6 +56,7 @@ class Connection:
         if comm is not None:
             self._comm = comm
         self._envs: MPIVectorEnv | None = None
+        self._hosts: list[str] = []
         self._made: tuple[Worker, EnvFacts] | RolloutError | None = None
 
     def __getattr__(self, name: str) -> NoReturn:
@@ -157,7 +160,7 @@ class Connection:
                 turns.add(another._made[0])
 
         with nullcontext() if comm.size == 1 else job_end.no_early_end(comm):
-            rank_envs, _ = meeting.agree(comm, self._prepare, self._fingerprint, timeout_s)
+            rank_envs, self._hosts = meeting.agree(comm, self._prepare, self._fingerprint, timeout_s)
             with job_end.all_or_none(comm):
                 worker, facts = assemble(comm, rank_envs)
         worker.methods["connect"] = connect
@@ -170,10 +173,18 @@ class Connection:
         self._envs = envs = MPIVectorEnv(
             driver, facts, request.mode, request.batch_size or 1, request.copy, None if is_alone else turns, policy
         )
-        if is_alone:
-            finalize(envs, _close, driver, envs.interrupts, os.getpid())
-        else:
+        if not is_alone:
             turns.add(envs)
+        try:
+            recorder = (
+                None if request.record is None else start_recording(request.record, request, driver, facts, self._hosts)
+            )
+        except BaseException as error:
+            envs.close(code=getattr(error, "exit_code", RolloutError.exit_code))
+            raise
+        envs.recorder = recorder
+        if is_alone:
+            finalize(envs, _close, driver, envs.interrupts, os.getpid(), recorder)
 
     def _prepare(self) -> RankEnvs:
         world.check_thread()
@@ -182,7 +193,13 @@ class Connection:
                 "connect must be called in the main thread of all ranks but rank 0, got thread "
                 f"{threading.current_thread().name}: signals that interrupt envs reach that thread alone"
             )
-        return make_rank_envs(self._loaded_request().plan(self._comm.size), self._comm.rank)
+        request = self._loaded_request()
+        if request.record is not None and self._comm.rank == world.ROOT:
+            check_record(request.record)
+        rank_envs = make_rank_envs(request.plan(self._comm.size), self._comm.rank)
+        if request.record is not None and rank_envs.facts is not None:
+            check_spaces(rank_envs.facts)
+        return rank_envs
 
     def _loaded_request(self) -> "Request":
         request = self._request
@@ -201,6 +218,7 @@ class Connection:
         if self._envs is None or exits.is_forked():
             return
         code = exits.exit_code_of(error)
+        self._envs.finish_recording()  # Launchers end the job when other ranks leave with a failure.
         watch = threading.Timer(GRACE_S, self._abort, (error, code))
         watch.daemon = True
         if error is not None or self._envs.interrupts.is_broken:  # It cannot be known whether the ranks answer.
@@ -239,6 +257,8 @@ def _check_closed() -> None:
                 f"mpi_rollout: {world.rank_and_host(world.ROOT)}: the trainer ended without closing its envs; "
                 "use `with mpi_rollout.connect(...) as envs:`, or call envs.close()\n"
             )
+            for envs in turns.open.values():
+                envs.finish_recording()
             job_end.abort(turns.comm, RolloutError.exit_code)
 
 
@@ -252,8 +272,10 @@ def is_alone(comm: "MPI.Intracomm | None", timeout_s: float) -> bool:
     return world.comm_world().size == 1
 
 
-def _close(driver: Driver, interrupts: Interrupts, pid: int) -> None:
+def _close(driver: Driver, interrupts: Interrupts, pid: int, recorder: "Recorder | None") -> None:
     """Close the envs of one process when nobody has them any more, or at the program's end; never in a fork."""
+    if recorder is not None:
+        recorder.finish()
     if not driver.has_stopped and os.getpid() == pid:
         driver.stop()
         driver.exchanges.free()

@@ -1,7 +1,7 @@
 """The vector env of a trainer, as far as it takes several steps in one exchange."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from gymnasium.error import AlreadyPendingCallError, NoAsyncCallError
@@ -18,12 +18,16 @@ from mpi_rollout.train.fragments import Batch, Fragments, envs_of
 from mpi_rollout.train.policies import NO_POLICY
 from mpi_rollout.train.turns import CallState
 
+if TYPE_CHECKING:
+    from mpi_rollout.train.recorder import Recorder
+
 
 class FragmentVectorEnv(CalledByName):
     """A `MPIVectorEnv`, as far as it takes several steps in one exchange."""
 
     autoreset_mode: AutoresetMode
     interrupts: Interrupts
+    recorder: "Recorder | None"
     _driver: Driver
     _block: Block
     _outcomes: Outcomes
@@ -115,6 +119,8 @@ class FragmentVectorEnv(CalledByName):
             self._state.check_idle("collect_async")
         self._state.check_ready(lanes)
         with self.interrupts:
+            if self.recorder is not None:
+                self.recorder.make_room(lanes, int(num_steps))
             if self._fragments.make_room(int(num_steps)):
                 self._outcomes.use(self._driver.destinations(self._block))
             self._fragments.send(lanes, int(num_steps), actions)
@@ -156,7 +162,10 @@ class FragmentVectorEnv(CalledByName):
         ended = batch["terminations"] | batch["truncations"]
         if self.autoreset_mode == AutoresetMode.DISABLED:
             self._state.ended[envs_of(lanes)] = ended[-1]
-        return {**batch, "infos": self._infos(lanes, ended)}
+        batch["infos"] = self._infos(lanes, ended)
+        if self.recorder is not None:
+            self.recorder.take_batch(lanes, batch)
+        return batch
 
     def _take_in_fragments(self, num_lanes: int) -> None:
         """Have the fragments of so many lanes among those that have come, or of all that are under way."""

@@ -11,6 +11,7 @@ returns some of the envs and says which; `send` takes actions for these envs.
 """
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from gymnasium.error import AlreadyPendingCallError, NoAsyncCallError
@@ -30,6 +31,9 @@ from mpi_rollout.train.fragment_vector_env import FragmentVectorEnv
 from mpi_rollout.train.fragments import Fragments
 from mpi_rollout.train.policies import PolicyOnRanks
 from mpi_rollout.train.turns import CallState, Turns
+
+if TYPE_CHECKING:
+    from mpi_rollout.train.recorder import Recorder  # Imports h5py: a worker's imports are the job's start-up time.
 
 Received = tuple[Tree, np.ndarray, np.ndarray, np.ndarray, Info, np.ndarray]  # A step of some envs, and their indices.
 
@@ -56,6 +60,8 @@ class MPIVectorEnv(FragmentVectorEnv):
         As SyncVectorEnv has it.
     metadata
         The envs' metadata, and `autoreset_mode`.
+    recorder
+        Takes down what the trainer does; None without `record`.
     has_turn
         The ranks await the orders of these envs, not those of another connection.
     """
@@ -83,6 +89,7 @@ class MPIVectorEnv(FragmentVectorEnv):
         self._lane_of_env = np.concatenate([np.full(lane.num_envs, i) for i, lane in enumerate(driver.lanes)])
         self.interrupts = Interrupts(driver.worker.is_in_envs)  # After all that may fail: it is there until `close`.
         driver.worker.is_wanted = lambda: False  # A trainer gets whole fragments.
+        self.recorder: Recorder | None = None
         self._state = CallState(driver, facts, autoreset_mode, self._arrived, self.interrupts)
 
     def reset(self, *, seed: Seeds = None, options: Options = None) -> Reset:
@@ -108,6 +115,8 @@ class MPIVectorEnv(FragmentVectorEnv):
         self._state.check_reset(seed, mask, options)
         lanes = self._driver.lanes
         with self.interrupts:
+            if self.recorder is not None:
+                self.recorder.make_room(lanes, 0)
             self._driver.do(Command.RESET, seed, mask, options)
             self._state.is_reset = True
             self.interrupts.forget()
@@ -115,6 +124,8 @@ class MPIVectorEnv(FragmentVectorEnv):
             if isinstance(seed, int):
                 self._fragments.seed(seed)
             self._outcomes.lay(lanes)
+            if self.recorder is not None:
+                self.recorder.reset(self._outcomes.last_arrays(lanes), seed, mask, options)
             return self._outcomes.observations(lanes), self._infos(lanes)[0]
 
     def _begin_anew_if_need_be(self) -> None:
@@ -132,6 +143,8 @@ class MPIVectorEnv(FragmentVectorEnv):
         self._state.is_reset = False
         self._fragments.under_way.clear()
         self._arrived.clear()
+        if self.recorder is not None:
+            self.recorder.needs_reset = True
         self._driver.drain(is_void=True)
 
     def step(self, actions: Tree) -> Step:
@@ -151,7 +164,7 @@ class MPIVectorEnv(FragmentVectorEnv):
         self._check_no_fragment("step")
         self._state.check_ready(lanes)
         with self.interrupts:
-            self._driver.send(lanes, actions)
+            self._send(lanes, actions)
             while self._driver.under_way:
                 self._take_in()
             self._arrived.clear()
@@ -179,7 +192,15 @@ class MPIVectorEnv(FragmentVectorEnv):
         self._check_no_fragment("send")
         self._state.check_ready(lanes)
         with self.interrupts:
+            self._send(lanes, actions)
+
+    def _send(self, lanes: Sequence[Lane], actions: object) -> None:
+        recorder = self.recorder
+        if recorder is None:
             self._driver.send(lanes, actions)
+            return
+        recorder.make_room(lanes, 1)
+        recorder.act(lanes, self._driver.send(lanes, actions))
 
     def _lanes_of(self, envs_slice: np.ndarray | slice | None) -> Sequence[Lane]:
         lanes = self._driver.lanes
@@ -253,11 +274,17 @@ class MPIVectorEnv(FragmentVectorEnv):
         ended = terminations | truncations
         if self.autoreset_mode == AutoresetMode.DISABLED:
             self._state.ended[indices_of(lanes)] = ended
-        return observations, rewards, terminations, truncations, self._infos(lanes, ended[None])[0]
+        infos = self._infos(lanes, ended[None])[0]
+        if self.recorder is not None:
+            arrays, results = self._outcomes.last_arrays(lanes), (rewards, terminations, truncations)
+            self.recorder.take(lanes, arrays, results, infos)
+        return observations, rewards, terminations, truncations, infos
 
     def _infos(self, lanes: Sequence[Lane], ended: np.ndarray | None = None) -> list[Info]:
         """Return the infos of each step of the last slots; of a reset without `ended`, (num_steps, num_envs)."""
         all_infos = self._driver.take_infos(lanes, 1 if ended is None else len(ended))
+        if self.recorder is not None and ended is not None:
+            self.recorder.note_restarts(lanes, self._driver.restarts, all_infos)
         self._driver.restarts.clear()  # Whoever wants to know of them asks for infos.
         if self.autoreset_mode == AutoresetMode.SAME_STEP and ended is not None:
             for step in np.flatnonzero(ended.any(axis=1)).tolist():
@@ -298,10 +325,22 @@ class MPIVectorEnv(FragmentVectorEnv):
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def finish_recording(self) -> None:
+        """Complete the file of `record`, if there is one; StorageError if it cannot be written."""
+        if self.recorder is not None:
+            with self.interrupts:
+                self.recorder.finish()
+
     def close_extras(self, code: int = 0, **_kwargs: object) -> None:
         """Let the other ranks out of `connect`, with the job's exit code."""
         if self._turns is not None and not self.has_turn:
             self._turns.give(self, is_closing=True)
+        try:
+            self.finish_recording()
+        finally:
+            self._let_out(code)
+
+    def _let_out(self, code: int) -> None:
         try:
             with self.interrupts:
                 self.closed = True  # Also if a handler of the program raises at the end of this: all is done then.

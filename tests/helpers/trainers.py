@@ -17,6 +17,7 @@ import gymnasium
 import numpy as np
 import trainer_mistakes
 from block_policies import Sampling
+from diaries import keep_diary
 from gymnasium.vector import VectorEnv
 from oracle import Rows, differences, facts_of, record, resets_of
 from policies import by_look
@@ -123,6 +124,14 @@ def walks(cases: Sequence[tuple[str, int, int, dict[str, Any]]]) -> list[Any]:
             if envs is not None:
                 found.append(walk_in_parts(envs, num_steps))
     return found
+
+
+def diaries(cases: Sequence[tuple[str, int, str, dict[str, Any]]], num_rows: int) -> list[Any]:
+    """What a trainer saw in each case, whose recording is in a file with blocks of so many rows."""
+    from mpi_rollout.storage import schema
+
+    schema.rows_per_block = lambda nbytes, num_steps: num_rows
+    return [keep_diary(*case) for case in cases]
 
 
 def views_that_live(num_envs: int, num_recvs: int, ways: Sequence[dict[str, Any]]) -> list[tuple[list[bool], ...]]:

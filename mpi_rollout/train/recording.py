@@ -1,0 +1,171 @@
+"""`connect(..., record="run.h5")`: the file of what a trainer does, from the look at its place to its name.
+
+It is written as that of a run is: `run.h5.part` while the trainer goes on, `run.h5` when the envs are closed.  What a
+run can promise of its file and a recording cannot, is in `LIMITS`.
+"""
+
+import json
+import os
+from collections.abc import Sequence
+from shlex import quote
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from gymnasium.vector import AutoresetMode
+
+from mpi_rollout.config import RolloutConfig
+from mpi_rollout.core.clock import utc_now
+from mpi_rollout.core.host import check_blocks
+from mpi_rollout.core.layout import Block
+from mpi_rollout.core.reproducibility import Reproducibility
+from mpi_rollout.core.spaces import Leaf, describe, describe_leaves
+from mpi_rollout.envs.env_maker import name_of
+from mpi_rollout.errors import RolloutError, UsageError
+from mpi_rollout.exchange import world
+from mpi_rollout.ranks.driver import Driver
+from mpi_rollout.ranks.set_up import EnvFacts
+from mpi_rollout.storage.values import check_storable
+
+if TYPE_CHECKING:
+    from mpi_rollout.train.connect import Request
+    from mpi_rollout.train.recorder import Recorder  # Imports h5py: a worker's imports are the job's start-up time.
+
+LIMITS = (
+    "a trainer took these steps: how it chose its actions is not known, nor what it changed in the envs besides; "
+    "seconds include its own work; an episode can be replayed from seed and actions only if it began with "
+    "reset(seed=...) and without options; the file cannot be continued or extended"
+)
+MANY_STEPS = 2**20  # Nobody knows how many there will be.
+
+
+def check_record(path: str) -> None:
+    """Refuse a place where no file can be made, or where one is; on the root, before envs are made.
+
+    Raises
+    ------
+    UsageError, StorageError
+        There is a file, or what a killed trainer has left of it; or the folder is missing or cannot be written to.
+    """
+    from mpi_rollout.storage.output import check_folder, remove_unfinished
+
+    try:
+        check_folder(path)
+        if not os.path.lexists(path) and not os.path.lexists(path + ".part"):
+            remove_unfinished(path + ".part.new")
+    except RolloutError as error:
+        raise type(error)(
+            str(error).replace("--out ", "record=").replace("another record=", "another record")
+        ) from None
+    if os.path.lexists(path):
+        raise UsageError(f"record={path}: there is such a file; move it away or give another name")
+    if os.path.lexists(part := path + ".part"):
+        raise UsageError(
+            f"record={path}: {part} is what a trainer or run has not completed, or still writes; keep what there is "
+            f"with `python -m mpi_rollout recover {quote(part)}`, or move it away, or give another name"
+        )
+
+
+def check_spaces(facts: EnvFacts) -> None:
+    """Raise UsageError where no file can hold what these envs show or take."""
+    try:
+        check_storable(facts.observation_space, facts.action_space)
+    except UsageError as error:
+        raise UsageError(str(error).replace("use --no-trajectories", "leave out record")) from None
+
+
+def start_recording(path: str, request: "Request", driver: Driver, facts: EnvFacts, hosts: Sequence[str]) -> "Recorder":
+    """Make the file, and what fills it.
+
+    Raises
+    ------
+    UsageError
+        Another process makes the same file.
+    StorageError
+        It cannot be made.
+    """
+    from mpi_rollout.storage import schema, writer
+    from mpi_rollout.train.recorder import VERSION, Recorder
+
+    extras = driver.exchanges.contents.extras
+    if request.policy is not None:
+        if any(leaf.path == VERSION for leaf in extras):
+            raise UsageError(f"with record, extras of a policy must not be called {VERSION}; rename it")
+        extras = (*extras, Leaf((VERSION,), np.dtype(np.int64), ()))
+    spaces, num_slots = (driver.observation_space, driver.action_space), driver.exchanges.num_slots
+    nbytes = Block.row_nbytes(*spaces, driver.num_envs, extras) + Block.row_nbytes(*spaces, driver.num_envs)
+    num_rows = schema.rows_per_block(nbytes, MANY_STEPS)
+
+    def make_block() -> Block:
+        check_blocks(num_rows * nbytes)
+        return Block(*spaces, driver.num_envs, num_slots, num_rows, extras=extras, has_final_observations=True)
+
+    config = config_of(request, path, driver.num_envs)
+    attributes = attributes_of(config, facts, request.mode, extras, hosts)
+    blocks = [make_block() for _ in range(3)]
+    file = writer.open_writer(config, attributes, blocks, len(hosts))
+    return Recorder(file, make_block, driver, request.mode, facts.is_native, hosts)
+
+
+def config_of(request: "Request", path: str, num_envs: int) -> RolloutConfig:
+    """Return the arguments of `connect` as the options of a run.
+
+    `num_steps` and `seed` mean nothing here: the file's other attributes and /resets have them.
+    """
+    make, is_made = request.make, callable(request.policy)
+    kwargs: Any = list(make.kwargs) if isinstance(make.kwargs, tuple) else dict(make.kwargs)
+    try:
+        kwargs = json.loads(json.dumps(kwargs))
+    except (TypeError, ValueError):  # Objects: they are named, and cannot be read again.
+        kwargs = json.loads(json.dumps(kwargs, default=repr, skipkeys=True))
+    policy = name_of(request.policy) if is_made and request.policy is not None else request.policy
+    return RolloutConfig(
+        env=make.name if isinstance(make.env, str) else None,
+        env_factory=None if isinstance(make.env, str) else make.name,
+        env_kwargs=kwargs,
+        num_envs=num_envs,
+        num_steps=1,
+        policy=str(policy) if policy is not None else "trainer",
+        policy_mode=request.policy_mode,
+        policy_block=request.policy_block,
+        store_extras=request.policy is not None,
+        actions=request.actions,
+        vectorization_mode=make.vectorization_mode,
+        dedicated_root=request.dedicated_root,
+        on_env_error="restart" if request.on_fault.max_restarts else "abort",
+        max_env_restarts=max(request.on_fault.max_restarts, 1),
+        check_finite=request.on_fault.check_finite,
+        check_bounds=request.on_fault.check_bounds,
+        strict_dtypes=request.on_fault.strict_dtypes,
+        env_timeout_s=request.on_fault.timeout_s,
+        wait=request.wait,
+        out=path,
+    )
+
+
+def attributes_of(
+    config: RolloutConfig, facts: EnvFacts, mode: AutoresetMode, extras: Sequence[Leaf], hosts: Sequence[str]
+) -> dict[str, object]:
+    """Return what the root group says."""
+    described = {"observation": describe(facts.observation_space), "action": describe(facts.action_space)}
+    if extras:
+        described["extra"] = describe_leaves(extras)
+    # A generator goes on from one episode to the next, in a loop that of each env.
+    promised = Reproducibility.SLICE if facts.is_native else Reproducibility.ENV
+    return {
+        "config": config.to_json(),
+        "env_spec": facts.described_spec,
+        "spaces": json.dumps(described),
+        "seed": 0,
+        "num_envs": config.num_envs,
+        "autoreset_mode": mode.value,
+        "reproducibility": promised.value,
+        "has_episode_seeds": False,
+        "has_final_observations": True,
+        "recorded_by": "trainer",
+        "limits": LIMITS,
+        "hosts": json.dumps(list(hosts)),
+        "policy_sha256": "",
+        "mpi_library": world.library_name(),
+        "num_ranks": len(hosts),
+        "started": utc_now(),
+    }
