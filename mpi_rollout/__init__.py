@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # What users import; each is loaded when it is first asked for.
+    from mpi_rollout.data.opening import open as open
     from mpi_rollout.errors import ActionError as ActionError
     from mpi_rollout.errors import AlreadyComplete as AlreadyComplete
     from mpi_rollout.errors import DataError as DataError
@@ -41,6 +42,7 @@ _ERRORS = (
 _MODULE_OF = dict.fromkeys(_ERRORS, "mpi_rollout.errors") | {
     "connect": "mpi_rollout.train.connect",
     "MPIVectorEnv": "mpi_rollout.train.vector_env",
+    "open": "mpi_rollout.data.opening",
 }
 __all__ = sorted(_MODULE_OF)
 

@@ -1,0 +1,288 @@
+"""Episodes: the transitions of one env from a reset to an end, with every observation that it gave.
+
+Episodes are read many at a time.  What is read is laid env after env, so that each array of an episode is a slice of
+it: contiguous, and no copy.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from mpi_rollout.core.spaces import Space, Tree
+from mpi_rollout.data.columns import GROUPS, group_tree
+from mpi_rollout.data.passing import Part, parts_of
+from mpi_rollout.data.source import Source
+
+Arrays = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Shelf:
+    """Rows of some episodes, one after the other, by the names of columns.
+
+    Attributes
+    ----------
+    arrays
+        Of observations there is one row more for each env, after its last.
+    has_gaps
+        The rows of an episode's observations are not followed by its last one: it is in `final_observations`.
+    """
+
+    arrays: Arrays
+    spaces: dict[str, Space | None]
+    file: int
+    has_gaps: bool
+
+
+class Episode:
+    """One episode; its arrays are views of memory that it shares with others: copy what you keep.
+
+    Attributes
+    ----------
+    row
+        Its row of `data.episodes`.
+    file
+        The index of its file, where there are several.
+    """
+
+    __slots__ = ("_place", "_places", "_shelf", "row")
+
+    def __init__(self, shelf: Shelf, row: np.void, place: int, observations_place: int):
+        self._shelf, self.row, self._place, self._places = shelf, row, place, observations_place
+
+    def __repr__(self) -> str:
+        what = f"env {self.env_index}, start {self.start:,}, length {self.length:,}, return {self.return_:g}"
+        return f"<Episode: {what}, seed {self.seed}>"
+
+    @property
+    def env_index(self) -> int:
+        """The place of its env, from 0 on."""
+        return int(self.row["env_index"])
+
+    @property
+    def start(self) -> int:
+        """The step of its first transition."""
+        return int(self.row["start"])
+
+    @property
+    def length(self) -> int:
+        """The number of its transitions."""
+        return int(self.row["length"])
+
+    def __len__(self) -> int:
+        return self.length
+
+    @property
+    def return_(self) -> float:
+        """The sum of its rewards."""
+        return float(self.row["return"])
+
+    @property
+    def seed(self) -> int:
+        """What its env was reset with; -1 where episodes have no seeds of their own."""
+        return int(self.row["seed"])
+
+    @property
+    def terminated(self) -> bool:
+        """Whether the env has ended it."""
+        return bool(self.row["terminated"])
+
+    @property
+    def truncated(self) -> bool:
+        """Whether it was cut by a limit, or by a fault.  An episode that the run's end has cut is not `truncated`."""
+        return bool(self.row["truncated"])
+
+    @property
+    def faulted(self) -> bool:
+        """Whether a failure of the env has ended it."""
+        return bool(self.row["faulted"])
+
+    @property
+    def file(self) -> int:
+        """The index of its file in `data.paths`."""
+        return self._shelf.file
+
+    @property
+    def knows_final(self) -> bool:
+        """Whether the last row of `observations` is what the env gave; if not, it repeats the one before."""
+        return not self._has_gap or any(name.startswith("final_observations") for name in self._shelf.arrays)
+
+    @property
+    def observations(self) -> Tree:
+        """The (length + 1, ...) observations, of which the last came with the last transition."""
+        return group_tree(self._shelf.arrays, "observations", self._shelf.spaces["observations"], self._seen)
+
+    @property
+    def actions(self) -> Tree:
+        """The (length, ...) actions."""
+        return self._tree("actions")
+
+    @property
+    def rewards(self) -> np.ndarray:
+        """The (length,) rewards, float64."""
+        return self._slice("rewards")
+
+    @property
+    def terminations(self) -> np.ndarray:
+        """The (length,) flags, of which the last may be True."""
+        return self._slice("terminations")
+
+    @property
+    def truncations(self) -> np.ndarray:
+        """The (length,) flags, of which the last may be True."""
+        return self._slice("truncations")
+
+    @property
+    def extras(self) -> Tree:
+        """What the policy gave besides actions: a dict by name of arrays (length, ...)."""
+        return self._tree("extras")
+
+    @property
+    def infos(self) -> Tree:
+        """What was stored of the infos: a dict by name of arrays (length, ...)."""
+        return self._tree("infos")
+
+    @property
+    def _has_gap(self) -> bool:
+        return self._shelf.has_gaps and (self.terminated or self.truncated)
+
+    def _tree(self, group: str) -> Tree:
+        return group_tree(self._shelf.arrays, group, self._shelf.spaces.get(group), self._slice)
+
+    def _slice(self, name: str) -> np.ndarray:
+        return self._shelf.arrays[name][self._place : self._place + self.length]
+
+    def _seen(self, name: str) -> np.ndarray:
+        """Return observations, with the last one where it belongs."""
+        rows = self._shelf.arrays[name][self._places : self._places + self.length + 1]
+        if not self._has_gap:
+            return rows
+        rows = rows.copy()
+        final = self._shelf.arrays.get(f"final_{name}")
+        if final is not None:
+            rows[-1] = final[self._place + self.length - 1]
+        elif self.length:
+            rows[-1] = rows[-2]
+        return rows
+
+
+@dataclass
+class Reading:
+    """Reads some episodes of one file, in the order of their ends.
+
+    Parameters
+    ----------
+    rows
+        Of `data.episodes`, sorted by their ends.
+    """
+
+    source: Source
+    rows: np.ndarray
+    groups: Iterable[str]
+    spaces: dict[str, Space | None]
+    has_gaps: bool
+    file: int = 0
+    _begun: dict[int, list[Arrays]] = field(default_factory=dict)  # Of episodes that go on in the next part.
+
+    def episodes(self) -> Iterator[Episode]:
+        """Yield the episodes, while the file is read once."""
+        ends = self.rows["start"] + self.rows["length"]
+        if not len(ends):
+            return
+        by_start = np.argsort(self.rows["start"], kind="stable")
+        starts, active, num_begun = self.rows["start"][by_start], np.zeros(0, np.int64), 0
+        for part in parts_of(self.source, self.groups, int(starts[0]), int(ends.max())):
+            stop = int(np.searchsorted(starts, part.stop))
+            active = np.concatenate([active, by_start[num_begun:stop]])
+            num_begun = stop
+            if not len(active):
+                continue
+            is_over = ends[active] <= part.stop
+            yield from self._of_part(part, np.sort(active[is_over]), active[~is_over])
+            active = active[~is_over]
+
+    def _of_part(self, part: Part, over: np.ndarray, running: np.ndarray) -> Iterator[Episode]:
+        """Yield the episodes that end in a part; keep what the part has of those that go on."""
+        arrays = {name: _by_env(array) for name, array in part.arrays.items()}
+        num_rows = part.stop - part.start
+        shelf = Shelf(
+            {name: array.reshape(-1, *array.shape[2:]) for name, array in arrays.items()},
+            self.spaces, self.file, self.has_gaps,
+        )  # fmt: skip
+        rows = self.rows[over]
+        envs, first = rows["env_index"], rows["start"] - part.start
+        places, more = (envs * num_rows + first).tolist(), (envs * (num_rows + 1) + first).tolist()
+        begun = self._begun
+        for index, row, place, seen in zip(over.tolist(), rows, places, more, strict=True):
+            if index in begun:
+                yield Episode(self._joined(index, row, part, arrays), row, 0, 0)
+            else:
+                yield Episode(shelf, row, place, seen)
+        for index in running.tolist():
+            self._keep(index, self.rows[index], part, arrays)
+
+    def _keep(self, index: int, row: np.void, part: Part, arrays: Arrays) -> None:
+        """Copy what a part has of an episode that goes on; its next observation is the first of the next part."""
+        rows = slice(max(int(row["start"]) - part.start, 0), part.stop - part.start)
+        pieces = self._begun.setdefault(index, [])
+        pieces.append({name: array[row["env_index"], rows].copy() for name, array in arrays.items()})
+
+    def _joined(self, index: int, row: np.void, part: Part, arrays: Arrays) -> Shelf:
+        """Put the pieces of an episode together that ends in a part."""
+        stop, pieces = int(row["start"] + row["length"]) - part.start, self._begun.pop(index)
+        env = row["env_index"]
+        joined = {
+            name: np.concatenate(
+                [*(piece[name] for piece in pieces), array[env, : stop + name.startswith("observations")]]
+            )
+            for name, array in arrays.items()
+        }
+        return Shelf(joined, self.spaces, self.file, self.has_gaps)
+
+
+def _by_env(array: np.ndarray) -> np.ndarray:
+    """Return rows of envs as envs of rows, contiguous."""
+    return np.ascontiguousarray(array.swapaxes(0, 1))
+
+
+def chosen(
+    rows: np.ndarray,
+    min_return: float | None = None,
+    max_return: float | None = None,
+    min_length: int | None = 1,
+    max_length: int | None = None,
+    terminated: bool | None = None,
+) -> np.ndarray:
+    """Return the rows of a table of episodes that fit; bounds are inclusive."""
+    fits = np.ones(len(rows), np.bool_)
+    for name, low, high in (("return", min_return, max_return), ("length", min_length, max_length)):
+        if low is not None:
+            fits &= rows[name] >= low
+        if high is not None:
+            fits &= rows[name] <= high
+    if terminated is not None:
+        fits &= rows["terminated"] == terminated
+    return rows[fits]
+
+
+def check_groups(columns: Iterable[str] | None) -> tuple[str, ...]:
+    """Return which groups of columns to read; ValueError for a name that there is not."""
+    groups = GROUPS if columns is None else tuple(columns)
+    if unknown := [name for name in groups if name not in GROUPS]:
+        raise ValueError(f"columns should be some of {', '.join(GROUPS)}; got {unknown[0]!r}")
+    return groups
+
+
+def ordered(rows: np.ndarray) -> np.ndarray:
+    """Sort rows by the ends of their episodes, then by env."""
+    return rows[np.lexsort((rows["env_index"], rows["start"] + rows["length"]))]
+
+
+def as_table(rows: Any, dtype: np.dtype) -> np.ndarray:
+    """Return rows of episodes, one or several, as a table; ValueError if they are something else."""
+    table = np.atleast_1d(np.asarray(rows))
+    if table.dtype.names is None or not set(dtype.names or ()) <= set(table.dtype.names) or table.ndim != 1:
+        raise ValueError("episodes should be rows of data.episodes, such as data.episodes[:10]")
+    return table

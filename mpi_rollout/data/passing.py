@@ -1,0 +1,72 @@
+"""One pass over a file, in the order of its steps: each chunk is read once, and memory is bounded.
+
+Rows of observations are one more than steps.  So the observations of the next part are read before a part is given.
+"""
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mpi_rollout.data.columns import columns_of
+from mpi_rollout.data.source import Source
+
+PART_NBYTES = 2**24
+
+
+@dataclass(frozen=True)
+class Part:
+    """The steps `start` to `stop` - 1 of all envs.
+
+    Attributes
+    ----------
+    arrays
+        By the names of columns, of shape (stop - start, num_envs, ...); observations have the row `stop` as well.
+    """
+
+    start: int
+    stop: int
+    arrays: dict[str, np.ndarray]
+
+
+def rows_per_part(source: Source, names: Iterable[str]) -> int:
+    """Return how many steps to read at a time: whole chunks of all columns, in PART_NBYTES if chunks are no larger."""
+    names = list(names)
+    rows = math.lcm(*(source.chunks[name][0] for name in names)) if names else 1024
+    row_nbytes = sum(source.leaves[name].nbytes for name in names) * source.config.num_envs
+    return rows * max(PART_NBYTES // max(rows * row_nbytes, 1), 1)
+
+
+def parts_of(source: Source, groups: Iterable[str], start: int = 0, stop: int | None = None) -> Iterator[Part]:
+    """Yield the parts of a file that hold steps `start` to `stop` - 1, cut where chunks begin."""
+    names = columns_of(groups, source.leaves)
+    of_steps = [name for name in names if not name.startswith("observations")]
+    ahead = [name for name in names if name.startswith("observations")]
+    rows = rows_per_part(source, names)
+    last = source.num_steps if stop is None else min(stop, source.num_steps)
+    first = start - start % rows
+    if first >= last:
+        return
+    waiting = _read(source, ahead, first, min(first + rows, last + 1), 1)
+    for begin in range(first, last, rows):
+        end = min(begin + rows, last)
+        arrays = {name: array[: end - begin + 1] for name, array in waiting.items()}
+        if end - begin == rows:
+            waiting = _read(source, ahead, end, min(end + rows, last + 1), 1)
+            for name, array in arrays.items():
+                array[-1] = waiting[name][0]
+        yield Part(begin, end, arrays | _read(source, of_steps, begin, end, 0))
+
+
+def _read(source: Source, names: list[str], start: int, stop: int, more: int) -> dict[str, np.ndarray]:
+    """Read rows of some columns into arrays that have room for `more` rows."""
+    arrays: dict[str, Any] = {}
+    for name in names:
+        leaf = source.leaves[name]
+        array = np.empty((stop - start + more, source.config.num_envs, *leaf.shape), leaf.dtype)
+        if stop > start:
+            source.read_into(name, slice(start, stop), array)
+        arrays[name] = array
+    return arrays

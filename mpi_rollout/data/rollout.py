@@ -1,0 +1,230 @@
+"""What one run has written, as a user reads it."""
+
+import os
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from gymnasium.vector import AutoresetMode
+
+from mpi_rollout.core.spaces import Space, Tree
+from mpi_rollout.data.columns import Column, group_tree
+from mpi_rollout.data.episodes import Episode, Reading, as_table, check_groups, chosen, ordered
+from mpi_rollout.data.passing import Part, parts_of
+from mpi_rollout.data.source import Source
+from mpi_rollout.data.spaces import space_of
+from mpi_rollout.data.unfinished import unfinished_episodes
+from mpi_rollout.errors import DataError
+from mpi_rollout.storage.objects import parsed
+from mpi_rollout.storage.schema import EPISODE
+
+
+class Rollout:
+    """The data of one file: complete, recovered, or what a run has committed of a `.part`.
+
+    Attributes
+    ----------
+    observation_space, action_space
+        Of one env, made from what is stored of them.
+    config
+        The options of the run, a `RolloutConfig`.
+    observations, actions
+        Columns, in dicts and tuples as the space nests them.
+    rewards, terminations, truncations
+        Columns of shape (T, N): T steps of N envs.
+    final_observations
+        The last observations of episodes, in the rows of their ends, where the file has them; else None.
+    extras, infos
+        Columns by name, in dicts: what the policy gave besides actions, and what was stored of infos.
+    """
+
+    def __init__(self, path: str):
+        self._source = Source(path)
+        names, described = self._source.leaves, parsed(self._source.attributes, "spaces", dict)
+        try:
+            self.observation_space = space_of(described.get("observation"))
+            self.action_space = space_of(described.get("action"))
+        except DataError as error:
+            raise DataError(f"{path}: {error}") from error
+        self.spaces: dict[str, Space | None] = {
+            "observations": self.observation_space,
+            "final_observations": self.observation_space,
+            "actions": self.action_space,
+        }
+        self.observations, self.actions = self._columns("observations"), self._columns("actions")
+        self.rewards, self.terminations, self.truncations = (
+            self._columns(name) for name in ("rewards", "terminations", "truncations")
+        )
+        has_final = any(name.startswith("final_observations") for name in names)
+        self.final_observations = self._columns("final_observations") if has_final else None
+        self.extras, self.infos = self._columns("extras"), self._columns("infos")
+
+    def _columns(self, group: str) -> Tree:
+        make = lambda name: Column(self._source, name)  # noqa: E731
+        return group_tree(self._source.leaves, group, self.spaces.get(group), make)
+
+    def __enter__(self) -> "Rollout":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file; it is opened again if something is read."""
+        self._source.close()
+
+    def refresh(self) -> int:
+        """Look how far a run has come that is writing the file; return the number of committed steps.
+
+        When the run is complete, the file has lost the `.part` in its name: `path` is then the new name.
+        """
+        self._source.look()
+        self.__dict__.pop("episodes", None)
+        self.__dict__.pop("unfinished", None)
+        return self.num_steps
+
+    @property
+    def path(self) -> str:
+        """The name of the file."""
+        return self._source.path
+
+    @property
+    def paths(self) -> list[str]:
+        """The names of all files: one."""
+        return [self.path]
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """The attributes of the root group, as numbers and texts."""
+        return {name: _plain(value) for name, value in self._source.attributes.items()}
+
+    @property
+    def config(self) -> Any:
+        """The options of the run."""
+        return self._source.config
+
+    @property
+    def num_envs(self) -> int:
+        """N, the number of envs."""
+        return self._source.config.num_envs
+
+    @property
+    def num_steps(self) -> int:
+        """T, the number of committed steps."""
+        return self._source.num_steps
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the run has taken all its steps."""
+        return self._source.is_complete
+
+    @property
+    def seed(self) -> int:
+        """Of all random numbers of the run."""
+        return self._source.config.seed
+
+    @property
+    def env_id(self) -> str | None:
+        """What `--env` was; None where a factory has made the envs."""
+        return self._source.config.env
+
+    @property
+    def env_spec(self) -> str:
+        """Gymnasium's EnvSpec in JSON; "" where the env has none."""
+        return str(self.attributes["env_spec"])
+
+    @property
+    def autoreset_mode(self) -> AutoresetMode:
+        """When the envs were reset after an end."""
+        return AutoresetMode(self.attributes["autoreset_mode"])
+
+    @cached_property
+    def episodes(self) -> np.ndarray:
+        """The episodes that have ended, in order of their ends: a structured array.
+
+        Its columns are env_index, start, length, return, seed, terminated, truncated, faulted.
+        """
+        rows = self._source.episodes
+        return rows[rows["terminated"] | rows["truncated"]]
+
+    @cached_property
+    def unfinished(self) -> np.ndarray:
+        """The episodes that the end of the data cuts: neither terminated nor truncated."""
+        return unfinished_episodes(self._source)
+
+    @property
+    def num_transitions(self) -> int:
+        """The number of transitions in all episodes, also in unfinished ones."""
+        return int(self.episodes["length"].sum() + self.unfinished["length"].sum())
+
+    def iter_episodes(
+        self,
+        episodes: Any = None,
+        *,
+        min_return: float | None = None,
+        max_return: float | None = None,
+        min_length: int = 1,
+        max_length: int | None = None,
+        terminated: bool | None = None,
+        unfinished: bool = False,
+        columns: Iterable[str] | None = None,
+    ) -> Iterator[Episode]:
+        """Iterate over episodes, in order of their ends; the file is read once, from its beginning to its end.
+
+        Memory holds some 16 MiB at a time, or a chunk of each column if these are larger, and the episodes that have
+        begun in what was read.
+
+        Parameters
+        ----------
+        episodes
+            Rows of `data.episodes`, or of `data.unfinished`; None for all that have ended.
+        min_return, max_return, min_length, max_length
+            Bounds, inclusive.
+        terminated
+            True for episodes that the env has ended, False for the others.
+        unfinished
+            Also those that the end of the data cuts.
+        columns
+            What to read: some of "observations", "actions", "rewards", "terminations", "truncations", "extras",
+            "infos"; None for all.
+
+        Raises
+        ------
+        DataError
+            The file is damaged.
+        """
+        if episodes is None:
+            rows = np.concatenate([self.episodes, self.unfinished]) if unfinished else self.episodes
+        else:
+            rows = as_table(episodes, EPISODE)
+        rows = ordered(chosen(rows, min_return, max_return, min_length, max_length, terminated))
+        return Reading(self._source, rows, check_groups(columns), self.spaces, self._has_gaps).episodes()
+
+    @property
+    def _has_gaps(self) -> bool:
+        return self.autoreset_mode != AutoresetMode.NEXT_STEP
+
+    def passing(self, columns: Iterable[str] | None = None, start: int = 0, stop: int | None = None) -> Iterator[Part]:
+        """Iterate over the columns in order of steps, some whole chunks at a time; each chunk is read once.
+
+        Parameters
+        ----------
+        columns
+            See `iter_episodes`.
+        start, stop
+            The steps that are wanted; parts begin where chunks do.
+        """
+        return parts_of(self._source, check_groups(columns), start, stop)
+
+    def __repr__(self) -> str:
+        env = self.env_id or self.config.env_factory
+        return f"<Rollout {self.path}: {env}, {self.num_envs:,} envs x {self.num_steps:,} steps>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Rollout, (os.path.abspath(self.path),)
+
+
+def _plain(value: Any) -> Any:
+    value = value.item() if isinstance(value, np.generic) else value
+    return value.decode(errors="replace").strip() if isinstance(value, bytes) else value

@@ -1,0 +1,122 @@
+"""One file of a run, opened for reading in this process, and opened again where that is needed.
+
+A run may be writing it.  HDF5 keeps what it has read of the file's index, so that it does not see later steps: they are
+there after `refresh`.  An error amid reading may come from a write at that moment: the file is then opened again.
+"""
+
+import os
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import h5py
+import numpy as np
+
+from mpi_rollout.core.spaces import Leaf
+from mpi_rollout.errors import DataError, first_line
+from mpi_rollout.storage.objects import open_unmarked
+from mpi_rollout.storage.reader import committed_episodes, leaf_datasets, opened, steadily
+from mpi_rollout.storage.verification import Verification
+
+ATTEMPTS = 3
+Content = TypeVar("Content")
+
+
+class Source:
+    """A file, its attributes, and the rows of its columns that are committed.
+
+    Attributes
+    ----------
+    attributes
+        Of the root group.
+    leaves
+        The dtype and shape for one env of every column, by its path below /trajectories.
+    num_steps
+        Committed steps, when the file was last looked at.
+    episodes
+        The rows of /episodes of committed steps, also of those that the run's end has cut.
+
+    Raises
+    ------
+    DataError
+        From the constructor: it is no file of a run, or has no trajectories, or is damaged.
+    """
+
+    def __init__(self, path: str):
+        self.path = path
+        self._file: h5py.File | None = None
+        self._pid = 0
+        self.look()
+
+    def look(self) -> None:
+        """Read what is committed now."""
+        self.close()
+        if self.path.endswith(".part") and not os.path.lexists(self.path):  # The run has given it its name.
+            self.path = self.path.removesuffix(".part")
+        steadily(self.path, self._look)
+
+    def _look(self) -> None:
+        with opened(self.path, lambda doing: None) as (file, note):
+            checks = Verification(file, self.path, note)
+            if not checks.has_trajectories:
+                raise DataError(f"{self.path} has no trajectories: its run measured throughput only")
+            checks.attributes()
+            checks.structure()
+            checks.lengths()
+            self.attributes, self.config, self.is_complete = checks.root, checks.config, checks.is_complete
+            self.is_sealed, self.num_steps = checks.is_sealed, checks.num_steps
+            note("its episodes")
+            self.episodes = self._checked(committed_episodes(file, self.num_steps))
+            datasets = leaf_datasets(file["trajectories"])
+            self.leaves = {
+                name: Leaf(tuple(name.split("/")), dataset.dtype, dataset.shape[2:])
+                for name, dataset in datasets.items()
+            }
+            self.chunks = {name: dataset.chunks for name, dataset in datasets.items()}
+
+    def _checked(self, rows: np.ndarray) -> np.ndarray:
+        """Refuse episodes that are not in the file: who follows them would read something else."""
+        is_inside = (rows["env_index"] >= 0) & (rows["env_index"] < self.config.num_envs) & (rows["start"] >= 0)
+        is_inside &= (rows["length"] >= 0) & (rows["length"] <= self.num_steps)
+        if not is_inside.all():
+            raise DataError(f"{self.path}: episodes, row {is_inside.argmin():,}: its steps are not in the file")
+        return rows
+
+    @property
+    def file(self) -> h5py.File:
+        """The open file; a process that was forked opens its own, since places in files are shared otherwise."""
+        if self._file is None or self._pid != os.getpid():
+            self._file, self._pid = open_unmarked(self.path), os.getpid()
+        return self._file
+
+    def close(self) -> None:
+        """Close the file, if it is open; it is opened again when it is needed."""
+        if self._file is not None and self._pid == os.getpid():
+            self._file.close()
+        self._file = None
+
+    def num_rows(self, name: str) -> int:
+        """Return how many committed rows a column has."""
+        return self.num_steps + name.startswith("observations")
+
+    def read(self, name: str, selection: Any) -> np.ndarray:
+        """Read some elements of a column; HDF5 reads the chunks that have them, and compares their checksums."""
+        return self.attempt(lambda: np.asarray(self.file["trajectories"][name][selection]), name)
+
+    def read_into(self, name: str, rows: slice, array: np.ndarray) -> None:
+        """Read rows of all envs into the first rows of an array."""
+        into = np.s_[: rows.stop - rows.start]
+        self.attempt(lambda: self.file["trajectories"][name].read_direct(array, np.s_[rows], into), name)
+
+    def attempt(self, read: Callable[[], Content], name: str) -> Content:
+        """Call what reads a column.  DataError if it fails, in a file that is written more than once."""
+        for attempt in range(1 if self.is_sealed else ATTEMPTS):
+            try:
+                return read()
+            except (OSError, RuntimeError, KeyError) as error:
+                failure = error
+                if attempt + 1 < ATTEMPTS:
+                    self.close()
+        raise DataError(
+            f"{self.path}: cannot read trajectories/{name}: {first_line(failure)}; "
+            f"`python -m mpi_rollout verify` says what is damaged"
+        ) from failure

@@ -1,0 +1,65 @@
+"""Episodes that the end of the data cuts: what a run writes of them at its end, and what follows of a killed one."""
+
+import numpy as np
+
+from mpi_rollout.core.seeding import SeedTable
+from mpi_rollout.data.source import Source
+from mpi_rollout.storage.episodes import StoredResults, num_reset_rows_of
+from mpi_rollout.storage.schema import EPISODE
+
+ROWS_NBYTES = 2**24
+
+
+def unfinished_episodes(source: Source) -> np.ndarray:
+    """Return the rows of the episodes that are neither terminated nor truncated, in order of envs."""
+    rows = source.episodes
+    has_ended = rows["terminated"] | rows["truncated"]
+    if source.is_sealed or not has_ended.all():
+        return rows[~has_ended]
+    return _computed(source, rows)
+
+
+def _computed(source: Source, rows: np.ndarray) -> np.ndarray:
+    """Compute them from the steps since the last ends: a killed run has not written them."""
+    num_envs, num_steps = source.config.num_envs, source.num_steps
+    to_next = num_reset_rows_of(source.attributes)
+    starts, counts = np.zeros(num_envs, np.int64), np.bincount(rows["env_index"], minlength=num_envs)
+    np.maximum.at(starts, rows["env_index"], rows["start"] + rows["length"] + to_next)
+    returns = np.zeros(num_envs)
+    for results in _results(source, int(starts.min()), num_steps):
+        _take(results, starts, returns, to_next)
+    env = np.flatnonzero(starts < num_steps)
+    unfinished = np.zeros(len(env), EPISODE)
+    unfinished["env_index"], unfinished["start"], unfinished["length"] = env, starts[env], num_steps - starts[env]
+    unfinished["return"], unfinished["seed"] = returns[env], _seeds(source, env, counts[env])
+    return unfinished
+
+
+def _take(results: StoredResults, starts: np.ndarray, returns: np.ndarray, to_next: int) -> None:
+    """Take in rows.  An end in them is of an env that is lost: it begins after that, if it comes back."""
+    steps = results.start + np.arange(len(results.rewards))[:, None]
+    ends = (results.terminations | results.truncations) & (steps >= starts)
+    last = np.where(ends, steps, -1).max(axis=0, initial=-1)
+    is_lost = last >= 0
+    starts[is_lost], returns[is_lost] = last[is_lost] + 1 + to_next, 0.0
+    rewards = np.where(steps >= starts, results.rewards, 0.0)
+    returns[:] = np.add.accumulate(np.concatenate([returns[None], rewards]), axis=0)[-1]  # In the order of steps.
+
+
+def _results(source: Source, start: int, stop: int) -> "list[StoredResults]":
+    rows = max(ROWS_NBYTES // (8 * source.config.num_envs), 1)
+    names = ("rewards", "terminations", "truncations")
+    return (  # type: ignore[return-value]
+        StoredResults(row, *(source.read(name, np.s_[row : min(row + rows, stop)]) for name in names))
+        for row in range(start, stop, rows)
+    )
+
+
+def _seeds(source: Source, env: np.ndarray, episode: np.ndarray) -> np.ndarray:
+    config = source.config
+    has_seeds = bool(
+        np.all(np.asarray(source.attributes.get("has_episode_seeds", config.vectorization_mode == "sync")))
+    )
+    return (
+        np.asarray(SeedTable(config.seed, range(config.num_envs))(env, episode)) if has_seeds else np.full(len(env), -1)
+    )

@@ -1,0 +1,71 @@
+"""Episodes as `mpi_rollout.open` gives them, of complete files and of killed runs, in one or many parts."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from written_data import NUM_STEPS, SMALL, Feed, written
+
+import mpi_rollout
+from mpi_rollout.data import passing
+from mpi_rollout.data.episodes import Episode
+
+
+def check(episode: Episode, expected: dict[str, np.ndarray]) -> None:
+    """Compare an episode with the columns of its run."""
+    start, stop, env = episode.start, episode.start + episode.length, episode.env_index
+    assert np.array_equal(episode.rewards, expected["rewards"][start:stop, env])
+    assert np.array_equal(episode.actions, expected["actions"][start:stop, env])
+    assert np.array_equal(episode.terminations, expected["terminations"][start:stop, env])
+    assert episode.observations["x"].tobytes() == expected["observations/x"][start : stop + 1, env].tobytes()
+    assert np.array_equal(episode.observations["n"][0], expected["observations/n/_index_0"][start : stop + 1, env])
+
+
+@pytest.mark.parametrize("kind", ["complete", "killed", "running"])
+def test_episodes_are_what_was_written(tmp_path: Path, kind: str) -> None:
+    expected = Feed(SMALL).expected(NUM_STEPS)
+    with mpi_rollout.open(written(tmp_path, kind)) as data:
+        episodes = list(data.iter_episodes(unfinished=True))
+        assert len(episodes) == len(data.episodes) + len(data.unfinished)
+        assert sum(map(len, episodes)) == data.num_transitions
+    for episode in episodes:
+        check(episode, expected)
+
+
+def test_an_episode_may_go_through_many_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(passing, "PART_NBYTES", 1)
+    expected = Feed(SMALL).expected(200)
+    writer = Feed(SMALL).writer(tmp_path / "run.h5", 4)
+    for _ in Feed(SMALL).fill(writer, 200, {200}):
+        pass
+    writer.drain()
+    with mpi_rollout.open(tmp_path / "run.h5.part") as data:
+        for rows in (data.episodes, data.episodes[::3], data.episodes[::-1]):
+            episodes = list(data.iter_episodes(rows))
+            assert len(episodes) == len(rows) > 5
+            for episode in episodes:
+                check(episode, expected)
+    writer.discard()
+
+
+def test_what_a_killed_run_has_not_written_is_what_it_writes_at_its_end(tmp_path: Path) -> None:
+    (tmp_path / "killed").mkdir()
+    whole, killed = written(tmp_path, "complete"), written(tmp_path / "killed", "running")
+    assert len(mpi_rollout.open(killed).unfinished) == 2
+    assert np.array_equal(mpi_rollout.open(whole).unfinished, mpi_rollout.open(killed).unfinished)
+
+
+def test_episodes_are_chosen_by_return_length_and_end(tmp_path: Path) -> None:
+    data = mpi_rollout.open(written(tmp_path, "complete"))
+    middle = float(np.median(data.episodes["return"]))
+    assert all(episode.return_ >= middle for episode in data.iter_episodes(min_return=middle))
+    assert {episode.length for episode in data.iter_episodes(max_length=3)} == {2, 3}
+    assert all(episode.truncated for episode in data.iter_episodes(terminated=False))
+
+
+def test_only_named_columns_are_read(tmp_path: Path) -> None:
+    data = mpi_rollout.open(written(tmp_path, "complete"))
+    episode = next(data.iter_episodes(columns=["rewards"]))
+    assert len(episode.rewards) == episode.length
+    with pytest.raises(ValueError, match="got 'reward'"):
+        data.iter_episodes(columns=["reward"])
