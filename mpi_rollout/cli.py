@@ -163,6 +163,13 @@ def add_verify(commands: Commands) -> None:
     verify.set_defaults(command=verify_command)
 
 
+def add_export(commands: Commands) -> None:
+    """Add the command `export`."""
+    from mpi_rollout.commands import export_options
+
+    export_options.add_export(commands)
+
+
 def add_recover(commands: Commands) -> None:
     """Add the command `recover`."""
     recover = commands.add_parser("recover", help="make a complete file of the steps that a killed run has committed")
@@ -282,6 +289,7 @@ ADDERS: dict[str, Callable[[Commands], None]] = {
     "list": add_list,
     "verify": add_verify,
     "recover": add_recover,
+    "export": add_export,
     "scaling": partial(add_study, "scaling"),
     "compare": partial(add_study, "compare"),
     "tune": partial(add_study, "tune"),

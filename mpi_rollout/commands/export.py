@@ -1,0 +1,205 @@
+"""`export`: the data of runs as files that other programs read.
+
+Files are read and written in child processes, as damaged files are; this process sees to the new name: it is there when
+all is written, else nothing is.  Under `mpirun` each rank writes a share of a Minari data set.
+"""
+
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from shlex import quote
+from time import perf_counter, sleep
+from types import FrameType
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+
+from mpi_rollout.config import RolloutConfig
+from mpi_rollout.core.host import format_bytes
+from mpi_rollout.data.exports.minari_place import Place, check_id
+from mpi_rollout.errors import DataError, Interrupted, RolloutError, StorageError, UsageError, counted, printable
+from mpi_rollout.exchange.job_end import all_or_none
+from mpi_rollout.exchange.world import ROOT, SingleRankComm, claimed_size
+from mpi_rollout.ranks.meeting import come_together
+from mpi_rollout.storage.child import in_child
+from mpi_rollout.storage.ownership import give_name, identity, temporary_path, why_no_file
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+TAG = 32124
+TASKS = "mpi_rollout.data.exports.minari"
+Result = TypeVar("Result")
+Options = Mapping[str, Any]
+
+
+def export_minari(files: Sequence[str], dataset_id: str, options: Options) -> list[str]:
+    """Write a Minari data set; return the lines to print, on the root.  **Collective**.
+
+    Raises
+    ------
+    UsageError
+        The id is none, or is taken.
+    DataError
+        A file is missing, damaged, or has no episodes.
+    StorageError
+        The data set cannot be written.
+    """
+    check_id(dataset_id)
+    _check_files(files)
+    with _stopped_by_signals():
+        if claimed_size()[0] == 1:
+            return _export_minari(SingleRankComm(), files, dataset_id, options)
+        comm = come_together(RolloutConfig.start_timeout_s)
+        with all_or_none(comm):
+            return _export_minari(comm, files, dataset_id, options)
+
+
+def _export_minari(
+    comm: "MPI.Intracomm | SingleRankComm", files: Sequence[str], dataset_id: str, options: Options
+) -> list[str]:
+    start = perf_counter()
+    place = Place(dataset_id, options["overwrite"])
+    arguments = [list(files), "", {**options, "dataset_id": dataset_id}]
+    try:
+        arguments[1] = _all_do(comm, lambda: _made(place) if comm.rank == ROOT else "")[ROOT]
+        do = lambda task, *more: in_child(f"{TASKS}:{task}", files[0], *arguments, *more)  # noqa: E731
+        if comm.size == 1:
+            report = do("export")
+        else:
+            _all_do(comm, lambda: do("plan") if comm.rank == ROOT else None)
+            _all_do(comm, lambda: do("write_share", comm.rank, comm.size))
+            report = _all_do(comm, lambda: do("finish", comm.size) if comm.rank == ROOT else None)[ROOT]
+        _all_do(comm, lambda: place.publish() if comm.rank == ROOT else None)
+    finally:
+        if comm.rank == ROOT:
+            place.remove()
+    report |= {"dataset_id": dataset_id, "path": place.path, "seconds": perf_counter() - start}
+    return _minari_lines(report, options["json"]) if comm.rank == ROOT else []
+
+
+def _made(place: Place) -> str:
+    place.make()
+    return place.data
+
+
+def _all_do(comm: "MPI.Intracomm | SingleRankComm", do: Callable[[], Result]) -> list[Any]:
+    """Do something on all ranks; return all results, or raise on all ranks what the first one has raised.
+
+    **Collective**.  Ranks that wait sleep, so that others have the cores, and heed signals.
+    """
+    result, problem = None, None
+    try:
+        result = do()
+    except RolloutError as error:
+        problem = error
+    reports = _shared(comm, (result, problem))
+    for rank, (_, problem) in enumerate(reports):
+        if problem is not None:
+            raise type(problem)("" if rank == ROOT else f"rank {rank}: ", *problem.args)
+    return [result for result, _ in reports]
+
+
+def _shared(comm: "MPI.Intracomm | SingleRankComm", report: Any) -> list[Any]:
+    if comm.size == 1:
+        return [report]
+    if comm.rank != ROOT:
+        comm.send(report, ROOT, TAG)
+        return _received(comm, ROOT)
+    reports = [report, *(_received(comm, rank) for rank in range(1, comm.size))]
+    for rank in range(1, comm.size):
+        comm.send(reports, rank, TAG)
+    return reports
+
+
+def _received(comm: Any, rank: int) -> Any:
+    while not comm.iprobe(rank, TAG):
+        sleep(0.005)
+    return comm.recv(None, rank, TAG)
+
+
+def _minari_lines(report: Mapping[str, Any], as_json: bool) -> list[str]:
+    if as_json:
+        return [json.dumps(report)]
+    dataset_id = report["dataset_id"]
+    lines = [
+        f"{dataset_id}: {_counts(report)}",
+        f"folder        {report['path']}",
+        f'load it       minari.load_dataset("{dataset_id}")',
+    ]
+    return [printable(line) for line in lines + [f"note          {note}" for note in report["notes"]]]
+
+
+def _counts(report: Mapping[str, Any]) -> str:
+    cut = f" ({report['unfinished']:,} cut by the end of the data)" if report["unfinished"] else ""
+    counts = f"{counted(report['episodes'], 'episode')}{cut}, {counted(report['steps'], 'step')}"
+    return f"{counts}, {format_bytes(report['nbytes'])}, in {report['seconds']:.1f} s"
+
+
+def export_d4rl(files: Sequence[str], out: str, options: Options) -> list[str]:
+    """Write a file of D4RL; return the lines to print.  The errors are those of `export_minari`."""
+    if claimed_size()[0] > 1:
+        raise UsageError("export d4rl is one process; start it without mpirun")
+    _check_files(files)
+    folder = os.path.dirname(os.path.abspath(out))
+    if os.path.isdir(out):
+        raise UsageError(f"{out} is a folder; name a file in it: {quote(os.path.join(out, 'd4rl.h5'))}")
+    if os.path.lexists(out) and not options["overwrite"]:
+        raise UsageError(f"{out} exists; give another name, or --overwrite")
+    if any(os.path.exists(out) and os.path.samefile(file, out) for file in files):
+        raise UsageError(f"{out} is the file to export; give the new one another name")
+    if not os.path.isdir(folder):
+        raise StorageError(f"cannot write {out}: there is no folder {folder}; mkdir -p {quote(folder)}")
+    start, replaces, temporary = perf_counter(), identity(out), temporary_path(os.path.abspath(out), "exporting")
+    with _stopped_by_signals():
+        try:
+            report = in_child("mpi_rollout.data.exports.d4rl:export", files[0], list(files), temporary, options)
+            _give_name(temporary, out, replaces)
+        finally:
+            with suppress(FileNotFoundError):
+                os.unlink(temporary)
+    report |= {"path": out, "seconds": perf_counter() - start}
+    return _d4rl_lines(report, options["json"])
+
+
+def _give_name(temporary: str, out: str, replaces: tuple[int, int] | None) -> None:
+    try:
+        give_name(temporary, out, replaces)
+    except OSError as error:
+        raise StorageError(f"cannot write {out}: {error.strerror or error}") from error
+
+
+def _d4rl_lines(report: Mapping[str, Any], as_json: bool) -> list[str]:
+    if as_json:
+        return [json.dumps(report)]
+    lines = [f"{report['path']}: {_counts(report)}"]
+    if not report["is_flat"]:
+        lines.append("note          observations are nested: D4RL's own loader wants one array of them")
+    if report["unknown"]:
+        lines.append(
+            f"note          of {counted(report['unknown'], 'episode')} the file does not have the last observation: "
+            "their last row of next_observations repeats the one before"
+        )
+    return [printable(line) for line in lines]
+
+
+def _check_files(files: Sequence[str]) -> None:
+    for file in files:
+        if why := why_no_file(file):
+            raise DataError(why)
+
+
+@contextmanager
+def _stopped_by_signals() -> Iterator[None]:
+    """Raise Interrupted where a signal asks to stop, so that what is half written is removed."""
+
+    def stop(number: int, _frame: FrameType | None) -> NoReturn:
+        raise Interrupted(f"export: stopped by {signal.Signals(number).name}; nothing was written")
+
+    heeded = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, stop) for number in heeded}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)

@@ -1,0 +1,125 @@
+"""D4RL's files: all transitions one after the other, in flat arrays.
+
+`timeouts` says where an episode was cut, also by the end of the data, and `next_observations` has every last one.
+"""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import h5py
+import numpy as np
+
+from mpi_rollout.core.spaces import Tree
+from mpi_rollout.data.exports.selection import exported_rows, groups_of, row_nbytes
+from mpi_rollout.data.exports.writing import check_room, writing
+from mpi_rollout.data.opening import open as open_data
+from mpi_rollout.storage.filters import GZIP_LEVEL
+from mpi_rollout.storage.objects import Tell
+
+CHUNK_NBYTES = 2**20
+BLOCK_NBYTES = 2**24  # Of a column, before it is written.
+LOG_PROB = "log_prob"
+
+
+def export(tell: Tell, path: str, files: Sequence[str], out: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Write a file, in a child process (see `storage.child`); return what there is to say about it."""
+    with open_data(list(files) if len(files) > 1 else path) as data:
+        tell("the list of its episodes")
+        rows = exported_rows(data)
+        num_steps = int(rows["length"].sum())
+        check_room(os.path.dirname(out), 2 * num_steps * row_nbytes(data), options["compression"])
+        num_unknown = 0
+        with writing(out), h5py.File(out, "x", locking=False) as file:
+            flat = Flat(file, num_steps, options["compression"], options["float32"])
+            for group in groups_of(rows):
+                for episode in data.iter_episodes(group):
+                    tell(f"the episodes from step {episode.start:,} on")
+                    flat.append(columns_of(episode))
+                    num_unknown += not episode.knows_final
+            flat.flush()
+            _describe(file, data, options)
+    unfinished = int((~rows["terminated"] & ~rows["truncated"]).sum())
+    counts = {"episodes": len(rows), "steps": num_steps, "unfinished": unfinished, "unknown": num_unknown}
+    return {**counts, "nbytes": os.path.getsize(out), "is_flat": "observations" in flat.names}
+
+
+class Flat:
+    """Arrays of a known number of rows, to which rows are appended.
+
+    Attributes
+    ----------
+    names
+        The paths of the datasets.
+    """
+
+    def __init__(self, file: h5py.File, num_rows: int, compression: str, float32: bool):
+        self._file, self._num_rows, self._float32 = file, num_rows, float32
+        self._options: dict[str, Any] = {}
+        if compression == "gzip":
+            self._options = {"compression": "gzip", "compression_opts": GZIP_LEVEL, "shuffle": True}
+        self._waiting: list[dict[str, np.ndarray]] = []
+        self._nbytes = self._num_written = 0
+        self.names: list[str] = []
+
+    def append(self, columns: Mapping[str, np.ndarray]) -> None:
+        """Take rows; they are copied."""
+        self._waiting.append({name: self._converted(array) for name, array in columns.items()})
+        self._nbytes += sum(array.nbytes for array in self._waiting[-1].values())
+        if self._nbytes > BLOCK_NBYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write the rows that wait."""
+        if not self._waiting:
+            return
+        self.names = self.names or [self._created(name, array) for name, array in self._waiting[0].items()]
+        num_rows = sum(len(columns["rewards"]) for columns in self._waiting)
+        for name in self.names:
+            rows = np.concatenate([columns[name] for columns in self._waiting])
+            self._file[name][self._num_written : self._num_written + num_rows] = rows
+        self._num_written += num_rows
+        self._waiting, self._nbytes = [], 0
+
+    def _converted(self, array: np.ndarray) -> np.ndarray:
+        is_other_float = self._float32 and array.dtype.kind == "f"
+        return array.astype(np.float32 if is_other_float else array.dtype)
+
+    def _created(self, name: str, array: np.ndarray) -> str:
+        shape = (self._num_rows, *array.shape[1:])
+        rows = min(max(CHUNK_NBYTES // max(array[0].nbytes, 1), 1), self._num_rows)
+        options = {"chunks": (rows, *array.shape[1:]), **self._options} if self._options and array[0].size else {}
+        self._file.create_dataset(name, shape, array.dtype, **options)
+        return name
+
+
+def columns_of(episode: Any) -> dict[str, np.ndarray]:
+    """Return the arrays of an episode by their paths in the file, (length, ...) each."""
+    observations = dict(_named("observations", episode.observations))
+    columns = {name: array[:-1] for name, array in observations.items()}
+    columns |= dict(_named("actions", episode.actions))
+    columns |= {"rewards": episode.rewards, "terminals": episode.terminations}
+    columns["timeouts"] = episode.truncations.copy()
+    columns["timeouts"][-1] |= not (episode.terminated or episode.truncated)
+    columns |= {f"next_{name}": array[1:] for name, array in observations.items()}
+    infos = dict(_named("infos", episode.infos))
+    extras = dict(_named("infos", episode.extras))
+    if f"infos/{LOG_PROB}" in extras:
+        extras["infos/action_log_probs"] = extras.pop(f"infos/{LOG_PROB}")
+    return columns | extras | {name: array[: episode.length] for name, array in infos.items()}
+
+
+def _named(path: str, tree: Tree) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield the arrays of a tree with their paths, as the run's file names them."""
+    if isinstance(tree, np.ndarray):
+        yield path, tree
+        return
+    named = tree.items() if isinstance(tree, dict) else ((f"_index_{i}", part) for i, part in enumerate(tree))
+    for key, part in named:
+        yield from _named(f"{path}/{key}", part)
+
+
+def _describe(file: h5py.File, data: Any, options: Mapping[str, Any]) -> None:
+    config = getattr(data, "files", [data])[0].config
+    file["metadata/algorithm"] = options["algorithm_name"] or config.policy
+    file["metadata/env"] = config.env or config.env_factory

@@ -1,0 +1,105 @@
+"""The metadata of a Minari data set, and what its users should be told."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gymnasium.envs.registration import EnvSpec
+
+from mpi_rollout import __version__
+from mpi_rollout.data.exports.minari_spaces import as_text, oldest_version
+from mpi_rollout.errors import DataError, shortened
+
+AS_GIVEN = ("code_permalink", "author", "author_email", "algorithm_name", "description", "requirements")
+SCORES = ("ref_min_score", "ref_max_score")
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What `metadata.json` says besides counts, and lines for who exports."""
+
+    metadata: dict[str, Any]
+    notes: list[str]
+
+
+def facts_of(data: Any, options: Mapping[str, Any]) -> Facts:
+    """Return what does not depend on the episodes.
+
+    UsageError if Minari has no such spaces, DataError if several files are of different envs.
+    """
+    files = getattr(data, "files", [data])
+    check_same_env(files)
+    first = files[0]
+    notes = []
+    metadata = {
+        "data_format": "hdf5",
+        "jpeg_encoding": False,
+        "observation_space": as_text(data.observation_space),
+        "action_space": as_text(data.action_space),
+        "dataset_id": options["dataset_id"],
+        "minari_version": oldest_version(data.observation_space, data.action_space),
+        "algorithm_name": first.config.policy,
+        "description": description_of(files),
+    }
+    metadata |= {name: options[name] for name in (*AS_GIVEN, *SCORES) if options.get(name) not in (None, [])}
+    if why := why_not_recovered(first.env_spec):
+        notes.append(f"recover_environment() will not work: {why}; the spaces are there")
+    else:
+        metadata["env_spec"] = first.env_spec
+        notes += _notes_of_spec(first)
+    if metadata["minari_version"] == "0.5.4":
+        notes.append("images are stored as they are, not as JPEG, so that it needs Minari 0.5.4 or newer")
+    return Facts(metadata, notes)
+
+
+def check_same_env(files: Any) -> None:
+    """Raise DataError if several files are not of one env: a data set has one spec."""
+    for file in files[1:]:
+        if file.env_spec != files[0].env_spec:
+            raise DataError(
+                f"{file.path} is of {name_of_env(file)}, {files[0].path} of {name_of_env(files[0])}, with another "
+                "spec; export each by itself"
+            )
+
+
+def name_of_env(file: Any) -> str:
+    """Return what `--env` or `--env-factory` was."""
+    return str(file.env_id or file.config.env_factory)
+
+
+def description_of(files: Any) -> str:
+    """Say where the data come from, in the words of the command line."""
+    config = files[0].config
+    seeds = ", ".join(str(file.config.seed) for file in files[:10]) + (" ..." if len(files) > 10 else "")
+    return shortened(
+        f"{name_of_env(files[0])}, policy {config.policy}, {config.num_envs} envs, seed {seeds}; collected by "
+        f"mpi_rollout {__version__}"
+    )
+
+
+def why_not_recovered(env_spec: str) -> str:
+    """Tell why Minari cannot make the env from its spec; "" if it can, as far as that is seen without making it."""
+    if not env_spec:
+        return "the env has no spec (it comes from a factory)"
+    try:
+        spec = EnvSpec.from_json(env_spec)
+    except Exception as error:
+        return f"its spec cannot be read ({type(error).__name__}: {error})"
+    if not isinstance(spec.entry_point, str) or ":" not in spec.entry_point or "<" in spec.entry_point:
+        return f"its entry point is no MODULE:NAME, but {str(spec.entry_point)[:80]!r}"
+    for wrapper in spec.additional_wrappers:
+        if wrapper.kwargs is None:
+            return f"the arguments of its wrapper {wrapper.name} are not known"
+    return ""
+
+
+def _notes_of_spec(file: Any) -> list[str]:
+    if file.config.env is None:
+        return ["the env comes from a factory: recover_environment() makes what its spec says, which may be less"]
+    if isinstance(file.config.env_kwargs, list):
+        return ["the envs have different arguments: recover_environment() makes the first one"]
+    module = str(json.loads(file.env_spec).get("entry_point", "")).partition(":")[0]
+    if not module.startswith(("gymnasium.", "mpi_rollout.")):
+        return [f"recover_environment() imports {module.partition('.')[0]}, which must be installed there"]
+    return []

@@ -1,0 +1,168 @@
+"""Where Minari's data sets are, and how a new one gets its place: whole, or not at all.
+
+It is written into a hidden folder beside its place, which Minari does not look into, and then renamed.
+"""
+
+import glob
+import json
+import os
+import re
+import shutil
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from mpi_rollout.errors import StorageError, UsageError
+
+ID = re.compile(r"(?:(?P<namespace>[-_\w][-_\w/]*[-_\w]+)/)?(?P<name>[-_\w]+?)(?:-v(?P<version>\d+))?")  # Minari's own.
+NAMESPACE_FILE = "namespace_metadata.json"
+VARIABLE = "MINARI_DATASETS_PATH"
+
+
+def check_id(dataset_id: str) -> None:
+    """Raise UsageError if Minari would not load a data set of this id."""
+    match = ID.fullmatch(dataset_id)
+    if not match or "//" in dataset_id:
+        raise UsageError(
+            f"{dataset_id!r} is no id of Minari; it should be NAME-vN or NAMESPACE/NAME-vN, such as cartpole/random-v0, "
+            "of letters, digits, - and _"
+        )
+    if match["version"] is None:
+        raise UsageError(f"{dataset_id} has no version, and Minari would not load it; use {dataset_id}-v0")
+
+
+def datasets_folder() -> str:
+    """Return where Minari looks for data sets."""
+    return os.path.abspath(os.environ.get(VARIABLE) or os.path.expanduser("~/.minari/datasets"))
+
+
+def next_version(dataset_id: str, folder: str) -> str:
+    """Return the id with the first version that is free."""
+    name, _, version = dataset_id.rpartition("-v")
+    number = int(version)
+    while os.path.lexists(os.path.join(folder, f"{name}-v{number}")):
+        number += 1
+    return f"{name}-v{number}"
+
+
+@dataclass
+class Place:
+    """The place of a new data set.
+
+    Parameters
+    ----------
+    dataset_id
+        One that `check_id` has passed.
+    overwrites
+        A data set that has the place is removed when the new one is complete.
+
+    Attributes
+    ----------
+    path
+        The folder of the data set.
+    temporary
+        The hidden folder until it is complete.
+
+    Raises
+    ------
+    UsageError
+        From the constructor: another data set has the place.
+    """
+
+    dataset_id: str
+    overwrites: bool = False
+    _made: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._folder = datasets_folder()
+        self.path = os.path.join(self._folder, self.dataset_id)
+        parent, name = os.path.split(self.path)
+        self._hidden = os.path.join(parent, f".{name}.exporting-{os.uname().nodename}-")
+        self.temporary = f"{self._hidden}{os.getpid()}"
+        self._check()
+
+    @property
+    def data(self) -> str:
+        """The folder of the files, while they are written."""
+        return os.path.join(self.temporary, "data")
+
+    def _check(self) -> None:
+        above = os.path.dirname(self.dataset_id)
+        while above:
+            if os.path.isdir(os.path.join(self._folder, above, "data")):
+                raise UsageError(f"{above} is a data set in {self._folder}, and cannot have {self.dataset_id} in it")
+            above = os.path.dirname(above)
+        if not os.path.lexists(self.path):
+            return
+        if not os.path.isfile(os.path.join(self.path, "data", "metadata.json")):
+            raise UsageError(f"{self.path} exists and is no data set; use another id")
+        if not self.overwrites:
+            free = next_version(self.dataset_id, self._folder)
+            raise UsageError(f"there is a data set {self.dataset_id} in {self._folder}; use {free}, or --overwrite")
+
+    def make(self) -> None:
+        """Make the hidden folder, and remove those that killed processes of this host left."""
+        for left in glob.glob(glob.escape(self._hidden) + "*"):
+            pid = left.removeprefix(self._hidden)
+            if pid.isdigit() and not os.path.exists(f"/proc/{pid}"):
+                shutil.rmtree(left, ignore_errors=True)
+        try:
+            for folder in _missing(self.data):
+                os.mkdir(folder)
+                self._made.append(folder)
+        except OSError as error:
+            self.remove()
+            raise StorageError(
+                f"cannot write {self.path}: {error.strerror}; export {VARIABLE}=FOLDER names another place"
+            ) from error
+
+    def remove(self) -> None:
+        """Remove what was made, as far as nothing else has come into it."""
+        shutil.rmtree(self.temporary, ignore_errors=True)
+        while self._made:
+            with suppress(OSError):
+                os.rmdir(self._made.pop())
+
+    def publish(self) -> None:
+        """Give the complete data set its place.
+
+        UsageError if another data set has come there meanwhile, StorageError if the system refuses.
+        """
+        old = f"{self.temporary}.old"
+        try:
+            if self.overwrites and os.path.lexists(self.path):
+                os.rename(self.path, old)
+            os.rename(self.temporary, self.path)
+            self._made.clear()
+            self._describe_namespaces()
+            _sync(os.path.dirname(self.path))
+        except OSError as error:
+            if os.path.lexists(old) and not os.path.lexists(self.path):
+                os.rename(old, self.path)
+            if os.path.lexists(self.path):
+                raise UsageError(f"there is now a data set {self.dataset_id} in {self._folder}; use another id") from error
+            raise StorageError(f"cannot write {self.path}: {error.strerror}") from error
+        shutil.rmtree(old, ignore_errors=True)
+
+    def _describe_namespaces(self) -> None:
+        """Write the file by which Minari knows a namespace, where there is none."""
+        namespace = os.path.dirname(self.dataset_id)
+        while namespace:
+            path = os.path.join(self._folder, namespace, NAMESPACE_FILE)
+            with suppress(FileExistsError), open(path, "x") as file:
+                json.dump({}, file)
+            namespace = os.path.dirname(namespace)
+
+
+def _missing(folder: str) -> list[str]:
+    """Return a folder and those above it that are not there, outermost first."""
+    missing = []
+    while not os.path.isdir(folder):
+        missing.append(folder)
+        folder = os.path.dirname(folder)
+    return missing[::-1]
+
+
+def _sync(folder: str) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    os.fsync(descriptor)
+    os.close(descriptor)

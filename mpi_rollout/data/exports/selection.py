@@ -1,0 +1,67 @@
+"""Which episodes are exported, as which number, and in what order they are read.
+
+The number of an episode is its place in /episodes; those that the end of the data has cut come last.  So it depends on
+the data alone.  They are read in groups of envs: running episodes are in memory, and images of many envs would not fit.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from mpi_rollout.core.spaces import leaves
+from mpi_rollout.errors import DataError
+
+RUNNING_NBYTES = 2**28  # Of the episodes that are in memory at a time.
+EPISODE_NBYTES = 2**13  # A short episode takes as long as so many bytes of a long one.
+NUMBERS = ("number", "i8"), ("group", "i8")
+
+
+def row_nbytes(data: Any) -> int:
+    """Return the bytes of one transition, as they are exported."""
+    spaces = (leaf for space in (data.observation_space, data.action_space) for leaf in leaves(space))
+    return sum(leaf.nbytes for leaf in spaces) + 10
+
+
+def exported_rows(data: Any) -> np.ndarray:
+    """Return the rows of all episodes with transitions, in the order in which they are read.
+
+    They have two columns more than `data.episodes`: `number`, and the `group` that is read in one pass.
+
+    Raises
+    ------
+    DataError
+        There is none.
+    """
+    rows = np.concatenate([data.episodes, data.unfinished])
+    if "file" in (rows.dtype.names or ()):
+        rows = rows[np.argsort(rows["file"], kind="stable")]
+    rows = rows[rows["length"] > 0]
+    if not len(rows):
+        raise DataError(f"{', '.join(data.paths)}: no episode has a transition; there is nothing to export")
+    numbered = np.zeros(len(rows), [*rows.dtype.descr, *NUMBERS])
+    for name in rows.dtype.names or ():
+        numbered[name] = rows[name]
+    numbered["number"] = np.arange(len(rows))
+    width = envs_per_group(int(rows["length"].max()) * row_nbytes(data))
+    file = rows["file"] if "file" in (rows.dtype.names or ()) else 0
+    numbered["group"] = file * (int(rows["env_index"].max()) + 1) + rows["env_index"] // width
+    return numbered[np.argsort(numbered["group"], kind="stable")]
+
+
+def envs_per_group(longest_nbytes: int) -> int:
+    """Return of how many envs the running episodes are in memory: a power of two, as chunks have it for images."""
+    return 1 << max(RUNNING_NBYTES // max(longest_nbytes, 1), 1).bit_length() - 1
+
+
+def share_of(rows: np.ndarray, share: int, num_shares: int, nbytes: int) -> np.ndarray:
+    """Return the rows of one of several shares that take about as long as each other; each is a run of rows."""
+    work = np.cumsum(rows["length"] * nbytes + EPISODE_NBYTES)
+    first, last = (np.searchsorted(work, work[-1] * part / num_shares) for part in (share, share + 1))
+    return rows[first : last if share + 1 < num_shares else None]
+
+
+def groups_of(rows: np.ndarray) -> Iterator[np.ndarray]:
+    """Yield the rows of each group, which one pass reads."""
+    places = np.flatnonzero(np.diff(rows["group"])) + 1
+    yield from np.split(rows, places)
