@@ -101,7 +101,7 @@ def _all_do(comm: "MPI.Intracomm | SingleRankComm", do: Callable[[], Result]) ->
 
 
 def _shared(comm: "MPI.Intracomm | SingleRankComm", report: Any) -> list[Any]:
-    if comm.size == 1:
+    if isinstance(comm, SingleRankComm):
         return [report]
     if comm.rank != ROOT:
         comm.send(report, ROOT, TAG)

@@ -1,7 +1,7 @@
 """Writing a group for each episode, as Minari has it, as fast as HDF5 makes objects.
 
-h5py's own `create_dataset` and `attrs` take three times as long (results/measured/README.md).  Leaves are contiguous, in
-one piece; with gzip those that are worth it are chunks.
+h5py's own `create_dataset` and `attrs` take three times as long (results/measured/README.md).  Leaves are contiguous,
+in one piece; with gzip those that are worth it are chunks.
 """
 
 import os
@@ -64,8 +64,8 @@ class EpisodeGroups:
             self._attribute(group, b"seed", np.int64(seed))
         for name, value in statistics_of(columns["rewards"]):
             self._attribute(group, name, value)
-        for name, tree in columns.items():
-            self._tree(group, name.encode(), tree)
+        for member, tree in columns.items():
+            self._tree(group, member.encode(), tree)
 
     def take(self, path: str, numbers: np.ndarray) -> None:
         """Copy the groups of episodes from another file."""

@@ -107,15 +107,14 @@ def columns_of(episode: Any) -> dict[str, Tree]:
     if not (episode.terminated or episode.truncated):  # The end of the data has cut it: Minari's way to say so.
         truncations = truncations.copy()
         truncations[-1] = True
-    columns = {
+    return {
         "observations": episode.observations,
         "actions": episode.actions,
         "rewards": episode.rewards,
         "terminations": episode.terminations,
         "truncations": truncations,
+        "infos": infos_of(episode),  # An empty group, where there are none: without it Minari cannot print an episode.
     }
-    infos = infos_of(episode)
-    return columns | ({"infos": infos} if infos else {})
 
 
 def infos_of(episode: Any) -> dict[str, Tree]:

@@ -23,8 +23,8 @@ def check_id(dataset_id: str) -> None:
     match = ID.fullmatch(dataset_id)
     if not match or "//" in dataset_id:
         raise UsageError(
-            f"{dataset_id!r} is no id of Minari; it should be NAME-vN or NAMESPACE/NAME-vN, such as cartpole/random-v0, "
-            "of letters, digits, - and _"
+            f"{dataset_id!r} is no id of Minari; it should be NAME-vN or NAMESPACE/NAME-vN, such as "
+            "cartpole/random-v0, of letters, digits, - and _, with two or more in NAMESPACE"
         )
     if match["version"] is None:
         raise UsageError(f"{dataset_id} has no version, and Minari would not load it; use {dataset_id}-v0")
@@ -139,7 +139,9 @@ class Place:
             if os.path.lexists(old) and not os.path.lexists(self.path):
                 os.rename(old, self.path)
             if os.path.lexists(self.path):
-                raise UsageError(f"there is now a data set {self.dataset_id} in {self._folder}; use another id") from error
+                raise UsageError(
+                    f"there is now a data set {self.dataset_id} in {self._folder}; use another id"
+                ) from error
             raise StorageError(f"cannot write {self.path}: {error.strerror}") from error
         shutil.rmtree(old, ignore_errors=True)
 
