@@ -14,6 +14,7 @@ from mpi_rollout.data.episodes import Episode, Reading, as_table, check_groups, 
 from mpi_rollout.data.passing import Part, parts_of
 from mpi_rollout.data.source import Source
 from mpi_rollout.data.spaces import space_of
+from mpi_rollout.data.transitions import Batch, FileTransitions, Transitions
 from mpi_rollout.data.unfinished import unfinished_episodes
 from mpi_rollout.errors import DataError
 from mpi_rollout.storage.objects import parsed
@@ -82,6 +83,7 @@ class Rollout:
         self._source.look()
         self.__dict__.pop("episodes", None)
         self.__dict__.pop("unfinished", None)
+        self.__dict__.pop("transitions", None)
         return self.num_steps
 
     @property
@@ -200,6 +202,38 @@ class Rollout:
             rows = as_table(episodes, EPISODE)
         rows = ordered(chosen(rows, min_return, max_return, min_length, max_length, terminated))
         return Reading(self._source, rows, check_groups(columns), self.spaces, self._has_gaps).episodes()
+
+    @cached_property
+    def transitions(self) -> Transitions:
+        """All transitions by number, as a map-style dataset for PyTorch's `DataLoader`; unfinished episodes too.
+
+        Where the file does not know an episode's last observation, its last transition is among them only if it
+        terminates the episode; its next observation then repeats the one before.
+        """
+        rows = np.concatenate([self.episodes, self.unfinished])
+        return Transitions([FileTransitions(self._source, self.spaces, self.autoreset_mode, rows)])
+
+    def sample_transitions(self, size: int, rng: np.random.Generator | int | None = None) -> Batch:
+        """Draw transitions at random, each with the same probability, with replacement.
+
+        Parameters
+        ----------
+        rng
+            Where the random numbers come from, or a seed.
+
+        Returns
+        -------
+        (observations, actions, rewards, next_observations, terminations)
+            C-contiguous arrays of shape (size, ...), in dicts and tuples where the spaces are; see `Batch`.
+
+        Raises
+        ------
+        DataError
+            The checksum of a chunk does not fit.
+        ValueError
+            There are no transitions.
+        """
+        return self.transitions.sample(size, rng)
 
     @property
     def _has_gaps(self) -> bool:

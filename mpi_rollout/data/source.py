@@ -4,7 +4,9 @@ A run may be writing it.  HDF5 keeps what it has read of the file's index, so th
 there after `refresh`.  An error amid reading may come from a write at that moment: the file is then opened again.
 """
 
+import atexit
 import os
+import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -19,6 +21,14 @@ from mpi_rollout.storage.verification import Verification
 
 ATTEMPTS = 3
 Content = TypeVar("Content")
+_sources: "weakref.WeakSet[Source]" = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """Close all files: HDF5 would call Python to do it, when there is no interpreter any more."""
+    for source in list(_sources):
+        source.close()
 
 
 class Source:
@@ -86,7 +96,12 @@ class Source:
         """The open file; a process that was forked opens its own, since places in files are shared otherwise."""
         if self._file is None or self._pid != os.getpid():
             self._file, self._pid = open_unmarked(self.path), os.getpid()
+            _sources.add(self)
         return self._file
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy in another process needs: it opens the file itself."""
+        return self.__dict__ | {"_file": None, "path": os.path.abspath(self.path)}
 
     def close(self) -> None:
         """Close the file, if it is open; it is opened again when it is needed."""
