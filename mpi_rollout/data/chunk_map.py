@@ -13,6 +13,7 @@ import numpy as np
 from mpi_rollout.core.spaces import Leaf
 from mpi_rollout.data.source import Source
 from mpi_rollout.errors import ContentError, DataError
+from mpi_rollout.storage.chunks import is_sparse
 from mpi_rollout.storage.filters import CHECKSUM_NBYTES, Filters, fletcher32
 
 
@@ -51,7 +52,7 @@ class MappedColumn:
         self._offsets, self._sizes = np.full(num_chunks, -1), np.zeros(num_chunks, np.int64)
         self._masks = np.zeros(num_chunks, np.int64)
         dataset.id.chunk_iter(self._note)
-        self._sort(Filters(dataset))
+        self._sort(Filters(dataset), is_sparse(dataset))
 
     def _note(self, chunk: h5py.h5d.StoreInfo) -> None:
         number = chunk.chunk_offset[0] // self._rows * self._across + chunk.chunk_offset[1] // self._envs
@@ -59,14 +60,16 @@ class MappedColumn:
             self._offsets[number], self._sizes[number] = chunk.byte_offset, chunk.size
             self._masks[number] = chunk.filter_mask
 
-    def _sort(self, filters: Filters) -> None:
+    def _sort(self, filters: Filters, may_lack: bool) -> None:
         """Find out which chunks lie as in memory, and which of those have a checksum that is not compared yet."""
         masks = [int(mask) for mask in np.unique(self._masks)]
         has_checksum = np.isin(self._masks, [mask for mask in masks if filters.has_checksum(mask)])
         is_packed = np.isin(self._masks, [mask for mask in masks if filters.is_packed(mask)])
         whole = self._nbytes + CHECKSUM_NBYTES * has_checksum
+        if may_lack:  # HDF5 knows what is in chunks that are not there.
+            is_packed |= self._offsets < 0
         is_inside = (self._offsets >= 0) & (self._offsets + self._sizes <= len(self._bytes))
-        if not (is_inside & (is_packed | (self._sizes == whole))).all():
+        if not (is_packed | (is_inside & (self._sizes == whole))).all():
             raise DataError(f"{self._source.path}: trajectories/{self._name}: some of its chunks are not in the file")
         self._is_packed, self._is_unchecked = is_packed, has_checksum & ~is_packed
         self._has_packed = bool(is_packed.any())

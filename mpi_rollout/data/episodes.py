@@ -13,7 +13,7 @@ import numpy as np
 from mpi_rollout.core.spaces import Space, Tree
 from mpi_rollout.data.columns import GROUPS, group_tree
 from mpi_rollout.data.passing import Part, parts_of
-from mpi_rollout.data.source import Source
+from mpi_rollout.data.source import Source, has_last_row
 
 Arrays = dict[str, np.ndarray]
 
@@ -25,7 +25,7 @@ class Shelf:
     Attributes
     ----------
     arrays
-        Of observations there is one row more for each env, after its last.
+        Of observations and infos there is one row more for each env, after its last.
     has_gaps
         The rows of an episode's observations are not followed by its last one: it is in `final_observations`.
     """
@@ -141,8 +141,11 @@ class Episode:
 
     @property
     def infos(self) -> Tree:
-        """What was stored of the infos: a dict by name of arrays (length, ...)."""
-        return self._tree("infos")
+        """What was stored of the infos: a dict by name of arrays (length + 1, ...), the first from the reset.
+
+        Beside NAME is the mask `_NAME`: whether the env gave it.
+        """
+        return group_tree(self._shelf.arrays, "infos", None, self._seen)
 
     @property
     def _has_gap(self) -> bool:
@@ -155,7 +158,7 @@ class Episode:
         return self._shelf.arrays[name][self._place : self._place + self.length]
 
     def _seen(self, name: str) -> np.ndarray:
-        """Return observations, with the last one where it belongs."""
+        """Return observations or infos, with the last one where it belongs."""
         rows = self._shelf.arrays[name][self._places : self._places + self.length + 1]
         if not self._has_gap:
             return rows
@@ -163,6 +166,8 @@ class Episode:
         final = self._shelf.arrays.get(f"final_{name}")
         if final is not None:
             rows[-1] = final[self._place + self.length - 1]
+        elif name.startswith("infos"):
+            rows[-1] = np.zeros((), rows.dtype)
         elif self.length:
             rows[-1] = rows[-2]
         return rows
@@ -193,7 +198,8 @@ class Reading:
             return
         by_start = np.argsort(self.rows["start"], kind="stable")
         starts, active, num_begun = self.rows["start"][by_start], np.zeros(0, np.int64), 0
-        for part in parts_of(self.source, self.groups, int(starts[0]), int(ends.max())):
+        envs = slice(int(self.rows["env_index"].min()), int(self.rows["env_index"].max()) + 1)
+        for part in parts_of(self.source, self.groups, int(starts[0]), int(ends.max()), envs):
             stop = int(np.searchsorted(starts, part.stop))
             active = np.concatenate([active, by_start[num_begun:stop]])
             num_begun = stop
@@ -212,7 +218,7 @@ class Reading:
             self.spaces, self.file, self.has_gaps,
         )  # fmt: skip
         rows = self.rows[over]
-        envs, first = rows["env_index"], rows["start"] - part.start
+        envs, first = rows["env_index"] - part.first_env, rows["start"] - part.start
         places, more = (envs * num_rows + first).tolist(), (envs * (num_rows + 1) + first).tolist()
         begun = self._begun
         for index, row, place, seen in zip(over.tolist(), rows, places, more, strict=True):
@@ -227,16 +233,14 @@ class Reading:
         """Copy what a part has of an episode that goes on; its next observation is the first of the next part."""
         rows = slice(max(int(row["start"]) - part.start, 0), part.stop - part.start)
         pieces = self._begun.setdefault(index, [])
-        pieces.append({name: array[row["env_index"], rows].copy() for name, array in arrays.items()})
+        pieces.append({name: array[row["env_index"] - part.first_env, rows].copy() for name, array in arrays.items()})
 
     def _joined(self, index: int, row: np.void, part: Part, arrays: Arrays) -> Shelf:
         """Put the pieces of an episode together that ends in a part."""
         stop, pieces = int(row["start"] + row["length"]) - part.start, self._begun.pop(index)
-        env = row["env_index"]
+        env = row["env_index"] - part.first_env
         joined = {
-            name: np.concatenate(
-                [*(piece[name] for piece in pieces), array[env, : stop + name.startswith("observations")]]
-            )
+            name: np.concatenate([*(piece[name] for piece in pieces), array[env, : stop + has_last_row(name)]])
             for name, array in arrays.items()
         }
         return Shelf(joined, self.spaces, self.file, self.has_gaps)

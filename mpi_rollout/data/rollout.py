@@ -211,7 +211,7 @@ class Rollout:
         terminates the episode; its next observation then repeats the one before.
         """
         rows = np.concatenate([self.episodes, self.unfinished])
-        return Transitions([FileTransitions(self._source, self.spaces, self.autoreset_mode, rows)])
+        return Transitions([FileTransitions(self._source, self.spaces, self._has_gaps, rows)])
 
     def sample_transitions(self, size: int, rng: np.random.Generator | int | None = None) -> Batch:
         """Draw transitions at random, each with the same probability, with replacement.
@@ -237,7 +237,8 @@ class Rollout:
 
     @property
     def _has_gaps(self) -> bool:
-        return self.autoreset_mode != AutoresetMode.NEXT_STEP
+        """Whether the row after an end is the next episode's, so that the last observation is elsewhere."""
+        return self.final_observations is not None or self.autoreset_mode != AutoresetMode.NEXT_STEP
 
     def passing(self, columns: Iterable[str] | None = None, start: int = 0, stop: int | None = None) -> Iterator[Part]:
         """Iterate over the columns in order of steps, some whole chunks at a time; each chunk is read once.

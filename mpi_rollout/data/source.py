@@ -24,6 +24,11 @@ Content = TypeVar("Content")
 _sources: "weakref.WeakSet[Source]" = weakref.WeakSet()
 
 
+def has_last_row(name: str) -> bool:
+    """Tell whether a column has a row more than there are steps: what came after the last one."""
+    return name.startswith(("observations", "infos"))
+
+
 @atexit.register
 def _close_all() -> None:
     """Close all files: HDF5 would call Python to do it, when there is no interpreter any more."""
@@ -111,16 +116,16 @@ class Source:
 
     def num_rows(self, name: str) -> int:
         """Return how many committed rows a column has."""
-        return self.num_steps + name.startswith("observations")
+        return self.num_steps + has_last_row(name)
 
     def read(self, name: str, selection: Any) -> np.ndarray:
         """Read some elements of a column; HDF5 reads the chunks that have them, and compares their checksums."""
         return self.attempt(lambda: np.asarray(self.file["trajectories"][name][selection]), name)
 
-    def read_into(self, name: str, rows: slice, array: np.ndarray) -> None:
-        """Read rows of all envs into the first rows of an array."""
+    def read_into(self, name: str, rows: slice, envs: slice, array: np.ndarray) -> None:
+        """Read rows of some envs into the first rows of an array."""
         into = np.s_[: rows.stop - rows.start]
-        self.attempt(lambda: self.file["trajectories"][name].read_direct(array, np.s_[rows], into), name)
+        self.attempt(lambda: self.file["trajectories"][name].read_direct(array, np.s_[rows, envs], into), name)
 
     def attempt(self, read: Callable[[], Content], name: str) -> Content:
         """Call what reads a column.  DataError if it fails, in a file that is written more than once."""

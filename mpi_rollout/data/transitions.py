@@ -4,7 +4,6 @@ import os
 from typing import Any, NamedTuple
 
 import numpy as np
-from gymnasium.vector import AutoresetMode
 
 from mpi_rollout.core.spaces import Space, Tree
 from mpi_rollout.data.chunk_map import ChunkMap
@@ -33,9 +32,9 @@ class Batch(NamedTuple):
 class FileTransitions:
     """All transitions of one file: those of episode after episode, in the order of a table."""
 
-    def __init__(self, source: Source, spaces: dict[str, Space | None], mode: AutoresetMode, episodes: np.ndarray):
+    def __init__(self, source: Source, spaces: dict[str, Space | None], has_gaps: bool, episodes: np.ndarray):
         self._source, self._spaces = source, spaces
-        self._has_gaps = mode != AutoresetMode.NEXT_STEP
+        self._has_gaps = has_gaps
         self._knows_final = any(name.startswith("final_observations") for name in source.leaves)
         lengths = episodes["length"].copy()
         if self._has_gaps and not self._knows_final:

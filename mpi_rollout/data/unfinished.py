@@ -1,11 +1,14 @@
 """Episodes that the end of the data cuts: what a run writes of them at its end, and what follows of a killed one."""
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from mpi_rollout.core.seeding import SeedTable
 from mpi_rollout.data.source import Source
-from mpi_rollout.storage.episodes import StoredResults, num_reset_rows_of
-from mpi_rollout.storage.schema import EPISODE
+from mpi_rollout.storage.episodes import StoredResults, make_table, num_reset_rows_of
+from mpi_rollout.storage.reader import committed_resets
+from mpi_rollout.storage.schema import EPISODE, is_recording
 
 ROWS_NBYTES = 2**24
 
@@ -16,7 +19,18 @@ def unfinished_episodes(source: Source) -> np.ndarray:
     has_ended = rows["terminated"] | rows["truncated"]
     if source.is_sealed or not has_ended.all():
         return rows[~has_ended]
+    if is_recording(source.attributes):
+        return _of_table(source)
     return _computed(source, rows)
+
+
+def _of_table(source: Source) -> np.ndarray:
+    """Compute them from all steps: where episodes begin follows from those before and from /resets."""
+    resets = source.attempt(lambda: committed_resets(source.file, source.num_steps), "resets")
+    table = make_table(source.config, source.attributes, (), resets)
+    for results in _results(source, 0, source.num_steps):
+        table.add(results, 0, len(results.rewards))
+    return table.unfinished(source.num_steps)
 
 
 def _computed(source: Source, rows: np.ndarray) -> np.ndarray:
@@ -46,13 +60,11 @@ def _take(results: StoredResults, starts: np.ndarray, returns: np.ndarray, to_ne
     returns[:] = np.add.accumulate(np.concatenate([returns[None], rewards]), axis=0)[-1]  # In the order of steps.
 
 
-def _results(source: Source, start: int, stop: int) -> "list[StoredResults]":
+def _results(source: Source, start: int, stop: int) -> Iterator[StoredResults]:
     rows = max(ROWS_NBYTES // (8 * source.config.num_envs), 1)
     names = ("rewards", "terminations", "truncations")
-    return (  # type: ignore[return-value]
-        StoredResults(row, *(source.read(name, np.s_[row : min(row + rows, stop)]) for name in names))
-        for row in range(start, stop, rows)
-    )
+    for row in range(start, stop, rows):
+        yield StoredResults(row, *(source.read(name, np.s_[row : min(row + rows, stop)]) for name in names))
 
 
 def _seeds(source: Source, env: np.ndarray, episode: np.ndarray) -> np.ndarray:
