@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Callable
 
 import numpy as np
+from gymnasium.vector import AutoresetMode
 
 from mpi_rollout.core.layout import Block
 from mpi_rollout.storage.writer import Writer
@@ -13,51 +14,119 @@ OWN_ACTION = -1  # The version of the policy where the trainer gave the action.
 
 
 class Rows:
-    """The rows that the writer does not have yet, in blocks.
+    """Rows in blocks, in the order of their steps.
 
     Parameters
     ----------
     make_block
         Makes another block, where slow ranks are so far behind others that the writer has none to give.
+
+    Attributes
+    ----------
+    stop
+        The first step that has no row yet.
+    num_ends
+        Of episodes, in the rows that the writer has, if no reset followed.  `num_last` are those in the last row.
     """
 
-    def __init__(self, writer: Writer, make_block: Callable[[], Block]):
+    def __init__(self, writer: Writer, make_block: Callable[[], Block], mode: AutoresetMode):
         self._writer, self._make_block = writer, make_block
+        # Else the observation after an end is the next episode's.
+        self._has_finals_behind = mode != AutoresetMode.SAME_STEP
         self._open: deque[Block] = deque()
-        self._stop = 0
+        self._newest: Block
+        self._kept: list[tuple[int, np.ndarray, list[np.ndarray]]] = []
+        self.stop = self.num_ends = self.num_last = self._num_seen = 0
 
     def at(self, step: int) -> tuple[Block, int]:
         """Return where the row of a step is."""
+        row = step - self._newest.start
+        if row >= 0:  # The usual case.
+            return self._newest, row
         first = self._open[0]
         place, row = divmod(step - first.start, first.num_rows)
         return self._open[place], row
 
+    def pieces(self, step: int, num_steps: int) -> list[tuple[Block, slice, slice]]:
+        """Return where the rows of some steps are: blocks, their rows, and which of the steps these are."""
+        pieces, done = [], 0
+        while done < num_steps:
+            block, row = self.at(step + done)
+            num_here = min(num_steps - done, block.num_rows - row)
+            pieces.append((block, slice(row, row + num_here), slice(done, done + num_here)))
+            done += num_here
+        return pieces
+
+    def ends(self, step: int, envs: slice) -> np.ndarray:
+        """Tell of some envs whether they ended in a step."""
+        block, row = self.at(step)
+        return block.terminations[row, envs] | block.truncations[row, envs]
+
+    def cut(self, step: int, envs: np.ndarray, is_running: np.ndarray) -> None:
+        """Keep the last observations of envs that are reset after a step; truncate the episodes that are running."""
+        before, row = self.at(step)
+        before.truncations[row, envs[is_running]] = True
+        if self._has_finals_behind:
+            after, next_row = self.at(step + 1)
+            self._kept.append((step, envs, [array[next_row, envs] for array in after.observation_arrays]))
+        else:  # Of others the last observation is there already.
+            after, next_row = self.at(step + 1)
+            for final, observations in zip(before.final_observation_arrays, after.observation_arrays, strict=True):
+                final[row, envs[is_running]] = observations[next_row, envs[is_running]]
+
     def make_room(self, step: int) -> None:
         """See that there is a row for a step; wait for the disk if need be."""
-        while step >= self._stop:
+        while step >= self.stop:
             block = self._writer.acquire() if len(self._open) < NUM_BLOCKS else self._make_block()
-            block.start, self._stop = self._stop, self._stop + block.num_rows
+            block.start, self.stop = self.stop, self.stop + block.num_rows
             for array in block.final_observation_arrays:
                 array[...] = np.zeros((), array.dtype)
             for array in block.extra_arrays:  # Nobody gives any with an action of the trainer's own.
                 array[...] = np.nan if array.dtype.kind in "fc" else 0
             if block.extra_arrays:
                 block.extra_arrays[-1][...] = OWN_ACTION
+            self._newest = block
             self._open.append(block)
 
-    def hand_in(self, num_final: int) -> None:
-        """Give the writer the blocks whose rows are final."""
+    def hand_in(self, num_final: int, commits: bool = False) -> None:
+        """Give the writer the blocks whose rows are final; with `commits`, all rows that are."""
         while num_final >= self._open[0].start + self._open[0].num_rows:
+            self._see(self._open[0], self._open[0].num_rows)
             block = self._open.popleft()
             self._writer.submit(block, block.num_rows)
+        block, num_rows = self._open[0], num_final - self._open[0].start
+        if commits and num_rows >= 0:
+            self._see(block, num_rows)
+            self._writer.submit(block, num_rows)
 
-    def commit(self, num_final: int) -> None:
-        """Have all final rows committed."""
-        self.hand_in(num_final)
-        if num_final > self._open[0].start:
-            self._writer.submit(self._open[0], num_final - self._open[0].start)
+    def _see(self, block: Block, stop: int) -> None:
+        """Count the ends in rows that are about to go, and find the last observations of these episodes."""
+        start, self._num_seen = max(self._num_seen - block.start, 0), block.start + stop
+        if start == stop:
+            return
+        rows, envs = np.nonzero(block.terminations[start:stop] | block.truncations[start:stop])
+        rows += start
+        self.num_ends, self.num_last = self.num_ends + len(rows), int(np.count_nonzero(rows == stop - 1))
+        if not (self._has_finals_behind and len(rows)):
+            return
+        for final, observations in zip(block.final_observation_arrays, block.observation_arrays, strict=True):
+            final[rows, envs] = observations[np.minimum(rows + 1, block.num_rows - 1), envs]
+        if stop == block.num_rows and self.num_last:
+            after, next_row = self.at(block.start + stop)
+            last = envs[rows == stop - 1]
+            for final, observations in zip(block.final_observation_arrays, after.observation_arrays, strict=True):
+                final[-1, last] = observations[next_row, last]
+        self._put_kept(block, stop)
 
-    def finish(self, num_steps: int) -> None:
-        """Give the writer all rows, and the observations after them."""
-        self.hand_in(num_steps)
-        self._writer.submit(self._open[0], num_steps - self._open[0].start)
+    def _put_kept(self, block: Block, stop: int) -> None:
+        """Put in the last observations in whose place resets have put others."""
+        rest = []
+        for step, envs, arrays in self._kept:
+            if step < block.start + stop:
+                for final, array in zip(block.final_observation_arrays, arrays, strict=True):
+                    final[step - block.start, envs] = array
+                self.num_ends -= len(envs)
+                self.num_last -= len(envs) * (step == block.start + stop - 1)
+            else:
+                rest.append((step, envs, arrays))
+        self._kept = rest

@@ -2,7 +2,7 @@
 
 Row t of an env is its step t: what the env showed before, the action, what followed.  A row is final when the next step
 of its envs has been taken: until then the trainer may reset them.  If an episode was under way, its last row then says
-truncated.  Only final rows go to the writer.
+truncated.  Only final rows go to the writer.  What can be told of many rows at a time waits until then.
 
 Whatever can fail, such as a disk that is full, fails in `make_room`, before anything is sent to the ranks.
 """
@@ -17,12 +17,13 @@ from gymnasium.vector import AutoresetMode
 
 from mpi_rollout.core.clock import PHASES, utc_now
 from mpi_rollout.core.layout import Block
-from mpi_rollout.core.spaces import leaves
+from mpi_rollout.core.spaces import Tree, leaves
 from mpi_rollout.envs.inputs import Info, Options, Seeds, seed_of_each
 from mpi_rollout.exchange.infos import FINAL_OBS
 from mpi_rollout.process.console import say
 from mpi_rollout.ranks.driver import Driver
-from mpi_rollout.ranks.lanes import Lane, LaneRestart, indices_of
+from mpi_rollout.ranks.lanes import Lane, LaneRestart
+from mpi_rollout.ranks.set_up import EnvFacts
 from mpi_rollout.storage.run_file import Ending
 from mpi_rollout.storage.schema import RESET, Reports
 from mpi_rollout.storage.writer import Writer
@@ -30,18 +31,21 @@ from mpi_rollout.train.fragments import Batch
 from mpi_rollout.train.recorded_rows import Rows
 
 COMMIT_EVERY_S = 10.0
+NUM_OPEN = 2  # So many of the last rows tell in which state the envs are.
+EVERYTHING = slice(None)
 VERSION = "policy_version"  # The last of the extras.
 
 
 class Recorder:
     """Takes down what a trainer does with the envs of all ranks.  On the root.
 
+    Parameters
+    ----------
+    heeds_restarts
+        Envs that fail are made again.
+
     Attributes
     ----------
-    num_steps
-        Of all envs: those of the rank that is furthest behind.
-    env_steps
-        Steps of single envs, those that only reset an env not counted.
     needs_reset
         The first observations are not known: before the first reset, and after a failure.
     """
@@ -51,18 +55,18 @@ class Recorder:
         writer: Writer,
         make_block: Callable[[], Block],
         driver: Driver,
+        facts: EnvFacts,
         mode: AutoresetMode,
-        is_native: bool,
         hosts: Sequence[str],
+        heeds_restarts: bool,
     ):
-        self.writer, self._mode, self._is_native, self._hosts = writer, mode, is_native, hosts
-        self._rows, self._pid, self._is_finished = Rows(writer, make_block), os.getpid(), False
+        self.writer, self._mode, self._is_native, self._hosts = writer, mode, facts.is_native, hosts
+        self.heeds_restarts = heeds_restarts
+        self._rows, self._pid, self._is_finished = Rows(writer, make_block, mode), os.getpid(), False
         self._lanes, self._num_envs, self._division = driver.lanes, driver.num_envs, driver.exchanges.division
         self._leaves, self._action_leaves = leaves(driver.observation_space), leaves(driver.action_space)
         self._step = dict.fromkeys(driver.lanes, 0)
-        self._is_first = np.ones(self._num_envs, np.bool_)  # The last observation of an env begins an episode.
-        self._ended = np.zeros(self._num_envs, np.bool_)  # In its last step.
-        self.env_steps = 0
+        self._reset_step = np.zeros(self._num_envs, np.int64)  # The first step after the last reset of each env.
         self.needs_reset = True
         self._started_s = perf_counter()
         self._commit_at = self._started_s + COMMIT_EVERY_S
@@ -70,6 +74,7 @@ class Recorder:
 
     @property
     def num_steps(self) -> int:
+        """The steps of all envs: those of the rank that is furthest behind."""
         return min(self._step.values())
 
     def make_room(self, lanes: Sequence[Lane], num_steps: int) -> None:
@@ -85,15 +90,27 @@ class Recorder:
         if num_steps and self.needs_reset:
             raise ResetNeeded("step before reset: a recording needs the first observations; call reset() first")
         self.writer.check()
-        self._rows.make_room(max(self._step[lane] for lane in lanes) + num_steps)
-        num_final = self.num_steps - 1
-        self._rows.hand_in(num_final)
-        if (now := perf_counter()) >= self._commit_at:
-            seconds, env_steps = now - self._counted[0], self.env_steps - self._counted[1]
-            self.writer.add_interval(now - self._started_s, self.env_steps, env_steps / seconds)
-            self._rows.commit(num_final)
-            self._commit_at, self._counted = now + COMMIT_EVERY_S, (now, self.env_steps)
+        step = max([self._step[lane] for lane in lanes]) + num_steps
+        if step < self._rows.stop and perf_counter() < self._commit_at:
+            return
+        self._rows.make_room(step)
+        num_final, now = self.num_steps - NUM_OPEN, perf_counter()
+        self._rows.hand_in(num_final, commits=now >= self._commit_at)
+        if now >= self._commit_at:
+            self._commit_at = now + COMMIT_EVERY_S
+            self._add_interval(now, num_final)
             self.warn()
+
+    def _add_interval(self, now: float, num_steps: int) -> int:
+        """Have the file say how many steps of single envs there are so far; return it."""
+        num_reset_rows = 0  # The step after an end only resets.
+        if self._mode == AutoresetMode.NEXT_STEP:
+            num_reset_rows = self._rows.num_ends - self._rows.num_last
+        env_steps = max(num_steps, 0) * self._num_envs - num_reset_rows
+        seconds = max(now - self._counted[0], 1e-9)
+        self.writer.add_interval(now - self._started_s, env_steps, (env_steps - self._counted[1]) / seconds)
+        self._counted = now, env_steps
+        return env_steps
 
     def reset(self, arrays: Sequence[np.ndarray], seed: Seeds, mask: np.ndarray | None, options: Options) -> None:
         """Take down a reset.
@@ -106,140 +123,92 @@ class Recorder:
             The envs that were reset; None is all.
         """
         mask = np.ones(self._num_envs, np.bool_) if mask is None else mask
-        is_cut, resets = mask & ~self._is_first & ~self._ended, np.zeros(self._num_envs, RESET)
+        resets = np.zeros(self._num_envs, RESET)
         for lane in self._lanes:
             step, mine = self._step[lane], np.flatnonzero(mask[lane.envs]) + lane.envs.start
+            is_first, has_ended = self._state_of(lane)
+            resets["cut"][lane.envs] = is_running = ~is_first & ~has_ended
             resets["step"][lane.envs] = step
+            if (left := mine[~is_first[mine - lane.envs.start]]).size:
+                self._rows.cut(step - 1, left, is_running[left - lane.envs.start])
             block, row = self._rows.at(step)
-            if (cut := mine[is_cut[mine]]).size:
-                before, row_before = self._rows.at(step - 1)
-                before.truncations[row_before, cut] = True
-                pairs = zip(before.final_observation_arrays, block.observation_arrays, strict=True)
-                for final, observations in pairs:
-                    final[row_before, cut] = observations[row, cut]
             for target, array in zip(block.observation_arrays, arrays, strict=True):
                 target[row, mine] = array[mine]
+            self._reset_step[mine] = step
         # Natively vectorized envs make of one seed what they like.
         seeds = [None] * self._num_envs if self._is_native else seed_of_each(seed, self._num_envs)
-        resets["env_index"], resets["cut"] = np.arange(self._num_envs), is_cut
+        resets["env_index"] = np.arange(self._num_envs)
         resets["seed"] = [-1 if one is None else one for one in seeds]
         resets["options"] = [bool(one) for one in options] if isinstance(options, list | tuple) else bool(options)
         self.writer.add_resets(resets[mask])
-        self._is_first[mask], self._ended[mask], self.needs_reset = True, False, False
+        self.needs_reset = False
+
+    def _state_of(self, lane: Lane) -> tuple[np.ndarray, np.ndarray]:
+        """Tell of a lane's envs whether the last observation begins an episode, and whether it is that of one's end."""
+        step, reset_step = self._step[lane], self._reset_step[lane.envs]
+        is_first, has_ended = reset_step == step, np.zeros(lane.num_envs, np.bool_)
+        if step > 0:
+            has_ended = self._rows.ends(step - 1, lane.envs) & ~is_first
+        if self._mode == AutoresetMode.SAME_STEP:
+            return is_first | has_ended, np.zeros_like(has_ended)
+        if (
+            self._mode == AutoresetMode.NEXT_STEP and step > 1
+        ):  # The step before has reset who ended in the last but one.
+            is_first |= self._rows.ends(step - 2, lane.envs) & (reset_step < step - 1)
+        return is_first, has_ended
 
     def act(self, lanes: Sequence[Lane], arrays: Sequence[np.ndarray]) -> None:
         """Take down the actions of the next step of some lanes, of shape (num_envs of these lanes, ...)."""
-        start = 0
-        for lane in lanes:
+        for lane, part in _parts(lanes):
             block, row = self._rows.at(self._step[lane])
             for target, array in zip(block.action_arrays, arrays, strict=True):
-                target[row, lane.envs] = array[start : start + lane.num_envs]
-            start += lane.num_envs
+                target[row, lane.envs] = array[part]
 
-    def take(
-        self, lanes: Sequence[Lane], observations: Sequence[np.ndarray], results: Sequence[np.ndarray], infos: Info
-    ) -> None:
+    def take(self, lanes: Sequence[Lane], observations: Tree, results: Sequence[np.ndarray], infos: Info) -> None:
         """Take down what followed from the actions; arrays as in `act`, `results` in the order of `RESULTS`."""
-        start = 0
-        for lane in lanes:
-            part, step, envs = slice(start, start + lane.num_envs), self._step[lane], lane.envs
+        finals = infos.get(FINAL_OBS)
+        for lane, part in _parts(lanes):
+            step, envs = self._step[lane], lane.envs
+            after, row = self._rows.at(step + 1)
+            for target, leaf in zip(after.observation_arrays, self._leaves, strict=True):
+                target[row, envs] = leaf.of(observations)[part]
             block, row = self._rows.at(step)
-            after, next_row = self._rows.at(step + 1)
-            for target, array in zip(after.observation_arrays, observations, strict=True):
-                target[next_row, envs] = array[part]
             for target, array in zip(block.results, results, strict=True):
                 target[row, envs] = array[part]
-            ended = results[1][part] | results[2][part]
-            if ended.any():
-                self._take_final(lane, step, np.flatnonzero(ended), infos, start)
-            self._count(lane, ended[None])
-            start += lane.num_envs
+            if finals is not None:
+                self._take_finals(lane, step, finals[part], infos[f"_{FINAL_OBS}"][part])
+            self._step[lane] = step + 1
 
     def take_batch(self, lanes: Sequence[Lane], batch: Batch) -> None:
         """Take down what `collect` is about to return of some lanes."""
-        actions, start = [leaf.of(batch["actions"]) for leaf in self._action_leaves], 0
-        results = [batch["rewards"], batch["terminations"], batch["truncations"]]
-        befores = [leaf.of(batch["observations"]) for leaf in self._leaves]
-        lasts = [leaf.of(batch["last_observations"]) for leaf in self._leaves]
-        extras = [*batch["extras"].values(), batch[VERSION]] if "extras" in batch else []
-        for lane in lanes:
-            part, step = slice(start, start + lane.num_envs), self._step[lane]
-            self._lay(lane, step, len(results[0]), part, actions, results, extras)
-            self._lay_observations(lane, step, part, befores, lasts)
-            ended = results[1][:, part] | results[2][:, part]
-            for row in np.flatnonzero(ended.any(axis=1)).tolist():
-                self._take_final(lane, step + row, np.flatnonzero(ended[row]), batch["infos"][row], start)
-            self._count(lane, ended)
-            start += lane.num_envs
+        columns = [leaf.of(batch["actions"]) for leaf in self._action_leaves]
+        columns += [batch["rewards"], batch["terminations"], batch["truncations"]]
+        columns += [*batch["extras"].values(), batch[VERSION]] if "extras" in batch else []
+        observations = [leaf.of(batch["observations"]) for leaf in self._leaves]
+        lasts, num_steps = [leaf.of(batch["last_observations"]) for leaf in self._leaves], len(batch["rewards"])
+        for lane, part in _parts(lanes):
+            step, envs = self._step[lane], lane.envs
+            for block, rows, given in self._rows.pieces(step, num_steps):
+                targets = [*block.action_arrays, *block.results, *block.extra_arrays]
+                for target, array in zip(targets, columns, strict=False):  # Extras only of the policy's own actions.
+                    target[rows, envs] = array[given, part]
+                # The first observations are there, and those that resets have put there are right.
+                for target, array in zip(block.observation_arrays, observations, strict=True):
+                    target[rows, envs] = array[given, part]
+            after, row = self._rows.at(step + num_steps)
+            for target, array in zip(after.observation_arrays, lasts, strict=True):
+                target[row, envs] = array[part]
+            for number, infos in enumerate(batch["infos"]):
+                if (finals := infos.get(FINAL_OBS)) is not None:
+                    self._take_finals(lane, step + number, finals[part], infos[f"_{FINAL_OBS}"][part])
+            self._step[lane] = step + num_steps
 
-    def _lay(
-        self,
-        lane: Lane,
-        step: int,
-        num_steps: int,
-        part: slice,
-        actions: Sequence[np.ndarray],
-        results: Sequence[np.ndarray],
-        extras: Sequence[np.ndarray],
-    ) -> None:
-        done = 0
-        while done < num_steps:
-            block, row = self._rows.at(step + done)
-            num_here = min(num_steps - done, block.num_rows - row)
-            rows, given = slice(row, row + num_here), slice(done, done + num_here)
-            targets = [*block.action_arrays, *block.results, *(block.extra_arrays if extras else [])]
-            for target, array in zip(targets, [*actions, *results, *extras], strict=True):
-                target[rows, lane.envs] = array[given, part]
-            done += num_here
-
-    def _lay_observations(
-        self, lane: Lane, step: int, part: slice, befores: Sequence[np.ndarray], lasts: Sequence[np.ndarray]
-    ) -> None:
-        """Lay the observations after each step: those before the next one, and the last ones."""
-        num_steps, done = len(befores[0]), 1
-        while done < num_steps:
-            block, row = self._rows.at(step + done)
-            num_here = min(num_steps - done, block.num_rows - row)
-            for target, array in zip(block.observation_arrays, befores, strict=True):
-                target[row : row + num_here, lane.envs] = array[done : done + num_here, part]
-            done += num_here
-        block, row = self._rows.at(step + num_steps)
-        for target, array in zip(block.observation_arrays, lasts, strict=True):
-            target[row, lane.envs] = array[part]
-
-    def _take_final(self, lane: Lane, step: int, places: np.ndarray, infos: Info, start: int) -> None:
-        """Take down the last observations of episodes that end in a step.
-
-        Parameters
-        ----------
-        places
-            Of their envs in the lane; `start` is the place of the lane's first env in the infos.
-        """
+    def _take_finals(self, lane: Lane, step: int, finals: np.ndarray, has_ended: np.ndarray) -> None:
+        """Take down the last observations of episodes that end in a step in which the next ones begin."""
         block, row = self._rows.at(step)
-        envs = places + lane.envs.start
-        if self._mode == AutoresetMode.SAME_STEP:  # The observation after the step is the next episode's.
-            finals = infos[FINAL_OBS]
-            for place, env in zip((places + start).tolist(), envs.tolist(), strict=True):
-                for target, leaf in zip(block.final_observation_arrays, self._leaves, strict=True):
-                    target[row, env] = leaf.of(finals[place])
-            return
-        after, next_row = self._rows.at(step + 1)
-        pairs = zip(block.final_observation_arrays, after.observation_arrays, strict=True)
-        for target, observations in pairs:
-            target[row, envs] = observations[next_row, envs]
-
-    def _count(self, lane: Lane, ended: np.ndarray) -> None:
-        """Count steps of a lane, given who ended in them, (num_steps, num_envs)."""
-        num_steps, num_envs = ended.shape
-        num_resets, before, last = 0, self._ended[lane.envs], ended[-1]
-        if self._mode == AutoresetMode.NEXT_STEP:  # The step after an end only resets.
-            num_resets = int(np.count_nonzero(before)) + int(np.count_nonzero(ended[:-1]))
-            self._is_first[lane.envs] = ended[-2] if num_steps > 1 else before
-        else:
-            self._is_first[lane.envs] = last if self._mode == AutoresetMode.SAME_STEP else False
-        self._ended[lane.envs] = last
-        self.env_steps += num_steps * num_envs - num_resets
-        self._step[lane] += num_steps
+        for place in np.flatnonzero(has_ended).tolist():
+            for target, leaf in zip(block.final_observation_arrays, self._leaves, strict=True):
+                target[row, lane.envs.start + place] = leaf.of(finals[place])
 
     def note_restarts(self, lanes: Sequence[Lane], restarts: Sequence[LaneRestart], all_infos: Sequence[Info]) -> None:
         """Take down envs that failed and were made again; they are in the infos, unless nobody asked for infos.
@@ -249,12 +218,12 @@ class Recorder:
         for restart in restarts:
             self.writer.add_fault(restart.env_index, self._step[restart.lane] + restart.row, restart.message)
         for row, infos in enumerate(all_infos):
-            if "_env_error" in infos:
-                indices = indices_of(lanes)
-                for place in np.flatnonzero(infos["_env_error"]).tolist():
-                    env = int(indices[place])
-                    lane = next(lane for lane in lanes if lane.envs.start <= env < lane.envs.stop)
-                    self.writer.add_fault(env, self._step[lane] + row, str(infos["env_error"][place]))
+            if "_env_error" not in infos:
+                continue
+            for lane, part in _parts(lanes):
+                for place in np.flatnonzero(infos["_env_error"][part]).tolist():
+                    message = str(infos["env_error"][part][place])
+                    self.writer.add_fault(lane.envs.start + place, self._step[lane] + row, message)
 
     def finish(self) -> None:
         """Complete the file and give it its name, once; without a step, leave no file.
@@ -273,10 +242,10 @@ class Recorder:
             if not self.num_steps:
                 self.writer.discard()
                 return
-            self._rows.finish(self.num_steps)
-            seconds = perf_counter() - self._started_s
-            self.writer.add_interval(seconds, self.env_steps, self.env_steps / seconds)
-            self.writer.finish(Ending(utc_now(), self.env_steps, seconds, self._reports(), [], complete=True))
+            self._rows.hand_in(self.num_steps, commits=True)
+            env_steps = self._add_interval(now := perf_counter(), self.num_steps)
+            seconds = now - self._started_s
+            self.writer.finish(Ending(utc_now(), env_steps, seconds, self._reports(), [], complete=True))
             self.warn()
         finally:
             self.writer.release()
@@ -295,3 +264,11 @@ class Recorder:
         while values is not None and values.warnings:
             words = values.warnings.pop(0).replace("--check-bounds", "check_bounds=True")
             say(f"mpi_rollout: {words.replace('--check-finite', 'check_finite=True')}\n")
+
+
+def _parts(lanes: Sequence[Lane]) -> list[tuple[Lane, slice]]:
+    """Return where in arrays of all their envs the envs of each lane are."""
+    if len(lanes) == 1:
+        return [(lanes[0], EVERYTHING)]
+    stops = np.cumsum([lane.num_envs for lane in lanes]).tolist()
+    return [(lane, slice(stop - lane.num_envs, stop)) for lane, stop in zip(lanes, stops, strict=True)]

@@ -103,7 +103,7 @@ def start_recording(path: str, request: "Request", driver: Driver, facts: EnvFac
     attributes = attributes_of(config, facts, request.mode, extras, hosts)
     blocks = [make_block() for _ in range(3)]
     file = writer.open_writer(config, attributes, blocks, len(hosts))
-    return Recorder(file, make_block, driver, request.mode, facts.is_native, hosts)
+    return Recorder(file, make_block, driver, facts, request.mode, hosts, request.on_fault.max_restarts > 0)
 
 
 def config_of(request: "Request", path: str, num_envs: int) -> RolloutConfig:

@@ -276,14 +276,13 @@ class MPIVectorEnv(FragmentVectorEnv):
             self._state.ended[indices_of(lanes)] = ended
         infos = self._infos(lanes, ended[None])[0]
         if self.recorder is not None:
-            arrays, results = self._outcomes.last_arrays(lanes), (rewards, terminations, truncations)
-            self.recorder.take(lanes, arrays, results, infos)
+            self.recorder.take(lanes, observations, (rewards, terminations, truncations), infos)
         return observations, rewards, terminations, truncations, infos
 
     def _infos(self, lanes: Sequence[Lane], ended: np.ndarray | None = None) -> list[Info]:
         """Return the infos of each step of the last slots; of a reset without `ended`, (num_steps, num_envs)."""
         all_infos = self._driver.take_infos(lanes, 1 if ended is None else len(ended))
-        if self.recorder is not None and ended is not None:
+        if self.recorder is not None and self.recorder.heeds_restarts and ended is not None:
             self.recorder.note_restarts(lanes, self._driver.restarts, all_infos)
         self._driver.restarts.clear()  # Whoever wants to know of them asks for infos.
         if self.autoreset_mode == AutoresetMode.SAME_STEP and ended is not None:

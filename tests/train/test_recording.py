@@ -3,11 +3,13 @@
 from pathlib import Path
 from typing import Any
 
+import h5py
 import pytest
 from diaries import differences, keep_diary, recorded
 from jobs import Job
 
 from mpi_rollout.commands.inspection import verify
+from mpi_rollout.train import recorder
 
 MODES = "next_step", "same_step", "disabled"
 CARTPOLE = "CartPole-v1", {"max_episode_steps": 12}
@@ -22,8 +24,13 @@ def short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("env", ["CartPole-v1", "envs:Nested"])
-def test_the_file_has_what_the_trainer_saw(tmp_path: Path, env: str, mode: str):
+@pytest.mark.parametrize(
+    ("env", "commit_every_s"), [("CartPole-v1", 10.0), ("CartPole-v1", 0.0), ("envs:Nested", 10.0)]
+)
+def test_the_file_has_what_the_trainer_saw(
+    tmp_path: Path, env: str, mode: str, commit_every_s: float, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(recorder, "COMMIT_EVERY_S", commit_every_s)
     path = tmp_path / "run.h5"
     kwargs = {"max_episode_steps": 12} if env == "CartPole-v1" else {}
     told = keep_diary(env, 7, str(path), {"autoreset_mode": mode, "env_kwargs": kwargs})
@@ -31,6 +38,8 @@ def test_the_file_has_what_the_trainer_saw(tmp_path: Path, env: str, mode: str):
     assert not differences(told, recorded(path))
     assert sum(map(len, told)) > 20
     verify(str(path))
+    with h5py.File(path) as file:
+        assert file["throughput"].attrs["env_steps"] == sum(file["episodes"]["length"])
 
 
 @pytest.mark.mpi(2, 3)
