@@ -1,15 +1,25 @@
 """`mpi_rollout.open`."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable
+from typing import overload
 
 from mpi_rollout.data.rollout import Rollout
+from mpi_rollout.data.several import Rollouts
 from mpi_rollout.errors import UsageError
 
 Path = str | os.PathLike[str]
 
 
-def open(path: Path | Sequence[Path]) -> Rollout:
+@overload
+def open(path: Path) -> Rollout: ...
+
+
+@overload
+def open(path: list[Path] | tuple[Path, ...]) -> Rollouts: ...
+
+
+def open(path: Path | list[Path] | tuple[Path, ...]) -> Rollout | Rollouts:
     """Open what a run has written; neither MPI nor the env is needed.
 
     Nothing is read but attributes and the table of episodes; columns are read where they are sliced.
@@ -17,14 +27,15 @@ def open(path: Path | Sequence[Path]) -> Rollout:
     Parameters
     ----------
     path
-        A file: complete, recovered, or a `.part`, of which all is there that its run has committed.
+        A file: complete, recovered, or a `.part`, of which all is there that its run has committed.  Or a list of
+        files whose envs have the same spaces: they are one data set.
 
     Raises
     ------
     DataError
         The file is missing, damaged, another program's, or has no trajectories.
     UsageError
-        There is no file in the list.
+        The list is empty, or is no list of paths.
 
     Examples
     --------
@@ -35,4 +46,7 @@ def open(path: Path | Sequence[Path]) -> Rollout:
     """
     if isinstance(path, str | os.PathLike):
         return Rollout(os.fspath(path))
-    raise UsageError("one file")
+    paths = list(path) if isinstance(path, Iterable) else []
+    if not paths or not all(isinstance(part, str | os.PathLike) for part in paths):
+        raise UsageError(f"mpi_rollout.open takes the path of a file, or a list of paths; got {path!r:.80}")
+    return Rollouts([os.fspath(part) for part in paths])

@@ -171,6 +171,7 @@ class Rollout:
         terminated: bool | None = None,
         unfinished: bool = False,
         columns: Iterable[str] | None = None,
+        file: int = 0,
     ) -> Iterator[Episode]:
         """Iterate over episodes, in order of their ends; the file is read once, from its beginning to its end.
 
@@ -190,6 +191,8 @@ class Rollout:
         columns
             What to read: some of "observations", "actions", "rewards", "terminations", "truncations", "extras",
             "infos"; None for all.
+        file
+            What `Episode.file` says.
 
         Raises
         ------
@@ -201,7 +204,7 @@ class Rollout:
         else:
             rows = as_table(episodes, EPISODE)
         rows = ordered(chosen(rows, min_return, max_return, min_length, max_length, terminated))
-        return Reading(self._source, rows, check_groups(columns), self.spaces, self._has_gaps).episodes()
+        return Reading(self._source, rows, check_groups(columns), self.spaces, self._has_gaps, file).episodes()
 
     @cached_property
     def transitions(self) -> Transitions:

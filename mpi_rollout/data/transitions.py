@@ -99,11 +99,11 @@ class Transitions:
     Parameters
     ----------
     files
-        The transitions of each file.
+        Those of each file.
     """
 
     def __init__(self, files: list[FileTransitions]):
-        self._files = files
+        self.files = files
         self._ends = np.cumsum([len(file) for file in files])
 
     def __len__(self) -> int:
@@ -128,14 +128,14 @@ class Transitions:
         if len(numbers) and not (-total <= numbers.min() and numbers.max() < total):
             raise IndexError(f"there are {total:,} transitions, got numbers {numbers.min():,} to {numbers.max():,}")
         numbers = np.where(numbers < 0, numbers + total, numbers)
-        if len(self._files) == 1:
-            return self._files[0].take(numbers)
+        if len(self.files) == 1:
+            return self.files[0].take(numbers)
         files = np.searchsorted(self._ends, numbers, side="right")
-        before = self._ends - [len(file) for file in self._files]
-        chosen = [np.flatnonzero(files == index) for index in range(len(self._files))]
+        before = self._ends - [len(file) for file in self.files]
+        chosen = [np.flatnonzero(files == index) for index in range(len(self.files))]
         batches = [
             file.take(numbers[places] - before[index])
-            for index, (file, places) in enumerate(zip(self._files, chosen, strict=True))
+            for index, (file, places) in enumerate(zip(self.files, chosen, strict=True))
         ]
         order = np.argsort(np.concatenate(chosen), kind="stable")
         return Batch(*(_joined(parts, order) for parts in zip(*batches, strict=True)))

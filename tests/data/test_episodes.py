@@ -4,21 +4,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from episode_checks import check
 from written_data import NUM_STEPS, SMALL, Feed, written
 
 import mpi_rollout
 from mpi_rollout.data import passing
-from mpi_rollout.data.episodes import Episode
-
-
-def check(episode: Episode, expected: dict[str, np.ndarray]) -> None:
-    """Compare an episode with the columns of its run."""
-    start, stop, env = episode.start, episode.start + episode.length, episode.env_index
-    assert np.array_equal(episode.rewards, expected["rewards"][start:stop, env])
-    assert np.array_equal(episode.actions, expected["actions"][start:stop, env])
-    assert np.array_equal(episode.terminations, expected["terminations"][start:stop, env])
-    assert episode.observations["x"].tobytes() == expected["observations/x"][start : stop + 1, env].tobytes()
-    assert np.array_equal(episode.observations["n"][0], expected["observations/n/_index_0"][start : stop + 1, env])
 
 
 @pytest.mark.parametrize("kind", ["complete", "killed", "running"])
