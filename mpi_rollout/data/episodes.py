@@ -13,6 +13,7 @@ import numpy as np
 from mpi_rollout.core.spaces import Space, Tree
 from mpi_rollout.data.columns import GROUPS, group_tree
 from mpi_rollout.data.passing import Part, parts_of
+from mpi_rollout.data.rlds import steps_rlds
 from mpi_rollout.data.source import Source, has_last_row
 
 Arrays = dict[str, np.ndarray]
@@ -146,6 +147,10 @@ class Episode:
         Beside NAME is the mask `_NAME`: whether the env gave it.
         """
         return group_tree(self._shelf.arrays, "infos", None, self._seen)
+
+    def steps_rlds(self) -> Iterator[dict[str, Any]]:
+        """Yield its length + 1 steps as RLDS has them; see `data.rlds.steps_rlds`."""
+        return steps_rlds(self)
 
     @property
     def _has_gap(self) -> bool:

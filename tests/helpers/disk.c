@@ -1,4 +1,4 @@
-/* LD_PRELOAD: a disk with a fault, for files called *.h5*.  DISK_FAULT in the environment says which:
+/* LD_PRELOAD: a disk with a fault, for files called *.h5* or *.hdf5*.  DISK_FAULT in the environment says which:
 
    no_locks    flock and fcntl's locks fail with ENOLCK, as on network file systems without a lock service
    full:N      writes beyond the first N bytes of a file fail with ENOSPC
@@ -32,7 +32,7 @@ static long long fault(const char *name, int descriptor)
     if (length < 0)
         return -1;
     path[length] = 0;
-    if (strstr(path, ".h5") == NULL)
+    if (strstr(path, ".h5") == NULL && strstr(path, ".hdf5") == NULL)
         return -1;
     return strchr(set, ':') == NULL ? 0 : atoll(strchr(set, ':') + 1);
 }

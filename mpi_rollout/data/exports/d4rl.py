@@ -83,7 +83,8 @@ class Flat:
 
     def _converted(self, array: np.ndarray) -> np.ndarray:
         is_other_float = self._float32 and array.dtype.kind == "f"
-        return array.astype(np.float32 if is_other_float else array.dtype)
+        with np.errstate(over="ignore"):  # Larger numbers become infinity.
+            return array.astype(np.float32 if is_other_float else array.dtype)
 
     def _created(self, name: str, array: np.ndarray) -> str:
         shape = (self._num_rows, *array.shape[1:])

@@ -119,17 +119,15 @@ def columns_of(episode: Any) -> dict[str, Tree]:
 
 def infos_of(episode: Any) -> dict[str, Tree]:
     """Return infos, and what the policy gave besides actions as `extras`: arrays of length + 1, as Minari has them."""
-    infos = dict(episode.infos)
-    if extras := episode.extras:
-        infos["extras"] = _longer(extras)
-    return infos
+    named = {**episode.infos, **({"extras": episode.extras} if episode.extras else {})}
+    return {name: _longer(tree, episode.length) for name, tree in named.items()}
 
 
-def _longer(tree: Tree) -> Tree:
-    """Add a row of zeros to arrays: no policy was asked about the last observation."""
+def _longer(tree: Tree, length: int) -> Tree:
+    """Add a row of zeros to arrays of `length`: no policy was asked about the last observation."""
     if isinstance(tree, dict):
-        return {name: _longer(part) for name, part in tree.items()}
-    return np.concatenate([tree, np.zeros_like(tree[:1])])
+        return {name: _longer(part, length) for name, part in tree.items()}
+    return tree if len(tree) > length else np.concatenate([tree, np.zeros_like(tree[:1])])
 
 
 def _planned(folder: str) -> np.ndarray:
