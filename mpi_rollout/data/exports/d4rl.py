@@ -11,9 +11,8 @@ import h5py
 import numpy as np
 
 from mpi_rollout.core.spaces import Tree
-from mpi_rollout.data.exports.selection import exported_rows, groups_of, row_nbytes
+from mpi_rollout.data.exports.selection import exported_rows, groups_of, open_files, row_nbytes
 from mpi_rollout.data.exports.writing import check_room, writing
-from mpi_rollout.data.opening import open as open_data
 from mpi_rollout.storage.filters import GZIP_LEVEL
 from mpi_rollout.storage.objects import Tell
 
@@ -24,7 +23,7 @@ LOG_PROB = "log_prob"
 
 def export(tell: Tell, path: str, files: Sequence[str], out: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """Write a file, in a child process (see `storage.child`); return what there is to say about it."""
-    with open_data(list(files) if len(files) > 1 else path) as data:
+    with open_files(files) as data:
         tell("the list of its episodes")
         rows = exported_rows(data)
         num_steps = int(rows["length"].sum())

@@ -15,9 +15,8 @@ import numpy as np
 from mpi_rollout.core.spaces import Tree
 from mpi_rollout.data.exports.episode_groups import EpisodeGroups
 from mpi_rollout.data.exports.minari_metadata import facts_of
-from mpi_rollout.data.exports.selection import exported_rows, groups_of, row_nbytes, share_of
+from mpi_rollout.data.exports.selection import exported_rows, groups_of, open_files, row_nbytes, share_of
 from mpi_rollout.data.exports.writing import check_room, writing
-from mpi_rollout.data.opening import open as open_data
 from mpi_rollout.storage.objects import Tell
 
 MAIN, ROWS, METADATA = "main_data.hdf5", "rows.npy", "metadata.json"
@@ -34,7 +33,7 @@ def export(tell: Tell, path: str, files: Sequence[str], folder: str, options: Op
 
 def plan(tell: Tell, path: str, files: Sequence[str], folder: str, options: Options) -> None:
     """Note which episodes there are: a run may be writing the file, and all ranks must mean the same."""
-    with open_data(list(files) if len(files) > 1 else path) as data:
+    with open_files(files) as data:
         tell("the list of its episodes")
         facts_of(data, options)  # Refuses what Minari cannot have.
         rows = exported_rows(data)
@@ -49,7 +48,7 @@ def write_share(
 ) -> None:
     """Write the episodes of one of several shares."""
     out = part_path(folder, share)
-    with open_data(list(files) if len(files) > 1 else path) as data, writing(out):
+    with open_files(files) as data, writing(out):
         rows = share_of(_planned(folder), share, num_shares, row_nbytes(data))
         with closing(EpisodeGroups(out, compression_of(data, options))) as groups:
             for group in groups_of(rows):
@@ -62,7 +61,7 @@ def finish(
     tell: Tell, path: str, files: Sequence[str], folder: str, options: Options, num_shares: int
 ) -> dict[str, Any]:
     """Put the shares together, write the metadata; return what there is to say."""
-    with open_data(list(files) if len(files) > 1 else path) as data, writing(folder):
+    with open_files(files) as data, writing(folder):
         rows = _planned(folder)
         main = part_path(folder, 0)
         if num_shares > 1:

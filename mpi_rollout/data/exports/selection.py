@@ -4,17 +4,23 @@ The number of an episode is its place in /episodes; those that the end of the da
 the data alone.  They are read in groups of envs: running episodes are in memory, and images of many envs would not fit.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from mpi_rollout.core.spaces import leaves
+from mpi_rollout.data.opening import open as open_data
 from mpi_rollout.errors import DataError
 
 RUNNING_NBYTES = 2**28  # Of the episodes that are in memory at a time.
 EPISODE_NBYTES = 2**13  # A short episode takes as long as so many bytes of a long one.
 NUMBERS = ("number", "i8"), ("group", "i8")
+
+
+def open_files(files: Sequence[str]) -> Any:
+    """Open one file, or several as one data set."""
+    return open_data(list(files)) if len(files) > 1 else open_data(files[0])
 
 
 def row_nbytes(data: Any) -> int:
