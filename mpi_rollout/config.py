@@ -10,6 +10,7 @@ import numpy as np
 
 from mpi_rollout import __version__
 from mpi_rollout.core.clock import MAX_TIMEOUT_S, seconds_of
+from mpi_rollout.core.info_types import checked_types
 from mpi_rollout.errors import DataError, UsageError
 
 VECTORIZATION_MODES = ("auto", "sync", "vector_entry_point", "envpool", "native")
@@ -54,7 +55,7 @@ ENV_OPTIONS = ("env", "env_factory", "env_kwargs")
 DATA_OPTIONS = (
     *ENV_OPTIONS,
     *("num_envs", "num_steps", "seed", "policy", "policy_mode", "policy_block", "vectorization_mode"),
-    *("trajectories", "actions", "store_extras"),
+    *("trajectories", "actions", "store_extras", "store_infos"),
 )
 POLICY_MODES = "deterministic", "sample"
 POLICY_SUFFIXES = ".zip", ".pt", ".pt2", ".pth", ".onnx"
@@ -123,6 +124,13 @@ class RolloutConfig:
     )
     store_extras: bool = option(
         False, "store what the policy of make_policy gives besides actions, such as log_prob and value, in extras/NAME"
+    )
+    store_infos: dict[str, Any] | str = option(
+        dict,
+        "store these infos of the envs in infos/NAME, with masks of the envs that have them: names, dtypes and sizes "
+        'such as \'{"lives": int, "position": [float, 3]}\', with / between the keys of nested dicts; all is what is '
+        "numeric in the infos of env 0's first reset and step; an action mask is the info action_mask",
+        metavar="TYPES|all",
     )
     trust_policy: bool = option(
         False, "execute the pickled code of a Stable-Baselines3 file; give it for your own files only"
@@ -261,6 +269,7 @@ class RolloutConfig:
             count = "none" if self.env is None else "both"
             raise UsageError(f"give one of --env ID and --env-factory MODULE:CALLABLE, got {count}")
         object.__setattr__(self, "vectorization_mode", vectorization_of(self.vectorization_mode, self.env))
+        object.__setattr__(self, "store_infos", checked_types(self.store_infos))
         self._check_values()
         self._check_pairs()
 
@@ -312,6 +321,8 @@ class RolloutConfig:
                 "--inference workers is for random actions and for policies that every rank can load: files, and "
                 f"MODULE:{MAKE_POLICY}; --policy {self.policy} is on rank 0 alone; leave one of the two out"
             )
+        if self.store_infos and not self.trajectories:
+            raise UsageError("--store-infos stores them with the trajectories, got --no-trajectories; use one")
         if self.on_rank_loss == "shrink":
             self._check_shrinking()
 

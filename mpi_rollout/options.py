@@ -12,6 +12,7 @@ from decimal import Decimal, InvalidOperation
 from typing import Any, NoReturn, TypeAlias
 
 from mpi_rollout.config import RolloutConfig, flag
+from mpi_rollout.core.info_types import read_types
 from mpi_rollout.errors import UsageError, did_you_mean, shortened
 
 ParserOrGroup = argparse.ArgumentParser | argparse._ArgumentGroup
@@ -139,6 +140,8 @@ def add_run_options(parser: ParserOrGroup, names: Sequence[str]) -> None:
 def _reader(field: Field[Any]) -> Callable[[str], Any]:
     if field.name == "env_kwargs":
         return json_value
+    if field.name == "store_infos":
+        return read_types
     if field.name == "out":
         return path
     return next((kind for kind in (int, float) if kind.__name__ in str(field.type)), str)

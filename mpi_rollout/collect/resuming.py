@@ -4,15 +4,16 @@ The running episodes are taken again on all ranks, with the recorded actions, an
 was recorded, byte by byte.  It takes as many steps as the longest running episode has.
 """
 
+import json
 from collections.abc import Callable, Collection, Iterable, Mapping
 from time import perf_counter
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mpi_rollout.core.layout import Block, Destination
+from mpi_rollout.core.layout import OF_STATES, Block, Destination
 from mpi_rollout.core.reproducibility import Reproducibility
-from mpi_rollout.core.spaces import Tree, tree_of
+from mpi_rollout.core.spaces import Tree, describe_leaves, tree_of
 from mpi_rollout.envs.replaying import Past
 from mpi_rollout.errors import ActionError, DataError, UsageError, counted
 from mpi_rollout.exchange.orders import Command
@@ -34,6 +35,17 @@ def check_promise(past: Past, promised: Reproducibility, source: str) -> None:
             f"{source} is of envs that promised {past.reproducibility} ({past.reproducibility.words}), these promise "
             f"{promised} ({promised.words}), which gives other data; continue it with the versions that began it, "
             "move it away, or use another --out"
+        )
+
+
+def check_infos(driver: Driver, file: "h5py.File", source: str) -> None:
+    """Refuse to go on with infos of other types: with `--store-infos all` they follow from what envs say at first."""
+    infos = driver.exchanges.contents.kept_infos
+    now = describe_leaves(infos) if infos else None
+    if (before := json.loads(file.attrs["spaces"]).get("info")) != now:
+        raise UsageError(
+            f"{source} has the infos {json.dumps(before):.200}, now the first infos of the envs give "
+            f"{json.dumps(now):.200}; continue it with the versions that began it, move it away, or use another --out"
         )
 
 
@@ -145,7 +157,7 @@ def say_resumed(source: str, past: Past, num_steps: int, lost: Mapping[int, int]
 def load(block: Block, past: Past, lost: Collection[int], file: "h5py.File") -> None:
     """Fill a block with what there is of its rows; of the lost envs with the end of their episodes."""
     for name, array in block.named.items():
-        stop = past.num_steps + name.startswith("observations")
+        stop = past.num_steps + name.startswith(OF_STATES)
         rows = file["trajectories"][name][block.start : stop]
         array[: len(rows)] = rows
     if past.num_steps > block.start:

@@ -13,6 +13,7 @@ from mpi_rollout.collect.fragments import FragmentLengths, prepare_lengths
 from mpi_rollout.collect.monitor import LostRanks, Monitor, RunState
 from mpi_rollout.collect.resuming import (
     bring_back,
+    check_infos,
     check_promise,
     earlier_observations,
     load,
@@ -24,6 +25,7 @@ from mpi_rollout.collect.run_end import RunEnd
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.clock import utc_now
 from mpi_rollout.core.host import check_blocks
+from mpi_rollout.core.info_columns import with_masks
 from mpi_rollout.core.layout import Block
 from mpi_rollout.core.reproducibility import Reproducibility
 from mpi_rollout.core.spaces import describe, describe_leaves
@@ -158,6 +160,7 @@ class Root:
         with open_unmarked(self._output.source) as source:  # Also when another file has taken its place.
             start = perf_counter()
             check_promise(past, self._facts.reproducibility, self._output.source)
+            check_infos(self._driver, source, self._output.source)
             is_by_episodes = past.reproducibility == Reproducibility.EPISODE
             take_again = bring_back if is_by_episodes else take_history_again
             lost = take_again(self._driver, past, source, self._monitor.check_stop)
@@ -191,13 +194,11 @@ class Root:
         from mpi_rollout.storage import schema, writer
         from mpi_rollout.storage.run_file import Prefix
 
-        spaces, extras = (
-            (self._facts.observation_space, self._facts.action_space),
-            self._driver.exchanges.contents.extras,
-        )
-        nbytes = Block.row_nbytes(*spaces, self._config.num_envs, extras)
+        spaces, contents = (self._facts.observation_space, self._facts.action_space), self._driver.exchanges.contents
+        others = contents.extras + with_masks(contents.kept_infos)
+        nbytes = Block.row_nbytes(*spaces, self._config.num_envs, others)
         num_rows = schema.rows_per_block(nbytes, self._config.num_steps)
-        if self._driver.exchanges.contents.counts_only:
+        if contents.counts_only:
             num_rows = max(self._lengths.most, UNREAD_ROWS)
         else:
             if not self._config.trajectories:  # Only the policy reads the blocks: they stay in the core's cache.
@@ -219,8 +220,10 @@ class Root:
     def _attributes(self) -> dict[str, object]:
         facts = self._facts
         described = {"observation": describe(facts.observation_space), "action": describe(facts.action_space)}
-        if extras := self._driver.exchanges.contents.extras:
-            described["extra"] = describe_leaves(extras)
+        contents = self._driver.exchanges.contents
+        for name, group in (("extra", contents.extras), ("info", contents.kept_infos)):
+            if group:
+                described[name] = describe_leaves(group)
         return {
             "config": self._config.to_json(),
             "env_spec": facts.described_spec,

@@ -22,6 +22,7 @@ from mpi_rollout.envs.env_maker import make_slice, maker_of
 from mpi_rollout.envs.faults import OnFault, raised_at
 from mpi_rollout.errors import EnvError, SignalInterrupt, StorageError, UsageError, counted
 from mpi_rollout.exchange import job_end, world
+from mpi_rollout.exchange.infos import infos_of_types
 from mpi_rollout.exchange.surviving import check_ulfm, is_ulfm_on
 from mpi_rollout.policies.made import make_model
 from mpi_rollout.policies.model import PolicySource
@@ -213,6 +214,8 @@ def plan_of(config: RolloutConfig, num_ranks: int) -> Plan:
         has_policy=config.acts_on_ranks,
         make_model=partial(make_model, config.policy) if is_maker(config.policy) else None,
         keeps_extras=config.store_extras and config.trajectories,
+        infos=config.store_infos if isinstance(config.store_infos, str) else infos_of_types(config.store_infos),
+        keeps_infos=bool(config.store_infos),
         is_read=config.trajectories or not (config.policy == "random" or config.acts_on_ranks),
     )
 

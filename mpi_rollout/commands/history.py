@@ -92,7 +92,8 @@ def check_spaces(file: h5py.File, envs: VectorEnv) -> None:
         {name: describe_space(space) for name, space in spaces.items()},
         parsed(file.attrs, "spaces", dict),
     )
-    stored.pop("extra", None)  # Of the policy.
+    for other in ("extra", "info"):  # Of the policy, and what is not compared.
+        stored.pop(other, None)
     if json.dumps(described) != json.dumps(stored):
         of_file, here = json.dumps(stored), json.dumps(described)
         raise DataError(f"the envs of the file have the spaces {of_file}, here they have {here}")

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mpi_rollout.core.info_columns import with_masks
 from mpi_rollout.core.partition import Partition
 from mpi_rollout.core.spaces import Leaf, Space, Tree, leaves, tree_of
 
@@ -60,7 +61,7 @@ HEADER = (  # Eight bytes each, in the first cache line.
     Leaf(("infos_nbytes",), np.dtype(np.int64), ()),  # In row 0, not 0: a message with so many bytes of infos follows.
     Leaf(("num_ended",), np.dtype(np.int64), ()),  # The rank's envs that the next step only resets.
 )
-MASK = Leaf((), np.dtype(np.bool_), ())
+OF_STATES = ("observations", "infos/")  # Arrays of these names have a row for what was before the first step, too.
 
 
 def is_result(leaf: Leaf) -> bool:
@@ -102,8 +103,8 @@ class SlotLayout:
         self.observations = () if counts_only else leaves(observation_space)
         self.final_observations = self.observations if has_final_observations else ()
         self.infos, self.actions, self.extras = infos, actions, extras
-        masked = tuple(part for leaf in infos for part in (leaf, MASK))
-        self._columns = self._results + self.observations + actions + extras + self.final_observations + masked
+        parts = self._results + self.observations + actions + extras + self.final_observations
+        self._columns = parts + with_masks(infos)
         self.capacity = capacity
         self._offsets, end = [8 * index for index in range(len(HEADER))], ALIGNMENT
         for leaf in self._columns:
@@ -159,7 +160,8 @@ class Block:
     """`num_rows` consecutive steps of all envs: observation t, action t, and what followed it, in row t.
 
     `named` holds the C-contiguous arrays of shape (num_rows, num_envs, ...) by their path in a file.  The tree
-    `observations` shares their memory.  `step_s` and `num_ended` have the shape (num_rows, num_slots): the step times
+    `observations` shares their memory.  `info_arrays` are values and mask of each info; those of row t came with
+    observation t.  `step_s` and `num_ended` have the shape (num_rows, num_slots): the step times
     of the slots, and how many of their episodes ended.
 
     Parameters
@@ -180,13 +182,15 @@ class Block:
         counts_only: bool = False,
         extras: tuple[Leaf, ...] = (),
         has_final_observations: bool = False,
+        infos: tuple[Leaf, ...] = (),
     ) -> None:
         self.num_rows = num_rows
         self.start = 0  # The step of row 0.
         self.named: dict[str, np.ndarray] = {}
         self.step_s, self.num_ended = np.zeros((num_rows, num_slots)), np.zeros((num_rows, num_slots), np.int64)
         self.observation_arrays, self.action_arrays = list[np.ndarray](), list[np.ndarray]()
-        self.extra_arrays, self.final_observation_arrays = list[np.ndarray](), list[np.ndarray]()
+        self.extra_arrays, self.info_arrays = list[np.ndarray](), list[np.ndarray]()
+        self.final_observation_arrays = list[np.ndarray]()
         self.results: tuple[np.ndarray, ...] = ()
         if counts_only:
             return
@@ -196,6 +200,7 @@ class Block:
         self.extra_arrays = self._allocate("extras", extras, lead)
         if has_final_observations:
             self.final_observation_arrays = self._allocate("final_observations", leaves(observation_space), lead)
+        self.info_arrays = self._allocate("infos", with_masks(infos), lead)
         self.rewards, self.terminations, self.truncations = self._allocate("", RESULTS, lead)
         self.results = self.rewards, self.terminations, self.truncations
         self.observations = tree_of(observation_space, self.observation_arrays)
@@ -214,9 +219,9 @@ class Block:
         return tree_of(self._space, (array[row, envs] for array in self.observation_arrays))
 
     @staticmethod
-    def row_nbytes(observation_space: Space, action_space: Space, num_envs: int, extras: tuple[Leaf, ...] = ()) -> int:
-        """Return the bytes of one step of all envs."""
-        columns = leaves(observation_space) + leaves(action_space) + extras + RESULTS
+    def row_nbytes(observation_space: Space, action_space: Space, num_envs: int, others: tuple[Leaf, ...] = ()) -> int:
+        """Return the bytes of one step of all envs; `others` are the leaves of extras and of infos with their masks."""
+        columns = leaves(observation_space) + leaves(action_space) + others + RESULTS
         return num_envs * sum(leaf.nbytes for leaf in columns)
 
 
@@ -251,7 +256,9 @@ class Destination:
         fields = layout.header(self._heads.reshape(-1, layout.head_nbytes))
         self._step_s, _, _, self._num_ended = (field.reshape(block.num_rows, -1) for field in fields)
         columns = layout.columns(slots, layout.capacity)
-        self._observations = _pairs(block.observation_arrays, columns.observation_arrays, partition)
+        infos = [column for pair in columns.info_arrays for column in pair][: len(block.info_arrays)]
+        states = [*columns.observation_arrays, *infos]
+        self._observations = _pairs([*block.observation_arrays, *block.info_arrays], states, partition)
         actions = _pairs(block.action_arrays[: len(layout.actions)], columns.action_arrays, partition)
         self._actions = actions + _pairs(block.extra_arrays[: len(layout.extras)], columns.extra_arrays, partition)
         self._results = [
@@ -261,7 +268,7 @@ class Destination:
         ]
 
     def lay_observations(self, row: int, start: int = 0, stop: int = 1) -> None:
-        """Lay the observations of rows start to stop of the slots into the block, from `row` on."""
+        """Lay the observations, and infos, of rows start to stop of the slots into the block, from `row` on."""
         rows = slice(row, row + stop - start)
         for target, source in self._observations:
             target[rows] = source[start:stop]

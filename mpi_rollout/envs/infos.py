@@ -34,6 +34,10 @@ class InfoGatherer:
         self._wanted, self._first_env_index, self.add_one = wanted, first_env_index, add_one
         self.are_all = wanted is True
 
+    def want(self, names: bool | tuple[str, ...]) -> None:
+        """Gather these from now on, as the constructor has it."""
+        self._wanted, self.are_all = names, names is True
+
     def wanted(self, infos: Sequence[Info]) -> Sequence[Info]:
         """Return what is wanted of one info per env, or nothing where nobody wants infos."""
         if isinstance(self._wanted, bool):

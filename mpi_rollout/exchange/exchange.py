@@ -40,7 +40,7 @@ class Contents:
     """What orders and slots carry: the spaces of a single env, and what slots have besides results and observations.
 
     With `counts_only`, slots do not have those either: nobody reads what the envs give.  `extras` are what a policy
-    gives besides actions; where slots have actions, they have these too.
+    gives besides actions; where slots have actions, they have these too.  With `keeps_infos` the infos are stored.
     """
 
     observation_space: Space
@@ -50,6 +50,12 @@ class Contents:
     has_actions: bool = False
     counts_only: bool = False
     extras: tuple[Leaf, ...] = ()
+    keeps_infos: bool = False
+
+    @property
+    def kept_infos(self) -> tuple[Leaf, ...]:
+        """The infos that blocks have, too."""
+        return self.infos if self.keeps_infos else ()
 
 
 class Exchange(Orders):
@@ -293,8 +299,8 @@ class Exchange(Orders):
         self.columns.truncations[slot] = True
         for column, array in zip(self.columns.observation_arrays, observation_arrays, strict=True):
             column[slot, :, :rows] = array
-        for _, mask in self.columns.info_arrays:
-            mask[slot] = False
+        for values, mask in self.columns.info_arrays:
+            values[slot], mask[slot] = 0, False
 
     def spread(self, value: Message = None) -> Message:
         """Send a Python object of the root to these ranks, pickled, right after an order.  Use it for rare messages."""

@@ -9,18 +9,20 @@ columns   a mapping of names to dtypes: these infos travel in the slots, typed, 
 """
 
 import pickle
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
-from numpy.typing import ArrayLike
 
-from mpi_rollout.core.spaces import Leaf
+from mpi_rollout.core.info_columns import flat_mask
+from mpi_rollout.core.info_types import dtype_and_shape
+from mpi_rollout.core.spaces import MASK_NAME, Leaf, is_castable
 from mpi_rollout.errors import DataError, UsageError, words_of
 
 InfoDict: TypeAlias = dict[str, Any]  # An env may give anything.
 Infos = str | Mapping[str, object]  # The trainer's choice.
+TRAINERS_WAY_OUT = 'ask for what the envs say, or connect(..., infos="all")'
 FINAL_OBS = "final_obs"  # Gymnasium gives the objects of this name as they are, dicts too.
 
 
@@ -55,6 +57,11 @@ def _leaf(name: str, kind: object) -> Leaf:
     if leaf.dtype.kind not in "biufc":
         raise UsageError(f"infos: {name!r} must have a dtype of numbers, got {leaf.dtype}; use infos='all' for others")
     return leaf
+
+
+def infos_of_types(types: Mapping[str, Any]) -> Infos:
+    """Return the infos that are stored, as trainers name theirs; see `core.info_types`."""
+    return {name: dtype_and_shape(kind) for name, kind in types.items()} or "none"
 
 
 def names_of(infos: Infos) -> bool | tuple[str, ...]:
@@ -128,36 +135,74 @@ def unpack_infos(pickled: bytes | memoryview) -> InfoDict:
     return infos
 
 
-def write_columns(infos: InfoDict, leaf: Leaf, values: np.ndarray, mask: np.ndarray) -> None:
-    """Write one info of some envs into its columns; only the mask where no env has it.
+def write_columns(
+    infos: InfoDict,
+    leaf: Leaf,
+    values: np.ndarray,
+    mask: np.ndarray,
+    first_env_index: int = 0,
+    way_out: str = TRAINERS_WAY_OUT,
+) -> None:
+    """Write one info of some envs into its columns; 0 where an env does not have it.
+
+    Parameters
+    ----------
+    first_env_index, way_out
+        For messages.
 
     Raises
     ------
     DataError
         It does not have the dtype and shape that were asked for.
     """
-    rows, given = _find(infos, leaf)
+    rows, given = _find(infos, leaf, len(mask))
     mask[:] = False
+    if len(rows) < len(mask):
+        values[...] = 0
     if len(rows) == 0:
         return
+    if leaf.keys[-1] == MASK_NAME:
+        given = [flat_mask(value) for value in given]
     try:
         column = np.array(given)
-        if column.dtype.kind not in "biufc" or column.shape != (len(rows), *leaf.shape):
-            raise ValueError(f"got {column.dtype} of shape {column.shape[1:]}")
+        if why := _misfit(column, leaf, len(rows)):
+            raise ValueError(why)
         values[np.asarray(rows)] = column
     except (TypeError, ValueError) as error:
+        place, why = next(_misfits(rows, given, leaf), (0, str(error)))
         raise DataError(
-            f"infos: {_name(leaf)!r} should be {leaf.dtype} of shape {leaf.shape}: {error}; "
-            'ask for what the envs say, or connect(..., infos="all")'
+            f"env {first_env_index + place}: its info {_name(leaf)!r} should be {leaf.dtype} of shape {leaf.shape}, "
+            f"{why}; {way_out}"
         ) from error
     mask[np.asarray(rows)] = True
+
+
+def _misfit(column: np.ndarray, leaf: Leaf, num_rows: int) -> str:
+    """Say why values cannot be those of a leaf; "" if they can."""
+    is_number = column.dtype.kind in "biufc"
+    if not is_number or column.shape != (num_rows, *leaf.shape) or not is_castable(column.dtype, leaf.dtype):
+        return f"got {column.dtype} of shape {column.shape[1:]}"
+    if leaf.dtype.kind in "iu" and (column.astype(leaf.dtype) != column).any():
+        return f"got {column.dtype} with values that {leaf.dtype} cannot hold"
+    return ""
+
+
+def _misfits(rows: Any, given: Any, leaf: Leaf) -> Iterator[tuple[int, str]]:
+    """Yield the place of each env whose own value does not fit, and why."""
+    for row, value in zip(rows, given, strict=True):
+        try:
+            why = _misfit(np.asarray(value)[None], leaf, 1)
+        except (TypeError, ValueError):
+            why = f"got {type(value).__name__}"
+        if why:
+            yield int(row), why
 
 
 def _name(leaf: Leaf) -> str:
     return "/".join(map(str, leaf.keys))
 
 
-def _find(infos: InfoDict, leaf: Leaf) -> tuple[Sequence[int] | np.ndarray, ArrayLike]:
+def _find(infos: InfoDict, leaf: Leaf, num_envs: int) -> tuple[Sequence[int] | np.ndarray, Any]:
     """Return the rows and values of one info, of the entries of a loop or of the infos of a vector env."""
     rows: Any = []
     values: Any = infos
@@ -170,9 +215,17 @@ def _find(infos: InfoDict, leaf: Leaf) -> tuple[Sequence[int] | np.ndarray, Arra
         if isinstance(entry, InfoEntries):
             rows, values = entry.rows, entry.values if entry.inside is None else entry.inside
         else:
-            rows = np.flatnonzero(values.get(f"_{key}", np.ones(len(entry), bool)))
-            values = entry if isinstance(entry, dict) else entry[rows]
+            rows = np.flatnonzero(values.get(f"_{key}", np.ones(num_envs, bool)))
+            values = entry if isinstance(entry, dict) else _of_envs(entry, num_envs, leaf)[rows]
     return rows, values
+
+
+def _of_envs(entry: object, num_envs: int, leaf: Leaf) -> np.ndarray:
+    """Return what natively vectorized envs say as an array with a row for each env; they may say one for all."""
+    array = np.asarray(entry)
+    if array.shape[:1] == (num_envs,) and array.ndim != len(leaf.shape):
+        return array
+    return np.broadcast_to(array, (num_envs, *array.shape))
 
 
 def add_columns(infos: InfoDict, leaf: Leaf, values: np.ndarray, mask: np.ndarray) -> None:

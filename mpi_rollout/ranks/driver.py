@@ -78,8 +78,8 @@ class Driver:
     def block(self, num_rows: int) -> Block:
         """Make a block for all envs."""
         spaces, contents = (self.observation_space, self.action_space), self.exchanges.contents
-        num_slots = self.exchanges.num_slots
-        return Block(*spaces, self.num_envs, num_slots, num_rows, contents.counts_only, contents.extras)
+        sizes = self.num_envs, self.exchanges.num_slots, num_rows
+        return Block(*spaces, *sizes, contents.counts_only, contents.extras, infos=contents.kept_infos)
 
     def destinations(self, block: Block) -> dict[Lane, Destination]:
         """Prepare a block for having the slots of all lanes laid into its rows."""

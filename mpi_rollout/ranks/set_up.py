@@ -18,15 +18,17 @@ from mpi_rollout.core.reproducibility import Reproducibility
 from mpi_rollout.core.spaces import describe
 from mpi_rollout.envs.env_maker import EnvMaker, make_slice, name_of
 from mpi_rollout.envs.faults import ABORT, OnFault
+from mpi_rollout.envs.first_infos import first_types
 from mpi_rollout.envs.loop import LoopVectorEnv
 from mpi_rollout.envs.native import NativeVectorEnv
 from mpi_rollout.errors import Field, UsageError, words_of
 from mpi_rollout.exchange.exchange import Contents
 from mpi_rollout.exchange.exchanges import Exchanges
-from mpi_rollout.exchange.infos import Infos, info_leaves, names_of
+from mpi_rollout.exchange.infos import Infos, info_leaves, infos_of_types, names_of
 from mpi_rollout.exchange.waiting import way_to_wait
 from mpi_rollout.policies.model import Model
 from mpi_rollout.policies.random import RandomPolicy
+from mpi_rollout.process.console import say
 from mpi_rollout.ranks.slices import Slice
 from mpi_rollout.ranks.worker import Worker
 
@@ -60,6 +62,8 @@ class Plan:
         What this policy gives besides actions is sent to the root.
     is_read
         Somebody reads what the envs give: the policy, a trainer or a file.
+    keeps_infos
+        The infos are stored by a run; "all" then are those that the first env's first infos have as numbers.
     """
 
     make: EnvMaker
@@ -75,6 +79,7 @@ class Plan:
     make_model: Callable[[], Model] | None = None
     keeps_extras: bool = False
     is_read: bool = True
+    keeps_infos: bool = False
 
     def __post_init__(self) -> None:
         check_num_envs(self.division.num_envs, self.division.num_ranks)
@@ -89,7 +94,7 @@ class EnvFacts:
     """What the envs are: spaces of a single env, and what other ranks and readers of files want to know.
 
     `is_native`: they are natively vectorized.  `has_episode_seeds`: each episode has one of `core.seeding`, as in a
-    loop.  `described_spec`: see `describe_spec`.
+    loop.  `described_spec`: see `describe_spec`.  `infos`: those that are stored.
     """
 
     observation_space: spaces.Space
@@ -101,9 +106,10 @@ class EnvFacts:
     reproducibility: Reproducibility
     has_episode_seeds: bool
     described_spec: str
+    infos: Infos = "none"
 
     @classmethod
-    def of(cls, envs: VectorEnv) -> "EnvFacts":
+    def of(cls, envs: VectorEnv, infos: Infos = "none") -> "EnvFacts":
         return cls(
             envs.single_observation_space,
             envs.single_action_space,
@@ -114,6 +120,7 @@ class EnvFacts:
             reproducibility=getattr(envs, "reproducibility", Reproducibility.SLICE),
             has_episode_seeds=bool(getattr(envs, "has_episode_seeds", False)),
             described_spec=describe_spec(envs.spec),
+            infos=infos,
         )
 
     def portable(self) -> "EnvFacts":
@@ -203,8 +210,20 @@ def make_rank_envs(plan: Plan, rank: int) -> RankEnvs:
     model = plan.make_model() if plan.make_model is not None else None
     if not envs:
         return RankEnvs(plan, envs, None, model)
-    facts = EnvFacts.of(envs[0])
+    facts = EnvFacts.of(envs[0], _kept_infos(plan, rank, envs[0]))
     return RankEnvs(plan, envs, facts.portable() if plan.division.num_ranks > 1 else facts, model)
+
+
+def _kept_infos(plan: Plan, rank: int, envs: VectorEnv) -> Infos:
+    """Return the infos that a run stores; only the first rank with envs may have to look at theirs."""
+    if not plan.keeps_infos or plan.infos != "all":
+        return plan.infos if plan.keeps_infos else "none"
+    if rank != plan.division.stepping_ranks[0]:
+        return "none"
+    types, left_out = first_types(envs, plan.seed or 0, plan.division.envs_of(rank)[0].start)
+    others = f"; not stored: {', '.join(f'{name} ({why})' for name, why in left_out.items())}" if left_out else ""
+    say(f"mpi_rollout: --store-infos all stores {', '.join(types) or 'none'}{others}\n")
+    return infos_of_types(types)
 
 
 def check_instances(slices: Iterable[tuple[range, VectorEnv]]) -> None:
@@ -223,7 +242,8 @@ def check_instances(slices: Iterable[tuple[range, VectorEnv]]) -> None:
 def assemble(comm: "MPI.Intracomm", rank_envs: RankEnvs) -> tuple[Worker, EnvFacts]:
     """Make the exchanges and this rank's worker, when the ranks have agreed.  **Collective**."""
     plan, facts = rank_envs.plan, _shared_facts(comm, rank_envs)
-    infos = info_leaves(plan.infos, plan.has_final_observations)
+    wanted = facts.infos if plan.keeps_infos else plan.infos
+    infos = info_leaves(wanted, plan.has_final_observations and not plan.keeps_infos)
     contents = Contents(
         facts.observation_space,
         facts.action_space,
@@ -232,11 +252,12 @@ def assemble(comm: "MPI.Intracomm", rank_envs: RankEnvs) -> tuple[Worker, EnvFac
         has_actions=(plan.is_random or plan.has_policy) and plan.is_read,
         counts_only=not plan.is_read,
         extras=rank_envs.model.extras if rank_envs.model is not None and plan.keeps_extras else (),
+        keeps_infos=plan.keeps_infos,
     )
     exchanges = Exchanges(comm, plan.division, contents, plan.is_surviving, _way_to_wait(comm, plan))
     own = [exchange for exchange in exchanges.all if exchange.envs]
     slices = [
-        Slice(exchange, envs, plan.infos, plan.on_fault, _random_policy(plan, facts, exchange.envs))
+        Slice(exchange, envs, wanted, plan.on_fault, _random_policy(plan, facts, exchange.envs), plan.keeps_infos)
         for exchange, envs in zip(own, rank_envs.envs, strict=True)
     ]
     worker = Worker(exchanges, slices, rank_envs.model)
@@ -255,7 +276,11 @@ def _shared_facts(comm: "MPI.Intracomm", rank_envs: RankEnvs) -> EnvFacts:
         first = rank_envs.plan.division.stepping_ranks[0]
         facts = comm.bcast(facts if comm.rank == first else None, first)
     if rank_envs.envs:  # They know what could not be sent.
-        facts = EnvFacts.of(rank_envs.envs[0])
+        facts = EnvFacts.of(rank_envs.envs[0], facts.infos if facts is not None else "none")
+    for envs in rank_envs.envs:
+        if rank_envs.plan.keeps_infos and isinstance(envs, LoopVectorEnv):
+            assert facts is not None
+            envs.infos.want(names_of(facts.infos))
     assert facts is not None, "some rank steps envs"
     return facts
 

@@ -17,12 +17,14 @@ from mpi_rollout.envs.native import STEP_SINGLE_ENVS
 from mpi_rollout.envs.native_replaying import restoring_of
 from mpi_rollout.envs.replaying import Past
 from mpi_rollout.exchange.exchange import Exchange
-from mpi_rollout.exchange.infos import Infos, add_info, write_columns
+from mpi_rollout.exchange.infos import TRAINERS_WAY_OUT, Infos, add_info, write_columns
 from mpi_rollout.exchange.orders import STEPS, Command
 from mpi_rollout.policies.random import RandomPolicy
 from mpi_rollout.ranks.native_outputs import OF_RESET, OF_STEP, NativeOutputs
 from mpi_rollout.ranks.rank_policy import RankPolicy
 from mpi_rollout.ranks.watchdog import Work
+
+RUNS_WAY_OUT = "give --store-infos the type that the envs have, or leave this info out"
 
 
 class StepRestart(NamedTuple):
@@ -45,7 +47,9 @@ class Slice:
         "none", "all" or a mapping, see `infos`.
     policy
         The random policy of a run, which chooses where an order leaves that to the ranks, or where the envs have action
-        masks; then there are no `infos`.
+        masks.
+    keeps_infos
+        The infos are stored: they are of a run, not of a trainer.
 
     Attributes
     ----------
@@ -66,11 +70,13 @@ class Slice:
         infos: Infos = "none",
         on_fault: OnFault = ABORT,
         policy: RandomPolicy | None = None,
+        keeps_infos: bool = False,
     ):
         self.exchange, self.envs, self.env_indices = exchange, envs, exchange.envs
         self.num_steps = self.num_done = self._num_calls = 0
         self._loop = envs if isinstance(envs, LoopVectorEnv) else None
-        self._pickles_infos, self.sends_restarts = infos == "all", infos == "none"
+        self._pickles_infos, self.sends_restarts = infos == "all", infos == "none" or keeps_infos
+        self._way_out = RUNS_WAY_OUT if keeps_infos else TRAINERS_WAY_OUT
         self.restarts: list[StepRestart] = []
         self._has_action_parts = isinstance(envs.single_action_space, spaces.Dict | spaces.Tuple)
         self._policy = policy
@@ -368,4 +374,4 @@ class Slice:
             if self._pickles_infos:
                 self.exchange.put_infos(infos, row)
             for leaf, (values, mask) in zip(self.exchange.layout.infos, columns, strict=True):
-                write_columns(infos, leaf, values, mask)
+                write_columns(infos, leaf, values, mask, self.env_indices.start, self._way_out)

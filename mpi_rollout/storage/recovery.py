@@ -10,6 +10,7 @@ import numpy as np
 
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.clock import utc_now
+from mpi_rollout.core.layout import OF_STATES
 from mpi_rollout.errors import DataError, StorageError, UsageError, system_words
 from mpi_rollout.storage.chunks import ChunkWriter, TableWriter, fill, places, read_chunk
 from mpi_rollout.storage.episodes import EpisodeTable, make_table, stored_results
@@ -149,7 +150,7 @@ def _copy_trajectories(
     source: h5py.Group, destination: h5py.Group, num_steps: int, tell: Tell, values: ValueChecks | None, is_last: bool
 ) -> None:
     for name, dataset in leaf_datasets(source).items():
-        writer, num_rows = ChunkWriter(destination[name]), num_steps + name.startswith("observations")
+        writer, num_rows = ChunkWriter(destination[name]), num_steps + name.startswith(OF_STATES)
         rows = math.lcm(dataset.chunks[0], writer.chunks[0])  # Both are powers of two: the larger of them.
         buffer = np.zeros((rows, *dataset.shape[1:]), dataset.dtype)
         for row in range(0, num_rows, rows):

@@ -13,7 +13,7 @@ from time import perf_counter
 import h5py
 import numpy as np
 
-from mpi_rollout.core.layout import Block
+from mpi_rollout.core.layout import OF_STATES, Block
 from mpi_rollout.process.console import take_free_descriptors
 from mpi_rollout.storage.chunks import ChunkWriter, TableWriter, fill
 from mpi_rollout.storage.episodes import EpisodeTable
@@ -145,7 +145,7 @@ class RunFile:
         start = max(self._num_rows_seen - block.start, 0)
         is_full, has_more = num_rows == block.num_rows, False
         for name, column in self._columns.items():
-            stop = num_rows + (name.startswith("observations") and not is_full)
+            stop = num_rows + (name.startswith(OF_STATES) and not is_full)
             column.append(block.named[name], block.start, stop)
             has_more |= self.values.append(name, block.named[name], block.start, stop)
         if has_more:
@@ -195,6 +195,8 @@ class RunFile:
         """Commit, close, and if the run is complete check the file and give it its name; return where it is."""
         if self._episodes is not None:
             self._tables["episodes"].append(self._episodes.unfinished(self.num_committed))
+        if self.values is not None:
+            self.values.warn_of_silence()
         throughput = self._file["throughput"]
         self._write_notes()
         self._tables["throughput/limit"].append(np.array(ending.limit, LIMIT))

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from gymnasium import spaces
 
+from mpi_rollout.core.info_types import mask_name
 from mpi_rollout.core.layout import RESULTS, noun
 from mpi_rollout.core.spaces import Bounds, Leaf, Space, first_of, leaves
 from mpi_rollout.errors import ContentError, UsageError
@@ -110,9 +111,10 @@ class ValueCheck:
         return warnings
 
     def _warning(self, kind: str, step: int, env_index: int, words: str) -> str:
+        errors = "" if self.name.startswith("infos/") else f"; {OPTIONS[kind]} makes them errors of the env"
         return (
             f"env {env_index}, step {step}: its {self._noun} is {words}; such values are stored as they are, and "
-            f"counted in the file; {OPTIONS[kind]} makes them errors of the env"
+            f"counted in the file{errors}"
         )
 
     @property
@@ -131,7 +133,9 @@ class ValueChecks:
     """
 
     def __init__(self, attributes: Mapping[str, object]):
-        described = described_leaves(json.loads(str(attributes["spaces"]))["observation"])
+        spaces = json.loads(str(attributes["spaces"]))
+        described = described_leaves(spaces["observation"])
+        infos = [leaf for leaf, *_ in described_leaves(spaces["info"])] if "info" in spaces else []
         reward = RESULTS[0]
         checks = [
             ValueCheck(f"observations/{leaf.path}".rstrip("/"), noun(leaf), Bounds(leaf.dtype, *ends))
@@ -139,17 +143,31 @@ class ValueChecks:
         ]
         infinite = np.array(-np.inf), np.array(np.inf)
         checks.append(ValueCheck(reward.path, noun(reward), Bounds(reward.dtype, *infinite)))
+        checks += [
+            ValueCheck(f"infos/{leaf.path}", f"info {leaf.path!r}", Bounds(leaf.dtype, *infinite))
+            for leaf in infos
+            if leaf.dtype.kind == "f"
+        ]
+        self._never_said = {f"infos/{mask_name(leaf.path)}": leaf.path for leaf in infos}
         self.of = {check.name: check for check in checks if check.counts}
         self.warnings: list[str] = []
 
     def append(self, name: str, array: np.ndarray, first_row: int, stop: int) -> bool:
         """Count in rows of a dataset, see `ValueCheck.append`; tell whether there are more wrong values than before."""
+        if name in self._never_said and array[:stop].any():
+            del self._never_said[name]
         if name not in self.of:
             return False
         check = self.of[name]
         before = dict(check.counts)
         self.warnings += check.append(array, first_row, stop)
         return check.counts != before
+
+    def warn_of_silence(self) -> None:
+        """Warn, when all is written, of infos that no env has given."""
+        if self._never_said:
+            names = ", ".join(map(repr, self._never_said.values()))
+            self.warnings.append(f"--store-infos: no env has given the info {names}; all masks are false")
 
     def write(self, trajectories: "h5py.Group") -> None:
         """Put the counts into attributes of the datasets; the attributes are there since the file was made."""

@@ -9,7 +9,8 @@ import h5py
 import numpy as np
 
 from mpi_rollout.config import RolloutConfig
-from mpi_rollout.core.layout import RESULTS
+from mpi_rollout.core.info_columns import with_masks
+from mpi_rollout.core.layout import OF_STATES, RESULTS
 from mpi_rollout.core.spaces import Leaf
 from mpi_rollout.errors import DataError, counted
 from mpi_rollout.storage.chunks import ChunkReader, is_sparse, places
@@ -155,10 +156,11 @@ class Verification:
         expected["episodes"] = EPISODE, ()
         spaces = parsed(self.root, "spaces", dict)
         groups: dict[str, tuple[Leaf, ...]] = {"": RESULTS}
-        for name in ("observation", "action", *(["extra"] if "extra" in spaces else [])):
+        for name in ("observation", "action", *sorted({"extra", "info"} & spaces.keys())):
             groups[f"{name}s"] = tuple(leaf for leaf, *_ in described_leaves(spaces.get(name)))
         if self.root.get("has_final_observations"):
             groups["final_observations"] = groups["observations"]
+        groups["infos"] = with_masks(groups.get("infos", ()))
         for group, leaves in groups.items():
             for leaf in leaves:
                 path = f"trajectories/{group}/{leaf.path}".replace("//", "/").rstrip("/")
@@ -178,7 +180,7 @@ class Verification:
     def _num_rows(self, name: str) -> int:
         """Return how many rows of a dataset of /trajectories count; before the first commit none does."""
         is_begun = self.num_steps > 0 or self.is_sealed
-        return self.num_steps + (name.startswith("observations") and is_begun)
+        return self.num_steps + (name.startswith(OF_STATES) and is_begun)
 
     def _trajectories(self) -> dict[str, h5py.Dataset]:
         return leaf_datasets(self.file["trajectories"]) if self.has_trajectories else {}

@@ -316,14 +316,14 @@ def test_an_info_of_some_envs_is_written_into_its_rows_and_marked():
     values, mask = np.full((3, 2), 7, np.float32), np.ones(3, bool)
     given = np.array([[1, 2], [0, 0], [3, 4]])
     write_columns({"deep": {"position": given, "_position": np.array([True, False, True])}}, LEAF, values, mask)
-    assert values.tolist() == [[1, 2], [7, 7], [3, 4]] and mask.tolist() == [True, False, True]
+    assert values.tolist() == [[1, 2], [0, 0], [3, 4]] and mask.tolist() == [True, False, True]
     write_columns({}, LEAF, values, mask)
-    assert values.tolist() == [[1, 2], [7, 7], [3, 4]] and not mask.any()
+    assert values.tolist() == [[0, 0]] * 3 and not mask.any()
 
 
 @pytest.mark.parametrize("given", [np.zeros((3, 3)), np.zeros(3), np.full((3, 2), "a")], ids=["shape", "flat", "text"])
 def test_an_info_of_another_shape_or_kind_is_refused(given: np.ndarray):
-    with pytest.raises(DataError, match=r"^infos: 'deep/position' should be float32 of shape \(2,\): got "):
+    with pytest.raises(DataError, match=r"^env 0: its info 'deep/position' should be float32 of shape \(2,\), got "):
         write_columns({"deep": {"position": given}}, LEAF, np.zeros((3, 2), np.float32), np.zeros(3, bool))
 
 

@@ -1,0 +1,192 @@
+"""Infos of envs in the file: typed, with masks, the same bytes on any number of ranks; and one line for wrong ones."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from jobs import Job, assert_same_bytes, datasets, files_in_ways, once
+
+TYPES = '{"lives": int, "place": [int16, 3], "episode/l": "uint8", "episode/r": float, "never": bool}'
+FEW = ("--num-envs", "7", "--num-steps", "90", "--seed", "3")
+RUNS = {
+    "named": ("--env-factory", "telling_envs:Telling", *FEW, "--store-infos", TYPES),
+    "all": ("--env-factory", "telling_envs:Telling", *FEW, "--store-infos", "all"),
+    "masks": ("--env-factory", "telling_envs:TwoMasks", *FEW, "--store-infos", "all"),
+    "restarted": (
+        *("--env-factory", "telling_envs:Restarting", "--on-env-error", "restart", *FEW),
+        *("--store-infos", '{"lives": int}'),
+    ),
+    "native": (
+        *("--env-factory", "telling_envs:telling_drift", "--vectorization-mode", "native", *FEW),
+        *("--store-infos", '{"where": int, "far": float, "version": float}'),
+    ),
+}
+WAYS = [
+    (),
+    ("--fragment-length", "1"),
+    ("--inference", "workers", "--fragment-length", "16"),
+    ("--mode", "async"),
+    ("--num-groups", "2", "--fragment-length", "7"),
+]
+Collected = Callable[[int | None], dict[str, list[Path]]]
+
+
+@pytest.fixture(scope="module")
+def collected(tmp_path_factory: pytest.TempPathFactory) -> Collected:
+    """The files of all runs in all ways on some ranks; one job for all of them."""
+
+    @once
+    def of(num_ranks: int | None) -> dict[str, list[Path]]:
+        ways = [()] if num_ranks is None else WAYS
+        return files_in_ways(Job(tmp_path_factory.mktemp("infos")), num_ranks, RUNS, dict.fromkeys(RUNS, ways))
+
+    return of
+
+
+@pytest.mark.mpi(1, 2, 3)
+@pytest.mark.parametrize("name", RUNS)
+def test_infos_are_the_same_bytes_in_every_way(collected: Collected, num_ranks: int, name: str):
+    first = datasets(collected(None)[name][0])
+    for path in collected(num_ranks)[name]:
+        assert_same_bytes(datasets(path), first)
+
+
+def infos_of(path: Path) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """The observations of a file, and its infos by their names."""
+    infos: dict[str, np.ndarray] = {}
+    with h5py.File(path) as file:
+        group = file["trajectories/infos"]
+        group.visititems(lambda name, item: infos.update({name: item[...]} if isinstance(item, h5py.Dataset) else {}))
+        return file["trajectories/observations"][...], infos
+
+
+def test_an_info_stands_beside_the_observation_that_it_came_with(collected: Collected):
+    observations, infos = infos_of(collected(None)["named"][0])
+    name, episode, step, _ = np.moveaxis(observations, -1, 0)
+    assert infos["place"].dtype == np.int16 and infos["_place"].all() and observations.shape[:2] == (91, 7)
+    assert np.array_equal(infos["place"], np.stack([name % 1000, episode, step], axis=-1))
+    assert np.array_equal(infos["_lives"], step % 2 == 1)
+    assert np.array_equal(infos["lives"], np.where(step % 2 == 1, step, 0))
+    is_last = np.append(step[1:] == 0, np.zeros((1, 7), bool), axis=0)
+    assert np.array_equal(infos["episode/_r"][:-1], is_last[:-1]) and infos["episode/l"].dtype == np.uint8
+    assert np.array_equal(infos["episode/r"][:-1], np.where(is_last, step / 2, 0)[:-1])
+    assert not infos["_never"].any() and not infos["never"].any()
+
+
+def test_all_are_the_numbers_of_the_first_infos(collected: Collected):
+    _, infos = infos_of(collected(None)["all"][0])
+    assert sorted(infos) == ["_lives", "_place", "lives", "place"]
+    assert infos["place"].dtype == np.int32 and infos["lives"].dtype == np.int64
+
+
+def test_action_masks_are_stored_with_their_parts_side_by_side(collected: Collected):
+    observations, infos = infos_of(collected(None)["masks"][0])
+    steps = observations[..., 2]
+    masks = np.ones((*steps.shape, 5), np.int8)
+    for part, width in ((slice(0, 3), 3), (slice(3, 5), 2)):
+        masks[..., part] = np.arange(width) != (steps % width)[..., None]
+    assert np.array_equal(infos["action_mask"], masks) and infos["_action_mask"].all()
+    with h5py.File(collected(None)["masks"][0]) as file:
+        actions = file["trajectories/actions"][...]
+        ends = (file["trajectories/terminations"][...] | file["trajectories/truncations"][...])[:-1]
+    is_step = np.append(np.ones((1, 7), bool), ~ends, axis=0)
+    first, second = (
+        np.take_along_axis(masks[:-1], (actions + np.array([0, 3]))[..., [place]], -1)[..., 0] for place in (0, 1)
+    )
+    assert first[is_step].all() and second[is_step].all()
+
+
+def test_native_envs_give_theirs_as_arrays(collected: Collected):
+    observations, infos = infos_of(collected(None)["native"][0])
+    places = observations[..., 0]
+    assert np.array_equal(infos["where"], places) and (infos["version"] == 3.5).all()
+    assert np.array_equal(infos["_far"][1:], places[1:] > 10) and not infos["_far"][0].any()
+    assert np.allclose(infos["far"][1:], np.where(places > 10, places / 10, 0)[1:])
+
+
+@pytest.mark.mpi(2)
+@pytest.mark.parametrize("name", ["all", "native"])
+def test_a_run_with_infos_is_continued_verified_and_recovered(
+    job: Job, collected: Collected, num_ranks: int, name: str
+):
+    run = [*RUNS[name], "--progress", "none", "--out", "run.h5"]
+    assert job(num_ranks, *run, "--num-steps", "41").code == 0
+    assert job(1, *run).code == 0
+    assert_same_bytes(datasets(job.folder / "run.h5"), datasets(collected(None)[name][0]))
+    result = job(None, "verify", "run.h5", "--replay", "30", *RUNS[name][:2])
+    assert result.code == 0 and "every byte the same" in result.out, result.err
+    assert job(None, "recover", "run.h5", "part.h5", "--num-steps", "50").code == 0
+    whole, part = datasets(job.folder / "run.h5"), datasets(job.folder / "part.h5")
+    for path in (name for name in whole if "/infos/" in name):
+        assert np.array_equal(part[path], whole[path][:51])
+    other = job(num_ranks, *run, "--num-steps", "200", "--store-infos", '{"lives": int}')
+    assert other.code == 64 and "--store-infos was" in other.err
+
+
+@pytest.mark.mpi(2)
+def test_a_run_with_infos_that_was_stopped_goes_on(job: Job, collected: Collected, num_ranks: int):
+    run = [*RUNS["named"], "--progress", "none", "--out", "run.h5"]
+    assert job(num_ranks, *run, "--max-walltime", "00:00:01", "--num-steps", "90").code in (0, 75)
+    if not (job.folder / "run.h5").exists():
+        assert job(num_ranks, *run).code == 0
+    assert_same_bytes(datasets(job.folder / "run.h5"), datasets(collected(None)["named"][0]))
+
+
+@pytest.mark.parametrize(
+    ("odd", "code", "message"),
+    [
+        (
+            "float",
+            65,
+            r"env 0: its info 'lives' should be int32 of shape \(\), got float64 of shape \(\); give --",
+        ),
+        ("text", 65, r"env 0: its info 'lives' should be int32 of shape \(\), got <U4 of shape"),
+        ("vector", 65, r"'lives' should be int32 of shape \(\), got float64 of shape \(2,\)"),
+        ("large", 65, r"'lives' should be int32 of shape \(\), got int64 with values that int32 cannot hold"),
+        ("dict", 65, r"info 'lives' is a dict in one env|'lives' should be int32"),
+        ("nan", 65, r"'lives' should be int32 of shape \(\), got float64"),
+    ],
+)
+def test_an_info_of_another_type_ends_the_run_with_all_steps_before(job: Job, odd: str, code: int, message: str):
+    run = ("--env-factory", "telling_envs:Odd", "--num-envs", "1", "--num-steps", "50", "--progress", "none")
+    result = job(None, *run, "--store-infos", '{"lives": "int32"}', ODD=odd)
+    assert result.code == code and len(result.messages) == 1, result.err
+    assert re.search(message, result.messages[0]) and "steps before are in" in result.messages[0], result.err
+
+
+def test_nan_and_silence_are_told(job: Job):
+    run = ("--env-factory", "telling_envs:Odd", "--num-envs", "2", "--num-steps", "50", "--progress", "none")
+    result = job(None, *run, "--store-infos", '{"lives": float, "absent": int}', "--out", "run.h5", ODD="nan")
+    assert result.code == 0
+    assert "its info 'lives' is nan, which is not finite; such values are stored as they are" in result.err
+    assert "no env has given the info 'absent'; all masks are false" in result.err
+    told = json.loads(job(None, "inspect", "run.h5", "--json").out)
+    assert [wrong["dataset"] for wrong in told["wrong_values"]] == ["infos/lives"]
+    assert job(None, "verify", "run.h5").code == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ("{lives: int", "--store-infos must be all or types such as"),
+        ("[1]", "--store-infos must be all or types such as"),
+        ('{"lives": "text"}', "'lives' must have a dtype such as int, float or uint8, got 'text'"),
+        ('{"lives": "U4"}', "'lives' must have a dtype of numbers"),
+        ('{"lives": [float, -1]}', "'lives' must have a dtype such as int, or a list such as [float, 3]"),
+        ('{"a//b": int}', "'a//b' cannot be a name in HDF5"),
+        ('{"x": int, "_x": int}', "stores the mask of 'x' as '_x'"),
+        ('{"x": int, "x/y": int}', "'x' cannot hold 'x/y' and be an info itself"),
+    ],
+)
+def test_what_names_no_types_is_refused(job: Job, given: str, problem: str):
+    result = job(None, "--env", "CartPole-v1", "--store-infos", given)
+    assert result.code == 64 and len(result.messages) == 1 and problem in result.messages[0], result.err
+
+
+def test_infos_without_trajectories_are_refused(job: Job):
+    result = job(None, "--env", "CartPole-v1", "--store-infos", "all", "--no-trajectories")
+    assert result.code == 64 and "--store-infos stores them with the trajectories" in result.err
