@@ -85,10 +85,14 @@ def add_inspect(commands: Commands) -> None:
     parser.add_argument("--json", action="store_true", help="print it as one line of JSON for each file")
     parser.add_argument(
         "--plot",
+        nargs="?",
+        const=True,
         metavar="PNG",
         type=path,
-        help="draw returns, lengths, throughput and time by phase (needs the extra `plots`)",
+        help="draw returns, lengths, throughput and each rank's time by phase: beside each FILE, as FILE.png, or one "
+        "FILE into PNG (needs the extra `plots`)",
     )
+    parser.add_argument("--out", metavar="FOLDER", type=path, help="folder of the pictures of --plot")
     parser.set_defaults(command=inspect_command)
 
 
@@ -216,11 +220,15 @@ def run_command(options: argparse.Namespace) -> int:
 
 def inspect_command(options: argparse.Namespace) -> int:
     """Show what is in files."""
-    from mpi_rollout.commands.inspection import inspect
+    from mpi_rollout.commands.inspection import figures_of, inspect
 
-    if options.plot is not None and len(options.files) > 1:
-        raise UsageError(f"--plot draws one file, got {len(options.files)}")
-    return show_files(options.files, lambda file: inspect(file, options.json, options.plot), options.json)
+    files, plot = options.files, options.plot
+    if options.out is not None and plot is not True:
+        raise UsageError("--out is the folder of pictures; give --plot without a name, too")
+    if plot not in (None, True) and len(files) > 1:
+        raise UsageError(f"--plot PNG draws one file, got {len(files)}; leave PNG out")
+    figures = figures_of(files, options.out) if plot is True else dict.fromkeys(files, plot)
+    return show_files(files, lambda file: inspect(file, options.json, figures[file]), options.json)
 
 
 def list_command(options: argparse.Namespace) -> int:

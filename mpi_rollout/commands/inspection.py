@@ -27,19 +27,47 @@ PATIENCE_S = 20.0  # `inspect` reads little, and its user waits.
 SUFFIX = ".part"
 STATUS_ENDING = ".status.json"
 SILENT_S = 60.0  # A run tells how far it is twice a second, between two steps.
+PHASES = {  # Of `clock.PHASES`, in words; measuring the limit is not the run.
+    "step": "stepping envs",
+    "gather": "gathering the ranks' data",
+    "wait": "waiting for orders",
+    "send": "sending orders",
+    "policy": "policy",
+    "write": "waiting for the disk",
+}
+LEAST_SHARE = 0.001
 COLUMNS = ("run", "state", "steps", "starts", "updated", "message")
 Summary = Mapping[str, Any]  # What a child says of a file.
 
 
 def inspect(path: str, as_json: bool = False, plot: str | None = None) -> list[str]:
-    """Return the lines to print about a file, complete or not; draw `plot` if it is given."""
+    """Return the lines to print about a file, complete or not; draw it into the file `plot` if that is given."""
     summary = in_child("mpi_rollout.commands.run_summary:summary", path, patience_s=PATIENCE_S)
     if plot is not None:
         plot = in_child("mpi_rollout.commands.run_summary:plot_run", path, plot)
     if as_json:
-        return [json.dumps(finite(summary), allow_nan=False)]
+        figure = {"figure": plot} if plot else {}
+        return [json.dumps(finite(summary | figure), allow_nan=False)]
     lines = _head(summary) + _trajectories(summary) + ([f"figure        {plot}"] if plot else [])
     return [printable(line) for line in lines]
+
+
+def figures_of(files: Sequence[str], folder: str | None) -> dict[str, str]:
+    """Return where the picture of each file goes: beside it, or into a folder.
+
+    Raises
+    ------
+    UsageError
+        Two of them would be one.
+    """
+    figures: dict[str, str] = {}
+    for file in files:
+        stem = os.path.basename(file).removesuffix(SUFFIX).removesuffix(".h5")
+        figure = os.path.join(os.path.dirname(file) if folder is None else folder, f"{stem}.png")
+        if figure in figures.values():
+            raise UsageError(f"--plot would draw two files as {figure}; draw one after the other, with other --out")
+        figures[file] = figure
+    return figures
 
 
 def finite(value: object) -> object:
@@ -73,6 +101,21 @@ def _head(summary: Summary) -> list[str]:
         ratios = throughput["ratio_to_limit"]
         of_limit = f", {statistics.median(ratios):.3f} of the limit" if ratios else ""
         lines.append(f"throughput    {rate}{of_limit}")
+    return lines + _ranks(summary["ranks"])
+
+
+def _ranks(ranks: Sequence[Summary]) -> list[str]:
+    """Return lines about where the ranks were, if there were several hosts, and where their time went."""
+    seconds = {phase: sum(rank["seconds"][phase] for rank in ranks) for phase in PHASES}
+    if not math.isfinite(total := sum(seconds.values())) or total <= 0:
+        return []
+    parts = [f"{PHASES[phase]} {part / total:.1%}" for phase, part in seconds.items() if part / total >= LEAST_SHARE]
+    lines = [f"time          of all ranks: {', '.join(parts)}"]
+    hosts = sorted({rank["host"] for rank in ranks})
+    for host in hosts if len(hosts) > 1 else ():
+        here = [rank for rank in ranks if rank["host"] == host]
+        num_envs = sum(rank["num_envs"] for rank in here)
+        lines.append(f"  {host:<12}{counted(len(here), 'rank')}, {counted(num_envs, 'env')}")
     return lines
 
 

@@ -12,6 +12,7 @@ import h5py
 import numpy as np
 
 from mpi_rollout.commands import style
+from mpi_rollout.commands.inspection import PHASES
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.errors import ContentError, counted
 from mpi_rollout.storage.objects import Tell, attributes_of, check_room, count, number, object_of, parsed, text
@@ -31,14 +32,13 @@ from mpi_rollout.storage.values import wrong_in
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Name, colour and hatch of each of `clock.PHASES` but `other`: that is measuring the limit, not the run.
-PHASES = {
-    "step": ("stepping envs", style.BLUE, ""),
-    "gather": ("gathering the ranks' data", style.GREEN, "\\\\\\"),
-    "wait": ("waiting for orders", style.LIGHT, "///"),
-    "send": ("sending orders", style.SKY, ""),
-    "policy": ("policy", style.ORANGE, "..."),
-    "write": ("waiting for the disk", style.RED, ""),
+LOOKS = {  # Colour and hatch of each phase.
+    "step": (style.BLUE, ""),
+    "gather": (style.GREEN, "\\\\\\"),
+    "wait": (style.LIGHT, "///"),
+    "send": (style.SKY, ""),
+    "policy": (style.ORANGE, "..."),
+    "write": (style.RED, ""),
 }
 MOST_BARS = 32  # With more ranks, an area takes the place of bars.
 MOST_DOTS, NUM_MEANS, MOST_BINS = 5000, 20, 40
@@ -73,6 +73,7 @@ def _summary(tell: Tell, path: str) -> dict[str, object]:
             "started": text(attributes, "started"),
             "finished": finished,
             "throughput": _throughput(file),
+            "ranks": _ranks(file),
             "faults": [_fault(row) for row in committed_faults(file)],
         }
         if "trajectories" in file:
@@ -100,6 +101,21 @@ def _throughput(file: h5py.File) -> dict[str, float | list[float]]:
         "env_steps_per_s": env_steps / seconds if seconds else 0.0,
         "ratio_to_limit": [float(ratio) for ratio in ratios if np.isfinite(ratio)],
     }
+
+
+def _ranks(file: h5py.File) -> list[dict[str, object]]:
+    """Return what each rank was and did, seconds by phase; nothing before a run's end."""
+    *_, ranks = throughput_tables(file)
+    return [
+        {
+            "rank": int(row["rank"]),
+            "host": row["host"].decode(errors="replace"),
+            "num_envs": int(row["num_envs"]),
+            "seconds": {phase: float(row[phase]) for phase in (*PHASES, "other")},
+        }
+        for row in ranks
+        if row["host"]
+    ]
 
 
 def _trajectories(file: h5py.File) -> dict[str, object]:
@@ -168,7 +184,7 @@ def plot_run(tell: Tell, path: str, figure_path: str) -> str:
 def _plot_episodes(over: "Axes", returns: "Axes", lengths: "Axes", episodes: np.ndarray | None) -> None:
     style.frame(over, "Returns over the run: episodes and mean", "step at which the episode ended", "return")
     style.frame(returns, "Returns", "return", "episodes", "y")
-    style.frame(lengths, "Lengths of episodes", "steps", "episodes", "y")
+    style.frame(lengths, "Lengths", "steps", "episodes", "y")
     ended = None if episodes is None else episodes[episodes["terminated"] | episodes["truncated"]]
     if ended is None or not len(ended):
         for axes in (over, returns, lengths):
@@ -191,7 +207,7 @@ def _plot_returns(axes: "Axes", ended: np.ndarray) -> None:
 
 
 def _plot_spread(axes: "Axes", values: np.ndarray) -> None:
-    """Show how many episodes have which value, and the mean."""
+    """Show how many episodes have which value, the mean and the median."""
     values = values[np.isfinite(values)].astype(float)
     if not len(values):
         return style.say(axes, "none is finite")
@@ -203,27 +219,32 @@ def _plot_spread(axes: "Axes", values: np.ndarray) -> None:
     if len(bins) < 10:  # Else a single bar is as wide as the panel.
         axes.set_xlim(bins[0] - 5 * (bins[1] - bins[0]), bins[-1] + 5 * (bins[1] - bins[0]))
     axes.axvline(mean, color=style.DARK, linestyle="--", linewidth=1)
-    axes.text(1, 1.03, f"mean {style.human(mean)}", ha="right", fontsize=style.SMALL, transform=axes.transAxes)
+    middle = f"mean {style.human(mean)} (dashed), median {style.human(float(np.median(values)))}"
+    axes.text(1, 1.03, middle, ha="right", fontsize=style.SMALL, transform=axes.transAxes)
     axes.locator_params("y", integer=True)
     style.human_ticks(axes.xaxis, axes.yaxis)
 
 
 def _bins(values: np.ndarray, low: float, high: float) -> np.ndarray:
-    """Return the ends of bars: one bar for each number if the numbers are few and whole."""
+    """Return the ends of bars, each of as many numbers as the others if the numbers are whole."""
     if low == high:
         half = 0.5 if abs(low) < WHOLE else abs(low) / 100
         return np.array([low - half, low + half])
-    if high - low < MOST_BINS and abs(high) < WHOLE and (values == np.round(values)).all():
-        return np.arange(low - 0.5, high + 1)
+    if high - low < WHOLE and abs(high) < WHOLE and (values == np.round(values)).all():
+        width = np.ceil((high - low + 1) / MOST_BINS)  # Else some bars would hold more numbers than others.
+        return np.arange(low - 0.5, high + width, width)
     return np.linspace(low, high, MOST_BINS + 1)
 
 
 def _plot_rates(axes: "Axes", intervals: np.ndarray, limit: np.ndarray) -> None:
-    """Draw rates over env steps, not over time: the run waits while the limit is measured."""
-    style.frame(axes, "Throughput over the run", "env steps of the run", "env steps per second")
-    marker = "o" if len(intervals) < 30 else ""
-    points = intervals["env_steps"], intervals["env_steps_per_s"]
-    axes.plot(*points, color=style.BLUE, linewidth=1.5, marker=marker, markersize=3)
+    """Draw rates over time; over env steps where the run waits while the limit is measured."""
+    xlabel = "env steps of the run" if len(limit) else "seconds of the run"
+    style.frame(axes, "Throughput over the run", xlabel, "env steps per second")
+    if not len(intervals):
+        return style.say(axes, "no interval measured")
+    marker, places = "o" if len(intervals) < 30 else "", intervals["env_steps"] if len(limit) else _times(intervals)
+    axes.plot(places, intervals["env_steps_per_s"], color=style.BLUE, linewidth=1.5, marker=marker, markersize=3)
+    axes.set_xlim(0, 1.02 * places.max() if places.max() > 0 else 1)
     if len(limit):
         rates = limit["limit_env_steps_per_s"]
         axes.axhspan(rates.min(), rates.max(), color=style.LIGHT, linewidth=0)
@@ -239,6 +260,15 @@ def _plot_rates(axes: "Axes", intervals: np.ndarray, limit: np.ndarray) -> None:
         )
     axes.set_ylim(0, 1.12 * axes.get_ylim()[1])
     style.human_ticks(axes.xaxis, axes.yaxis)
+
+
+def _times(intervals: np.ndarray) -> np.ndarray:
+    """Return the seconds of the run at which intervals end; each of its starts has counted its own."""
+    times = intervals["time"].astype(float)
+    ends_of_starts = np.flatnonzero(np.diff(times) < 0)
+    for place in ends_of_starts:
+        times[place + 1 :] += intervals["time"][place]
+    return times
 
 
 def _plot_phases(axes: "Axes", ranks: np.ndarray) -> None:
@@ -264,8 +294,8 @@ def _plot_phases(axes: "Axes", ranks: np.ndarray) -> None:
 def _stack(axes: "Axes", places: np.ndarray, ranks: np.ndarray, width: float = 0.0) -> None:
     """Draw bars of some width, or an area."""
     bottom = np.zeros(len(ranks))
-    for phase, (name, color, hatch) in PHASES.items():
-        look: dict[str, Any] = {"facecolor": color, "hatch": hatch, "label": name, "edgecolor": "w"}
+    for phase, (color, hatch) in LOOKS.items():
+        look: dict[str, Any] = {"facecolor": color, "hatch": hatch, "label": PHASES[phase], "edgecolor": "w"}
         if width:
             axes.bar(places, ranks[phase], width, bottom, linewidth=0.4, **look)
         else:

@@ -69,7 +69,8 @@ def frame(axes: "Axes", title: str = "", xlabel: str = "", ylabel: str = "", gri
 
 
 def say(axes: "Axes", words: str) -> None:
-    """Say in the middle of a panel why it has nothing to show."""
+    """Say in the middle of a panel why it has nothing to show; its axes then have no numbers."""
+    axes.set_xticks([]), axes.set_yticks([])
     axes.text(0.5, 0.5, words, ha="center", va="center", fontsize=NORMAL, color=GREY, transform=axes.transAxes)
 
 

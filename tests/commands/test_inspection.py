@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import h5py
+import numpy as np
 import pytest
 from jobs import Job, Result, Start
 from written_data import Feed, ending
@@ -126,6 +127,34 @@ def test_a_figure_is_drawn(job: Job, kind: str, request: pytest.FixtureRequest):
     assert result.code == 0, result.err
     assert result.out.splitlines()[-1] == "figure        run.png"
     assert (job.folder / "run.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_figures_stand_beside_files_or_in_a_folder(job: Job, complete: Path, part: Path):
+    pytest.importorskip("matplotlib")
+    (job.folder / "pictures").mkdir()
+    shutil.copy(complete, job.folder / "one.h5")
+    shutil.copy(part, job.folder / "two.h5.part")
+    told = job(None, "inspect", "one.h5", "--plot", "--json")
+    assert json.loads(told.out)["figure"] == "one.png" and (job.folder / "one.png").exists()
+    told = job(None, "inspect", "one.h5", "two.h5.part", "--plot", "--out", "pictures")
+    assert told.code == 0, told.err
+    assert sorted(path.name for path in (job.folder / "pictures").iterdir()) == ["one.png", "two.png"]
+
+
+def test_where_the_time_of_ranks_went_is_told(job: Job, complete: Path):
+    [line] = [line for line in inspected(job, complete).out.splitlines() if line.startswith("time ")]
+    assert "stepping envs" in line and "%" in line
+    ranks = json.loads(inspected(job, complete, "--json").out)["ranks"]
+    assert [(rank["rank"], rank["num_envs"]) for rank in ranks] == [(0, 2), (1, 1)]
+    assert all(rank["host"] and rank["seconds"]["step"] > 0 for rank in ranks)
+
+
+def test_bars_hold_as_many_whole_numbers_as_each_other():
+    from mpi_rollout.commands.run_summary import _bins
+
+    ends = _bins(np.arange(8.0, 130), 8.0, 129.0)
+    assert ends[0] == 7.5 and ends[-1] >= 129.5 and set(np.diff(ends)) == {4.0}
+    assert np.array_equal(_bins(np.array([1.0, 3.0]), 1.0, 3.0), [0.5, 1.5, 2.5, 3.5])
 
 
 @pytest.mark.parametrize("name", ["no/folder/run.png", "run.doc"])

@@ -67,7 +67,7 @@ def test_the_time_of_any_number_of_ranks_is_drawn_with_the_roots_in_a_bar_that_i
         assert {(area.x0, area.x1) for area in areas} == {(1, num_ranks - 1)}
         assert max(area.y1 for area in areas) == len(run_summary.PHASES)
     names = [text.get_text() for text in axes.get_legend().get_texts()]
-    assert names == [name for name, _, _ in run_summary.PHASES.values()]
+    assert names == [*run_summary.PHASES.values()]
 
 
 def test_each_phase_of_a_run_is_drawn():
@@ -91,7 +91,10 @@ def test_returns_and_lengths_are_drawn_as_they_are_spread():
     assert [bar.get_height() for bar in returns.patches] == [2, 1, 0, 0, 1]
     assert [bar.get_height() for bar in lengths.patches] == [3, 2]
     assert lengths.patches[0].get_width() == 1 and np.ptp(lengths.get_xlim()) == 12  # No bar as wide as the panel.
-    assert [axes.texts[-1].get_text() for axes in (returns, lengths)] == ["mean 2.25", "mean 3.4"]
+    assert [axes.texts[-1].get_text() for axes in (returns, lengths)] == [
+        "mean 2.25 (dashed), median 1.5",
+        "mean 3.4 (dashed), median 3",
+    ]
 
 
 @pytest.mark.filterwarnings("error")
