@@ -6,7 +6,7 @@ from typing import Any
 from mpi_rollout.options import Commands, Parser, path
 from mpi_rollout.process.console import show
 
-COMPRESSIONS = ("none", "gzip")
+COMPRESSIONS = "none", "gzip"
 
 
 def add_export(commands: Commands) -> None:

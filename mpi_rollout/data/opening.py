@@ -19,7 +19,11 @@ def open(path: Path) -> Rollout: ...
 def open(path: list[Path] | tuple[Path, ...]) -> Rollouts: ...
 
 
-def open(path: Path | list[Path] | tuple[Path, ...]) -> Rollout | Rollouts:
+@overload
+def open(path: Path | list[str]) -> Rollout | Rollouts: ...
+
+
+def open(path: Path | list[Path] | list[str] | tuple[Path, ...]) -> Rollout | Rollouts:
     """Open what a run has written; neither MPI nor the env is needed.
 
     Nothing is read but attributes and the table of episodes; columns are read where they are sliced.

@@ -15,6 +15,7 @@ import h5py
 import numpy as np
 
 from mpi_rollout.errors import ContentError, DataError, RolloutError, first_line
+from mpi_rollout.storage.codecs import MOST_SMALLER, compression_of, register_for
 from mpi_rollout.storage.filters import lookup3
 from mpi_rollout.storage.ownership import why_no_file
 
@@ -23,7 +24,6 @@ MARK = 11  # Where the superblock says whether somebody writes.
 END = slice(28, 36)
 CHECKSUM = slice(44, 48)
 SUPERBLOCK_NBYTES = 48
-MOST_GZIP = 1032  # gzip makes data at most so many times smaller.
 ROOM_NBYTES = 2**26  # A dataset may be longer than the file by so much: its writer extends it before it writes rows.
 Tell = Callable[[str], None]  # Takes what is being read, in a process that somebody watches.
 Parsed = TypeVar("Parsed", dict[str, Any], list[Any])
@@ -78,8 +78,11 @@ def open_unmarked(path: str) -> h5py.File:
     unmarked = Unmarked(path)
     if unmarked.is_closed_by_writer:
         unmarked.close()
-        return h5py.File(path, "r", libver="latest", locking=False)
-    return h5py.File(unmarked, "r", libver="latest")
+        file = h5py.File(path, "r", libver="latest", locking=False)
+    else:
+        file = h5py.File(unmarked, "r", libver="latest")
+    register_for(file)
+    return file
 
 
 @contextmanager
@@ -257,5 +260,5 @@ def check_room(file: h5py.File, name: str, dataset: h5py.Dataset, num_rows: int,
     """
     row_nbytes = dataset.dtype.itemsize * int(np.prod(dataset.shape[1:], dtype=object))
     nbytes, has_nbytes = num_rows * row_nbytes, file.id.get_filesize()
-    if nbytes > (has_nbytes + room) * (MOST_GZIP if dataset.compression == "gzip" else 1):
+    if nbytes > (has_nbytes + room) * MOST_SMALLER.get(compression_of(dataset), 1):
         raise ContentError(f"{name} claims {num_rows:,} rows, {nbytes:,} bytes, the file has {has_nbytes:,}")

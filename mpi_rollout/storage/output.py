@@ -18,6 +18,7 @@ from mpi_rollout.errors import AlreadyComplete, DataError, StorageError, UsageEr
 from mpi_rollout.options import difference
 from mpi_rollout.policies.model import sha256_of
 from mpi_rollout.storage.child import in_child
+from mpi_rollout.storage.codecs import check_available
 from mpi_rollout.storage.episodes import num_reset_rows_of
 from mpi_rollout.storage.objects import open_unmarked
 from mpi_rollout.storage.ownership import Lock, check_name, identity, lock, make_folder, temporary_path, why_no_locks
@@ -119,6 +120,7 @@ def check_place(config: RolloutConfig) -> str:
     -------
     What the user must take care of, or "".
     """
+    check_available(config.compression)
     path = config.out
     warning = warning_of(path, check_folder(path))
     if os.path.lexists(path):

@@ -75,7 +75,7 @@ def schema_of(file: h5py.File) -> Schema:
         name: np.broadcast_to(np.zeros((), dataset.dtype), (dataset.chunks[0], *dataset.shape[1:]))
         for name, dataset in leaf_datasets(file["trajectories"]).items()
     }
-    compression = file["trajectories/rewards"].compression or "none"
+    compression = RolloutConfig.from_json(file.attrs["config"], str(file.filename)).compression
     return Schema(attributes, named, len(file["throughput/ranks"]), compression)
 
 

@@ -19,6 +19,7 @@ from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.clock import PHASES
 from mpi_rollout.core.host import ANYWAY, format_bytes, is_any_size
 from mpi_rollout.errors import StorageError, counted
+from mpi_rollout.storage.codecs import filter_options, pays
 from mpi_rollout.storage.filters import GZIP_LEVEL
 from mpi_rollout.storage.values import ValueChecks
 
@@ -105,8 +106,8 @@ class Schema:
         for path, array in self.named.items():
             row_shape = array.shape[1:]
             options = {"maxshape": (None, *row_shape), "chunks": chunk_shape(array), "fletcher32": True}
-            if self.compression == "gzip":
-                options |= {"compression": "gzip", "compression_opts": GZIP_LEVEL, "shuffle": array.dtype.itemsize > 1}
+            if pays(self.compression, array.dtype, array.shape[2:]):
+                options |= filter_options(self.compression, array.dtype, GZIP_LEVEL)
             trajectories.create_dataset(path, (0, *row_shape), array.dtype, **options)
         ValueChecks(self.attributes).write(trajectories)
 

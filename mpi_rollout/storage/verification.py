@@ -14,6 +14,7 @@ from mpi_rollout.core.layout import OF_STATES, RESULTS
 from mpi_rollout.core.spaces import Leaf
 from mpi_rollout.errors import DataError, counted
 from mpi_rollout.storage.chunks import ChunkReader, is_sparse, places
+from mpi_rollout.storage.codecs import compression_of, is_available, pays, why_missing
 from mpi_rollout.storage.episodes import make_table, stored_results
 from mpi_rollout.storage.objects import (
     Tell,
@@ -137,9 +138,16 @@ class Verification:
             self.refuse(f"{name} is not cut into chunks of whole rows")
         if not dataset.fletcher32:
             self.refuse(f"{name} has no checksums")
-        compression = self.config.compression if name.startswith("trajectories/") else "none"
-        if compression != (dataset.compression or "none"):
-            self.refuse(f"{name} should have the compression {compression}, got {dataset.compression or 'none'}")
+        self._check_compression(name, dataset)
+
+    def _check_compression(self, name: str, dataset: h5py.Dataset) -> None:
+        """Refuse other filters than the configuration says: they would be called with what the file has."""
+        wanted = self.config.compression if name.startswith("trajectories/") else "none"
+        expected, got = wanted if pays(wanted, dataset.dtype, dataset.shape[2:]) else "none", compression_of(dataset)
+        if expected != got:
+            self.refuse(f"{name} should have the compression {expected}, got {got}")
+        if not is_available(got):
+            self.refuse(f"{name} is compressed: {why_missing(got)}")
 
     def _expected(self) -> dict[str, tuple[np.dtype, tuple[int, ...]]]:
         """Return for every dataset the dtype, and the shape without its first axis."""

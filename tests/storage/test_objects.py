@@ -15,7 +15,8 @@ from written_data import flip, quiet, written
 
 from mpi_rollout.commands.run_summary import summary
 from mpi_rollout.errors import DataError
-from mpi_rollout.storage.objects import MOST_GZIP, ContentError, check_room, open_unmarked
+from mpi_rollout.storage.codecs import MOST_SMALLER
+from mpi_rollout.storage.objects import ContentError, check_room, open_unmarked
 from mpi_rollout.storage.verification import verify
 
 READERS = {"inspect": summary, "verify": verify}
@@ -141,7 +142,7 @@ def test_a_file_does_not_control_the_terminal_of_who_reads_what_is_said_of_it(jo
 
 
 @pytest.mark.parametrize(("share", "is_refused"), [(0.9, False), (1.1, True), (1.9, True)])
-@pytest.mark.parametrize(("compression", "times"), [(None, 1), ("gzip", MOST_GZIP)])
+@pytest.mark.parametrize(("compression", "times"), [(None, 1), ("gzip", MOST_SMALLER["gzip"])])
 def test_a_dataset_that_claims_more_than_its_file_can_hold_is_refused(
     tmp_path: Path, share: float, is_refused: bool, compression: str | None, times: int
 ):

@@ -1,0 +1,74 @@
+"""Filters of hdf5plugin: what one gets without the package, and which columns they pack."""
+
+import sys
+import zlib
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from written_data import LARGE_ROWS, NUM_STEPS, Feed, ending
+
+import mpi_rollout
+from mpi_rollout.config import RolloutConfig
+from mpi_rollout.errors import DataError, UsageError
+from mpi_rollout.storage import codecs
+from mpi_rollout.storage.output import check_place
+
+
+@pytest.fixture
+def packed(tmp_path: Path) -> Path:
+    """A complete file of images that are compressed with lz4."""
+    pytest.importorskip("hdf5plugin")
+    feed = Feed(LARGE_ROWS, compression="lz4", bits=1)
+    writer = feed.writer(tmp_path / "run.h5", 8)
+    for _ in feed.fill(writer, NUM_STEPS, {NUM_STEPS}):
+        pass
+    return Path(writer.finish(ending(NUM_STEPS)))
+
+
+def without_plugin(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(codecs, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "hdf5plugin", None)
+
+
+def test_who_reads_without_the_plugin_is_told_what_to_install(packed: Path, monkeypatch: pytest.MonkeyPatch):
+    without_plugin(monkeypatch)
+    words = r"run\.h5: trajectories/observations is compressed: lz4 needs .*: pip install 'mpi_rollout\[compression\]'$"
+    with pytest.raises(DataError, match=words):
+        mpi_rollout.open(packed)
+
+
+def test_a_run_without_the_plugin_ends_before_it_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    without_plugin(monkeypatch)
+    config = RolloutConfig(env="CartPole-v1", compression="zstd", out=str(tmp_path / "run.h5"))
+    with pytest.raises(UsageError, match=r"^--compression zstd needs the package hdf5plugin"):
+        check_place(config)
+
+
+def test_images_are_packed_and_small_columns_are_not():
+    for compression in codecs.PLUGINS:
+        assert codecs.pays(compression, np.dtype("u1"), (84, 84, 4))
+        assert not codecs.pays(compression, np.dtype("f8"), ())
+        assert not codecs.pays(compression, np.dtype("f4"), (1000,))
+    assert codecs.pays("gzip", np.dtype("f8"), ()) and not codecs.pays("none", np.dtype("u1"), (84, 84, 4))
+
+
+def test_another_filter_than_the_configuration_says_is_refused(packed: Path):
+    with h5py.File(packed, "r+") as file:
+        data = file["trajectories/observations"][...]
+        del file["trajectories/observations"]
+        file["trajectories"].create_dataset(
+            "observations", data=data, maxshape=(None, *data.shape[1:]), chunks=(8, 1, 300, 400),
+            fletcher32=True, compression="lzf",
+        )  # fmt: skip
+    with pytest.raises(DataError, match="observations should have the compression lz4, got filter 32000"):
+        mpi_rollout.open(packed)
+
+
+@pytest.mark.parametrize("name", codecs.PLUGINS)
+def test_bytes_that_no_filter_has_packed_are_an_error(name: str):
+    pytest.importorskip("hdf5plugin")
+    values = (2, 2, 1, 1000, 5, 1, 0) if name == "blosc" else (0,)
+    with pytest.raises(zlib.error, match=f"the filter {name} refuses it"):
+        codecs.unpack(codecs.FILTER_CODES[name], values, np.full(100, 255, np.uint8))
