@@ -88,10 +88,20 @@ def _head(summary: Summary) -> list[str]:
     elif summary["recovered"]:
         state = f"what a run that did not end had committed, recovered {summary['recovered']}"
     promised = Reproducibility(summary["reproducibility"])
+    origin = [
+        f"run           {counted(config['num_envs'], 'env')}, seed {config['seed']}, policy {_policy(summary)}, "
+        f"{config['vectorization_mode']}" + f", {promised.words}" * (config["vectorization_mode"] != "sync")
+    ]
+    if summary["limits"]:
+        on_ranks = "" if config["policy"] == "trainer" else f", policy on the ranks {config['policy']}"
+        origin = [
+            f"recording     of a trainer: {counted(config['num_envs'], 'env')}, autoreset mode "
+            f"{summary['autoreset_mode']}, {config['vectorization_mode']}{on_ranks}",
+            f"its limits    {summary['limits']}",
+        ]
     lines = [
         f"{summary['file']}: {summary['env']}, {summary['nbytes'] / 1e6:.1f} MB, {state}",
-        f"run           {counted(config['num_envs'], 'env')}, seed {config['seed']}, policy {_policy(summary)}, "
-        f"{config['vectorization_mode']}" + f", {promised.words}" * (config["vectorization_mode"] != "sync"),
+        *origin,
         f"machine       {counted(summary['num_ranks'], 'rank')} on {', '.join(hosts)}, {summary['mpi_library']}",
         "versions      " + ", ".join(f"{name} {version}" for name, version in summary["versions"].items()),
     ]
@@ -233,6 +243,8 @@ def _report_lines(report: Summary) -> list[str]:
         f"steps         {report['num_steps']:,} of each env, as long as every dataset",
         f"episodes      {report['episodes']:,}, as they follow from rewards, ends and seeds",
     ]
+    if report["limits"]:
+        lines.append(printable(f"recording     {report['limits']}"))
     if "replayed" in report:
         replayed = f"{counted(report['replayed'], 'episode')} of {counted(report['replayed_steps'], 'step')}"
         lines.append(f"replay        {replayed} from seed and actions: every byte the same")

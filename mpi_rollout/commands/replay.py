@@ -34,7 +34,8 @@ from mpi_rollout.envs.native_replaying import begin_episodes
 from mpi_rollout.envs.replaying import StoredEpisode, replay_episode
 from mpi_rollout.errors import DataError, EnvError, RolloutError, UsageError, counted, shortened, words_of
 from mpi_rollout.storage.objects import open_unmarked
-from mpi_rollout.storage.reader import committed_episodes, reproducibility_of
+from mpi_rollout.storage.reader import committed_episodes, committed_resets, reproducibility_of
+from mpi_rollout.storage.schema import is_recording
 
 
 @dataclass(frozen=True)
@@ -105,15 +106,17 @@ def replay(path: str, num_episodes: int, seed: int, consent: Consent) -> dict[st
         config = RolloutConfig.from_json(file.attrs["config"], path)
         if not config.trajectories:
             raise UsageError(f"--replay: {path} has no trajectories")
-        if (promised := reproducibility_of(file)) == Reproducibility.SLICE:
+        is_recorded = is_recording(file.attrs)
+        if (promised := reproducibility_of(file)) == Reproducibility.SLICE and not is_recorded:
             raise UsageError(
                 f"--replay: episodes of {path} have no seed of their own (-1), since with --vectorization-mode "
                 f"{config.vectorization_mode} {promised.words}; without --replay the file can be verified"
             )
         consent.check(config, path)
-        if promised == Reproducibility.ENV:
+        if promised == Reproducibility.ENV and not is_recorded:
             return replay_history(file, config, path)
-        chosen = choose(committed_episodes(file), num_episodes, seed)
+        episodes = seeded_episodes(file, path) if is_recorded else committed_episodes(file)
+        chosen = choose(episodes, num_episodes, seed)
         differences = list(differences_of(file, maker_of(config), chosen, config.seed))
         if differences:
             raise DataError(
@@ -121,6 +124,25 @@ def replay(path: str, num_episodes: int, seed: int, consent: Consent) -> dict[st
                 f"{differences[0]}{changed_versions(json.loads(file.attrs['versions']))}"
             )
         return {"replayed": len(chosen), "replayed_steps": int(sum(row["length"] for row in chosen))}
+
+
+def seeded_episodes(file: h5py.File, path: str) -> np.ndarray:
+    """Return those episodes of a recording that follow from seed and actions; UsageError if there are none."""
+    episodes, resets = committed_episodes(file), committed_resets(file)
+    assert resets is not None, "recordings have resets"
+    had_options = np.isin(places_of(episodes, "start"), places_of(resets[resets["options"]], "step"))
+    episodes = episodes[(episodes["seed"] >= 0) & ~had_options]
+    if not len(episodes):
+        raise UsageError(
+            f"--replay: {path} is the recording of a trainer, and only episodes that began with reset(seed=...) and "
+            "without options can be replayed: it has none; without --replay the file can be verified"
+        )
+    return episodes
+
+
+def places_of(rows: np.ndarray, step: str) -> np.ndarray:
+    """Return one number for env and step of each row, the step being in the column `step`."""
+    return np.asarray(rows[step] * 2**24 + rows["env_index"])
 
 
 def choose(episodes: np.ndarray, number: int, seed: int) -> list[np.void]:
@@ -180,6 +202,7 @@ class Replay:
         self._trajectories, self._envs = file["trajectories"], envs
         self._env_indices = committed_episodes(file)["env_index"]
         self._starts = committed_episodes(file)["start"]
+        self._resets = committed_resets(file)
         check_spaces(file, envs)
         if isinstance(envs, NativeVectorEnv):
             check_promise(file, envs)
@@ -202,13 +225,29 @@ class Replay:
         action_leaves, observation_leaves = (
             leaves(space) for space in (self._envs.single_action_space, self._envs.single_observation_space)
         )
-        return StoredEpisode(
+        stored = StoredEpisode(
             int(row["seed"]),
             int(np.sum((self._env_indices == row["env_index"]) & (self._starts < row["start"]))),
             [self._read("actions", leaf, row) for leaf in action_leaves],
             [self._read("observations", leaf, row, 1) for leaf in observation_leaves],
             [self._read("", leaf, row) for leaf in RESULTS],
         )
+        if self._resets is not None and (row["terminated"] or row["truncated"]):
+            self._put_end(stored, row, observation_leaves)
+        return stored
+
+    def _put_end(self, stored: StoredEpisode, row: np.void, observation_leaves: Sequence[Leaf]) -> None:
+        """Have an episode of a recording end as the env said."""
+        stop = row["start"] + row["length"]
+        for array, leaf in zip(stored.observations, observation_leaves, strict=True):
+            dataset = self._trajectories[f"final_observations/{leaf.path}".rstrip("/")]
+            array[-1] = dataset[stop - 1, row["env_index"]]
+        resets = self._resets
+        if (
+            resets is not None
+            and (resets["cut"] & (resets["step"] == stop) & (resets["env_index"] == row["env_index"])).any()
+        ):
+            stored.results[-1][-1] = False
 
     def _read(self, group: str, leaf: Leaf, row: np.void, num_more: int = 0) -> np.ndarray:
         """Read what is stored of an episode, of shape (length + num_more, ...)."""

@@ -27,6 +27,7 @@ from mpi_rollout.storage.reader import (
     steadily,
     throughput_tables,
 )
+from mpi_rollout.storage.schema import is_recording
 from mpi_rollout.storage.values import wrong_in
 
 if TYPE_CHECKING:
@@ -66,6 +67,8 @@ def _summary(tell: Tell, path: str) -> dict[str, object]:
             "config": asdict(config),
             "policy_sha256": text(attributes, "policy_sha256") if "policy_sha256" in attributes else "",
             "reproducibility": reproducibility_of(file).value,
+            "limits": text(attributes, "limits") if is_recording(attributes) else "",
+            "autoreset_mode": text(attributes, "autoreset_mode"),
             "num_ranks": count(attributes, "num_ranks"),
             "hosts": parsed(attributes, "hosts", list),
             "mpi_library": text(attributes, "mpi_library"),

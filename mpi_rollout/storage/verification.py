@@ -94,7 +94,7 @@ class Verification:
             "file": self.path,
             "complete": self.is_complete,
             "recovered": self.is_sealed and not self.is_complete,
-            "recording": is_recording(self.root),
+            "limits": text(self.root, "limits") if is_recording(self.root) else "",
             "num_steps": self.num_steps,
             "episodes": num_episodes,
             "chunks": self.num_chunks,

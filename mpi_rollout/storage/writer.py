@@ -8,6 +8,7 @@ import json
 import queue
 import threading
 from collections.abc import Callable, Mapping
+from shlex import quote
 from typing import TypeVar
 
 import h5py
@@ -19,7 +20,7 @@ from mpi_rollout.errors import RolloutError, StorageError, counted, system_words
 from mpi_rollout.storage.episodes import EpisodeTable, make_table
 from mpi_rollout.storage.ownership import free_space
 from mpi_rollout.storage.run_file import Ending, Prefix, RunFile
-from mpi_rollout.storage.schema import Schema
+from mpi_rollout.storage.schema import Schema, is_recording
 
 # What has ended a writer.  Its stack holds HDF5's objects.  If Python freed them before the process ends, they would
 # fail once more, and say so.
@@ -66,7 +67,7 @@ class Writer:
         self._file = RunFile(path, schema, episodes, replaces)
         self.part, self.values = self._file.part, self._file.values
         self.num_rows = blocks[0].num_rows if blocks else 0
-        self.num_waits = 0
+        self.num_waits, self._is_recording = 0, is_recording(schema.attributes)
         self._error: Exception | None = None
         self._work: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self._free: queue.SimpleQueue[Block] = queue.SimpleQueue()
@@ -163,11 +164,14 @@ class Writer:
             raise StorageError(
                 f"{self._error}; another run writes there or has written; move the file or use another --out"
             )
-        has_steps = self.num_committed > 0
+        way_out = ""
+        if self.num_committed:
+            recover = f"`python -m mpi_rollout recover {quote(self.part)}` makes a file of them"
+            way_out = f"; {recover if self._is_recording else 'make room, then the same command continues'}"
         raise StorageError(
             f"cannot write {self.part}: {system_words(self._error)} ({free_space(self.part)}); its first "
             f"{counted(self.num_committed, 'step')} {'is' if self.num_committed == 1 else 'are'} "
-            f"committed{'; make room, then the same command continues' * has_steps}"
+            f"committed{way_out}"
         )
 
     def _run(self) -> None:

@@ -18,7 +18,7 @@ from weakref import WeakSet, finalize
 import cloudpickle
 
 from mpi_rollout.config import versions
-from mpi_rollout.errors import RolloutError, UsageError, message_of
+from mpi_rollout.errors import RolloutError, StorageError, UsageError, message_of
 from mpi_rollout.exchange import job_end, world
 from mpi_rollout.process import exits
 from mpi_rollout.process.console import say, without_stdin
@@ -218,12 +218,21 @@ class Connection:
         if self._envs is None or exits.is_forked():
             return
         code = exits.exit_code_of(error)
-        self._envs.finish_recording()  # Launchers end the job when other ranks leave with a failure.
+        try:
+            self._envs.finish_recording()  # Launchers end the job when other ranks leave with a failure.
+        except StorageError as failure:
+            code = code or failure.exit_code
+            raise
+        finally:
+            self._let_out(self._envs, error, code)
+
+    def _let_out(self, envs: MPIVectorEnv, error: BaseException | None, code: int) -> None:
+        """Let the other ranks out; end the job if they do not hear it."""
         watch = threading.Timer(GRACE_S, self._abort, (error, code))
         watch.daemon = True
-        if error is not None or self._envs.interrupts.is_broken:  # It cannot be known whether the ranks answer.
+        if error is not None or envs.interrupts.is_broken:  # It cannot be known whether the ranks answer.
             watch.start()
-        self._envs.close(code=code)
+        envs.close(code=code)
         watch.cancel()
         if self._comm.size > 1:
             job_end.watch_end(self._comm, code)

@@ -9,6 +9,7 @@ Whatever can fail, such as a disk that is full, fails in `make_room`, before any
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from time import perf_counter
 
 import numpy as np
@@ -19,6 +20,7 @@ from mpi_rollout.core.clock import PHASES, utc_now
 from mpi_rollout.core.layout import Block
 from mpi_rollout.core.spaces import Tree, leaves
 from mpi_rollout.envs.inputs import Info, Options, Seeds, seed_of_each
+from mpi_rollout.errors import StorageError
 from mpi_rollout.exchange.infos import FINAL_OBS
 from mpi_rollout.process.console import say
 from mpi_rollout.ranks.driver import Driver
@@ -67,7 +69,7 @@ class Recorder:
         self._leaves, self._action_leaves = leaves(driver.observation_space), leaves(driver.action_space)
         self._step = dict.fromkeys(driver.lanes, 0)
         self._reset_step = np.zeros(self._num_envs, np.int64)  # The first step after the last reset of each env.
-        self.needs_reset = True
+        self.needs_reset, self._has_failed = True, False
         self._started_s = perf_counter()
         self._commit_at = self._started_s + COMMIT_EVERY_S
         self._counted = self._started_s, 0
@@ -89,7 +91,14 @@ class Recorder:
         """
         if num_steps and self.needs_reset:
             raise ResetNeeded("step before reset: a recording needs the first observations; call reset() first")
-        self.writer.check()
+        try:
+            self.writer.check()
+            self._make_room(lanes, num_steps)
+        except StorageError:
+            self._has_failed = True
+            raise
+
+    def _make_room(self, lanes: Sequence[Lane], num_steps: int) -> None:
         step = max([self._step[lane] for lane in lanes]) + num_steps
         if step < self._rows.stop and perf_counter() < self._commit_at:
             return
@@ -238,6 +247,12 @@ class Recorder:
         if self._is_finished or os.getpid() != self._pid:
             return
         self._is_finished = True
+        if self._has_failed:  # Whoever took the steps knows it.
+            if not self.writer.num_committed:
+                with suppress(OSError):
+                    os.unlink(self.writer.part)
+            self.writer.release()
+            return
         try:
             if not self.num_steps:
                 self.writer.discard()

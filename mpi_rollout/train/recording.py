@@ -31,9 +31,8 @@ if TYPE_CHECKING:
     from mpi_rollout.train.recorder import Recorder  # Imports h5py: a worker's imports are the job's start-up time.
 
 LIMITS = (
-    "a trainer took these steps: how it chose its actions is not known, nor what it changed in the envs besides; "
-    "seconds include its own work; an episode can be replayed from seed and actions only if it began with "
-    "reset(seed=...) and without options; the file cannot be continued or extended"
+    "a trainer took these steps: its policy is not known; an episode can be replayed only if reset(seed=...) began it, "
+    "without options; the file cannot be continued; seconds include the trainer's own work"
 )
 MANY_STEPS = 2**20  # Nobody knows how many there will be.
 
