@@ -89,10 +89,10 @@ def group_tree(names: Iterable[str], group: str, space: Space | None, make: Call
 
     Columns of a space are nested as it is; others, such as extras and infos, as their names are.
     """
-    if space is not None:
-        return tree_of(space, (make(f"{group}/{leaf.path}".strip("/")) for leaf in leaves(space)))
     if group in names:
         return make(group)
+    if space is not None:
+        return tree_of(space, (make(f"{group}/{leaf.path}".strip("/")) for leaf in leaves(space)))
     tree: dict[str, Any] = {}
     for name in names:
         if name.startswith(f"{group}/"):

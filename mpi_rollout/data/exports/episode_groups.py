@@ -1,7 +1,7 @@
-"""Writing a group for each episode, as Minari has it, as fast as HDF5 makes objects.
+"""Writing compressed groups of episodes, as Minari has them, as fast as HDF5 makes objects.
 
-h5py's own `create_dataset` and `attrs` take three times as long (results/measured/README.md).  Leaves are contiguous,
-in one piece; with gzip those that are worth it are chunks.
+h5py's own `create_dataset` and `attrs` take three times as long (results/measured/README.md).  Small arrays are
+contiguous, in one piece; those that are worth it are compressed chunks.
 """
 
 import os
@@ -17,7 +17,6 @@ from mpi_rollout.storage.filters import GZIP_LEVEL
 CHUNK_NBYTES = 2**20
 LEAST_NBYTES = 2**12  # Smaller leaves are not compressed.
 META_NBYTES = 2**20  # HDF5 takes room for groups and datasets by so many bytes.
-STATISTICS = ("sum", "mean", "std", "max", "min")
 
 
 class EpisodeGroups:
@@ -27,13 +26,11 @@ class EpisodeGroups:
 
     Parameters
     ----------
-    compression
-        "none" or "gzip".
     is_new
         Make the file; else there is one, to which groups are added.
     """
 
-    def __init__(self, path: str, compression: str = "none", is_new: bool = True):
+    def __init__(self, path: str, is_new: bool = True):
         access = h5p.create(h5p.FILE_ACCESS)
         access.set_libver_bounds(h5f.LIBVER_V18, h5f.LIBVER_V18)
         access.set_meta_block_size(META_NBYTES)
@@ -44,7 +41,6 @@ class EpisodeGroups:
         else:
             self._file = h5f.open(os.fsencode(path), h5f.ACC_RDWR, fapl=access)
         self._root = h5g.open(self._file, b"/")
-        self._is_compressed = compression == "gzip"
         self._types: dict[np.dtype, Any] = {}
         self._scalar = h5s.create(h5s.SCALAR)
         self._whole = h5p.create(h5p.DATASET_CREATE)
@@ -55,17 +51,14 @@ class EpisodeGroups:
         h5f.flush(self._file)
         self._file.close()
 
-    def write(self, number: int, columns: dict[str, Tree], seed: int = -1) -> None:
+    def write(self, columns: dict[str, Tree], attributes: dict[str, Any]) -> None:
         """Write the group of an episode; `columns` are its members, arrays in dicts and tuples."""
-        group = h5g.create(self._root, b"episode_%d" % number)
-        self._attribute(group, b"id", np.int64(number))
-        self._attribute(group, b"total_steps", np.int64(len(columns["rewards"])))
-        if seed >= 0:
-            self._attribute(group, b"seed", np.int64(seed))
-        for name, value in statistics_of(columns["rewards"]):
-            self._attribute(group, name, value)
-        for member, tree in columns.items():
-            self._tree(group, member.encode(), tree)
+        group = h5g.create(self._root, b"episode_%d" % attributes["id"])
+        for name, value in attributes.items():
+            number = np.asarray(value)
+            h5a.create(group, name.encode(), self._type(number.dtype), self._scalar).write(number)
+        for name, tree in columns.items():
+            self._tree(group, name.encode(), tree)
 
     def take(self, path: str, numbers: np.ndarray) -> None:
         """Copy the groups of episodes from another file."""
@@ -85,7 +78,7 @@ class EpisodeGroups:
 
     def _leaf(self, parent: h5g.GroupID, name: bytes, array: np.ndarray) -> None:
         kind = self._type(array.dtype)
-        plan = self._chunked(array) if self._is_compressed and array.nbytes >= LEAST_NBYTES else self._whole
+        plan = self._chunked(array) if array.nbytes >= LEAST_NBYTES else self._whole
         dataset = h5d.create(parent, name, kind, h5s.create_simple(array.shape), plan)
         if array.size:
             dataset.write(h5s.ALL, h5s.ALL, np.ascontiguousarray(array), kind)
@@ -100,16 +93,7 @@ class EpisodeGroups:
         plan.set_fill_time(h5d.FILL_TIME_NEVER)
         return plan
 
-    def _attribute(self, group: h5g.GroupID, name: bytes, value: np.generic) -> None:
-        kind = self._type(value.dtype)
-        h5a.create(group, name, kind, self._scalar).write(np.asarray(value))
-
     def _type(self, dtype: np.dtype) -> Any:
         if dtype not in self._types:
             self._types[dtype] = h5t.py_create(dtype, logical=True)
         return self._types[dtype]
-
-
-def statistics_of(rewards: np.ndarray) -> list[tuple[bytes, np.float64]]:
-    """Return what Minari's collector stores of an episode's rewards."""
-    return [(b"rewards_" + name.encode(), np.float64(getattr(rewards, name)())) for name in STATISTICS]

@@ -1,26 +1,25 @@
 """A Minari data set: `main_data.hdf5` and `metadata.json`, as Minari 0.5 loads them.
 
 Each task here runs in a child process, see `storage.child`, and gets the folder of the new data set, which nobody else
-knows yet.  Several ranks write a part of the episodes each.  The root's part becomes the file that has all of them.
+knows yet.  Several ranks write a share of the episodes each.
 """
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Mapping, Sequence
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 
-from mpi_rollout.core.spaces import Tree
-from mpi_rollout.data.exports.episode_groups import EpisodeGroups
+from mpi_rollout.data.exports import minari_bytes, minari_gzip
 from mpi_rollout.data.exports.minari_metadata import facts_of
-from mpi_rollout.data.exports.selection import exported_rows, groups_of, open_files, row_nbytes, share_of
+from mpi_rollout.data.exports.selection import exported_rows, open_files, row_nbytes
 from mpi_rollout.data.exports.writing import check_room, writing
 from mpi_rollout.storage.objects import Tell
 
 MAIN, ROWS, METADATA = "main_data.hdf5", "rows.npy", "metadata.json"
-GROUP_NBYTES = 2500  # What HDF5 needs for an episode besides its data.
+GROUP_NBYTES = 2000  # What HDF5 needs for an episode besides its data.
 Options = Mapping[str, Any]
 
 
@@ -47,50 +46,31 @@ def write_share(
     tell: Tell, path: str, files: Sequence[str], folder: str, options: Options, share: int, num_shares: int
 ) -> None:
     """Write the episodes of one of several shares."""
-    out = part_path(folder, share)
-    with open_files(files) as data, writing(out):
-        rows = share_of(_planned(folder), share, num_shares, row_nbytes(data))
-        with closing(EpisodeGroups(out, compression_of(data, options))) as groups:
-            for group in groups_of(rows):
-                for episode in data.iter_episodes(group):
-                    tell(f"the episodes from step {episode.start:,} on")
-                    groups.write(int(episode.row["number"]), columns_of(episode), episode.seed)
+    main = os.path.join(folder, MAIN)
+    with open_files(files) as data, writing(main):
+        _way(data, options).write_share(tell, data, _planned(folder), main, share, num_shares)
 
 
 def finish(
     tell: Tell, path: str, files: Sequence[str], folder: str, options: Options, num_shares: int
 ) -> dict[str, Any]:
     """Put the shares together, write the metadata; return what there is to say."""
-    with open_files(files) as data, writing(folder):
-        rows = _planned(folder)
-        main = part_path(folder, 0)
-        if num_shares > 1:
-            with closing(EpisodeGroups(main, is_new=False)) as groups:
-                for share in range(1, num_shares):
-                    part = part_path(folder, share)
-                    for numbers in _pieces(share_of(rows, share, num_shares, row_nbytes(data))["number"]):
-                        tell(f"what rank {share} has written")
-                        groups.take(part, numbers)
-                    os.unlink(part)
+    main = os.path.join(folder, MAIN)
+    with open_files(files) as data, writing(main):
+        rows, facts = _planned(folder), facts_of(data, options)
+        _way(data, options).join(tell, data, rows, main, num_shares)
         os.unlink(os.path.join(folder, ROWS))
-        total_steps = int(rows["length"].sum())
-        facts = facts_of(data, options)
-        metadata = {
-            "total_episodes": len(rows),
-            "total_steps": total_steps,
-            **facts.metadata,
-            "dataset_size": round(os.path.getsize(main) / 1e6, 1),
-        }
-        _write_json(os.path.join(folder, METADATA), metadata)
+        nbytes, counts = os.path.getsize(main), {"total_episodes": len(rows), "total_steps": int(rows["length"].sum())}
+        _write_json(os.path.join(folder, METADATA), counts | facts.metadata | {"dataset_size": round(nbytes / 1e6, 1)})
+        tell("what the disk still has to write")
         _sync(main)
-        unfinished = int((~rows["terminated"] & ~rows["truncated"]).sum())
-    counts = {"episodes": len(rows), "steps": total_steps, "unfinished": unfinished}
-    return {**counts, "nbytes": os.path.getsize(main), "notes": facts.notes}
+    unfinished = int((~rows["terminated"] & ~rows["truncated"]).sum())
+    told = {"episodes": len(rows), "steps": counts["total_steps"], "unfinished": unfinished}
+    return {**told, "nbytes": nbytes, "notes": facts.notes}
 
 
-def part_path(folder: str, share: int) -> str:
-    """Return the file of a share; the first one becomes the whole."""
-    return os.path.join(folder, f"part-{share}.hdf5" if share else MAIN)
+def _way(data: Any, options: Options) -> ModuleType:
+    return minari_gzip if compression_of(data, options) == "gzip" else minari_bytes
 
 
 def compression_of(data: Any, options: Options) -> str:
@@ -100,41 +80,8 @@ def compression_of(data: Any, options: Options) -> str:
     return str(options.get("compression") or ("gzip" if is_compressed else "none"))
 
 
-def columns_of(episode: Any) -> dict[str, Tree]:
-    """Return the members of an episode's group, as Minari names them."""
-    truncations = episode.truncations
-    if not (episode.terminated or episode.truncated):  # The end of the data has cut it: Minari's way to say so.
-        truncations = truncations.copy()
-        truncations[-1] = True
-    return {
-        "observations": episode.observations,
-        "actions": episode.actions,
-        "rewards": episode.rewards,
-        "terminations": episode.terminations,
-        "truncations": truncations,
-        "infos": infos_of(episode),  # An empty group, where there are none: without it Minari cannot print an episode.
-    }
-
-
-def infos_of(episode: Any) -> dict[str, Tree]:
-    """Return infos, and what the policy gave besides actions as `extras`: arrays of length + 1, as Minari has them."""
-    named = {**episode.infos, **({"extras": episode.extras} if episode.extras else {})}
-    return {name: _longer(tree, episode.length) for name, tree in named.items()}
-
-
-def _longer(tree: Tree, length: int) -> Tree:
-    """Add a row of zeros to arrays of `length`: no policy was asked about the last observation."""
-    if isinstance(tree, dict):
-        return {name: _longer(part, length) for name, part in tree.items()}
-    return tree if len(tree) > length else np.concatenate([tree, np.zeros_like(tree[:1])])
-
-
 def _planned(folder: str) -> np.ndarray:
     return np.asarray(np.load(os.path.join(folder, ROWS), allow_pickle=False))
-
-
-def _pieces(numbers: np.ndarray) -> Iterator[np.ndarray]:
-    yield from np.array_split(numbers, max(len(numbers) // 1000, 1))
 
 
 def _write_json(path: str, values: Mapping[str, Any]) -> None:

@@ -11,6 +11,7 @@ from jobs import Job
 from written_data import quiet, written
 
 import mpi_rollout
+from mpi_rollout.data import passing
 from mpi_rollout.data.exports import minari as tasks
 from mpi_rollout.data.exports import selection
 from mpi_rollout.data.exports.minari_spaces import as_text
@@ -110,6 +111,7 @@ def test_several_ranks_write_the_same_data_set(tmp_path: Path):
 def test_envs_whose_episodes_do_not_fit_into_memory_are_read_in_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     file = written(tmp_path, "complete")
     monkeypatch.setattr(selection, "RUNNING_NBYTES", 1)
+    monkeypatch.setattr(passing, "PART_NBYTES", 1)
     with mpi_rollout.open(file) as data:
         assert len([*selection.groups_of(selection.exported_rows(data))]) == data.num_envs
     assert_same_data(exported(file, num_shares=2), file)
