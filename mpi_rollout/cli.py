@@ -184,6 +184,34 @@ def add_recover(commands: Commands) -> None:
     recover.set_defaults(command=recover_command)
 
 
+def add_render(commands: Commands) -> None:
+    """Add the command `render`."""
+    render = commands.add_parser(
+        "render", help="film a stored episode: step it again from its seed and actions (needs the extra `video`)"
+    )
+    render.add_argument("file", metavar="FILE")
+    render.add_argument(
+        "--episode",
+        default="best",
+        metavar="best|worst|longest|first|N",
+        help="which one: by its return, its length, the first, or row N of /episodes (default: best)",
+    )
+    render.add_argument(
+        "--out", metavar="VIDEO", type=path, default="episode.mp4", help=".mp4 or .gif (default: episode.mp4)"
+    )
+    render.add_argument("--fps", type=float, metavar="F", help="frames per second (default: what the env says)")
+    render.add_argument("--anyway", action="store_true", help="film it also if it does not come out as it is stored")
+    render.add_argument("--json", action="store_true", help="print what was filmed as one line of JSON")
+    envs = render.add_argument_group(
+        "the env",
+        "Filming runs the code of the env.  Unless it is Gymnasium's own, give the options of the run again: the code "
+        "is then your choice, not the file's.",
+    )
+    add_run_options(envs, ENV_OPTIONS)
+    envs.add_argument("--trust", action="store_true", help="make whatever env the file names; this runs its code")
+    render.set_defaults(command=render_command)
+
+
 def show_files(files: Sequence[str], lines_of: Callable[[str], list[str]], as_json: bool) -> int:
     """Print the lines of a command about each file, even where it fails on some; return the worst exit code.
 
@@ -283,6 +311,17 @@ def verify_command(options: argparse.Namespace) -> int:
     )
 
 
+def render_command(options: argparse.Namespace) -> int:
+    """Film an episode."""
+    from mpi_rollout.commands.render import Shot, render
+    from mpi_rollout.commands.replay import Consent
+
+    consent = Consent(**{name: getattr(options, name) for name in (*ENV_OPTIONS, "trust")}, what="render")
+    shot = Shot(options.episode, options.out, options.fps, options.anyway)
+    show(render(options.file, shot, consent, options.json))
+    return 0
+
+
 def recover_command(options: argparse.Namespace) -> int:
     """Make a complete file of an unfinished one."""
     from mpi_rollout.commands.inspection import recover
@@ -298,6 +337,7 @@ ADDERS: dict[str, Callable[[Commands], None]] = {
     "verify": add_verify,
     "recover": add_recover,
     "export": add_export,
+    "render": add_render,
     "scaling": partial(add_study, "scaling"),
     "compare": partial(add_study, "compare"),
     "tune": partial(add_study, "tune"),

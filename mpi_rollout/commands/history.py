@@ -4,8 +4,10 @@ Here is also what any replay checks and says.
 """
 
 import json
+from collections.abc import Mapping
 from contextlib import closing
 from time import perf_counter
+from typing import Any
 
 import h5py
 import numpy as np
@@ -38,7 +40,7 @@ def replay_history(file: h5py.File, config: RolloutConfig, path: str) -> dict[st
     """
     trajectories, num_steps = file["trajectories"], int(file["trajectories"].attrs["num_steps"])
     with closing(maker_of(config).native(range(config.num_envs), config.seed)) as envs:
-        check_spaces(file, envs)
+        check_spaces(file.attrs, envs)
         check_promise(file, envs)
         groups = [
             [StoredRows(trajectories[f"{group}/{leaf.path}".strip("/")]) for leaf in leaves(space)]
@@ -85,12 +87,12 @@ def check_row(path: str, column: StoredRows, given: np.ndarray, row: int) -> Non
         raise DataError(f"{path}: env {env} differs in row {describe(difference)}")
 
 
-def check_spaces(file: h5py.File, envs: VectorEnv) -> None:
-    """Raise DataError if the envs of a file have other spaces here."""
+def check_spaces(attributes: Mapping[str, Any], envs: VectorEnv) -> None:
+    """Raise DataError if the envs of a file with these attributes have other spaces here."""
     spaces = {"observation": envs.single_observation_space, "action": envs.single_action_space}
     described, stored = (
         {name: describe_space(space) for name, space in spaces.items()},
-        parsed(file.attrs, "spaces", dict),
+        parsed(attributes, "spaces", dict),
     )
     for other in ("extra", "info"):  # Of the policy, and what is not compared.
         stored.pop(other, None)

@@ -48,12 +48,15 @@ class Consent:
         As the options of `run`.
     trust
         Make any envs that the file names.
+    what
+        The command or option that makes envs, for messages.
     """
 
     env: str | None = None
     env_factory: str | None = None
     env_kwargs: Kwargs | Sequence[Kwargs] = field(default_factory=dict)
     trust: bool = False
+    what: str = "--replay"
 
     def check(self, config: RolloutConfig, path: str) -> None:
         """Raise UsageError unless the envs of this run may be made."""
@@ -64,10 +67,10 @@ class Consent:
         if self.trust or given == stored:
             return
         if given:
-            raise UsageError(f"--replay: {path} is of {_options(stored)}, got {_options(given)}; give the same")
+            raise UsageError(f"{self.what}: {path} is of {_options(stored)}, got {_options(given)}; give the same")
         if not is_built_in(stored.get("env", "")) or not are_numbers(stored.get("env_kwargs", {})):
             raise UsageError(
-                f"--replay runs the code of the envs, which a file must not choose by itself: {path} is of "
+                f"{self.what} runs the code of the envs, which a file must not choose by itself: {path} is of "
                 f"{_options(stored)}; add that if it is what you expect, or --trust"
             )
 
@@ -203,7 +206,7 @@ class Replay:
         self._env_indices = committed_episodes(file)["env_index"]
         self._starts = committed_episodes(file)["start"]
         self._resets = committed_resets(file)
-        check_spaces(file, envs)
+        check_spaces(file.attrs, envs)
         if isinstance(envs, NativeVectorEnv):
             check_promise(file, envs)
 

@@ -22,7 +22,7 @@ from mpi_rollout.envs.bare import time_steps
 
 EXTRAS = (
     *("mujoco", "ale_py", "matplotlib", "stable_baselines3", "torch"),
-    *("onnxruntime", "minari", "envpool", "hdf5plugin"),
+    *("onnxruntime", "minari", "envpool", "hdf5plugin", "imageio_ffmpeg"),
 )
 SHARED_MEMORY = Path("/dev/shm")
 SEGMENTS = (

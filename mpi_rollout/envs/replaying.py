@@ -135,7 +135,12 @@ class Difference:
 
 
 def replay_episode(envs: VectorEnv, begin: Callable[[], Reset], episode: StoredEpisode) -> Difference | None:
-    """Step one env through an episode; return the first difference, if there is one.
+    """Step one env through an episode; return the first difference, if there is one; see `replayed_rows`."""
+    return next(filter(None, replayed_rows(envs, begin, episode)), None)
+
+
+def replayed_rows(envs: VectorEnv, begin: Callable[[], Reset], episode: StoredEpisode) -> Iterator[Difference | None]:
+    """Step one env through an episode; yield, after its reset and after each step, what differs there.
 
     Parameters
     ----------
@@ -148,16 +153,13 @@ def replay_episode(envs: VectorEnv, begin: Callable[[], Reset], episode: StoredE
     names = [f"observations/{leaf.path}".rstrip("/") for leaf in parts]
     result_names = [leaf.path for leaf in RESULTS]
     observations, _ = begin()
-    difference = _difference(0, names, episode.observations, [leaf.of(observations) for leaf in parts])
+    yield _difference(0, names, episode.observations, [leaf.of(observations) for leaf in parts])
     for step in range(len(episode.results[0])):
-        if difference:
-            return difference
         actions = tree_of(space, (array[step : step + 1] for array in episode.actions))
         observations, *results, _ = envs.step(actions)
-        difference = _difference(step, result_names, episode.results, results) or _difference(
+        yield _difference(step, result_names, episode.results, results) or _difference(
             step + 1, names, episode.observations, [leaf.of(observations) for leaf in parts]
         )
-    return difference
 
 
 def _difference(
@@ -170,7 +172,7 @@ def _difference(
     for name, rows, given in zip(names, stored, replayed, strict=True):
         got = np.asarray(given[0]).astype(rows.dtype, copy=False)
         if rows[step].tobytes() != got.tobytes():
-            return Difference(step, name, rows[step], got)
+            return Difference(step, name, rows[step], got.copy())  # The next step overwrites it.
     return None
 
 

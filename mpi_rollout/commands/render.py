@@ -1,0 +1,231 @@
+"""`render`: a stored episode once more, from its seed and actions, as a video.
+
+The env is made as for `verify --replay`: its code is never the choice of the file.  Each observation, reward and end is
+compared with what is stored, so that the video shows the episode of the file and no other.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass, replace
+from functools import partial
+from inspect import Parameter, signature
+from typing import Any
+
+import numpy as np
+
+from mpi_rollout.commands.history import check_spaces, describe
+from mpi_rollout.commands.replay import Consent, called, changed_versions
+from mpi_rollout.commands.video import MOST_FPS, Video, kind_of, written
+from mpi_rollout.config import RolloutConfig
+from mpi_rollout.core.layout import RESULTS
+from mpi_rollout.core.spaces import leaves
+from mpi_rollout.data.opening import open as open_data
+from mpi_rollout.data.rollout import Rollout
+from mpi_rollout.envs.env_maker import EnvMaker, maker_of
+from mpi_rollout.envs.faults import raised_at
+from mpi_rollout.envs.loop import LoopVectorEnv
+from mpi_rollout.envs.replaying import Difference, StoredEpisode, replayed_rows
+from mpi_rollout.errors import DataError, EnvError, RolloutError, UsageError, counted, words_of
+
+MODE = "rgb_array"
+NAMES = ("best", "worst", "longest", "first")
+FPS = 30.0  # Where the env does not say.
+HEADLESS = "for MuJoCo without a display set MUJOCO_GL to egl or osmesa"
+
+
+@dataclass(frozen=True)
+class Shot:
+    """What is to be filmed.
+
+    Parameters
+    ----------
+    episode
+        One of `NAMES`, or a row of /episodes.
+    out
+        The video.
+    fps
+        Frames per second; None is what the env says.
+    anyway
+        Film the episode also if it does not come out as it is stored.
+    """
+
+    episode: str
+    out: str
+    fps: float | None = None
+    anyway: bool = False
+
+
+def render(path: str, shot: Shot, consent: Consent, as_json: bool = False) -> list[str]:
+    """Film an episode of a file; return the lines to print about it.
+
+    UsageError if it cannot be filmed, or its env may not be made.  DataError if it does not come out as it is stored.
+    StorageError if the video cannot be written.
+    """
+    if shot.fps is not None and not 0 < shot.fps <= MOST_FPS[".mp4"]:
+        raise UsageError(f"--fps must be more than 0 and at most {MOST_FPS['.mp4']:g}, got {shot.fps:g}")
+    kind = kind_of(shot.out)
+    with open_data(path) as data:
+        row = chosen(data, shot.episode, path)
+        check_can_begin(data, row, path)
+        consent.check(data.config, path)
+        if not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):  # Else MuJoCo and pygame look for one.
+            os.environ.setdefault("MUJOCO_GL", "egl"), os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+        with closing(_made(data.config, int(row["env_index"]))) as envs:
+            check_spaces(data.attributes, envs)
+            fps = shot.fps or float(envs.metadata.get("render_fps") or FPS)
+            with written(shot.out, kind, fps) as video:
+                difference = _film(envs, _stored(data, row, envs), video, shot.anyway)
+                if difference is not None and not shot.anyway:
+                    versions = changed_versions(json.loads(data.attributes["versions"]))
+                    raise DataError(
+                        f"{path}: {called(row)} differs in its step {describe(difference)}{versions}; --anyway films "
+                        "what the env does here"
+                    )
+    told = _told(row, video, shot.out, difference)
+    return [json.dumps(told)] if as_json else _lines(told)
+
+
+def chosen(data: Rollout, which: str, path: str) -> np.void:
+    """Return the row of the episode that is meant: of those that ended, if any has; one that failed by number only.
+
+    Raises
+    ------
+    UsageError
+        There is none.
+    """
+    rows = np.concatenate([data.episodes, data.unfinished])
+    if which not in NAMES:
+        if not (which.isascii() and which.isdigit() and int(which) < len(rows)):
+            numbers = f" or a row of its {counted(len(rows), 'episode')}, from 0 on" if len(rows) else ""
+            raise UsageError(f"--episode must be one of {', '.join(NAMES)}{numbers}, got {which!r:.40}")
+        return rows[int(which)]
+    whole = rows[(rows["length"] > 0) & ~rows["faulted"]]
+    ended = whole[whole["terminated"] | whole["truncated"]]
+    candidates = ended if len(ended) else whole
+    if which in ("best", "worst"):
+        candidates = candidates[np.isfinite(candidates["return"])]
+    if not len(candidates):
+        raise UsageError(f"--episode {which}: {path} has no such episode")
+    order = {
+        "best": -candidates["return"],
+        "worst": candidates["return"],
+        "longest": -candidates["length"],
+        "first": candidates["start"],
+    }[which]
+    return candidates[np.lexsort((candidates["env_index"], candidates["start"], order))[0]]
+
+
+def check_can_begin(data: Rollout, row: np.void, path: str) -> None:
+    """Raise UsageError if an episode cannot be taken again by itself in one env."""
+    mode = data.config.vectorization_mode
+    if mode != "sync":
+        raise UsageError(f"render: {path} is of natively vectorized envs (--vectorization-mode {mode}), without frames")
+    if row["length"] == 0:
+        raise UsageError(f"render: {called(row)} has no step: its env failed as it began")
+    if row["seed"] < 0:
+        raise UsageError(f"render: {called(row)} was begun without a seed of its own, and cannot be taken again")
+
+
+def _made(config: RolloutConfig, env_index: int) -> LoopVectorEnv:
+    """Make an env that draws frames."""
+    maker, index = maker_of(config), range(env_index, env_index + 1)
+    try:
+        envs = LoopVectorEnv(_drawing(maker).functions(index), first_env_index=env_index, infos=False)
+    except RolloutError:
+        raise
+    except (Exception, SystemExit) as error:
+        what = f"{maker.name} cannot be made with render_mode={MODE!r}: {words_of(error)}{raised_at(error)}"
+        raise UsageError(f"render: {what}") from error
+    mode = envs.envs[0].render_mode
+    if mode != MODE:
+        modes = envs.envs[0].metadata.get("render_modes") or "none"
+        way_out = "" if isinstance(maker.env, str) else f"; have the factory take render_mode, or give the env {MODE!r}"
+        raise UsageError(f"render: {maker.name} draws no frames: its render_mode is {mode}, of {modes}{way_out}")
+    return envs
+
+
+def _drawing(maker: EnvMaker) -> EnvMaker:
+    """Return what makes the same envs with `render_mode`, where a factory takes it."""
+    if not isinstance(maker.env, str) and not _takes_mode(maker.env):
+        return maker
+    if isinstance(maker.kwargs, tuple):
+        return replace(maker, kwargs=tuple({**kwargs, "render_mode": MODE} for kwargs in maker.kwargs))
+    return replace(maker, kwargs={**maker.kwargs, "render_mode": MODE})
+
+
+def _takes_mode(factory: Any) -> bool:
+    try:
+        parameters = signature(factory).parameters
+    except (TypeError, ValueError):
+        return False
+    return "render_mode" in parameters or any(each.kind is Parameter.VAR_KEYWORD for each in parameters.values())
+
+
+def _stored(data: Rollout, row: np.void, envs: LoopVectorEnv) -> StoredEpisode:
+    [episode] = data.iter_episodes(np.array([row]))
+    if not episode.knows_final:
+        raise UsageError(f"render: the file does not have the last observation of {called(row)}")
+    return StoredEpisode(
+        int(row["seed"]),
+        0,
+        [np.array(leaf.of(episode.actions)) for leaf in leaves(envs.single_action_space)],
+        [np.array(leaf.of(episode.observations)) for leaf in leaves(envs.single_observation_space)],
+        [np.array(getattr(episode, leaf.path)) for leaf in RESULTS],
+    )
+
+
+def _film(envs: LoopVectorEnv, episode: StoredEpisode, video: Video, anyway: bool) -> Difference | None:
+    """Film an episode; return the first difference from what is stored, where the film ends unless `anyway`."""
+    first = None
+    for difference in replayed_rows(envs, partial(envs.reset, seed=[episode.seed]), episode):
+        video.write(_frame(envs))
+        first = first or difference
+        if first is not None and not anyway:
+            break
+    return first
+
+
+def _frame(envs: LoopVectorEnv) -> np.ndarray:
+    try:
+        [frame] = envs.render()
+    except Exception as error:
+        way_out = "" if os.environ.get("DISPLAY") else f"; {HEADLESS}"
+        raise EnvError(f"render: the env cannot draw: {words_of(error)}{way_out}") from error
+    if not isinstance(frame, np.ndarray) or frame.dtype != np.uint8 or frame.ndim != 3 or frame.shape[2] != 3:
+        got = f"{frame.dtype} of shape {frame.shape}" if isinstance(frame, np.ndarray) else type(frame).__name__
+        raise EnvError(f"render: a frame should be uint8 of shape (height, width, 3), got {got}")
+    return frame
+
+
+def _told(row: np.void, video: Video, out: str, difference: Difference | None) -> dict[str, Any]:
+    return {
+        "file": out,
+        "env_index": int(row["env_index"]),
+        "start": int(row["start"]),
+        "length": int(row["length"]),
+        "return": float(row["return"]) if np.isfinite(row["return"]) else None,
+        "seed": int(row["seed"]),
+        "frames": video.num_frames,
+        "width": video.size[0],
+        "height": video.size[1],
+        "fps": video.fps,
+        "difference": None if difference is None else describe(difference),
+    }
+
+
+def _lines(told: Mapping[str, Any]) -> list[str]:
+    seconds = told["frames"] / told["fps"]
+    same = "every observation, reward and end as it is stored"
+    if told["difference"] is not None:
+        same = f"NOT the episode of the file: it differs in its step {told['difference']}"
+    return [
+        f"{told['file']}: {told['frames']:,} frames of {told['width']} x {told['height']}, {seconds:,.1f} s at "
+        f"{told['fps']:g} per s",
+        f"episode       env {told['env_index']}, from step {told['start']:,} on, {counted(told['length'], 'step')}, "
+        f"return {told['return']:,.6g}, seed {told['seed']}"
+        if told["return"] is not None
+        else f"episode       env {told['env_index']}, from step {told['start']:,} on, seed {told['seed']}",
+        f"replay        {same}",
+    ]
