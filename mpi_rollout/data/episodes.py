@@ -6,6 +6,8 @@ it: contiguous, and no copy.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,7 @@ from mpi_rollout.data.passing import Part, parts_of
 from mpi_rollout.data.rlds import steps_rlds
 from mpi_rollout.data.source import Source, has_last_row
 
+FEW_NBYTES = 64
 Arrays = dict[str, np.ndarray]
 
 
@@ -27,14 +30,22 @@ class Shelf:
     ----------
     arrays
         Of observations and infos there is one row more for each env, after its last.
+    rows
+        Of the table of episodes.
     has_gaps
         The rows of an episode's observations are not followed by its last one: it is in `final_observations`.
     """
 
     arrays: Arrays
+    rows: np.ndarray
     spaces: dict[str, Space | None]
     file: int
     has_gaps: bool
+
+    @cached_property
+    def single_observations(self) -> np.ndarray | None:
+        """The observations, if they are one array, in which each episode is whole."""
+        return None if self.has_gaps else self.arrays.get("observations")
 
 
 class Episode:
@@ -42,20 +53,24 @@ class Episode:
 
     Attributes
     ----------
-    row
-        Its row of `data.episodes`.
-    file
-        The index of its file, where there are several.
+    length
+        The number of its transitions.
     """
 
-    __slots__ = ("_place", "_places", "_shelf", "row")
+    __slots__ = ("_index", "_place", "_seen_place", "_shelf", "length")
 
-    def __init__(self, shelf: Shelf, row: np.void, place: int, observations_place: int):
-        self._shelf, self.row, self._place, self._places = shelf, row, place, observations_place
+    def __init__(self, shelf: Shelf, index: int, place: int, seen_place: int, length: int):
+        self._shelf, self._index, self._place, self._seen_place = shelf, index, place, seen_place
+        self.length = length
 
     def __repr__(self) -> str:
         what = f"env {self.env_index}, start {self.start:,}, length {self.length:,}, return {self.return_:g}"
         return f"<Episode: {what}, seed {self.seed}>"
+
+    @property
+    def row(self) -> np.void:
+        """Its row of `data.episodes`."""
+        return self._shelf.rows[self._index]
 
     @property
     def env_index(self) -> int:
@@ -66,11 +81,6 @@ class Episode:
     def start(self) -> int:
         """The step of its first transition."""
         return int(self.row["start"])
-
-    @property
-    def length(self) -> int:
-        """The number of its transitions."""
-        return int(self.row["length"])
 
     def __len__(self) -> int:
         return self.length
@@ -113,12 +123,15 @@ class Episode:
     @property
     def observations(self) -> Tree:
         """The (length + 1, ...) observations, of which the last came with the last transition."""
-        return group_tree(self._shelf.arrays, "observations", self._shelf.spaces["observations"], self._seen)
+        shelf = self._shelf
+        if shelf.single_observations is not None:  # Short episodes are many: this is half a microsecond.
+            return shelf.single_observations[self._seen_place : self._seen_place + self.length + 1]
+        return group_tree(shelf.arrays, "observations", shelf.spaces["observations"], self._seen)
 
     @property
     def actions(self) -> Tree:
         """The (length, ...) actions."""
-        return self._tree("actions")
+        return self._slice("actions") if "actions" in self._shelf.arrays else self._tree("actions")
 
     @property
     def rewards(self) -> np.ndarray:
@@ -164,7 +177,7 @@ class Episode:
 
     def _seen(self, name: str) -> np.ndarray:
         """Return observations or infos, with the last one where it belongs."""
-        rows = self._shelf.arrays[name][self._places : self._places + self.length + 1]
+        rows = self._shelf.arrays[name][self._seen_place : self._seen_place + self.length + 1]
         if not self._has_gap:
             return rows
         rows = rows.copy()
@@ -197,7 +210,11 @@ class Reading:
     _begun: dict[int, list[Arrays]] = field(default_factory=dict)  # Of episodes that go on in the next part.
 
     def episodes(self) -> Iterator[Episode]:
-        """Yield the episodes, while the file is read once."""
+        """Iterate over the episodes, while the file is read once."""
+        return chain.from_iterable(self._by_part())
+
+    def _by_part(self) -> Iterator[Iterable[Episode]]:
+        """Yield the episodes that end in a part of the file, part after part."""
         ends = self.rows["start"] + self.rows["length"]
         if not len(ends):
             return
@@ -211,28 +228,28 @@ class Reading:
             if not len(active):
                 continue
             is_over = ends[active] <= part.stop
-            yield from self._of_part(part, np.sort(active[is_over]), active[~is_over])
+            yield self._of_part(part, np.sort(active[is_over]), active[~is_over])
             active = active[~is_over]
 
-    def _of_part(self, part: Part, over: np.ndarray, running: np.ndarray) -> Iterator[Episode]:
-        """Yield the episodes that end in a part; keep what the part has of those that go on."""
+    def _of_part(self, part: Part, over: np.ndarray, running: np.ndarray) -> Iterable[Episode]:
+        """Make the episodes that end in a part, one when it is wanted; keep what the part has of those that go on."""
         arrays = {name: _by_env(array) for name, array in part.arrays.items()}
         num_rows = part.stop - part.start
         shelf = Shelf(
             {name: array.reshape(-1, *array.shape[2:]) for name, array in arrays.items()},
-            self.spaces, self.file, self.has_gaps,
+            self.rows, self.spaces, self.file, self.has_gaps,
         )  # fmt: skip
         rows = self.rows[over]
         envs, first = rows["env_index"] - part.first_env, rows["start"] - part.start
-        places, more = (envs * num_rows + first).tolist(), (envs * (num_rows + 1) + first).tolist()
-        begun = self._begun
-        for index, row, place, seen in zip(over.tolist(), rows, places, more, strict=True):
-            if index in begun:
-                yield Episode(self._joined(index, row, part, arrays), row, 0, 0)
-            else:
-                yield Episode(shelf, row, place, seen)
+        has_begun = first < 0
+        places = [np.where(has_begun, 0, envs * size + first).tolist() for size in (num_rows, num_rows + 1)]
+        shelves = [shelf] * len(over)
+        for place in np.flatnonzero(has_begun).tolist():
+            index = int(over[place])
+            shelves[place] = self._joined(index, self.rows[index], part, arrays)
         for index in running.tolist():
             self._keep(index, self.rows[index], part, arrays)
+        return map(Episode, shelves, over.tolist(), *places, rows["length"].tolist())
 
     def _keep(self, index: int, row: np.void, part: Part, arrays: Arrays) -> None:
         """Copy what a part has of an episode that goes on; its next observation is the first of the next part."""
@@ -248,12 +265,16 @@ class Reading:
             name: np.concatenate([*(piece[name] for piece in pieces), array[env, : stop + has_last_row(name)]])
             for name, array in arrays.items()
         }
-        return Shelf(joined, self.spaces, self.file, self.has_gaps)
+        return Shelf(joined, self.rows, self.spaces, self.file, self.has_gaps)
 
 
 def _by_env(array: np.ndarray) -> np.ndarray:
     """Return rows of envs as envs of rows, contiguous."""
-    return np.ascontiguousarray(array.swapaxes(0, 1))
+    shape, nbytes = array.shape, array[0, 0].nbytes
+    if not 0 < nbytes <= FEW_NBYTES:
+        return np.ascontiguousarray(array.swapaxes(0, 1))
+    whole = array.reshape(*shape[:2], -1).view(np.dtype((np.void, nbytes)))[..., 0]  # A row at a time.
+    return np.ascontiguousarray(whole.T).view(array.dtype).reshape(shape[1], shape[0], *shape[2:])
 
 
 def chosen(
@@ -286,7 +307,9 @@ def check_groups(columns: Iterable[str] | None) -> tuple[str, ...]:
 
 def ordered(rows: np.ndarray) -> np.ndarray:
     """Sort rows by the ends of their episodes, then by env."""
-    return rows[np.lexsort((rows["env_index"], rows["start"] + rows["length"]))]
+    ends, envs = rows["start"] + rows["length"], rows["env_index"]
+    is_later = (ends[1:] > ends[:-1]) | ((ends[1:] == ends[:-1]) & (envs[1:] >= envs[:-1]))
+    return rows if is_later.all() else rows[np.lexsort((envs, ends))]
 
 
 def as_table(rows: Any, dtype: np.dtype) -> np.ndarray:

@@ -1,6 +1,7 @@
 """What one run has written, as a user reads it."""
 
 import os
+import time
 from collections.abc import Iterable, Iterator
 from functools import cached_property
 from typing import Any
@@ -237,6 +238,28 @@ class Rollout:
             There are no transitions.
         """
         return self.transitions.sample(size, rng)
+
+    def follow(self, poll_s: float = 1.0, **options: Any) -> Iterator[Episode]:
+        """Iterate over episodes while a run writes them, until it is complete; wait for those that are to come.
+
+        A run commits every 10 s.  One that was stopped is waited for, since the same command continues it.
+
+        Parameters
+        ----------
+        poll_s
+            Seconds between two looks at the file.
+        options
+            What `iter_episodes` takes to choose episodes and columns.
+        """
+        num_seen = 0
+        while True:
+            rows = self.episodes[num_seen:]
+            num_seen += len(rows)
+            yield from self.iter_episodes(rows, **options)
+            if self._source.is_sealed:
+                return
+            time.sleep(poll_s)
+            self.refresh()
 
     @property
     def _has_gaps(self) -> bool:

@@ -35,5 +35,5 @@ def _space_of(description: dict[str, Any]) -> Space:
         case "MultiDiscrete":
             return spaces.MultiDiscrete(high.astype(dtype) - low + 1, dtype=dtype.type, start=low)
         case "MultiBinary":
-            return spaces.MultiBinary(shape)
+            return spaces.MultiBinary(shape[0] if len(shape) == 1 else shape)
     raise KeyError(description["type"])

@@ -38,11 +38,6 @@ class Unmarked(io.FileIO):
     A writer says last how far the file has grown; by then, what is committed may already lie beyond what it said.
 
     OSError if the file has no superblock, or a damaged one, or is shorter than that says.
-
-    Attributes
-    ----------
-    is_closed_by_writer
-        Its writer has closed it: HDF5 can read it by itself.
     """
 
     def __init__(self, path: str):
@@ -55,7 +50,6 @@ class Unmarked(io.FileIO):
         size, end = os.fstat(self.fileno()).st_size, int.from_bytes(head[END], "little")
         if size < end:
             raise OSError(f"truncated file: it has {size} bytes of {end}")
-        self.is_closed_by_writer = head[MARK] == 0 and size == end
         head = head[:MARK] + b"\0" + head[MARK + 1 : END.start] + size.to_bytes(8, "little") + head[END.stop : -4]
         self._head = head + lookup3(head)
 
@@ -75,12 +69,7 @@ def open_unmarked(path: str) -> h5py.File:
         head = file.read(len(SIGNATURE))
     if head[:-1] == SIGNATURE[:-1] and head != SIGNATURE:  # Others' files: no superblock but ours has a mark.
         return h5py.File(path, "r", locking=False)
-    unmarked = Unmarked(path)
-    if unmarked.is_closed_by_writer:
-        unmarked.close()
-        file = h5py.File(path, "r", libver="latest", locking=False)
-    else:
-        file = h5py.File(unmarked, "r", libver="latest")
+    file = h5py.File(Unmarked(path), "r", libver="latest")
     register_for(file)
     return file
 
