@@ -28,6 +28,8 @@ from mpi_rollout.envs.faults import raised_at
 from mpi_rollout.envs.loop import LoopVectorEnv
 from mpi_rollout.envs.replaying import Difference, StoredEpisode, replayed_rows
 from mpi_rollout.errors import DataError, EnvError, RolloutError, UsageError, counted, words_of
+from mpi_rollout.storage.objects import open_unmarked
+from mpi_rollout.storage.reader import committed_resets
 
 MODE = "rgb_array"
 NAMES = ("best", "worst", "longest", "first")
@@ -68,7 +70,7 @@ def render(path: str, shot: Shot, consent: Consent, as_json: bool = False) -> li
     kind = kind_of(shot.out)
     with open_data(path) as data:
         row = chosen(data, shot.episode, path)
-        check_can_begin(data, row, path)
+        is_cut = check_can_begin(data, row, path)
         consent.check(data.config, path)
         if not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):  # Else MuJoCo and pygame look for one.
             os.environ.setdefault("MUJOCO_GL", "egl"), os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
@@ -76,7 +78,7 @@ def render(path: str, shot: Shot, consent: Consent, as_json: bool = False) -> li
             check_spaces(data.attributes, envs)
             fps = shot.fps or float(envs.metadata.get("render_fps") or FPS)
             with written(shot.out, kind, fps) as video:
-                difference = _film(envs, _stored(data, row, envs), video, shot.anyway)
+                difference = _film(envs, _stored(data, row, envs, is_cut), video, shot.anyway)
                 if difference is not None and not shot.anyway:
                     versions = changed_versions(json.loads(data.attributes["versions"]))
                     raise DataError(
@@ -102,6 +104,8 @@ def chosen(data: Rollout, which: str, path: str) -> np.void:
             raise UsageError(f"--episode must be one of {', '.join(NAMES)}{numbers}, got {which!r:.40}")
         return rows[int(which)]
     whole = rows[(rows["length"] > 0) & ~rows["faulted"]]
+    if (whole["seed"] >= 0).any():  # A trainer that is recorded begins some without.
+        whole = whole[whole["seed"] >= 0]
     ended = whole[whole["terminated"] | whole["truncated"]]
     candidates = ended if len(ended) else whole
     if which in ("best", "worst"):
@@ -117,8 +121,11 @@ def chosen(data: Rollout, which: str, path: str) -> np.void:
     return candidates[np.lexsort((candidates["env_index"], candidates["start"], order))[0]]
 
 
-def check_can_begin(data: Rollout, row: np.void, path: str) -> None:
-    """Raise UsageError if an episode cannot be taken again by itself in one env."""
+def check_can_begin(data: Rollout, row: np.void, path: str) -> bool:
+    """Raise UsageError if an episode cannot be taken again by itself in one env.
+
+    Tell whether the recorded trainer has cut it: the file says then that it is truncated, and the env does not.
+    """
     mode = data.config.vectorization_mode
     if mode != "sync":
         raise UsageError(f"render: {path} is of natively vectorized envs (--vectorization-mode {mode}), without frames")
@@ -126,6 +133,14 @@ def check_can_begin(data: Rollout, row: np.void, path: str) -> None:
         raise UsageError(f"render: {called(row)} has no step: its env failed as it began")
     if row["seed"] < 0:
         raise UsageError(f"render: {called(row)} was begun without a seed of its own, and cannot be taken again")
+    with open_unmarked(data.path) as file:
+        resets = committed_resets(file)
+    if resets is None:
+        return False
+    of_env = resets[resets["env_index"] == row["env_index"]]
+    if of_env["options"][of_env["step"] == row["start"]].any():
+        raise UsageError(f"render: {called(row)} was begun with options, which a file does not have")
+    return bool(of_env["cut"][of_env["step"] == row["start"] + row["length"]].any())
 
 
 def _made(config: RolloutConfig, env_index: int) -> LoopVectorEnv:
@@ -163,16 +178,19 @@ def _takes_mode(factory: Any) -> bool:
     return "render_mode" in parameters or any(each.kind is Parameter.VAR_KEYWORD for each in parameters.values())
 
 
-def _stored(data: Rollout, row: np.void, envs: LoopVectorEnv) -> StoredEpisode:
+def _stored(data: Rollout, row: np.void, envs: LoopVectorEnv, is_cut: bool) -> StoredEpisode:
     [episode] = data.iter_episodes(np.array([row]))
     if not episode.knows_final:
         raise UsageError(f"render: the file does not have the last observation of {called(row)}")
+    results = [np.array(getattr(episode, leaf.path)) for leaf in RESULTS]
+    if is_cut:
+        results[-1][-1] = False
     return StoredEpisode(
         int(row["seed"]),
         0,
         [np.array(leaf.of(episode.actions)) for leaf in leaves(envs.single_action_space)],
         [np.array(leaf.of(episode.observations)) for leaf in leaves(envs.single_observation_space)],
-        [np.array(getattr(episode, leaf.path)) for leaf in RESULTS],
+        results,
     )
 
 

@@ -162,3 +162,23 @@ def test_a_video_that_cannot_be_written_leaves_nothing(job: Job, drawn: Path):
     ):
         video.write(frame)
     assert [path.name for path in job.folder.iterdir()] == ["film.mp4"]
+
+
+def test_of_a_recorded_training_an_episode_with_a_seed_is_filmed(job: Job):
+    import mpi_rollout
+
+    path = job.folder / "training.h5"
+    with mpi_rollout.connect("MountainCar-v0", 2, record=str(path)) as envs:
+        for _ in range(2):
+            envs.reset(seed=3)  # Cuts the episodes before.
+            for _ in range(12):
+                envs.step(np.ones(2, np.int64))
+        envs.reset()
+        for _ in range(15):
+            envs.step(np.ones(2, np.int64))
+    pytest.importorskip("pygame")
+    result = rendered(job, path, "--episode", "longest", "--json")
+    assert result.code == 0, result.err
+    assert json.loads(result.out)["length"] == 12 and json.loads(result.out)["difference"] is None
+    result = rendered(job, path, "--episode", "5")
+    assert result.code == 64 and "was begun without a seed of its own" in result.err
