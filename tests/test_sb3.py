@@ -4,10 +4,16 @@ import subprocess
 import sys
 from collections.abc import Callable
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
+import gymnasium
+import h5py
+import numpy as np
 import pytest
 from jobs import CLONE, Job, Result, job_environment, mpiexec, once, run_job
+
+from mpi_rollout.commands.inspection import verify
 
 pytestmark = pytest.mark.skipif(find_spec("stable_baselines3") is None, reason="pip install 'mpi_rollout[sb3]'")
 
@@ -169,3 +175,21 @@ def test_on_several_ranks_a_list_of_callables_is_refused_at_once_with_the_way_th
     result = job.script(num_ranks, MAKE_VEC_ENV, timeout=30)
     assert result.code != 0
     assert "MPIVecEnv makes envs in one process only, got several ranks; on all of them use `with mpi_" in result.err
+
+
+def test_what_an_algorithm_does_is_recorded(tmp_path: Path):
+    from mpi_rollout.sb3 import MPIVecEnv
+
+    envs = MPIVecEnv([lambda: gymnasium.make("CartPole-v1")] * 3, record=tmp_path / "run.h5")
+    envs.seed(4)
+    envs.reset()
+    for _ in range(60):
+        observations, _, dones, infos = envs.step(np.ones(3, np.int64))
+    envs.close()
+    verify(str(tmp_path / "run.h5"))
+    with h5py.File(tmp_path / "run.h5") as file:
+        assert file.attrs["num_envs"] == 3 and file["trajectories"].attrs["num_steps"] == 60
+        assert np.array_equal(file["trajectories/observations"][60], observations)
+        assert file["resets"]["seed"].tolist() == [4, 5, 6]
+        finals = file["trajectories/final_observations"][59]
+        assert all(np.array_equal(finals[env], infos[env]["terminal_observation"]) for env in np.flatnonzero(dones))

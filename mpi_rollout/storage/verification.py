@@ -166,7 +166,7 @@ class Verification:
         groups: dict[str, tuple[Leaf, ...]] = {"": RESULTS}
         for name in ("observation", "action", *sorted({"extra", "info"} & spaces.keys())):
             groups[f"{name}s"] = tuple(leaf for leaf, *_ in described_leaves(spaces.get(name)))
-        if self.root.get("has_final_observations"):
+        if np.all(np.asarray(self.root.get("has_final_observations", False))):
             groups["final_observations"] = groups["observations"]
         groups["infos"] = with_masks(groups.get("infos", ()))
         for group, leaves in groups.items():
@@ -268,7 +268,18 @@ class Verification:
         if not (len(rows) == len(expected) or (len(ended) <= len(rows) <= len(expected) and not self.is_sealed)):
             self.refuse(f"episodes has {len(rows):,} rows, from rewards and ends follow {len(expected):,}")
         self._compare_episodes(rows, expected)
+        if resets is not None:
+            self._check_cuts(resets[resets["cut"]], ended[ended["truncated"]])
         return len(rows)
+
+    def _check_cuts(self, cuts: np.ndarray, truncated: np.ndarray) -> None:
+        """Check that each episode that a trainer has cut is truncated there."""
+        num_envs = self.config.num_envs
+        ends = (truncated["start"] + truncated["length"]) * num_envs + truncated["env_index"]
+        missing = cuts[~np.isin(cuts["step"] * num_envs + cuts["env_index"], ends)]
+        if len(missing):
+            env, step = missing[0]["env_index"], missing[0]["step"]
+            self.refuse(f"resets says that the episode of env {env} was cut before step {step:,}; it is not truncated")
 
     def _compare_episodes(self, rows: np.ndarray, expected: np.ndarray) -> None:
         for name in EPISODE.names or ():

@@ -9,35 +9,27 @@ from gymnasium.vector import AutoresetMode
 
 from mpi_rollout.core.layout import Block
 from mpi_rollout.core.spaces import Tree
-from mpi_rollout.envs.inputs import CalledByName, Info
+from mpi_rollout.envs.inputs import Info
 from mpi_rollout.errors import RankError, UsageError
-from mpi_rollout.process.interrupts import Interrupts
-from mpi_rollout.ranks.driver import Driver
 from mpi_rollout.ranks.lanes import Lane, Outcomes, indices_of
+from mpi_rollout.train.called_envs import CalledEnvs
 from mpi_rollout.train.fragments import Batch, Fragments, envs_of
 from mpi_rollout.train.policies import NO_POLICY
-from mpi_rollout.train.turns import CallState
 
 if TYPE_CHECKING:
     from mpi_rollout.train.recorder import Recorder
 
 
-class FragmentVectorEnv(CalledByName):
+class FragmentVectorEnv(CalledEnvs):
     """A `MPIVectorEnv`, as far as it takes several steps in one exchange."""
 
     autoreset_mode: AutoresetMode
-    interrupts: Interrupts
     recorder: "Recorder | None"
-    _driver: Driver
     _block: Block
     _outcomes: Outcomes
     _fragments: Fragments
-    _state: CallState
     _arrived: list[Lane]
     _batch_size: int
-
-    def _check_open(self) -> None:
-        raise NotImplementedError
 
     def _lanes_of(self, envs_slice: np.ndarray | slice | None) -> Sequence[Lane]:
         raise NotImplementedError

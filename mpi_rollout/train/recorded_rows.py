@@ -19,7 +19,7 @@ class Rows:
     Parameters
     ----------
     make_block
-        Makes another block, where slow ranks are so far behind others that the writer has none to give.
+        Makes another block, where all are open: a fragment is long, or slow ranks are far behind others.
 
     Attributes
     ----------
@@ -34,6 +34,7 @@ class Rows:
         # Else the observation after an end is the next episode's.
         self._has_finals_behind = mode != AutoresetMode.SAME_STEP
         self._open: deque[Block] = deque()
+        self._num_blocks = NUM_BLOCKS  # In all: open, free, and with the writer.
         self._newest: Block
         self._kept: list[tuple[int, np.ndarray, list[np.ndarray]]] = []
         self.stop = self.num_ends = self.num_last = self._num_seen = 0
@@ -77,7 +78,11 @@ class Rows:
     def make_room(self, step: int) -> None:
         """See that there is a row for a step; wait for the disk if need be."""
         while step >= self.stop:
-            block = self._writer.acquire() if len(self._open) < NUM_BLOCKS else self._make_block()
+            if len(self._open) == self._num_blocks:
+                self._num_blocks += 1
+                block = self._make_block()
+            else:
+                block = self._writer.acquire()
             block.start, self.stop = self.stop, self.stop + block.num_rows
             for array in block.final_observation_arrays:
                 array[...] = np.zeros((), array.dtype)

@@ -160,9 +160,8 @@ class Recorder:
             has_ended = self._rows.ends(step - 1, lane.envs) & ~is_first
         if self._mode == AutoresetMode.SAME_STEP:
             return is_first | has_ended, np.zeros_like(has_ended)
-        if (
-            self._mode == AutoresetMode.NEXT_STEP and step > 1
-        ):  # The step before has reset who ended in the last but one.
+        if self._mode == AutoresetMode.NEXT_STEP and step > 1:
+            # The step before has reset who ended in the last but one.
             is_first |= self._rows.ends(step - 2, lane.envs) & (reset_step < step - 1)
         return is_first, has_ended
 

@@ -6,7 +6,8 @@ run can promise of its file and a recording cannot, is in `LIMITS`.
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
@@ -47,14 +48,10 @@ def check_record(path: str) -> None:
     """
     from mpi_rollout.storage.output import check_folder, remove_unfinished
 
-    try:
+    with _in_its_words():
         check_folder(path)
         if not os.path.lexists(path) and not os.path.lexists(path + ".part"):
             remove_unfinished(path + ".part.new")
-    except RolloutError as error:
-        raise type(error)(
-            str(error).replace("--out ", "record=").replace("another record=", "another record")
-        ) from None
     if os.path.lexists(path):
         raise UsageError(f"record={path}: there is such a file; move it away or give another name")
     if os.path.lexists(part := path + ".part"):
@@ -62,6 +59,15 @@ def check_record(path: str) -> None:
             f"record={path}: {part} is what a trainer or run has not completed, or still writes; keep what there is "
             f"with `python -m mpi_rollout recover {quote(part)}`, or move it away, or give another name"
         )
+
+
+@contextmanager
+def _in_its_words() -> Iterator[None]:
+    """Have messages about the option of a run name the argument of `connect`."""
+    try:
+        yield
+    except RolloutError as error:
+        raise type(error)(str(error).replace("another --out", "another name").replace("--out ", "record=")) from None
 
 
 def check_spaces(facts: EnvFacts) -> None:
@@ -83,6 +89,7 @@ def start_recording(path: str, request: "Request", driver: Driver, facts: EnvFac
         It cannot be made.
     """
     from mpi_rollout.storage import schema, writer
+    from mpi_rollout.train.recorded_rows import NUM_BLOCKS
     from mpi_rollout.train.recorder import VERSION, Recorder
 
     extras = driver.exchanges.contents.extras
@@ -100,8 +107,9 @@ def start_recording(path: str, request: "Request", driver: Driver, facts: EnvFac
 
     config = config_of(request, path, driver.num_envs)
     attributes = attributes_of(config, facts, request.mode, extras, hosts)
-    blocks = [make_block() for _ in range(3)]
-    file = writer.open_writer(config, attributes, blocks, len(hosts))
+    blocks = [make_block() for _ in range(NUM_BLOCKS)]
+    with _in_its_words():
+        file = writer.open_writer(config, attributes, blocks, len(hosts))
     return Recorder(file, make_block, driver, facts, request.mode, hosts, request.on_fault.max_restarts > 0)
 
 

@@ -19,8 +19,7 @@ from gymnasium.vector import AutoresetMode
 
 from mpi_rollout.core.spaces import Tree, set_spaces
 from mpi_rollout.envs import inputs
-from mpi_rollout.envs.inputs import Info, Options, Reset, Seeds, Step, Values
-from mpi_rollout.errors import RankError
+from mpi_rollout.envs.inputs import Info, Options, Reset, Seeds, Step
 from mpi_rollout.exchange.infos import FINAL_OBS
 from mpi_rollout.exchange.orders import Command
 from mpi_rollout.process.interrupts import Interrupts
@@ -211,13 +210,6 @@ class MPIVectorEnv(FragmentVectorEnv):
         if self._turns is not None and not self.has_turn:
             self._turns.give(self)
 
-    def ask(self, method: str, *args: object) -> None:
-        """Call a method of every rank's worker, for what concerns more than the envs."""
-        self._check_open()
-        self._state.check_idle(method)
-        with self.interrupts:
-            self._driver.call_ranks(method, *args)
-
     def yield_turn(self, number: int, is_closing: bool) -> None:
         """Have the ranks await the orders of the connection with this number; `is_closing`: to close it.
 
@@ -291,32 +283,6 @@ class MPIVectorEnv(FragmentVectorEnv):
                 infos[FINAL_OBS] = final_observations(self.single_observation_space, lanes, rows, infos, step)
                 infos[f"_{FINAL_OBS}"] = rows
         return all_infos
-
-    def render(self) -> Values:
-        """Return what each env's `render` gives, in env order."""
-        frames = self._call_envs("render")
-        return tuple(frames[index] for index in range(self.num_envs))
-
-    def call_some(self, env_indices: Sequence[int], name: str, *args: object, **kwargs: object) -> Values:
-        """`call` of these envs only."""
-        results = self._call_envs("call_some", list(env_indices), name, args, kwargs)
-        return tuple(results[index] for index in env_indices)
-
-    def set_some(self, env_indices: Sequence[int], name: str, values: object) -> None:
-        """`set_attr` of these envs only."""
-        values = inputs.values_of_each(values, len(env_indices))
-        self._call_envs("set_some", list(env_indices), name, list(values))
-
-    def _call_envs(self, method: str, *args: object) -> dict[int, object]:
-        self._check_open()
-        self._state.check_idle(method)
-        try:
-            with self.interrupts:
-                return self._driver.call_envs(method, *args)
-        except RankError as error:
-            if error.type_name == "AttributeError":  # Callers ask for attributes that may not be there.
-                raise AttributeError(str(error)) from None
-            raise
 
     def __enter__(self) -> "MPIVectorEnv":
         return self
