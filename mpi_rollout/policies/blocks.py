@@ -5,7 +5,7 @@ paths for other sizes.  So a model is always called with as many rows, and an en
 block b has the envs from b * B on.  Rows of envs that are not asked for are zero, and their actions are dropped.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -33,19 +33,6 @@ class PolicyOptions:
 
     block: int = 64
     seed: int = 0
-
-
-@dataclass(frozen=True)
-class _Range:
-    """Some envs, and the blocks that they are in."""
-
-    envs: range
-    padded: range
-
-    @property
-    def places(self) -> slice:
-        start = self.envs.start - self.padded.start
-        return slice(start, start + len(self.envs))
 
 
 class Acted(NamedTuple):
@@ -77,8 +64,7 @@ class BlockPolicy:
         self._observation_space, self._action_space = observation_space, action_space
         self._observation_leaves, self._action_leaves = leaves(observation_space), leaves(action_space)
         self._key = model_key(options.seed)
-        self._uniforms: dict[range, Uniforms] = {}
-        self._buffers: dict[tuple[range, int], np.ndarray] = {}
+        self._asked: dict[range, _Asked] = {}
 
     def __call__(self, observations: Tree, envs: range, step: int) -> Acted:
         """Return what the policy gives for some neighbouring envs in a step.
@@ -95,50 +81,32 @@ class BlockPolicy:
         ActionError
             The model gave actions of another number of envs.
         """
-        asked = _Range(envs, self._padded(envs))
-        filled = self._filled(observations, asked)
-        indices, uniforms = np.arange(asked.padded.start, asked.padded.stop), self._drawn(asked.padded, step)
-        size = self._block or len(envs)
-        parts = []
-        for start in range(0, len(asked.padded), size):
-            rows = slice(start, start + size)
-            given = tree_of(self._observation_space, [array[rows] for array in filled])
-            parts.append(self._read(self._model.act(given, indices[rows], uniforms[rows]), size))
-        columns = [np.concatenate(arrays)[asked.places] for arrays in zip(*parts, strict=True)]
+        asked = self._asked.get(envs)
+        if asked is None:
+            asked = self._asked[envs] = self._prepared(envs)
+        for array, leaf in zip(asked.shown, self._observation_leaves, strict=True):
+            array[...] = leaf.of(observations)
+        parts = [
+            self._read(self._model.act(given, indices, uniforms), len(indices))
+            for given, indices, uniforms in asked.calls(step)
+        ]
+        columns = parts[0] if len(parts) == 1 else [np.concatenate(arrays) for arrays in zip(*parts, strict=True)]
+        columns = [column[asked.places] for column in columns]
         num_actions = len(self._action_leaves)
         return Acted(tree_of(self._action_space, columns[:num_actions]), columns[num_actions:])
 
     def seed(self, seed: int) -> None:
         """Have the model draw from this seed from now on."""
         self._key = model_key(seed)
-        self._uniforms.clear()
+        self._asked.clear()
 
-    def _padded(self, envs: range) -> range:
-        size = self._block
-        return range(envs.start // size * size, -(-envs.stop // size) * size) if size else envs
-
-    def _filled(self, observations: Tree, asked: _Range) -> list[np.ndarray]:
-        """Return an array of whole blocks for each leaf of the observations.
-
-        A model may write to it: it shares no memory with what is stored.
-        """
-        filled = []
-        for number, leaf in enumerate(self._observation_leaves):
-            buffer = self._buffers.get((asked.envs, number))
-            if buffer is None:
-                shape = (len(asked.padded), *leaf.shape)
-                buffer = self._buffers[asked.envs, number] = np.zeros(shape, leaf.dtype)
-            buffer[asked.places] = leaf.of(observations)
-            filled.append(buffer)
-        return filled
-
-    def _drawn(self, padded: range, step: int) -> np.ndarray:
-        if not self._model.num_uniforms:
-            return np.zeros((len(padded), 0))
-        if padded not in self._uniforms:
-            self._uniforms[padded] = Uniforms(self._key, padded, self._model.num_uniforms)
-        self._uniforms[padded].forget(step)
-        return self._uniforms[padded].at(step)
+    def _prepared(self, envs: range) -> "_Asked":
+        size = self._block or len(envs)
+        first = envs.start // size * size if self._block else envs.start
+        padded = range(first, first + -(-(envs.stop - first) // size) * size)
+        uniforms = Uniforms(self._key, padded, self._model.num_uniforms) if self._model.num_uniforms else None
+        buffers = [np.zeros((len(padded), *leaf.shape), leaf.dtype) for leaf in self._observation_leaves]
+        return _Asked(envs, padded, size, self._observation_space, buffers, uniforms)
 
     def _read(self, given: Any, size: int) -> list[np.ndarray]:
         """Return an array (size, ...) for each leaf of the actions, and one for each extra."""
@@ -158,6 +126,52 @@ class BlockPolicy:
                 )
             columns.append(column.astype(leaf.dtype, copy=False))
         return columns
+
+
+class _Asked:
+    """Some neighbouring envs, and the calls in which a model is asked for them.
+
+    Parameters
+    ----------
+    padded
+        All envs of the blocks that these envs are in.
+    buffers
+        Observations of whole blocks, for each leaf.  The model may write to them: they are not what is stored.
+
+    Attributes
+    ----------
+    shown
+        The rows of the buffers that these envs have.
+    places
+        Where these are.
+    """
+
+    def __init__(
+        self,
+        envs: range,
+        padded: range,
+        size: int,
+        space: Space,
+        buffers: list[np.ndarray],
+        uniforms: Uniforms | None,
+    ) -> None:
+        self._uniforms, self._none = uniforms, np.zeros((size, 0))
+        self.places = slice(envs.start - padded.start, envs.stop - padded.start)
+        self.shown = [buffer[self.places] for buffer in buffers]
+        self._blocks = [
+            (slice(start, start + size), tree_of(space, [buffer[start : start + size] for buffer in buffers]))
+            for start in range(0, len(padded), size)
+        ]
+        self._indices = np.arange(padded.start, padded.stop)
+
+    def calls(self, step: int) -> Iterator[tuple[Tree, np.ndarray, np.ndarray]]:
+        """Yield the arguments of `Model.act` for each block."""
+        uniforms = None
+        if self._uniforms is not None:
+            self._uniforms.forget(step)
+            uniforms = self._uniforms.at(step)
+        for rows, given in self._blocks:
+            yield given, self._indices[rows], self._none if uniforms is None else uniforms[rows]
 
 
 def _column(name: str, leaf: Leaf, given: Any, size: int) -> np.ndarray:

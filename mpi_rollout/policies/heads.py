@@ -7,6 +7,7 @@ A network of a file gives one array, or several of which the first counts:
 - for a `Box`: the actions.  To sample, it gives two arrays, the mean and the logarithm of the standard deviation.
 """
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -50,6 +51,7 @@ class Head:
         self._space, self._is_sampled = space, mode == SAMPLE
         self._low, self._high = bounds_of(space)
         self._shape, self._size = self._low.shape, self._low.size
+        self._begins_elsewhere = bool((self._low != 0).any())  # Discrete(3, start=5) begins with 5.
         self._is_float_box = isinstance(space, spaces.Box) and np.dtype(space.dtype).kind == "f"
         self._counts = [] if isinstance(space, spaces.Box) else (self._high - self._low + 1).ravel().tolist()
         if self._is_sampled and isinstance(space, spaces.Box) and not self._is_float_box:
@@ -96,7 +98,8 @@ class Head:
             chosen = multi_categorical(logits, self._counts, uniforms)
         else:
             chosen = modes(logits, self._counts)
-        return chosen.reshape(len(env_indices), *self._shape).astype(self._space.dtype) + self._low
+        actions = chosen.reshape(len(env_indices), *self._shape).astype(self._space.dtype, copy=False)
+        return actions + self._low if self._begins_elsewhere else actions
 
     def _drawn(self, outputs: Sequence[np.ndarray], uniforms: np.ndarray) -> np.ndarray:
         """Return draws of a Gaussian within the bounds of the Box."""
@@ -131,6 +134,8 @@ def refuse_nan(values: np.ndarray, env_indices: np.ndarray, what: str) -> None:
     ActionError
         A value is NaN; the message names the env.
     """
+    if not math.isnan(values.sum()):  # Quicker than to look at each value; infinities may make it NaN too.
+        return
     wrong = np.isnan(values).reshape(len(env_indices), -1).any(axis=1)
     if wrong.any():
         raise ActionError(f"the policy's {what} for env {env_indices[wrong.argmax()]} are NaN; correct the policy")

@@ -54,6 +54,8 @@ def multi_categorical(logits: np.ndarray, counts: Sequence[int], uniforms: np.nd
 
 def modes(logits: np.ndarray, counts: Sequence[int]) -> np.ndarray:
     """Return the most likely category of each component, the first of equals: (rows, components) int64."""
+    if len(counts) == 1:
+        return logits.argmax(axis=1)[:, None]
     parts = np.split(np.asarray(logits), np.cumsum(counts)[:-1], axis=1)
     return np.stack([part.argmax(axis=1) for part in parts], axis=1)
 

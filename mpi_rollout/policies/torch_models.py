@@ -39,10 +39,14 @@ class TorchModel(TorchParameters):
     """
 
     def __init__(self, network: Callable[..., Any], observation_space: Space, dtypes: list[np.dtype], head: Head):
-        self._network, self._head = network, head
+        self._network, self._head = _frozen(network), head
         self.module = network
         self._leaves, self._dtypes = leaves(observation_space), dtypes
         self.num_uniforms = head.num_uniforms
+
+    def load(self, parameters: dict[str, np.ndarray]) -> None:
+        super().load(parameters)
+        self._network = self.module
 
     def act(self, observations: Any, env_indices: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
         return self.act_by_path(by_path(self._leaves, observations), env_indices, uniforms)
@@ -58,6 +62,16 @@ class TorchModel(TorchParameters):
         with calling(), torch.jit.optimized_execution(False):
             returned = self._network(argument)
         return self._head(_arrays(returned), env_indices, uniforms)
+
+
+def _frozen(network: Callable[..., Any]) -> Callable[..., Any]:
+    """Return TorchScript with its parameters as constants, which saves a fifth of a call of a small network."""
+    if not isinstance(network, torch.jit.ScriptModule):
+        return network
+    try:
+        return torch.jit.freeze(network, optimize_numerics=False)  # Optimized, it would round otherwise.
+    except RuntimeError:  # Not all code can be frozen.
+        return network
 
 
 def _arrays(returned: object) -> list[np.ndarray]:
