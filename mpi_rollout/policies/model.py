@@ -33,7 +33,7 @@ class Model:
         return None
 
     def load(self, parameters: dict[str, np.ndarray]) -> None:
-        """Take these parameters, all that there are, with the same names, dtypes and shapes; arrays are read-only."""
+        """Take these parameters, all that there are, with the same names, dtypes and shapes; they are its own."""
         raise NotImplementedError
 
     def act(self, observations: Any, env_indices: np.ndarray, uniforms: np.ndarray) -> Any:

@@ -1,186 +1,304 @@
-"""Do more envs in parallel give better returns for the same env steps, or only more of them a second?
+"""What parallel envs, fragments and ranks that nobody waits for do to learning.  PPO on CartPole-v1.
 
-    python results/measured/study.py run     trains on 2 ranks, for about ten minutes: results/measured/study.json
-    python results/measured/study.py draw    results/measured/study.png, and a Markdown table
+    python results/measured/study.py run [envs] [learners] [uneven]    results/measured/study.json
+    python results/measured/study.py draw                              study.png, learners.png, and Markdown tables
 
-PPO on CartPole-v1.  Whatever the number of envs, each update learns from the same number of env steps, in the same
-minibatches and epochs, and runs have equally many updates: only how these steps are made differs, by few envs in long
-pieces of episodes or by many in short ones.  What a policy is worth is the mean return of whole episodes that are not
-learnt from, with actions drawn as in training; the clock stands meanwhile.  Episodes of training would not do: those of
-512 envs cannot reach 500 steps in a run, and the first to end are the short ones.
+envs      1 to 256 envs, in Stable-Baselines3's own vectorized envs, in MPIVecEnv and with the policy on the ranks;
+          each update learns from as many env steps, in the same minibatches and epochs, whatever the number of envs
+learners  one learner of 64 envs: it asks the policy in each step, gets fragments, or gets them one version behind
+uneven    examples/impala.py, where the steps of some envs take four times as long
 
-The seconds mean something on a quiet machine only: then `cpu_share`, CPU seconds over seconds of the root while it
-trains, is close to 1.  Runs that were disturbed are run again.
+What a policy is worth in `envs` is the mean return of 100 whole episodes that are not learnt from; the clock stands
+meanwhile.  The mean of training episodes would not do: those of 256 envs are 16 steps of each in an update, and the
+first to end are the short ones.  In the others it is the mean of the last 100 episodes of training.
+
+Nothing else must run.  `others` of each run is the share of the machine's processor time that went to other processes
+meanwhile; a run with more than 3 % is done again, twice at most.
 """
 
 import argparse
 import json
+import os
+import resource
 import sys
 import time
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from measure import machine, mpirun, spread
+from measure import machine, mpirun
 
 FOLDER = Path(__file__).parent
-NUM_ENVS = (8, 64, 512)
-BATCH = 4096  # Env steps for an update.
-SOLVED = 475.0
-QUIET = 0.97  # CPU share from which on a run's seconds are its own.
-Runs = list[dict[str, Any]]
+sys.path.insert(0, str(FOLDER.parents[1] / "examples"))
+NUM_ENVS, BATCH = (1, 4, 16, 64, 256), 4096
+MOST_PROCESSES = 64  # Of SubprocVecEnv.
+SYSTEMS = {
+    "envs": ("DummyVecEnv", "SubprocVecEnv", "MPIVecEnv", "policy on the ranks"),
+    "learners": ("lockstep", "fragments", "ahead"),
+    "uneven": ("lockstep", "fragments", "async"),
+}
+NUM_RANKS = {"envs": 2, "learners": 2, "uneven": 5}
+MOST_STEPS = {"envs": 15 * BATCH, "learners": 300_000, "uneven": 200_000}
+SOLVED, QUIET, TRIES = 475.0, 0.03, 3
+Curve = list[tuple[int, float, float]]  # Env steps, seconds, mean return.
 
 
-def evaluate(model: Any, envs: Any) -> float:
-    """The mean return of one episode in each of some envs, from the same starts every time.
-
-    Training is left as if it had not been: its random numbers are others.
-    """
-    import torch
-
+def evaluate(act: Callable[[np.ndarray], np.ndarray], envs: Any) -> float:
+    """The mean return of one episode in each of some envs, from the same starts every time."""
     observations, _ = envs.reset(seed=1)
     returns, is_running = np.zeros(envs.num_envs), np.ones(envs.num_envs, bool)
-    with torch.random.fork_rng():
-        while is_running.any():
-            actions, _ = model.predict(observations)
-            observations, rewards, terminations, truncations, _ = envs.step(actions)
-            returns += rewards * is_running
-            is_running &= ~(terminations | truncations)
+    while is_running.any():
+        observations, rewards, terminations, truncations, _ = envs.step(act(observations))
+        returns += rewards * is_running
+        is_running &= ~(terminations | truncations)
     return float(returns.mean())
 
 
-def train(envs: Any, num_updates: int, seed: int) -> dict[str, Any]:
-    """Train on these envs; on the root.  The curve has env steps, seconds and return after each update."""
-    import gymnasium
+class Evaluation:
+    """Notes how good a policy is after each update, while the clock of the training stands."""
+
+    def __init__(self) -> None:
+        import gymnasium
+
+        self.envs = gymnasium.make_vec("CartPole-v1", num_envs=100, vectorization_mode="vector_entry_point")
+        self.curve: Curve = []
+        self._spent_s = 0.0
+
+    def note(self, num_steps: int, seconds: float, act: Callable[[np.ndarray], np.ndarray]) -> None:
+        import torch
+
+        start = time.perf_counter()
+        with torch.random.fork_rng():  # Training is left as if this had not been.
+            value = evaluate(act, self.envs)
+        self.curve.append((num_steps, round(seconds - self._spent_s, 3), round(value, 1)))
+        self._spent_s += time.perf_counter() - start
+
+
+def by_sb3(vec_env: Any, seed: int) -> dict[str, Any]:
+    """Train by Stable-Baselines3, with the numbers of examples/actor_learner.py."""
     import torch
     from stable_baselines3 import PPO
+    from stable_baselines3.common.callbacks import BaseCallback
 
-    from mpi_rollout.sb3 import MPIVecEnv
+    evaluation = Evaluation()
+
+    class Note(BaseCallback):
+        def _on_step(self) -> bool:
+            return True
+
+        def _on_rollout_start(self) -> None:  # After an update, and before the first.
+            act = lambda observations: self.model.predict(observations)[0]  # noqa: E731
+            evaluation.note(self.num_timesteps, time.perf_counter() - start, act)
 
     torch.set_num_threads(1)
     model = PPO(
-        "MlpPolicy", MPIVecEnv(envs), n_steps=BATCH // envs.num_envs, batch_size=256, n_epochs=10,
-        learning_rate=1e-3, gamma=0.98, gae_lambda=0.8, seed=seed, device="cpu",
+        "MlpPolicy", vec_env, n_steps=BATCH // vec_env.num_envs, batch_size=512, n_epochs=8, learning_rate=1e-3,
+        gamma=0.98, gae_lambda=0.9, seed=seed, device="cpu",
     )  # fmt: skip
-    test_envs = gymnasium.make_vec("CartPole-v1", num_envs=100, vectorization_mode="vector_entry_point")
-    curve, seconds, cpu_seconds = [(0, 0.0, evaluate(model, test_envs))], 0.0, 0.0
-    for _ in range(num_updates):
-        start, cpu_start = time.perf_counter(), time.process_time()
-        model.learn(BATCH, reset_num_timesteps=False)
-        seconds += time.perf_counter() - start
-        cpu_seconds += time.process_time() - cpu_start
-        curve.append((model.num_timesteps, round(seconds, 3), evaluate(model, test_envs)))
-    return {"num_envs": envs.num_envs, "seed": seed, "cpu_share": round(cpu_seconds / seconds, 3), "curve": curve}
+    start = time.perf_counter()
+    model.learn(MOST_STEPS["envs"], callback=Note())
+    act = lambda observations: model.predict(observations)[0]  # noqa: E731
+    evaluation.note(model.num_timesteps, time.perf_counter() - start, act)
+    return {"curve": evaluation.curve}
 
 
-def one(num_envs: int, num_updates: int, seed: int) -> None:
-    """One run, on all ranks of this job; print what it gave."""
+def by_ranks(num_envs: int, seed: int) -> dict[str, Any] | None:
+    """Train by examples/actor_learner.py."""
+    import actor_learner
+
     import mpi_rollout
 
-    with mpi_rollout.connect("CartPole-v1", num_envs, autoreset_mode="same_step") as envs:
-        if envs is not None:
-            print(json.dumps(train(envs, num_updates, seed)))
+    evaluation, rng = Evaluation(), np.random.default_rng(seed)
+
+    def tell(num_steps: int, seconds: float, _mean: float, model: Any) -> None:
+        act = lambda observations: model.act(observations, None, rng.random((len(observations), 1)))[0]  # noqa: E731
+        evaluation.note(num_steps, seconds, act)
+
+    options = options_of("CartPole-v1", BATCH // num_envs, False, MOST_STEPS["envs"], seed)
+    actor_learner.TASKS["CartPole-v1"] = (0.98, 0.1, np.inf)
+    policy = partial(actor_learner.ActorCritic, "CartPole-v1")
+    with mpi_rollout.connect("CartPole-v1", num_envs, policy=policy, infos="none") as envs:
+        if envs is None:
+            return None
+        actor_learner.train(envs, options, tell)
+    return {"curve": evaluation.curve}
 
 
-def undisturbed(num_envs: int, num_updates: int, seed: int, tries: int) -> dict[str, Any]:
-    """One run in a job of its own; again if other work took the cores, since only its seconds can differ."""
-    found: Runs = []
-    while len(found) < tries and all(run["cpu_share"] < QUIET for run in found):
-        found.append(json.loads(mpirun(2, __file__, "one", str(num_envs), str(num_updates), str(seed))))
-        _, seconds, last = found[-1]["curve"][-1]
-        share = found[-1]["cpu_share"]
-        print(f"{num_envs} envs, seed {seed}: return {last:.0f}, {seconds:.0f} s, CPU {share}", file=sys.stderr)
-    return max(found, key=lambda run: run["cpu_share"])
+def options_of(env: str, length: int, ahead: bool, total_steps: int, seed: int, mode: str = "") -> SimpleNamespace:
+    return SimpleNamespace(env=env, length=length, ahead=ahead, total_steps=total_steps, seed=seed, mode=mode)
 
 
-def run_all(path: Path, num_updates: int, num_seeds: int, tries: int) -> None:
-    """All runs one after the other, seed by seed, so that a busy spell of the machine meets every number of envs."""
-    runs = [undisturbed(num_envs, num_updates, seed, tries) for seed in range(num_seeds) for num_envs in NUM_ENVS]
-    found = {"machine": machine(), "num_ranks": 2, "env_steps_per_update": BATCH, "runs": runs}
-    path.write_text(json.dumps(found).replace('{"num_envs"', '\n{"num_envs"') + "\n")
+def of_envs(system: str, num_envs: int, seed: int) -> dict[str, Any] | None:
+    if system == "policy on the ranks":
+        return by_ranks(num_envs, seed)
+    if system == "MPIVecEnv":
+        import mpi_rollout
+
+        with mpi_rollout.connect("CartPole-v1", num_envs, autoreset_mode="same_step", infos="all") as envs:
+            if envs is None:
+                return None
+            from mpi_rollout.sb3 import MPIVecEnv
+
+            return by_sb3(MPIVecEnv(envs), seed)
+    from stable_baselines3.common import vec_env
+    from stable_baselines3.common.env_util import make_vec_env
+
+    own = make_vec_env("CartPole-v1", num_envs, vec_env_cls=getattr(vec_env, system))
+    try:
+        return by_sb3(own, seed)
+    finally:
+        own.close()
 
 
-def curves(runs: Runs, num_envs: int) -> np.ndarray:
-    """Env steps, seconds and return of all runs with so many envs: (seeds, updates + 1, 3)."""
-    return np.array([run["curve"] for run in runs if run["num_envs"] == num_envs])
+def in_lockstep(envs: Any, model: Any, length: int, _is_ahead: bool) -> Iterator[dict[str, Any]]:
+    """`actor_learner.fragments`, made of steps for which rank 0 asks the policy."""
+    rng, (observations, _) = np.random.default_rng(0), envs.reset()
+    while True:
+        rows: list[tuple[Any, ...]] = []
+        for _ in range(length):
+            actions, extras = model.act(observations, None, rng.random((envs.num_envs, 1)))
+            after, *results, _ = envs.step(actions)
+            rows.append((observations, actions, *results, *extras.values()))
+            observations = after
+        names = "observations", "actions", "rewards", "terminations", "truncations", "log_prob", "value"
+        batch: dict[str, Any] = {
+            name: np.stack(column) for name, column in zip(names, zip(*rows, strict=True), strict=True)
+        }
+        extras = {"log_prob": batch["log_prob"], "value": batch["value"]}
+        yield {**batch, "extras": extras, "last_observations": observations}
 
 
-def over_seconds(found: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The returns of all seeds at the same seconds, as long as all of them train."""
-    seconds = np.linspace(0, found[:, -1, 1].min(), found.shape[1])
-    return seconds, np.array([np.interp(seconds, curve[:, 1], curve[:, 2]) for curve in found])
+def of_learners(system: str, num_envs: int, seed: int) -> dict[str, Any] | None:
+    """Train by examples/actor_learner.py, and note how long it waits for fragments."""
+    import actor_learner
+
+    import mpi_rollout
+
+    waited_s = 0.0
+    fragments = in_lockstep if system == "lockstep" else actor_learner.fragments
+
+    def timed(*arguments: Any) -> Iterator[Any]:
+        nonlocal waited_s
+        start = time.perf_counter()
+        for batch in fragments(*arguments):
+            waited_s += time.perf_counter() - start
+            yield batch
+            start = time.perf_counter()
+
+    actor_learner.fragments = timed
+    curve: Curve = []
+    options = options_of("CartPole-v1", 64, system == "ahead", MOST_STEPS["learners"], seed)
+    policy = partial(actor_learner.ActorCritic, "CartPole-v1")
+    with mpi_rollout.connect("CartPole-v1", num_envs, policy=policy, infos="none") as envs:
+        if envs is None:
+            return None
+        actor_learner.train(envs, options, lambda *told: curve.append(rounded(*told)))
+    return {"curve": curve, "waited_s": round(waited_s, 3)}
 
 
-def draw(path: Path, figure_path: Path) -> None:
-    """The returns against env steps, and against seconds."""
-    from mpi_rollout.commands import style
-
-    data = json.loads(path.read_text())
-    figure = style.new_figure("draw", 4.2)
-    by_steps, by_seconds = figure.subplots(1, 2, sharey=True)
-    style.frame(by_steps, "Against env steps", "thousands of env steps of training", "mean return of 100 test episodes")
-    style.frame(by_seconds, "Against time", "seconds of training, tests not counted")
-    for num_envs, color, line in zip(NUM_ENVS, style.COLORS, ("-", "--", "-."), strict=False):
-        found = curves(data["runs"], num_envs)
-        label = f"{num_envs} envs, {data['env_steps_per_update'] // num_envs} steps each per update"
-        for axes, (x, returns) in (
-            (by_steps, (found[0, :, 0] / 1000, found[:, :, 2])),
-            (by_seconds, over_seconds(found)),
-        ):
-            axes.plot(x, np.median(returns, axis=0), line, color=color, linewidth=2, label=label)
-            axes.fill_between(x, returns.min(axis=0), returns.max(axis=0), color=color, alpha=0.18, linewidth=0)
-    for axes in (by_steps, by_seconds):
-        axes.axhline(SOLVED, color=style.GREY, linestyle=":", linewidth=1)
-        axes.set_xlim(left=0)
-    by_steps.set_ylim(0, 515)
-    by_steps.text(0, SOLVED - 8, " solved: 475", color=style.GREY, va="top", fontsize=style.SMALL)
-    style.legend(by_seconds, loc="lower right")
-    words = f"{data['env_steps_per_update']} env steps per update whatever the number of envs"
-    fine = [f"{words}; median and range of {len(found)} seeds", str(data["machine"])]
-    style.head(figure, f"PPO on CartPole-v1, {data['num_ranks']} ranks", fine)
-    style.save(figure, "draw", str(figure_path))
+def rounded(num_steps: int, seconds: float, mean: float, _model: Any) -> tuple[int, float, float]:
+    return int(num_steps), round(seconds, 3), round(float(np.nan_to_num(mean)), 1)
 
 
-def print_table(path: Path) -> None:
-    """What the figure shows, in numbers: median and range over the seeds."""
-    data = json.loads(path.read_text())
-    print(f"{data['machine']}; CPU share {spread([run['cpu_share'] for run in data['runs']], '.2f')}\n")
-    print("| envs | env steps/s of training | env steps until solved | seconds until solved | return at the end |")
-    print("|---|---|---|---|---|")
-    for num_envs in NUM_ENVS:
-        found = curves(data["runs"], num_envs)
-        firsts = [next((row for row in curve if row[2] >= SOLVED), None) for curve in found]
-        solved = [row for row in firsts if row is not None]
-        cells = [spread([curve[-1, 0] / curve[-1, 1] for curve in found], ",.0f")]
-        for column, form in ((0, ",.0f"), (1, ".1f")):
-            cells.append(spread([row[column] for row in solved], form) if solved else "never")
-        cells[1] += f", {len(solved)} of {len(found)} seeds"
-        cells.append(spread([curve[-1, 2] for curve in found], ".0f"))
-        print(f"| {num_envs} | {' | '.join(cells)} |")
+def of_uneven(system: str, num_envs: int, seed: int) -> dict[str, Any] | None:
+    """Train by examples/impala.py."""
+    import actor_learner
+    import impala
+
+    import mpi_rollout
+
+    curve: Curve = []
+    options = options_of(impala.ENV, 128, False, MOST_STEPS["uneven"], seed, system)
+    with mpi_rollout.connect(
+        partial(impala.make_env, num_envs),
+        num_envs,
+        policy=partial(actor_learner.ActorCritic, impala.ENV),
+        dedicated_root=True,
+        infos="none",
+        wait="sleep",
+        **({"batch_size": 1} if system == "async" else {}),
+    ) as envs:
+        if envs is None:
+            return None
+        impala.train(envs, options, lambda *told: curve.append(rounded(*told)))
+    return {"curve": curve}
+
+
+def one(what: str, system: str, num_envs: int, seed: int) -> None:
+    """One run, on all ranks of this job; print what it gave."""
+    found = {"envs": of_envs, "learners": of_learners, "uneven": of_uneven}[what](system, num_envs, seed)
+    if found is not None:
+        print(json.dumps(found))
+
+
+def busy_s() -> float:
+    """The seconds for which this machine's processors have worked."""
+    user, nice, system, _idle, _iowait, *interrupts = map(int, Path("/proc/stat").read_text().split()[1:8])
+    return (user + nice + system + sum(interrupts)) / os.sysconf("SC_CLK_TCK")
+
+
+def own_s() -> float:
+    """The processor time of this process and of those that it has started and that have ended."""
+    return sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+
+
+def watched(what: str, system: str, num_envs: int, seed: int) -> dict[str, Any]:
+    """One run in a job of its own, with the share of processor time that others had."""
+    start, busy, own = time.perf_counter(), busy_s(), own_s()
+    num_ranks = 1 if system in ("DummyVecEnv", "SubprocVecEnv") else NUM_RANKS[what]
+    found = json.loads(mpirun(num_ranks, __file__, "one", what, system, str(num_envs), str(seed)).splitlines()[-1])
+    others = (busy_s() - busy - (own_s() - own)) / (time.perf_counter() - start) / (os.cpu_count() or 1)
+    told = {"what": what, "system": system, "num_envs": num_envs, "seed": seed, "others": round(others, 3), **found}
+    num_steps, seconds, value = found["curve"][-1]
+    what_came = f"{num_steps:,} steps, {seconds:.1f} s, {value:.0f}, others {others:.3f}"
+    print(f"{what}, {system}, {num_envs} envs, seed {seed}: {what_came}", flush=True)
+    return told
+
+
+def run_all(path: Path, kinds: list[str], num_seeds: int) -> None:
+    """All runs one after the other, seed by seed, so that a busy spell of the machine meets every system."""
+    before = json.loads(path.read_text())["runs"] if path.exists() else []
+    runs = [run for run in before if run.get("what") not in kinds]
+    for seed in range(num_seeds):
+        for what in kinds:
+            for num_envs in {"envs": NUM_ENVS, "learners": (64,), "uneven": (16,)}[what]:
+                for system in SYSTEMS[what]:
+                    if system == "SubprocVecEnv" and num_envs > MOST_PROCESSES:
+                        continue
+                    tries = [watched(what, system, num_envs, seed)]
+                    while tries[-1]["others"] > QUIET and len(tries) < TRIES:
+                        tries.append(watched(what, system, num_envs, seed))
+                    runs.append(min(tries, key=lambda run: run["others"]))
+            text = json.dumps({"machine": machine(), "runs": runs})
+            path.write_text(text.replace('{"what"', '\n{"what"') + "\n")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     whole = commands.add_parser("run", help="train, and write the curves")
-    whole.add_argument("--updates", type=int, default=60, help=f"of {BATCH} env steps, in each run")
+    whole.add_argument(
+        "what", nargs="*", default=list(SYSTEMS), help=f"of {', '.join(SYSTEMS)}; all of them by default"
+    )
     whole.add_argument("--seeds", type=int, default=5)
-    whole.add_argument("--tries", type=int, default=3, help="of a run that other work disturbs")
     single = commands.add_parser("one", help="one of the runs, under mpirun")
-    for name in ("num_envs", "num_updates", "seed"):
-        single.add_argument(name, type=int)
-    drawing = commands.add_parser("draw", help="draw the curves")
+    for name, kind in (("what", str), ("system", str), ("num_envs", int), ("seed", int)):
+        single.add_argument(name, type=kind)
+    drawing = commands.add_parser("draw", help="draw the curves, and print the tables")
     for each in (whole, drawing):
         each.add_argument("--data", type=Path, default=FOLDER / "study.json")
-    drawing.add_argument("--figure", type=Path, default=FOLDER / "study.png")
     options = parser.parse_args()
     if options.command == "one":
-        one(options.num_envs, options.num_updates, options.seed)
+        one(options.what, options.system, options.num_envs, options.seed)
     elif options.command == "run":
-        run_all(options.data, options.updates, options.seeds, options.tries)
+        run_all(options.data, options.what, options.seeds)
     else:
-        draw(options.data, options.figure)
-        print_table(options.data)
+        import study_figures
+
+        study_figures.draw(options.data)
 
 
 if __name__ == "__main__":
