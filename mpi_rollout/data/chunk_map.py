@@ -22,7 +22,7 @@ class ChunkMap:
 
     def __init__(self, source: Source):
         self._source, self._columns = source, dict[str, MappedColumn]()
-        with open(source.path, "rb") as file:
+        with open(source.locate(), "rb") as file:
             self._bytes = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
 
     def pick(self, name: str, steps: np.ndarray, envs: np.ndarray) -> np.ndarray:

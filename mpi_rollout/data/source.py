@@ -65,9 +65,14 @@ class Source:
     def look(self) -> None:
         """Read what is committed now."""
         self.close()
-        if self.path.endswith(".part") and not os.path.lexists(self.path):  # The run has given it its name.
-            self.path = self.path.removesuffix(".part")
-        steadily(self.path, self._look)
+        steadily(self.locate(), self._look)
+
+    def locate(self) -> str:
+        """Return the name that the file has now: a run takes the `.part` away when it is complete."""
+        if self.path.endswith(".part") and not os.path.lexists(self.path):
+            name = self.path.removesuffix(".part")
+            self.path = name if os.path.lexists(name) else self.path
+        return self.path
 
     def _look(self) -> None:
         with opened(self.path, lambda doing: None) as (file, note):
@@ -100,7 +105,7 @@ class Source:
     def file(self) -> h5py.File:
         """The open file; a process that was forked opens its own, since places in files are shared otherwise."""
         if self._file is None or self._pid != os.getpid():
-            self._file, self._pid = open_unmarked(self.path), os.getpid()
+            self._file, self._pid = open_unmarked(self.locate()), os.getpid()
             _sources.add(self)
         return self._file
 

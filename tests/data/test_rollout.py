@@ -88,6 +88,7 @@ def test_a_file_is_followed_until_it_is_complete(tmp_path: Path) -> None:
             for _ in steps:
                 pass
             writer.finish(ending(60))
+            assert data.rewards[:20].any() and data.sample_transitions(5, 0).rewards.any()  # Under its new name.
     whole = mpi_rollout.open(tmp_path / "run.h5")
     assert data.path == whole.path and data.is_complete and data.num_steps == 60
     assert starts == whole.episodes[["env_index", "start"]].tolist()
