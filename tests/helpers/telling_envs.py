@@ -11,10 +11,10 @@ from native_envs import Drift
 class Telling(Counting):
     """Says its place in every step and reset, its lives now and then, and at an episode's end how long it was.
 
-    All follows from the seed of the episode.
+    All follows from the seed of the episode.  With FAIL_AT in the environment, each env fails in that step of its own.
     """
 
-    num_resets = 0
+    num_resets = num_calls = 0
 
     def reset(self, *, seed=None, options=None):
         self.name, self.episode, self.num_resets = -1, seed % 50, self.num_resets + 1
@@ -22,6 +22,9 @@ class Telling(Counting):
         return observation, self.tell(False)
 
     def step(self, action):
+        self.num_calls += 1
+        if self.num_calls == int(os.environ.get("FAIL_AT", 0)):
+            raise OSError("there is no licence")
         observation, reward, terminated, truncated, _ = super().step(action)
         return observation, reward, terminated, truncated, self.tell(terminated or truncated)
 

@@ -128,11 +128,12 @@ def test_a_run_with_infos_is_continued_verified_and_recovered(
 
 
 @pytest.mark.mpi(2)
-def test_a_run_with_infos_that_was_stopped_goes_on(job: Job, collected: Collected, num_ranks: int):
+def test_a_run_with_infos_that_has_failed_goes_on_with_the_same_bytes(job: Job, collected: Collected, num_ranks: int):
     run = [*RUNS["named"], "--progress", "none", "--out", "run.h5"]
-    assert job(num_ranks, *run, "--max-walltime", "00:00:01", "--num-steps", "90").code in (0, 75)
-    if not (job.folder / "run.h5").exists():
-        assert job(num_ranks, *run).code == 0
+    result = job(num_ranks, *run, FAIL_AT="37")
+    assert result.code == 70 and "steps before are in run.h5.part" in result.err, result.err
+    assert job(None, "verify", "run.h5.part").code == 0
+    assert job(None, *run).code == 0
     assert_same_bytes(datasets(job.folder / "run.h5"), datasets(collected(None)["named"][0]))
 
 
