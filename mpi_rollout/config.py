@@ -58,6 +58,7 @@ DATA_OPTIONS = (
     *("trajectories", "actions", "store_extras", "store_infos"),
 )
 POLICY_MODES = "deterministic", "sample"
+POLICY_BLOCK = 64  # Where a policy is asked in blocks.
 POLICY_SUFFIXES = ".zip", ".pt", ".pt2", ".pth", ".onnx"
 MAKE_POLICY = "make_policy"
 LEAST = {"seed": 0, "policy_block": 0} | dict.fromkeys(
@@ -116,10 +117,11 @@ class RolloutConfig:
         "from its distribution, by random numbers that depend on seed, env and step",
         choices=POLICY_MODES,
     )
-    policy_block: int = option(
-        64,
-        "number of envs for which a policy of a file, or of make_policy, is asked at a time; so its actions do not "
-        "depend on ranks and groups; 0 asks for all envs of a rank, and they may then differ in the last bits",
+    policy_block: int | None = option(
+        None,
+        "number of envs for which the policy is asked at a time, so that its actions do not depend on ranks and groups "
+        "(default: 64 for a file and for make_policy); 0 asks for all envs that are there, and actions may then differ "
+        "in the last bits (default for a callable)",
         metavar="B",
     )
     store_extras: bool = option(
@@ -270,6 +272,9 @@ class RolloutConfig:
             count = "none" if self.env is None else "both"
             raise UsageError(f"give one of --env ID and --env-factory MODULE:CALLABLE, got {count}")
         object.__setattr__(self, "vectorization_mode", vectorization_of(self.vectorization_mode, self.env))
+        if self.policy_block is None:
+            is_whole = self.policy != "random" and not self.has_model
+            object.__setattr__(self, "policy_block", 0 if is_whole else POLICY_BLOCK)
         object.__setattr__(self, "store_infos", checked_types(self.store_infos))
         self._check_values()
         self._check_pairs()
@@ -278,6 +283,11 @@ class RolloutConfig:
     def has_model(self) -> bool:
         """The policy is a file, or is made by `make_policy`: each rank can load it, and it is asked block by block."""
         return self.policy.lower().endswith(POLICY_SUFFIXES) or is_maker(self.policy)
+
+    @property
+    def asks_in_blocks(self) -> bool:
+        """A policy on the root is asked block by block."""
+        return self.has_model or (self.policy != "random" and self.policy_block != 0)
 
     @property
     def acts_on_ranks(self) -> bool:

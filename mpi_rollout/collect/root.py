@@ -33,6 +33,7 @@ from mpi_rollout.envs.replaying import Past
 from mpi_rollout.errors import DataError, Interrupted, PolicyError, RolloutError, words_of
 from mpi_rollout.exchange import job_end, world
 from mpi_rollout.policies.blocks import BlockPolicy, PolicyOptions
+from mpi_rollout.policies.made import CalledModel
 from mpi_rollout.policies.model import PolicySource
 from mpi_rollout.policies.random import Policy, RandomPolicy
 from mpi_rollout.policies.sources import load_model
@@ -136,9 +137,15 @@ class Root:
     def _load_policy(self) -> None:
         """Have those who ask the policy load it: all ranks, or this one."""
         config, source = self._config, self._source
-        if source is None:
+        if not config.asks_in_blocks:
             return
+        assert config.policy_block is not None, "known since the options were read"
         options = PolicyOptions(config.policy_block, config.seed)
+        if source is None:
+            assert callable(self._policy)
+            spaces = self._facts.observation_space, self._facts.action_space
+            self._policy = BlockPolicy(CalledModel(self._policy, spaces[0]), *spaces, options)
+            return
         if config.acts_on_ranks:
             sent = None if source.is_made else source
             self._driver.call_ranks("use_policy", sent, options, config.actions)
@@ -170,7 +177,7 @@ class Root:
             say_resumed(self._output.source, past, self._config.num_steps, lost, self._state.catch_up_s)
             collector = self._make_collector(lost)
             num_ended = int((past.starts > past.num_steps).sum()) + len(lost)
-            may_plan = self._config.policy != "random" and not self._config.has_model
+            may_plan = self._config.policy != "random" and not self._config.asks_in_blocks
             recall = earlier_observations(self._driver, past, source) if may_plan else None
             collector.resume(past.num_steps, num_ended, lambda block: load(block, past, lost, source), recall)
         return collector

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from mpi_rollout.config import MAKE_POLICY
-from mpi_rollout.core.spaces import Leaf
+from mpi_rollout.core.spaces import Leaf, Space, leaves, tree_of
 from mpi_rollout.errors import PolicyError, UsageError, words_of
 from mpi_rollout.exchange.infos import info_leaves
 from mpi_rollout.policies.model import Model
@@ -43,6 +43,23 @@ class MadePolicy(Model):
         of_module = TorchParameters()
         of_module.module = self.policy
         of_module.load(parameters)
+
+
+class CalledModel(Model):
+    """A callable on batches of observations, asked block by block.
+
+    Parameters
+    ----------
+    space
+        Of one env's observations.
+    """
+
+    def __init__(self, policy: Callable[[Any], Any], space: Space):
+        self._policy, self._space = policy, space
+
+    def act(self, observations: Any, env_indices: np.ndarray, uniforms: np.ndarray) -> Any:
+        # What a callable gets is its own: it may keep it.
+        return self._policy(tree_of(self._space, [np.array(leaf.of(observations)) for leaf in leaves(self._space)]))
 
 
 def make_model(spec: str | Callable[[], Any]) -> Model:

@@ -20,6 +20,10 @@ RUNS = {
         *("--env", "Pendulum-v1", "--num-envs", "70", "--num-steps", "60"),
         *("--policy", "block_policies:steering.make_policy"),
     ),
+    "a callable": (
+        *("--env", "Pendulum-v1", "--num-envs", "70", "--num-steps", "60", "--policy-block", "64"),
+        *("--policy", "block_policies:steer"),
+    ),
     "small blocks": (
         *("--env", "Pendulum-v1", "--num-envs", "7", "--num-steps", "60", "--policy-block", "2"),
         *("--policy", "block_policies:steering.make_policy"),
@@ -40,6 +44,7 @@ WAYS = [
     ("--num-groups", "2", "--fragment-length", "7"),
     ("--num-groups", "2", *ROOT),
 ]
+ON_THE_ROOT = (), ROOT, ("--mode", "async"), ("--num-groups", "2", *ROOT)  # Where a callable may be asked.
 Collected = Callable[[int | None], dict[str, list[Path]]]
 
 
@@ -53,6 +58,7 @@ def collected(tmp_path_factory: pytest.TempPathFactory) -> Collected:
         ways = [ROOT] if num_ranks is None else [*WAYS, *dedicated]
         few = [way for way in ways if num_ranks != 5 or "--num-groups" not in way]
         of_run = {name: few if name == "small blocks" else ways for name in RUNS}
+        of_run["a callable"] = [way for way in ways if way in ON_THE_ROOT]
         return files_in_ways(Job(tmp_path_factory.mktemp("policies")), num_ranks, RUNS, of_run)
 
     return of
@@ -64,6 +70,11 @@ def test_no_place_of_a_policy_changes_the_data(collected: Collected, num_ranks: 
     first = datasets(collected(None)[name][0])
     for path in collected(num_ranks)[name]:
         assert_same_bytes(datasets(path), first)
+
+
+def test_a_callable_in_blocks_acts_as_a_policy_of_the_ranks(collected: Collected):
+    by_callable, by_model = (datasets(collected(None)[name][0]) for name in ("a callable", "floats"))
+    assert_same_bytes(by_callable, by_model)
 
 
 def test_extras_are_stored_with_the_steps_that_they_are_of(collected: Collected):
