@@ -26,7 +26,7 @@ def _add_minari(kinds: Commands) -> None:
     )
     _add_files(parser)
     parser.add_argument("dataset_id", metavar="ID", help="such as cartpole/random-v0")
-    compression = "compress large arrays (default: gzip if the run's file is compressed, else none)"
+    compression = "compress large arrays; by default gzip if the run's file is compressed and a step has 1 KiB or more"
     parser.add_argument("--compression", choices=COMPRESSIONS, help=compression)
     add = parser.add_argument_group("what the metadata say").add_argument
     add("--author", action="append", metavar="NAME", help="who made the data; may be given several times")

@@ -19,6 +19,7 @@ from mpi_rollout.data.exports.writing import check_room, writing
 from mpi_rollout.storage.objects import Tell
 
 MAIN, ROWS, METADATA = "main_data.hdf5", "rows.npy", "metadata.json"
+LARGE_STEP_NBYTES = 2**10  # HDF5 makes compressed arrays, which takes long where they are many and small.
 GROUP_NBYTES = 2000  # What HDF5 needs for an episode besides its data.
 Options = Mapping[str, Any]
 
@@ -74,10 +75,10 @@ def _way(data: Any, options: Options) -> ModuleType:
 
 
 def compression_of(data: Any, options: Options) -> str:
-    """Return how the data set is compressed: as the user says, else if the data are."""
+    """Return how the data set is compressed: as the user says, else large steps as they are in the files."""
     files = getattr(data, "files", [data])
-    is_compressed = any(file.config.compression != "none" for file in files)
-    return str(options.get("compression") or ("gzip" if is_compressed else "none"))
+    pays = row_nbytes(data) >= LARGE_STEP_NBYTES and any(file.config.compression != "none" for file in files)
+    return str(options.get("compression") or ("gzip" if pays else "none"))
 
 
 def _planned(folder: str) -> np.ndarray:
