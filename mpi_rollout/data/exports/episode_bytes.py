@@ -127,14 +127,14 @@ class EpisodeBytes:
     Attributes
     ----------
     numbers, addresses
-        The numbers of the episodes, and where their groups are.
+        The numbers of the episodes, and where their groups are, in parts.
     end
         Where the next episode begins.
     """
 
     def __init__(self, descriptor: int, start: int):
         self._descriptor, self.end = descriptor, start
-        self.numbers: list[int] = []
+        self.numbers: list[np.ndarray] = []
         self.addresses: list[np.ndarray] = []
         self._waiting: list[tuple[Template, list[np.ndarray], dict[str, Any]]] = []
         self._nbytes = 0
@@ -165,7 +165,7 @@ class EpisodeBytes:
             for part in (row, *(part for array in arrays for part in (array, bytes(-array.nbytes % 8))))
         )
         write_at(self._descriptor, parts, self.end)
-        self.numbers += values["id"].tolist()
+        self.numbers.append(values["id"])
         self.addresses.append(starts + template.group)
         self.end += int(sizes.sum())
         self._waiting, self._nbytes = [], 0

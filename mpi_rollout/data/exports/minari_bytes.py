@@ -68,14 +68,15 @@ def write_share(tell: Tell, data: Any, rows: np.ndarray, main: str, share: int, 
         written = EpisodeBytes(descriptor, layout.starts[share])
         for group in groups_of(own):
             for episode in data.iter_episodes(group):
-                columns = columns_of(episode)
-                written.append(layout.template(episode), columns, attributes_of(episode.row, columns["rewards"]))
+                members = columns_of(episode)
+                written.append(layout.template(episode), members, attributes_of(episode.row, members["rewards"]))
                 tell(f"the episodes from step {episode.start:,} on")
         written.flush()
         if written.end != layout.ends[share]:
             raise RolloutError(f"the episodes of share {share} end at {written.end}, expected {layout.ends[share]}")
-    addresses = np.concatenate([np.zeros(0, np.int64), *written.addresses])
-    np.save(addresses_path(main, share), np.stack([np.array(written.numbers, np.int64), addresses]))
+    none = np.zeros(0, np.int64)  # There may be more ranks than episodes.
+    columns = [np.concatenate([none, *parts]) for parts in (written.numbers, written.addresses)]
+    np.save(addresses_path(main, share), np.stack(columns))
 
 
 def join(tell: Tell, data: Any, rows: np.ndarray, main: str, num_shares: int) -> None:

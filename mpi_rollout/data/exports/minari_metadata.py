@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gymnasium.envs.registration import EnvSpec
+from gymnasium.vector import AutoresetMode
 
 from mpi_rollout import __version__
 from mpi_rollout.data.exports.minari_spaces import as_text, oldest_version
@@ -48,6 +49,8 @@ def facts_of(data: Any, options: Mapping[str, Any]) -> Facts:
     else:
         metadata["env_spec"] = first.env_spec
         notes += _notes_of_spec(first)
+    if any(file.autoreset_mode != AutoresetMode.NEXT_STEP and file.final_observations is None for file in files):
+        notes.append("the last observations of episodes are not in the file: they repeat those before")
     if metadata["minari_version"] == "0.5.4":
         notes.append("images are stored as they are, not as JPEG, so that it needs Minari 0.5.4 or newer")
     return Facts(metadata, notes)

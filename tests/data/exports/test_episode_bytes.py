@@ -43,7 +43,7 @@ def write(path: Path, num_episodes: int) -> None:
         row = np.array([(number, seed)], ROW)[0]
         written.append(templates[key], own, attributes_of(row, own["rewards"]))
     written.flush()
-    episode_bytes.finish(descriptor, np.array(written.numbers), np.concatenate(written.addresses), written.end)
+    episode_bytes.finish(descriptor, np.concatenate(written.numbers), np.concatenate(written.addresses), written.end)
     os.close(descriptor)
 
 
