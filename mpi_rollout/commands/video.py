@@ -8,7 +8,7 @@ from shlex import quote
 
 import numpy as np
 
-from mpi_rollout.errors import EnvError, StorageError, UsageError, system_words
+from mpi_rollout.errors import EnvError, Interrupted, StorageError, UsageError, system_words
 from mpi_rollout.storage.ownership import temporary_path
 
 GIF_FILTER = "split[a][b];[a]palettegen[p];[b][p]paletteuse"  # Colours of the video itself, not a fixed set.
@@ -105,6 +105,8 @@ def written(path: str, kind: str, fps: float) -> Iterator[Video]:
     ------
     StorageError
         It cannot be written.
+    Interrupted
+        Somebody asked to stop.
     """
     temporary = temporary_path(path, "rendering")
     video = Video(temporary, kind, min(fps, MOST_FPS[kind]))
@@ -112,6 +114,8 @@ def written(path: str, kind: str, fps: float) -> Iterator[Video]:
         yield video
         video.close()
         os.replace(temporary, path)
+    except KeyboardInterrupt:
+        raise Interrupted(f"--out {path}: stopped before the video was whole; nothing was written") from None
     except OSError as error:
         raise StorageError(f"--out {path}: cannot write the video: {system_words(error)}") from error
     finally:

@@ -164,6 +164,19 @@ def test_a_video_that_cannot_be_written_leaves_nothing(job: Job, drawn: Path):
     assert [path.name for path in job.folder.iterdir()] == ["film.mp4"]
 
 
+def test_a_video_that_is_interrupted_leaves_nothing(job: Job):
+    from mpi_rollout.commands.video import written
+    from mpi_rollout.errors import Interrupted
+
+    with (
+        pytest.raises(Interrupted, match="stopped before the video was whole; nothing was written"),
+        written(str(job.folder / "film.mp4"), ".mp4", 10.0) as video,
+    ):
+        video.write(np.zeros((33, 45, 3), np.uint8))
+        raise KeyboardInterrupt
+    assert not list(job.folder.iterdir())
+
+
 def test_of_a_recorded_training_an_episode_with_a_seed_is_filmed(job: Job):
     import mpi_rollout
 
