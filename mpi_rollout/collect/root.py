@@ -142,7 +142,7 @@ class Root:
         assert config.policy_block is not None, "known since the options were read"
         options = PolicyOptions(config.policy_block, config.seed)
         if source is None:
-            assert callable(self._policy)
+            assert callable(self._policy) and not isinstance(self._policy, BlockPolicy)
             spaces = self._facts.observation_space, self._facts.action_space
             self._policy = BlockPolicy(CalledModel(self._policy, spaces[0]), *spaces, options)
             return
