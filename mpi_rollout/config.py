@@ -272,9 +272,8 @@ class RolloutConfig:
             count = "none" if self.env is None else "both"
             raise UsageError(f"give one of --env ID and --env-factory MODULE:CALLABLE, got {count}")
         object.__setattr__(self, "vectorization_mode", vectorization_of(self.vectorization_mode, self.env))
-        if self.policy_block is None:
-            is_whole = self.policy != "random" and not self.has_model
-            object.__setattr__(self, "policy_block", 0 if is_whole else POLICY_BLOCK)
+        if self.policy_block == self._usual_block:  # As good as not given.
+            object.__setattr__(self, "policy_block", None)
         object.__setattr__(self, "store_infos", checked_types(self.store_infos))
         self._check_values()
         self._check_pairs()
@@ -285,9 +284,18 @@ class RolloutConfig:
         return self.policy.lower().endswith(POLICY_SUFFIXES) or is_maker(self.policy)
 
     @property
+    def _usual_block(self) -> int:
+        return POLICY_BLOCK if self.has_model else 0
+
+    @property
+    def block(self) -> int:
+        """The number of envs for which the policy is asked at a time; 0 is all that are there."""
+        return self._usual_block if self.policy_block is None else self.policy_block
+
+    @property
     def asks_in_blocks(self) -> bool:
-        """A policy on the root is asked block by block."""
-        return self.has_model or (self.policy != "random" and self.policy_block != 0)
+        """A policy on the root is a `BlockPolicy`."""
+        return self.has_model or (self.policy != "random" and self.block != 0)
 
     @property
     def acts_on_ranks(self) -> bool:

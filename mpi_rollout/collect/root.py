@@ -139,8 +139,7 @@ class Root:
         config, source = self._config, self._source
         if not config.asks_in_blocks:
             return
-        assert config.policy_block is not None, "known since the options were read"
-        options = PolicyOptions(config.policy_block, config.seed)
+        options = PolicyOptions(config.block, config.seed)
         if source is None:
             assert callable(self._policy) and not isinstance(self._policy, BlockPolicy)
             spaces = self._facts.observation_space, self._facts.action_space

@@ -90,6 +90,8 @@ def test_a_missing_package_is_named_with_its_extra(
     for name in list(sys.modules):
         if name.startswith("mpi_rollout.policies.") and name.rpartition(".")[2] not in ("files", "model", "random"):
             monkeypatch.delitem(sys.modules, name)
+        if name.startswith(f"{package}."):  # An import of these would not look at the package.
+            monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.setitem(sys.modules, package, None)
     source = PolicySource(kind, "p.zip", KINDS[kind], "", "deterministic")
     with pytest.raises(UsageError, match=rf"--policy p.zip: needs a package .*pip install 'mpi_rollout\[{extra}\]'"):
