@@ -31,7 +31,9 @@ def _space_of(description: dict[str, Any]) -> Space:
         case "Box":
             return spaces.Box(low, high, shape, dtype.type)
         case "Discrete":
-            return spaces.Discrete(int(high) - int(low) + 1, start=int(low), dtype=dtype.type)
+            # Gymnasium before 1.2 has int64 only, and no such argument.
+            of_dtype = {} if dtype == np.int64 else {"dtype": dtype.type}
+            return spaces.Discrete(int(high) - int(low) + 1, start=int(low), **of_dtype)
         case "MultiDiscrete":
             return spaces.MultiDiscrete(high.astype(dtype) - low + 1, dtype=dtype.type, start=low)
         case "MultiBinary":
