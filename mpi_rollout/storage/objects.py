@@ -18,6 +18,7 @@ from mpi_rollout.errors import ContentError, DataError, RolloutError, first_line
 from mpi_rollout.storage.codecs import MOST_SMALLER, compression_of, register_for
 from mpi_rollout.storage.filters import lookup3
 from mpi_rollout.storage.ownership import why_no_file
+from mpi_rollout.storage.torn import mended
 
 SIGNATURE = b"\x89HDF\r\n\x1a\n\x03"  # Of a superblock of version 3, which all files of this program have.
 MARK = 11  # Where the superblock says whether somebody writes.
@@ -50,16 +51,19 @@ class Unmarked(io.FileIO):
         size, end = os.fstat(self.fileno()).st_size, int.from_bytes(head[END], "little")
         if size < end:
             raise OSError(f"truncated file: it has {size} bytes of {end}")
+        self._is_marked = head[MARK] != 0
         head = head[:MARK] + b"\0" + head[MARK + 1 : END.start] + size.to_bytes(8, "little") + head[END.stop : -4]
         self._head = head + lookup3(head)
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]  # Buffer is a type since Python 3.12.
-        """Read as any file, but the superblock as it is here."""
+        """Read as any file, but the superblock as it is here, and what a torn write overwrote as it was before."""
         place = self.tell()
         num_read = super().readinto(buffer)
-        if place < SUPERBLOCK_NBYTES:
-            part = self._head[place : place + num_read]
-            memoryview(buffer).cast("B")[: len(part)] = part
+        block = memoryview(buffer).cast("B")[:num_read]
+        part = self._head[place : place + num_read]
+        if place >= SUPERBLOCK_NBYTES and self._is_marked:
+            part = mended(block, self.fileno())
+        block[: len(part)] = part
         return num_read
 
 

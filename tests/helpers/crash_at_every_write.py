@@ -18,6 +18,7 @@ from gymnasium import spaces
 from written_data import SMALL, Feed, ending
 
 from mpi_rollout.errors import RolloutError, StorageError
+from mpi_rollout.storage.objects import open_unmarked
 from mpi_rollout.storage.reader import leaf_datasets
 from mpi_rollout.storage.recovery import recover
 
@@ -68,16 +69,12 @@ def look(kind: str, report: int) -> None:
         os.write(report, f"refused {error}\n".encode())
         return
     expected = feed_of(kind).expected(num_steps)
-    with h5py.File("recovered.h5") as file, h5py.File("run.h5.part", libver="latest", swmr=has_mark()) as part:
+    with h5py.File("recovered.h5") as file, open_unmarked("run.h5.part") as part:
         for name, dataset in leaf_datasets(file["trajectories"]).items():
             assert dataset[...].tobytes() == expected[name].tobytes(), name
             rows = part["trajectories"][name][: len(dataset)]
             assert rows.tobytes() == expected[name].tobytes(), f"{name} in the part"
     os.write(report, f"recovered {num_steps}\n".encode())
-
-
-def has_mark() -> bool:
-    return Path("run.h5.part").read_bytes()[11] != 0
 
 
 def in_fork(task: Callable[[int], None]) -> tuple[list[str], int]:

@@ -25,6 +25,8 @@ import h5py
 import numpy as np
 import pytest
 
+from mpi_rollout.storage.objects import open_unmarked
+
 HELPERS = Path(__file__).parent
 CLONE = HELPERS.parents[1]
 TIMEOUT_S = 120.0  # Other jobs share the cores, and the machine with others.
@@ -367,7 +369,7 @@ def once(function: Callable[..., Any]) -> Callable[..., Any]:
 def datasets(path: Path) -> dict[str, np.ndarray]:
     """All data that must not depend on ranks: /trajectories and /episodes."""
     found: dict[str, np.ndarray] = {}
-    with h5py.File(path, libver="latest", swmr=True) as file:  # Also what a killed run has left.
+    with open_unmarked(str(path)) as file:  # Also what a killed run has left.
         file["trajectories"].visititems(
             lambda name, item: found.update({name: item[...]}) if isinstance(item, h5py.Dataset) else None
         )

@@ -3,12 +3,14 @@
 The data of step t are drawn from (seed, t) alone, so that any process can tell what a file must hold.
 """
 
+import hashlib
 import json
 import os
 import shutil
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
+import h5py
 import numpy as np
 from gymnasium import spaces
 
@@ -16,6 +18,7 @@ from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.clock import PHASES
 from mpi_rollout.core.layout import Block
 from mpi_rollout.core.spaces import describe
+from mpi_rollout.storage.reader import committed_episodes, leaf_datasets
 from mpi_rollout.storage.run_file import Ending, Prefix
 from mpi_rollout.storage.writer import Writer, open_writer
 
@@ -105,6 +108,24 @@ def ending(num_steps: int = 0, complete: bool = True) -> Ending:
     """What is known at the end of such a run."""
     rank = {"rank": 0, "host": "here", "num_envs": 1, "seconds": dict.fromkeys(PHASES, 0.0)}
     return Ending("2000-01-01T00:00:01+00:00", num_steps, 1.0, [rank], [], complete)
+
+
+def digests(columns: Mapping[str, np.ndarray]) -> dict[str, str]:
+    return {name: hashlib.sha256(column.tobytes()).hexdigest() for name, column in columns.items()}
+
+
+def what_is_committed(file: h5py.File) -> dict:
+    """What a file holds of the steps that it says it has, for JSON; all of its rows that count are read."""
+    num_steps = int(file["trajectories"].attrs["num_steps"])
+    datasets = leaf_datasets(file["trajectories"])
+    return {
+        "num_steps": num_steps,
+        "lengths": {name: len(dataset) for name, dataset in datasets.items()},
+        "digests": digests(
+            {name: each[: num_steps + name.startswith("observations")] for name, each in datasets.items()}
+        ),
+        "episodes": [list(row) for row in committed_episodes(file).tolist()],
+    }
 
 
 NUM_STEPS = 21

@@ -13,6 +13,8 @@ from mpi_rollout.envs.faults import EnvTimeout
 from mpi_rollout.ranks import watchdog
 from mpi_rollout.ranks.watchdog import SLACK_S, Watchdog, Work
 
+pytestmark = pytest.mark.timeout(0)  # pytest's own alarm would be taken for one of theirs.
+
 TIMEOUT_S, LONG_S = 0.05, 30.0
 
 

@@ -1,10 +1,11 @@
 """What a run has acknowledged as committed survives a SIGKILL at every single one of its writes.
 
 killer.c kills before the n-th write, or in its middle; crash_at_every_write.py runs and looks, for every n.  A write
-of data may be torn anywhere.  One of metadata may not: HDF5 then refuses what it describes, at once and without
-handing out anything wrong.  Linux looks for a SIGKILL between the pages of a write, not within one: of the writes of
-metadata, some hundred bytes each, only those that cross the end of a page can be torn so.  A loss of power can tear
-any.
+of data may be torn anywhere.  One of metadata is read as it was before where its checksum proves what that was (see
+`storage.torn`).  Elsewhere HDF5 refuses what it describes, at once and without handing out anything wrong.
+
+Linux looks for a SIGKILL between the pages of a write, not within one: of the writes of metadata, some hundred bytes
+each, only those that cross the end of a page can be torn so.  A loss of power can tear any.
 
 The writes at the end of a run may also fail, one or all from there on: that is told in one line.
 """

@@ -1,0 +1,104 @@
+"""Blocks of HDF5's metadata that were being overwritten when their writer was killed.
+
+Linux ends a write at a SIGKILL between two pages of memory, a loss of power wherever it likes.  The first bytes of the
+block are then new, the others, with the checksum at its end, are from before.  What is committed is in both.
+
+The block as it was before is the one that the checksum fits.  What a write changes are few fields: addresses of new
+chunks, which were undefined before, and numbers of rows or chunks, which were smaller.  So the changes that it can have
+made are taken back, one after the other, until the checksum fits.  Where none does, the block stays as it is, and HDF5
+refuses it: where a chunk was replaced, or two numbers changed.
+
+Layouts are those of the HDF5 File Format Specification, version 3.0: IV.A.1.b, object headers of version 2, and VII.D,
+extensible arrays.
+"""
+
+import os
+from collections.abc import Iterator
+
+from mpi_rollout.storage.filters import lookup3
+
+CHECKSUM_NBYTES = 4
+ADDRESS_NBYTES = 8
+UNDEFINED = b"\xff" * ADDRESS_NBYTES
+LARGEST_INDEX = 44  # Where the header of an extensible array has one more than the largest index of a chunk.
+MOST_ROWS = 4096  # A write makes a number larger by so much at most.
+DATASPACE, ATTRIBUTE = 1, 12  # Types of messages in an object header.
+
+
+def mended(read: memoryview, fd: int) -> bytes:
+    """Return the block of metadata that some bytes begin with as it was before its last write, if that was torn.
+
+    Parameters
+    ----------
+    read
+        What was read; behind an object header may be something else.
+    fd
+        The file, where the header of an extensible array is read.
+
+    Returns
+    -------
+    bytes
+        Nothing if no block begins here, if its checksum fits, or if no change that is taken back makes it fit.
+    """
+    if bytes(read[:4]) not in (b"OHDR", b"EAHD", b"EAIB", b"EADB"):
+        return b""
+    block = bytes(read)
+    stop = messages(block).stop if block[:4] == b"OHDR" else len(block) - CHECKSUM_NBYTES
+    content, checksum = block[:stop], block[stop : stop + CHECKSUM_NBYTES]
+    if len(checksum) < CHECKSUM_NBYTES or lookup3(content) == checksum:
+        return b""
+    return next((before for before in _before(content, fd) if lookup3(before) == checksum), b"")
+
+
+def _before(content: bytes, fd: int) -> Iterator[bytes]:
+    if content[:4] in (b"EADB", b"EAIB"):
+        return _with_fewer_chunks(content, fd)
+    places = [LARGEST_INDEX] if content[:4] == b"EAHD" else _numbers(content)
+    return (before for place in places for before in _with_smaller_number(content, place))
+
+
+def _with_fewer_chunks(content: bytes, fd: int) -> Iterator[bytes]:
+    """Make the addresses of chunks and blocks undefined, the last one first."""
+    header = os.pread(fd, 12, int.from_bytes(content[6:14], "little"))
+    if len(header) < 12 or header[:4] != b"EAHD" or header[6] not in (8, *range(13, 21)):
+        return
+    element = UNDEFINED + bytes(header[6] - ADDRESS_NBYTES)
+    if content[:4] == b"EADB":
+        start = 14 + (header[7] + 7) // 8
+        fields = [(place, element) for place in range(start, len(content), len(element))]
+    else:
+        start = 14 + header[8] * len(element)
+        fields = [(place, element) for place in range(14, start, len(element))]
+        fields += [(place, UNDEFINED) for place in range(start, len(content), ADDRESS_NBYTES)]
+    before = bytearray(content)
+    for place, undefined in reversed(fields):
+        if before[place : place + len(undefined)] != undefined:
+            before[place : place + len(undefined)] = undefined
+            yield bytes(before)
+
+
+def _with_smaller_number(content: bytes, place: int) -> Iterator[bytes]:
+    number = int.from_bytes(content[place : place + 8], "little")
+    for smaller in range(number - 1, max(number - MOST_ROWS, 0) - 1, -1):
+        yield content[:place] + smaller.to_bytes(8, "little") + content[place + 8 :]
+
+
+def messages(block: bytes) -> range:
+    """Return where the messages of an object header are."""
+    flags = block[5]
+    start, size_nbytes = 6 + (flags >> 5 & 1) * 16 + (flags >> 4 & 1) * 4, 1 << (flags & 3)
+    start += size_nbytes
+    return range(start, start + int.from_bytes(block[start - size_nbytes : start], "little"))
+
+
+def _numbers(header: bytes) -> Iterator[int]:
+    """Where an object header has the number of rows of a dataset, or an attribute that is a number."""
+    within, head_nbytes = messages(header), 4 + (header[5] >> 2 & 1) * 2
+    place = within.start
+    while place + head_nbytes <= within.stop:
+        size = int.from_bytes(header[place + 1 : place + 3], "little")
+        if header[place] == DATASPACE and size >= 12:
+            yield place + head_nbytes + 4
+        elif header[place] == ATTRIBUTE and size >= 8:
+            yield place + head_nbytes + size - 8
+        place += head_nbytes + size

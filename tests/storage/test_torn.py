@@ -1,0 +1,108 @@
+"""Metadata that were being overwritten at a kill are read as they were before, or refused."""
+
+import random
+from collections import Counter
+from pathlib import Path
+
+import h5py
+import pytest
+from gymnasium import spaces
+from written_data import PLAIN, SMALL, Feed, quiet, what_is_committed
+
+from mpi_rollout.errors import DataError
+from mpi_rollout.storage.objects import Unmarked
+from mpi_rollout.storage.recovery import recover
+from mpi_rollout.storage.torn import CHECKSUM_NBYTES, messages
+
+SIGNATURES = {b"OHDR": "header", b"EAHD": "array", b"EAIB": "index", b"EADB": "chunks"}
+Blocks = set[tuple[int, int]]  # Where they begin, and where their checksums do.
+
+
+class Noted(Unmarked):
+    """A file that notes which blocks of metadata HDF5 reads."""
+
+    blocks: Blocks
+
+    def readinto(self, buffer: memoryview) -> int:
+        place, num_read = self.tell(), super().readinto(buffer)
+        block = bytes(buffer[:num_read])
+        if block[:4] in SIGNATURES:
+            size = messages(block).stop if block[:4] == b"OHDR" else num_read - CHECKSUM_NBYTES
+            self.blocks.add((place, place + size))
+        return num_read
+
+
+def read(path: Path) -> tuple[dict, Blocks]:
+    noted = Noted(str(path))
+    noted.blocks = set()
+    with h5py.File(noted, "r", libver="latest") as file:
+        return what_is_committed(file), noted.blocks
+
+
+def torn_ones(before: bytes, after: bytes, blocks: Blocks, draws: random.Random) -> list[tuple[str, bytes]]:
+    """A file in which the first bytes of one block are already what they are later; one for each block."""
+    torn = []
+    for start, stop in sorted(blocks):
+        if before[start : start + 4] not in SIGNATURES:
+            continue  # It has been made since.
+        changed = [place for place in range(start, stop) if before[place] != after[place]]
+        if changed:
+            cut = draws.choice(changed) + 1
+            torn.append((SIGNATURES[before[start : start + 4]], before[:start] + after[start:cut] + before[cut:]))
+    return torn
+
+
+def outcomes(folder: Path, space: spaces.Space, num_rows: int, every: int) -> Counter[tuple[str, str]]:
+    """How often each kind of block was torn, and what came of it, in a run that commits so often."""
+    writer, draws = Feed(space).writer(folder / "run.h5", num_rows), random.Random(0)
+    torn_path, counts, before, expected = folder / "torn.h5.part", Counter(), b"", {}
+    for step in Feed(space).fill(writer, 18 * every, range(0, 1000, every)):
+        writer.drain()
+        if step % every:
+            continue
+        after = (folder / "run.h5.part").read_bytes()
+        following, blocks = read(folder / "run.h5.part")
+        for kind, content in torn_ones(before, after, blocks, draws) if before else []:
+            torn_path.write_bytes(content)
+            try:
+                found, _ = read(torn_path)
+            except (OSError, RuntimeError, KeyError):  # What h5py makes of an error that it meets on its way.
+                counts[kind, "refused"] += 1
+                continue
+            assert found == expected, kind
+            counts[kind, "mended"] += 1
+        before, expected = after, following
+    writer.discard()
+    return counts
+
+
+@pytest.mark.parametrize("space", [SMALL, PLAIN], ids=["small", "plain"])
+def test_of_whole_chunks_all_is_read_as_it_was(tmp_path: Path, space: spaces.Space):
+    """But short headers in which two numbers change at once, as where HDF5 has made room for more chunks."""
+    counts = outcomes(tmp_path, space, 1, 1)
+    assert counts["chunks", "refused"] == counts["index", "refused"] == 0
+    assert counts["chunks", "mended"] > 50 and counts["index", "mended"] > 15
+    for kind in ("header", "array"):
+        assert counts[kind, "mended"] > 5 * counts[kind, "refused"]
+
+
+def test_where_chunks_were_replaced_nothing_wrong_is_read(tmp_path: Path):
+    counts = outcomes(tmp_path, SMALL, 4, 3)
+    assert counts["chunks", "mended"] > 5 and counts["chunks", "refused"] > 5
+
+
+def test_damage_that_no_writer_does_is_refused(tmp_path: Path):
+    """The same block of a file whose last address is wrong, not new."""
+    feed, path = Feed(PLAIN), tmp_path / "run.h5.part"
+    writer = feed.writer(tmp_path / "run.h5", 1)
+    for _ in feed.fill(writer, 20):
+        pass
+    writer.drain()
+    _, blocks = read(path)
+    content = bytearray(path.read_bytes())
+    writer.discard()
+    start = max(start for start, _ in blocks if content[start : start + 4] == b"EADB")
+    content[start + 18] ^= 1  # Of its first address.
+    path.write_bytes(content)
+    with pytest.raises(DataError, match="checksum"):
+        recover(quiet, str(path), str(tmp_path / "new.h5"), str(tmp_path / "temporary"))
