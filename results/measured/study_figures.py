@@ -52,7 +52,7 @@ def mark_solved(axes: Any) -> None:
 
 
 def fine_print(data: dict[str, Any], runs: Runs, words: str) -> list[str]:
-    others = max(run["others"] for run in runs)
+    others = max(run["others"] for run in runs if run["system"] != "SubprocVecEnv")
     num_seeds = len({run["seed"] for run in runs})
     quiet = f"other processes had {100 * others:.1f} % of the machine at most during a run"
     return [f"{words}; median and range of {num_seeds} seeds", f"{data['machine']}; {quiet}"]
@@ -89,7 +89,7 @@ def draw_envs(data: dict[str, Any], path: Path) -> None:
 def draw_learners(data: dict[str, Any], path: Path) -> None:
     """Returns against seconds, on even and uneven envs."""
     figure = style.new_figure("draw", 4.2)
-    titles = {"learners": "PPO, 64 envs, 2 ranks", "uneven": "V-trace, half of the envs 4 times as slow, 5 ranks"}
+    titles = {"learners": "PPO, 64 envs, 2 ranks", "uneven": "V-trace, 16 uneven envs, 5 ranks"}
     for axes, (what, title) in zip(figure.subplots(1, 2, sharey=True), titles.items(), strict=True):
         style.frame(axes, title, "seconds of training", "mean return of the last 100 episodes")
         for place, system in enumerate(SYSTEMS[what]):
@@ -119,7 +119,7 @@ def rate(run: dict[str, Any]) -> float:
 
 
 def print_tables(data: dict[str, Any]) -> None:
-    shares = [run["others"] for run in data["runs"]]
+    shares = [run["others"] for run in data["runs"] if run["system"] != "SubprocVecEnv"]
     late = sum(share > QUIET for share in shares)
     print(
         f"{data['machine']}; others' share of the processors {spread(shares)}; above {QUIET}: {late} of {len(shares)}"
@@ -131,22 +131,23 @@ def print_tables(data: dict[str, Any]) -> None:
             if found := chosen(data["runs"], what="envs", system=system, num_envs=num_envs):
                 row = [str(num_envs), system, spread([rate(run) for run in found], ",.0f"), *cells(found)]
                 print(f"| {' | '.join(row)} |")
-    print("\n| envs | way | waited for fragments, of lockstep's | seeds at 475 | env steps | seconds |")
-    print("|---|---|---|---|---|---|")
+    print("\n| envs | way | collecting, of lockstep's | of train_ppo.py's | seeds at 475 | env steps | seconds |")
+    print("|---|---|---|---|---|---|---|")
+    lockstep = chosen(data["runs"], what="learners", system="lockstep")
+    example = chosen(data["runs"], what="envs", system="MPIVecEnv", num_envs=64)
     for what in ("learners", "uneven"):
         for system in SYSTEMS[what]:
             found = chosen(data["runs"], what=what, system=system)
-            row = ["even" if what == "learners" else "uneven", LABELS[what, system], waited(data, found), *cells(found)]
+            shares = [waited(found, lockstep), waited(found, example)] if what == "learners" else ["", ""]
+            row = ["even" if what == "learners" else "uneven", LABELS[what, system], *shares, *cells(found)]
             print(f"| {' | '.join(row)} |")
 
 
-def waited(data: dict[str, Any], runs: Runs) -> str:
-    """The seconds that the learner waits for an env step, over those of lockstep with the same seed."""
-    if not runs or runs[0]["what"] != "learners":
-        return ""
+def waited(runs: Runs, others: Runs) -> str:
+    """The seconds that a learner waits for an env step, over those of another one with the same seed."""
     per_step: Callable[[dict[str, Any]], float] = lambda run: run["waited_s"] / run["curve"][-1][0]  # noqa: E731
-    base = {run["seed"]: per_step(run) for run in chosen(data["runs"], what="learners", system="lockstep")}
-    return spread([per_step(run) / base[run["seed"]] for run in runs], ".2f")
+    base = {run["seed"]: per_step(run) for run in others}
+    return spread([per_step(run) / base[run["seed"]] for run in runs if run["seed"] in base], ".2f")
 
 
 def draw(path: Path) -> None:
