@@ -75,7 +75,8 @@ def test_a_few_damaged_chunks_are_named(path: Path):
 def test_no_changed_byte_anywhere_goes_unseen(path: Path):
     """What is not seen is in bytes that nobody reads: then all data and attributes are as they were.
 
-    Or in the last chunks of a file under way, partly filled, which have no checksum yet.
+    Or in the last chunks of a file under way, partly filled, which have no checksum yet.  Or the change is one that a
+    torn write of a file under way can have made, and `storage.torn` has taken it back.
     """
     original, draws = path.read_bytes(), random.Random(0)
     whole, bare = everything_in(path), bytes_without_checksum(path)
@@ -90,7 +91,7 @@ def test_no_changed_byte_anywhere_goes_unseen(path: Path):
         else:
             assert everything_in(path) == whole, f"byte {place} of {len(original)}"
         path.write_bytes(original)
-    assert num_seen > 100
+    assert num_seen > 90
 
 
 def bytes_without_checksum(path: Path) -> set[int]:
