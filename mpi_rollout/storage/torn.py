@@ -14,6 +14,7 @@ extensible arrays.
 
 import os
 from collections.abc import Iterator
+from itertools import islice
 
 from mpi_rollout.storage.filters import lookup3
 
@@ -22,6 +23,8 @@ ADDRESS_NBYTES = 8
 UNDEFINED = b"\xff" * ADDRESS_NBYTES
 LARGEST_INDEX = 44  # Where the header of an extensible array has one more than the largest index of a chunk.
 MOST_ROWS = 4096  # A write makes a number larger by so much at most.
+SIZES = range(16, 2**15)  # No block is larger: HDF5 divides what lists more than 1,024 chunks.
+MOST_NBYTES = 2**21  # Checksums of so many bytes take a second; somebody's file may ask for any number of them.
 DATASPACE, ATTRIBUTE = 1, 12  # Types of messages in an object header.
 
 
@@ -40,14 +43,15 @@ def mended(read: memoryview, fd: int) -> bytes:
     bytes
         Nothing if no block begins here, if its checksum fits, or if no change that is taken back makes it fit.
     """
-    if bytes(read[:4]) not in (b"OHDR", b"EAHD", b"EAIB", b"EADB"):
+    if bytes(read[:4]) not in (b"OHDR", b"EAHD", b"EAIB", b"EADB") or len(read) not in SIZES:
         return b""
     block = bytes(read)
     stop = messages(block).stop if block[:4] == b"OHDR" else len(block) - CHECKSUM_NBYTES
     content, checksum = block[:stop], block[stop : stop + CHECKSUM_NBYTES]
     if len(checksum) < CHECKSUM_NBYTES or lookup3(content) == checksum:
         return b""
-    return next((before for before in _before(content, fd) if lookup3(before) == checksum), b"")
+    candidates = islice(_before(content, fd), MOST_NBYTES // len(content))
+    return next((before for before in candidates if lookup3(before) == checksum), b"")
 
 
 def _before(content: bytes, fd: int) -> Iterator[bytes]:
@@ -59,17 +63,18 @@ def _before(content: bytes, fd: int) -> Iterator[bytes]:
 
 def _with_fewer_chunks(content: bytes, fd: int) -> Iterator[bytes]:
     """Make the addresses of chunks and blocks undefined, the last one first."""
-    header = os.pread(fd, 12, int.from_bytes(content[6:14], "little"))
+    place = int.from_bytes(content[6:14], "little")
+    header = os.pread(fd, 12, place) if place < os.fstat(fd).st_size else b""
     if len(header) < 12 or header[:4] != b"EAHD" or header[6] not in (8, *range(13, 21)):
         return
     element = UNDEFINED + bytes(header[6] - ADDRESS_NBYTES)
     if content[:4] == b"EADB":
         start = 14 + (header[7] + 7) // 8
-        fields = [(place, element) for place in range(start, len(content), len(element))]
+        fields = [(place, element) for place in range(start, len(content) - len(element) + 1, len(element))]
     else:
         start = 14 + header[8] * len(element)
-        fields = [(place, element) for place in range(14, start, len(element))]
-        fields += [(place, UNDEFINED) for place in range(start, len(content), ADDRESS_NBYTES)]
+        fields = [(place, element) for place in range(14, min(start, len(content)), len(element))]
+        fields += [(place, UNDEFINED) for place in range(start, len(content) - ADDRESS_NBYTES + 1, ADDRESS_NBYTES)]
     before = bytearray(content)
     for place, undefined in reversed(fields):
         if before[place : place + len(undefined)] != undefined:

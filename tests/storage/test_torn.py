@@ -12,7 +12,7 @@ from written_data import PLAIN, SMALL, Feed, quiet, what_is_committed
 from mpi_rollout.errors import DataError
 from mpi_rollout.storage.objects import Unmarked
 from mpi_rollout.storage.recovery import recover
-from mpi_rollout.storage.torn import CHECKSUM_NBYTES, messages
+from mpi_rollout.storage.torn import CHECKSUM_NBYTES, MOST_NBYTES, mended, messages
 
 SIGNATURES = {b"OHDR": "header", b"EAHD": "array", b"EAIB": "index", b"EADB": "chunks"}
 Blocks = set[tuple[int, int]]  # Where they begin, and where their checksums do.
@@ -106,3 +106,19 @@ def test_damage_that_no_writer_does_is_refused(tmp_path: Path):
     path.write_bytes(content)
     with pytest.raises(DataError, match="checksum"):
         recover(quiet, str(path), str(tmp_path / "new.h5"), str(tmp_path / "temporary"))
+
+
+def test_nothing_that_a_file_may_have_there_takes_long_or_fails(tmp_path: Path):
+    """Also where the data of a chunk begin like metadata; none of these has its checksum."""
+    draws, path = random.Random(0), tmp_path / "any"
+    header = b"EAHD" + bytes((0, 1, 20, 32, 4, 16, 4, 10)) + bytes(60)
+    with open(path, "w+b") as file:
+        file.write(header)
+        file.flush()
+        for number in range(80):
+            head = draws.choice(sorted(SIGNATURES)) + draws.randbytes(2)
+            place = draws.choice((bytes(8), draws.randbytes(8)))
+            block = head + place + draws.randbytes(draws.choice((0, 1, 2, 60, 500, 5000 if number < 2 else 60)))
+            assert mended(memoryview(block), file.fileno()) == b""
+        for size in (2**15, MOST_NBYTES):
+            assert mended(memoryview(b"EADB" + bytes(size)), file.fileno()) == b""
