@@ -7,6 +7,7 @@ called directly: they leave the interpreter's lock alone meanwhile.
 import ctypes
 import zlib
 from contextlib import suppress
+from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
@@ -73,7 +74,7 @@ def register_for(file: h5py.File) -> None:
     with suppress(Exception):  # Whatever is wrong with a file, who reads its attributes says.
         config = str(file.attrs["config"])
         if any(f'"compression": "{name}"' in config for name in PLUGINS):
-            import hdf5plugin  # noqa: F401
+            _plugins()
 
 
 def compression_of(dataset: h5py.Dataset) -> str:
@@ -100,9 +101,8 @@ def filter_options(compression: str, dtype: np.dtype, gzip_level: int) -> dict[s
     """Return what `create_dataset` takes for a compressed column."""
     if compression == "gzip":
         return {"compression": "gzip", "compression_opts": gzip_level, "shuffle": dtype.itemsize > 1}
-    import hdf5plugin
-
-    made = {"lz4": hdf5plugin.LZ4, "zstd": lambda: hdf5plugin.Zstd(clevel=1), "blosc": hdf5plugin.Blosc}
+    own = _plugins()
+    made = {"lz4": own.LZ4, "zstd": lambda: own.Zstd(clevel=1), "blosc": own.Blosc}
     return dict(made[compression]())
 
 
@@ -138,12 +138,24 @@ def unpack(code: int, values: tuple[int, ...], data: np.ndarray) -> np.ndarray:
     return whole
 
 
+@cache
+def _plugins() -> Any:
+    """Return the package whose filters HDF5 uses from now on.
+
+    Where HDF5_PLUGIN_PATH is set, HDF5 has found filters there before, which may not work with h5py's HDF5.
+    """
+    import hdf5plugin
+
+    others = [name for name in PLUGINS if hdf5plugin.get_config().registered_filters.get(name, "unknown") == "unknown"]
+    if others:
+        hdf5plugin.register(tuple(others))
+    return hdf5plugin
+
+
 def _function(code: int) -> Any:
     """Return a filter's function, from the library that hdf5plugin has."""
     if code not in _functions:
-        import hdf5plugin
-
-        library = ctypes.CDLL(hdf5plugin.get_config().registered_filters[NAMES[code]])
+        library = ctypes.CDLL(_plugins().get_config().registered_filters[NAMES[code]])
         library.H5PLget_plugin_info.restype = ctypes.POINTER(_Class)
         _functions[code] = _FILTER(library.H5PLget_plugin_info().contents.filter)
     return _functions[code]

@@ -7,6 +7,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+from jobs import Job
 from written_data import LARGE_ROWS, NUM_STEPS, Feed, ending
 
 import mpi_rollout
@@ -64,6 +65,29 @@ def test_another_filter_than_the_configuration_says_is_refused(packed: Path):
         )  # fmt: skip
     with pytest.raises(DataError, match="observations should have the compression lz4, got filter 32000"):
         mpi_rollout.open(packed)
+
+
+PACK = """
+import h5py, numpy as np
+from mpi_rollout.storage import codecs
+
+for name in codecs.PLUGINS:
+    with h5py.File(f"{name}.h5", "w") as file:
+        data = np.zeros((8, 4096), np.uint8)
+        options = codecs.filter_options(name, data.dtype, 1)
+        dataset = file.create_dataset("x", data=data, chunks=data.shape, **options)
+        values = dataset.id.get_create_plist().get_filter(0)[2]
+        packed = codecs.apply(codecs.FILTER_CODES[name], values, data.reshape(-1))
+        assert len(packed) < 1000
+        assert not codecs.unpack(codecs.FILTER_CODES[name], values, packed).any()
+"""
+
+
+@pytest.mark.full_start
+def test_a_plugin_path_of_the_users_own_changes_nothing(job: Job, monkeypatch: pytest.MonkeyPatch):
+    hdf5plugin = pytest.importorskip("hdf5plugin")
+    monkeypatch.setenv("HDF5_PLUGIN_PATH", hdf5plugin.PLUGIN_PATH)
+    assert job.script(None, PACK).code == 0
 
 
 @pytest.mark.parametrize("name", codecs.PLUGINS)
