@@ -169,11 +169,13 @@ def write_columns(
             raise ValueError(why)
         values[np.asarray(rows)] = column
     except (TypeError, ValueError) as error:
-        place, why = next(_misfits(rows, given, leaf), (0, str(error)))
-        raise DataError(
-            f"env {first_env_index + place}: its info {_name(leaf)!r} should be {leaf.dtype} of shape {leaf.shape}, "
-            f"{why}; {way_out}"
-        ) from error
+        for place, why in _misfits(rows, given, leaf):
+            raise DataError(
+                f"env {first_env_index + place}: its info {_name(leaf)!r} should be {leaf.dtype} of shape "
+                f"{leaf.shape}, {why}; {way_out}"
+            ) from error
+        for row, value in zip(rows, given, strict=True):  # NumPy makes floats of an int64 beside a uint64.
+            values[row] = value
     mask[np.asarray(rows)] = True
 
 

@@ -327,6 +327,15 @@ def test_an_info_of_another_shape_or_kind_is_refused(given: np.ndarray):
         write_columns({"deep": {"position": given}}, LEAF, np.zeros((3, 2), np.float32), np.zeros(3, bool))
 
 
+def test_integers_of_different_types_are_whole_numbers_beside_each_other():
+    values, mask = np.zeros(3, np.int64), np.zeros(3, bool)
+    given: dict[str, Any] = {}
+    for row, number in enumerate((np.uint64(2**62 + 1), np.int64(-1), True)):
+        add_info(given, {"count": number}, row)
+    write_columns(given, Leaf(("count",), np.dtype(np.int64), ()), values, mask)
+    assert values.tolist() == [2**62 + 1, -1, 1] and mask.all()
+
+
 def test_named_infos_of_one_dict_have_its_envs_together():
     infos: dict[str, Any] = {}
     first, second, third = (np.array(mask) for mask in ([True, False, False], [False, True, False], [False] * 3))
