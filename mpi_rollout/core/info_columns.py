@@ -1,6 +1,7 @@
 """Infos as columns: with their masks, and the types that the infos of an env have."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,13 @@ def with_masks(infos: Sequence[Leaf]) -> tuple[Leaf, ...]:
     """Return the columns of infos: the values of each, and which envs have it."""
     masks = [Leaf((*leaf.keys[:-1], mask_name(str(leaf.keys[-1]))), np.dtype(np.bool_), ()) for leaf in infos]
     return tuple(column for pair in zip(infos, masks, strict=True) for column in pair)
+
+
+def values_of(infos: Mapping[str, Any], columns: Iterable[Leaf], envs: slice | np.ndarray) -> Iterator[np.ndarray]:
+    """Yield what some envs have said, of the typed infos of all envs: an array for each column, or one 0."""
+    for leaf in columns:
+        found: Any = reduce(lambda inner, key: inner.get(key, {}), map(str, leaf.keys), infos)
+        yield found[envs] if isinstance(found, np.ndarray) else np.zeros((), leaf.dtype)
 
 
 def types_in(infos: Sequence[Mapping[str, Any]]) -> tuple[Types, dict[str, str]]:

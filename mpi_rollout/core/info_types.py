@@ -53,7 +53,7 @@ def checked_types(value: object) -> Types | str:
     types = {str(name): _checked(name, kind) for name, kind in value.items()}
     names = set(types) | {mask_name(name) for name in types}
     if len(names) < 2 * len(types):
-        raise UsageError(f"{OPTION}: {OPTION} stores the mask of 'x' as '_x'; an info may not have that name")
+        raise UsageError(f"{OPTION}: the mask of 'x' is stored as '_x'; an info may not have that name")
     for name in types:
         *outer, _ = name.split("/")
         for depth in range(1, len(outer) + 1):

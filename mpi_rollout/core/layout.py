@@ -161,7 +161,8 @@ class Block:
 
     `named` holds the C-contiguous arrays of shape (num_rows, num_envs, ...) by their path in a file.  The tree
     `observations` shares their memory.  `info_arrays` are values and mask of each info; those of row t came with
-    observation t.  `step_s` and `num_ended` have the shape (num_rows, num_slots): the step times
+    observation t.  `state_arrays` are those of observations and infos together, `final_arrays` their last ones, if
+    there are such.  `step_s` and `num_ended` have the shape (num_rows, num_slots): the step times
     of the slots, and how many of their episodes ended.
 
     Parameters
@@ -169,7 +170,7 @@ class Block:
     counts_only
         Nobody reads what the envs give: there are `step_s` and `num_ended` alone.
     has_final_observations
-        There are arrays for the last observations of episodes, in the rows of their last steps.
+        There are arrays for the last observations and infos of episodes, in the rows of their last steps.
     """
 
     def __init__(
@@ -190,7 +191,7 @@ class Block:
         self.step_s, self.num_ended = np.zeros((num_rows, num_slots)), np.zeros((num_rows, num_slots), np.int64)
         self.observation_arrays, self.action_arrays = list[np.ndarray](), list[np.ndarray]()
         self.extra_arrays, self.info_arrays = list[np.ndarray](), list[np.ndarray]()
-        self.final_observation_arrays = list[np.ndarray]()
+        self.final_observation_arrays, self.final_info_arrays = list[np.ndarray](), list[np.ndarray]()
         self.results: tuple[np.ndarray, ...] = ()
         if counts_only:
             return
@@ -198,9 +199,12 @@ class Block:
         self.observation_arrays = self._allocate("observations", leaves(observation_space), lead)
         self.action_arrays = self._allocate("actions", leaves(action_space), lead)
         self.extra_arrays = self._allocate("extras", extras, lead)
+        self.info_arrays = self._allocate("infos", with_masks(infos), lead)
         if has_final_observations:
             self.final_observation_arrays = self._allocate("final_observations", leaves(observation_space), lead)
-        self.info_arrays = self._allocate("infos", with_masks(infos), lead)
+            self.final_info_arrays = self._allocate("final_infos", with_masks(infos), lead)
+        self.state_arrays = self.observation_arrays + self.info_arrays
+        self.final_arrays = self.final_observation_arrays + self.final_info_arrays
         self.rewards, self.terminations, self.truncations = self._allocate("", RESULTS, lead)
         self.results = self.rewards, self.terminations, self.truncations
         self.observations = tree_of(observation_space, self.observation_arrays)

@@ -8,7 +8,10 @@ import numpy as np
 from mpi_rollout.core.spaces import Leaf, Space, Tree, leaves, tree_of
 from mpi_rollout.data.source import Source
 
-GROUPS = ("observations", "actions", "rewards", "terminations", "truncations", "final_observations", "extras", "infos")
+GROUPS = (
+    *("observations", "actions", "rewards", "terminations", "truncations"),
+    *("final_observations", "extras", "infos", "final_infos"),
+)
 
 
 class Column:

@@ -37,8 +37,9 @@ class Rollout:
         Columns of shape (T, N): T steps of N envs.
     final_observations
         The last observations of episodes, in the rows of their ends, where the file has them; else None.
-    extras, infos
-        Columns by name, in dicts: what the policy gave besides actions, and what was stored of infos.
+    extras, infos, final_infos
+        Columns by name, in dicts: what the policy gave besides actions, what was stored of infos, and those that came
+        with `final_observations`.
     """
 
     def __init__(self, path: str):
@@ -61,6 +62,7 @@ class Rollout:
         has_final = any(name.startswith("final_observations") for name in names)
         self.final_observations = self._columns("final_observations") if has_final else None
         self.extras, self.infos = self._columns("extras"), self._columns("infos")
+        self.final_infos = self._columns("final_infos")
 
     def _columns(self, group: str) -> Tree:
         make = lambda name: Column(self._source, name)  # noqa: E731
@@ -205,7 +207,9 @@ class Rollout:
         else:
             rows = as_table(episodes, EPISODE)
         rows = ordered(chosen(rows, min_return, max_return, min_length, max_length, terminated))
-        return Reading(self._source, rows, check_groups(columns), self.spaces, self._has_gaps, file).episodes()
+        groups = check_groups(columns)
+        groups += tuple(f"final_{name}" for name in ("observations", "infos") if name in groups)
+        return Reading(self._source, rows, groups, self.spaces, self._has_gaps, file).episodes()
 
     @cached_property
     def transitions(self) -> Transitions:

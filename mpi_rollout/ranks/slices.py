@@ -75,7 +75,7 @@ class Slice:
         self.exchange, self.envs, self.env_indices = exchange, envs, exchange.envs
         self.num_steps = self.num_done = self._num_calls = 0
         self._loop = envs if isinstance(envs, LoopVectorEnv) else None
-        self._pickles_infos, self.sends_restarts = infos == "all", infos == "none" or keeps_infos
+        self._pickles_infos, self.sends_restarts = infos == "all", infos != "all"
         self._way_out = RUNS_WAY_OUT if keeps_infos else TRAINERS_WAY_OUT
         self.restarts: list[StepRestart] = []
         self._has_action_parts = isinstance(envs.single_action_space, spaces.Dict | spaces.Tuple)
@@ -303,7 +303,7 @@ class Slice:
             actions[places] = self._policy.by_masks(self.num_steps, env_indices, packed)
 
     def _note_restarts(self, row: int, step: int) -> None:
-        """Note which envs were restarted in a step; where nobody has asked for infos, they go with the slot."""
+        """Note which envs were restarted in a step; where infos do not say it, they go with the slot."""
         if self._loop is None or not self._loop.faults:
             return
         faults = list(self._loop.faults)

@@ -187,7 +187,7 @@ class ChunkReader:
 
 def is_sparse(dataset: h5py.Dataset) -> bool:
     """Tell whether chunks that have zeros alone are left out of a dataset: few of its rows have values."""
-    return str(dataset.name).startswith("/trajectories/final_observations")
+    return str(dataset.name).startswith(("/trajectories/final_observations", "/trajectories/final_infos"))
 
 
 def fill(dataset: h5py.Dataset, rows: np.ndarray) -> None:

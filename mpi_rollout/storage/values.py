@@ -154,8 +154,9 @@ class ValueChecks:
 
     def append(self, name: str, array: np.ndarray, first_row: int, stop: int) -> bool:
         """Count in rows of a dataset, see `ValueCheck.append`; tell whether there are more wrong values than before."""
-        if name in self._never_said and array[:stop].any():
-            del self._never_said[name]
+        mask_of = name.removeprefix("final_")
+        if mask_of in self._never_said and array[:stop].any():
+            del self._never_said[mask_of]
         if name not in self.of:
             return False
         check = self.of[name]

@@ -166,9 +166,9 @@ class Verification:
         groups: dict[str, tuple[Leaf, ...]] = {"": RESULTS}
         for name in ("observation", "action", *sorted({"extra", "info"} & spaces.keys())):
             groups[f"{name}s"] = tuple(leaf for leaf, *_ in described_leaves(spaces.get(name)))
-        if np.all(np.asarray(self.root.get("has_final_observations", False))):
-            groups["final_observations"] = groups["observations"]
         groups["infos"] = with_masks(groups.get("infos", ()))
+        if np.all(np.asarray(self.root.get("has_final_observations", False))):
+            groups |= {"final_observations": groups["observations"], "final_infos": groups["infos"]}
         for group, leaves in groups.items():
             for leaf in leaves:
                 path = f"trajectories/{group}/{leaf.path}".replace("//", "/").rstrip("/")

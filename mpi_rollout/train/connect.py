@@ -98,8 +98,9 @@ def connect(
         What chooses the actions of `collect` on the ranks: "mine:make_policy", a function `make_policy` itself, or a
         file, with the options of the command line of these names; see `mpi_rollout.policies.model.Model`.
     record
-        A new file, which gets what the envs show and what the trainer does, in the format of runs; rank 0 writes it.
-        It is called FILE.part until the envs are closed, or the program ends.  See docs/how-to/training.md.
+        A new file, which gets what the envs show, the infos that `infos` names, and what the trainer does, in the
+        format of runs; rank 0 writes it.  It is called FILE.part until the envs are closed, or the program ends.  See
+        docs/how-to/training.md.
     max_env_restarts
         How often each env may be restarted when it fails.  With 0 a failure is raised on the root as a RankError.  An
         env that is restarted ends its episode: truncated, with its last observation, reward 0 and, with infos="all",

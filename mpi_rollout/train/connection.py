@@ -27,7 +27,7 @@ from mpi_rollout.ranks import meeting
 from mpi_rollout.ranks.driver import Driver
 from mpi_rollout.ranks.set_up import EnvFacts, RankEnvs, assemble, make_rank_envs, unwatched_by_gc
 from mpi_rollout.ranks.worker import Worker
-from mpi_rollout.train.recording import check_record, check_spaces, start_recording
+from mpi_rollout.train.recording import check_record, check_spaces, start_recording, types_of
 from mpi_rollout.train.turns import Turns
 from mpi_rollout.train.vector_env import MPIVectorEnv
 
@@ -194,8 +194,10 @@ class Connection:
                 f"{threading.current_thread().name}: signals that interrupt envs reach that thread alone"
             )
         request = self._loaded_request()
-        if request.record is not None and self._comm.rank == world.ROOT:
-            check_record(request.record)
+        if request.record is not None:
+            types_of(request.infos)
+            if self._comm.rank == world.ROOT:
+                check_record(request.record)
         rank_envs = make_rank_envs(request.plan(self._comm.size), self._comm.rank)
         if request.record is not None and rank_envs.facts is not None:
             check_spaces(rank_envs.facts)

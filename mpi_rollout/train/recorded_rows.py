@@ -14,7 +14,7 @@ OWN_ACTION = -1  # The version of the policy where the trainer gave the action.
 
 
 class Rows:
-    """Rows in blocks, in the order of their steps.
+    """Rows in blocks, in the order of their steps.  States are observations, and the infos that are stored.
 
     Parameters
     ----------
@@ -64,16 +64,16 @@ class Rows:
         return block.terminations[row, envs] | block.truncations[row, envs]
 
     def cut(self, step: int, envs: np.ndarray, is_running: np.ndarray) -> None:
-        """Keep the last observations of envs that are reset after a step; truncate the episodes that are running."""
+        """Keep the last states of envs that are reset after a step; truncate the episodes that are running."""
         before, row = self.at(step)
         before.truncations[row, envs[is_running]] = True
         if self._has_finals_behind:
             after, next_row = self.at(step + 1)
-            self._kept.append((step, envs, [array[next_row, envs] for array in after.observation_arrays]))
+            self._kept.append((step, envs, [array[next_row, envs] for array in after.state_arrays]))
         else:  # Of others the last observation is there already.
             after, next_row = self.at(step + 1)
-            for final, observations in zip(before.final_observation_arrays, after.observation_arrays, strict=True):
-                final[row, envs[is_running]] = observations[next_row, envs[is_running]]
+            for final, states in zip(before.final_arrays, after.state_arrays, strict=True):
+                final[row, envs[is_running]] = states[next_row, envs[is_running]]
 
     def make_room(self, step: int) -> None:
         """See that there is a row for a step; wait for the disk if need be."""
@@ -84,7 +84,7 @@ class Rows:
             else:
                 block = self._writer.acquire()
             block.start, self.stop = self.stop, self.stop + block.num_rows
-            for array in block.final_observation_arrays:
+            for array in block.final_arrays:
                 array[...] = np.zeros((), array.dtype)
             for array in block.extra_arrays:  # Nobody gives any with an action of the trainer's own.
                 array[...] = np.nan if array.dtype.kind in "fc" else 0
@@ -105,7 +105,7 @@ class Rows:
             self._writer.submit(block, num_rows)
 
     def _see(self, block: Block, stop: int) -> None:
-        """Count the ends in rows that are about to go, and find the last observations of these episodes."""
+        """Count the ends in rows that are about to go, and find the last states of these episodes."""
         start, self._num_seen = max(self._num_seen - block.start, 0), block.start + stop
         if start == stop:
             return
@@ -114,21 +114,21 @@ class Rows:
         self.num_ends, self.num_last = self.num_ends + len(rows), int(np.count_nonzero(rows == stop - 1))
         if not (self._has_finals_behind and len(rows)):
             return
-        for final, observations in zip(block.final_observation_arrays, block.observation_arrays, strict=True):
-            final[rows, envs] = observations[np.minimum(rows + 1, block.num_rows - 1), envs]
+        for final, states in zip(block.final_arrays, block.state_arrays, strict=True):
+            final[rows, envs] = states[np.minimum(rows + 1, block.num_rows - 1), envs]
         if stop == block.num_rows and self.num_last:
             after, next_row = self.at(block.start + stop)
             last = envs[rows == stop - 1]
-            for final, observations in zip(block.final_observation_arrays, after.observation_arrays, strict=True):
-                final[-1, last] = observations[next_row, last]
+            for final, states in zip(block.final_arrays, after.state_arrays, strict=True):
+                final[-1, last] = states[next_row, last]
         self._put_kept(block, stop)
 
     def _put_kept(self, block: Block, stop: int) -> None:
-        """Put in the last observations in whose place resets have put others."""
+        """Put in the last states in whose place resets have put others."""
         rest = []
         for step, envs, arrays in self._kept:
             if step < block.start + stop:
-                for final, array in zip(block.final_observation_arrays, arrays, strict=True):
+                for final, array in zip(block.final_arrays, arrays, strict=True):
                     final[step - block.start, envs] = array
                 self.num_ends -= len(envs)
                 self.num_last -= len(envs) * (step == block.start + stop - 1)

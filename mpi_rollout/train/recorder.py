@@ -17,8 +17,9 @@ from gymnasium.error import ResetNeeded
 from gymnasium.vector import AutoresetMode
 
 from mpi_rollout.core.clock import PHASES, utc_now
+from mpi_rollout.core.info_columns import values_of
 from mpi_rollout.core.layout import Block
-from mpi_rollout.core.spaces import Tree, leaves
+from mpi_rollout.core.spaces import Leaf, Tree, leaves
 from mpi_rollout.envs.inputs import Info, Options, Seeds, seed_of_each
 from mpi_rollout.errors import StorageError
 from mpi_rollout.exchange.infos import FINAL_OBS
@@ -36,6 +37,7 @@ COMMIT_EVERY_S = 10.0
 NUM_OPEN = 2  # So many of the last rows tell in which state the envs are.
 EVERYTHING = slice(None)
 VERSION = "policy_version"  # The last of the extras.
+ARGUMENTS = ("--check-bounds", "check_bounds=True"), ("--check-finite", "check_finite=True"), ("--store-infos", "infos")
 
 
 class Recorder:
@@ -43,6 +45,8 @@ class Recorder:
 
     Parameters
     ----------
+    infos
+        The columns of those that are stored, values and masks.
     heeds_restarts
         Envs that fail are made again.
 
@@ -60,10 +64,11 @@ class Recorder:
         facts: EnvFacts,
         mode: AutoresetMode,
         hosts: Sequence[str],
+        infos: Sequence[Leaf],
         heeds_restarts: bool,
     ):
         self.writer, self._mode, self._is_native, self._hosts = writer, mode, facts.is_native, hosts
-        self.heeds_restarts = heeds_restarts
+        self._infos, self.heeds_restarts = infos, heeds_restarts
         self._rows, self._pid, self._is_finished = Rows(writer, make_block, mode), os.getpid(), False
         self._lanes, self._num_envs, self._division = driver.lanes, driver.num_envs, driver.exchanges.division
         self._leaves, self._action_leaves = leaves(driver.observation_space), leaves(driver.action_space)
@@ -121,13 +126,15 @@ class Recorder:
         self._counted = now, env_steps
         return env_steps
 
-    def reset(self, arrays: Sequence[np.ndarray], seed: Seeds, mask: np.ndarray | None, options: Options) -> None:
+    def reset(
+        self, arrays: Sequence[np.ndarray], infos: Info, seed: Seeds, mask: np.ndarray | None, options: Options
+    ) -> None:
         """Take down a reset.
 
         Parameters
         ----------
-        arrays
-            The observations of all envs after it, for each leaf.
+        arrays, infos
+            The observations of all envs after it, for each leaf; what the envs that were reset said.
         mask
             The envs that were reset; None is all.
         """
@@ -143,6 +150,8 @@ class Recorder:
             block, row = self._rows.at(step)
             for target, array in zip(block.observation_arrays, arrays, strict=True):
                 target[row, mine] = array[mine]
+            for target, values in zip(block.info_arrays, values_of(infos, self._infos, mine), strict=True):
+                target[row, mine] = values
             self._reset_step[mine] = step
         # Natively vectorized envs make of one seed what they like.
         seeds = [None] * self._num_envs if self._is_native else seed_of_each(seed, self._num_envs)
@@ -174,7 +183,6 @@ class Recorder:
 
     def take(self, lanes: Sequence[Lane], observations: Tree, results: Sequence[np.ndarray], infos: Info) -> None:
         """Take down what followed from the actions; arrays as in `act`, `results` in the order of `RESULTS`."""
-        finals = infos.get(FINAL_OBS)
         for lane, part in _parts(lanes):
             step, envs = self._step[lane], lane.envs
             after, row = self._rows.at(step + 1)
@@ -183,8 +191,7 @@ class Recorder:
             block, row = self._rows.at(step)
             for target, array in zip(block.results, results, strict=True):
                 target[row, envs] = array[part]
-            if finals is not None:
-                self._take_finals(lane, step, finals[part], infos[f"_{FINAL_OBS}"][part])
+            self._take_infos(lane, step, part, infos)
             self._step[lane] = step + 1
 
     def take_batch(self, lanes: Sequence[Lane], batch: Batch) -> None:
@@ -207,16 +214,25 @@ class Recorder:
             for target, array in zip(after.observation_arrays, lasts, strict=True):
                 target[row, envs] = array[part]
             for number, infos in enumerate(batch["infos"]):
-                if (finals := infos.get(FINAL_OBS)) is not None:
-                    self._take_finals(lane, step + number, finals[part], infos[f"_{FINAL_OBS}"][part])
+                self._take_infos(lane, step + number, part, infos)
             self._step[lane] = step + num_steps
 
-    def _take_finals(self, lane: Lane, step: int, finals: np.ndarray, has_ended: np.ndarray) -> None:
-        """Take down the last observations of episodes that end in a step in which the next ones begin."""
+    def _take_infos(self, lane: Lane, step: int, part: slice, infos: Info) -> None:
+        """Take down infos of a step, and the last states of episodes that end in it while the next ones begin."""
+        if self._infos:
+            after, row = self._rows.at(step + 1)
+            for target, values in zip(after.info_arrays, values_of(infos, self._infos, part), strict=True):
+                target[row, lane.envs] = values
+        if FINAL_OBS not in infos:
+            return
         block, row = self._rows.at(step)
+        finals, has_ended = infos[FINAL_OBS][part], infos[f"_{FINAL_OBS}"][part]
         for place in np.flatnonzero(has_ended).tolist():
             for target, leaf in zip(block.final_observation_arrays, self._leaves, strict=True):
                 target[row, lane.envs.start + place] = leaf.of(finals[place])
+        last_infos = values_of(infos.get("final_info", {}), self._infos, part)
+        for target, values in zip(block.final_info_arrays, last_infos, strict=True):
+            target[row, lane.envs] = values
 
     def note_restarts(self, lanes: Sequence[Lane], restarts: Sequence[LaneRestart], all_infos: Sequence[Info]) -> None:
         """Take down envs that failed and were made again; they are in the infos, unless nobody asked for infos.
@@ -276,8 +292,10 @@ class Recorder:
         """Tell the user of wrong values that were stored, once for each kind."""
         values = self.writer.values
         while values is not None and values.warnings:
-            words = values.warnings.pop(0).replace("--check-bounds", "check_bounds=True")
-            say(f"mpi_rollout: {words.replace('--check-finite', 'check_finite=True')}\n")
+            words = values.warnings.pop(0)
+            for option, argument in ARGUMENTS:
+                words = words.replace(option, argument)
+            say(f"mpi_rollout: {words}\n")
 
 
 def _parts(lanes: Sequence[Lane]) -> list[tuple[Lane, slice]]:

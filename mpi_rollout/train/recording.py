@@ -6,7 +6,7 @@ run can promise of its file and a recording cannot, is in `LIMITS`.
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from shlex import quote
 from typing import TYPE_CHECKING, Any
@@ -17,12 +17,15 @@ from gymnasium.vector import AutoresetMode
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.clock import utc_now
 from mpi_rollout.core.host import check_blocks
+from mpi_rollout.core.info_columns import with_masks
+from mpi_rollout.core.info_types import Types, checked_types
 from mpi_rollout.core.layout import Block
 from mpi_rollout.core.reproducibility import Reproducibility
 from mpi_rollout.core.spaces import Leaf, describe, describe_leaves
 from mpi_rollout.envs.env_maker import name_of
 from mpi_rollout.errors import RolloutError, UsageError
 from mpi_rollout.exchange import world
+from mpi_rollout.exchange.infos import Infos, info_leaves
 from mpi_rollout.ranks.driver import Driver
 from mpi_rollout.ranks.set_up import EnvFacts
 from mpi_rollout.storage.values import check_storable
@@ -67,7 +70,23 @@ def _in_its_words() -> Iterator[None]:
     try:
         yield
     except RolloutError as error:
-        raise type(error)(str(error).replace("another --out", "another name").replace("--out ", "record=")) from None
+        words = str(error).replace("another --out", "another name").replace("--out ", "record=")
+        raise type(error)(words.replace("--store-infos: ", "record: infos: ")) from None
+
+
+def types_of(infos: Infos) -> Types:
+    """Return the types of the infos that are stored: those which the trainer names.
+
+    Raises
+    ------
+    UsageError
+        No file can hold them.
+    """
+    types = {leaf.path: [leaf.dtype.name, *leaf.shape] for leaf in info_leaves(infos)}
+    with _in_its_words():
+        checked = checked_types(types)
+    assert isinstance(checked, dict)
+    return checked
 
 
 def check_spaces(facts: EnvFacts) -> None:
@@ -98,19 +117,24 @@ def start_recording(path: str, request: "Request", driver: Driver, facts: EnvFac
             raise UsageError(f"with record, extras of a policy must not be called {VERSION}; rename it")
         extras = (*extras, Leaf((VERSION,), np.dtype(np.int64), ()))
     spaces, num_slots = (driver.observation_space, driver.action_space), driver.exchanges.num_slots
-    nbytes = Block.row_nbytes(*spaces, driver.num_envs, extras) + Block.row_nbytes(*spaces, driver.num_envs)
+    infos = info_leaves(request.infos)
+    columns = with_masks(infos)
+    nbytes = Block.row_nbytes(*spaces, driver.num_envs, extras + columns)
+    nbytes += Block.row_nbytes(*spaces, driver.num_envs, columns)
     num_rows = schema.rows_per_block(nbytes, MANY_STEPS)
 
     def make_block() -> Block:
         check_blocks(num_rows * nbytes)
-        return Block(*spaces, driver.num_envs, num_slots, num_rows, extras=extras, has_final_observations=True)
+        return Block(
+            *spaces, driver.num_envs, num_slots, num_rows, extras=extras, has_final_observations=True, infos=infos
+        )
 
     config = config_of(request, path, driver.num_envs)
-    attributes = attributes_of(config, facts, request.mode, extras, hosts)
+    attributes = attributes_of(config, facts, request.mode, {"extra": extras, "info": infos}, hosts)
     blocks = [make_block() for _ in range(NUM_BLOCKS)]
     with _in_its_words():
         file = writer.open_writer(config, attributes, blocks, len(hosts))
-    return Recorder(file, make_block, driver, facts, request.mode, hosts, request.on_fault.max_restarts > 0)
+    return Recorder(file, make_block, driver, facts, request.mode, hosts, columns, request.on_fault.max_restarts > 0)
 
 
 def config_of(request: "Request", path: str, num_envs: int) -> RolloutConfig:
@@ -135,6 +159,7 @@ def config_of(request: "Request", path: str, num_envs: int) -> RolloutConfig:
         policy_mode=request.policy_mode,
         policy_block=request.policy_block,
         store_extras=request.policy is not None,
+        store_infos=types_of(request.infos),
         actions=request.actions,
         vectorization_mode=make.vectorization_mode,
         dedicated_root=request.dedicated_root,
@@ -150,12 +175,15 @@ def config_of(request: "Request", path: str, num_envs: int) -> RolloutConfig:
 
 
 def attributes_of(
-    config: RolloutConfig, facts: EnvFacts, mode: AutoresetMode, extras: Sequence[Leaf], hosts: Sequence[str]
+    config: RolloutConfig,
+    facts: EnvFacts,
+    mode: AutoresetMode,
+    others: Mapping[str, Sequence[Leaf]],
+    hosts: Sequence[str],
 ) -> dict[str, object]:
-    """Return what the root group says."""
+    """Return what the root group says; `others` are the leaves of what is no space, by its name there."""
     described = {"observation": describe(facts.observation_space), "action": describe(facts.action_space)}
-    if extras:
-        described["extra"] = describe_leaves(extras)
+    described |= {name: describe_leaves(group) for name, group in others.items() if group}
     # A generator goes on from one episode to the next, in a loop that of each env.
     promised = Reproducibility.SLICE if facts.is_native else Reproducibility.ENV
     return {

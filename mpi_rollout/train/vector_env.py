@@ -123,9 +123,10 @@ class MPIVectorEnv(FragmentVectorEnv):
             if isinstance(seed, int):
                 self._fragments.seed(seed)
             self._outcomes.lay(lanes)
+            infos = self._infos(lanes)[0]
             if self.recorder is not None:
-                self.recorder.reset(self._outcomes.last_arrays(lanes), seed, mask, options)
-            return self._outcomes.observations(lanes), self._infos(lanes)[0]
+                self.recorder.reset(self._outcomes.last_arrays(lanes), infos, seed, mask, options)
+            return self._outcomes.observations(lanes), infos
 
     def _begin_anew_if_need_be(self) -> None:
         """After a failure or an interrupt, drop what is under way: all envs are going to be reset."""

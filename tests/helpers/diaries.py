@@ -154,7 +154,7 @@ def _same(one: Any, other: Any) -> bool:
 
 def keep_diary(env: str, num_envs: int, path: str, options: dict[str, Any]) -> list[list[Episode]] | None:
     """Train a while with all that a trainer may do; return what it saw.  **Collective**."""
-    make = load_callable(env, "env") if env.startswith("envs:") else env
+    make = load_callable(env, "env") if ":" in env else env
     with mpi_rollout.connect(make, num_envs, record=path, **options) as envs:
         return None if envs is None else _kept(envs, options)
 

@@ -37,6 +37,23 @@ class Telling(Counting):
         return info
 
 
+class Echoing(Counting):
+    """Says what it observes; its lives in odd steps; and at the end of an episode how long it was."""
+
+    def reset(self, *, seed=None, options=None):
+        observation, _ = super().reset(seed=seed)
+        return observation, {"place": observation}
+
+    def step(self, action):
+        observation, reward, terminated, truncated, _ = super().step(action)
+        info = {"place": observation}
+        if self.step_number % 2:
+            info["lives"] = self.step_number
+        if terminated or truncated:
+            info["episode"] = {"l": self.step_number}
+        return observation, reward, terminated, truncated, info
+
+
 class Odd(Telling):
     """Says in its fifth step what ODD names."""
 

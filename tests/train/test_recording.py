@@ -15,6 +15,7 @@ from diaries import differences, keep_diary, recorded
 from envs import Counting, Stumbling
 from gymnasium.error import ResetNeeded
 from jobs import Job
+from telling_envs import Echoing
 
 import mpi_rollout
 from mpi_rollout.cli import main
@@ -77,6 +78,70 @@ def test_it_does_so_however_envs_are_served(job: Job, num_ranks: int):
         assert not differences(whole, stored), name
         assert sum(map(len, whole)) > (20 if name[-4] < "2" else 0), name
         verify(str(path))
+
+
+ECHOED = {"place": (np.int64, (4,)), "lives": "uint8", "episode/l": int}
+
+
+def check_echoes(path: Path) -> None:
+    """Check that each observation of each episode stands beside what the env said with it."""
+    verify(str(path))
+    num_ends = 0
+    for episode in mpi_rollout.open(path).iter_episodes(unfinished=True, columns=["observations", "infos"]):
+        infos, steps = episode.infos, np.arange(episode.length + 1)
+        assert episode.knows_final and np.array_equal(episode.observations[:, 2], steps)
+        assert np.array_equal(infos["place"], episode.observations) and infos["_place"].all()
+        assert np.array_equal(infos["_lives"], steps % 2 == 1) and infos["lives"].dtype == np.uint8
+        assert np.array_equal(infos["lives"], steps * infos["_lives"])
+        lengths = infos["episode"]["_l"]
+        assert not lengths[:-1].any() and (lengths[-1] or not episode.terminated)
+        assert infos["episode"]["l"][-1] == lengths[-1] * episode.length
+        num_ends += int(lengths[-1])
+    assert num_ends > 10
+
+
+@pytest.mark.parametrize("commit_every_s", [10.0, 0.0])
+@pytest.mark.parametrize("mode", MODES)
+def test_infos_that_are_named_stand_beside_their_observations(
+    tmp_path: Path, mode: str, commit_every_s: float, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(recorder, "COMMIT_EVERY_S", commit_every_s)
+    options = {"autoreset_mode": mode, "infos": ECHOED}
+    assert keep_diary("telling_envs:Echoing", 7, str(tmp_path / "run.h5"), options) is not None
+    check_echoes(tmp_path / "run.h5")
+
+
+@pytest.mark.mpi(2, 3)
+def test_infos_that_are_named_are_stored_from_all_ranks(job: Job, num_ranks: int):
+    ways: list[dict[str, Any]] = [{}, {"num_groups": 2}, {"batch_size": 1}, {"dedicated_root": True}]
+    cases = [
+        ("telling_envs:Echoing", 11, f"{mode}{place}.h5", {"autoreset_mode": mode, "infos": ECHOED, **way})
+        for mode in MODES[:2]
+        for place, way in enumerate(ways)
+    ]
+    job.train(num_ranks, "diaries", cases, 8)
+    for _, _, name, _ in cases:
+        check_echoes(job.folder / name)
+
+
+@pytest.mark.parametrize(
+    ("infos", "words"),
+    [
+        ({"x": np.complex64}, "record: infos: 'x' must have a dtype of numbers"),
+        ({"x": int, "_x": int}, "the mask of 'x' is stored as '_x'"),
+        ({"..": int}, "'..' cannot be a name in HDF5"),
+    ],
+)
+def test_infos_that_no_file_can_hold_are_refused(tmp_path: Path, infos: Any, words: str):
+    path = tmp_path / "run.h5"
+    assert words in refusal_of(lambda: mpi_rollout.connect(Counting, 1, infos=infos, record=path), UsageError)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_info_that_no_env_gives_is_told_at_the_end(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+    infos = {"never": int, "episode/l": int}
+    recorded_steps(tmp_path / "run.h5", Echoing, infos=infos, autoreset_mode="same_step").close()
+    assert "infos: no env has given the info 'never'; all masks are false" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -164,7 +229,12 @@ def test_a_program_that_ends_without_closing_leaves_a_complete_file(tmp_path: Pa
     verify(str(tmp_path / "run.h5"))
 
 
-ENDS = {"raise ValueError": 1, "sys.exit(3)": 3, "os.kill(os.getpid(), signal.SIGINT); envs.collect(1)": -2, "": 0}
+ENDS = {
+    "raise ValueError": 1,
+    "sys.exit(3)": 3,
+    "os.kill(os.getpid(), signal.SIGINT); envs.collect(1)": -2,
+    "": 0,
+}
 
 
 @pytest.mark.full_start
@@ -197,13 +267,18 @@ envs.step(np.ones(3, np.int64))
 """
 
 
+@pytest.mark.full_start
 @pytest.mark.mpi(2)
-def test_a_trainer_on_several_ranks_that_fails_leaves_a_complete_file(job: Job, num_ranks: int):
+@pytest.mark.parametrize(
+    ("end", "words"),
+    [("raise ValueError('mine')", "mine"), ("os.kill(os.getpid(), signal.SIGTERM); envs.collect(1)", "")],
+)
+def test_a_trainer_on_several_ranks_that_fails_leaves_a_complete_file(job: Job, num_ranks: int, end: str, words: str):
     code = TRAINER.replace("\nenvs = ", "\nwith ").replace('.h5")\n', '.h5") as envs:\n  if envs is not None:\n')
-    head, body = code.format(number=0, end="raise ValueError('mine')").split("None:\n")
+    head, body = code.format(number=0, end=end).split("None:\n")
     program = f"{head}None:\n" + "\n".join(f"    {line}" for line in body.splitlines())
     result = job.script(num_ranks, program)
-    assert result.code != 0 and "mine" in result.err
+    assert result.code != 0 and words in result.err
     assert "20 of each env" in " ".join(verify(str(job.folder / "0.h5")))
 
 
@@ -246,8 +321,8 @@ def test_episodes_that_a_seed_began_can_be_replayed(tmp_path: Path):
 
 
 def test_envs_that_are_made_again_are_faulted(tmp_path: Path):
-    for infos in ("all", "none"):
-        path = tmp_path / f"{infos}.h5"
+    for number, infos in enumerate(("all", "none", {"step": int})):
+        path = tmp_path / f"{number}.h5"
         envs = recorded_steps(path, Stumbling, max_env_restarts=1, infos=infos)
         envs.set_attr("fails", ["", "step", ""])
         envs.collect(1)
