@@ -7,6 +7,7 @@ nothing: launchers send them to all ranks, and the trainer on the root decides w
 
 import os
 import signal
+import sys
 import threading
 
 # `signal.getsignal` turns the answer into an enum, which takes 40 times as long.  Typeshed does not have `_signal`.
@@ -43,6 +44,8 @@ class Handlers:
         How often a handler of the program raised.
     seen
         The handlers that were set at the last look.
+    owner
+        The process that SIGTERM ends as `sys.exit` does.
     """
 
     def __init__(self) -> None:
@@ -51,6 +54,7 @@ class Handlers:
         self.num_raised = self._num_watching = 0
         self._pending_since_s = 0.0
         self.seen: tuple[Handler, ...] = ()
+        self.owner = 0
         self.heed = self._heed  # One object, so that it is known again.
         self._own: dict[int, Callable[[int, FrameType | None], object]] = {}
 
@@ -66,7 +70,7 @@ class Handlers:
         self._num_watching -= 1
         for number, handler in self._own.items() if not self._num_watching else ():
             if getsignal(number) is self.heed and is_main_thread():
-                signal.signal(number, handler)
+                signal.signal(number, signal.SIG_DFL if handler is exit_by_signal else handler)
 
     def look(self) -> None:
         """Replace the handlers that the program has set since the last look."""
@@ -84,7 +88,11 @@ class Handlers:
         if not self.pending:
             self._pending_since_s = monotonic()
         self.pending.append((number, frame))
-        if monotonic() - self._pending_since_s >= SAME_S and self.guard.is_in_envs():
+        if monotonic() - self._pending_since_s < SAME_S:
+            return
+        if self._own[number] is exit_by_signal:  # The exchange may never end: a rank hangs, or is gone.
+            die_by_signal(number)
+        if self.guard.is_in_envs():
             raise Cut
 
     def _call(self, number: int, frame: FrameType | None) -> None:
@@ -157,6 +165,30 @@ class Interrupts:
 def is_main_thread() -> bool:
     """Tell whether this is the main thread."""
     return threading.current_thread() is threading.main_thread()
+
+
+def exit_by_sigterm() -> None:
+    """Have SIGTERM end the program as `sys.exit` does, while a connection is open, so that a file can be completed.
+
+    A handler of the program's own stays.  Open MPI's mpirun sends SIGTERM to the ranks after Ctrl-C.  A second SIGTERM,
+    a second later, ends the program at once.
+    """
+    if is_main_thread() and getsignal(TERM) == signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, exit_by_signal)
+        HANDLERS.owner = os.getpid()
+
+
+def exit_by_signal(number: int, _frame: FrameType | None) -> None:
+    """Exit with the code that a shell gives to a program which the signal has ended."""
+    if os.getpid() != HANDLERS.owner:  # A child that the program has forked.
+        die_by_signal(number)
+    sys.exit(128 + number)
+
+
+def die_by_signal(number: int) -> None:
+    """End this process as a signal does that nobody handles."""
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
 
 
 @contextmanager

@@ -179,7 +179,7 @@ def test_nan_and_silence_are_told(job: Job):
         ('{"lives": "U4"}', "'lives' must have a dtype of numbers"),
         ('{"lives": [float, -1]}', "'lives' must have a dtype such as int, or a list such as [float, 3]"),
         ('{"a//b": int}', "'a//b' cannot be a name in HDF5"),
-        ('{"x": int, "_x": int}', "stores the mask of 'x' as '_x'"),
+        ('{"x": int, "_x": int}', "the mask of 'x' is stored as '_x'"),
         ('{"x": int, "x/y": int}', "'x' cannot hold 'x/y' and be an info itself"),
     ],
 )

@@ -233,6 +233,7 @@ ENDS = {
     "raise ValueError": 1,
     "sys.exit(3)": 3,
     "os.kill(os.getpid(), signal.SIGINT); envs.collect(1)": -2,
+    "os.kill(os.getpid(), signal.SIGTERM); envs.collect(1)": 143,
     "": 0,
 }
 
