@@ -277,6 +277,8 @@ def _times(intervals: np.ndarray) -> np.ndarray:
 def _plot_phases(axes: "Axes", ranks: np.ndarray) -> None:
     style.frame(axes, "Where each rank's time went", "rank", "seconds", "y")
     num_ranks = len(ranks)
+    if not any(ranks[phase].any() for phase in PHASES):  # Of a recorded trainer, and before a run's end.
+        return style.say(axes, "not measured")
     if num_ranks > MOST_BARS:  # The root's bar gets a width that can be seen.
         root = -0.025 * num_ranks
         _stack(axes, np.array([root]), ranks[:1], 0.04 * num_ranks)

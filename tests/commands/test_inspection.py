@@ -157,6 +157,17 @@ def test_bars_hold_as_many_whole_numbers_as_each_other():
     assert np.array_equal(_bins(np.array([1.0, 3.0]), 1.0, 3.0), [0.5, 1.5, 2.5, 3.5])
 
 
+def test_times_that_nobody_measured_have_no_axes():
+    pytest.importorskip("matplotlib")
+    from mpi_rollout.commands import style
+    from mpi_rollout.commands.run_summary import _plot_phases
+    from mpi_rollout.storage.schema import RANK
+
+    axes = style.new_figure("--plot", 2.0).subplots()
+    _plot_phases(axes, np.zeros(2, RANK))
+    assert [text.get_text() for text in axes.texts] == ["not measured"] and not len(axes.get_yticks())
+
+
 @pytest.mark.parametrize("name", ["no/folder/run.png", "run.doc"])
 def test_a_figure_that_cannot_be_written_is_refused(job: Job, complete: Path, name: str):
     pytest.importorskip("matplotlib")
