@@ -86,6 +86,8 @@ class BlockPolicy:
             asked = self._asked[envs] = self._prepared(envs)
         for array, leaf in zip(asked.shown, self._observation_leaves, strict=True):
             array[...] = leaf.of(observations)
+        for array in asked.padding:  # The model may have written there.
+            array.fill(0)
         parts = [
             self._read(self._model.act(given, indices, uniforms), len(indices))
             for given, indices, uniforms in asked.calls(step)
@@ -142,6 +144,8 @@ class _Asked:
     ----------
     shown
         The rows of the buffers that these envs have.
+    padding
+        The others, in pieces.
     places
         Where these are.
     """
@@ -158,6 +162,8 @@ class _Asked:
         self._uniforms, self._none = uniforms, np.zeros((size, 0))
         self.places = slice(envs.start - padded.start, envs.stop - padded.start)
         self.shown = [buffer[self.places] for buffer in buffers]
+        others = slice(0, self.places.start), slice(self.places.stop, len(padded))
+        self.padding = [buffer[rows] for buffer in buffers for rows in others if rows.start < rows.stop]
         self._blocks = [
             (slice(start, start + size), tree_of(space, [buffer[start : start + size] for buffer in buffers]))
             for start in range(0, len(padded), size)
@@ -176,7 +182,7 @@ class _Asked:
 
 def _column(name: str, leaf: Leaf, given: Any, size: int) -> np.ndarray:
     try:
-        array = np.asarray(leaf.of(given))
+        array = np.array(leaf.of(given))  # A copy: the model may give the same memory with the next block.
     except (TypeError, ValueError, LookupError) as error:
         raise ActionError(f"the policy's {name} cannot be read: {words_of(error)}") from error
     if array.ndim == 0 or len(array) != size:

@@ -57,6 +57,33 @@ def test_a_block_is_filled_up_with_zeros_and_with_the_indices_of_its_envs():
     assert policy_of(Looking(), CARTPOLE, PUSH)(given, range(60, 66), 0).actions.tolist() == [0, 1, 0, 1, 0, 1]
 
 
+def test_rows_of_no_env_are_zero_again_where_the_model_has_written_to_them():
+    class Writing:
+        def act(self, observations: np.ndarray, env_indices: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
+            seen.append(observations.copy())
+            observations += 1
+            return env_indices % 2
+
+    seen: list[np.ndarray] = []
+    policy = policy_of(Writing(), CARTPOLE, PUSH)
+    for _ in range(2):
+        policy(np.full((6, 4), 5, np.float32), range(60, 66), 0)
+    assert [batch.sum() for batch in seen] == [80.0, 40.0] * 2
+
+
+def test_a_model_may_give_the_same_memory_again():
+    class Frugal:
+        extras = {"value": "i8"}
+        actions, values = np.zeros(64, np.int64), np.zeros(64, np.int64)
+
+        def act(self, observations: np.ndarray, env_indices: np.ndarray, uniforms: np.ndarray) -> Any:
+            self.actions[...], self.values[...] = env_indices // 64, env_indices
+            return self.actions, {"value": self.values}
+
+    acted = policy_of(Frugal(), CARTPOLE, PUSH)(np.zeros((100, 4), np.float32), range(100), 0)
+    assert acted.actions.tolist() == [0] * 64 + [1] * 36 and acted.extras[0].tolist() == [*range(100)]
+
+
 @pytest.mark.parametrize("cuts", CUTS)
 def test_draws_and_extras_depend_on_seed_env_and_step(cuts: list[int]):
     observations = np.zeros((300, 4), np.float32)
