@@ -135,7 +135,9 @@ class RolloutConfig:
         metavar="TYPES|all",
     )
     trust_policy: bool = option(
-        False, "execute the pickled code of a Stable-Baselines3 file; give it for your own files only"
+        False,
+        "execute the code that is in a policy's file, such as the pickled code of Stable-Baselines3; give it for your "
+        "own files only",
     )
     actions: str = option(
         "check",

@@ -8,12 +8,12 @@ import io
 import os
 import re
 import zipfile
-from hashlib import sha256
+import zlib
 from importlib import import_module
 
 from mpi_rollout.core.spaces import Space
 from mpi_rollout.errors import ActionError, UsageError, first_line, system_words
-from mpi_rollout.policies.model import Model, PolicySource
+from mpi_rollout.policies.model import Model, PolicySource, digest_of, weight_files
 
 # Kind: the module with a function `load`, and the extra that its packages are in.
 LOADERS = {
@@ -27,8 +27,7 @@ NO_NETWORK = (
     "has what torch.save writes, weights without the network, which is not a policy; "
     "save the network with torch.export.save(torch.export.export(...), 'policy.pt2')"
 )
-# How an ONNX file names another file that has its weights: `key: "location"` of an external tensor.
-_EXTERNAL = b"\x0a\x08location\x12"
+ONE_FILE = "save it in one file, with external_data=False"
 
 
 def read_source(spec: str, mode: str, is_trusted: bool) -> PolicySource:
@@ -45,14 +44,23 @@ def read_source(spec: str, mode: str, is_trusted: bool) -> PolicySource:
             content = file.read()
     except OSError as error:
         raise UsageError(f"--policy {spec}: cannot read this file: {system_words(error)}") from error
-    digest = sha256(content).hexdigest()
     try:
         kind = kind_of(content)
-        if kind == "onnx" and _EXTERNAL in content:
+        digest = _digest(content, path)
+        if kind == "onnx" and weight_files(content):
             content = _with_weights(path)
     except UsageError as error:
         raise UsageError(f"--policy {spec}: {error}") from error
     return PolicySource(kind, spec, content, digest, mode, is_trusted)
+
+
+def _digest(content: bytes, path: str) -> str:
+    try:
+        return digest_of(content, path)
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"the weights are in another file, which cannot be read ({system_words(error)}); {ONE_FILE}"
+        ) from error
 
 
 def kind_of(content: bytes) -> str:
@@ -80,7 +88,7 @@ def _names(content: bytes) -> list[str]:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             damaged = archive.testzip()
             names = archive.namelist()
-    except (zipfile.BadZipFile, OSError, ValueError, EOFError, RuntimeError, NotImplementedError) as error:
+    except (zipfile.BadZipFile, zlib.error, OSError, ValueError, EOFError, RuntimeError) as error:
         raise UsageError(f"the file is damaged: {first_line(error)}") from error
     if damaged is not None:
         raise UsageError(f"the file is damaged: wrong checksum of {damaged!r}")
@@ -104,16 +112,15 @@ def _kind_of_zip(names: list[str]) -> str:
 
 def _with_weights(path: str) -> bytes:
     """Return an ONNX file with the weights that are in a file beside it."""
-    advice = "save it in one file, with external_data=False"
     try:
         onnx = import_module("onnx")
     except ImportError as error:
-        raise UsageError(f"the weights are in another file; {advice}, or pip install onnx") from error
+        raise UsageError(f"the weights are in another file; {ONE_FILE}, or pip install onnx") from error
     try:
         return bytes(onnx.load(path).SerializeToString())
     except Exception as error:
         raise UsageError(
-            f"the weights are in another file, which cannot be read ({first_line(error)}); {advice}"
+            f"the weights are in another file, which cannot be read ({first_line(error)}); {ONE_FILE}"
         ) from error
 
 

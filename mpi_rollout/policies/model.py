@@ -1,6 +1,9 @@
 """What a policy is that acts in blocks of envs: a model from a file, or what the user's `make_policy` returns."""
 
+import errno
 import hashlib
+import os
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +13,7 @@ from mpi_rollout.core.spaces import Leaf
 
 DETERMINISTIC, SAMPLE = "deterministic", "sample"
 MODES = DETERMINISTIC, SAMPLE
+TRUST_IT = "add --trust-policy, or trust_policy=True of connect, if you trust the file"
 
 
 class Model:
@@ -56,12 +60,44 @@ class Model:
         raise NotImplementedError
 
 
-def sha256_of(path: str) -> str:
-    """Return the SHA-256 of a file in hexadecimal; "" if it cannot be read."""
+def weight_files(content: bytes) -> list[str]:
+    """Return the names of the files in which an ONNX file has its weights, relative to its folder, if it has any.
+
+    Of an entry `location` in it: key and value are the fields 1 and 2 of a message of protocol buffers.
+    """
+    names = set()
+    for match in re.finditer(rb"\x0a\x08location\x12([\x80-\xff]?)([\x00-\x7f])", content):
+        low, high = match[1], match[2][0]  # The length of the value, 7 bits a byte.
+        size = high if not low else (low[0] & 127) + 128 * high
+        names.add(content[match.end() : match.end() + size].decode(errors="replace"))
+    return sorted(names)
+
+
+def digest_of(content: bytes, path: str) -> str:
+    """Return the SHA-256 of a policy in hexadecimal: of its file, and of those that have its weights.
+
+    Raises
+    ------
+    OSError
+        These cannot be read.
+    """
+    digest = hashlib.sha256(content)
+    for name in weight_files(content) if content.startswith(b"\x08") else ():
+        place = os.path.join(os.path.dirname(path), name)
+        if os.path.isabs(name) or ".." in name.split("/") or not os.path.isfile(place):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
+        with open(place, "rb") as file:
+            digest.update(file.read())
+    return digest.hexdigest()
+
+
+def sha256_of(spec: str) -> str:
+    """Return the SHA-256 of the policy that `--policy` names, see `digest_of`; "" if it cannot be read."""
+    path = os.path.expanduser(spec)
     try:
         with open(path, "rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError:
+            return digest_of(file.read(), path)
+    except (OSError, ValueError):  # A name with a null byte is no name.
         return ""
 
 
@@ -78,7 +114,7 @@ class PolicySource:
     content
         The bytes of the file; of a policy that is made, none.
     sha256
-        Of the content, in hexadecimal; of a policy that is made, "".
+        Of the file, in hexadecimal, see `digest_of`; of a policy that is made, "".
     mode
         "deterministic" or "sample".
     is_trusted

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from mpi_rollout.errors import UsageError
+from mpi_rollout.policies.model import TRUST_IT
 
-TRUST = "add --trust-policy if you trust the file"
 # `torch.ops.aten.linear.default`, `_operator.add`, `torch.sym_max`
 _TARGET = re.compile(r"(torch\.ops\.(aten|prims|higher_order)|_operator|math)\.[\w.]+|torch\.sym_\w+")
 _NAME = re.compile(r"[\w.+/ -]*")
@@ -47,7 +47,7 @@ def check_program(content: bytes) -> None:
     except RuntimeError as error:
         raise UsageError(f"the file is damaged: {str(error).splitlines()[0]}") from error
     if "archive_format" not in names:
-        raise UsageError(f"was saved by an older torch, whose files may hold code; save it again, or {TRUST}")
+        raise UsageError(f"was saved by an older torch, whose files may hold code; save it again, or {TRUST_IT}")
     for name in names:
         _check_member(name, reader)
 
@@ -62,7 +62,7 @@ def _check_member(name: str, reader: Any) -> None:
     elif name.startswith("models/"):
         _check_strings(_json(name, reader), name)
     elif "/" in name and not name.startswith(_PLAIN_MEMBERS):
-        raise UsageError(f"has {name!r}, which may hold code; {TRUST}")
+        raise UsageError(f"has {name!r}, which may hold code; {TRUST_IT}")
 
 
 def _json(name: str, reader: Any) -> Any:
@@ -78,7 +78,7 @@ def _check_pickle(name: str, content: bytes) -> None:
     try:
         torch.load(io.BytesIO(content), weights_only=True)
     except Exception as error:
-        raise UsageError(f"has pickled code in {name!r}; {TRUST}") from error
+        raise UsageError(f"has pickled code in {name!r}; {TRUST_IT}") from error
 
 
 def _check_strings(value: Any, key: str) -> None:
@@ -106,7 +106,7 @@ def _check_string(text: str, key: str) -> None:
     else:
         is_harmless = bool(_NAME.fullmatch(text))
     if not is_harmless:
-        raise UsageError(f"has {text[:60]!r} as {key or 'a name'}, which may be code; {TRUST}")
+        raise UsageError(f"has {text[:60]!r} as {key or 'a name'}, which may be code; {TRUST_IT}")
 
 
 def _is_arithmetic(text: str) -> bool:

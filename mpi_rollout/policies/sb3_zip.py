@@ -21,8 +21,9 @@ from stable_baselines3.common.save_util import load_from_zip_file
 from torch import nn
 
 from mpi_rollout.errors import UsageError, first_line
+from mpi_rollout.policies.model import TRUST_IT
 
-TRUST = "add --trust-policy if you trust the file, whose code is then executed"
+TRUST = f"{TRUST_IT}, whose code is then executed"
 ALGORITHMS = "PPO, A2C, DQN, SAC and TD3"
 # Policies of SB3 by module; each algorithm has three.
 _COMMON = "ActorCriticPolicy", "ActorCriticCnnPolicy", "MultiInputActorCriticPolicy"

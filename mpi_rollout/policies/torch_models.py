@@ -18,7 +18,7 @@ from mpi_rollout.core.spaces import Leaf, Space, leaves
 from mpi_rollout.errors import ActionError, UsageError, first_line
 from mpi_rollout.policies.heads import Head
 from mpi_rollout.policies.inputs import TRIAL_ROWS, by_path, check_dtype, zeros
-from mpi_rollout.policies.model import PolicySource
+from mpi_rollout.policies.model import TRUST_IT, PolicySource
 from mpi_rollout.policies.pt2_check import check_program
 from mpi_rollout.policies.torch_calls import TorchParameters, calling
 
@@ -135,10 +135,7 @@ def _check_script(content: bytes) -> None:
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         for name in archive.namelist():
             if name.endswith(".py") and (match := _FILE_CALLS.search(archive.read(name))):
-                raise UsageError(
-                    f"its code calls {match[1].decode()}(), which may write or read files; "
-                    "add --trust-policy if you trust the file"
-                )
+                raise UsageError(f"its code calls {match[1].decode()}(), which may write or read files; {TRUST_IT}")
 
 
 def _exported(source: PolicySource, observations: tuple[Leaf, ...]) -> tuple[Callable[..., Any], list[np.dtype]]:

@@ -286,7 +286,8 @@ def check_same_run(config: RolloutConfig, stored: dict[str, Any], path: str) -> 
         advice += " (more --num-steps extend a complete file, fewer do not cut it)"
     if changes := _changes(before, config):
         raise UsageError(f"--out {config.out}: {path} is of another run: {'; '.join(changes)}; {advice}")
-    if stored["policy_sha256"] and sha256_of(config.policy) != stored["policy_sha256"]:
+    sha256 = sha256_of(config.policy) if stored["policy_sha256"] else ""
+    if sha256 and sha256 != stored["policy_sha256"]:  # A file that cannot be read is refused as in a new run.
         raise UsageError(
             f"--out {config.out}: {path} is of a run with another {config.policy} (its SHA-256 was "
             f"{stored['policy_sha256'][:16]}...); {advice}"

@@ -12,7 +12,7 @@ from gymnasium import spaces
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.errors import UsageError
 from mpi_rollout.policies.files import kind_of, load_model, read_source
-from mpi_rollout.policies.model import PolicySource
+from mpi_rollout.policies.model import PolicySource, sha256_of, weight_files
 
 BOX, TWO = spaces.Box(-1, 1, (4,)), spaces.Discrete(2)
 
@@ -60,6 +60,50 @@ def test_what_is_no_policy_is_refused_in_one_line(case: str, tmp_path: Path):
     with pytest.raises(UsageError, match=NO_POLICIES[case][1]) as raised:
         read_source(str(path), "deterministic", is_trusted=False)
     assert str(raised.value).startswith(f"--policy {path}: ") and "\n" not in str(raised.value)
+
+
+def test_a_compressed_file_that_is_damaged_is_refused():
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("data", bytes(range(256)) * 40)
+        archive.writestr("policy.pth", "weights")
+    assert kind_of(file.getvalue()) == "sb3"
+    content = bytearray(file.getvalue())
+    content[60:80] = bytes(255 - byte for byte in content[60:80])
+    with pytest.raises(UsageError, match="damaged"):
+        kind_of(bytes(content))
+
+
+ENTRY = b"\x0a\x08location\x12"
+
+
+def test_the_hash_of_a_network_is_also_that_of_the_files_with_its_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    long_name = "w" * 200
+    content = b"\x08\x0a" + ENTRY + b"\x06w.data" + 2 * (ENTRY + b"\xc8\x01" + long_name.encode())
+    assert weight_files(content) == ["w.data", long_name]
+    (tmp_path / "p.onnx").write_bytes(content)
+    assert sha256_of("~/p.onnx") == ""
+    digests = set()
+    for first, second in ((b"a", b"b"), (b"a", b"c"), (b"d", b"b")):
+        (tmp_path / "w.data").write_bytes(first)
+        (tmp_path / long_name).write_bytes(second)
+        digests.add(sha256_of("~/p.onnx"))
+        assert sha256_of("~/p.onnx") == sha256_of(str(tmp_path / "p.onnx"))
+    assert len(digests) == 3 and "" not in digests
+
+
+@pytest.mark.parametrize("name", [b"/dev/zero", b"../w", b"w\0", b"folder", b"absent"])
+def test_weights_that_are_no_file_beside_the_network_are_refused(name: bytes, tmp_path: Path):
+    (tmp_path / "inner" / "folder").mkdir(parents=True)
+    (tmp_path / "w").write_bytes(b"weights")
+    path = tmp_path / "inner" / "p.onnx"
+    path.write_bytes(b"\x08\x0a" + ENTRY + bytes([len(name)]) + name)
+    assert sha256_of(str(path)) == ""
+    with pytest.raises(UsageError, match="the weights are in another file, which cannot be read"):
+        read_source(str(path), "deterministic", is_trusted=False)
 
 
 @pytest.mark.parametrize(("name", "message"), [("", "Is a directory"), ("no.zip", "No such file or directory")])

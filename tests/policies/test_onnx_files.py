@@ -12,7 +12,7 @@ from gymnasium import spaces
 
 from mpi_rollout.errors import UsageError
 from mpi_rollout.policies.files import load_model, read_source
-from mpi_rollout.policies.model import Model
+from mpi_rollout.policies.model import Model, sha256_of
 
 MISSING = [name for name in ("onnxruntime", "onnx", "onnxscript", "torch") if find_spec(name) is None]
 pytestmark = [
@@ -153,7 +153,10 @@ def test_weights_in_a_file_beside_it_are_read(tmp_path: Path):
     outer.mkdir()
     expected = act(load(files_of("logits"), inner, CART, TWO), observations)
     assert np.array_equal(act(load(files, outer, CART, TWO), observations), expected)
+    before = sha256_of(str(outer / "p.onnx"))
     for name in files.keys() - {"p.onnx"}:
+        (outer / name).write_bytes(bytes(len(files[name])))
+        assert before and sha256_of(str(outer / "p.onnx")) != before
         (outer / name).unlink()
     with pytest.raises(UsageError, match=r"external_data=False|damaged|cannot be read"):
         load({"p.onnx": files["p.onnx"]}, outer, CART, TWO)
