@@ -32,7 +32,8 @@ class MadePolicy(Model):
             return dict(self.policy.state_dict())
         parameters = getattr(self.policy, "parameters", None)
         parameters = parameters() if callable(parameters) else parameters
-        return dict(parameters) if isinstance(parameters, Mapping) else None
+        can_load = callable(getattr(self.policy, "load", None))
+        return dict(parameters) if can_load and isinstance(parameters, Mapping) else None
 
     def load(self, parameters: dict[str, np.ndarray]) -> None:
         if not self._is_module:
@@ -84,7 +85,7 @@ def make_model(spec: str | Callable[[], Any]) -> Model:
             f"{type(policy).__name__}"
         )
     number = getattr(policy, "num_uniforms", 0)
-    if not isinstance(number, int) or number < 0:
+    if not isinstance(number, int | np.integer) or number < 0:
         raise UsageError(
             f"--policy {spec}: num_uniforms must be a number of random numbers for each env, got {number!r}"
         )

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpi_rollout.errors import UsageError
+from mpi_rollout.errors import UsageError, words_of
 
 
 class Parameter(NamedTuple):
@@ -20,16 +20,39 @@ class Parameter(NamedTuple):
 Layout = list[Parameter]
 
 
-def array_of(value: Any) -> np.ndarray:
-    """Return a parameter as an array; a tensor may be on another device."""
-    if hasattr(value, "detach"):
-        value = value.detach().cpu().numpy()
-    return np.asarray(value)
+def array_of(name: str, value: Any) -> np.ndarray:
+    """Return a parameter as an array; a tensor may be on another device.
+
+    Of bfloat16, which NumPy does not have, it has the bits, as int16.
+
+    Raises
+    ------
+    UsageError
+        It is no array of numbers.
+    """
+    try:
+        if hasattr(value, "detach"):
+            import torch  # Only who has tensors has torch.
+
+            value = value.detach().cpu()
+            value = (value.view(torch.int16) if value.dtype == torch.bfloat16 else value).numpy()
+        array = np.asarray(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise UsageError(f"the parameter {name!r} of the policy is no array: {words_of(error)}") from error
+    if array.dtype.hasobject:
+        raise UsageError(f"the parameter {name!r} of the policy is no array of numbers, it is {type(value).__name__}")
+    return array
 
 
 def layout_of(parameters: Mapping[str, Any]) -> Layout:
-    """Return what parameters are, in their order."""
-    arrays = {name: array_of(value) for name, value in parameters.items()}
+    """Return what parameters are, in their order.
+
+    Raises
+    ------
+    UsageError
+        One is no array of numbers.
+    """
+    arrays = {name: array_of(name, value) for name, value in parameters.items()}
     return [Parameter(name, array.dtype.str, array.shape) for name, array in arrays.items()]
 
 
@@ -55,7 +78,7 @@ def packed(parameters: Mapping[str, Any] | Sequence[Any], layout: Layout) -> np.
     nbytes = sum(_room_of(np.dtype(dtype).itemsize * math.prod(shape)) for _, dtype, shape in layout)
     buffer, start = np.zeros(nbytes, np.uint8), 0
     for value, (name, dtype, shape) in zip(values, layout, strict=True):
-        array = array_of(value)
+        array = array_of(name, value)
         if array.dtype.str != dtype or array.shape != shape:
             expected, got = f"{np.dtype(dtype)} of shape {shape}", f"{array.dtype} of shape {array.shape}"
             raise UsageError(f"the parameter {name!r} of the policy must be {expected}, got {got}")

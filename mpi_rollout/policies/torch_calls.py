@@ -19,7 +19,11 @@ class TorchParameters(Model):
         return dict(self.module.state_dict())
 
     def load(self, parameters: dict[str, np.ndarray]) -> None:
-        self.module.load_state_dict({name: torch.from_numpy(array) for name, array in parameters.items()})
+        tensors = {name: torch.from_numpy(array) for name, array in parameters.items()}
+        for name, own in self.module.state_dict().items():
+            if own.dtype == torch.bfloat16:  # These came as their bits.
+                tensors[name] = tensors[name].view(own.dtype)
+        self.module.load_state_dict(tensors)
 
 
 @contextmanager

@@ -62,6 +62,53 @@ def test_a_module_of_torch_needs_no_methods_for_its_parameters():
     assert np.array_equal(*(each.act(observations, np.arange(4), np.zeros((4, 0))) for each in (model, other)))
 
 
+def test_bfloat16_travels_as_its_bits():
+    torch = pytest.importorskip("torch")
+
+    class Module(torch.nn.Linear):
+        def act(self, observations: Any, env_indices: Any, uniforms: Any) -> Any:
+            return 0
+
+    model, other = (MadePolicy(Module(3, 2, dtype=torch.bfloat16), "it") for _ in range(2))
+    parameters = model.parameters() or {}
+    layout = layout_of(parameters)
+    other.load(unpacked(packed(parameters, layout), layout))
+    assert all(torch.equal(parameters[name], value) for name, value in (other.parameters() or {}).items())
+
+
+class Loading:
+    def __init__(self, parameters: Any):
+        self.parameters, self.num_uniforms = parameters, np.int64(2)
+
+    def act(self, observations: Any, env_indices: Any, uniforms: Any) -> Any:
+        return 0
+
+    def load(self, parameters: Any) -> None:
+        pass
+
+
+def test_numbers_of_numpy_are_numbers():
+    assert make_model(lambda: Loading({})).num_uniforms == 2
+
+
+@pytest.mark.parametrize("value", [{"nested": 1}, [1, [2, 3]], object()])
+def test_what_is_no_array_is_no_parameter(value: Any):
+    with pytest.raises(UsageError, match=r"the parameter 'w' of the policy is no array"):
+        layout_of(make_model(lambda: Loading({"w": value})).parameters() or {})
+    with pytest.raises(UsageError, match=r"the parameter 'w' of the policy is no array"):
+        packed({**VALUES, "w": value}, layout_of(VALUES))
+
+
+def test_a_policy_that_cannot_load_parameters_has_none_that_can_be_set():
+    class Fixed:
+        parameters = VALUES
+
+        def act(self, observations: Any, env_indices: Any, uniforms: Any) -> Any:
+            return 0
+
+    assert make_model(Fixed).parameters() is None
+
+
 @pytest.mark.parametrize(
     ("spec", "is_one"),
     [("mine:make_policy", True), ("mine.py:a.make_policy", True), ("mine:act", False), ("make_policy", False)],
