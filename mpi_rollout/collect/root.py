@@ -39,6 +39,7 @@ from mpi_rollout.policies.random import Policy, RandomPolicy
 from mpi_rollout.policies.sources import load_model
 from mpi_rollout.process.console import say
 from mpi_rollout.ranks.driver import Driver
+from mpi_rollout.ranks.policy_start import start_policy
 from mpi_rollout.ranks.set_up import EnvFacts
 from mpi_rollout.ranks.worker import Worker
 from mpi_rollout.storage.status import Status
@@ -147,7 +148,7 @@ class Root:
             return
         if config.acts_on_ranks:
             sent = None if source.is_made else source
-            self._driver.call_ranks("use_policy", sent, options, config.actions)
+            start_policy(self._driver, sent, options, config.actions)
         else:
             spaces = self._facts.observation_space, self._facts.action_space
             model = self._driver.worker.policies.model or load_model(source, *spaces)

@@ -1,16 +1,17 @@
 """A policy that a rank asks for the actions of the envs that it steps."""
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from hashlib import sha256
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from gymnasium.vector import VectorEnv
 
 from mpi_rollout.core.spaces import Space, Tree
-from mpi_rollout.errors import ActionError, PolicyError, SignalInterrupt, words_of
+from mpi_rollout.errors import ActionError, PolicyError, SignalInterrupt, UsageError, words_of
 from mpi_rollout.policies.blocks import BlockPolicy, PolicyOptions
 from mpi_rollout.policies.model import Model, PolicySource
-from mpi_rollout.policies.parameters import Layout, layout_of, unpacked
+from mpi_rollout.policies.parameters import Layout, layout_of, packed, unpacked
 from mpi_rollout.policies.sources import load_model
 from mpi_rollout.ranks.action_check import ActionReader
 
@@ -24,6 +25,11 @@ class RankPolicy:
         Of a single env.
     actions
         The mode in which actions are read, see `action_check.ActionReader`.
+
+    Attributes
+    ----------
+    is_outdated
+        It could not load the parameters that it was sent last, and does not act until it has loaded others.
     """
 
     def __init__(
@@ -31,6 +37,7 @@ class RankPolicy:
     ) -> None:
         self._policy = BlockPolicy(model, observation_space, action_space, options)
         self._read = ActionReader(action_space, actions)
+        self.is_outdated = False
 
     def seed(self, seed: int) -> None:
         """Have the model draw from this seed from now on."""
@@ -46,6 +53,8 @@ class RankPolicy:
         ActionError
             It gave what are no actions of these envs.
         """
+        if self.is_outdated:
+            raise PolicyError("policy: it could not load the last parameters; send others by set_policy")
         try:
             acted = self._policy(observations, envs, step)
         except (ActionError, SignalInterrupt):
@@ -70,6 +79,13 @@ class Acting(Protocol):
         """Have the policy see these as the last observations of all envs of the job."""
 
 
+class ParameterFacts(NamedTuple):
+    """What parameters a rank's policy has, and the SHA-256 of their bytes."""
+
+    layout: Layout
+    sha256: str
+
+
 class RankPolicies:
     """What the root may have ranks do with their policy.
 
@@ -83,12 +99,14 @@ class RankPolicies:
 
     def __init__(self, slices: Sequence[Acting], model: Model | None):
         self._slices, self.model = slices, model
+        self._asked: list[RankPolicy] = []  # Of each slice.
         self._layout: Layout | None = None
 
     @property
     def methods(self) -> tuple[Callable[..., object], ...]:
         """Return those that the root may call by name."""
-        return self.use_policy, self.seed_policy, self.show_observations, self.parameter_layout
+        own = self.use_policy, self.seed_policy, self.show_observations, self.parameter_facts, self.load_parameters
+        return own
 
     def use_policy(self, source: PolicySource | None, options: PolicyOptions, actions: str) -> None:
         """Have a policy choose the actions of this rank's envs.
@@ -105,7 +123,8 @@ class RankPolicies:
             if source is not None:
                 self.model, source = load_model(source, *spaces), None
             assert self.model is not None, "made with the envs, or loaded here"
-            slice_.use_policy(RankPolicy(self.model, options, *spaces, actions))
+            self._asked.append(RankPolicy(self.model, options, *spaces, actions))
+            slice_.use_policy(self._asked[-1])
 
     def show_observations(self, arrays: Sequence[np.ndarray]) -> None:
         """Have the policy see these as the last observations of all envs, an array (num_envs, ...) for each leaf."""
@@ -117,13 +136,25 @@ class RankPolicies:
         for slice_ in self._slices:
             slice_.seed_policy(seed)
 
-    def parameter_layout(self) -> Layout | None:
-        """Return what parameters the policy has; None without a policy, or if they cannot be set."""
+    def parameter_facts(self) -> ParameterFacts | None:
+        """Tell what parameters the policy has; None without a policy, or if they cannot be set."""
         parameters = self.model.parameters() if self.model is not None else None
-        self._layout = None if parameters is None else layout_of(parameters)
-        return self._layout
+        if parameters is None:
+            return None
+        try:
+            layout = layout_of(parameters)
+        except UsageError:  # They are not arrays: nobody can set them.
+            return None
+        self._layout = layout
+        return ParameterFacts(layout, sha256(packed(parameters, layout).tobytes()).hexdigest())
 
     def load_parameters(self, buffer: np.ndarray) -> None:
         """Give the policy new parameters, which are its own then; a rank without envs may have no policy."""
         if self.model is not None and self._layout is not None:
+            self._mark_outdated(True)
             self.model.load(unpacked(buffer, self._layout))
+            self._mark_outdated(False)
+
+    def _mark_outdated(self, is_outdated: bool) -> None:
+        for policy in self._asked:
+            policy.is_outdated = is_outdated

@@ -15,7 +15,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from mpi_rollout.core.host import check_num_envs
 from mpi_rollout.core.partition import Division
 from mpi_rollout.core.reproducibility import Reproducibility
-from mpi_rollout.core.spaces import describe
+from mpi_rollout.core.spaces import describe, describe_leaves
 from mpi_rollout.envs.env_maker import EnvMaker, make_slice, name_of
 from mpi_rollout.envs.faults import ABORT, OnFault
 from mpi_rollout.envs.first_infos import first_types
@@ -179,10 +179,13 @@ class RankEnvs:
     model: Model | None = None
 
     def fingerprint(self) -> dict[str, str]:
-        """Return what must be the same on all ranks that have envs."""
+        """Return what must be the same on all ranks that have envs; of a policy's extras, on all that have made it."""
+        marks: dict[str, str] = {}
+        if self.model is not None:
+            marks["the extras of the policy"] = json.dumps(describe_leaves(self.model.extras))
         if self.facts is None:
-            return {}
-        return {
+            return marks
+        return marks | {
             "the observation space": json.dumps(describe(self.facts.observation_space)),
             "the action space": json.dumps(describe(self.facts.action_space)),
         }

@@ -53,6 +53,7 @@ def connect(
     policy: PolicyArgument = None,
     policy_mode: str = "deterministic",
     policy_block: int = 64,
+    trust_policy: bool = False,
     record: str | os.PathLike[str] | None = None,
     max_env_restarts: int = 0,
     env_timeout_s: float | None = None,
@@ -94,7 +95,7 @@ def connect(
         First ready, first served: `recv` waits for this many ranks only.
     dedicated_root
         The root steps no envs: where it is busy with a policy, or beside a GPU.
-    policy, policy_mode, policy_block
+    policy, policy_mode, policy_block, trust_policy
         What chooses the actions of `collect` on the ranks: "mine:make_policy", a function `make_policy` itself, or a
         file, with the options of the command line of these names; see `mpi_rollout.policies.model.Model`.
     record
@@ -148,6 +149,7 @@ def connect(
         policy=policy,
         policy_mode=policy_mode,
         policy_block=_plain(policy_block),
+        trust_policy=trust_policy,
         record=record if record is None else os.fspath(record),
         on_fault=OnFault(_plain(max_env_restarts), check_finite, env_timeout_s, strict_dtypes, check_bounds),
         wait=wait,
@@ -189,6 +191,7 @@ class Request:
     policy: PolicyArgument
     policy_mode: str
     policy_block: int
+    trust_policy: bool
     record: str | None
     on_fault: OnFault
     wait: str
@@ -215,13 +218,11 @@ class Request:
         maker = partial(make_model, self.policy) if is_made else None
         return replace(plan, has_policy=True, make_model=maker, keeps_extras=True)
 
-    def policy_on_ranks(self, driver: Driver) -> PolicyOnRanks | None:
+    def policy_on_ranks(self, driver: Driver) -> PolicyOnRanks:
         """Have all ranks use the policy; for the root, when all ranks serve."""
-        if self.policy is None:
-            return None
         source = None
         if isinstance(self.policy, str) and not is_maker(self.policy):
-            source = read_source(self.policy, self.policy_mode)
+            source = read_source(self.policy, self.policy_mode, self.trust_policy)
         return PolicyOnRanks(driver, source, self.policy_block, self.actions)
 
     def _check_choices(self) -> None:

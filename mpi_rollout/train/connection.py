@@ -169,13 +169,14 @@ class Connection:
     def _drive(self, turns: Turns, worker: Worker, facts: EnvFacts) -> None:
         request, is_alone = self._loaded_request(), self._comm.size == 1
         driver = Driver(worker.exchanges, worker, request.actions)
-        policy = request.policy_on_ranks(driver)
         self._envs = envs = MPIVectorEnv(
-            driver, facts, request.mode, request.batch_size or 1, request.copy, None if is_alone else turns, policy
+            driver, facts, request.mode, request.batch_size or 1, request.copy, None if is_alone else turns
         )
         if not is_alone:
             turns.add(envs)
         try:
+            if request.policy is not None:
+                envs.use_policy(request.policy_on_ranks)
             recorder = (
                 None if request.record is None else start_recording(request.record, request, driver, facts, self._hosts)
             )

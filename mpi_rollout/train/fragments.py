@@ -95,8 +95,12 @@ class Fragments:
         ------
         ActionError
             The actions are not of shape (num_steps, num_envs, ...), or not in their space; nothing was sent.
+        ValueError
+            The policy chooses the actions of other fragments under way, or of these alone; nothing was sent.
         """
         given = None if actions is None else self._read(num_steps, actions, indices_of(lanes))
+        if self.policy is not None and any(bool(sent.actions) == (given is None) for sent in self.under_way.values()):
+            raise ValueError("actions must be given for all fragments under way, or left to the policy for all of them")
         self._num_steps, start = num_steps, 0
         for lane in lanes:
             if given is None and self.policy is not None:

@@ -11,6 +11,7 @@ from mpi_rollout.policies.model import PolicySource
 from mpi_rollout.policies.parameters import Layout, packed
 from mpi_rollout.ranks.driver import Driver
 from mpi_rollout.ranks.lanes import Lane
+from mpi_rollout.ranks.policy_start import start_policy
 
 NO_POLICY = "there is no policy on the ranks: give connect a policy, such as policy='mine:make_policy'"
 PolicyArgument = str | Callable[[], Any] | None
@@ -34,9 +35,7 @@ class PolicyOnRanks:
 
     def __init__(self, driver: Driver, source: PolicySource | None, block: int, actions: str) -> None:
         self._driver, self.version = driver, 0
-        driver.call_ranks("use_policy", source, PolicyOptions(block), actions)
-        layouts = [layout for layout in driver.call_ranks("parameter_layout") if layout is not None]
-        self._layout: Layout | None = layouts[0] if layouts else None
+        self._layout: Layout | None = start_policy(driver, source, PolicyOptions(block), actions)
         self._newest = np.zeros(0, np.uint8)
         self._version_of: dict[Lane, int] = {}  # Where ranks get new parameters with their next order.
 

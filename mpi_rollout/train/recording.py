@@ -158,6 +158,7 @@ def config_of(request: "Request", path: str, num_envs: int) -> RolloutConfig:
         policy=str(policy) if policy is not None else "trainer",
         policy_mode=request.policy_mode,
         policy_block=request.policy_block,
+        trust_policy=request.trust_policy,
         store_extras=request.policy is not None,
         store_infos=types_of(request.infos),
         actions=request.actions,

@@ -4,13 +4,13 @@ What `reset`, `step` and `recv` return belongs to the caller.  With `copy=False`
 that the call after the next one for the same envs overwrites: the observations before a step and those after it are
 both alive, and nothing is copied.  Everything else belongs to the caller either way.
 
-`collect` takes several steps in one exchange, with actions that are known beforehand.
+`collect` takes several steps in one exchange, with actions that are known beforehand, or that the ranks choose.
 
 `step` is `send`, then `recv`.  Where envs are divided into groups, or ranks are served as they get ready, `recv`
 returns some of the envs and says which; `send` takes actions for these envs.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -48,8 +48,6 @@ class MPIVectorEnv(FragmentVectorEnv):
         False: observations are views, see the module.
     turns
         The connections over the same ranks; None in one process.
-    policy
-        What ranks ask for the actions of their own envs.
 
     Attributes
     ----------
@@ -73,7 +71,6 @@ class MPIVectorEnv(FragmentVectorEnv):
         batch_size: int,
         copy: bool,
         turns: Turns | None = None,
-        policy: PolicyOnRanks | None = None,
     ):
         self._driver, self._batch_size = driver, batch_size
         set_spaces(self, driver.num_envs, driver.observation_space, driver.action_space)
@@ -82,7 +79,7 @@ class MPIVectorEnv(FragmentVectorEnv):
         self.autoreset_mode = autoreset_mode
         self._block = block = driver.block(NUM_ROWS)
         self._outcomes = Outcomes(driver.observation_space, block, driver.destinations(block), copy)
-        self._fragments = Fragments(driver, policy)
+        self._fragments = Fragments(driver)
         self._arrived: list[Lane] = []
         self._turns, self.has_turn = turns, turns is None or not turns.open
         self._lane_of_env = np.concatenate([np.full(lane.num_envs, i) for i, lane in enumerate(driver.lanes)])
@@ -90,6 +87,12 @@ class MPIVectorEnv(FragmentVectorEnv):
         driver.worker.is_wanted = lambda: False  # A trainer gets whole fragments.
         self.recorder: Recorder | None = None
         self._state = CallState(driver, facts, autoreset_mode, self._arrived, self.interrupts)
+
+    def use_policy(self, start: Callable[[Driver], PolicyOnRanks]) -> None:
+        """Have ranks ask a policy for the actions of their own envs: what `start` returns when it is their turn."""
+        self._check_open()
+        with self.interrupts:
+            self._fragments.policy = start(self._driver)
 
     def reset(self, *, seed: Seeds = None, options: Options = None) -> Reset:
         """Start a new episode in every env, or in those of `options["reset_mask"]`.

@@ -105,6 +105,22 @@ class Unloadable(Sampling):
         raise ZeroDivisionError("cannot")
 
 
+class Choosy(Sampling):
+    def load(self, parameters: dict[str, np.ndarray]) -> None:
+        if np.isnan(parameters["weight 0"]).any():
+            raise ValueError("no numbers")
+        super().load(parameters)
+
+
+class Arbitrary(Sampling):
+    """Weights that each rank draws by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = [np.random.normal(size=weight.shape).astype(np.float32) for weight in self.weights]
+
+
+arbitrary = SimpleNamespace(make_policy=Arbitrary)
 unloadable = SimpleNamespace(make_policy=Unloadable)
 
 

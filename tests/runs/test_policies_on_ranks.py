@@ -88,6 +88,17 @@ def test_extras_are_stored_with_the_steps_that_they_are_of(collected: Collected)
     assert abs(np.logaddexp(0, -odds) + log_prob).max() < 1e-5
 
 
+@pytest.mark.mpi(3)
+def test_all_ranks_have_the_weights_that_one_has_drawn(job: Job, num_ranks: int):
+    run = [*RUNS["draws"], "--policy", "block_policies:arbitrary.make_policy", "--progress", "none"]
+    files = [
+        datasets(job.collect(ranks, *run, *way, out=f"{number}.h5"))
+        for number, (ranks, way) in enumerate([(None, ROOT), (num_ranks, ROOT), (num_ranks, ()), (None, ())])
+    ]
+    for file in files[1:]:
+        assert_same_bytes(file, files[0])
+
+
 @pytest.mark.mpi(2)
 def test_a_run_with_extras_is_verified_replayed_and_extended(job: Job, collected: Collected, num_ranks: int):
     run = [*RUNS["draws"], "--progress", "none", "--out", "run.h5"]

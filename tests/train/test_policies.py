@@ -126,3 +126,132 @@ def test_a_policy_that_fails_ends_the_fragment_and_a_reset_begins_anew():
             envs.collect(5)
         envs.reset(seed=1)
         assert envs.collect(5)["rewards"].sum() == 10
+
+
+BEGIN = """
+import os, sys
+import numpy as np
+import mpi_rollout
+from block_policies import Arbitrary, Choosy, Sampling, Steering
+from mpi4py import MPI
+rank = MPI.COMM_WORLD.rank
+"""
+
+
+@pytest.mark.any_mpi
+@pytest.mark.mpi(1, 2, 3)
+def test_two_connections_have_policies_of_their_own(job: Job, num_ranks: int):
+    code = """
+def batches(first, second):
+    first.reset(seed=1), second.reset(seed=2)
+    for _ in range(2):
+        found = [one.collect(5) for one in (first, second)]
+        first.set_policy({name: value / 2 for name, value in Sampling().parameters.items()})
+    return found
+
+with mpi_rollout.connect("CartPole-v1", 6, policy=Sampling) as first:
+    with mpi_rollout.connect("Pendulum-v1", 5, policy=Steering) as second:
+        if first is not None:
+            both = batches(first, second)
+with mpi_rollout.connect("CartPole-v1", 6, policy=Sampling) as first:
+    if first is not None:
+        try: mpi_rollout.connect("Pendulum-v1", 5, policy="absent.zip").__enter__()
+        except mpi_rollout.RolloutError as error: print(error)
+        with mpi_rollout.connect("Pendulum-v1", 5, policy=Steering) as second:
+            again = batches(first, second)
+        for one, other in zip(both, again):
+            assert one["actions"].tobytes() == other["actions"].tobytes()
+        assert (both[0]["policy_version"] == 1).all() and (both[1]["policy_version"] == 0).all()
+        print("well")
+"""
+    result = job.script(num_ranks, BEGIN + code, timeout=60)
+    assert (result.code, result.err) == (0, "")
+    refusal, well = result.out.splitlines()
+    assert refusal.startswith("--policy absent.zip: cannot read this file: No such file") and well == "well"
+
+
+@pytest.mark.mpi(2)
+def test_a_file_that_is_not_there_ends_all_ranks_in_one_line(job: Job, num_ranks: int):
+    code = """
+with mpi_rollout.connect("CartPole-v1", 4, policy="absent.zip") as envs:
+    print("here")
+"""
+    result = job.script(num_ranks, BEGIN + code, timeout=60)
+    assert result.code == 64 and result.out == ""
+    assert result.err.count("UsageError: --policy absent.zip: cannot read this file: No such file or directory") == 1
+
+
+@pytest.mark.mpi(2)
+@pytest.mark.parametrize("options", ["", "dedicated_root=True"])
+def test_ranks_must_make_policies_with_the_same_extras_and_parameters(job: Job, num_ranks: int, options: str):
+    code = f"""
+class Extras(Sampling):
+    extras = dict(sorted(Sampling.extras.items(), reverse=bool(rank)))
+
+class Sized(Sampling):
+    def __init__(self):
+        super().__init__()
+        self.weights = self.weights[: 2 - rank]
+
+for policy in (Extras, Sized):
+    try: mpi_rollout.connect("CartPole-v1", 4, policy=policy, {options}).__enter__()
+    except mpi_rollout.RolloutError as error: print(error, flush=True)
+    except SystemExit: pass
+"""
+    result = job.script(num_ranks, BEGIN + code, timeout=60)
+    first, second = result.out.splitlines()
+    assert first.startswith("the ranks do not agree on the extras of the policy: rank 0 has ")
+    assert second.startswith("make_policy gave parameters of other names, dtypes or shapes on some ranks than")
+
+
+@pytest.mark.mpi(1, 2, 3)
+def test_ranks_begin_with_the_parameters_of_the_root(job: Job, num_ranks: int):
+    code = """
+np.random.seed(rank)
+for options in ({}, {"batch_size": 1}):
+    with mpi_rollout.connect("CartPole-v1", 6, policy=Arbitrary, **options) as envs:
+        if envs is not None:
+            np.random.seed(0)
+            expected = Arbitrary()
+            envs.reset(seed=1)
+            batch = envs.collect(5)
+            outputs = expected.outputs(batch["observations"].reshape(-1, 4))
+            assert abs(outputs - batch["extras"]["hidden/state"].reshape(-1, 2)).max() < 1e-5
+            print("well")
+    np.random.seed(rank)
+"""
+    result = job.script(num_ranks, BEGIN + code, timeout=60)
+    assert (result.code, result.err, result.out) == (0, "", "well\nwell\n")
+
+
+@pytest.mark.mpi(1, 2)
+def test_a_policy_acts_again_when_it_has_loaded_other_parameters(job: Job, num_ranks: int):
+    code = """
+good = Sampling().parameters
+for options in ({}, {"batch_size": 1}):
+    with mpi_rollout.connect("CartPole-v1", 6, policy=Choosy, **options) as envs:
+        if envs is not None:
+            envs.reset(seed=1)
+            envs.set_policy({name: value * np.float32("nan") for name, value in good.items()})
+            for problem in ("load: ValueError: no numbers", "could not load the last parameters"):
+                try: envs.collect(3)
+                except mpi_rollout.RankError as error: assert problem in str(error), str(error)
+                else: raise AssertionError
+                envs.reset(seed=1)
+            envs.set_policy(good)
+            assert (envs.collect(3)["policy_version"] == 2).all()
+            print("well")
+"""
+    result = job.script(num_ranks, BEGIN + code, timeout=60)
+    assert (result.code, result.err, result.out) == (0, "", "well\nwell\n")
+
+
+def test_fragments_under_way_are_all_of_the_policy_or_all_of_the_trainer():
+    with mpi_rollout.connect("CartPole-v1", 4, policy=Sampling, num_groups=2) as envs:
+        envs.reset(seed=1)
+        for first, second in ((None, np.zeros((3, 2), np.int64)), (np.zeros((3, 2), np.int64), None)):
+            envs.collect_async(3, first, envs_slice=np.arange(2))
+            with pytest.raises(ValueError, match="or left to the policy for all of them"):
+                envs.collect_async(3, second, envs_slice=np.arange(2, 4))
+            envs.collect_async(3, first, envs_slice=np.arange(2, 4))
+            assert ("extras" in envs.collect_wait()) == (first is None)
