@@ -94,6 +94,8 @@ def learn(model, optimizer, data):
     observations, actions, old_log_probs, advantages, returns = data
     for _ in range(EPOCHS):
         for rows in torch.randperm(len(actions)).split(MINIBATCH):
+            if len(rows) == 1:  # One row has no spread to divide by.
+                continue
             ratio = (model.log_prob(model.actor(observations[rows]), actions[rows]) - old_log_probs[rows]).exp()
             advantage = (advantages[rows] - advantages[rows].mean()) / (advantages[rows].std() + 1e-8)
             gain = torch.minimum(ratio * advantage, ratio.clamp(1 - CLIP, 1 + CLIP) * advantage).mean()
