@@ -55,7 +55,9 @@ def load(source: PolicySource, observation_space: Space, action_space: Space) ->
     """
     head = Head(action_space, source.mode)
     try:
-        session = onnxruntime.InferenceSession(source.content, _options(), providers=["CPUExecutionProvider"])
+        session = onnxruntime.InferenceSession(  # Without another attempt, which it would tell on stdout.
+            source.content, _options(), providers=["CPUExecutionProvider"], enable_fallback=0
+        )
     except Exception as error:  # ONNX Runtime's are of many types.
         raise UsageError(f"the file is damaged, or ONNX Runtime cannot run it: {first_line(error)}") from error
     model = ONNXModel(session, observation_space, head)
@@ -75,7 +77,7 @@ def _options() -> onnxruntime.SessionOptions:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    options.log_severity_level = 3  # Warnings about the graph are for who made it.
+    options.log_severity_level = 4  # Warnings about the graph are for who made it, and errors are raised as well.
     return options
 
 

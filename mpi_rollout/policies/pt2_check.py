@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from mpi_rollout.errors import UsageError
+from mpi_rollout.errors import UsageError, first_line
 from mpi_rollout.policies.model import TRUST_IT
 
 # `torch.ops.aten.linear.default`, `_operator.add`, `torch.sym_max`
@@ -44,12 +44,12 @@ def check_program(content: bytes) -> None:
     try:  # The reader that torch loads it with.
         reader = torch._C.PyTorchFileReader(io.BytesIO(content))
         names = reader.get_all_records()
-    except RuntimeError as error:
-        raise UsageError(f"the file is damaged: {str(error).splitlines()[0]}") from error
-    if "archive_format" not in names:
-        raise UsageError(f"was saved by an older torch, whose files may hold code; save it again, or {TRUST_IT}")
-    for name in names:
-        _check_member(name, reader)
+        if "archive_format" not in names:
+            raise UsageError(f"was saved by an older torch, whose files may hold code; save it again, or {TRUST_IT}")
+        for name in names:
+            _check_member(name, reader)
+    except (RuntimeError, LookupError, TypeError, ValueError, AttributeError) as error:
+        raise UsageError(f"the file is damaged: {first_line(error)}") from error
 
 
 def _check_member(name: str, reader: Any) -> None:

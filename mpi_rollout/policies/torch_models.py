@@ -5,6 +5,7 @@ arrays.  It returns a tensor, or a tuple of tensors; `heads` says what they mean
 """
 
 import io
+import logging
 import re
 import warnings
 import zipfile
@@ -141,6 +142,8 @@ def _check_script(content: bytes) -> None:
 def _exported(source: PolicySource, observations: tuple[Leaf, ...]) -> tuple[Callable[..., Any], list[np.dtype]]:
     if not source.is_trusted:
         check_program(source.content)
+    logger = logging.getLogger("torch.export")
+    was_disabled, logger.disabled = logger.disabled, True  # What it says of a damaged file is in the error too.
     try:
         program = torch.export.load(io.BytesIO(source.content))
         network = program.module()
@@ -148,6 +151,8 @@ def _exported(source: PolicySource, observations: tuple[Leaf, ...]) -> tuple[Cal
         raise UsageError(
             f"the file is damaged, or torch {torch.__version__} cannot load it: {_reason(error)}"
         ) from error
+    finally:
+        logger.disabled = was_disabled
     inputs = [node for node in program.graph.nodes if node.name in program.graph_signature.user_inputs]
     values = [node.meta["val"] for node in inputs]
     if len(values) != len(observations):

@@ -213,10 +213,13 @@ def test_a_network_that_fails_on_another_batch_is_refused(tmp_path: Path):
     assert "\n" not in str(raised.value)
 
 
-def test_a_damaged_file_is_refused(tmp_path: Path):
-    with pytest.raises(UsageError, match="the file is damaged") as raised:
-        load({"p.onnx": files_of("logits")["p.onnx"][:500]}, tmp_path, CART, TWO)
-    assert "\n" not in str(raised.value)
+def test_a_damaged_file_is_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+    content = files_of("logits")["p.onnx"]
+    for damaged in (content[:500], content.replace(b"Tanh", b"T\xffnh"), content.replace(b"Gemm", b"Gexm")):
+        with pytest.raises(UsageError, match="the file is damaged") as raised:
+            load({"p.onnx": damaged}, tmp_path, CART, TWO)
+        assert "\n" not in str(raised.value)
+    assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.skipif(find_spec("stable_baselines3") is None, reason="pip install 'mpi_rollout[sb3]'")

@@ -265,6 +265,24 @@ def test_a_script_that_writes_files_needs_trust():
         load(content, CART, TWO)
 
 
+@pytest.mark.parametrize(
+    ("member", "edit"),
+    [
+        ("weights/weight_0", lambda old: old[:20]),
+        ("weights_config.json", lambda old: old.replace(b"path_name", b"path-name")),
+        ("weights_config.json", lambda old: b"[]"),
+    ],
+)
+def test_a_damaged_program_is_refused_and_nobody_else_says_so(
+    member: str, edit: Callable[[bytes], bytes], capfd: pytest.CaptureFixture[str]
+):
+    content = changed(content_of("pt2", "logits"), lambda name, old: edit(old) if name.endswith(member) else old)
+    assert content != content_of("pt2", "logits")
+    with pytest.raises(UsageError, match=r"--policy p.pt: the file is damaged") as raised:
+        load(content, CART, TWO)
+    assert "\n" not in str(raised.value) and capfd.readouterr() == ("", "")
+
+
 @pytest.mark.parametrize("writer", WRITERS)
 def test_a_damaged_file_is_refused(writer: str):
     ends = {"torchscript": "data.pkl", "pt2": "model.json"}
