@@ -302,7 +302,8 @@ def check_groups(columns: Iterable[str] | None) -> tuple[str, ...]:
     groups = GROUPS if columns is None else tuple(columns)
     if unknown := [name for name in groups if name not in GROUPS]:
         raise ValueError(f"columns should be some of {', '.join(GROUPS)}; got {unknown[0]!r}")
-    return groups
+    # Where a file has them, they are the last row of an episode's observations.
+    return (*groups, "final_observations") if "observations" in groups and "final_observations" not in groups else groups
 
 
 def ordered(rows: np.ndarray) -> np.ndarray:

@@ -160,6 +160,16 @@ def test_the_reading_api_gives_the_same(tmp_path: Path, mode: str):
     assert not differences(told, [[parts for _, parts in sorted(rows, key=lambda row: row[0])] for rows in stored])
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_observations_that_are_read_alone_have_the_last_ones(tmp_path: Path, mode: str):
+    keep_diary("envs:Counting", 3, str(tmp_path / "run.h5"), {"autoreset_mode": mode})
+    data = mpi_rollout.open(tmp_path / "run.h5")
+    alone = [*data.iter_episodes(columns=["observations"])]
+    assert len(alone) == len(data.episodes) > 5
+    for one, whole in zip(alone, data.iter_episodes(), strict=True):
+        assert one.knows_final and one.observations.tobytes() == whole.observations.tobytes()
+
+
 def recorded_steps(path: Path, env: Any = "CartPole-v1", num_envs: int = 3, **options: Any) -> MPIVectorEnv:
     """Envs that are recorded and have taken 20 steps of `collect`."""
     envs = mpi_rollout.connect(env, num_envs, record=path, **options)

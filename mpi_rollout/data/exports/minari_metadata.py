@@ -14,6 +14,7 @@ from mpi_rollout.errors import DataError, shortened
 
 AS_GIVEN = ("code_permalink", "author", "author_email", "algorithm_name", "description", "requirements")
 SCORES = ("ref_min_score", "ref_max_score")
+OF_VECTOR_ENVS = ("num_envs", "vectorization_mode", "vector_kwargs", "wrappers", "first_env", "num_threads")
 
 
 @dataclass(frozen=True)
@@ -44,10 +45,10 @@ def facts_of(data: Any, options: Mapping[str, Any]) -> Facts:
         "description": description_of(files),
     }
     metadata |= {name: options[name] for name in (*AS_GIVEN, *SCORES) if options.get(name) not in (None, [])}
-    if why := why_not_recovered(first.env_spec):
+    if why := why_not_recovered(spec := spec_of(first)):
         notes.append(f"recover_environment() will not work: {why}; the spaces are there")
     else:
-        metadata["env_spec"] = first.env_spec
+        metadata["env_spec"] = spec
         notes += _notes_of_spec(first)
     if any(file.autoreset_mode != AutoresetMode.NEXT_STEP and file.final_observations is None for file in files):
         notes.append("the last observations of episodes are not in the file: they repeat those before")
@@ -59,7 +60,7 @@ def facts_of(data: Any, options: Mapping[str, Any]) -> Facts:
 def check_same_env(files: Any) -> None:
     """Raise DataError if several files are not of one env: a data set has one spec."""
     for file in files[1:]:
-        if file.env_spec != files[0].env_spec:
+        if spec_of(file) != spec_of(files[0]):
             raise DataError(
                 f"{file.path} is of {name_of_env(file)}, {files[0].path} of {name_of_env(files[0])}, with another "
                 "spec; export each by itself"
@@ -81,10 +82,28 @@ def description_of(files: Any) -> str:
     )
 
 
+def spec_of(file: Any) -> str:
+    """Return the spec of a single env, in JSON; "" where there is none.
+
+    In the spec of a vectorized env Gymnasium notes what `make_vec` gave to it, which a single env does not take: its
+    limit of steps belongs elsewhere, and the number of envs was that of one rank.
+    """
+    try:
+        spec = json.loads(file.env_spec)
+        given, most_steps = dict(spec["kwargs"]), spec["max_episode_steps"]
+    except (ValueError, TypeError, KeyError):  # Who exports is told what is wrong with it.
+        return str(file.env_spec)
+    if "vectorization_mode" not in given:
+        return str(file.env_spec)
+    kwargs = {name: value for name, value in given.items() if name not in OF_VECTOR_ENVS}
+    most_steps = kwargs.pop("max_episode_steps", most_steps)
+    return json.dumps(spec | {"kwargs": kwargs, "max_episode_steps": most_steps})
+
+
 def why_not_recovered(env_spec: str) -> str:
     """Tell why Minari cannot make the env from its spec; "" if it can, as far as that is seen without making it."""
     if not env_spec:
-        return "the env has no spec (it comes from a factory)"
+        return "the env has no spec (it comes from a factory, or from EnvPool)"
     try:
         spec = EnvSpec.from_json(env_spec)
     except Exception as error:
@@ -102,7 +121,11 @@ def _notes_of_spec(file: Any) -> list[str]:
         return ["the env comes from a factory: recover_environment() makes what its spec says, which may be less"]
     if isinstance(file.config.env_kwargs, list):
         return ["the envs have different arguments: recover_environment() makes the first one"]
+    notes = []
+    if file.config.vectorization_mode == "vector_entry_point":
+        single = "the envs were vectorized: recover_environment() makes the single env of that name"
+        notes.append(f"{single}, which may show or take something else")
     module = str(json.loads(file.env_spec).get("entry_point", "")).partition(":")[0]
     if not module.startswith(("gymnasium.", "mpi_rollout.")):
-        return [f"recover_environment() imports {module.partition('.')[0]}, which must be installed there"]
-    return []
+        notes.append(f"recover_environment() imports {module.partition('.')[0]}, which must be installed there")
+    return notes

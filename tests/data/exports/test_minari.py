@@ -215,3 +215,18 @@ def test_an_env_and_the_starts_of_its_episodes_are_recovered(job: Job, place: Pa
         assert env.step(action)[0].tobytes() == expected.tobytes()
     env.close()
     assert "cartpole" in minari.namespace.list_local_namespaces() and [*minari.list_local_datasets()] == [dataset.id]
+
+
+@pytest.mark.mpi(2)
+def test_a_single_env_is_recovered_where_envs_were_vectorized(job: Job):
+    options = ["--env", "CartPole-v1", "--vectorization-mode", "vector_entry_point", "--num-steps", "40"]
+    options += ["--env-kwargs", '{"max_episode_steps": 7}']
+    files = [
+        job.collect(2, *options, "--num-envs", "5", out="two.h5"),
+        job.collect(None, *options, "--num-envs", "2", out="one.h5"),
+    ]
+    dataset = exported(*files)  # Of one env, though ranks had different numbers of envs.
+    assert_same_data(dataset, *files)
+    env = dataset.recover_environment()
+    assert env.spec.max_episode_steps == 7 and env.observation_space == dataset.observation_space
+    env.close()
