@@ -207,7 +207,7 @@ class Reading:
     spaces: dict[str, Space | None]
     has_gaps: bool
     file: int = 0
-    _begun: dict[int, list[Arrays]] = field(default_factory=dict)  # Of episodes that go on in the next part.
+    _begun: dict[int, Arrays] = field(default_factory=dict)  # Of episodes that go on in the next part.
 
     def episodes(self) -> Iterator[Episode]:
         """Iterate over the episodes, while the file is read once."""
@@ -246,26 +246,30 @@ class Reading:
         shelves = [shelf] * len(over)
         for place in np.flatnonzero(has_begun).tolist():
             index = int(over[place])
-            shelves[place] = self._joined(index, self.rows[index], part, arrays)
+            shelves[place] = self._joined(index, part, arrays)
         for index in running.tolist():
-            self._keep(index, self.rows[index], part, arrays)
+            self._keep(index, part, arrays)
         return map(Episode, shelves, over.tolist(), *places, rows["length"].tolist())
 
-    def _keep(self, index: int, row: np.void, part: Part, arrays: Arrays) -> None:
-        """Copy what a part has of an episode that goes on; its next observation is the first of the next part."""
-        rows = slice(max(int(row["start"]) - part.start, 0), part.stop - part.start)
-        pieces = self._begun.setdefault(index, [])
-        pieces.append({name: array[row["env_index"] - part.first_env, rows].copy() for name, array in arrays.items()})
+    def _keep(self, index: int, part: Part, arrays: Arrays) -> Arrays:
+        """Copy what a part has of an episode that others have more of; return its arrays so far."""
+        env, start, length = (int(self.rows[name][index]) for name in ("env_index", "start", "length"))
+        if index not in self._begun:
+            self._begun[index] = {
+                name: np.empty((length + has_last_row(name), *array.shape[2:]), array.dtype)
+                for name, array in arrays.items()
+            }
+        first, stop = max(start, part.start), min(start + length, part.stop)
+        for name, array in self._begun[index].items():
+            end = stop + has_last_row(name)  # The next observation may be the first of the next part.
+            rows = slice(first - part.start, end - part.start)
+            array[first - start : end - start] = arrays[name][env - part.first_env, rows]
+        return self._begun[index]
 
-    def _joined(self, index: int, row: np.void, part: Part, arrays: Arrays) -> Shelf:
-        """Put the pieces of an episode together that ends in a part."""
-        stop, pieces = int(row["start"] + row["length"]) - part.start, self._begun.pop(index)
-        env = row["env_index"] - part.first_env
-        joined = {
-            name: np.concatenate([*(piece[name] for piece in pieces), array[env, : stop + has_last_row(name)]])
-            for name, array in arrays.items()
-        }
-        return Shelf(joined, self.rows, self.spaces, self.file, self.has_gaps)
+    def _joined(self, index: int, part: Part, arrays: Arrays) -> Shelf:
+        """Return the whole of an episode that ends in a part."""
+        self._keep(index, part, arrays)
+        return Shelf(self._begun.pop(index), self.rows, self.spaces, self.file, self.has_gaps)
 
 
 def _by_env(array: np.ndarray) -> np.ndarray:
@@ -303,7 +307,9 @@ def check_groups(columns: Iterable[str] | None) -> tuple[str, ...]:
     if unknown := [name for name in groups if name not in GROUPS]:
         raise ValueError(f"columns should be some of {', '.join(GROUPS)}; got {unknown[0]!r}")
     # Where a file has them, they are the last row of an episode's observations.
-    return (*groups, "final_observations") if "observations" in groups and "final_observations" not in groups else groups
+    return (
+        (*groups, "final_observations") if "observations" in groups and "final_observations" not in groups else groups
+    )
 
 
 def ordered(rows: np.ndarray) -> np.ndarray:

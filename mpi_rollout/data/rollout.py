@@ -163,6 +163,12 @@ class Rollout:
         """The number of transitions in all episodes, also in unfinished ones."""
         return int(self.episodes["length"].sum() + self.unfinished["length"].sum())
 
+    @property
+    def transition_nbytes(self) -> int:
+        """The bytes of one transition, in all columns that every transition has."""
+        leaves = self._source.leaves.items()
+        return sum(leaf.nbytes for name, leaf in leaves if not name.startswith("final_observations"))
+
     def iter_episodes(
         self,
         episodes: Any = None,
@@ -206,6 +212,10 @@ class Rollout:
             rows = np.concatenate([self.episodes, self.unfinished]) if unfinished else self.episodes
         else:
             rows = as_table(episodes, EPISODE)
+            if not self._source.has(rows).all():
+                raise ValueError(
+                    f"episodes should be rows of the data that they are read from: {self!r} has no such steps"
+                )
         rows = ordered(chosen(rows, min_return, max_return, min_length, max_length, terminated))
         groups = check_groups(columns)
         groups += tuple(f"final_{name}" for name in ("observations", "infos") if name in groups)

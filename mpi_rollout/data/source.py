@@ -95,11 +95,15 @@ class Source:
 
     def _checked(self, rows: np.ndarray) -> np.ndarray:
         """Refuse episodes that are not in the file: who follows them would read something else."""
-        is_inside = (rows["env_index"] >= 0) & (rows["env_index"] < self.config.num_envs) & (rows["start"] >= 0)
-        is_inside &= (rows["length"] >= 0) & (rows["length"] <= self.num_steps)
+        is_inside = self.has(rows)
         if not is_inside.all():
             raise DataError(f"{self.path}: episodes, row {is_inside.argmin():,}: its steps are not in the file")
         return rows
+
+    def has(self, rows: np.ndarray) -> np.ndarray:
+        """Tell of episodes whether their steps are in the file."""
+        is_inside = (rows["env_index"] >= 0) & (rows["env_index"] < self.config.num_envs) & (rows["start"] >= 0)
+        return np.asarray(is_inside & (rows["length"] >= 0) & (rows["start"] + rows["length"] <= self.num_steps))
 
     @property
     def file(self) -> h5py.File:

@@ -202,6 +202,15 @@ def limit_memory(path: str) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (nbytes, most))
 
 
+def allow_memory(nbytes: int) -> None:
+    """Let this process have so many bytes more than one that reads an empty file, if it is limited at all."""
+    now, most = resource.getrlimit(resource.RLIMIT_DATA)
+    wanted = MEMORY_NBYTES + nbytes
+    wanted = wanted if most == resource.RLIM_INFINITY else min(wanted, most)
+    if now != resource.RLIM_INFINITY and wanted > now:
+        resource.setrlimit(resource.RLIMIT_DATA, (wanted, most))
+
+
 def teller(signs: IO[str]) -> Callable[[str], None]:
     """Return a function that says what is being done, the same not too often."""
     said, said_at = "", 0.0

@@ -59,3 +59,12 @@ def test_only_named_columns_are_read(tmp_path: Path) -> None:
     assert len(episode.rewards) == episode.length
     with pytest.raises(ValueError, match="got 'reward'"):
         data.iter_episodes(columns=["reward"])
+
+
+def test_rows_of_other_data_are_refused(tmp_path: Path) -> None:
+    data = mpi_rollout.open(written(tmp_path, "complete"))
+    for name, value in (("start", 1000), ("env_index", 3), ("env_index", -1), ("length", 1000)):
+        rows = data.episodes.copy()
+        rows[name][-1] = value
+        with pytest.raises(ValueError, match="has no such steps"):
+            data.iter_episodes(rows)

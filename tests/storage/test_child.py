@@ -124,6 +124,25 @@ def test_the_memory_for_a_file_grows_with_its_size(
     assert limits == [(expected, most)]
 
 
+@pytest.mark.parametrize(
+    ("now", "most", "expected"),
+    [
+        (RLIM_INFINITY, RLIM_INFINITY, []),
+        (MEMORY_NBYTES + 5, RLIM_INFINITY, [(MEMORY_NBYTES + 1000, RLIM_INFINITY)]),
+        (MEMORY_NBYTES + 5, MEMORY_NBYTES + 7, [(MEMORY_NBYTES + 7, MEMORY_NBYTES + 7)]),
+        (MEMORY_NBYTES + 5000, RLIM_INFINITY, []),
+    ],
+)
+def test_a_task_that_needs_more_memory_may_have_it(
+    monkeypatch: pytest.MonkeyPatch, now: int, most: int, expected: list[tuple[int, int]]
+):
+    limits: list[tuple[int, int]] = []
+    monkeypatch.setattr(child.resource, "getrlimit", lambda kind: (now, most))
+    monkeypatch.setattr(child.resource, "setrlimit", lambda kind, limit: limits.append(limit))
+    child.allow_memory(1000)
+    assert limits == expected
+
+
 def test_what_is_read_is_told_when_it_changes():
     signs = io.StringIO()
     tell = child.teller(signs)

@@ -11,7 +11,7 @@ import h5py
 import numpy as np
 
 from mpi_rollout.core.spaces import Tree
-from mpi_rollout.data.exports.selection import exported_rows, groups_of, open_files, row_nbytes
+from mpi_rollout.data.exports.selection import allow_longest, exported_rows, groups_of, open_files, row_nbytes
 from mpi_rollout.data.exports.writing import check_room, writing
 from mpi_rollout.storage.filters import GZIP_LEVEL
 from mpi_rollout.storage.objects import Tell
@@ -26,6 +26,7 @@ def export(tell: Tell, path: str, files: Sequence[str], out: str, options: Mappi
     with open_files(files) as data:
         tell("the list of its episodes")
         rows = exported_rows(data)
+        allow_longest(data, rows)
         num_steps = int(rows["length"].sum())
         check_room(os.path.dirname(out), 2 * num_steps * row_nbytes(data), options["compression"])
         num_unknown = 0
@@ -62,9 +63,12 @@ class Flat:
         self.names: list[str] = []
 
     def append(self, columns: Mapping[str, np.ndarray]) -> None:
-        """Take rows; they are copied."""
-        self._waiting.append({name: self._converted(array) for name, array in columns.items()})
-        self._nbytes += sum(array.nbytes for array in self._waiting[-1].values())
+        """Take rows; they are copied, or written at once if they are many."""
+        nbytes = sum(array.nbytes for array in columns.values())
+        if not (waits := nbytes <= BLOCK_NBYTES):
+            self.flush()
+        self._waiting.append({name: self._converted(array, waits) for name, array in columns.items()})
+        self._nbytes += nbytes
         if self._nbytes > BLOCK_NBYTES:
             self.flush()
 
@@ -75,15 +79,16 @@ class Flat:
         self.names = self.names or [self._created(name, array) for name, array in self._waiting[0].items()]
         num_rows = sum(len(columns["rewards"]) for columns in self._waiting)
         for name in self.names:
-            rows = np.concatenate([columns[name] for columns in self._waiting])
+            parts = [columns[name] for columns in self._waiting]
+            rows = np.concatenate(parts) if len(parts) > 1 else parts[0]
             self._file[name][self._num_written : self._num_written + num_rows] = rows
         self._num_written += num_rows
         self._waiting, self._nbytes = [], 0
 
-    def _converted(self, array: np.ndarray) -> np.ndarray:
+    def _converted(self, array: np.ndarray, copies: bool) -> np.ndarray:
         is_other_float = self._float32 and array.dtype.kind == "f"
         with np.errstate(over="ignore"):  # Larger numbers become infinity.
-            return array.astype(np.float32 if is_other_float else array.dtype)
+            return array.astype(np.float32 if is_other_float else array.dtype, copy=copies)
 
     def _created(self, name: str, array: np.ndarray) -> str:
         shape = (self._num_rows, *array.shape[1:])

@@ -14,7 +14,7 @@ import numpy as np
 
 from mpi_rollout.data.exports import minari_bytes, minari_gzip
 from mpi_rollout.data.exports.minari_metadata import facts_of
-from mpi_rollout.data.exports.selection import exported_rows, open_files, row_nbytes
+from mpi_rollout.data.exports.selection import allow_longest, exported_rows, open_files, row_nbytes
 from mpi_rollout.data.exports.writing import check_room, writing
 from mpi_rollout.storage.objects import Tell
 
@@ -49,7 +49,8 @@ def write_share(
     """Write the episodes of one of several shares."""
     main = os.path.join(folder, MAIN)
     with open_files(files) as data, writing(main):
-        _way(data, options).write_share(tell, data, _planned(folder), main, share, num_shares)
+        allow_longest(data, rows := _planned(folder))
+        _way(data, options).write_share(tell, data, rows, main, share, num_shares)
 
 
 def finish(

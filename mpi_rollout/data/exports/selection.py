@@ -4,29 +4,38 @@ The number of an episode is its place in /episodes; those that the end of the da
 the data alone.  They are read in groups of envs: running episodes are in memory, and images of many envs would not fit.
 """
 
+import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from mpi_rollout.core.spaces import leaves
 from mpi_rollout.data.opening import open as open_data
 from mpi_rollout.errors import DataError
+from mpi_rollout.storage.child import MEMORY_PER_BYTE, allow_memory
 
 RUNNING_NBYTES = 2**28  # Of the episodes that are in memory at a time.
+COPIES = 3  # Of them, while they are put together and written.
 EPISODE_NBYTES = 2**13  # A short episode takes as long as so many bytes of a long one.
 NUMBERS = ("number", "i8"), ("group", "i8")
 
 
 def open_files(files: Sequence[str]) -> Any:
-    """Open one file, or several as one data set."""
+    """Open one file, or several as one data set; this process may then have memory for all of them."""
+    allow_memory(MEMORY_PER_BYTE * sum(os.path.getsize(file) for file in files if os.path.exists(file)))
     return open_data(list(files)) if len(files) > 1 else open_data(files[0])
+
+
+def allow_longest(data: Any, rows: np.ndarray) -> None:
+    """Let this process have memory for the longest episode: compressed, it may be small in its file."""
+    files = sum(map(os.path.getsize, data.paths))
+    running = max(int(rows["length"].max()) * row_nbytes(data), RUNNING_NBYTES)
+    allow_memory(MEMORY_PER_BYTE * files + COPIES * running)
 
 
 def row_nbytes(data: Any) -> int:
     """Return the bytes of one transition, as they are exported."""
-    spaces = (leaf for space in (data.observation_space, data.action_space) for leaf in leaves(space))
-    return sum(leaf.nbytes for leaf in spaces) + 10
+    return max(file.transition_nbytes for file in getattr(data, "files", [data]))
 
 
 def exported_rows(data: Any) -> np.ndarray:
