@@ -13,6 +13,7 @@ import numpy as np
 from mpi_rollout.core.spaces import Tree
 from mpi_rollout.data.exports.selection import allow_longest, exported_rows, groups_of, open_files, row_nbytes
 from mpi_rollout.data.exports.writing import check_room, writing
+from mpi_rollout.errors import DataError
 from mpi_rollout.storage.filters import GZIP_LEVEL
 from mpi_rollout.storage.objects import Tell
 
@@ -24,6 +25,7 @@ LOG_PROB = "log_prob"
 def export(tell: Tell, path: str, files: Sequence[str], out: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """Write a file, in a child process (see `storage.child`); return what there is to say about it."""
     with open_files(files) as data:
+        check_same_columns(getattr(data, "files", [data]))
         tell("the list of its episodes")
         rows = exported_rows(data)
         allow_longest(data, rows)
@@ -42,6 +44,17 @@ def export(tell: Tell, path: str, files: Sequence[str], out: str, options: Mappi
     unfinished = int((~rows["terminated"] & ~rows["truncated"]).sum())
     counts = {"episodes": len(rows), "steps": num_steps, "unfinished": unfinished, "unknown": num_unknown}
     return {**counts, "nbytes": os.path.getsize(out), "is_flat": "observations" in flat.names}
+
+
+def check_same_columns(files: Sequence[Any]) -> None:
+    """Raise DataError if several files have other infos, or the policies gave other extras: all rows have the same."""
+    first, *others = ({**dict(_named("infos", file.infos)), **dict(_named("extras", file.extras))} for file in files)
+    kinds = {name: (column.dtype, column.shape[2:]) for name, column in first.items()}
+    for file, columns in zip(files[1:], others, strict=True):
+        differing = kinds.items() ^ {name: (column.dtype, column.shape[2:]) for name, column in columns.items()}.items()
+        if differing:
+            name = min((name for name, _ in differing), key=lambda name: ("/_" in name, name))  # No mask.
+            raise DataError(f"{files[0].path} and {file.path} do not have the same {name}; export each by itself")
 
 
 class Flat:
@@ -111,12 +124,14 @@ def columns_of(episode: Any) -> dict[str, np.ndarray]:
     extras = dict(_named("infos", episode.extras))
     if f"infos/{LOG_PROB}" in extras:
         extras["infos/action_log_probs"] = extras.pop(f"infos/{LOG_PROB}")
+    for name in infos.keys() & extras.keys():  # The env and the policy give something of one name.
+        extras[name.replace("infos", "infos/extras", 1)] = extras.pop(name)
     return columns | extras | {name: array[: episode.length] for name, array in infos.items()}
 
 
-def _named(path: str, tree: Tree) -> Iterator[tuple[str, np.ndarray]]:
+def _named(path: str, tree: Tree) -> Iterator[tuple[str, Any]]:
     """Yield the arrays of a tree with their paths, as the run's file names them."""
-    if isinstance(tree, np.ndarray):
+    if not isinstance(tree, dict | tuple):
         yield path, tree
         return
     named = tree.items() if isinstance(tree, dict) else ((f"_index_{i}", part) for i, part in enumerate(tree))

@@ -26,6 +26,11 @@ def check_id(dataset_id: str) -> None:
             f"{dataset_id!r} is no id of Minari; it should be NAME-vN or NAMESPACE/NAME-vN, such as "
             "cartpole/random-v0, of letters, digits, - and _, with two or more in NAMESPACE"
         )
+    if "data" in dataset_id.split("/")[:-1]:
+        raise UsageError(
+            f"{dataset_id}: Minari takes each folder with a `data` in it for a data set, and would list none any "
+            "more; use another namespace"
+        )
     if match["version"] is None:
         raise UsageError(f"{dataset_id} has no version, and Minari would not load it; use {dataset_id}-v0")
 

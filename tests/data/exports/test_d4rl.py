@@ -1,15 +1,18 @@
 """A file of D4RL has all transitions in flat arrays, exactly."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import h5py
 import numpy as np
 import pytest
 from gymnasium import spaces
+from jobs import Job
 from written_data import quiet, written
 
 import mpi_rollout
 from mpi_rollout.data.exports import d4rl, selection
+from mpi_rollout.errors import DataError
 
 SPACE = spaces.Box(-1, 1, (2,), np.float64)
 OPTIONS = {"compression": "gzip", "float32": False, "algorithm_name": None}
@@ -60,3 +63,36 @@ def test_floats_can_be_what_d4rl_has(tmp_path: Path):
 def test_nested_observations_are_groups(tmp_path: Path):
     flat = exported(written(tmp_path, "complete"))
     assert {"observations/x", "next_observations/x", "observations/n/_index_0"} <= flat.keys()
+
+
+def test_files_of_other_infos_are_refused(job: Job):
+    run = ["--env-factory", "telling_envs:Telling", "--num-envs", "2", "--num-steps", "20"]
+    lives, small, none = (
+        job.collect(None, *run, *options, out=name)
+        for name, options in (
+            ("lives.h5", ["--store-infos", '{"lives": int}']),
+            ("small.h5", ["--store-infos", '{"lives": "int16"}']),
+            ("none.h5", []),
+        )
+    )
+    out, files = str(job.folder / "flat.h5"), [str(lives), str(small), str(none)]
+    for first, second in ((0, 1), (0, 2), (2, 0)):
+        pair = [files[first], files[second]]
+        with pytest.raises(DataError, match="do not have the same infos/lives; export each by itself"):
+            d4rl.export(quiet, pair[0], pair, out, OPTIONS)
+    d4rl.export(quiet, files[0], [files[0], files[0]], out, OPTIONS)
+
+
+def test_infos_and_extras_of_one_name_are_both_there():
+    zeros, ones = np.zeros(3), np.ones(2)
+    episode = SimpleNamespace(
+        observations=zeros, actions=ones, rewards=ones, terminations=ones > 2, truncations=ones > 2, length=2,
+        terminated=False, truncated=False, infos={"value": zeros}, extras={"value": ones, "log_prob": ones},
+    )  # fmt: skip
+    columns = d4rl.columns_of(episode)
+    assert {name for name in columns if name.startswith("infos")} == {
+        "infos/value",
+        "infos/extras/value",
+        "infos/action_log_probs",
+    }
+    assert columns["infos/extras/value"] is ones

@@ -39,6 +39,12 @@ def test_an_id_without_version_is_refused_with_one():
         check_id("cartpole/random")
 
 
+@pytest.mark.parametrize("dataset_id", ["data/a-v0", "lab/data/a-v0"])
+def test_a_namespace_that_hides_all_data_sets_from_minari_is_refused(dataset_id: str):
+    with pytest.raises(UsageError, match="use another namespace"):
+        check_id(dataset_id)
+
+
 def test_a_data_set_appears_when_it_is_published(root: Path):
     place = made("lab/cartpole/random-v0")
     assert not (root / "lab/cartpole/random-v0").exists()
