@@ -56,6 +56,7 @@ class Connection:
         if comm is not None:
             self._comm = comm
         self._envs: MPIVectorEnv | None = None
+        self._record: str | None = None
         self._hosts: list[str] = []
         self._made: tuple[Worker, EnvFacts] | RolloutError | None = None
 
@@ -178,7 +179,7 @@ class Connection:
             if request.policy is not None:
                 envs.use_policy(request.policy_on_ranks)
             recorder = (
-                None if request.record is None else start_recording(request.record, request, driver, facts, self._hosts)
+                None if self._record is None else start_recording(self._record, request, driver, facts, self._hosts)
             )
         except BaseException as error:
             envs.close(code=getattr(error, "exit_code", RolloutError.exit_code))
@@ -199,8 +200,9 @@ class Connection:
         request = self._loaded_request()
         if request.record is not None:
             types_of(request.infos)
+            self._record = os.path.abspath(request.record)  # Envs and trainers may change the current folder.
             if self._comm.rank == world.ROOT:
-                check_record(request.record)
+                check_record(self._record)
         rank_envs = make_rank_envs(request.plan(self._comm.size), self._comm.rank)
         if request.record is not None and rank_envs.facts is not None:
             check_spaces(rank_envs.facts)

@@ -217,6 +217,18 @@ class NoNumbers(Counting):
     observation_space = gymnasium.spaces.Dict({"a/b": gymnasium.spaces.Discrete(2)})
 
 
+def test_a_trainer_that_changes_its_folder_gets_the_file_where_it_was_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    envs = recorded_steps(Path("run.h5"))
+    monkeypatch.chdir("elsewhere")
+    envs.close()
+    verify(str(tmp_path / "run.h5"))
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
 def test_without_a_step_there_is_no_file(tmp_path: Path):
     envs = mpi_rollout.connect("CartPole-v1", 2, record=tmp_path / "run.h5")
     envs.reset()
