@@ -262,13 +262,10 @@ class Recorder:
         if self._is_finished or os.getpid() != self._pid:
             return
         self._is_finished = True
-        if self._has_failed:  # Whoever took the steps knows it.
-            if not self.writer.num_committed:
-                with suppress(OSError):
-                    os.unlink(self.writer.part)
-            self.writer.release()
-            return
         try:
+            if self._has_failed:  # Whoever took the steps knows it.
+                self._remove_empty()
+                return
             if not self.num_steps:
                 self.writer.discard()
                 return
@@ -277,8 +274,17 @@ class Recorder:
             seconds = now - self._started_s
             self.writer.finish(Ending(utc_now(), env_steps, seconds, self._reports(), [], complete=True))
             self.warn()
+        except StorageError:
+            self._remove_empty()
+            raise
         finally:
             self.writer.release()
+
+    def _remove_empty(self) -> None:
+        """Remove a file without a committed step: nothing can be recovered, and it would be in the way."""
+        if not self.writer.num_committed:
+            with suppress(OSError):
+                os.unlink(self.writer.part)
 
     def _reports(self) -> Reports:
         """Return what the file says of each rank."""

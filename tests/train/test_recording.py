@@ -327,6 +327,21 @@ def test_a_full_disk_is_told_before_a_step_and_what_is_committed_stays(tmp_path:
     assert "what is committed is whole" in verify(f"{path}.part")[0]
 
 
+def test_a_disk_that_is_full_before_a_step_is_committed_leaves_nothing_in_the_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    envs = mpi_rollout.connect(Counting, 2, record=tmp_path / "run.h5")
+    envs.reset()
+    envs.collect(5)
+
+    def fail(self: RunFile, block: Any, num_rows: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(RunFile, "append", fail)
+    assert "its first 0 steps are committed" in refusal_of(envs.close, StorageError)
+    assert not list(tmp_path.iterdir())
+
+
 def test_episodes_that_a_seed_began_can_be_replayed(tmp_path: Path):
     for mode in MODES[:2]:
         envs = recorded_steps(path := tmp_path / f"{mode}.h5", autoreset_mode=mode)
