@@ -195,7 +195,7 @@ class RunFile:
         """Commit, close, and if the run is complete check the file and give it its name; return where it is."""
         if self._episodes is not None:
             self._tables["episodes"].append(self._episodes.unfinished(self.num_committed))
-        if self.values is not None:
+        if self.values is not None and ending.complete:  # Else the run may go on.
             self.values.warn_of_silence()
         throughput = self._file["throughput"]
         self._write_notes()
