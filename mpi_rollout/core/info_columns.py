@@ -34,8 +34,8 @@ def types_in(infos: Sequence[Mapping[str, Any]]) -> tuple[Types, dict[str, str]]
     types: Types = {}
     left_out: dict[str, str] = {}
     for info in infos:
-        for name, value in _values_in(info):
-            kind = _kind_of(name, value)
+        for keys, value in _values_in(info):
+            name, kind = "/".join(map(str, keys)), _kind_of(keys, value)
             if isinstance(kind, np.ndarray):
                 types[name] = _widened(types.get(name), kind)
             else:
@@ -45,19 +45,19 @@ def types_in(infos: Sequence[Mapping[str, Any]]) -> tuple[Types, dict[str, str]]
     return {name: kind for name, kind in sorted(types.items()) if kind is not None}, left_out
 
 
-def _values_in(info: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _values_in(info: Mapping[str, Any], outer: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
     for key, value in info.items():
         if isinstance(value, dict):
-            yield from _values_in(value, f"{prefix}{key}/")
+            yield from _values_in(value, (*outer, key))
         else:
-            yield f"{prefix}{key}", value
+            yield (*outer, key), value
 
 
-def _kind_of(name: str, value: object) -> np.ndarray | str:
+def _kind_of(keys: tuple[str, ...], value: object) -> np.ndarray | str:
     """Return an array of a value's type, or why it cannot be stored."""
-    if any(not is_name(key) or key.startswith("_") for key in name.split("/")):
+    if any(not isinstance(key, str) or not is_name(key) or "/" in key or key.startswith("_") for key in keys):
         return "its name"
-    if name == MASK_NAME:
+    if keys == (MASK_NAME,):
         value = flat_mask(value)
     if not isinstance(value, bool | int | float | np.generic | np.ndarray):
         return type(value).__name__

@@ -12,11 +12,12 @@ from mpi_rollout.errors import UsageError
 def test_all_numbers_of_infos_have_types_and_the_rest_has_a_reason():
     first = {"lives": 3, "deep": {"r": np.float32(1), "name": "a"}, "place": np.zeros(3, np.int16), "late": True}
     second = {"lives": 2.5, "late": False, "ragged": np.zeros(2), "none": None, "_x": 1, "empty": np.zeros((0, 2))}
-    third = {"ragged": np.zeros(3), "complex": 1j, "list": [1, 2]}
+    third = {"ragged": np.zeros(3), "complex": 1j, "list": [1, 2], "a/b": 1, 5: 2}
     types, left_out = types_in([first, second, third])
     assert types == {"deep/r": "float32", "late": "bool", "lives": "float64", "place": ["int16", 3]}
     assert left_out["ragged"] == "its shape changes" and left_out["deep/name"] == "str" and left_out["_x"] == "its name"
-    assert sorted(left_out) == ["_x", "complex", "deep/name", "empty", "list", "none", "ragged"]
+    assert left_out["a/b"] == left_out["5"] == "its name"
+    assert sorted(left_out) == ["5", "_x", "a/b", "complex", "deep/name", "empty", "list", "none", "ragged"]
     assert checked_types(types) == types
 
 
