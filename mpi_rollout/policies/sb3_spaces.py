@@ -34,6 +34,8 @@ def learned_space(space: Space, saved: Any) -> Space:
         raise UsageError(f"SB3 takes no observations that are nested as {space}")
     if isinstance(space, spaces.Dict):
         check_space("observations", space, saved)
+        if _has_other_parts(space, saved):
+            raise _other("observations", space, saved)
         return spaces.Dict({key: _channels_first(child) for key, child in space.spaces.items()})
     for candidate in (space, _channels_first(space)):
         if candidate.shape == _shape(saved, candidate.shape):
@@ -71,6 +73,35 @@ def check_space(what: str, space: Space, saved: Any) -> None:
         raise _other(what, space, saved)
 
 
+def _has_other_parts(space: spaces.Dict, saved: Any) -> bool:
+    """Tell whether a file says of a Dict space that it has parts of other names, types or shapes."""
+    text = saved.get("spaces") if isinstance(saved, dict) else None
+    parts = {match["name"]: match for match in _PART.finditer(text if isinstance(text, str) else "")}
+    if not parts:
+        return False
+    if parts.keys() != space.spaces.keys():
+        return True
+    return any(_is_other_part(child, parts[name]) for name, child in space.spaces.items())
+
+
+def _is_other_part(space: Space, told: re.Match[str]) -> bool:
+    if told["type"] != type(space).__name__:
+        return True
+    if isinstance(space, spaces.Discrete):
+        return told["n"] is not None and int(told["n"]) != space.n
+    if told["shape"] is None:
+        return False
+    shape = tuple(map(int, re.findall(r"\d+", told["shape"])))
+    return shape not in (space.shape, _channels_first(space).shape)
+
+
+# A part of a Dict space in its text: 'place': Box(-1.0, 1.0, (2,), float32), or of older Gymnasium ('place', Box(...)).
+_PART = re.compile(
+    r"""(?P<quote>['"])(?P<name>.*?)(?P=quote)(?:: |, )"""
+    r"""(?P<type>[A-Z]\w+)\((?:[^()]*\((?P<shape>[\d, ]*)\), \w+\)|(?P<n>\d+))?"""
+)
+
+
 def _shape(saved: Any, default: Any) -> tuple[int, ...]:
     shape = saved.get("_shape") if isinstance(saved, dict) else None
     return tuple(shape) if isinstance(shape, list) else default
@@ -90,4 +121,13 @@ def _other(what: str, space: Space, saved: dict[str, Any]) -> UsageError:
     return UsageError(f"the policy learned with {what} in {learned}, the envs have {space}")
 
 
-_TOLD = {"n": "n", "start": "start", "nvec": "nvec", "low": "low", "high": "high", "_shape": "shape", "dtype": "dtype"}
+_TOLD = {
+    "spaces": "spaces",
+    "n": "n",
+    "start": "start",
+    "nvec": "nvec",
+    "low": "low",
+    "high": "high",
+    "_shape": "shape",
+    "dtype": "dtype",
+}

@@ -200,7 +200,7 @@ def test_what_cannot_be_drawn_is_refused(case: str, message: str):
         ("PPO image", spaces.Box(0, 255, (84, 84, 3), np.uint8), spaces.Discrete(4), "learned with observations"),
         ("PPO image", spaces.Box(0, 255, (84, 84, 1)), spaces.Discrete(4), "learned with observations"),
         ("PPO Dict", CART, TWO, "learned with observations"),
-        ("PPO Dict", spaces.Dict(GOAL.spaces | {"more": CART}), TWO, "cannot be made for"),
+        ("PPO Dict", spaces.Dict(GOAL.spaces | {"more": CART}), TWO, "learned with observations in Dict"),
         ("PPO MultiDiscrete", spaces.MultiDiscrete([3, 3]), spaces.MultiDiscrete([2, 3]), "learned with obs"),
         ("PPO CartPole", spaces.Tuple([CART]), TWO, "SB3 takes no observations that are nested"),
     ],
@@ -209,6 +209,34 @@ def test_other_spaces_are_refused(case: str, observations: spaces.Space, actions
     with pytest.raises(UsageError, match=message) as raised:
         load_model(source_of(made(case)[1]), observations, actions)
     assert "\n" not in str(raised.value)
+
+
+GOALS = dict(GOAL.spaces)
+OTHER_GOALS = {
+    "names": {"image": GOALS["image"], "goal": GOALS["place"]},
+    "a type": {**GOALS, "place": spaces.Discrete(2)},
+    "a shape": {**GOALS, "place": spaces.Box(-1, 1, (1, 2))},
+    "one less": {"image": GOALS["image"]},
+}
+
+
+@pytest.mark.parametrize("case", OTHER_GOALS)
+def test_observations_of_other_parts_are_refused(case: str):
+    with pytest.raises(
+        UsageError, match=r"learned with observations in Dict\(spaces=\{'image': Box\(.*, the envs have"
+    ):
+        load_model(source_of(made("PPO Dict")[1]), spaces.Dict(OTHER_GOALS[case]), TWO)
+
+
+def test_parts_are_known_in_the_words_of_older_versions():
+    from mpi_rollout.policies.sb3_spaces import learned_space
+
+    part = "Box([-1. -1.], [1.\n 1.], (2,), float32)"
+    saved = {"spaces": f"OrderedDict([('place', {part}), (\"it's\", Discrete(3)), ('bits', MultiBinary(4))])"}
+    space = spaces.Dict({"place": spaces.Box(-1, 1, (2,)), "it's": spaces.Discrete(3), "bits": spaces.MultiBinary(4)})
+    assert learned_space(space, saved) == space
+    with pytest.raises(UsageError, match="learned with"):
+        learned_space(spaces.Dict({**space.spaces, "it's": spaces.Discrete(4)}), saved)
 
 
 def test_images_may_come_with_the_channels_first():
