@@ -1,7 +1,7 @@
 """Parameters of policies as one buffer of bytes: what goes to all ranks, without pickling them one by one."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -72,6 +72,9 @@ def packed(parameters: Mapping[str, Any] | Sequence[Any], layout: Layout) -> np.
     if isinstance(parameters, Mapping):
         values = _by_name(parameters, layout)
     else:
+        if not isinstance(parameters, Iterable):
+            kind = type(parameters).__name__
+            raise UsageError(f"parameters must be a dict of arrays, such as a state dict, or all in order, got {kind}")
         values = list(parameters)
         if len(values) != len(layout):
             raise UsageError(f"the policy has {len(layout)} parameters, got {len(values)}")

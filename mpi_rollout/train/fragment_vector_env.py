@@ -180,4 +180,5 @@ class FragmentVectorEnv(CalledEnvs):
 
     def _check_no_fragment(self, what: str) -> None:
         if self._fragments.under_way:
+            self._state.check_whole()  # After a failure nothing comes.
             raise AlreadyPendingCallError(f"{what} while a fragment is under way; call collect_wait()", what)

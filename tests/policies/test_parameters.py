@@ -31,6 +31,7 @@ def test_parameters_come_back_as_they_were_by_name_and_in_order():
         ({**VALUES, "w": np.zeros((2, 3))}, r"'w' .* must be float32 of shape \(2, 3\), got float64 of shape \(2, 3\)"),
         ({**VALUES, "w": np.zeros((3, 2), np.float32)}, r"got float32 of shape \(3, 2\)"),
         ([1, 2], "has 3 parameters, got 2"),
+        (None, "parameters must be a dict of arrays, such as a state dict, or all in order, got NoneType"),
     ],
 )
 def test_other_parameters_are_refused_by_name(given: Any, problem: str):

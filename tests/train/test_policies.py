@@ -6,7 +6,7 @@ import gymnasium
 import numpy as np
 import pytest
 from block_policies import Acting, Sampling, Steering, _with_extras
-from gymnasium.error import AlreadyPendingCallError
+from gymnasium.error import AlreadyPendingCallError, ResetNeeded
 from gymnasium.spaces import Discrete
 from jobs import Job
 
@@ -124,6 +124,9 @@ def test_a_policy_that_fails_ends_the_fragment_and_a_reset_begins_anew():
         envs.reset(seed=1)
         with pytest.raises(RankError, match=r"step 2: the policy's action for env 0 must be in 0 to 1, got 5"):
             envs.collect(5)
+        for call in (lambda: envs.collect(5), lambda: envs.step(np.zeros(2, np.int64)), envs.collect_wait):
+            with pytest.raises(ResetNeeded, match=r"call reset\(\) to begin anew"):
+                call()
         envs.reset(seed=1)
         assert envs.collect(5)["rewards"].sum() == 10
 
