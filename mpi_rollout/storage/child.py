@@ -176,9 +176,11 @@ def serve() -> None:
     module, _, name = task.partition(":")
     function = getattr(importlib.import_module(module), name)
     limit_memory(path)
+    kept = []  # An error holds what it has interrupted.  HDF5 may crash when it closes that, on a disk that is full.
     try:
         answer = {"done": function(teller(signs), path, *arguments)}
     except RolloutError as error:
+        kept.append(error)
         answer = {"refused": str(error), "kind": type(error).__name__}
     except MemoryError:
         answer = {"refused": f"{path}: reading it takes more memory than a file of its size can need; it is damaged"}

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from mpi_rollout.errors import StorageError
 from mpi_rollout.storage.child import BLOCKED_SIGNALS
 
 Tell = Callable[[str], None]
@@ -47,6 +48,16 @@ def err(tell: Tell, path: str) -> None:
 
 def leave(tell: Tell, path: str) -> None:
     os._exit(0)
+
+
+class CrashesInItsEnd:
+    def __del__(self) -> None:
+        os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def refuse_amid_writing(tell: Tell, path: str) -> None:
+    file = CrashesInItsEnd()  # As HDF5 does, on a disk that is full.
+    raise StorageError(f"cannot write {path} with {type(file).__name__}")
 
 
 def fill_memory(tell: Tell, path: str) -> int:

@@ -10,7 +10,7 @@ from resource import RLIM_INFINITY
 import pytest
 from jobs import Job, are_gone, processes_in
 
-from mpi_rollout.errors import DataError, Interrupted, RolloutError
+from mpi_rollout.errors import DataError, Interrupted, RolloutError, StorageError
 from mpi_rollout.storage import child
 from mpi_rollout.storage.child import BLOCKED_SIGNALS, CRASH_SIGNALS, MEMORY_NBYTES, MEMORY_PER_BYTE, in_child
 
@@ -51,6 +51,11 @@ def test_a_mistake_of_ours_is_told_as_one(task: str, doing: str, capfd: pytest.C
     assert caught.value.exit_code == 70 and "damaged" not in str(caught.value)
     words = {"err": "KeyError: 'a mistake of ours'", "leave": "", "gone": "has no attribute 'gone'"}
     assert words[task] in capfd.readouterr().err
+
+
+def test_an_error_is_told_before_what_it_has_interrupted_is_closed():
+    with pytest.raises(StorageError, match=r"cannot write run\.h5"):
+        in_child("child_tasks:refuse_amid_writing", "run.h5")
 
 
 def test_what_asks_a_job_to_stop_does_not_end_the_child():
