@@ -185,9 +185,9 @@ class RolloutConfig:
     )
     fragment_length: str = option(
         AUTO,
-        "largest number of steps that ranks take between two exchanges, for random actions and for policies that plan "
-        "ahead; auto, for random actions: up to 256, as many as fit into 1 MiB on a rank and take at most 0.4 s; for "
-        "other policies 1; the data do not depend on it",
+        "largest number of steps that ranks take between two exchanges; more than 1 is for random actions, for policies "
+        "that the ranks run, and for callables that plan ahead; auto is up to 256, as many as fit into 1 MiB on a rank "
+        "and take at most 0.4 s, and 1 for a callable; the data do not depend on it",
         metavar="L|auto",
     )
     inference: str = option(

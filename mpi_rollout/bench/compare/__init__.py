@@ -52,5 +52,5 @@ down to t_env / p, and what a system does for each row adds to it: so it is fitt
 with its error, and started anew for the next point.  What does not apply is skipped, with the reason.  The file is
 written after each repeat, and the same command goes on from there.
 
-Not here: worker inference, which this program does not have; other machines' figures.
+Not here: policies on the ranks, since all systems get random actions.
 """
