@@ -12,6 +12,7 @@ from mpi_rollout.errors import counted
 MUCH = 0.15  # Of the time, in waiting for other ranks and their messages.
 MOST = 0.9  # Of a core: on a quiet machine ranks have 0.99.
 ROOT_GAIN = 0.05  # Of the time, by another number of envs for rank 0: less comes and goes.
+ADVICE_S = 2.0  # Of a run: in a shorter one, ranks differ by chance.
 
 
 @dataclass(frozen=True)
@@ -134,7 +135,7 @@ class RunFigures:
         ]
 
     def balanced_root_envs(self) -> tuple[int, float] | None:
-        """Return how many envs of rank 0 would have all ranks be ready at the same time, and the share of time won.
+        """Return how many envs of rank 0 would have all ranks be ready at the same time, and the share of the run's time won.
 
         By the measured seconds of an env on rank 0 and on the others.  What rank 0 does besides counts where no rank
         waits for another; in lockstep that comes when the others have stepped, and only slows its own envs down.
@@ -154,7 +155,7 @@ class RunFigures:
         def needed_s(root_envs: int) -> float:
             return max(root_envs * root_s + besides_s, (self.num_envs - root_envs) / num_others * other_s)
 
-        return best, 1 - needed_s(best) / needed_s(own)
+        return best, (needed_s(own) - needed_s(best)) / self.seconds
 
     def lines(self) -> list[str]:
         """All of it, for people."""
@@ -187,7 +188,7 @@ class RunFigures:
     def _root_envs(self) -> list[str]:
         """Return a line if rank 0 had too many or too few envs beside its own work."""
         balanced = self.balanced_root_envs()
-        if balanced is None or balanced[1] < ROOT_GAIN:
+        if balanced is None or balanced[1] < ROOT_GAIN or self.seconds < ADVICE_S:
             return []
         best, gain = balanced
         way = f"--root-envs {best}" if best else "--dedicated-root"
@@ -202,9 +203,8 @@ class RunFigures:
         ratios = [rate / limit for rate, limit in self.limit]
         limit = float(np.median([limit for _, limit in self.limit]))
         return [
-            f"limit: {limit:,.0f} env steps/s (bare env.step loops on all ranks at once); the run reached "
-            f"{self.ratio_to_limit:.3f} of it (median of {counted(len(ratios), 'part')}, "
-            f"{min(ratios):.3f} to {max(ratios):.3f})"
+            f"limit: {limit:,.0f} env steps/s (bare env.step loops on all ranks at once); parts of the "
+            f"run reached {self.ratio_to_limit:.3f} of it (median of {len(ratios)}, {min(ratios):.3f} to {max(ratios):.3f})"
         ]
 
     def _faults(self) -> list[str]:

@@ -222,6 +222,12 @@ def test_the_best_share_of_the_root_follows_from_measured_rates(taken: RunFigure
     assert bool(lines) == (best != taken.ranks[0]["num_envs"])
 
 
+def test_a_share_is_not_advised_where_it_would_win_little_of_the_whole_run():
+    """Though ranks differ much: envs are a small part of a run, or the run was too short to tell."""
+    for taken in (figures(100.0, [32, 32], [8.0, 4.0]), figures(0.2, [32, 32], [0.2, 0.1])):
+        assert not any("--root-envs" in line for line in taken.lines())
+
+
 def test_a_share_that_cannot_be_told_is_not_advised():
     for taken in (figures(1.0, [4], [1.0]), figures(1.0, [0, 4], [0.0, 1.0]), figures(1.0, [4, 4], [0.0, 0.0])):
         assert taken.balanced_root_envs() is None
@@ -289,7 +295,7 @@ def test_the_limit_is_measured_between_the_parts_of_a_run_and_told(job, num_rank
     lines = RunFigures(**{each.name: found[each.name] for each in fields(RunFigures)}).lines()
     [line] = [line for line in lines if line.startswith("limit: ")]
     median, low, high = np.median(ratios), min(ratios), max(ratios)
-    assert line.endswith(f"the run reached {median:.3f} of it (median of 5 parts, {low:.3f} to {high:.3f})")
+    assert line.endswith(f"parts of the run reached {median:.3f} of it (median of 5, {low:.3f} to {high:.3f})")
 
 
 def test_the_summary_of_a_continued_run_says_that_it_is_of_its_last_start():
