@@ -119,9 +119,9 @@ class RolloutConfig:
     )
     policy_block: int | None = option(
         None,
-        "number of envs for which the policy is asked at a time, so that its actions do not depend on ranks and groups "
-        "(default: 64 for a file and for make_policy); 0 asks for all envs that are there, and actions may then differ "
-        "in the last bits (default for a callable)",
+        "number of envs for which the policy is asked at a time, so that its actions do not depend on ranks and groups; "
+        "0 asks for all envs that are there, and actions may then differ in the last bits (default: 64 for a file and "
+        "for make_policy, 0 for a callable)",
         metavar="B",
     )
     store_extras: bool = option(
