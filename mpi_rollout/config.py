@@ -119,7 +119,7 @@ class RolloutConfig:
     )
     policy_block: int | None = option(
         None,
-        "number of envs for which the policy is asked at a time, so that its actions do not depend on ranks and groups; "
+        "number of envs for which the policy is asked at a time, so that actions do not depend on ranks and groups; "
         "0 asks for all envs that are there, and actions may then differ in the last bits (default: 64 for a file and "
         "for make_policy, 0 for a callable)",
         metavar="B",
@@ -185,9 +185,9 @@ class RolloutConfig:
     )
     fragment_length: str = option(
         AUTO,
-        "largest number of steps that ranks take between two exchanges; more than 1 is for random actions, for policies "
-        "that the ranks run, and for callables that plan ahead; auto is up to 256, as many as fit into 1 MiB on a rank "
-        "and take at most 0.4 s, and 1 for a callable; the data do not depend on it",
+        "largest number of steps that ranks take between two exchanges; more than 1 is for random actions, for "
+        "policies that the ranks run, and for callables that plan ahead; auto is up to 256, as many as fit into 1 MiB "
+        "on a rank and take at most 0.4 s, and 1 for a callable; the data do not depend on it",
         metavar="L|auto",
     )
     inference: str = option(

@@ -135,7 +135,7 @@ class RunFigures:
         ]
 
     def balanced_root_envs(self) -> tuple[int, float] | None:
-        """Return how many envs of rank 0 would have all ranks be ready at the same time, and the share of the run's time won.
+        """Return how many envs of rank 0 would have all ranks be ready at the same time, and the share of time won.
 
         By the measured seconds of an env on rank 0 and on the others.  What rank 0 does besides counts where no rank
         waits for another; in lockstep that comes when the others have stepped, and only slows its own envs down.
@@ -204,7 +204,8 @@ class RunFigures:
         limit = float(np.median([limit for _, limit in self.limit]))
         return [
             f"limit: {limit:,.0f} env steps/s (bare env.step loops on all ranks at once); parts of the "
-            f"run reached {self.ratio_to_limit:.3f} of it (median of {len(ratios)}, {min(ratios):.3f} to {max(ratios):.3f})"
+            f"run reached {self.ratio_to_limit:.3f} of it (median of {len(ratios)}, "
+            f"{min(ratios):.3f} to {max(ratios):.3f})"
         ]
 
     def _faults(self) -> list[str]:
