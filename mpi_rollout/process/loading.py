@@ -10,6 +10,7 @@ from typing import Any
 
 from mpi_rollout.errors import PolicyError, UsageError, did_you_mean, words_of
 
+NETWORKS = ".zip", ".pt", ".pt2", ".onnx"  # Files of policies, which `policies.files` loads.
 MOVED = {"mpi_rollout.scaling.sleeping": "mpi_rollout.bench.sleeping"}  # Older commands and files name it.
 
 
@@ -39,6 +40,8 @@ def load_policy(spec: str) -> Callable[[Any], Any]:
     PolicyError
         Its class raises.
     """
+    if ":" not in spec:
+        raise UsageError(f"--policy must be MODULE:CALLABLE or FILE.py:CALLABLE, got {spec!r}{_network_hint(spec)}")
     policy = _load(spec, "--policy")
     if isinstance(policy, type):
         policy = _instance(policy, spec)
@@ -48,6 +51,14 @@ def load_policy(spec: str) -> Callable[[Any], Any]:
         name = type(policy).__name__
         raise UsageError(f"--policy {spec} is {name}, not callable; give a function of a batch of observations")
     return policy
+
+
+def _network_hint(spec: str) -> str:
+    """Return the end of a message: who trained with Stable-Baselines3 is used to names without `.zip`."""
+    names = [spec + suffix for suffix in NETWORKS if os.path.isfile(spec + suffix)]
+    if names or spec.endswith(".py"):
+        return f"; did you mean {(names or [spec + ':CALLABLE'])[0]}?"
+    return f"; the file of a network ends in {', '.join(NETWORKS[:-1])} or {NETWORKS[-1]}"
 
 
 def _instance(kind: type, spec: str) -> object:

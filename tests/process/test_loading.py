@@ -108,6 +108,15 @@ def test_a_policy_that_cannot_be_loaded_is_refused_with_the_way_out(folder: Path
     assert str(caught.value).startswith("--policy ")
 
 
+def test_a_policy_that_is_named_without_its_ending_is_told(folder: Path):
+    """As Stable-Baselines3 takes it: `PPO.load("ppo")` reads `ppo.zip`."""
+    with pytest.raises(RolloutError, match=r"got 'ppo'; the file of a network ends in \.zip, \.pt, \.pt2 or \.onnx$"):
+        load_policy("ppo")
+    (folder / "ppo.zip").touch()
+    with pytest.raises(RolloutError, match=r"got 'ppo'; did you mean ppo\.zip\?$"):
+        load_policy("ppo")
+
+
 @pytest.mark.any_mpi
 @pytest.mark.mpi
 def test_all_ranks_load_a_file_and_a_replay_and_the_same_command_again_load_it_too(job: Job, folder: Path):
