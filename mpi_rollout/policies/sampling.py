@@ -14,7 +14,7 @@ def categorical(logits: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
     Parameters
     ----------
     logits
-        (rows, categories).  A category of minus infinity is never drawn.
+        (rows, categories).  A category of minus infinity is never drawn, one of infinity instead of all others.
     uniforms
         (rows,)
 
@@ -25,7 +25,11 @@ def categorical(logits: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
         Variate Generation*, 1986, III.2.1).
     """
     logits = np.asarray(logits, np.float64)
-    sums = np.cumsum(np.exp(logits - logits.max(axis=1, keepdims=True)), axis=1)
+    top = logits.max(axis=1, keepdims=True)
+    if (is_certain := top == np.inf).any():
+        logits = np.where(is_certain, np.where(logits == np.inf, 0.0, -np.inf), logits)
+        top = np.where(is_certain, 0.0, top)
+    sums = np.cumsum(np.exp(logits - top), axis=1)
     total = sums[:, -1]
     # Rounding may make the product the total, which no sum is above.
     places = np.minimum(uniforms * total, np.nextafter(total, 0.0))

@@ -33,6 +33,13 @@ def test_an_impossible_category_is_never_drawn(uniform: float, shift: float):
     assert categorical(logits, np.array([uniform])).tolist() == [1]
 
 
+@pytest.mark.parametrize("uniform", [0.0, 0.4, 0.6, 1 - 2**-53])
+def test_a_certain_category_is_drawn(uniform: float):
+    logits = [[0.0, np.inf, 5.0, -np.inf], [np.inf, 3.0, 0.0, np.inf], [1.0, 1.0, 1.0, 1.0]]
+    drawn = categorical(np.array(logits), np.full(3, uniform))
+    assert drawn.tolist() == [1, 0 if uniform < 0.5 else 3, int(4 * uniform)]
+
+
 def test_a_row_depends_on_its_own_uniform_only():
     draws = np.random.default_rng(0)
     logits, uniforms = draws.normal(size=(50, 7)).astype(np.float32), draws.random(50)
