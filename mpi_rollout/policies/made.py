@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from mpi_rollout.config import MAKE_POLICY
+from mpi_rollout.core.info_types import is_name
 from mpi_rollout.core.spaces import Leaf, Space, leaves, tree_of
 from mpi_rollout.errors import PolicyError, UsageError, words_of
 from mpi_rollout.exchange.infos import info_leaves
@@ -97,10 +98,23 @@ def _extras_of(policy: Any, name: str) -> tuple[Leaf, ...]:
     try:
         if not isinstance(extras, Mapping):
             raise UsageError(f"it is {type(extras).__name__}")
-        return info_leaves(extras)
+        named = info_leaves(extras)
+        _check_storable(named)
+        return named
     except UsageError as error:
         what = f"{name} must have extras such as {{'log_prob': 'f4', 'state': ('f4', (8,))}}"
         raise UsageError(f"--policy {what}: {error}") from error
+
+
+def _check_storable(extras: tuple[Leaf, ...]) -> None:
+    """Refuse names and shapes that a file cannot hold."""
+    for leaf in extras:
+        if not all(is_name(str(key)) for key in leaf.keys):
+            raise UsageError(f"{leaf.path!r} cannot be a name in HDF5")
+        if any(size < 1 for size in leaf.shape):
+            raise UsageError(f"{leaf.path!r} must have sizes of at least 1, got {leaf.shape}")
+        if any(other.keys[: len(leaf.keys)] == leaf.keys for other in extras if other is not leaf):
+            raise UsageError(f"{leaf.path!r} cannot hold others and be an extra itself")
 
 
 def _takes_three(act: object) -> bool:

@@ -119,6 +119,26 @@ def test_a_maker_is_known_by_its_name(spec: str, is_one: bool):
 
 
 @pytest.mark.parametrize(
+    ("extras", "problem"),
+    [
+        ({"": "f4"}, "'' cannot be a name in HDF5"),
+        ({"a//b": "f4"}, "'a//b' cannot be a name in HDF5"),
+        ({"a/..": "f4"}, "'a/..' cannot be a name in HDF5"),
+        ({"a": ("f4", (2, 0))}, r"'a' must have sizes of at least 1, got \(2, 0\)"),
+        ({"a": ("f4", (-1,))}, r"'a' must have sizes of at least 1, got \(-1,\)"),
+        ({"a/b": "f4", "a": "i4"}, "'a' cannot hold others and be an extra itself"),
+    ],
+)
+def test_extras_that_no_file_can_hold_are_refused(extras: dict, problem: str):
+    policy = Loading({})
+    policy.extras = extras
+    with pytest.raises(UsageError, match=f"must have extras such as .*: {problem}"):
+        make_model(lambda: policy)
+    policy.extras = {"a": "f4", "ab": ("f4", (2, 3)), "b/a": "i8", "b/c": "?"}
+    assert len(make_model(lambda: policy).extras) == 4
+
+
+@pytest.mark.parametrize(
     ("name", "kind", "problem"),
     [
         ("no_policy", UsageError, r"must return an object with a method act\(observations, .*\), got int"),
