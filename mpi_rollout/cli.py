@@ -16,7 +16,7 @@ from mpi_rollout.errors import Interrupted, RolloutError, UsageError
 from mpi_rollout.exchange.job_end import with_stacks
 from mpi_rollout.exchange.world import claimed_rank, claimed_size
 from mpi_rollout.options import Commands, Parser, add_run_options, check_seconds, path, with_command
-from mpi_rollout.process.console import hold, say, settle, show, stdout_apart, without_stdin
+from mpi_rollout.process.console import fitted, hold, say, settle, show, stdout_apart, without_stdin
 from mpi_rollout.ranks.meeting import share_refusal
 from mpi_rollout.storage.ownership import remove_empty_folders
 
@@ -231,7 +231,7 @@ def show_files(files: Sequence[str], lines_of: Callable[[str], list[str]], as_js
             codes.append(error.exit_code)
             lines = [json.dumps({"file": file, "error": error.shown(flag)})] if as_json else []
         if lines:
-            show(lines)
+            show(lines if as_json else fitted(lines))
     return max(codes)
 
 
@@ -318,7 +318,8 @@ def render_command(options: argparse.Namespace) -> int:
 
     consent = Consent(**{name: getattr(options, name) for name in (*ENV_OPTIONS, "trust")}, what="render")
     shot = Shot(options.episode, options.out, options.fps, options.anyway)
-    show(render(options.file, shot, consent, options.json))
+    lines = render(options.file, shot, consent, options.json)
+    show(lines if options.json else fitted(lines))
     return 0
 
 
@@ -326,7 +327,8 @@ def recover_command(options: argparse.Namespace) -> int:
     """Make a complete file of an unfinished one."""
     from mpi_rollout.commands.inspection import recover
 
-    show(recover(options.file, options.dest, options.num_steps, options.json))
+    lines = recover(options.file, options.dest, options.num_steps, options.json)
+    show(lines if options.json else fitted(lines))
     return 0
 
 

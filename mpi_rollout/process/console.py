@@ -8,10 +8,11 @@ import io
 import os
 import select
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from math import inf
-from typing import TextIO
+from textwrap import wrap
+from typing import Any, TextIO
 
 from mpi_rollout.errors import StorageError, system_words
 
@@ -19,6 +20,7 @@ STDIN, STDOUT, STDERR = 0, 1, 2
 PATIENCE_S = 10.0  # With a reader that does not read.
 PIECE_NBYTES = 512  # A pipe that is ready takes so many without waiting (POSIX's least PIPE_BUF).
 CLEAR_LINE = "\r\x1b[K"
+INDENT = 14  # The width of the names before what commands say of a file.
 
 _held: dict[int, int | TextIO] = {}  # Copies of the descriptors; or the stream that replaced one, as in a notebook.
 _start = ""  # What each message on stderr begins with.
@@ -155,6 +157,18 @@ def show(lines: list[str]) -> None:
         raise
     except OSError as error:
         raise StorageError(f"cannot write to stdout: {system_words(error)}") from error
+
+
+def fitted(lines: Sequence[str]) -> list[str]:
+    """Break lines between words where stdout is a terminal that is too narrow for them; what follows is indented."""
+    try:
+        columns = os.get_terminal_size(STDOUT).columns
+    except OSError:  # It is none: programs read whole lines.
+        return list(lines)
+    if columns <= 2 * INDENT:
+        return list(lines)
+    how: dict[str, Any] = {"subsequent_indent": " " * INDENT, "break_long_words": False, "break_on_hyphens": False}
+    return [part for line in lines for part in (wrap(line, columns, **how) if len(line) > columns else [line])]
 
 
 def encoding_of(number: int) -> str:

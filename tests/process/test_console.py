@@ -8,7 +8,7 @@ import sys
 import pytest
 from jobs import TIMEOUT_S, Job, Start, job_environment, run_job
 
-from mpi_rollout.process.console import STDERR, STDOUT, hold, stdout_apart, take_free_descriptors, write
+from mpi_rollout.process.console import STDERR, STDOUT, fitted, hold, stdout_apart, take_free_descriptors, write
 
 pytestmark = [pytest.mark.any_mpi, pytest.mark.full_start]
 
@@ -172,3 +172,17 @@ def test_a_trainer_keeps_its_stdin(job: Job, num_ranks: int):
     result = subprocess.run(command, cwd=job.folder, timeout=TIMEOUT_S, **given)
     assert result.returncode == 0, result.stderr
     assert {"told first", "told second", "other rank ''"} <= {*result.stdout.splitlines()}
+
+
+def test_lines_are_broken_between_words_in_a_narrow_terminal_only(monkeypatch: pytest.MonkeyPatch):
+    lines = ["short", "versions      " + "python 3.11, " * 12, "  path        " + "x" * 100]
+    monkeypatch.setattr(os, "get_terminal_size", lambda descriptor: os.terminal_size((80, 24)))
+    broken = fitted(lines)
+    assert broken[0] == "short" and broken[-1].endswith("x" * 100) and all(len(line) <= 80 for line in broken[:-1])
+    assert broken[2].startswith(" " * 14 + "p") and " ".join(broken).split() == " ".join(lines).split()
+
+    def refuse(descriptor: int) -> os.terminal_size:
+        raise OSError("it is a pipe")
+
+    monkeypatch.setattr(os, "get_terminal_size", refuse)
+    assert fitted(lines) == lines
