@@ -8,7 +8,7 @@ import json
 import os
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from shlex import quote
 from time import perf_counter, sleep
 from types import FrameType
@@ -22,7 +22,7 @@ from mpi_rollout.exchange.job_end import all_or_none
 from mpi_rollout.exchange.world import ROOT, SingleRankComm, claimed_size
 from mpi_rollout.ranks.meeting import come_together
 from mpi_rollout.storage.child import in_child
-from mpi_rollout.storage.ownership import give_name, identity, temporary_path, why_no_file
+from mpi_rollout.storage.ownership import give_name, identity, removed, temporary_path, why_no_file
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -151,13 +151,9 @@ def export_d4rl(files: Sequence[str], out: str, options: Options) -> list[str]:
     if not os.path.isdir(folder):
         raise StorageError(f"cannot write {out}: there is no folder {folder}; mkdir -p {quote(folder)}")
     start, replaces, temporary = perf_counter(), identity(out), temporary_path(os.path.abspath(out), "exporting")
-    with _stopped_by_signals():
-        try:
-            report = in_child("mpi_rollout.data.exports.d4rl:export", files[0], list(files), temporary, options)
-            _give_name(temporary, out, replaces)
-        finally:
-            with suppress(FileNotFoundError):
-                os.unlink(temporary)
+    with _stopped_by_signals(), removed(temporary):
+        report = in_child("mpi_rollout.data.exports.d4rl:export", files[0], list(files), temporary, options)
+        _give_name(temporary, out, replaces)
     report |= {"path": out, "seconds": perf_counter() - start}
     return _d4rl_lines(report, options["json"])
 

@@ -10,7 +10,6 @@ import os
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from shlex import quote
@@ -20,7 +19,7 @@ from mpi_rollout.core.reproducibility import Reproducibility
 from mpi_rollout.core.spaces import wrong_values_text
 from mpi_rollout.errors import AlreadyComplete, DataError, RolloutError, StorageError, UsageError, counted, printable
 from mpi_rollout.storage.child import in_child
-from mpi_rollout.storage.ownership import is_locked, temporary_path, why_no_file
+from mpi_rollout.storage.ownership import is_locked, removed, temporary_path, why_no_file
 from mpi_rollout.storage.status import read_status
 
 PATIENCE_S = 20.0  # `inspect` reads little, and its user waits.
@@ -196,11 +195,8 @@ def recover(path: str, new_path: str | None, num_steps: int | None = None, as_js
     new_path = _checked_new_path(path, new_path)
     temporary = temporary_path(new_path, "recovering")
     start = time.perf_counter()
-    try:
+    with removed(temporary):
         report = in_child("mpi_rollout.storage.recovery:recover", path, new_path, temporary, num_steps)
-    finally:
-        with suppress(FileNotFoundError):
-            os.unlink(temporary)
     report["seconds"] = time.perf_counter() - start
     return [json.dumps(report)] if as_json else _report_lines(report)
 

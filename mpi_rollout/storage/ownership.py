@@ -6,7 +6,8 @@ import os
 import re
 import shutil
 import struct
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from shlex import quote
 
 from mpi_rollout.errors import StorageError, UsageError
@@ -216,6 +217,16 @@ def remove_empty_folders() -> None:
     while _made_folders:
         with suppress(OSError):
             os.rmdir(_made_folders.pop())
+
+
+@contextmanager
+def removed(path: str) -> Iterator[None]:
+    """Remove a temporary file at the end, if there is one and the file system can be written."""
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            os.unlink(path)
 
 
 def temporary_path(path: str, what: str) -> str:

@@ -46,6 +46,21 @@ def num_descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
+def test_a_temporary_file_is_removed_whatever_happens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path = tmp_path / "new"
+    for is_read_only in (False, True):
+        path.touch()
+        if is_read_only:
+            monkeypatch.setattr(ownership.os, "unlink", refuse)
+        with pytest.raises(UsageError, match="what went wrong"), ownership.removed(str(path)):
+            raise UsageError("what went wrong")
+        assert path.exists() == is_read_only
+
+
+def refuse(path: str) -> None:
+    raise OSError(errno.EROFS, "Read-only file system")
+
+
 def test_a_lock_is_seen_and_released_with_its_descriptor(tmp_path: Path):
     path, before = str(tmp_path / "run.h5.part"), num_descriptors()
     held = make_locked(path)
