@@ -27,7 +27,7 @@ try:
     import dm_env
     from dm_env import specs
 except ImportError as error:
-    raise ImportError(f"mpi_rollout.dm_env needs dm_env ({error}); pip install 'mpi_rollout[dm]'") from error
+    raise ImportError(f"mpi_rollout.dm_env needs dm_env ({error}); pip install dm-env") from error
 
 FIRST, MID, LAST = np.arange(3, dtype=np.int32)  # The numbers of `dm_env.StepType`.
 Spec = Any  # An array's, or dicts and tuples of them.

@@ -71,7 +71,8 @@ class Block:
         if not self.mark.startswith("in the test also: "):
             return self.text
         more = self.mark.removeprefix("in the test also: ")
-        return re.sub(r"^(.+?)( +#.*)?$", rf"\1 {more}", self.text, flags=re.MULTILINE)
+        # At the end of each command, before its comment: not of a line that goes on in the next one.
+        return re.sub(r"^(.+?)(?<!\\)( +#.*)?$", rf"\1 {more}", self.text, flags=re.MULTILINE)
 
 
 def blocks(page: str) -> list[Block]:

@@ -81,14 +81,14 @@ def connect(
         the option of the command line; "auto" is "vector_entry_point" for mpi_rollout/... envs, else "sync".
     infos
         "all": what Gymnasium's SyncVectorEnv gives; it costs nothing where envs say nothing.  A mapping such as
-        {"lives": int}: these alone, cheaply.  "none": no infos.  See `mpi_rollout.exchange.infos`.
+        {"lives": int, "position": (float, (3,))}: these alone, cheaply.  "none": no infos.
     actions
         What to do with actions outside of their space.  "pass": floats reach the env as they are, as in Gymnasium's
         SyncVectorEnv, but in the dtype of their space; integers outside are refused.  "clip": they are set to the
         nearest bound; NaN is refused.  "check": they are refused; a float outside by rounding alone is set to the
         bound.
     copy
-        False: observations are views that live until the call after the next; see `mpi_rollout.train.vector_env`.
+        False: observations are views that live until the call after the next; copy what you keep.
     num_groups
         Double buffering with 2: `recv` returns one half of the envs while the ranks step the other.
     batch_size
@@ -123,9 +123,10 @@ def connect(
 
     Returns
     -------
-    With several ranks a context manager.  On the root it gives a `MPIVectorEnv`; on other ranks None, when all is over.
-    With one rank the `MPIVectorEnv` itself, which may be used in a `with` statement or without: it is closed at the
-    end of the program.
+    With several ranks a context manager
+        On the root it gives a `MPIVectorEnv`; on other ranks None, when all is over.
+    With one rank a `MPIVectorEnv`
+        It may be used in a `with` statement or without; then it is closed at the end of the program.
 
     Raises
     ------
