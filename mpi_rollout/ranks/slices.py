@@ -81,6 +81,7 @@ class Slice:
         self._has_action_parts = isinstance(envs.single_action_space, spaces.Dict | spaces.Tuple)
         self._policy = policy
         self._acting: RankPolicy | None = None
+        self._is_asking = False  # The policy, and no env, is at work.
         self.masks: MaskColumn | None = None
         if policy is not None:
             self.masks = MaskColumn(envs.single_action_space, self.env_indices)
@@ -147,6 +148,8 @@ class Slice:
     def at_work(self) -> Work | None:
         """Return the call that is under way, of one env or of all; for another thread to ask."""
         loop = self._loop
+        if self._is_asking:  # A policy may be slow.
+            return None
         if loop is None:
             first, last = self.env_indices[0], self.env_indices[-1]
             return Work((id(self), self._num_calls), lambda: f"step {self.num_steps}: envs {first} to {last}")
@@ -257,7 +260,11 @@ class Slice:
         """Ask the policy before each step, with what the step before has led to; yield the actions of the step."""
         assert self._acting is not None
         for row in range(self.exchange.num_rows):
-            arrays, extras = self._acting.choose(self._last_observations(), self.env_indices, self.num_steps)
+            self._is_asking = True
+            try:
+                arrays, extras = self._acting.choose(self._last_observations(), self.env_indices, self.num_steps)
+            finally:
+                self._is_asking = False
             for array, chosen in zip(actions, arrays, strict=True):
                 array[row] = chosen
             if self.exchange.layout.extras:  # A loop's row is copied into the slot as a whole.

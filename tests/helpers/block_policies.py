@@ -1,5 +1,6 @@
 """Policies that act in blocks, for `--policy block_policies:NAME.make_policy`, and some that are wrong."""
 
+import time
 from collections.abc import Callable
 from itertools import pairwise
 from types import SimpleNamespace
@@ -121,6 +122,20 @@ class Arbitrary(Sampling):
 
 
 arbitrary = SimpleNamespace(make_policy=Arbitrary)
+
+
+class Slow(Sampling):
+    """Thinks for a second in its third step."""
+
+    num_calls = 0
+
+    def act(self, *arguments: Any) -> tuple[np.ndarray, dict]:
+        self.num_calls += 1
+        time.sleep(self.num_calls == 3)
+        return super().act(*arguments)
+
+
+slow = SimpleNamespace(make_policy=Slow)
 unloadable = SimpleNamespace(make_policy=Unloadable)
 
 

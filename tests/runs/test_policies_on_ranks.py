@@ -150,6 +150,13 @@ def test_an_action_that_is_no_number_is_named_with_its_env_and_step(job: Job, nu
     assert re.search(r"step 5: the policy's action for env 3, component \[0\] must be .*, got nan", result.messages[0])
 
 
+@pytest.mark.parametrize("mode", ["sync", "vector_entry_point"])
+def test_envs_have_no_part_in_what_a_slow_policy_takes(job: Job, mode: str):
+    run = ("--env", "CartPole-v1", "--num-envs", "4", "--num-steps", "9", "--vectorization-mode", mode)
+    result = job(None, *run, "--policy", "block_policies:slow.make_policy", "--env-timeout-s", "0.3")
+    assert result.code == 0 and "takes longer" not in result.err
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
