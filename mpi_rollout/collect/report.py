@@ -12,7 +12,7 @@ from mpi_rollout.errors import counted
 MUCH = 0.15  # Of the time, in waiting for other ranks and their messages.
 MOST = 0.9  # Of a core: on a quiet machine ranks have 0.99.
 ROOT_GAIN = 0.05  # Of the time, by another number of envs for rank 0: less comes and goes.
-ADVICE_S = 2.0  # Of a run: in a shorter one, ranks differ by chance.
+ADVICE_S = 2.0  # Of a run: in a shorter one, ranks differ and wait by chance.
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ class RunFigures:
         losses = self.losses
         lost = sum(losses.get(name, 0.0) for name in ("imbalance", "exchange", "gather"))
         shares = [rank["core_share"] for rank in self.ranks if rank.get("core_share") is not None]
-        if len(self.ranks) < 2 or lost < MUCH or min(shares, default=1.0) > MOST:
+        if len(self.ranks) < 2 or self.seconds < ADVICE_S or lost < MUCH or min(shares, default=1.0) > MOST:
             return []
         sleep = "" if self.slept else "--wait sleep, "
         return [

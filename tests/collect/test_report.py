@@ -11,7 +11,7 @@ import subprocess
 import termios
 import threading
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from fcntl import ioctl
 from pathlib import Path
 
@@ -226,6 +226,14 @@ def test_a_share_is_not_advised_where_it_would_win_little_of_the_whole_run():
     """Though ranks differ much: envs are a small part of a run, or the run was too short to tell."""
     for taken in (figures(100.0, [32, 32], [8.0, 4.0]), figures(0.2, [32, 32], [0.2, 0.1])):
         assert not any("--root-envs" in line for line in taken.lines())
+
+
+@pytest.mark.parametrize("seconds", [0.02, 10.0])
+def test_a_run_says_that_its_cores_are_shared_where_it_was_long_enough_to_tell(seconds: float):
+    taken = figures(seconds, [32, 32], [seconds / 2, seconds / 2])
+    ranks = [rank | {"core_share": 0.87} for rank in taken.ranks]
+    lines = replace(taken, ranks=ranks).lines()
+    assert any(line.startswith("ranks had 0.87 of a core") for line in lines) == (seconds > 1)
 
 
 def test_a_share_that_cannot_be_told_is_not_advised():
