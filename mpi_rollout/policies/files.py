@@ -27,6 +27,7 @@ NO_NETWORK = (
     "has what torch.save writes, weights without the network, which is not a policy; "
     "save the network with torch.export.save(torch.export.export(...), 'policy.pt2')"
 )
+ON_ZEROS = "on observations of zeros, which rows of a block have that belong to no env, "
 ONE_FILE = "save it in one file, with external_data=False"
 
 
@@ -149,7 +150,8 @@ def load_model(source: PolicySource, observation_space: Space, action_space: Spa
             raise UsageError(missing) from error
         model: Model = loader.load(source, observation_space, action_space)
     except (UsageError, ActionError) as error:
-        raise UsageError(f"--policy {source.name}: {_sentence(str(error))}") from error
+        where = ON_ZEROS if isinstance(error, ActionError) and " are NaN" in str(error) else ""
+        raise UsageError(f"--policy {source.name}: {where}{_sentence(str(error))}") from error
     return model
 
 

@@ -185,6 +185,21 @@ def test_other_spaces_are_refused(
     assert "\n" not in str(raised.value)
 
 
+def test_a_network_must_give_numbers_for_rows_of_no_env():
+    import torch
+
+    class Direction(torch.nn.Module):
+        def forward(self, observations: torch.Tensor) -> torch.Tensor:
+            return (observations / observations.norm(dim=1, keepdim=True))[:, :2]
+
+    file = io.BytesIO()
+    torch.jit.save(torch.jit.trace(Direction(), torch.ones(2, 4)), file)
+    with pytest.raises(
+        UsageError, match="on observations of zeros, which rows of a block have that belong to no env, "
+    ):
+        load(file.getvalue(), CART, TWO)
+
+
 def test_a_program_for_batches_of_one_size_is_refused():
     with pytest.raises(UsageError, match="takes batches of 5 only; give its first axis a dynamic size"):
         load(content_of("pt2", "logits", is_dynamic=False), CART, TWO)

@@ -1,5 +1,7 @@
 """A policy on the ranks of a trainer: what it gives, and its parameters."""
 
+import zipfile
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -258,3 +260,18 @@ def test_fragments_under_way_are_all_of_the_policy_or_all_of_the_trainer():
                 envs.collect_async(3, second, envs_slice=np.arange(2, 4))
             envs.collect_async(3, first, envs_slice=np.arange(2, 4))
             assert ("extras" in envs.collect_wait()) == (first is None)
+
+
+@pytest.mark.filterwarnings("ignore")  # TorchScript is deprecated.
+def test_code_of_a_file_needs_trust(tmp_path: Path):
+    torch = pytest.importorskip("torch")
+    torch.jit.trace(torch.nn.Linear(4, 2), torch.zeros(2, 4)).save(str(tmp_path / "plain.pt"))
+    path = tmp_path / "p.pt"
+    with zipfile.ZipFile(tmp_path / "plain.pt") as old, zipfile.ZipFile(path, "w") as new:
+        for name in old.namelist():
+            new.writestr(name, old.read(name) + b"\n# save(x)\n" * name.endswith(".py"))
+    with pytest.raises(RankError, match=r"its code calls save\(\).*or trust_policy=True of connect"):
+        mpi_rollout.connect("CartPole-v1", 2, policy=str(path))
+    with mpi_rollout.connect("CartPole-v1", 2, policy=str(path), trust_policy=True) as envs:
+        envs.reset(seed=1)
+        assert envs.collect(3)["actions"].shape == (3, 2)
