@@ -26,17 +26,17 @@ def export(tell: Tell, path: str, files: Sequence[str], out: str, options: Mappi
     """Write a file, in a child process (see `storage.child`); return what there is to say about it."""
     with open_files(files) as data:
         check_same_columns(getattr(data, "files", [data]))
-        tell("the list of its episodes")
+        tell("reading the list of its episodes")
         rows = exported_rows(data)
         allow_longest(data, rows)
         num_steps = int(rows["length"].sum())
         check_room(os.path.dirname(out), 2 * num_steps * row_nbytes(data), options["compression"])
         num_unknown = 0
         with writing(out), h5py.File(out, "x", locking=False) as file:
-            flat = Flat(file, num_steps, options["compression"], options["float32"])
+            flat = Flat(tell, file, num_steps, options["compression"], options["float32"])
             for group in groups_of(rows):
                 for episode in data.iter_episodes(group):
-                    tell(f"the episodes from step {episode.start:,} on")
+                    tell(f"exporting the episodes from step {episode.start:,} on")
                     flat.append(columns_of(episode))
                     num_unknown += not episode.knows_final
             flat.flush()
@@ -66,8 +66,8 @@ class Flat:
         The paths of the datasets.
     """
 
-    def __init__(self, file: h5py.File, num_rows: int, compression: str, float32: bool):
-        self._file, self._num_rows, self._float32 = file, num_rows, float32
+    def __init__(self, tell: Tell, file: h5py.File, num_rows: int, compression: str, float32: bool):
+        self._tell, self._file, self._num_rows, self._float32 = tell, file, num_rows, float32
         self._options: dict[str, Any] = {}
         if compression == "gzip":
             self._options = {"compression": "gzip", "compression_opts": GZIP_LEVEL, "shuffle": True}
@@ -94,9 +94,18 @@ class Flat:
         for name in self.names:
             parts = [columns[name] for columns in self._waiting]
             rows = np.concatenate(parts) if len(parts) > 1 else parts[0]
-            self._file[name][self._num_written : self._num_written + num_rows] = rows
+            self._write(self._file[name], rows)
         self._num_written += num_rows
         self._waiting, self._nbytes = [], 0
+
+    def _write(self, dataset: h5py.Dataset, rows: np.ndarray) -> None:
+        """Write rows in pieces: to compress many takes minutes."""
+        per_piece = max(BLOCK_NBYTES // max(rows[:1].nbytes, 1), 1)
+        for first in range(0, len(rows), per_piece):
+            piece = rows[first : first + per_piece]
+            place = self._num_written + first
+            dataset[place : place + len(piece)] = piece
+            self._tell(f"writing {dataset.name[1:]} from row {place:,} on")
 
     def _converted(self, array: np.ndarray, copies: bool) -> np.ndarray:
         is_other_float = self._float32 and array.dtype.kind == "f"

@@ -13,10 +13,17 @@ from h5py import h5a, h5d, h5f, h5g, h5o, h5p, h5s, h5t
 
 from mpi_rollout.core.spaces import Tree
 from mpi_rollout.storage.filters import GZIP_LEVEL
+from mpi_rollout.storage.objects import Tell
 
 CHUNK_NBYTES = 2**20
 LEAST_NBYTES = 2**12  # Smaller leaves are not compressed.
+PIECE_NBYTES = 2**24
 META_NBYTES = 2**20  # HDF5 takes room for groups and datasets by so many bytes.
+
+
+def rows_per_chunk(array: np.ndarray) -> int:
+    """Return how many rows a compressed chunk has."""
+    return min(max(CHUNK_NBYTES // max(array[0].nbytes, 1), 1), len(array))
 
 
 class EpisodeGroups:
@@ -30,7 +37,8 @@ class EpisodeGroups:
         Make the file; else there is one, to which groups are added.
     """
 
-    def __init__(self, path: str, is_new: bool = True):
+    def __init__(self, tell: Tell, path: str, is_new: bool = True):
+        self._tell = tell
         access = h5p.create(h5p.FILE_ACCESS)
         access.set_libver_bounds(h5f.LIBVER_V18, h5f.LIBVER_V18)
         access.set_meta_block_size(META_NBYTES)
@@ -80,13 +88,23 @@ class EpisodeGroups:
         kind = self._type(array.dtype)
         plan = self._chunked(array) if array.nbytes >= LEAST_NBYTES else self._whole
         dataset = h5d.create(parent, name, kind, h5s.create_simple(array.shape), plan)
-        if array.size:
+        if 0 < array.nbytes <= PIECE_NBYTES:
             dataset.write(h5s.ALL, h5s.ALL, np.ascontiguousarray(array), kind)
+        elif array.size:
+            self._in_pieces(dataset, array, kind)
+
+    def _in_pieces(self, dataset: h5d.DatasetID, array: np.ndarray, kind: Any) -> None:
+        """Write a large array so that somebody who waits sees how it goes on: to compress it takes minutes."""
+        rows = rows_per_chunk(array) * max(PIECE_NBYTES // CHUNK_NBYTES, 1)
+        for first in range(0, len(array), rows):
+            piece, space = np.ascontiguousarray(array[first : first + rows]), dataset.get_space()
+            space.select_hyperslab((first, *(0,) * (array.ndim - 1)), piece.shape)
+            dataset.write(h5s.create_simple(piece.shape), space, piece, kind)
+            self._tell(f"compressing rows from {first:,} on")
 
     def _chunked(self, array: np.ndarray) -> h5p.PropDCID:
         plan = h5p.create(h5p.DATASET_CREATE)
-        rows = min(max(CHUNK_NBYTES // max(array[0].nbytes, 1), 1), len(array))
-        plan.set_chunk((rows, *array.shape[1:]))
+        plan.set_chunk((rows_per_chunk(array), *array.shape[1:]))
         if array.dtype.itemsize > 1:
             plan.set_shuffle()
         plan.set_deflate(GZIP_LEVEL)

@@ -34,7 +34,7 @@ def export(tell: Tell, path: str, files: Sequence[str], folder: str, options: Op
 def plan(tell: Tell, path: str, files: Sequence[str], folder: str, options: Options) -> None:
     """Note which episodes there are: a run may be writing the file, and all ranks must mean the same."""
     with open_files(files) as data:
-        tell("the list of its episodes")
+        tell("reading the list of its episodes")
         facts_of(data, options)  # Refuses what Minari cannot have.
         rows = exported_rows(data)
         nbytes = int(rows["length"].sum()) * row_nbytes(data) + len(rows) * GROUP_NBYTES
@@ -64,8 +64,6 @@ def finish(
         os.unlink(os.path.join(folder, ROWS))
         nbytes, counts = os.path.getsize(main), {"total_episodes": len(rows), "total_steps": int(rows["length"].sum())}
         _write_json(os.path.join(folder, METADATA), counts | facts.metadata | {"dataset_size": round(nbytes / 1e6, 1)})
-        tell("what the disk still has to write")
-        _sync(main)
     unfinished = int((~rows["terminated"] & ~rows["truncated"]).sum())
     told = {"episodes": len(rows), "steps": counts["total_steps"], "unfinished": unfinished}
     return {**told, "nbytes": nbytes, "notes": facts.notes}
@@ -89,10 +87,3 @@ def _planned(folder: str) -> np.ndarray:
 def _write_json(path: str, values: Mapping[str, Any]) -> None:
     with open(path, "w") as file:
         json.dump(values, file)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync(path: str) -> None:
-    with open(path, "rb") as file:
-        os.fsync(file.fileno())

@@ -70,7 +70,7 @@ def write_share(tell: Tell, data: Any, rows: np.ndarray, main: str, share: int, 
             for episode in data.iter_episodes(group):
                 members = columns_of(episode)
                 written.append(layout.template(episode), members, attributes_of(episode.row, members["rewards"]))
-                tell(f"the episodes from step {episode.start:,} on")
+                tell(f"exporting the episodes from step {episode.start:,} on")
         written.flush()
         if written.end != layout.ends[share]:
             raise RolloutError(f"the episodes of share {share} end at {written.end}, expected {layout.ends[share]}")
@@ -81,7 +81,7 @@ def write_share(tell: Tell, data: Any, rows: np.ndarray, main: str, share: int, 
 
 def join(tell: Tell, data: Any, rows: np.ndarray, main: str, num_shares: int) -> None:
     """Make the root group of a file that all shares have been written to."""
-    tell("where the episodes are")
+    tell("writing where the episodes are")
     paths = [addresses_path(main, share) for share in range(num_shares)]
     numbers, addresses = np.concatenate([np.load(path, allow_pickle=False) for path in paths], axis=1)
     with _opened(main) as descriptor:

@@ -110,10 +110,17 @@ def why_not_recovered(env_spec: str) -> str:
         return f"its spec cannot be read ({type(error).__name__}: {error})"
     if not isinstance(spec.entry_point, str) or ":" not in spec.entry_point or "<" in spec.entry_point:
         return f"its entry point is no MODULE:NAME, but {str(spec.entry_point)[:80]!r}"
+    if objects := [name for name, value in spec.kwargs.items() if _was_object(value)]:
+        return f"its argument {objects[0]} was an object, of which the file has the name"
     for wrapper in spec.additional_wrappers:
-        if wrapper.kwargs is None:
+        if wrapper.kwargs is None or any(map(_was_object, wrapper.kwargs.values())):
             return f"the arguments of its wrapper {wrapper.name} are not known"
     return ""
+
+
+def _was_object(value: Any) -> bool:
+    """Tell whether a text in a spec is the name of a lambda, or of an object: JSON has no words for these."""
+    return isinstance(value, str) and "<" in value
 
 
 def _notes_of_spec(file: Any) -> list[str]:

@@ -134,6 +134,8 @@ class Place:
         """
         old = f"{self.temporary}.old"
         try:
+            for name in os.listdir(self.data):  # It may take minutes, in which a child would give no sign of life.
+                _sync(os.path.join(self.data, name))
             if self.overwrites and os.path.lexists(self.path):
                 os.rename(self.path, old)
             os.rename(self.temporary, self.path)
@@ -169,7 +171,9 @@ def _missing(folder: str) -> list[str]:
     return missing[::-1]
 
 
-def _sync(folder: str) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    os.fsync(descriptor)
-    os.close(descriptor)
+def _sync(path: str) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -4,18 +4,21 @@ import json
 import os
 from pathlib import Path
 
+import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
 from jobs import Job
-from written_data import quiet, written
+from written_data import LARGE_ROWS, quiet, written
 
 import mpi_rollout
 from mpi_rollout.data import passing
+from mpi_rollout.data.exports import episode_groups, selection
 from mpi_rollout.data.exports import minari as tasks
-from mpi_rollout.data.exports import selection
+from mpi_rollout.data.exports.minari_metadata import why_not_recovered
 from mpi_rollout.data.exports.minari_spaces import as_text
 from mpi_rollout.errors import DataError, StorageError, UsageError
+from mpi_rollout.ranks.set_up import describe_spec
 
 minari = pytest.importorskip("minari")
 h5py = pytest.importorskip("h5py")
@@ -98,6 +101,15 @@ def test_nested_spaces_and_images_keep_every_byte(tmp_path: Path, compression: s
     assert dataset.observation_space == NESTED
     with h5py.File(dataset.storage.data_path / "main_data.hdf5") as main:
         assert main["episode_0/observations/image"].compression == (None if compression == "none" else compression)
+
+
+def test_a_large_array_is_compressed_in_pieces_with_signs_of_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    file, said = written(tmp_path, "complete", LARGE_ROWS), list[str]()
+    monkeypatch.setattr(episode_groups, "PIECE_NBYTES", 2**17)
+    monkeypatch.setattr(episode_groups, "CHUNK_NBYTES", 2**17)  # A row.
+    monkeypatch.setitem(globals(), "quiet", said.append)
+    assert_same_data(exported(file, compression="gzip"), file)
+    assert "compressing rows from 3 on" in said
 
 
 def test_several_ranks_write_the_same_data_set(tmp_path: Path):
@@ -183,6 +195,16 @@ def test_files_of_different_envs_are_refused(tmp_path: Path):
     files = written(tmp_path / "a", "complete"), written(tmp_path / "b", "complete", spaces.Discrete(3))
     with pytest.raises(DataError):
         exported(*files)
+
+
+def test_an_env_whose_spec_has_objects_is_not_recovered():
+    plain = gymnasium.make("CartPole-v1")
+    changed = gymnasium.wrappers.TransformReward(plain, lambda reward: 2 * reward)
+    assert why_not_recovered(describe_spec(plain.spec)) == ""
+    assert "its wrapper TransformReward are not known" in why_not_recovered(describe_spec(changed.spec))
+    spec = plain.spec
+    spec.kwargs["helper"] = object()
+    assert "its argument helper was an object" in why_not_recovered(describe_spec(spec))
 
 
 def test_a_dict_with_a_slash_in_a_key_is_refused():

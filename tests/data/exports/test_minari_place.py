@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from mpi_rollout.data.exports import minari_place
 from mpi_rollout.data.exports.minari_place import Place, check_id
 from mpi_rollout.errors import StorageError, UsageError
 
@@ -52,6 +53,13 @@ def test_a_data_set_appears_when_it_is_published(root: Path):
     assert (root / "lab/cartpole/random-v0/data/metadata.json").read_text() == "new"
     assert sorted(os.listdir(root / "lab/cartpole")) == ["namespace_metadata.json", "random-v0"]
     assert (root / "lab/namespace_metadata.json").read_text() == "{}"
+
+
+def test_it_is_on_the_disk_when_it_appears(root: Path, monkeypatch: pytest.MonkeyPatch):
+    place, synced = made("lab/random-v0"), list[tuple[str, bool]]()
+    monkeypatch.setattr(minari_place, "_sync", lambda path: synced.append((path, os.path.exists(place.path))))
+    place.publish()
+    assert (os.path.join(place.data, "metadata.json"), False) in synced and (str(root / "lab"), True) in synced
 
 
 def test_nothing_is_left_of_one_that_failed(root: Path):
