@@ -45,7 +45,7 @@ class Handlers:
     seen
         The handlers that were set at the last look.
     owner
-        The process that SIGTERM ends as `sys.exit` does.
+        The process that `exit_by_signal` ends.
     """
 
     def __init__(self) -> None:
@@ -167,15 +167,16 @@ def is_main_thread() -> bool:
     return threading.current_thread() is threading.main_thread()
 
 
-def exit_by_sigterm() -> None:
-    """Have SIGTERM end the program as `sys.exit` does, while a connection is open, so that a file can be completed.
+def exit_by_signals() -> None:
+    """Have SIGTERM and SIGUSR1 end the program as `sys.exit` does while a connection is open: a file is then completed.
 
-    A handler of the program's own stays.  Open MPI's mpirun sends SIGTERM to the ranks after Ctrl-C.  A second SIGTERM,
-    a second later, ends the program at once.
+    Handlers of the program's own stay.  Open MPI's mpirun sends SIGTERM to the ranks after Ctrl-C.  A second signal, a
+    second later, ends the program at once.
     """
-    if is_main_thread() and getsignal(TERM) == signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, exit_by_signal)
-        HANDLERS.owner = os.getpid()
+    for number in (TERM, USR1):
+        if is_main_thread() and getsignal(number) == signal.SIG_DFL:
+            signal.signal(number, exit_by_signal)
+            HANDLERS.owner = os.getpid()
 
 
 def exit_by_signal(number: int, _frame: FrameType | None) -> None:

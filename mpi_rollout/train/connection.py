@@ -22,7 +22,7 @@ from mpi_rollout.errors import RolloutError, StorageError, UsageError, message_o
 from mpi_rollout.exchange import job_end, world
 from mpi_rollout.process import exits
 from mpi_rollout.process.console import say, without_stdin
-from mpi_rollout.process.interrupts import Interrupts, exit_by_sigterm, is_main_thread, unheeded
+from mpi_rollout.process.interrupts import Interrupts, exit_by_signals, is_main_thread, unheeded
 from mpi_rollout.ranks import meeting
 from mpi_rollout.ranks.driver import Driver
 from mpi_rollout.ranks.set_up import EnvFacts, RankEnvs, assemble, make_rank_envs, unwatched_by_gc
@@ -186,7 +186,7 @@ class Connection:
             raise
         envs.recorder = recorder
         if recorder is not None:
-            exit_by_sigterm()
+            exit_by_signals()
         if is_alone:
             finalize(envs, _close, driver, envs.interrupts, os.getpid(), recorder)
 

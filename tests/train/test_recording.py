@@ -256,6 +256,7 @@ ENDS = {
     "sys.exit(3)": 3,
     "os.kill(os.getpid(), signal.SIGINT); envs.collect(1)": -2,
     "os.kill(os.getpid(), signal.SIGTERM); envs.collect(1)": 143,
+    "os.kill(os.getpid(), signal.SIGUSR1); envs.collect(1)": 138,
     "": 0,
 }
 
