@@ -14,7 +14,15 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
-from mpi_rollout.config import ACTION_MODES, POLICY_MODES, VECTORIZATION_MODES, WAITS, is_maker, vectorization_of
+from mpi_rollout.config import (
+    ACTION_MODES,
+    COMPRESSIONS,
+    POLICY_MODES,
+    VECTORIZATION_MODES,
+    WAITS,
+    is_maker,
+    vectorization_of,
+)
 from mpi_rollout.core.clock import MAX_TIMEOUT_S
 from mpi_rollout.core.partition import Division
 from mpi_rollout.envs.env_maker import EnvFunction, EnvMaker, Kwargs, name_of
@@ -55,6 +63,7 @@ def connect(
     policy_block: int = 64,
     trust_policy: bool = False,
     record: str | os.PathLike[str] | None = None,
+    record_compression: str = "none",
     max_env_restarts: int = 0,
     env_timeout_s: float | None = None,
     check_finite: bool = False,
@@ -102,6 +111,8 @@ def connect(
         A new file, which gets what the envs show, the infos that `infos` names, and what the trainer does, in the
         format of runs; rank 0 writes it.  It is called FILE.part until the envs are closed, or the program ends.  See
         docs/how-to/training.md.
+    record_compression
+        As `--compression`: "none", "gzip", "lz4", "zstd" or "blosc".
     max_env_restarts
         How often each env may be restarted when it fails.  With 0 a failure is raised on the root as a RankError.  An
         env that is restarted ends its episode: truncated, with its last observation, reward 0 and, with infos="all",
@@ -152,6 +163,7 @@ def connect(
         policy_block=_plain(policy_block),
         trust_policy=trust_policy,
         record=record if record is None else os.fspath(record),
+        record_compression=record_compression,
         on_fault=OnFault(_plain(max_env_restarts), check_finite, env_timeout_s, strict_dtypes, check_bounds),
         wait=wait,
     )
@@ -194,6 +206,7 @@ class Request:
     policy_block: int
     trust_policy: bool
     record: str | None
+    record_compression: str
     on_fault: OnFault
     wait: str
 
@@ -232,6 +245,7 @@ class Request:
             ("wait", WAITS, self.wait),
             ("actions", ACTION_MODES, self.actions),
             ("policy_mode", POLICY_MODES, self.policy_mode),
+            ("record_compression", COMPRESSIONS, self.record_compression),
         )
         if not isinstance(self.policy, str | None) and not callable(self.policy):
             raise UsageError(f"policy must be 'mine:make_policy', a function or a file, got {self.policy!r}")

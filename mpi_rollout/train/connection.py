@@ -202,7 +202,7 @@ class Connection:
             types_of(request.infos)
             self._record = os.path.abspath(request.record)  # Envs and trainers may change the current folder.
             if self._comm.rank == world.ROOT:
-                check_record(self._record)
+                check_record(self._record, request.record_compression)
         rank_envs = make_rank_envs(request.plan(self._comm.size), self._comm.rank)
         if request.record is not None and rank_envs.facts is not None:
             check_spaces(rank_envs.facts)

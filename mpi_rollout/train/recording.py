@@ -41,17 +41,20 @@ LIMITS = (
 MANY_STEPS = 2**20  # Nobody knows how many there will be.
 
 
-def check_record(path: str) -> None:
+def check_record(path: str, compression: str) -> None:
     """Refuse a place where no file can be made, or where one is; on the root, before envs are made.
 
     Raises
     ------
     UsageError, StorageError
-        There is a file, or what a killed trainer has left of it; or the folder is missing or cannot be written to.
+        There is a file, or what a killed trainer has left of it; or the folder is missing or cannot be written to; or
+        the compression needs a package.
     """
+    from mpi_rollout.storage.codecs import check_available
     from mpi_rollout.storage.output import check_folder, remove_unfinished
 
     with _in_its_words():
+        check_available(compression)
         check_folder(path)
         if not os.path.lexists(path) and not os.path.lexists(path + ".part"):
             remove_unfinished(path + ".part.new")
@@ -71,6 +74,7 @@ def _in_its_words() -> Iterator[None]:
         yield
     except RolloutError as error:
         words = str(error).replace("another --out", "another name").replace("--out ", "record=")
+        words = words.replace("--compression ", "record_compression=")
         raise type(error)(words.replace("--store-infos: ", "record: infos: ")) from None
 
 
@@ -171,6 +175,7 @@ def config_of(request: "Request", path: str, num_envs: int) -> RolloutConfig:
         strict_dtypes=request.on_fault.strict_dtypes,
         env_timeout_s=request.on_fault.timeout_s,
         wait=request.wait,
+        compression=request.record_compression,
         out=path,
     )
 

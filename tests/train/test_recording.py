@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from block_policies import Sampling
 from diaries import differences, keep_diary, recorded
-from envs import Counting, Stumbling
+from envs import Counting, Image, Stumbling
 from gymnasium.error import ResetNeeded
 from jobs import Job
 from telling_envs import Echoing
@@ -22,6 +22,7 @@ from mpi_rollout.cli import main
 from mpi_rollout.commands.inspection import recover, verify
 from mpi_rollout.core.spaces import leaves
 from mpi_rollout.errors import RankError, StorageError, UsageError
+from mpi_rollout.storage import codecs
 from mpi_rollout.storage.run_file import RunFile
 from mpi_rollout.train import recorder
 from mpi_rollout.train.vector_env import MPIVectorEnv
@@ -215,6 +216,26 @@ def test_envs_that_no_file_can_hold_are_refused(tmp_path: Path):
 
 class NoNumbers(Counting):
     observation_space = gymnasium.spaces.Dict({"a/b": gymnasium.spaces.Discrete(2)})
+
+
+def test_images_of_a_recording_are_compressed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    pytest.importorskip("hdf5plugin")
+    for compression in ("none", "gzip", "zstd"):
+        recorded_steps(tmp_path / f"{compression}.h5", Image, record_compression=compression).close()
+        verify(str(tmp_path / f"{compression}.h5"))
+    plain, gzip, zstd = (mpi_rollout.open(tmp_path / f"{name}.h5") for name in ("none", "gzip", "zstd"))
+    assert np.array_equal(plain.observations[:], zstd.observations[:])
+    assert np.array_equal(plain.final_observations[:], gzip.final_observations[:])
+    with h5py.File(zstd.path) as file:
+        assert codecs.compression_of(file["trajectories/final_observations"]) == "zstd"
+        assert codecs.compression_of(file["trajectories/rewards"]) == "none"
+    assert "record_compression must be one of none, gzip" in refusal_of(
+        lambda: recorded_steps(tmp_path / "run.h5", record_compression="zip"), UsageError
+    )
+    monkeypatch.setattr(codecs, "find_spec", lambda name: None)
+    words = refusal_of(lambda: recorded_steps(tmp_path / "run.h5", record_compression="lz4"), UsageError)
+    assert words.startswith("record_compression=lz4 needs the package hdf5plugin")
+    assert words.endswith("or use record_compression=gzip")
 
 
 def test_a_trainer_that_changes_its_folder_gets_the_file_where_it_was_asked_for(
