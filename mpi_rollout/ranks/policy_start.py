@@ -27,7 +27,8 @@ def start_policy(driver: Driver, source: PolicySource | None, options: PolicyOpt
         A rank cannot load it.
     """
     driver.call_ranks("use_policy", source, options, actions)
-    told = [facts for facts in driver.call_ranks("parameter_facts") if facts is not None]
+    is_compared = source is None and driver.exchanges.division.num_ranks > 1
+    told = [facts for facts in driver.call_ranks("parameter_facts", is_compared) if facts is not None]
     if not told:
         return None
     layout: Layout = told[0].layout

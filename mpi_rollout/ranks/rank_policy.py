@@ -80,7 +80,7 @@ class Acting(Protocol):
 
 
 class ParameterFacts(NamedTuple):
-    """What parameters a rank's policy has, and the SHA-256 of their bytes."""
+    """What parameters a rank's policy has, and the SHA-256 of their bytes, or ""."""
 
     layout: Layout
     sha256: str
@@ -136,8 +136,14 @@ class RankPolicies:
         for slice_ in self._slices:
             slice_.seed_policy(seed)
 
-    def parameter_facts(self) -> ParameterFacts | None:
-        """Tell what parameters the policy has; None without a policy, or if they cannot be set."""
+    def parameter_facts(self, is_compared: bool) -> ParameterFacts | None:
+        """Tell what parameters the policy has; None without a policy, or if they cannot be set.
+
+        Parameters
+        ----------
+        is_compared
+            Their hash is needed, which takes some seconds for a gigabyte.
+        """
         parameters = self.model.parameters() if self.model is not None else None
         if parameters is None:
             return None
@@ -146,7 +152,8 @@ class RankPolicies:
         except UsageError:  # They are not arrays: nobody can set them.
             return None
         self._layout = layout
-        return ParameterFacts(layout, sha256(packed(parameters, layout).tobytes()).hexdigest())
+        digest = sha256(packed(parameters, layout).tobytes()).hexdigest() if is_compared else ""
+        return ParameterFacts(layout, digest)
 
     def load_parameters(self, buffer: np.ndarray) -> None:
         """Give the policy new parameters, which are its own then; a rank without envs may have no policy."""
