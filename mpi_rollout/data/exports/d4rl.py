@@ -11,6 +11,7 @@ import h5py
 import numpy as np
 
 from mpi_rollout.core.spaces import Tree
+from mpi_rollout.data.exports.minari_columns import extras_name
 from mpi_rollout.data.exports.selection import allow_longest, exported_rows, groups_of, open_files, row_nbytes
 from mpi_rollout.data.exports.writing import check_room, writing
 from mpi_rollout.errors import DataError
@@ -134,7 +135,7 @@ def columns_of(episode: Any) -> dict[str, np.ndarray]:
     if f"infos/{LOG_PROB}" in extras:
         extras["infos/action_log_probs"] = extras.pop(f"infos/{LOG_PROB}")
     for name in infos.keys() & extras.keys():  # The env and the policy give something of one name.
-        extras[name.replace("infos", "infos/extras", 1)] = extras.pop(name)
+        extras[name.replace("infos", f"infos/{extras_name(episode.infos)}", 1)] = extras.pop(name)
     return columns | extras | {name: array[: episode.length] for name, array in infos.items()}
 
 

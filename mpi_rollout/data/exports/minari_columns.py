@@ -1,5 +1,6 @@
 """What Minari has of an episode."""
 
+from collections.abc import Container
 from typing import Any
 
 import numpy as np
@@ -28,8 +29,13 @@ def columns_of(episode: Any) -> dict[str, Tree]:
 def infos_of(episode: Any) -> dict[str, Tree]:
     """Return infos, and what the policy gave besides actions as `extras`: arrays of length + 1, as Minari has them."""
     extras = episode.extras
-    named = {**episode.infos, **({"extras": extras} if extras else {})}
+    named = {**episode.infos, **({extras_name(episode.infos): extras} if extras else {})}
     return {name: _longer(tree, episode.length) for name, tree in named.items()}
+
+
+def extras_name(infos: Container[str]) -> str:
+    """Return what a group of extras beside infos is called: an env may give an info of that name."""
+    return "extras" if "extras" not in infos else "policy_extras"
 
 
 def _longer(tree: Tree, length: int) -> Tree:
