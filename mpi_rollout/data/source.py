@@ -124,8 +124,8 @@ class Source:
         self._file = None
 
     def num_rows(self, name: str) -> int:
-        """Return how many committed rows a column has."""
-        return self.num_steps + has_last_row(name)
+        """Return how many committed rows a column has: before the first step, none."""
+        return self.num_steps + has_last_row(name) if self.num_steps else 0
 
     def read(self, name: str, selection: Any) -> np.ndarray:
         """Read some elements of a column; HDF5 reads the chunks that have them, and compares their checksums."""

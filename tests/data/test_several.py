@@ -51,3 +51,15 @@ def test_files_of_other_spaces_are_no_data_set(tmp_path: Path, paths: list[Path]
     for wrong in ([], 3, [3]):
         with pytest.raises(UsageError, match="takes the path of a file, or a list"):
             mpi_rollout.open(wrong)
+
+
+def test_a_file_without_a_step_may_be_among_them(tmp_path: Path, paths: list[Path]) -> None:
+    (tmp_path / "begun").mkdir()
+    writer = Feed(SMALL).writer(tmp_path / "begun/run.h5", 8)
+    data, others = mpi_rollout.open([tmp_path / "begun/run.h5.part", *paths]), mpi_rollout.open(paths)
+    assert [len(data.files[0].transitions), *data.files[0].observations["x"].shape] == [0, 0, 3, 3]
+    assert data.transitions[[]].rewards.shape == (0,) and data.files[0].transitions[:].actions.shape == (0, 2)
+    few, expected = data.sample_transitions(50, 1), others.sample_transitions(50, 1)
+    assert few.rewards.tobytes() == expected.rewards.tobytes()
+    assert len([*data.iter_episodes(unfinished=True)]) == len([*others.iter_episodes(unfinished=True)])
+    writer.discard()
