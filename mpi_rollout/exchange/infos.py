@@ -155,7 +155,7 @@ def write_columns(
     DataError
         It does not have the dtype and shape that were asked for.
     """
-    rows, given = _find(infos, leaf, len(mask))
+    rows, given = _find(infos, leaf, len(mask), way_out)
     mask[:] = False
     if len(rows) < len(mask):
         values[...] = 0
@@ -204,13 +204,13 @@ def _name(leaf: Leaf) -> str:
     return "/".join(map(str, leaf.keys))
 
 
-def _find(infos: InfoDict, leaf: Leaf, num_envs: int) -> tuple[Sequence[int] | np.ndarray, Any]:
+def _find(infos: InfoDict, leaf: Leaf, num_envs: int, way_out: str) -> tuple[Sequence[int] | np.ndarray, Any]:
     """Return the rows and values of one info, of the entries of a loop or of the infos of a vector env."""
     rows: Any = []
     values: Any = infos
     for key in leaf.keys:
         if not isinstance(values, dict):
-            raise DataError(f"infos: {_name(leaf)!r}: {leaf.keys[0]!r} is not a dict in what the envs say")
+            raise DataError(f"infos: {_name(leaf)!r}: {leaf.keys[0]!r} is not a dict in what the envs say; {way_out}")
         entry = values.get(key)
         if entry is None:
             return [], []

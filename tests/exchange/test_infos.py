@@ -327,6 +327,13 @@ def test_an_info_of_another_shape_or_kind_is_refused(given: np.ndarray):
         write_columns({"deep": {"position": given}}, LEAF, np.zeros((3, 2), np.float32), np.zeros(3, bool))
 
 
+def test_an_info_in_what_is_no_dict_is_refused_with_the_way_out():
+    with pytest.raises(DataError, match=r"^infos: 'deep/position': 'deep' is not a dict in .*; name it otherwise$"):
+        write_columns(
+            add_info({}, {"deep": 3}, 0), LEAF, np.zeros((3, 2)), np.zeros(3, bool), way_out="name it otherwise"
+        )
+
+
 def test_integers_of_different_types_are_whole_numbers_beside_each_other():
     values, mask = np.zeros(3, np.int64), np.zeros(3, bool)
     given: dict[str, Any] = {}
