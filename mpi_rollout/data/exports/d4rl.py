@@ -12,6 +12,7 @@ import numpy as np
 
 from mpi_rollout.core.spaces import Tree
 from mpi_rollout.data.exports.minari_columns import extras_name
+from mpi_rollout.data.exports.minari_metadata import name_of_env, policies_of
 from mpi_rollout.data.exports.selection import allow_longest, exported_rows, groups_of, open_files, row_nbytes
 from mpi_rollout.data.exports.writing import check_room, writing
 from mpi_rollout.errors import DataError
@@ -150,6 +151,6 @@ def _named(path: str, tree: Tree) -> Iterator[tuple[str, Any]]:
 
 
 def _describe(file: h5py.File, data: Any, options: Mapping[str, Any]) -> None:
-    config = getattr(data, "files", [data])[0].config
-    file["metadata/algorithm"] = options["algorithm_name"] or config.policy
-    file["metadata/env"] = config.env or config.env_factory
+    files = getattr(data, "files", [data])
+    file["metadata/algorithm"] = options["algorithm_name"] or policies_of(files)
+    file["metadata/env"] = name_of_env(files[0])

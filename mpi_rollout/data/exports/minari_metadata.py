@@ -41,7 +41,7 @@ def facts_of(data: Any, options: Mapping[str, Any]) -> Facts:
         "action_space": as_text(data.action_space),
         "dataset_id": options["dataset_id"],
         "minari_version": oldest_version(data.observation_space, data.action_space),
-        "algorithm_name": first.config.policy,
+        "algorithm_name": policies_of(files),
         "description": description_of(files),
     }
     metadata |= {name: options[name] for name in (*AS_GIVEN, *SCORES) if options.get(name) not in (None, [])}
@@ -72,12 +72,17 @@ def name_of_env(file: Any) -> str:
     return str(file.env_id or file.config.env_factory)
 
 
+def policies_of(files: Any) -> str:
+    """Return what chose the actions: the `--policy` of the run, or all that runs had."""
+    return shortened(", ".join(dict.fromkeys(file.config.policy for file in files)))
+
+
 def description_of(files: Any) -> str:
     """Say where the data come from, in the words of the command line."""
     config = files[0].config
     seeds = ", ".join(str(file.config.seed) for file in files[:10]) + (" ..." if len(files) > 10 else "")
     return shortened(
-        f"{name_of_env(files[0])}, policy {config.policy}, {config.num_envs} envs, seed {seeds}; collected by "
+        f"{name_of_env(files[0])}, policy {policies_of(files)}, {config.num_envs} envs, seed {seeds}; collected by "
         f"mpi_rollout {__version__}"
     )
 

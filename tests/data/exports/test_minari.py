@@ -3,6 +3,7 @@
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import gymnasium
 import numpy as np
@@ -15,7 +16,7 @@ import mpi_rollout
 from mpi_rollout.data import passing
 from mpi_rollout.data.exports import episode_groups, selection
 from mpi_rollout.data.exports import minari as tasks
-from mpi_rollout.data.exports.minari_metadata import why_not_recovered
+from mpi_rollout.data.exports.minari_metadata import policies_of, why_not_recovered
 from mpi_rollout.data.exports.minari_spaces import as_text
 from mpi_rollout.errors import DataError, StorageError, UsageError
 from mpi_rollout.ranks.set_up import describe_spec
@@ -168,6 +169,11 @@ def test_the_metadata_say_what_the_user_says(tmp_path: Path):
 def test_unsaid_metadata_come_from_the_run(tmp_path: Path):
     metadata = exported(written(tmp_path, "complete")).storage.metadata
     assert metadata["algorithm_name"] == "random" and "CartPole-v1, policy random, 3 envs" in metadata["description"]
+
+
+def test_several_files_name_each_policy_once():
+    files = [SimpleNamespace(config=SimpleNamespace(policy=policy)) for policy in ("random", "best.zip", "random")]
+    assert policies_of(files) == "random, best.zip"
 
 
 @pytest.mark.parametrize(
