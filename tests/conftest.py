@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from jobs import CLONE, HELPERS, QUICK, WHOLE, Job, datasets, processes_in
 
+from mpi_rollout.process import console
+
 pytest_plugins = ["submissions"]
 LONGEST_FIRST = (  # Else the last of them runs alone, while the other processes have nothing to do.
     "runs/test_resume.py",
@@ -67,6 +69,16 @@ def bytecode() -> None:
     """Compile program and tests before the jobs, which write none: each process would compile them all again."""
     for folder in (CLONE / "mpi_rollout", HELPERS):
         compileall.compile_dir(folder, quiet=2)
+
+
+@pytest.fixture(autouse=True)
+def streams_of_its_own() -> Iterator[None]:
+    """A command that a test runs in this process keeps copies of stdout and stderr; the next test has its own."""
+    yield
+    while console._held:
+        _, output = console._held.popitem()
+        if isinstance(output, int):
+            os.close(output)
 
 
 @pytest.fixture

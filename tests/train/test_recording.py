@@ -77,7 +77,8 @@ def test_it_does_so_however_envs_are_served(job: Job, num_ranks: int):
         whole = [mine[: len(others) - 1] if name[-4] > "1" else mine for mine, others in zip(told, stored, strict=True)]
         stored = [others[: len(mine)] for mine, others in zip(whole, stored, strict=True)]
         assert not differences(whole, stored), name
-        assert sum(map(len, whole)) > (20 if name[-4] < "2" else 0), name
+        if name[-4] < "2":  # Where the ready ones are served first, one rank may have had all turns.
+            assert sum(map(len, whole)) > 20, name
         verify(str(path))
 
 
