@@ -231,8 +231,13 @@ def show_files(files: Sequence[str], lines_of: Callable[[str], list[str]], as_js
             codes.append(error.exit_code)
             lines = [json.dumps({"file": file, "error": error.shown(flag)})] if as_json else []
         if lines:
-            show(lines if as_json else fitted(lines))
+            _show(lines, as_json)
     return max(codes)
+
+
+def _show(lines: list[str], as_json: bool) -> None:
+    """Print lines; those for people fit their terminal."""
+    show(lines if as_json else fitted(lines))
 
 
 def run_command(options: argparse.Namespace) -> int:
@@ -318,8 +323,7 @@ def render_command(options: argparse.Namespace) -> int:
 
     consent = Consent(**{name: getattr(options, name) for name in (*ENV_OPTIONS, "trust")}, what="render")
     shot = Shot(options.episode, options.out, options.fps, options.anyway)
-    lines = render(options.file, shot, consent, options.json)
-    show(lines if options.json else fitted(lines))
+    _show(render(options.file, shot, consent, options.json), options.json)
     return 0
 
 
@@ -327,8 +331,7 @@ def recover_command(options: argparse.Namespace) -> int:
     """Make a complete file of an unfinished one."""
     from mpi_rollout.commands.inspection import recover
 
-    lines = recover(options.file, options.dest, options.num_steps, options.json)
-    show(lines if options.json else fitted(lines))
+    _show(recover(options.file, options.dest, options.num_steps, options.json), options.json)
     return 0
 
 
