@@ -43,22 +43,24 @@ run: install  ## collect from CartPole on 2 ranks into results/rollout.h5
 	rm -f results/rollout.h5 results/rollout.h5.part
 	$(MPIRUN) -n $(RANKS) $(BIN)/python -m mpi_rollout --env CartPole-v1 --num-envs 64 --num-steps 20000 --seed 0 --policy random --measure-limit --out results/rollout.h5
 
-STUDIES := strong-cartpole strong-acrobot strong-humanoid weak sim compare
+STUDIES := strong-cartpole.json strong-acrobot.json strong-humanoid.json weak.json
 ROLLOUT := $(BIN)/python -m mpi_rollout
 
-results: install  ## measure the studies of results/measured/ again, and draw them: half an hour on a quiet machine
+results: install  ## measure the studies of results/measured/ again, and draw them: an hour on a quiet machine
 	@# The torch without CUDA, which is 5 GB smaller; where that index cannot be reached, the one there is.
 	-$(BIN)/python -m pip install --quiet --disable-pip-version-check torch --index-url https://download.pytorch.org/whl/cpu
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[compare]'
 	@# A study that is there is continued: away with those of another day.
-	rm -f $(STUDIES:%=results/measured/%.h5)
-	$(ROLLOUT) scaling strong --ranks 1,2 --env CartPole-v1 --num-envs 512 --fragment-length 1,auto --num-steps 2000 --limit-s 0.5 --out results/measured/strong-cartpole.h5
-	$(ROLLOUT) scaling strong --ranks 1,2,4 --env Acrobot-v1 --num-envs 512 --fragment-length 1,auto --num-steps 300 --limit-s 0.5 --out results/measured/strong-acrobot.h5
-	$(ROLLOUT) scaling strong --ranks 1,2 --env HumanoidStandup-v5 --num-envs 64 --fragment-length 1,auto --num-steps 250 --limit-s 0.5 --out results/measured/strong-humanoid.h5
-	$(ROLLOUT) scaling weak --ranks 1,2,4,8,16,32,64 --env-factory mpi_rollout.bench.sleeping:SleepingEnv --env-kwargs '{"step_s": 0.005}' --envs-per-rank 4 --fragment-length 1,16 --num-steps 150 --limit-s 0.2 --out results/measured/weak.h5
-	$(ROLLOUT) scaling sim --env-step-s 0.005 --fragment-length 16 --check 1,2,4,8,16,32,64 --out results/measured/sim.h5
-	$(ROLLOUT) compare --env CartPole-v1,Acrobot-v1,HumanoidStandup-v5 --num-envs 1,2,4,8,16,64,256 --out results/measured/compare.h5
-	$(ROLLOUT) plot $(STUDIES:%=results/measured/%.h5)
+	rm -f $(STUDIES:%=results/measured/%) results/measured/model.json
+	$(ROLLOUT) scaling strong --ranks 1,2 --env CartPole-v1 --num-envs 512 --fragment-length 1,auto --num-steps 2000 --limit-s 0.5 --out results/measured/strong-cartpole.json
+	$(ROLLOUT) scaling strong --ranks 1,2,4 --env Acrobot-v1 --num-envs 512 --fragment-length 1,auto --num-steps 300 --limit-s 0.5 --out results/measured/strong-acrobot.json
+	$(ROLLOUT) scaling strong --ranks 1,2 --env HumanoidStandup-v5 --num-envs 64 --fragment-length 1,auto --num-steps 250 --limit-s 0.5 --out results/measured/strong-humanoid.json
+	$(ROLLOUT) scaling weak --ranks 1,2,4,8,16,32,64 --env-factory benchmarks/sleeping.py:SleepingEnv --env-kwargs '{"step_s": 0.005}' --envs-per-rank 4 --fragment-length 1,16 --num-steps 150 --limit-s 0.2 --out results/measured/weak.json
+	$(BIN)/python benchmarks/model measure --step-s 0.005 --out results/measured/model.json
+	$(BIN)/python benchmarks/model show results/measured/model.json
+	$(BIN)/python benchmarks/compare.py measure overheads --out results/measured/compare.json
+	$(BIN)/python benchmarks/compare.py draw results/measured/compare.json
+	$(ROLLOUT) plot $(STUDIES:%=results/measured/%)
 
 ifdef TESTS
 test: install  ## run the whole test suite

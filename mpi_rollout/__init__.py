@@ -4,8 +4,8 @@ Importing this package starts no MPI and reads no file: it works on a login node
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING
 
+TYPE_CHECKING = False  # `typing` takes time to import.
 if TYPE_CHECKING:  # What users import; each is loaded when it is first asked for.
     from mpi_rollout.data.opening import open as open
     from mpi_rollout.errors import ActionError as ActionError

@@ -12,11 +12,14 @@ from functools import partial
 
 from mpi_rollout import __version__
 from mpi_rollout.config import ENV_OPTIONS, RolloutConfig, flag
-from mpi_rollout.errors import Interrupted, RolloutError, UsageError
+from mpi_rollout.errors import Interrupted, RolloutError, SignalInterrupt, UsageError
 from mpi_rollout.exchange.job_end import with_stacks
 from mpi_rollout.exchange.world import claimed_rank, claimed_size
-from mpi_rollout.options import Commands, Parser, add_run_options, check_seconds, path, with_command
+from mpi_rollout.options import Commands, Parser, add_run_options, check_seconds, check_used, path, with_command
 from mpi_rollout.process.console import fitted, hold, say, settle, show, stdout_apart, without_stdin
+from mpi_rollout.process.interrupts import raise_on_signals
+from mpi_rollout.process.place import current, started_in
+from mpi_rollout.process.start import is_heeding
 from mpi_rollout.ranks.meeting import share_refusal
 from mpi_rollout.storage.ownership import remove_empty_folders
 
@@ -26,10 +29,16 @@ DEFAULT = "run"  # The command of a command line that names none.
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; return its exit code."""
     hold()
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    arguments, options = list(sys.argv[1:] if argv is None else argv), None
     try:
         options = make_parser(with_command(arguments, DEFAULT)[0]).read(arguments, DEFAULT)
-        with without_stdin(), stdout_apart() if getattr(options, "json", False) else nullcontext():
+        with (
+            started_in(current()),
+            without_stdin(),
+            stdout_apart() if getattr(options, "json", False) else nullcontext(),
+        ):
+            if is_heeding() and options.command is not run_command:  # A run does it when its ranks have come.
+                raise_on_signals()
             return options.command(options)
     except RolloutError as error:
         if isinstance(error, UsageError):
@@ -37,8 +46,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         if claimed_size()[0] > 1:  # srun ends the other ranks when the first has left: they too leave with this code.
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         if claimed_rank() == 0:
-            say(f"mpi_rollout: {error.shown(flag)}\n")
+            stack = error.stack if getattr(options, "command", None) is run_command else ""
+            say(f"{stack}mpi_rollout: {error.shown(flag)}\n")
         return error.exit_code
+    except SignalInterrupt as error:
+        say(f"mpi_rollout: stopped by {error}\n")
+        return Interrupted.exit_code
     except BrokenPipeError:  # The reader of our output has gone, as `head` does.
         return 0
     finally:
@@ -81,7 +94,7 @@ def add_run(commands: Commands) -> None:
 def add_inspect(commands: Commands) -> None:
     """Add the command `inspect`."""
     parser = commands.add_parser("inspect", help="show what is in a file, complete or not")
-    parser.add_argument("files", metavar="FILE", nargs="+")
+    parser.add_argument("files", metavar="FILE", nargs="+", type=path)
     parser.add_argument("--json", action="store_true", help="print it as one line of JSON for each file")
     parser.add_argument(
         "--plot",
@@ -100,7 +113,11 @@ def add_list(commands: Commands) -> None:
     """Add the command `list`."""
     parser = commands.add_parser("list", help="list the runs of a folder: how far each one is, and why it ended")
     parser.add_argument(
-        "folders", metavar="FOLDER", nargs="*", help="default: results if it is there, else the current folder"
+        "folders",
+        metavar="FOLDER",
+        nargs="*",
+        type=path,
+        help="default: results if it is there, else the current folder",
     )
     parser.add_argument("--json", action="store_true", help="print them as one line of JSON")
     parser.set_defaults(command=list_command)
@@ -109,16 +126,15 @@ def add_list(commands: Commands) -> None:
 def add_study(name: str, commands: Commands) -> None:
     """Add one of the commands that start jobs by themselves."""
     from mpi_rollout.bench import commands as studies
+    from mpi_rollout.bench.compare.command import add_compare
 
-    {"scaling": studies.add_scaling, "compare": studies.add_compare, "tune": studies.add_tune}[name](commands)
+    {"scaling": studies.add_scaling, "compare": add_compare, "tune": studies.add_tune}[name](commands)
 
 
 def add_plot(commands: Commands) -> None:
     """Add the command `plot`."""
-    plot = commands.add_parser(
-        "plot", help="draw studies and comparisons: PNG and SVG beside each file (needs the extra `studies`)"
-    )
-    plot.add_argument("files", metavar="FILE", nargs="+")
+    plot = commands.add_parser("plot", help="draw studies: PNG and SVG beside each file (needs the extra `studies`)")
+    plot.add_argument("files", metavar="FILE", nargs="+", type=path)
     plot.set_defaults(command=plot_command)
 
 
@@ -128,6 +144,7 @@ def add_doctor(commands: Commands) -> None:
     doctor.add_argument(
         "--out",
         metavar="FOLDER",
+        type=path,
         help="folder of the output (default: results if it is there, else the current folder)",
     )
     doctor.add_argument("--env", metavar="ID", help="make this env and time its steps")
@@ -141,7 +158,7 @@ def add_doctor(commands: Commands) -> None:
 def add_verify(commands: Commands) -> None:
     """Add the command `verify`."""
     verify = commands.add_parser("verify", help="check all of a file, complete or not")
-    verify.add_argument("files", metavar="FILE", nargs="+")
+    verify.add_argument("files", metavar="FILE", nargs="+", type=path)
     verify.add_argument(
         "--replay",
         type=int,
@@ -177,8 +194,10 @@ def add_export(commands: Commands) -> None:
 def add_recover(commands: Commands) -> None:
     """Add the command `recover`."""
     recover = commands.add_parser("recover", help="make a complete file of the steps that a killed run has committed")
-    recover.add_argument("file", metavar="FILE.part")
-    recover.add_argument("dest", metavar="DEST", nargs="?", help="file to write; must not exist (default: FILE)")
+    recover.add_argument("file", metavar="FILE.part", type=path)
+    recover.add_argument(
+        "dest", metavar="DEST", nargs="?", type=path, help="file to write; must not exist (default: FILE)"
+    )
     recover.add_argument("--num-steps", type=int, metavar="N", help="take only the first N steps of each env")
     recover.add_argument("--json", action="store_true", help="print the result as one line of JSON")
     recover.set_defaults(command=recover_command)
@@ -189,7 +208,7 @@ def add_render(commands: Commands) -> None:
     render = commands.add_parser(
         "render", help="film a stored episode: step it again from its seed and actions (needs the extra `video`)"
     )
-    render.add_argument("file", metavar="FILE")
+    render.add_argument("file", metavar="FILE", type=path)
     render.add_argument(
         "--episode",
         default="best",
@@ -245,6 +264,7 @@ def run_command(options: argparse.Namespace) -> int:
     from mpi_rollout.collect.run import rehearse, run  # Reads files no more than it must: workers import no h5py.
 
     config = RolloutConfig(**{field.name: getattr(options, field.name) for field in fields(RolloutConfig)})
+    check_used(config)
     if options.dry_run:
         show([rehearse(config, config.expect_ranks or 1)])
         return 0
@@ -266,7 +286,7 @@ def inspect_command(options: argparse.Namespace) -> int:
 
 def list_command(options: argparse.Namespace) -> int:
     """Show the runs of the folders that were named."""
-    from mpi_rollout.commands.inspection import list_runs
+    from mpi_rollout.commands.listing import list_runs
 
     folders = options.folders or ["results" if os.path.isdir("results") else "."]
     show(list_runs(folders, options.json))
@@ -274,23 +294,13 @@ def list_command(options: argparse.Namespace) -> int:
 
 
 def plot_command(options: argparse.Namespace) -> int:
-    """Draw files of studies and comparisons."""
-    from mpi_rollout.bench.compare import comparison
-    from mpi_rollout.bench.compare.figures import plot_comparison
+    """Draw files of studies."""
+    from mpi_rollout.bench.picture import plot_study
     from mpi_rollout.bench.plan import check_packages
-    from mpi_rollout.bench.scaling import simulation
-    from mpi_rollout.bench.scaling.report import plot_study
-    from mpi_rollout.bench.scaling.simulation_report import plot_simulation
-    from mpi_rollout.bench.tables import format_of
 
     check_packages(["scipy"])
-    # What is none of these is a study, or refused as if it were.
-    drawers: dict[str | None, Callable[[str], list[str]]] = {
-        simulation.FORMAT: plot_simulation,
-        comparison.FORMAT: plot_comparison,
-    }
     for file in options.files:
-        show(drawers.get(format_of(file), plot_study)(file))
+        show(plot_study(file))
     return 0
 
 
@@ -304,11 +314,13 @@ def doctor_command(options: argparse.Namespace) -> int:
 
 def verify_command(options: argparse.Namespace) -> int:
     """Check files, and replay some of their episodes."""
-    from mpi_rollout.commands.inspection import verify
+    from mpi_rollout.commands.checking import verify
 
     if options.replay < 0:
         raise UsageError(f"--replay must be at least 0, got {options.replay}")
     consent = {name: getattr(options, name) for name in (*ENV_OPTIONS, "trust")}
+    if not options.replay and (idle := [name for name in (*consent, "replay_seed") if getattr(options, name)]):
+        raise UsageError(f"{flag(idle[0])} is for --replay N, which is not given; add it, or leave this out")
     return show_files(
         options.files,
         lambda file: verify(file, options.replay, options.replay_seed, options.json, **consent),
@@ -318,8 +330,8 @@ def verify_command(options: argparse.Namespace) -> int:
 
 def render_command(options: argparse.Namespace) -> int:
     """Film an episode."""
+    from mpi_rollout.commands.consent import Consent
     from mpi_rollout.commands.render import Shot, render
-    from mpi_rollout.commands.replay import Consent
 
     consent = Consent(**{name: getattr(options, name) for name in (*ENV_OPTIONS, "trust")}, what="render")
     shot = Shot(options.episode, options.out, options.fps, options.anyway)
@@ -329,7 +341,7 @@ def render_command(options: argparse.Namespace) -> int:
 
 def recover_command(options: argparse.Namespace) -> int:
     """Make a complete file of an unfinished one."""
-    from mpi_rollout.commands.inspection import recover
+    from mpi_rollout.commands.checking import recover
 
     _show(recover(options.file, options.dest, options.num_steps, options.json), options.json)
     return 0

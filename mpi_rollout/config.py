@@ -11,7 +11,9 @@ import numpy as np
 from mpi_rollout import __version__
 from mpi_rollout.core.clock import MAX_TIMEOUT_S, seconds_of
 from mpi_rollout.core.info_types import checked_types
+from mpi_rollout.core.policy_kinds import FILE, FILES, MADE, MAKE_POLICY, RANDOM, kind_of_name
 from mpi_rollout.errors import DataError, UsageError
+from mpi_rollout.process.place import located
 
 VECTORIZATION_MODES = ("auto", "sync", "vector_entry_point", "envpool", "native")
 MODES = ("sync", "async")
@@ -59,8 +61,6 @@ DATA_OPTIONS = (
 )
 POLICY_MODES = "deterministic", "sample"
 POLICY_BLOCK = 64  # Where a policy is asked in blocks.
-POLICY_SUFFIXES = ".zip", ".pt", ".pt2", ".pth", ".onnx"
-MAKE_POLICY = "make_policy"
 LEAST = {"seed": 0, "policy_block": 0} | dict.fromkeys(
     (
         "num_envs",
@@ -104,11 +104,10 @@ class RolloutConfig:
     num_steps: int = option(1000, "number of steps of each env")
     seed: int = option(0, "seed of all random numbers")
     policy: str = option(
-        "random",
+        RANDOM,
         "random; or a callable that makes a batch of actions from a batch of observations (FILE.py:CALLABLE is "
-        "possible, too; a class is called once, without arguments); or a file: FILE.zip of Stable-Baselines3, FILE.pt "
-        "of TorchScript, FILE.pt2 of torch.export, FILE.onnx; or MODULE:make_policy, which returns an object with "
-        "act(observations, env_indices, uniforms)",
+        f"possible, too; a class is called once, without arguments); or a file: {FILES} (with --trust-policy); or "
+        "MODULE:make_policy, which returns an object with act(observations, env_indices, uniforms)",
         metavar="MODULE:CALLABLE|FILE",
     )
     policy_mode: str = option(
@@ -136,8 +135,8 @@ class RolloutConfig:
     )
     trust_policy: bool = option(
         False,
-        "execute the code that is in a policy's file, such as the pickled code of Stable-Baselines3; give it for your "
-        "own files only",
+        "execute the code that is in a policy's file: TorchScript, pickled code of Stable-Baselines3, and whatever is "
+        "not known to be harmless; give it for your own files only",
     )
     actions: str = option(
         "check",
@@ -281,9 +280,19 @@ class RolloutConfig:
         self._check_pairs()
 
     @property
+    def path(self) -> str:
+        """The output's whole path: envs and policies may change the current folder.  `out` is as its user typed it."""
+        return located(self.out)
+
+    @property
     def has_model(self) -> bool:
         """The policy is a file, or is made by `make_policy`: each rank can load it, and it is asked block by block."""
-        return self.policy.lower().endswith(POLICY_SUFFIXES) or is_maker(self.policy)
+        return kind_of_name(self.policy) in (FILE, MADE)
+
+    @property
+    def is_random(self) -> bool:
+        """Actions are random ones."""
+        return self.policy == RANDOM
 
     @property
     def _usual_block(self) -> int:
@@ -297,7 +306,7 @@ class RolloutConfig:
     @property
     def asks_in_blocks(self) -> bool:
         """A policy on the root is a `BlockPolicy`."""
-        return self.has_model or (self.policy != "random" and self.block != 0)
+        return self.has_model or (not self.is_random and self.block != 0)
 
     @property
     def acts_on_ranks(self) -> bool:
@@ -337,7 +346,7 @@ class RolloutConfig:
             )
         if self.dedicated_root and self.root_envs is not None:
             raise UsageError(f"--dedicated-root gives rank 0 no envs, got --root-envs {self.root_envs} too; use one")
-        if self.inference == "workers" and self.policy != "random" and not self.has_model:
+        if self.inference == "workers" and not self.is_random and not self.has_model:
             raise UsageError(
                 "--inference workers is for random actions and for policies that every rank can load: files, and "
                 f"MODULE:{MAKE_POLICY}; --policy {self.policy} is on rank 0 alone; leave one of the two out"
@@ -358,7 +367,7 @@ class RolloutConfig:
             raise UsageError(
                 "--on-rank-loss shrink and --on-env-error restart do not go together yet; leave one of the two out"
             )
-        is_chosen_there = self.acts_on_ranks or (self.policy == "random" and self.inference != "root")
+        is_chosen_there = self.acts_on_ranks or (self.is_random and self.inference != "root")
         if self.fragment_length not in (AUTO, "1") and not is_chosen_there:
             raise UsageError(
                 f"--on-rank-loss shrink with --fragment-length {self.fragment_length} is for random actions that the "
@@ -416,12 +425,6 @@ def _is_of(value: object, annotation: Any) -> bool:
     alternatives = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
     types = [get_origin(alternative) or alternative for alternative in alternatives]
     return type(value) in types or (type(value) is int and float in types)
-
-
-def is_maker(policy: str) -> bool:
-    """Tell whether a policy names a `make_policy`: MODULE:make_policy, or a part of something in a module."""
-    module, _, name = policy.rpartition(":")
-    return bool(module) and name.rpartition(".")[2] == MAKE_POLICY
 
 
 def flag(name: str) -> str:

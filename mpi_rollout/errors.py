@@ -1,11 +1,17 @@
 """The errors that end a run, each with the exit code that it ends with (sysexits.h)."""
 
+import contextlib
 import os
 import re
+import sys
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
-from difflib import get_close_matches
+from typing import Any, TypeGuard, TypeVar
+
+Error = TypeVar("Error", bound=BaseException)
+Own = TypeVar("Own", bound="RolloutError")
+PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 
 class Field(str):
@@ -19,6 +25,12 @@ class RolloutError(Exception):
     """
 
     exit_code = 70
+    shows_cause = False
+
+    @property
+    def stack(self) -> str:
+        """The traceback of what user code raised; "" where the message says it all."""
+        return stack_of(self.__cause__) if self.shows_cause and self.__cause__ is not None else ""
 
     def __str__(self) -> str:
         return self.shown(str)
@@ -27,6 +39,23 @@ class RolloutError(Exception):
         """Return the message, with the options called as `name` calls them."""
         text = "".join(name(part) if isinstance(part, Field) else str(part) for part in self.args)
         return "\n".join(map(printable, text.split("\n")))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle it as an error of its own class, without that of its cause; see `caused_by`."""
+        own = next(kind for kind in type(self).__mro__ if _is_found(kind))
+        return _restored, (own, self.args, vars(self))
+
+
+def _is_found(kind: type) -> bool:
+    """Tell whether a class is where its name says; a twin that `caused_by` made is not."""
+    return getattr(sys.modules.get(kind.__module__), kind.__qualname__, None) is kind
+
+
+def _restored(kind: type[Own], args: tuple[object, ...], state: dict[str, Any]) -> Own:
+    error = kind.__new__(kind)
+    error.args = args
+    vars(error).update(state)
+    return error
 
 
 def counted(number: float, noun: str) -> str:
@@ -67,12 +96,6 @@ def shortened(text: str, most: int = 300) -> str:
     return text if len(text) <= most else f"{text[:most]} ..."
 
 
-def did_you_mean(word: str, names: Iterable[str]) -> str:
-    """Return the end of a message about an unknown word: the known one that is most like it, if one is."""
-    matches = get_close_matches(word, list(names), n=1)
-    return f"; did you mean {matches[0]}?" if matches else ""
-
-
 def system_words(error: BaseException) -> str:
     """Return what the system said of a file; HDF5 has that amid much else, and without its number at times."""
     match = re.search(r"errno = (\d+)", str(error))
@@ -85,6 +108,10 @@ class UsageError(RolloutError):
     """An option has a value that cannot work."""
 
     exit_code = 64
+
+
+class SameEnvError(UsageError, ValueError):
+    """Two envs are one object: a ValueError for Stable-Baselines3's DummyVecEnv as well."""
 
 
 class DataError(RolloutError):
@@ -105,52 +132,146 @@ class EnvError(RolloutError):
     """An environment raised, or tried to leave the process."""
 
     exit_code = 70
+    shows_cause = True
+
+
+@dataclass(frozen=True)
+class Raised:
+    """What user code raised, as it goes to other ranks: exceptions need not survive pickling.
+
+    `stack` is its traceback there.
+    """
+
+    module: str
+    name: str
+    message: str
+    stack: str
+
+    @classmethod
+    def of(cls, error: BaseException) -> "Raised":
+        kind, stack = type(error), "" if error.__traceback__ is None else stack_of(error)
+        return cls(kind.__module__, kind.__qualname__, message_of(error), stack)
+
+    def again(self) -> Exception:
+        """Return a copy, which `except` clauses for its class catch if a module that is loaded here has that class."""
+        body = {"__module__": self.module, "__qualname__": self.name, "__str__": lambda _: self.message}
+        copy = _blank((self._kind(),), body)
+        copy = _blank((Exception,), body) if copy is None else copy
+        assert copy is not None, "anybody can derive from Exception"
+        copy.args = (self.message,)
+        copy.stack_there = self.stack  # type: ignore[attr-defined]
+        if self.stack:
+            copy.add_note(f"There:\n{self.stack.rstrip()}")
+        return copy
+
+    def _kind(self) -> type[Exception]:
+        """Return its class.  Nothing is imported, and no code runs."""
+        kind: object = sys.modules.get(self.module)
+        for name in self.name.split("."):
+            kind = getattr(kind, "__dict__", {}).get(name)
+        return kind if isinstance(kind, type) and _can_be_derived(kind) else Exception
+
+
+def caused_by(error: Own, cause: BaseException | None) -> Own:
+    """Return an error with a cause.  `except` clauses for the cause's class catch it too, as without this program."""
+    kind = type(cause)
+    if _can_be_derived(kind) and not isinstance(error, kind):
+        body: dict[str, object] = {"__module__": type(error).__module__, "__qualname__": type(error).__qualname__}
+        twin = _blank((type(error), kind), body)
+        if isinstance(twin, type(error)):
+            twin.args = error.args
+            vars(twin).update(vars(error))
+            error = twin
+    error.__cause__ = cause
+    return error
+
+
+def _can_be_derived(kind: type) -> TypeGuard[type[Exception]]:
+    """Tell whether errors may be of this class too.  Of a SyntaxError, Python shows its fields, and no message."""
+    return issubclass(kind, Exception) and not issubclass(kind, RolloutError | SyntaxError)
+
+
+def _blank(bases: tuple[type[Exception], ...], body: dict[str, object]) -> Exception | None:
+    """Return an exception of a new class, without a call of a constructor; None if the bases do not allow it."""
+    try:
+        kind: Any = type(str(body["__qualname__"]), bases, body)
+        builtin: Any = next(base for base in kind.__mro__ if base.__module__ == "builtins")
+        copy: Exception = builtin.__new__(kind)
+        return copy
+    except Exception:  # Two fixed layouts, or the class of somebody who wants no other one derived from it.
+        return None
+
+
+def stack_of(error: BaseException) -> str:
+    """Return the traceback of what user code raised, here or on another rank."""
+    return getattr(error, "stack_there", "") or "".join(traceback.format_exception(error))
+
+
+def is_ours(path: str) -> bool:
+    """Tell whether a frame's file belongs to this program, or is a name that `faults.named` gave it."""
+    return path.startswith(("<rank ", PACKAGE))
+
+
+def without_our_frames(error: Error, keeps_all: bool = True) -> Error:
+    """Leave out of a traceback how this program called the code of others.
+
+    `keeps_all`: where there is no such code, keep the whole traceback.
+    """
+    frames = error.__traceback__
+    while frames is not None and _is_calling(frames.tb_frame.f_code.co_filename):
+        frames = frames.tb_next
+    return error if frames is None and keeps_all else error.with_traceback(frames)
+
+
+def _is_calling(path: str) -> bool:
+    return is_ours(path) or path == contextlib.__file__  # Whose decorators are around our functions.
 
 
 @dataclass(frozen=True)
 class Fault:
-    """Why a rank failed, as text: exceptions of user code need not survive pickling."""
+    """Why a rank failed, as text and as what user code raised, if that is not said already."""
 
     message: str
-    stack: str
     exit_code: int
-    type_name: str
+    raised: Raised | None
     step: int = -1
 
     @classmethod
     def of(cls, error: BaseException, place: str, step: int = -1) -> "Fault":
         """Describe an exception that was raised at this place, in a step of the envs if it is given."""
-        is_own = isinstance(error, RolloutError)
-        what = message_of(error) if is_own else words_of(error)
+        what = message_of(error) if isinstance(error, RolloutError) else words_of(error)
         if isinstance(error, SignalInterrupt):
-            what = "interrupted amid its step"
+            what = "interrupted during its step"
         code = error.exit_code if isinstance(error, RolloutError) else EnvError.exit_code
-        cause = error.__cause__ if is_own else error
-        stack = (
-            ""
-            if cause is None or isinstance(error, DataError | UsageError)
-            else "".join(traceback.format_exception(cause))
-        )
-        return cls(f"{place}: {what}", stack, code, type(error).__name__, step)
+        cause = cause_of(error)
+        return cls(f"{place}: {what}", code, None if cause is None else Raised.of(cause), step)
+
+    @property
+    def stack(self) -> str:
+        return "" if self.raised is None else self.raised.stack
+
+
+def cause_of(error: BaseException) -> BaseException | None:
+    """Return what user code raised, if the message of the error does not say it all."""
+    cause = error.__cause__ if isinstance(error, RolloutError) else error
+    return None if cause is None or isinstance(error, DataError | UsageError) else without_our_frames(cause)
 
 
 class RankError(RolloutError):
     """An env failed on some rank; `stack` is its traceback there."""
 
+    shows_cause = True
+
     def __init__(self, fault: Fault, num_faults: int):
         others = f" ({counted(num_faults - 1, 'more rank')} failed too)" if num_faults > 1 else ""
         super().__init__(fault.message + others)
-        self.stack, self.exit_code, self.type_name = fault.stack, fault.exit_code, fault.type_name
-        self.add_note(f"There:\n{self.stack}")
+        self.exit_code = fault.exit_code
 
 
 class PolicyError(RolloutError):
     """The policy raised, or tried to leave the process."""
 
-    @property
-    def stack(self) -> str:
-        """The traceback of what it raised."""
-        return "".join(traceback.format_exception(self.__cause__))
+    shows_cause = True
 
 
 class RankLost(RolloutError):

@@ -13,7 +13,9 @@ from typing import Any, NoReturn, TypeAlias
 
 from mpi_rollout.config import RolloutConfig, flag
 from mpi_rollout.core.info_types import read_types
-from mpi_rollout.errors import UsageError, did_you_mean, shortened
+from mpi_rollout.core.policy_kinds import MAKE_POLICY, is_maker
+from mpi_rollout.errors import UsageError, shortened
+from mpi_rollout.words import did_you_mean, option_words, same_options
 
 ParserOrGroup = argparse.ArgumentParser | argparse._ArgumentGroup
 MOST = 2**31 - 1  # As MPI counts ranks; and files of studies count in 64 bits what are products of such numbers.
@@ -63,12 +65,13 @@ class Parser(argparse.ArgumentParser):
             raise UsageError(self._unknown_command(arguments[0]))
         options, unknown = self.parse_known_args(arguments)
         if unknown:
-            raise UsageError(self._of(arguments)._unknown_word(unknown[0]))
+            raise UsageError(self._of(arguments)._unknown_word(arguments, unknown))
         return options
 
     def error(self, message: str) -> NoReturn:
         """Refuse the command line."""
         message = re.sub(r"^argument (\S+): (?=must )", r"\1 ", message)
+        message = re.sub(r"^argument (\S+): ignored explicit argument", r"\1 takes no value, got", message)
         raise UsageError(f"{message}; see {self.prog} --help")
 
     def _of(self, words: Sequence[str]) -> "Parser":
@@ -77,18 +80,41 @@ class Parser(argparse.ArgumentParser):
         return self.commands[words[0]]._of(words[1:]) if is_command else self
 
     def _unknown_command(self, word: str) -> str:
+        if word.endswith(".py"):
+            return f"there is no command {shortened(word)!r}; did you mean --env-factory {word}:CALLABLE, or --policy?"
         if os.path.isfile(word):
             return f"there is no command before the file; try {self.prog} inspect {shlex.quote(word)}"
-        return f"there is no command {word!r}" + (
-            did_you_mean(word, self.commands) or f"; the commands are {', '.join(self.commands)}"
+        return f"there is no command {shortened(word)!r}" + (
+            self.commands["run"]._meant(word)
+            or did_you_mean(word, self.commands)
+            or f"; the commands are {', '.join(self.commands)}"
         )
 
-    def _unknown_word(self, word: str) -> str:
+    def _unknown_word(self, arguments: Sequence[str], unknown: Sequence[str]) -> str:
+        """Say what is wrong about the first of the words that could not be read."""
+        word, see = unknown[0], f"; see {self.prog} --help"
         if not word.startswith(DASHES):
-            return f"{shortened(word)!r} is one argument too many; see {self.prog} --help"
-        name = word.partition("=")[0]
-        is_like = did_you_mean(f"--{name.lstrip(''.join(DASHES))}", self._option_string_actions)
-        return f"there is no option {name}" + (is_like or f"; see {self.prog} --help")
+            before = arguments[max(arguments.index(word) - 1, 0)]
+            if before in self._option_string_actions:  # Which has taken no value.
+                return f"{before} takes no value, got {shortened(word)!r}"
+            return f"{shortened(word)!r} is one argument too many{self._meant(word) or see}"
+        name, _, value = word.partition("=")
+        number = next((text for text in (value, *unknown[1:2]) if text.isdigit()), "")
+        answer = option_words(name.lstrip("".join(DASHES)), self._names, self.prog.endswith(" run"), number)
+        return f"there is no option {name}{answer or see}"
+
+    def _meant(self, word: str) -> str:
+        """Return what a word stands for that has lost its dashes, such as num_envs=4 and CartPole-v1; or ""."""
+        name, has_value, value = word.partition("=")
+        if has_value and (same := same_options(name.replace("_", "-"), self._names)):
+            return f"; did you mean --{same[0]} {value}?"
+        return f"; did you mean --env {word}?" if "env" in self._names and re.search(r"\w-v\d+$", word) else ""
+
+    @property
+    def _names(self) -> list[str]:
+        """All options that --help shows, without their dashes."""
+        shown = [action for action in self._actions if action.help != argparse.SUPPRESS]
+        return [string[2:] for action in shown for string in action.option_strings if string.startswith("--")]
 
 
 def whole_number(text: str) -> int:
@@ -147,7 +173,13 @@ def _reader(field: Field[Any]) -> Callable[[str], Any]:
     return next((kind for kind in (int, float) if kind.__name__ in str(field.type)), str)
 
 
-path = os.path.expanduser  # Shells leave the ~ of --out=~/run.h5 as it is.
+def path(text: str) -> str:
+    """Read the name of a file or folder: shells leave the ~ of --out=~/run.h5 as it is; ArgumentTypeError for none."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError(
+            f"must name a file or folder, got {text!r} (is a variable of the shell not set?)"
+        )
+    return os.path.expanduser(text)
 
 
 def json_value(text: str) -> Any:
@@ -184,3 +216,40 @@ def difference(name: str, before: object, now: object, as_text: Callable[[Any], 
         words = ("not given" if value in (default, None) else "given" for value in (before, now))
         return "{} was {}, is {}".format(switch(name), *words)
     return f"{flag(name)} was {as_text(before)}, is {as_text(now)}"
+
+
+USES: dict[str, tuple[Callable[[RolloutConfig], bool], str]] = {  # Options that not every run uses, and what they need.
+    "limit_s": (lambda run: run.measure_limit, "--measure-limit"),
+    "max_env_restarts": (lambda run: run.on_env_error == "restart", "--on-env-error restart"),
+    "batch_size": (lambda run: run.mode == "async", "--mode async"),
+    "env_threads": (
+        lambda run: run.vectorization_mode != "sync",
+        "--vectorization-mode native, envpool or vector_entry_point",
+    ),
+    "store_extras": (lambda run: is_maker(run.policy), f"--policy MODULE:{MAKE_POLICY}"),
+    "policy_block": (lambda run: not run.is_random, "another --policy than random"),
+}
+OF_TRAJECTORIES = "store_extras", "compression"
+
+
+def unused(config: RolloutConfig) -> dict[str, str]:
+    """Return the options with another value than their default that change nothing, and why."""
+    why = {
+        name: f"is for {needs}, which is not given; add it, or leave this out"
+        for name, (is_used, needs) in USES.items()
+        if not is_used(config)
+    }
+    if not config.trajectories:
+        why |= dict.fromkeys(OF_TRAJECTORIES, "is for trajectories, got --no-trajectories; use one")
+    return {name: words for name, words in why.items() if getattr(config, name) != getattr(RolloutConfig, name)}
+
+
+def check_used(config: RolloutConfig) -> None:
+    """Raise UsageError if an option changes nothing: who types it expects something of it.
+
+    Only command lines are checked so: files of earlier runs may have such options.
+    """
+    for name, why in unused(config).items():
+        value = getattr(config, name)
+        text = f"{value:g}" if isinstance(value, float) else value
+        raise UsageError(f"{switch(name) if value is True else f'{flag(name)} {text}'} {why}")

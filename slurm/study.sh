@@ -17,7 +17,7 @@ draw() { "$PYTHON" -m mpi_rollout plot "$1" || say "there is no picture of $1, s
 # All of a study of one kind in this job, or in an element of an array that is a number of ranks, that one's part.
 do_study() {
     local before most out launcher=()
-    out=$(value_of --out "results/$1.h5" "$@")
+    out=$(value_of --out "results/$1.json" "$@")
     [ -z "${SLURM_ARRAY_TASK_ID:-}" ] || set -- "$@" --only "$SLURM_ARRAY_TASK_ID"
     prepare_launch
     # All ranks of a small job on one node, as if it were an allocation of its own, and not one on each.

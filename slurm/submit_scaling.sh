@@ -49,7 +49,7 @@ for each in "$@"; do
 done
 exclusive=()
 [ -n "$serial" ] || exclusive=(--exclusive)
-out=$(value_of --out "results/$kind.h5" "${arguments[@]}")
+out=$(value_of --out "results/$kind.json" "${arguments[@]}")
 
 # What is wrong with a study is said here and not after hours in the queue.
 read_site

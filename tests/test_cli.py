@@ -70,7 +70,7 @@ def test_a_whole_number_may_be_written_in_any_way(text: str, value: int):
     assert vars(make_parser().parse_args(["verify", "run.h5", "--replay", text]))["replay"] == value
 
 
-@pytest.mark.parametrize("command", [["run"], ["scaling", "weak"], ["scaling", "sim"], ["compare"]])
+@pytest.mark.parametrize("command", [["run"], ["scaling", "weak"]])
 def test_the_home_folder_is_known_where_the_shell_leaves_it_as_it_is(command: list[str]):
     assert make_parser().parse_args([*command, "--out=~/run.h5"]).out == str(Path.home() / "run.h5")
 
@@ -113,7 +113,7 @@ BAD = [
     (["verify", "run.h5", "--relpay", "3"], "there is no option --relpay; did you mean --replay?"),
     (["inspekt", "run.h5"], "there is no command 'inspekt'; did you mean inspect?"),
     (["simulate"], "there is no command 'simulate'; the commands are run, inspect, "),
-    ([str(HELPERS / "envs.py")], f"try python -m mpi_rollout inspect {HELPERS / 'envs.py'}"),
+    ([str(CLONE / "setup.cfg")], f"try python -m mpi_rollout inspect {CLONE / 'setup.cfg'}"),
     (["--env"], "argument --env: expected one argument"),
     ([*GOOD, "--num-envs", "0"], "--num-envs must be at least 1, got 0"),
     ([*GOOD, "--num-envs", "-4"], "--num-envs must be at least 1, got -4"),
@@ -133,8 +133,25 @@ BAD = [
     ([*GOOD, "--mode", "fast"], "argument --mode: invalid choice: 'fast'"),
     ([*GOOD, "--mode", "async", "--num-groups", "2"], "makes a group of each rank, got --num-groups 2 too;"),
     ([*GOOD, "--batch-size", "0"], "--batch-size must be at least 1, got 0"),
-    ([*GOOD, "--batch-size", "2"], "--batch-size must be 1 unless ranks are served as ready, got 2"),
-    ([*GOOD, "--mode", "async", "--batch-size", "2"], "--batch-size must be 1 to 1, the ranks that step envs, "),
+    ([*GOOD, "--batch-size", "2"], "--batch-size 2 is for --mode async, which is not given; add it, or leave this out"),
+    ([*GOOD, "--mode", "async", "--batch-size", "2"], "--batch-size must be 1 where one rank steps all envs, got 2"),
+    ([*GOOD, "--limit-s", "3"], "--limit-s 3 is for --measure-limit, which is not given; add it, or leave this out"),
+    ([*GOOD, "--dry-run", "--limit-s", "3"], "--limit-s 3 is for --measure-limit"),
+    ([*GOOD, "--max-env-restarts", "3"], "--max-env-restarts 3 is for --on-env-error restart, which is not given"),
+    ([*GOOD, "--env-threads", "2"], "--env-threads 2 is for --vectorization-mode native, envpool or vector_entry"),
+    ([*GOOD, "--store-extras"], "--store-extras is for --policy MODULE:make_policy, which is not given"),
+    ([*GOOD, "--policy-block", "2"], "--policy-block 2 is for another --policy than random, which is not given"),
+    ([*GOOD, "--compression", "gzip", "--no-trajectories"], "--compression gzip is for trajectories, got --no-traj"),
+    ([*GOOD, "--ranks", "4"], "--ranks; the launcher starts the ranks: mpirun -n 4 python -m mpi_rollout ..."),
+    ([*GOOD, "--strict-dtypes", "True"], "--strict-dtypes takes no value, got 'True'"),
+    ([*GOOD, "--strict-dtypes=True"], "--strict-dtypes takes no value, got 'True'"),
+    (["num_envs=4"], "there is no command 'num_envs=4'; did you mean --num-envs 4?"),
+    (["CartPole-v1"], "there is no command 'CartPole-v1'; did you mean --env CartPole-v1?"),
+    (["run", "CartPole-v1"], "'CartPole-v1' is one argument too many; did you mean --env CartPole-v1?"),
+    ([str(HELPERS / "envs.py")], "did you mean --env-factory "),
+    (["--env", "mine.py:make"], "--env mine.py:make is the callable of a file, not the id of an env; on the command "),
+    (["--env", "policies:leaning"], "it is a callable of a module, not the id of an env; on the command line --env-f"),
+    (["compare", "--env", "CartPole-v1", "--ranks", "1", "--envs", "2"], "did you mean --num-envs or --env?"),
     ([*GOOD, "--max-walltime", "soon"], "--max-walltime must be like 01:30:00 or 1-12:00:00, got 'soon'"),
     ([*GOOD, "--max-walltime", "0"], "--max-walltime must be more than nothing, got '0'"),
     ([*GOOD, "--progress", "dots"], "argument --progress: invalid choice: 'dots'"),
@@ -166,13 +183,12 @@ BAD = [
     ([*GOOD, "--policy", "no_such_module:act"], "cannot import 'no_such_module': ModuleNotFoundError"),
     ([*GOOD, "--policy", "policies:no_such"], "--policy policies:no_such: module 'policies' has no attribute"),
     ([*GOOD, "--policy", "failing_envs:number"], "--policy failing_envs:number is int, not callable"),
-    ([*GOOD, "--out", ""], "--out must name a file, got ''"),
+    ([*GOOD, "--out", ""], "--out must name a file or folder, got '' (is a variable of the shell not set?)"),
     ([*GOOD, "--out", "a folder/"], "--out must name a file, got the folder a folder/; use --out 'a folder/run.h5'"),
     ([*GOOD, "--out", "."], "--out must name a file, got the folder .; use --out ./run.h5"),
     ([*GOOD, "--out", "my run.h5.part"], ".part is for files that are not complete; use --out 'my run.h5'"),
     ([*GOOD, "--out", "-"], "--out - is no file, and HDF5 cannot be written to stdout; use --out run.h5"),
     ([*GOOD, "--out", "/dev/null"], "--out /dev/null exists and is no file but a device, pipe or socket; use another"),
-    (["compare", "--out", "/dev/null"], "--out /dev/null exists and is no file but a device, pipe or socket"),
 ]  # fmt: skip
 
 
@@ -218,7 +234,7 @@ def test_a_policy_whose_module_fails_to_import_gives_the_reason(job):
 
 def test_an_output_that_exists_is_refused_and_not_touched(job):
     (job.folder / "run.h5").write_bytes(b"years of work")
-    assert "--out run.h5: run.h5 exists; move it away" in refused(job, *GOOD, "--out", "run.h5")
+    assert f"--out run.h5: {job.folder / 'run.h5'} exists; move it away" in refused(job, *GOOD, "--out", "run.h5")
     assert (job.folder / "run.h5").read_bytes() == b"years of work"
 
 
@@ -252,9 +268,21 @@ def test_an_output_below_a_regular_file_is_refused(job):
     assert "results; that is a file; use another --out" in refused(job, *GOOD, "--out", "results/run.h5", code=74)
 
 
-@pytest.mark.skipif(not Path("/sys/kernel").is_dir(), reason="there is no sysfs, the folder in which nobody can write")
+NEEDS_SYSFS = pytest.mark.skipif(not Path("/sys/kernel").is_dir(), reason="there is no sysfs, where nobody can write")
+
+
+@NEEDS_SYSFS
 def test_a_folder_that_cannot_be_written_to_is_refused(job):
     assert "--out /sys/run.h5: cannot write to /sys: " in refused(job, *GOOD, "--out", "/sys/run.h5", code=74)
+
+
+@NEEDS_SYSFS
+def test_a_picture_in_a_folder_that_takes_no_files_is_refused_before_its_file_is_read(job):
+    """There is not even a file."""
+    for options in (("--plot", "/sys/run.png"), ("--plot", "--out", "/sys")):
+        line = refused(job, "inspect", "run.h5", *options, code=74)
+        assert line.startswith("--plot /sys/run.png: cannot write to /sys: ")
+        assert line.endswith("; --plot --out FOLDER draws into another folder")
 
 
 def test_inspecting_what_is_no_file_of_this_program_is_refused(job):
@@ -267,21 +295,29 @@ FILES = [
     (["inspect", "folder"], 65, "folder is a folder; name a file in it"),
     (["verify", "/dev/null"], 65, "/dev/null is no file but a device, pipe or socket"),
     (["verify", "empty.h5"], 65, "empty.h5 is not a readable HDF5 file: it is empty"),
-    (["inspect", ""], 65, "'': no such file"),
+    (["inspect", ""], 64, "FILE must name a file or folder, got ''"),
     (["inspect", "killed.h5"], 65, "killed.h5: no such file; there is killed.h5.part, which is not complete"),
     (["verify", "run.h5.part"], 65, "run.h5.part: no such file; there is run.h5, the complete file"),
     (["inspect", "study.h5"], 65, "study.h5 is a study, not a rollout; `python -m mpi_rollout plot study.h5` draws it"),
-    (
-        ["inspect", "my comparison.h5"],
-        65,
-        "is a comparison, not a rollout; `python -m mpi_rollout plot 'my comparison.",
-    ),
+    (["inspect", "my study.h5"], 65, "is a study, not a rollout; `python -m mpi_rollout plot 'my study.h5'` draws it"),
     (["inspect", "run.h5", "run.h5", "--plot", "run.png"], 64, "--plot PNG draws one file, got 2; leave PNG out"),
     (["inspect", "run.h5", "--out", "."], 64, "--out is the folder of pictures; give --plot without a name, too"),
     (["inspect", "run.h5", "run.h5", "--plot"], 64, "--plot would draw two files as run.png"),
-    (["inspect", "run.h5", "--plot", "--out", "new"], 64, "--plot new/run.png: there is no folder new; mkdir -p new"),
-    (["inspect", "run.h5", "--plot", "new/run.png"], 64, "--plot new/run.png: there is no folder new; mkdir -p new"),
-    (["inspect", "run.h5", "--plot", ""], 64, "--plot must name a file, got ''"),
+    (["inspect", "run.h5", "--plot", "--out", "new"], 74, "--plot new/run.png: there is no folder new; mkdir -p new"),
+    (["inspect", "run.h5", "--plot", "new/run.png"], 74, "--plot new/run.png: there is no folder new; mkdir -p new"),
+    (["verify", "run.h5", "--trust"], 64, "--trust is for --replay N, which is not given; add it, or leave this out"),
+    (["verify", "run.h5", "--env", "CartPole-v1"], 64, "--env is for --replay N, which is not given"),
+    (["verify", "run.h5", "--replay-seed", "3"], 64, "--replay-seed is for --replay N, which is not given"),
+    (["inspect", "run.h5", "--plot", ""], 64, "--plot must name a file or folder, got ''"),
+    (["recover", ""], 64, "FILE.part must name a file or folder, got ''"),
+    (["recover", "killed.h5.part", ""], 64, "DEST must name a file or folder, got ''"),
+    (["list", ""], 64, "FOLDER must name a file or folder, got ''"),
+    (["plot", ""], 64, "FILE must name a file or folder, got ''"),
+    (["render", "run.h5", "--out", ""], 64, "--out must name a file or folder, got ''"),
+    (["export", "d4rl", "run.h5", ""], 64, "OUT must name a file or folder, got ''"),
+    (["doctor", "--out", ""], 64, "--out must name a file or folder, got ''"),
+    (["doctor", "--out", " "], 64, "--out must name a file or folder, got ' '"),
+    (["scaling", "gather", ""], 64, "FILE must name a file or folder, got ''"),
     (["verify", "run.h5", "--replay", "-1"], 64, "--replay must be at least 0, got -1"),
     (["recover", "run.h5"], 0, "run.h5 is complete already; there is nothing to recover"),
     (["recover", "run.h5.part"], 65, "run.h5.part: no such file; there is run.h5, the complete file"),
@@ -301,9 +337,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Result]]
     job = Job(tmp_path_factory.mktemp("files"))
     (job.folder / "folder").mkdir()
     (job.folder / "empty.h5").touch()
-    for name, kind in (("study", "scaling"), ("my comparison", "compare")):
+    for name in ("study", "my study"):
         with h5py.File(job.folder / f"{name}.h5", "w") as file:
-            file.attrs["format"] = f"mpi_rollout-{kind}"
+            file.attrs["format"] = "mpi_rollout-scaling"
     shutil.copy(job.collect(None, *GOOD), job.folder / "killed.h5.part")
     return job.folder, job.series([*(Start(each[0]) for each in FILES), *map(Start, GOOD_FILES)])
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from jobs import CLONE, Job, Result, job_environment, mpiexec, once, run_job
 
-from mpi_rollout.commands.inspection import verify
+from mpi_rollout.commands.checking import verify
 
 pytestmark = pytest.mark.skipif(find_spec("stable_baselines3") is None, reason="pip install 'mpi_rollout[sb3]'")
 

@@ -1,10 +1,12 @@
-"""Studies: how runs scale, a model of their steps, other vector envs beside this one, the best ranks for an env.
+"""Studies: how runs scale, the best ranks for an env, other vector envs beside this one.
 
-Each kind of study has a folder.  What several kinds share lies here; only the command line imports this package.
+A study is points, each measured several times by jobs of their own: a sample each, with the machine and the base case
+in one file.  Only the command line imports this package.
 
-commands    the command lines of all of them     statistics  of numbers alone
-plan        options, order, commands of jobs     model       what a step costs on any number of ranks
-jobs        one job, whatever becomes of it      env_probe   one env, measured by itself
-workplace   the machine, and a folder            sleeping    an env that only sleeps
-tables      rows of dataclasses in HDF5, of text
+commands    the command lines of all of them     study       what is asked, and the file that holds it
+plan        options, order, commands of jobs     runner      job after job, from where it was stopped
+jobs        one job, whatever becomes of it      scaling     strong and weak scaling, as a whole or in parts
+workplace   the machine, and a folder            analysis    from samples to figures: report, picture
+samples     what a job gave                      tune        the ranks and the mode that suit an env
+statistics  of numbers alone                     tables      rows of text
 """

@@ -16,6 +16,7 @@ from typing import Any
 from mpi_rollout.bench.plan import run_command
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.errors import Interrupted
+from mpi_rollout.exchange.waiting import CROWDED
 from mpi_rollout.process.interrupts import STOP_SIGNALS
 
 Summary = dict[str, Any]  # What a job prints as JSON when it ends.
@@ -167,7 +168,9 @@ def tail(printed: str) -> str:
     last line of a traceback, which names the error, comes first.
     """
     printed = printed.replace("\0", "")  # Open MPI's launcher writes some, and HDF5 takes none in a text.
-    lines = [line for line in printed.strip().splitlines() if line.strip(" \t-=*") and UNBOUND not in line]
+    noise = UNBOUND, CROWDED
+    lines = [line for line in printed.strip().splitlines() if line.strip(" \t-=*")]
+    lines = [line for line in lines if not any(words in line for words in noise)]
     own = [line for line in lines if line.startswith("mpi_rollout: ")]
     text = "\n".join(own or lines)[-MOST_KEPT:]
     if not own and (error := _error_of(lines)):

@@ -16,7 +16,7 @@ import numpy as np
 from mpi_rollout.config import AUTO, RolloutConfig, flag, vectorization_of
 from mpi_rollout.errors import LaunchError, UsageError, counted
 from mpi_rollout.exchange.world import claimed_size
-from mpi_rollout.options import MOST, check_seconds, switch
+from mpi_rollout.options import MOST, check_seconds, switch, unused
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -24,14 +24,6 @@ if TYPE_CHECKING:
 Options = dict[str, Any]  # Options of a run, by the names of `RolloutConfig`'s fields.
 Kind = TypeVar("Kind")
 
-SLEEPING_ENV = "mpi_rollout.bench.sleeping:SleepingEnv"
-MOST_CHECKED = 64  # Ranks of a job on one machine: each is a Python of 100 MB that has to start.
-ENV_FIGURES = {  # What `scaling sim` needs to know of an env, as the command line calls it.
-    "step_s": "--env-step-s",
-    "step_spread_s": "--env-step-spread-s",
-    "observation_bytes": "--obs-bytes",
-    "action_bytes": "--action-bytes",
-}
 PACKAGES = ("scipy", "psutil")
 
 
@@ -148,14 +140,14 @@ def run_command(launcher: str, num_ranks: int, config: RolloutConfig, python: st
 
 
 def arguments_of(config: RolloutConfig) -> list[str]:
-    """Return the options that give this configuration: the command line read backwards."""
-    arguments = []
+    """Return the options that give this configuration, but for those that it does not use."""
+    arguments, idle = [], unused(config)
     for field in fields(config):
         default = field.default if field.default_factory is MISSING else field.default_factory()
         value = getattr(config, field.name)
         if field.name == "vectorization_mode":
             default = vectorization_of(AUTO, config.env)  # What it means for this env.
-        if value == default:
+        if value == default or field.name in idle:
             continue
         if isinstance(default, bool):
             arguments.append(switch(field.name))

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 NEEDED_POINTS = 5  # Extra-P asks for as many before it makes a model.
+SAME_PARTS = "the points do not tell the parts of the model apart"
 
 
 class NoFit(ValueError):
@@ -143,46 +144,14 @@ def fit(columns: np.ndarray, values: np.ndarray) -> Fit:
 
 
 def _solve(columns: np.ndarray, values: np.ndarray) -> np.ndarray:
-    relative, scale = _relative(columns, values)
-    coefficients, _, rank, _ = np.linalg.lstsq(relative, np.ones(len(values)), rcond=1e-9)
-    _check_rank(int(rank), columns)
-    return coefficients / scale
-
-
-def _relative(columns: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return columns over values, each with 1 as its scale, and the scales: bytes and counts differ by many digits."""
-    scale = np.abs(columns).max(axis=0)
+    scale = np.abs(columns).max(axis=0)  # Bytes and counts differ by many digits.
     if (scale == 0).any():
-        _check_rank(0, columns)
-    return columns / scale / values[:, None], scale
-
-
-def _check_rank(rank: int, columns: np.ndarray) -> None:
+        raise NoFit(SAME_PARTS)
+    relative = columns / scale / values[:, None]
+    coefficients, _, rank, _ = np.linalg.lstsq(relative, np.ones(len(values)), rcond=1e-9)
     if rank < columns.shape[1]:
-        raise NoFit("the points do not tell the parts of the model apart")
-
-
-def non_negative(columns: np.ndarray, values: np.ndarray, known: np.ndarray | float = 0.0) -> np.ndarray:
-    """Fit `values` by a sum of columns, none of them less than 0 times.  Errors are relative to `values`.
-
-    Parameters
-    ----------
-    known
-        A part of the values that is not to be fitted.
-
-    Raises
-    ------
-    NoFit
-        A value is not positive, or the points do not tell the columns apart.
-    """
-    from scipy.optimize import nnls
-
-    if (values <= 0).any():
-        raise NoFit("a value is not positive")
-    relative, scale = _relative(columns, values)
-    singular = np.linalg.svd(relative, compute_uv=False)
-    _check_rank(int(np.count_nonzero(singular > 1e-9 * singular[0])), columns)
-    return nnls(relative, 1 - known / values)[0] / scale
+        raise NoFit(SAME_PARTS)
+    return coefficients / scale
 
 
 def amdahl(speed_ups: Mapping[int, float]) -> Fit:

@@ -9,13 +9,14 @@ from mpi_rollout.collect.blocks import LaneProgress, OpenBlocks
 from mpi_rollout.collect.fragments import FragmentLengths
 from mpi_rollout.core.spaces import Space, Tree, leaves, rows_of, tree_of
 from mpi_rollout.errors import ActionError, PolicyError, SignalInterrupt, words_of
-from mpi_rollout.policies.blocks import BlockPolicy
+from mpi_rollout.policies.blocks import BlockPolicy, refuse_pair
 from mpi_rollout.policies.random import Policy, RandomPolicy
 from mpi_rollout.process.exits import ends_forked
 from mpi_rollout.ranks.driver import Driver
-from mpi_rollout.ranks.lanes import Lane, indices_of
+from mpi_rollout.ranks.lanes import Lane, indices_of, parts_of
+from mpi_rollout.ranks.policy_on_ranks import PolicyOnRanks
 
-AnyPolicy = Policy | BlockPolicy | None  # None where the ranks have loaded it.
+AskedPolicy = Policy | BlockPolicy | PolicyOnRanks
 Recall = Callable[[int], Tree]  # The observations of all envs in a step, shape (num_envs, ...).
 MOST_DRAWING = 0.01  # Of a run's time on the root: more of it is left to the ranks.
 TRIAL_S = 0.2  # After which this share is known.
@@ -58,7 +59,7 @@ class Actor:
     def __init__(
         self,
         driver: Driver,
-        policy: AnyPolicy,
+        policy: AskedPolicy,
         blocks: OpenBlocks,
         lengths: FragmentLengths,
         inference: str = "root",
@@ -87,9 +88,9 @@ class Actor:
             for progress in progresses:
                 self._act_at_random(self._random, progress, stop)
             return
-        if self._policy is None:
+        if isinstance(self._policy, PolicyOnRanks):
             for progress in progresses:
-                self._driver.have_chosen(progress.lane, self._find_room(progress, stop), progress.step)
+                self._driver.send(progress.lane, None, self._find_room(progress, stop), progress.step)
             return
         plans = self._plans
         unplanned = [progress for progress in progresses if not self._has_plan(progress)] if plans else progresses
@@ -113,11 +114,11 @@ class Actor:
         lane, driver = progress.lane, self._driver
         num_steps = self._find_room(progress, stop)
         if self.inference == "workers" or (self.inference == "auto" and self._drawing_takes_long()):
-            driver.have_chosen(lane, num_steps, progress.step)
+            driver.send(lane, None, num_steps, progress.step)
             return
         arrays = policy.rows(progress.step, num_steps, _range_of(lane))
         driver.clock.lap("policy")
-        driver.send_fragment(lane, arrays, progress.step)
+        driver.send(lane, arrays, num_steps, progress.step)
 
     def _drawing_takes_long(self) -> bool:
         """Leave the drawing to the ranks for good where it takes the root long."""
@@ -153,10 +154,12 @@ class Actor:
             )
         else:
             self._plan_length = 1
-            driver.send(lanes, actions, [progress.step for progress in progresses])
-            for progress in progresses:
+            arrays = driver.read(actions, indices_of(lanes))
+            for progress, (lane, part) in zip(progresses, parts_of(lanes), strict=True):
+                own = [array[part] for array in arrays]
                 self._blocks.find_room(progress, 1)
-                self._store(progress, progress.lane.exchange.sent_actions())
+                self._store(progress, own)
+                driver.send(lane, own, 1, progress.step)
 
     def _keep(self, plan: list[np.ndarray], progresses: Sequence[LaneProgress]) -> None:
         """Keep the plans of some lanes.  All plans are equally long, so that it is known where a run asks again."""
@@ -185,8 +188,8 @@ class Actor:
         plan = self._plans[progress.lane]
         num_steps = self._find_room(progress, min(stop, progress.step + plan.num_left(progress.step)))
         actions = plan.rows(progress.step, num_steps)
-        self._driver.send_fragment(progress.lane, actions, progress.step)
         self._store(progress, actions)
+        self._driver.send(progress.lane, actions, num_steps, progress.step)
 
     @staticmethod
     def _store(progress: LaneProgress, actions: Sequence[np.ndarray]) -> None:
@@ -197,7 +200,9 @@ class Actor:
     def _ask(self, progresses: Sequence[LaneProgress]) -> Tree:
         """Return the actions of some lanes' envs."""
         if self._model is None:
-            return self._call(self._observations(progresses))
+            actions = self._call(self._observations(progresses))
+            refuse_pair(actions, self._driver.action_space, sum(progress.lane.num_envs for progress in progresses))
+            return actions
         parts = [
             self._call(self._observations([progress]), _range_of(progress.lane), progress.step)
             for progress in progresses
@@ -209,7 +214,7 @@ class Actor:
         return concatenated(self._driver.action_space, [acted.actions for acted in parts])
 
     def _call(self, *arguments: Any) -> Any:
-        assert self._policy is not None
+        assert not isinstance(self._policy, PolicyOnRanks), "the ranks ask it"
         try:
             with ends_forked:
                 return self._policy(*arguments)

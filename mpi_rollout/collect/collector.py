@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Protocol
 
-from mpi_rollout.collect.acting import Actor, AnyPolicy, Recall
+from mpi_rollout.collect.acting import Actor, AskedPolicy, Recall
 from mpi_rollout.collect.blocks import LaneProgress, OpenBlock, OpenBlocks, Sink
 from mpi_rollout.collect.fragments import FragmentLengths
 from mpi_rollout.collect.tally import Tally
@@ -84,7 +84,12 @@ class Collector:
     """
 
     def __init__(
-        self, driver: Driver, policy: AnyPolicy, sink: Sink, options: CollectorOptions, listener: Listener | None = None
+        self,
+        driver: Driver,
+        policy: AskedPolicy,
+        sink: Sink,
+        options: CollectorOptions,
+        listener: Listener | None = None,
     ):
         self.driver, self.sink, self.clock = driver, sink, driver.clock
         self.tally = Tally(driver.exchanges)

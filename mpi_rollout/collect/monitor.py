@@ -1,6 +1,5 @@
 """What the root knows of a run under way: how far it is, whether it must stop, which ranks it goes on without."""
 
-import signal
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ from mpi_rollout.core.clock import PHASES, Deadline
 from mpi_rollout.envs.replaying import Past
 from mpi_rollout.errors import Interrupted, RankLost, counted
 from mpi_rollout.exchange.world import ROOT, rank_and_host
-from mpi_rollout.process.console import say
+from mpi_rollout.process.console import name_of_stop, say
 from mpi_rollout.ranks.driver import Driver
 from mpi_rollout.storage.status import Status
 
@@ -99,7 +98,7 @@ class Monitor:
         """Raise Interrupted if somebody asked the run to stop, or its time is nearly over."""
         place = self._state.place
         if self._driver.stop_signal:
-            raise Interrupted(f"{place}: stopped by {signal.Signals(self._driver.stop_signal).name}")
+            raise Interrupted(f"{place}: stopped by {name_of_stop(self._driver.stop_signal)}")
         now_s = perf_counter()
         if self._checked_at:
             self._worst_pause_s = max(self._worst_pause_s, now_s - self._checked_at)

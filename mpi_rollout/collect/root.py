@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from mpi_rollout.collect.acting import AnyPolicy
+from mpi_rollout.collect.acting import AskedPolicy
 from mpi_rollout.collect.blocks import Discard, Sink
 from mpi_rollout.collect.collector import Collector, CollectorOptions
 from mpi_rollout.collect.fragments import FragmentLengths, prepare_lengths
@@ -19,7 +19,6 @@ from mpi_rollout.collect.resuming import (
     load,
     say_resumed,
     show_observations,
-    take_history_again,
 )
 from mpi_rollout.collect.run_end import RunEnd
 from mpi_rollout.config import RolloutConfig
@@ -33,13 +32,14 @@ from mpi_rollout.envs.replaying import Past
 from mpi_rollout.errors import DataError, Interrupted, PolicyError, RolloutError, words_of
 from mpi_rollout.exchange import job_end, world
 from mpi_rollout.policies.blocks import BlockPolicy, PolicyOptions
-from mpi_rollout.policies.made import CalledModel
+from mpi_rollout.policies.made import called_model
 from mpi_rollout.policies.model import PolicySource
-from mpi_rollout.policies.random import Policy, RandomPolicy
+from mpi_rollout.policies.random import RandomPolicy
 from mpi_rollout.policies.sources import load_model
 from mpi_rollout.process.console import say
+from mpi_rollout.process.start import shadowing
 from mpi_rollout.ranks.driver import Driver
-from mpi_rollout.ranks.policy_start import start_policy
+from mpi_rollout.ranks.policy_on_ranks import PolicyOnRanks
 from mpi_rollout.ranks.set_up import EnvFacts
 from mpi_rollout.ranks.worker import Worker
 from mpi_rollout.storage.status import Status
@@ -57,8 +57,6 @@ class Root:
 
     Parameters
     ----------
-    policy
-        None for the random one.
     output
         What there is already.
     facts
@@ -70,21 +68,18 @@ class Root:
     def __init__(
         self,
         config: RolloutConfig,
-        policy: "Policy | PolicySource | None",
+        source: PolicySource,
         output: "Output",
         worker: Worker,
         facts: EnvFacts,
         hosts: list[str],
     ):
         self._config, self._output, self._facts, self._hosts = config, output, facts, hosts
-        self._source = policy if isinstance(policy, PolicySource) else None
-        self._policy: AnyPolicy = None
-        if not isinstance(policy, PolicySource):
-            self._policy = policy or RandomPolicy(facts.action_space, config.num_envs, config.seed)
+        self._source = source
         self._state = RunState(output.past, facts.reproducibility != Reproducibility.SLICE)
         self._lengths = FragmentLengths()
         self._driver = Driver(worker.exchanges, worker, config.actions)
-        self._status = Status(config.out, config.num_steps)
+        self._status = Status(config.path, config.num_steps)
         self._monitor = Monitor(config, self._driver, self._state, self._status)
         worker.on_stop = self._monitor.progress.close  # Launchers do not wait long.
         lost_ranks = LostRanks(config, self._driver, hosts, say)
@@ -117,13 +112,14 @@ class Root:
         except Exception as error:
             if job_end.is_loss(error):
                 raise
-            return self._end.fail_unexpectedly(error, f"{self._state.place}: {words_of(error)}")
+            words = filter(None, (f"{self._state.place}: {words_of(error)}", shadowing(error, is_named=True)))
+            return self._end.fail_unexpectedly(error, "; ".join(words))
 
     def _collect(self) -> Collector:
         if self._output.warning:
             say(f"mpi_rollout: {self._output.warning}\n")
         past = self._state.past
-        self._load_policy()
+        self._policy = self._load_policy()
         self._lengths = prepare_lengths(self._config, self._driver)
         collector = self._start() if past is None else self._resume(past)
         before = self._measure_limit() if self._config.measure_limit else 0.0
@@ -135,24 +131,19 @@ class Root:
                 before = after
         return collector
 
-    def _load_policy(self) -> None:
-        """Have those who ask the policy load it: all ranks, or this one."""
-        config, source = self._config, self._source
-        if not config.asks_in_blocks:
-            return
-        options = PolicyOptions(config.block, config.seed)
-        if source is None:
-            assert callable(self._policy) and not isinstance(self._policy, BlockPolicy)
-            spaces = self._facts.observation_space, self._facts.action_space
-            self._policy = BlockPolicy(CalledModel(self._policy, spaces[0]), *spaces, options)
-            return
+    def _load_policy(self) -> AskedPolicy:
+        """Return the policy that this rank asks, or that all ranks have loaded."""
+        config, source, facts = self._config, self._source, self._facts
+        if config.is_random:
+            return RandomPolicy(facts.action_space, config.num_envs, config.seed)
+        options, spaces = PolicyOptions(config.block, config.seed), (facts.observation_space, facts.action_space)
         if config.acts_on_ranks:
-            sent = None if source.is_made else source
-            start_policy(self._driver, sent, options, config.actions)
-        else:
-            spaces = self._facts.observation_space, self._facts.action_space
-            model = self._driver.worker.policies.model or load_model(source, *spaces)
-            self._policy = BlockPolicy(model, *spaces, options)
+            return PolicyOnRanks(self._driver, source, options, config.actions)
+        if source.call is None:
+            return BlockPolicy(self._driver.worker.policy.model or load_model(source, *spaces), *spaces, options)
+        if config.asks_in_blocks:
+            return BlockPolicy(called_model(source.call, spaces[0]), *spaces, options)
+        return source.call
 
     def _start(self) -> Collector:
         collector = self._make_collector({})
@@ -168,16 +159,14 @@ class Root:
             start = perf_counter()
             check_promise(past, self._facts.reproducibility, self._output.source)
             check_infos(self._driver, source, self._output.source)
-            is_by_episodes = past.reproducibility == Reproducibility.EPISODE
-            take_again = bring_back if is_by_episodes else take_history_again
-            lost = take_again(self._driver, past, source, self._monitor.check_stop)
+            lost = bring_back(self._driver, past, source, self._monitor.check_stop)
             self._state.catch_up_s = perf_counter() - start
             if self._config.acts_on_ranks:
                 show_observations(self._driver, past, source)
             say_resumed(self._output.source, past, self._config.num_steps, lost, self._state.catch_up_s)
             collector = self._make_collector(lost)
             num_ended = int((past.starts > past.num_steps).sum()) + len(lost)
-            may_plan = self._config.policy != "random" and not self._config.asks_in_blocks
+            may_plan = not self._config.is_random and not self._config.asks_in_blocks
             recall = earlier_observations(self._driver, past, source) if may_plan else None
             collector.resume(past.num_steps, num_ended, lambda block: load(block, past, lost, source), recall)
         return collector
@@ -213,7 +202,7 @@ class Root:
             check_blocks(NUM_BLOCKS * num_rows * nbytes)
         past, source = self._state.past, self._output.source
         # The unfinished file of before goes when the new one is there; a complete one stays until the end.
-        is_continued = past is not None and source != self._config.out
+        is_continued = past is not None and source != self._config.path
         old_nbytes = os.path.getsize(source) if is_continued else 0
         if size := schema.check_free_space(self._config, nbytes, old_nbytes):
             say(f"mpi_rollout: {size}\n")
@@ -241,7 +230,7 @@ class Root:
             "reproducibility": facts.reproducibility.value,
             "has_episode_seeds": facts.has_episode_seeds,
             "hosts": json.dumps(self._hosts),
-            "policy_sha256": self._source.sha256 if self._source is not None else "",
+            "policy_sha256": self._source.sha256,
             "mpi_library": world.library_name(),
             "num_ranks": len(self._hosts),
             "started": utc_now(),

@@ -13,25 +13,23 @@ from typing import TYPE_CHECKING, NoReturn
 from gymnasium.vector import AutoresetMode
 
 from mpi_rollout.collect.root import Root
-from mpi_rollout.config import RolloutConfig, is_maker, versions
+from mpi_rollout.config import RolloutConfig, versions
 from mpi_rollout.core.layout import Block
 from mpi_rollout.core.partition import Division
+from mpi_rollout.core.policy_kinds import CALLED, MADE, RANDOM, kind_of_name
 from mpi_rollout.core.seeding import seed_global_generators
 from mpi_rollout.envs.bare import Limit
 from mpi_rollout.envs.env_maker import make_slice, maker_of
 from mpi_rollout.envs.faults import OnFault, raised_at
 from mpi_rollout.errors import EnvError, SignalInterrupt, StorageError, UsageError, counted
 from mpi_rollout.exchange import job_end, world
-from mpi_rollout.exchange.infos import infos_of_types
 from mpi_rollout.exchange.surviving import check_ulfm, is_ulfm_on
 from mpi_rollout.policies.made import make_model
 from mpi_rollout.policies.model import PolicySource
-from mpi_rollout.policies.random import Policy
-from mpi_rollout.policies.sources import load_model, read_source
-from mpi_rollout.process.console import share_line
+from mpi_rollout.policies.sources import find_source, load_model
+from mpi_rollout.process.console import name_of_stop, share_line
 from mpi_rollout.process.interrupts import STOP_SIGNALS
 from mpi_rollout.process.launcher import be_last, end_with_launcher, guard, release
-from mpi_rollout.process.loading import load_policy
 from mpi_rollout.process.terminal import find_terminal
 from mpi_rollout.ranks import meeting
 from mpi_rollout.ranks.meeting import as_refusals
@@ -51,8 +49,6 @@ if TYPE_CHECKING:
 
     from mpi_rollout.storage.output import Output
 
-RunPolicy = Policy | PolicySource | None  # None is the random one.
-
 
 def run(config: RolloutConfig) -> int:
     """Do the run that the configuration describes; return the exit code.
@@ -64,9 +60,6 @@ def run(config: RolloutConfig) -> int:
     RolloutError
         On all ranks alike, if the run cannot start; later errors are told by the root and returned as codes.
     """
-    asked: list[int] = []  # From now on, SIGUSR1 ends a run in good order; unheard it would kill a rank.
-    signal.signal(signal.SIGUSR1, lambda number, frame: asked.append(number))
-    signal.signal(signal.SIGINT, _interrupt)
     end_with_launcher()
     if is_ulfm_on():  # The launcher then ends no job because of a rank, whatever --on-rank-loss says.
         guard()
@@ -74,17 +67,17 @@ def run(config: RolloutConfig) -> int:
             be_last()
     share_line(config.progress in ("auto", "bar") and find_terminal() is not None)
     try:
-        return _run(config, asked)
+        return _run(config)
     finally:
         share_line(False)
         release()
 
 
-def _run(config: RolloutConfig, asked: list[int]) -> int:
+def _run(config: RolloutConfig) -> int:
     comm = meeting.come_together(config.start_timeout_s)
     with job_end.all_or_none(comm):
         with job_end.no_early_end(comm, others_go_on=config.on_rank_loss == "shrink"):
-            code, timer = _collect(config, comm, asked)
+            code, timer = _collect(config, comm, _hear_signals())
         for number in STOP_SIGNALS:  # Their handlers hold the envs.
             signal.signal(number, lambda *_: None)
         gc.collect()  # What is left of the envs goes now, as long as somebody can say whose `__del__` does not end.
@@ -101,7 +94,7 @@ def _run(config: RolloutConfig, asked: list[int]) -> int:
 
 def _collect(config: RolloutConfig, comm: "MPI.Intracomm", asked: list[int]) -> tuple[int, Timer]:
     """Do the run; return the exit code, and the timer that ends this process if its envs keep it from ending."""
-    (rank_envs, policy, output), hosts = meeting.agree(
+    (rank_envs, source, output), hosts = meeting.agree(
         comm,
         lambda: prepare(config, comm),
         lambda prepared: fingerprint(config, prepared[0]),
@@ -117,14 +110,30 @@ def _collect(config: RolloutConfig, comm: "MPI.Intracomm", asked: list[int]) -> 
     with unwatched_by_gc():
         worker.stop_on_signals(asked)
         worker.aborts_if_unheard = True
-        root = None if output is None else Root(config, policy, output, worker, facts, hosts)
+        root = None
+        if source is not None and output is not None:
+            root = Root(config, source, output, worker, facts, hosts)
         code = worker.serve()[1] if root is None else root.drive()
         worker.exchanges.free()
         return code, job_end.watch_end(comm, code).begin()
 
 
-def _interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
-    raise SignalInterrupt
+def _hear_signals() -> list[int]:
+    """Have SIGINT and SIGTERM interrupt the making of envs, and SIGUSR1 wait for its end; return those that come.
+
+    What an env does not let through stops the run before its first step.
+    """
+    asked: list[int] = []
+
+    def interrupt(number: int, _frame: FrameType | None) -> NoReturn:
+        asked.append(number)
+        raise SignalInterrupt(name_of_stop(number))
+
+    handlers = {signal.SIGUSR1: lambda number, frame: asked.append(number), signal.SIGINT: interrupt}
+    for number, handler in (handlers | {signal.SIGTERM: interrupt}).items():
+        if signal.getsignal(number) != signal.SIG_IGN:  # As of a program that a shell runs in the background.
+            signal.signal(number, handler)
+    return asked
 
 
 @contextmanager
@@ -139,24 +148,22 @@ def no_other_interrupt() -> Iterator[None]:
 
 
 @no_other_interrupt()
-def prepare(
-    config: RolloutConfig, comm: "MPI.Intracomm"
-) -> tuple[RankEnvs, "Policy | PolicySource | None", "Output | None"]:
-    """Check and make on this rank what can be made before the first message of the run; the output on the root."""
+def prepare(config: RolloutConfig, comm: "MPI.Intracomm") -> tuple[RankEnvs, PolicySource | None, "Output | None"]:
+    """Check and make on this rank what can be made before the first message; policy and output on the root."""
     world.check_size(comm, config.expect_ranks)
     seed_global_generators(config.seed, comm.rank)  # Before any code of envs and policy, which may do it otherwise.
     if config.on_rank_loss == "shrink":
         check_ulfm(comm)
     plan = plan_of(config, comm.size)
-    policy = output = None
+    source = output = None
     if comm.rank == world.ROOT:
         from mpi_rollout.storage.output import open_output  # h5py is for the root alone.
 
         output = open_output(config)
-        policy = policy_of(config)
+        source = find_source(config.policy, config.policy_mode, config.trust_policy)
     rank_envs = make_rank_envs(plan, comm.rank)
     check_facts(config, rank_envs.facts)
-    return rank_envs, policy, output
+    return rank_envs, source, output
 
 
 def rehearse(config: RolloutConfig, num_ranks: int) -> str:
@@ -176,12 +183,12 @@ def rehearse(config: RolloutConfig, num_ranks: int) -> str:
         seed_global_generators(config.seed, world.ROOT)
         plan = plan_of(config, num_ranks)
         check_output(config)
-        policy = policy_of(config)
+        source = find_source(config.policy, config.policy_mode, config.trust_policy)
         envs = make_slice(plan.make, range(1), config.seed, on_fault=plan.on_fault)
         facts = EnvFacts.of(envs).portable()
         check_facts(config, facts)
-        if isinstance(policy, PolicySource):
-            load_model(policy, facts.observation_space, facts.action_space)
+        if source.kind not in (RANDOM, CALLED):
+            load_model(source, facts.observation_space, facts.action_space)
         size = check_free_space(config, Block.row_nbytes(facts.observation_space, facts.action_space, config.num_envs))
         envs.close()
     return (
@@ -210,13 +217,13 @@ def plan_of(config: RolloutConfig, num_ranks: int) -> Plan:
         on_fault=on_fault_of(config),
         is_surviving=config.on_rank_loss == "shrink",
         wait=config.wait,
-        is_random=config.policy == "random",
+        is_random=config.is_random,
         has_policy=config.acts_on_ranks,
-        make_model=partial(make_model, config.policy) if is_maker(config.policy) else None,
+        make_model=partial(make_model, config.policy) if kind_of_name(config.policy) == MADE else None,
         keeps_extras=config.store_extras and config.trajectories,
-        infos=config.store_infos if isinstance(config.store_infos, str) else infos_of_types(config.store_infos),
+        infos=config.store_infos or "none",
         keeps_infos=bool(config.store_infos),
-        is_read=config.trajectories or not (config.policy == "random" or config.acts_on_ranks),
+        is_read=config.trajectories or not (config.is_random or config.acts_on_ranks),
     )
 
 
@@ -227,13 +234,6 @@ def check_facts(config: RolloutConfig, facts: EnvFacts | None) -> None:
         raise UsageError("--on-rank-loss shrink is for envs that begin the next episode in the step after an end")
     if config.trajectories and facts is not None:
         check_storable(facts.observation_space, facts.action_space)
-
-
-def policy_of(config: RolloutConfig) -> RunPolicy:
-    """Load the policy, or read it where ranks load it; None for the random one."""
-    if config.has_model:
-        return read_source(config.policy, config.policy_mode, config.trust_policy)
-    return None if config.policy == "random" else load_policy(config.policy)
 
 
 def on_fault_of(config: RolloutConfig) -> OnFault:

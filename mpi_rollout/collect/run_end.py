@@ -47,6 +47,8 @@ class RunEnd:
         if self._state.writer is not None and not isinstance(error, StorageError):
             try:
                 kept = self._keep()
+                if kept and isinstance(error, Interrupted) and self._is_resumable:
+                    kept += "; the same command continues"
             except RolloutError as second:
                 error.args = (*error.args, "; then ", *second.args)
                 error.exit_code = second.exit_code
@@ -69,15 +71,19 @@ class RunEnd:
         self._tell_status("interrupted" if is_stopped else "failed", code, message)
 
     def _tell_status(self, state: str, code: int, message: str) -> None:
-        config, out, part = self._config, self._config.out, self._config.out + ".part"
+        out, part = self._config.path, self._config.path + ".part"
         has_part = os.path.exists(part)
         if state != "complete" and self._status.is_first and not has_part and not is_batch_job():
             self._status.remove()  # A first start that came to nothing leaves nothing.
             return
         file = out if state == "complete" else part if has_part else None
-        is_resumable = has_part and self._state.is_continuable and config.trajectories
+        is_resumable = has_part and self._is_resumable
         num_safe = self._state.num_safe
         self._status.tell(state, exit_code=code, message=message, num_steps=num_safe, resumable=is_resumable, file=file)
+
+    @property
+    def _is_resumable(self) -> bool:
+        return self._state.is_continuable and self._config.trajectories
 
     def _keep(self) -> str:
         """Commit all steps that are whole; without any, leave nothing behind but what there was."""
@@ -129,7 +135,7 @@ class RunEnd:
             complete=complete,
             wrong_values=state.file.values.wrong if state.file.values is not None else [],
             mpi_library=world.library_name(),
-            order_bytes=exchange.order_nbytes_of(1 if inference == "workers" else length),
+            order_bytes=exchange.order.nbytes_of(1 if inference == "workers" else length),
             slot_bytes=length * exchange.layout.nbytes,
             lost=self._lost_ranks.all,
             slept=self._driver.exchanges.way == "sleep",

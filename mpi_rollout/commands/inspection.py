@@ -1,31 +1,23 @@
-"""`inspect`, `list`, `verify` and `recover`: the commands that look at the files of runs.
+"""`inspect`: what is in a file, in words.
 
-A file is read in a child process; here its answers become lines.  How far a run is, the `status.json` beside its output
-says.
+The file is read in a child process; here its answers become lines.
 """
 
 import json
 import math
 import os
 import statistics
-import time
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
-from pathlib import Path
-from shlex import quote
 from typing import Any
 
 from mpi_rollout.core.reproducibility import Reproducibility
 from mpi_rollout.core.spaces import wrong_values_text
-from mpi_rollout.errors import AlreadyComplete, DataError, RolloutError, StorageError, UsageError, counted, printable
+from mpi_rollout.errors import UsageError, counted, printable
 from mpi_rollout.storage.child import in_child
-from mpi_rollout.storage.ownership import is_locked, removed, temporary_path, why_no_file
-from mpi_rollout.storage.status import read_status
+from mpi_rollout.storage.ownership import check_place
 
 PATIENCE_S = 20.0  # `inspect` reads little, and its user waits.
 SUFFIX = ".part"
-STATUS_ENDING = ".status.json"
-SILENT_S = 60.0  # A run tells how far it is twice a second, between two steps.
 PHASES = {  # Of `clock.PHASES`, in words; measuring the limit is not the run.
     "step": "stepping envs",
     "gather": "gathering the ranks' data",
@@ -35,12 +27,13 @@ PHASES = {  # Of `clock.PHASES`, in words; measuring the limit is not the run.
     "write": "waiting for the disk",
 }
 LEAST_SHARE = 0.001
-COLUMNS = ("run", "state", "steps", "starts", "updated", "message")
 Summary = Mapping[str, Any]  # What a child says of a file.
 
 
 def inspect(path: str, as_json: bool = False, plot: str | None = None) -> list[str]:
     """Return the lines to print about a file, complete or not; draw it into the file `plot` if that is given."""
+    if plot:
+        check_place("--plot", plot, way_out="; --plot --out FOLDER draws into another folder")
     summary = in_child("mpi_rollout.commands.run_summary:summary", path, patience_s=PATIENCE_S)
     if plot is not None:
         plot = in_child("mpi_rollout.commands.run_summary:plot_run", path, plot)
@@ -143,7 +136,8 @@ def _trajectories(summary: Summary) -> list[str]:
         f"steps         {summary['num_steps']:,} of each env; {summary['num_transitions']:,} transitions "
         f"in {counted(episodes['ended'] + episodes['under_way'], 'episode')}",
         f"episodes      {episodes['ended']:,} ended ({episodes['terminated']:,} terminated, "
-        f"{episodes['truncated']:,} truncated), {episodes['under_way']:,} under way at the end",
+        f"{episodes['truncated']:,} truncated), {episodes['under_way']:,} under way at the end; "
+        "in Python data.episodes and data.unfinished",
     ]
     lines += [f"  {name:<12}{_spread(episodes[name])}" for name in ("return", "length")]
     if summary["wrong_values"]:
@@ -169,145 +163,3 @@ def _spread(spread: Mapping[str, float | None] | None) -> str:
     if not figures:
         return "not finite in any episode"
     return f"{', '.join(figures)}; of {num_left_out:,} episodes not finite, and left out"
-
-
-def verify(path: str, num_replayed: int = 0, replay_seed: int = 0, as_json: bool = False, **consent: Any) -> list[str]:
-    """Check a file, and replay some of its episodes; return the lines to print if nothing is wrong.
-
-    DataError if something is wrong, UsageError if its episodes cannot be replayed.  `consent` has the fields of
-    `Consent`: which envs may be made to replay episodes.
-    """
-    start = time.perf_counter()
-    report = in_child("mpi_rollout.storage.verification:verify", path)
-    report["seconds"] = time.perf_counter() - start
-    if num_replayed > 0:
-        from mpi_rollout.commands.replay import Consent, replay  # Only this needs envs.
-
-        report |= replay(path, num_replayed, replay_seed, Consent(**consent))
-    return [json.dumps(report)] if as_json else _report_lines(report)
-
-
-def recover(path: str, new_path: str | None, num_steps: int | None = None, as_json: bool = False) -> list[str]:
-    """Make a complete file of what a run has committed; return the lines to print about it.
-
-    DataError if there is nothing to recover or it is damaged; StorageError if the new file exists or cannot be written.
-    """
-    new_path = _checked_new_path(path, new_path)
-    temporary = temporary_path(new_path, "recovering")
-    start = time.perf_counter()
-    with removed(temporary):
-        report = in_child("mpi_rollout.storage.recovery:recover", path, new_path, temporary, num_steps)
-    report["seconds"] = time.perf_counter() - start
-    return [json.dumps(report)] if as_json else _report_lines(report)
-
-
-def _checked_new_path(path: str, new_path: str | None) -> str:
-    """Return the name of the recovered file: it is free, and its folder is there."""
-    if why := why_no_file(path):
-        raise DataError(why)
-    if new_path is None:
-        if not path.endswith(SUFFIX):
-            raise _without_suffix(path)
-        new_path = path.removesuffix(SUFFIX)
-    if os.path.lexists(new_path):
-        raise StorageError(f"{new_path} exists; move it away or give another name: recover {quote(path)} DEST")
-    folder = os.path.dirname(os.path.abspath(new_path))
-    if not os.path.isdir(folder):
-        raise StorageError(f"cannot write {new_path}: there is no folder {folder}; mkdir -p {quote(folder)}")
-    return new_path
-
-
-def _without_suffix(path: str) -> RolloutError:
-    """Return why a file that does not end with .part cannot be recovered without a second name."""
-    if in_child("mpi_rollout.storage.reader:identity", path)["complete"]:
-        return AlreadyComplete(f"{path} is complete already; there is nothing to recover")
-    return UsageError(f"recover: {path} does not end with {SUFFIX}; give the new file's name, too")
-
-
-def _report_lines(report: Summary) -> list[str]:
-    state = "not complete; what is committed is whole"
-    if report["complete"]:
-        state = "complete and whole"
-    elif report["recovered"]:
-        state = "recovered and whole"
-    if report["wrong_values"]:
-        state += f", but {wrong_values_text(report['wrong_values'])}"
-    read = f"{report['nbytes'] / 1e6:,.1f} MB, read in {report['seconds']:.1f} s"
-    lines = [
-        f"{report['file']}: {state}",
-        f"checksums     {report['chunks']:,} chunks, {read}",
-        f"steps         {report['num_steps']:,} of each env, as long as every dataset",
-        f"episodes      {report['episodes']:,}, as they follow from rewards, ends and seeds",
-    ]
-    if report["limits"]:
-        lines.append(printable(f"recording     {report['limits']}"))
-    if "replayed" in report:
-        replayed = f"{counted(report['replayed'], 'episode')} of {counted(report['replayed_steps'], 'step')}"
-        lines.append(f"replay        {replayed} from seed and actions: every byte the same")
-    return lines
-
-
-def list_runs(folders: Sequence[str], as_json: bool = False) -> list[str]:
-    """Return the lines to print about the runs of some folders."""
-    runs = [run for folder in folders for run in runs_of(folder)]
-    if as_json:
-        return [json.dumps(runs)]
-    return table(runs) if runs else [f"no runs in {', '.join(folders)}: there is no *{STATUS_ENDING}"]
-
-
-def runs_of(folder: str) -> list[dict[str, object]]:
-    """Return all runs whose output is in a folder, in alphabetical order; UsageError if there is no folder.
-
-    For each run there is what `status.json` says, and the path of its output as `run`.  The state is "killed" where
-    `status.json` says "running" but no process writes the output.
-    """
-    if not os.path.isdir(folder):
-        raise UsageError(f"there is no folder {folder}; give the folder of --out")
-    outs = [output_of(str(path)) for path in sorted(Path(folder).glob(f"*{STATUS_ENDING}"))]
-    statuses = [(out, read_status(out)) for out in outs]
-    return [{"run": out} | status | {"state": state_of(out, status)} for out, status in statuses if status]
-
-
-def output_of(status: str) -> str:
-    """Return the output that a status belongs to: its name ends in .h5, unless only a file of another name is there."""
-    name = status.removesuffix(STATUS_ENDING)
-    candidates = (f"{name}.h5", name)
-    return next((out for out in candidates if os.path.lexists(out) or os.path.lexists(f"{out}.part")), candidates[0])
-
-
-def state_of(out: str, status: Mapping[str, object]) -> object:
-    """Return the state that a status says; if it says "running", look whether that is still so."""
-    state = status.get("state")
-    if state != "running" or is_locked(f"{out}.part"):
-        return state
-    # Some file systems have no locks, and some do not show a host the locks of another one.
-    if status.get("host") == os.uname().nodename:
-        return state if Path(f"/proc/{status.get('pid')}").exists() else "killed"
-    return state if seconds_since(status.get("updated")) < SILENT_S else "killed"
-
-
-def seconds_since(updated: object) -> float:
-    """Return the seconds since a time that a status has; infinity if it is no time."""
-    try:
-        return (datetime.now(UTC) - datetime.fromisoformat(str(updated))).total_seconds()
-    except (TypeError, ValueError):
-        return float("inf")
-
-
-def table(runs: Sequence[Mapping[str, object]]) -> list[str]:
-    """Return lines for people."""
-    rows = [COLUMNS, *map(row, runs)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(map(str.ljust, words, widths)).rstrip() for words in rows]
-
-
-def row(run: Mapping[str, object]) -> tuple[str, ...]:
-    """Return the words of one run."""
-    num_steps, total = run.get("num_steps"), run.get("of_num_steps")
-    steps = f"{num_steps} of {total}"
-    if isinstance(num_steps, int) and isinstance(total, int) and total > 0:
-        steps = f"{num_steps:,} of {total:,} ({100 * num_steps // total}%)"
-    has_ended_badly = run["state"] in ("interrupted", "failed")
-    message = str(run.get("message", "")).partition("\n")[0] if has_ended_badly else ""
-    words = (str(run["run"]).removesuffix(".h5"), run["state"], steps, run.get("starts"), run.get("updated"), message)
-    return tuple(printable("" if word is None else str(word)) for word in words)

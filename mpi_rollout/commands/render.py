@@ -9,24 +9,26 @@ import os
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
-from functools import partial
 from inspect import Parameter, signature
 from typing import Any
 
 import numpy as np
 
-from mpi_rollout.commands.history import check_spaces, describe
-from mpi_rollout.commands.replay import Consent, called, changed_versions
+from mpi_rollout.collect.replay import Difference, Replay, driver_of
+from mpi_rollout.commands.consent import Consent
+from mpi_rollout.commands.replay import (
+    StoredEpisodes,
+    called,
+    changed_versions,
+    check_failures,
+    check_spaces,
+)
 from mpi_rollout.commands.video import MOST_FPS, Video, kind_of, written
-from mpi_rollout.config import RolloutConfig
-from mpi_rollout.core.layout import RESULTS
-from mpi_rollout.core.spaces import leaves
 from mpi_rollout.data.opening import open as open_data
 from mpi_rollout.data.rollout import Rollout
-from mpi_rollout.envs.env_maker import EnvMaker, maker_of
+from mpi_rollout.envs.env_maker import EnvMaker, make_slice, maker_of
 from mpi_rollout.envs.faults import raised_at
 from mpi_rollout.envs.loop import LoopVectorEnv
-from mpi_rollout.envs.replaying import Difference, StoredEpisode, replayed_rows
 from mpi_rollout.errors import DataError, EnvError, RolloutError, UsageError, counted, words_of
 from mpi_rollout.storage.objects import open_unmarked
 from mpi_rollout.storage.reader import committed_resets
@@ -70,19 +72,21 @@ def render(path: str, shot: Shot, consent: Consent, as_json: bool = False) -> li
     kind = kind_of(shot.out)
     with open_data(path) as data:
         row = chosen(data, shot.episode, path)
-        is_cut = check_can_begin(data, row, path)
+        check_can_begin(data, row, path)
         consent.check(data.config, path)
         if not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):  # Else MuJoCo and pygame look for one.
             os.environ.setdefault("MUJOCO_GL", "egl"), os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
-        with closing(_made(data.config, int(row["env_index"]))) as envs:
+        maker = maker_of(data.config)
+        with closing(_made(maker, int(row["env_index"]))) as envs, open_unmarked(data.path) as file:
             check_spaces(data.attributes, envs)
+            replay = StoredEpisodes(file, data.config.seed).replay(driver_of(maker, envs), row)
             fps = shot.fps or float(envs.metadata.get("render_fps") or FPS)
             with written(shot.out, kind, fps) as video:
-                difference = _film(envs, _stored(data, row, envs, is_cut), video, shot.anyway)
+                difference = _film(envs, replay, video, shot.anyway)
                 if difference is not None and not shot.anyway:
                     versions = changed_versions(json.loads(data.attributes["versions"]))
                     raise DataError(
-                        f"{path}: {called(row)} differs in its step {describe(difference)}{versions}; --anyway films "
+                        f"{path}: {called(row)} differs in its step {difference}{versions}; --anyway films "
                         "what the env does here"
                     )
     told = _told(row, video, shot.out, difference)
@@ -121,11 +125,8 @@ def chosen(data: Rollout, which: str, path: str) -> np.void:
     return candidates[np.lexsort((candidates["env_index"], candidates["start"], order))[0]]
 
 
-def check_can_begin(data: Rollout, row: np.void, path: str) -> bool:
-    """Raise UsageError if an episode cannot be taken again by itself in one env.
-
-    Tell whether the recorded trainer has cut it: the file says then that it is truncated, and the env does not.
-    """
+def check_can_begin(data: Rollout, row: np.void, path: str) -> None:
+    """Raise UsageError if an episode cannot be taken again by itself in one env."""
     mode = data.config.vectorization_mode
     if mode != "sync":
         raise UsageError(f"render: {path} is of natively vectorized envs (--vectorization-mode {mode}), without frames")
@@ -135,24 +136,22 @@ def check_can_begin(data: Rollout, row: np.void, path: str) -> bool:
         raise UsageError(f"render: {called(row)} was begun without a seed of its own, and cannot be taken again")
     with open_unmarked(data.path) as file:
         resets = committed_resets(file)
-    if resets is None:
-        return False
-    of_env = resets[resets["env_index"] == row["env_index"]]
-    if of_env["options"][of_env["step"] == row["start"]].any():
-        raise UsageError(f"render: {called(row)} was begun with options, which a file does not have")
-    return bool(of_env["cut"][of_env["step"] == row["start"] + row["length"]].any())
+    if resets is not None:
+        here = resets[(resets["env_index"] == row["env_index"]) & (resets["step"] == row["start"])]
+        if here["options"].any():
+            raise UsageError(f"render: {called(row)} was begun with options, which a file does not have")
 
 
-def _made(config: RolloutConfig, env_index: int) -> LoopVectorEnv:
+def _made(maker: EnvMaker, env_index: int) -> LoopVectorEnv:
     """Make an env that draws frames."""
-    maker, index = maker_of(config), range(env_index, env_index + 1)
     try:
-        envs = LoopVectorEnv(_drawing(maker).functions(index), first_env_index=env_index, infos=False)
+        envs = make_slice(_drawing(maker), range(env_index, env_index + 1), seed=0)
     except RolloutError:
         raise
     except (Exception, SystemExit) as error:
         what = f"{maker.name} cannot be made with render_mode={MODE!r}: {words_of(error)}{raised_at(error)}"
         raise UsageError(f"render: {what}") from error
+    assert isinstance(envs, LoopVectorEnv), "others are refused"
     mode = envs.envs[0].render_mode
     if mode != MODE:
         modes = envs.envs[0].metadata.get("render_modes") or "none"
@@ -178,31 +177,16 @@ def _takes_mode(factory: Any) -> bool:
     return "render_mode" in parameters or any(each.kind is Parameter.VAR_KEYWORD for each in parameters.values())
 
 
-def _stored(data: Rollout, row: np.void, envs: LoopVectorEnv, is_cut: bool) -> StoredEpisode:
-    [episode] = data.iter_episodes(np.array([row]))
-    if not episode.knows_final:
-        raise UsageError(f"render: the file does not have the last observation of {called(row)}")
-    results = [np.array(getattr(episode, leaf.path)) for leaf in RESULTS]
-    if is_cut:
-        results[-1][-1] = False
-    return StoredEpisode(
-        int(row["seed"]),
-        0,
-        [np.array(leaf.of(episode.actions)) for leaf in leaves(envs.single_action_space)],
-        [np.array(leaf.of(episode.observations)) for leaf in leaves(envs.single_observation_space)],
-        results,
-    )
-
-
-def _film(envs: LoopVectorEnv, episode: StoredEpisode, video: Video, anyway: bool) -> Difference | None:
+def _film(envs: LoopVectorEnv, replay: Replay, video: Video, anyway: bool) -> Difference | None:
     """Film an episode; return the first difference from what is stored, where the film ends unless `anyway`."""
-    first = None
-    for difference in replayed_rows(envs, partial(envs.reset, seed=[episode.seed]), episode):
+    replay.begin()
+    check_failures(envs)
+    video.write(_frame(envs))
+    while not replay.is_over and (anyway or not replay.differences):
+        replay.advance()
+        check_failures(envs)
         video.write(_frame(envs))
-        first = first or difference
-        if first is not None and not anyway:
-            break
-    return first
+    return replay.differences.get(0)
 
 
 def _frame(envs: LoopVectorEnv) -> np.ndarray:
@@ -229,7 +213,7 @@ def _told(row: np.void, video: Video, out: str, difference: Difference | None) -
         "width": video.size[0],
         "height": video.size[1],
         "fps": video.fps,
-        "difference": None if difference is None else describe(difference),
+        "difference": None if difference is None else str(difference),
     }
 
 

@@ -1,102 +1,37 @@
 """`verify --replay`: some episodes of a file once more, from their seeds and actions, to compare every byte.
 
-A file must not choose code that runs on the computer of who reads it, and making an env imports modules and calls what
-is in them.  So the envs of a file are made only if they are Gymnasium's own, or if the user says on the command line
-that they are what is expected.  Gymnasium's own have arguments that name files to read (`xml_file`) or open windows
-(`render_mode`): those of a file may be numbers only.
+They are stepped by a driver on one rank, as the run has stepped them; see `collect.replay`.
 """
 
 import json
 import random
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
-from functools import partial
 from itertools import groupby
+from typing import Any
 
-import gymnasium
-import h5py
 import numpy as np
-from gymnasium.envs.registration import find_highest_version, get_env_id, parse_env_id
+from gymnasium.vector import VectorEnv
 
-from mpi_rollout.commands.history import check_promise, check_spaces, describe, replay_history
-from mpi_rollout.config import ENV_OPTIONS, RolloutConfig, flag, versions
-from mpi_rollout.core.layout import RESULTS
+from mpi_rollout.collect.replay import RESULT_NAMES, Replay, driver_of, earliest
+from mpi_rollout.commands.consent import Consent
+from mpi_rollout.config import RolloutConfig, versions
+from mpi_rollout.core.layout import Block
 from mpi_rollout.core.reproducibility import Reproducibility
-from mpi_rollout.core.spaces import Leaf, leaves
-from mpi_rollout.envs.env_maker import EnvMaker, Kwargs, maker_of
+from mpi_rollout.core.spaces import describe as describe_space
+from mpi_rollout.envs.env_maker import EnvMaker, make_slice, maker_of
 from mpi_rollout.envs.faults import raised_at
-from mpi_rollout.envs.inputs import Reset
 from mpi_rollout.envs.loop import LoopVectorEnv
 from mpi_rollout.envs.native import NativeVectorEnv
-from mpi_rollout.envs.native_replaying import begin_episodes
-from mpi_rollout.envs.replaying import StoredEpisode, replay_episode
-from mpi_rollout.errors import DataError, EnvError, RolloutError, UsageError, counted, shortened, words_of
-from mpi_rollout.storage.objects import open_unmarked
-from mpi_rollout.storage.reader import committed_episodes, committed_resets, reproducibility_of
+from mpi_rollout.envs.replaying import Past
+from mpi_rollout.errors import DataError, EnvError, RolloutError, UsageError, counted, words_of
+from mpi_rollout.ranks.driver import Driver
+from mpi_rollout.storage.objects import OpenFile, open_unmarked, parsed
+from mpi_rollout.storage.reader import committed_episodes, committed_resets, leaf_datasets, reproducibility_of
 from mpi_rollout.storage.schema import is_recording
 
-
-@dataclass(frozen=True)
-class Consent:
-    """What the user says about the envs of a file.
-
-    Parameters
-    ----------
-    env, env_factory, env_kwargs
-        As the options of `run`.
-    trust
-        Make any envs that the file names.
-    what
-        The command or option that makes envs, for messages.
-    """
-
-    env: str | None = None
-    env_factory: str | None = None
-    env_kwargs: Kwargs | Sequence[Kwargs] = field(default_factory=dict)
-    trust: bool = False
-    what: str = "--replay"
-
-    def check(self, config: RolloutConfig, path: str) -> None:
-        """Raise UsageError unless the envs of this run may be made."""
-        given, stored = (
-            {name: getattr(options, name) for name in ENV_OPTIONS if getattr(options, name)}
-            for options in (self, config)
-        )
-        if self.trust or given == stored:
-            return
-        if given:
-            raise UsageError(f"{self.what}: {path} is of {_options(stored)}, got {_options(given)}; give the same")
-        if not is_built_in(stored.get("env", "")) or not are_numbers(stored.get("env_kwargs", {})):
-            raise UsageError(
-                f"{self.what} runs the code of the envs, which a file must not choose by itself: {path} is of "
-                f"{_options(stored)}; add that if it is what you expect, or --trust"
-            )
-
-
-def _options(values: Mapping[str, object]) -> str:
-    """Return options as one types them."""
-    words = [(flag(name), value if isinstance(value, str) else json.dumps(value)) for name, value in values.items()]
-    return shortened(shlex.join(word for pair in words for word in pair))
-
-
-def are_numbers(env_kwargs: Mapping[str, object] | Sequence[Mapping[str, object]]) -> bool:
-    """Tell whether no argument of an env is more than a number."""
-    kwargs_of_envs = [env_kwargs] if isinstance(env_kwargs, Mapping) else env_kwargs
-    return all(isinstance(value, int | float | None) for kwargs in kwargs_of_envs for value in kwargs.values())
-
-
-def is_built_in(env_id: str) -> bool:
-    """Tell whether an env id is one of Gymnasium's own or of this program's; import nothing."""
-    try:
-        namespace, name, version = parse_env_id(env_id)
-    except gymnasium.error.Error:
-        return False
-    if version is None:
-        version = find_highest_version(namespace, name)
-    spec = gymnasium.registry.get(get_env_id(namespace, name, version))
-    return spec is not None and str(spec.entry_point).startswith(("gymnasium.envs.", "mpi_rollout.envs."))
+ROOM_NBYTES, MOST_ROOM = 2**22, 256  # Of the steps of an episode that are compared at a time.
+HISTORY_WAY_OUT = "without --replay the file can be verified"
 
 
 def replay(path: str, num_episodes: int, seed: int, consent: Consent) -> dict[str, int]:
@@ -129,7 +64,7 @@ def replay(path: str, num_episodes: int, seed: int, consent: Consent) -> dict[st
         return {"replayed": len(chosen), "replayed_steps": int(sum(row["length"] for row in chosen))}
 
 
-def seeded_episodes(file: h5py.File, path: str) -> np.ndarray:
+def seeded_episodes(file: OpenFile, path: str) -> np.ndarray:
     """Return those episodes of a recording that follow from seed and actions; UsageError if there are none."""
     episodes, resets = committed_episodes(file), committed_resets(file)
     assert resets is not None, "recordings have resets"
@@ -169,7 +104,7 @@ def _spread(rows: np.ndarray, number: int, draws: random.Random) -> Iterator[int
         yield int(draws.choice(part))
 
 
-def differences_of(file: h5py.File, make: EnvMaker, episodes: Sequence[np.void], seed: int = 0) -> Iterator[str]:
+def differences_of(file: OpenFile, make: EnvMaker, episodes: Sequence[np.void], seed: int = 0) -> Iterator[str]:
     """Replay episodes, those of each env in an env of its own; yield what is wrong of each that is not the same.
 
     Parameters
@@ -177,85 +112,123 @@ def differences_of(file: h5py.File, make: EnvMaker, episodes: Sequence[np.void],
     seed
         Of the run, for natively vectorized envs.
     """
-    by_env = sorted(episodes, key=lambda row: row["env_index"])
-    for env_index, rows in groupby(by_env, key=lambda row: int(row["env_index"])):
-        index = range(env_index, env_index + 1)
-        with closing(_made(make, index, seed)) as envs:
-            replayed = Replay(file, envs)
-            yield from filter(None, map(replayed.failure_or_difference, rows))
+    stored, by_env = StoredEpisodes(file, seed), sorted(episodes, key=lambda row: row["env_index"])
+    for env_index, group in groupby(by_env, key=lambda row: int(row["env_index"])):
+        with closing(_made(make, env_index, seed)) as envs:
+            check_spaces(file.attrs, envs)
+            check_promise(file, envs)
+            driver, rows = driver_of(make, envs), list(group)
+            nbytes = Block.row_nbytes(driver.observation_space, driver.action_space, 1)
+            longest = max(int(row["length"]) for row in rows)
+            driver.make_room(max(1, min(MOST_ROOM, ROOM_NBYTES // nbytes, longest)))
+            yield from filter(None, (_failure_or_difference(stored, driver, envs, row) for row in rows))
 
 
-def _made(make: EnvMaker, index: range, seed: int) -> LoopVectorEnv | NativeVectorEnv:
+def _made(make: EnvMaker, index: int, seed: int) -> VectorEnv:
     try:
-        if make.is_native:
-            native = make.native(index, seed)
-            native.reset(seed=seed)
-            return native
-        return LoopVectorEnv(make.functions(index), first_env_index=index.start, infos=False)
+        return make_slice(make, range(index, index + 1), seed)
     except RolloutError:
         raise
     except (Exception, SystemExit) as error:
-        raise EnvError(f"--replay: env {index.start} cannot be made: {words_of(error)}{raised_at(error)}") from error
+        raise EnvError(f"--replay: env {index} cannot be made: {words_of(error)}{raised_at(error)}") from error
 
 
-class Replay:
-    """Steps one env through stored episodes."""
+def _failure_or_difference(stored: "StoredEpisodes", driver: Driver, envs: VectorEnv, row: np.void) -> str:
+    """Replay an episode in an env; return what is wrong, if something is."""
+    try:
+        differences = stored.replay(driver, row).run()
+        check_failures(envs)
+    except RolloutError as error:
+        driver.begin_anew()
+        return f"{called(row)} fails in the replay: {error}"
+    return f"{called(row)} differs in its step {differences[0]}" if differences else ""
 
-    def __init__(self, file: h5py.File, envs: LoopVectorEnv | NativeVectorEnv):
-        self._trajectories, self._envs = file["trajectories"], envs
-        self._env_indices = committed_episodes(file)["env_index"]
-        self._starts = committed_episodes(file)["start"]
-        self._resets = committed_resets(file)
-        check_spaces(file.attrs, envs)
-        if isinstance(envs, NativeVectorEnv):
-            check_promise(file, envs)
 
-    def failure_or_difference(self, row: np.void) -> str:
-        """Replay an episode; return what is wrong, if something is."""
-        try:
-            episode = self._episode(row)
-            difference = replay_episode(self._envs, partial(self._begin, episode), episode)
-        except (EnvError, DataError) as error:
-            return f"{called(row)} fails in the replay: {error}"
-        return "" if difference is None else f"{called(row)} differs in its step {describe(difference)}"
+def check_failures(envs: VectorEnv) -> None:
+    """Raise EnvError if an env of a loop has failed in a replay, which leaves it out."""
+    if isinstance(envs, LoopVectorEnv) and envs.failing:
+        raise EnvError(envs.failing[0])
 
-    def _begin(self, episode: StoredEpisode) -> Reset:
-        if isinstance(self._envs, LoopVectorEnv):
-            return self._envs.reset(seed=[episode.seed])
-        return begin_episodes(self._envs, np.ones(1, np.bool_), np.array([episode.number]))
 
-    def _episode(self, row: np.void) -> StoredEpisode:
-        action_leaves, observation_leaves = (
-            leaves(space) for space in (self._envs.single_action_space, self._envs.single_observation_space)
-        )
-        stored = StoredEpisode(
-            int(row["seed"]),
-            int(np.sum((self._env_indices == row["env_index"]) & (self._starts < row["start"]))),
-            [self._read("actions", leaf, row) for leaf in action_leaves],
-            [self._read("observations", leaf, row, 1) for leaf in observation_leaves],
-            [self._read("", leaf, row) for leaf in RESULTS],
-        )
+class StoredEpisodes:
+    """The episodes of a file, to be replayed in one env each; `seed` is the run's."""
+
+    def __init__(self, file: OpenFile, seed: int):
+        self._datasets, self._seed = leaf_datasets(file["trajectories"]), seed
+        self._episodes, self._resets = committed_episodes(file), committed_resets(file)
+
+    def replay(self, driver: Driver, row: np.void) -> Replay:
+        """Return what replays an episode with the only env of a driver."""
+        is_before = (self._episodes["env_index"] == row["env_index"]) & (self._episodes["start"] < row["start"])
+        number, start = np.array([np.count_nonzero(is_before)]), np.zeros(1, np.int64)
+        past = Past(self._seed, int(row["length"]), number, start, given_seeds=(int(row["seed"]),))
+        return Replay(driver, past, self.columns(row))
+
+    def columns(self, row: np.void) -> dict[str, np.ndarray]:
+        """Read an episode: for each column an array of shape (length, 1, ...), of observations one more.
+
+        In a recording it ends as the env said, not as the trainer cut it.
+        """
+        start, stop, env = int(row["start"]), int(row["start"] + row["length"]), int(row["env_index"])
+        columns = {
+            name: dataset[start : stop + (group == "observations"), env][:, None]
+            for name, dataset in self._datasets.items()
+            if (group := name.partition("/")[0]) in ("observations", "actions", *RESULT_NAMES)
+        }
         if self._resets is not None and (row["terminated"] or row["truncated"]):
-            self._put_end(stored, row, observation_leaves)
-        return stored
+            finals = [name for name in self._datasets if name.startswith("final_observations")]
+            if not finals:
+                raise UsageError(f"the file does not have the last observation of {called(row)}")
+            for name in finals:
+                columns[name.removeprefix("final_")][-1, 0] = self._datasets[name][stop - 1, env]
+            here = self._resets[(self._resets["env_index"] == env) & (self._resets["step"] == stop)]
+            columns["truncations"][-1] &= not here["cut"].any()
+        return columns
 
-    def _put_end(self, stored: StoredEpisode, row: np.void, observation_leaves: Sequence[Leaf]) -> None:
-        """Have an episode of a recording end as the env said."""
-        stop = row["start"] + row["length"]
-        for array, leaf in zip(stored.observations, observation_leaves, strict=True):
-            dataset = self._trajectories[f"final_observations/{leaf.path}".rstrip("/")]
-            array[-1] = dataset[stop - 1, row["env_index"]]
-        resets = self._resets
-        if (
-            resets is not None
-            and (resets["cut"] & (resets["step"] == stop) & (resets["env_index"] == row["env_index"])).any()
-        ):
-            stored.results[-1][-1] = False
 
-    def _read(self, group: str, leaf: Leaf, row: np.void, num_more: int = 0) -> np.ndarray:
-        """Read what is stored of an episode, of shape (length + num_more, ...)."""
-        dataset = self._trajectories[f"{group}/{leaf.path}".strip("/")]
-        return dataset[row["start"] : row["start"] + row["length"] + num_more, row["env_index"]]
+def replay_history(file: OpenFile, config: RolloutConfig, path: str) -> dict[str, int]:
+    """Take all steps of natively vectorized envs again, which cannot begin amid a run.
+
+    Raises
+    ------
+    DataError
+        A difference.
+    UsageError
+        It would take too long, see `collect.replay`.
+    """
+    num_envs, num_steps = config.num_envs, int(file["trajectories"].attrs["num_steps"])
+    make, none = maker_of(config), np.zeros(num_envs, np.int64)
+    with closing(make_slice(make, range(num_envs), config.seed)) as envs:
+        check_spaces(file.attrs, envs)
+        check_promise(file, envs)
+        past = Past(config.seed, num_steps, none, none, reproducibility_of(file))
+        differences = Replay(driver_of(make, envs), past, file["trajectories"]).run(HISTORY_WAY_OUT)
+    if differences:
+        env, difference = earliest(differences)
+        raise DataError(f"{path}: env {env} differs in row {difference}")
+    return {"replayed": len(committed_episodes(file)), "replayed_steps": num_steps * num_envs}
+
+
+def check_spaces(attributes: Mapping[str, Any], envs: VectorEnv) -> None:
+    """Raise DataError if the envs of a file with these attributes have other spaces here."""
+    spaces = {"observation": envs.single_observation_space, "action": envs.single_action_space}
+    described = {name: describe_space(space) for name, space in spaces.items()}
+    stored = parsed(attributes, "spaces", dict)
+    for other in ("extra", "info"):  # Of the policy, and what is not compared.
+        stored.pop(other, None)
+    if json.dumps(described) != json.dumps(stored):
+        of_file, here = json.dumps(stored), json.dumps(described)
+        raise DataError(f"the envs of the file have the spaces {of_file}, here they have {here}")
+
+
+def check_promise(file: OpenFile, envs: VectorEnv) -> None:
+    """Raise UsageError if natively vectorized envs of a file promise something else here: they give other data."""
+    if isinstance(envs, NativeVectorEnv) and (promised := reproducibility_of(file)) != envs.reproducibility:
+        raise UsageError(
+            f"--replay: the envs of the file promised {promised} ({promised.words}), here they promise "
+            f"{envs.reproducibility} ({envs.reproducibility.words}), which gives other data; replay it with the "
+            "versions that wrote it"
+        )
 
 
 def called(row: np.void) -> str:

@@ -8,27 +8,15 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-import h5py
 import numpy as np
 
 from mpi_rollout.commands import style
 from mpi_rollout.commands.inspection import PHASES
-from mpi_rollout.config import RolloutConfig
-from mpi_rollout.errors import ContentError, counted
-from mpi_rollout.storage.objects import Tell, attributes_of, check_room, count, number, object_of, parsed, text
-from mpi_rollout.storage.reader import (
-    check_attributes,
-    committed_episodes,
-    committed_faults,
-    leaf_datasets,
-    num_steps_of,
-    opened,
-    reproducibility_of,
-    steadily,
-    throughput_tables,
-)
-from mpi_rollout.storage.schema import is_recording
-from mpi_rollout.storage.values import wrong_in
+from mpi_rollout.errors import counted
+from mpi_rollout.storage.checked_file import CheckedFile, checked
+from mpi_rollout.storage.objects import Tell, count, number, parsed, text
+from mpi_rollout.storage.reader import steadily
+from mpi_rollout.storage.schema import INTERVAL, LIMIT, RANK, is_recording
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -52,12 +40,10 @@ def summary(tell: Tell, path: str) -> dict[str, object]:
 
 
 def _summary(tell: Tell, path: str) -> dict[str, object]:
-    with opened(path, tell) as (file, note):
-        attributes = attributes_of(file)
-        check_attributes(attributes)
-        config = RolloutConfig.from_json(attributes.get("config"), path)
+    with checked(path, tell) as checks:
+        attributes, config = checks.root, checks.config
         finished = text(attributes, "finished").strip()
-        note("its tables")
+        checks.tell("its tables")
         facts = {
             "file": path,
             "nbytes": os.path.getsize(path),
@@ -66,7 +52,7 @@ def _summary(tell: Tell, path: str) -> dict[str, object]:
             "env": config.env or config.env_factory,
             "config": asdict(config),
             "policy_sha256": text(attributes, "policy_sha256") if "policy_sha256" in attributes else "",
-            "reproducibility": reproducibility_of(file).value,
+            "reproducibility": checks.promise.value,
             "limits": text(attributes, "limits") if is_recording(attributes) else "",
             "autoreset_mode": text(attributes, "autoreset_mode"),
             "num_ranks": count(attributes, "num_ranks"),
@@ -75,12 +61,12 @@ def _summary(tell: Tell, path: str) -> dict[str, object]:
             "versions": parsed(attributes, "versions", dict),
             "started": text(attributes, "started"),
             "finished": finished,
-            "throughput": _throughput(file),
-            "ranks": _ranks(file),
-            "faults": [_fault(row) for row in committed_faults(file)],
+            "throughput": _throughput(checks),
+            "ranks": _ranks(checks.table("throughput/ranks", RANK)),
+            "faults": [_fault(row) for row in checks.faults()],
         }
-        if "trajectories" in file:
-            facts |= _trajectories(file)
+        if checks.has_trajectories:
+            facts |= _trajectories(checks)
         return facts
 
 
@@ -92,10 +78,9 @@ def _fault(row: np.void) -> dict[str, int | str]:
     }
 
 
-def _throughput(file: h5py.File) -> dict[str, float | list[float]]:
-    attributes = attributes_of(object_of(file, "throughput", h5py.Group))
-    _, limit, _ = throughput_tables(file)
-    env_steps, seconds = count(attributes, "env_steps"), float(number(attributes, "seconds"))
+def _throughput(checks: CheckedFile) -> dict[str, float | list[float]]:
+    limit = checks.table("throughput/limit", LIMIT)
+    env_steps, seconds = count(checks.throughput, "env_steps"), float(number(checks.throughput, "seconds"))
     with np.errstate(all="ignore"):  # Nothing is known of the numbers in a file.
         ratios = limit["rollout_env_steps_per_s"] / limit["limit_env_steps_per_s"]
     return {
@@ -106,9 +91,8 @@ def _throughput(file: h5py.File) -> dict[str, float | list[float]]:
     }
 
 
-def _ranks(file: h5py.File) -> list[dict[str, object]]:
+def _ranks(ranks: np.ndarray) -> list[dict[str, object]]:
     """Return what each rank was and did, seconds by phase; nothing before a run's end."""
-    *_, ranks = throughput_tables(file)
     return [
         {
             "rank": int(row["rank"]),
@@ -121,19 +105,13 @@ def _ranks(file: h5py.File) -> list[dict[str, object]]:
     ]
 
 
-def _trajectories(file: h5py.File) -> dict[str, object]:
-    num_steps = num_steps_of(file)
-    episodes = committed_episodes(file)
+def _trajectories(checks: CheckedFile) -> dict[str, object]:
+    episodes = checks.committed_episodes()
     over = episodes[episodes["terminated"] | episodes["truncated"]]
-    datasets = leaf_datasets(file["trajectories"])
-    for name, dataset in datasets.items():
-        if not dataset.shape or len(dataset) < num_steps:
-            raise ContentError(f"trajectories/{name} has fewer rows than the {num_steps:,} steps that are committed")
-        check_room(file, f"trajectories/{name}", dataset, num_steps, room=0)
     return {
-        "num_steps": num_steps,
-        "datasets": {name: {"shape": list(ds.shape), "dtype": str(ds.dtype)} for name, ds in datasets.items()},
-        "wrong_values": [wrong for name, ds in datasets.items() for wrong in wrong_in(name, attributes_of(ds))],
+        "num_steps": checks.num_steps,
+        "datasets": checks.columns(),
+        "wrong_values": checks.wrong_values(),
         "num_transitions": int(episodes["length"].sum()),
         "episodes": {
             "ended": len(over),
@@ -168,12 +146,12 @@ def plot_run(tell: Tell, path: str, figure_path: str) -> str:
     """Draw a run: its episodes, its throughput, each rank's time by phase; return the file's name."""
     figure = style.new_figure("--plot", 7.6)
     panels = figure.subplot_mosaic([["over", "returns"], ["rates", "lengths"], ["phases", "phases"]])
-    with opened(path, tell) as (file, note):
-        note("its tables")
-        attributes = attributes_of(file)
-        config = RolloutConfig.from_json(attributes.get("config"), path)
-        intervals, limit, ranks = throughput_tables(file)
-        episodes = committed_episodes(file) if "episodes" in file else None
+    with checked(path, tell) as checks:
+        checks.tell("its tables")
+        attributes, config = checks.root, checks.config
+        dtypes = {"intervals": INTERVAL, "limit": LIMIT, "ranks": RANK}
+        intervals, limit, ranks = (checks.table(f"throughput/{name}", of) for name, of in dtypes.items())
+        episodes = checks.committed_episodes() if checks.has_trajectories else None
         hosts = ", ".join(sorted(set(parsed(attributes, "hosts", list))))
         sizes = f"{counted(config.num_envs, 'env')} on {counted(count(attributes, 'num_ranks'), 'rank')}"
         style.head(figure, f"{config.env or config.env_factory}: {sizes}", [f"{hosts}; {text(attributes, 'started')}"])

@@ -7,11 +7,10 @@ the same, for print in black and white.  Needs the extra `plots`; draws into fil
 
 import os
 from collections.abc import Sequence
-from shlex import quote
 from textwrap import fill
 from typing import TYPE_CHECKING, Any, Literal
 
-from mpi_rollout.errors import UsageError
+from mpi_rollout.errors import StorageError, UsageError, system_words
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -160,7 +159,7 @@ def save_study(figure: "Figure", stem: str) -> list[str]:
 def save(figure: "Figure", what: str, path: str) -> str:
     """Draw a figure into a file of the kind that its name says, or a PNG; return the file's name.
 
-    UsageError if matplotlib cannot write such a file.
+    UsageError if matplotlib cannot write such a file; StorageError if none can be written there.
     """
     if not os.path.basename(path):
         raise UsageError(f"{what} must name a file, got {path!r}")
@@ -168,9 +167,8 @@ def save(figure: "Figure", what: str, path: str) -> str:
         path += ".png"
     try:
         figure.savefig(path, dpi=DOTS_PER_INCH)
-    except FileNotFoundError as error:
-        folder = os.path.dirname(path)
-        raise UsageError(f"{what} {path}: there is no folder {folder}; mkdir -p {quote(folder)}") from error
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise StorageError(f"{what} {path}: {system_words(error)}") from error
+    except ValueError as error:
         raise UsageError(f"{what} {path}: {error}") from error
     return path

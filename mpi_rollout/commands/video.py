@@ -4,12 +4,12 @@ import os
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from shlex import quote
 
 import numpy as np
 
 from mpi_rollout.errors import EnvError, Interrupted, StorageError, UsageError, system_words
-from mpi_rollout.storage.ownership import temporary_path
+from mpi_rollout.process.place import located
+from mpi_rollout.storage.ownership import check_place, temporary_path
 
 GIF_FILTER = "split[a][b];[a]palettegen[p];[b][p]paletteuse"  # Colours of the video itself, not a fixed set.
 OUTPUT = {
@@ -78,13 +78,12 @@ def kind_of(path: str) -> str:
     UsageError
         It can be no video, or the package that writes them is missing.
     StorageError
-        There is no folder for it.
+        No file can be written there.
     """
-    kind, folder = os.path.splitext(path)[1].lower(), os.path.dirname(os.path.abspath(path))
+    kind = os.path.splitext(path)[1].lower()
     if kind not in OUTPUT:
         raise UsageError(f"--out must end with {' or '.join(OUTPUT)}, got {path!r}")
-    if not os.path.isdir(folder):
-        raise StorageError(f"--out {path}: there is no folder {folder}; mkdir -p {quote(folder)}")
+    check_place("--out", path)
     try:
         import imageio_ffmpeg  # noqa: F401
     except ImportError as error:
@@ -108,12 +107,13 @@ def written(path: str, kind: str, fps: float) -> Iterator[Video]:
     Interrupted
         Somebody asked to stop.
     """
-    temporary = temporary_path(path, "rendering")
+    place = located(path)  # An env may have changed the current folder.
+    temporary = temporary_path(place, "rendering")
     video = Video(temporary, kind, min(fps, MOST_FPS[kind]))
     try:
         yield video
         video.close()
-        os.replace(temporary, path)
+        os.replace(temporary, place)
     except KeyboardInterrupt:
         raise Interrupted(f"--out {path}: stopped before the video was whole; nothing was written") from None
     except OSError as error:

@@ -6,8 +6,24 @@ from typing import Any
 
 import numpy as np
 
-from mpi_rollout.core.info_types import NUMBERS, Types, dtype_and_shape, is_name, mask_name
+from mpi_rollout.core.column_types import is_name, mask_name, read_type
+from mpi_rollout.core.info_types import STORED, Types
 from mpi_rollout.core.spaces import MASK_NAME, Leaf
+from mpi_rollout.errors import UsageError
+
+
+def typed_leaves(types: Mapping[str, object]) -> tuple[Leaf, ...]:
+    """Return the columns of names with types, see `core.column_types`; UsageError for what is no type."""
+    return tuple(_typed_leaf(name, kind) for name, kind in types.items())
+
+
+def _typed_leaf(name: object, kind: object) -> Leaf:
+    if not isinstance(name, str):
+        raise UsageError(f"{name!r} must be a name with a dtype such as int, float or uint8")
+    try:
+        return Leaf(tuple(name.split("/")), *read_type(kind))
+    except ValueError as error:
+        raise UsageError(f"{name!r} {error}") from error
 
 
 def with_masks(infos: Sequence[Leaf]) -> tuple[Leaf, ...]:
@@ -62,7 +78,7 @@ def _kind_of(keys: tuple[str, ...], value: object) -> np.ndarray | str:
     if not isinstance(value, bool | int | float | np.generic | np.ndarray):
         return type(value).__name__
     array = np.asarray(value)
-    if array.dtype.kind not in NUMBERS or array.dtype.itemsize > 8 or 0 in array.shape:
+    if array.dtype.kind not in STORED or array.dtype.itemsize > 8 or 0 in array.shape:
         return f"{array.dtype} of shape {array.shape}"
     return array
 
@@ -70,7 +86,7 @@ def _kind_of(keys: tuple[str, ...], value: object) -> np.ndarray | str:
 def _widened(before: str | list[object] | None, array: np.ndarray) -> str | list[object] | None:
     dtype, shape = array.dtype, array.shape
     if before is not None:
-        old_dtype, old_shape = dtype_and_shape(before)
+        old_dtype, old_shape = read_type(before)
         if old_shape != shape:
             return None
         dtype = np.result_type(old_dtype, dtype)

@@ -5,11 +5,14 @@ fragment.  Each of its rows is one step: the columns, packed one after the other
 message, too.  A *block* is columns with a leading time axis.  Both are laid out once, from the spaces.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
 
 import numpy as np
 
+from mpi_rollout.core.columns import FURTHER, OUTCOMES, RESULTS, stored_leaves
 from mpi_rollout.core.info_columns import with_masks
 from mpi_rollout.core.partition import Partition
 from mpi_rollout.core.spaces import Leaf, Space, Tree, leaves, tree_of
@@ -31,7 +34,8 @@ class Columns:
     `action_arrays` exist where the ranks have the last word on actions.  `extra_arrays` are what a policy on the ranks
     gives besides actions.  `final_observation_arrays` exist in SAME_STEP
     mode only, and have a meaning only where an episode has ended.
-    `info_arrays` are pairs of values and mask, one for each info that has a column of its own in the slot.
+    `info_arrays` are pairs of values and mask, one for each info that has a column of its own in the slot.  `further`
+    are those of `columns.FURTHER`, by name.
     """
 
     observations: Tree
@@ -43,44 +47,27 @@ class Columns:
     final_observation_arrays: tuple[np.ndarray, ...] = ()
     info_arrays: tuple[tuple[np.ndarray, np.ndarray], ...] = ()
     extra_arrays: tuple[np.ndarray, ...] = ()
+    further: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     @property
     def results(self) -> tuple[np.ndarray, ...]:
         return self.rewards, self.terminations, self.truncations
 
 
-RESULTS = (
-    Leaf(("rewards",), np.dtype(np.float64), ()),
-    Leaf(("terminations",), np.dtype(np.bool_), ()),
-    Leaf(("truncations",), np.dtype(np.bool_), ()),
-)
-OF_ONE = {"rewards": "reward", "terminations": "terminated", "truncations": "truncated"}
 HEADER = (  # Eight bytes each, in the first cache line.
     Leaf(("step_s",), np.dtype(np.float64), ()),  # The seconds of the rank's envs; in row 0 for the whole fragment.
     Leaf(("mark",), np.dtype(np.int64), ()),  # See above.
     Leaf(("infos_nbytes",), np.dtype(np.int64), ()),  # In row 0, not 0: a message with so many bytes of infos follows.
     Leaf(("num_ended",), np.dtype(np.int64), ()),  # The rank's envs that the next step only resets.
 )
-OF_STATES = ("observations", "infos/")  # Arrays of these names have a row for what was before the first step, too.
-
-
-def is_result(leaf: Leaf) -> bool:
-    """Tell whether a leaf is one of `RESULTS` itself: a leaf of an observation may be equal to one."""
-    return any(leaf is result for result in RESULTS)
-
-
-def noun(leaf: Leaf) -> str:
-    """Return the name of a leaf in messages: a result, or a part of the observation."""
-    if is_result(leaf):
-        return OF_ONE[leaf.path]
-    return f"observation {leaf.path!r}" if leaf.path else "observation"
 
 
 class SlotLayout:
     """Where the parts of a slot's row lie, for `capacity` envs each, `nbytes` in all.
 
-    Header and results come first, so that a run can keep them in one copy.  Then come observations; and only where they
-    are wanted actions, extras, final observations, and infos (for each its values and a mask of the envs that have it).
+    Header and outcomes (results and `columns.FURTHER`) come first, so that a run can keep them in one copy.  Then come
+    observations; and only where they are wanted actions, extras, final observations, and infos (for each its values and
+    a mask of the envs that have it).
 
     Parameters
     ----------
@@ -99,19 +86,19 @@ class SlotLayout:
         extras: tuple[Leaf, ...] = (),
     ) -> None:
         self.observation_space = observation_space
-        self._results = () if counts_only else RESULTS
         self.observations = () if counts_only else leaves(observation_space)
-        self.final_observations = self.observations if has_final_observations else ()
         self.infos, self.actions, self.extras = infos, actions, extras
-        parts = self._results + self.observations + actions + extras + self.final_observations
-        self._columns = parts + with_masks(infos)
+        self._outcomes = () if counts_only else OUTCOMES
+        final_observations = self.observations if has_final_observations else ()
+        self._groups = self._outcomes, self.observations, actions, extras, final_observations, with_masks(infos)
+        self._columns = [leaf for group in self._groups for leaf in group]
         self.capacity = capacity
         self._offsets, end = [8 * index for index in range(len(HEADER))], ALIGNMENT
         for leaf in self._columns:
             self._offsets.append(end)
             end += -(-capacity * leaf.nbytes // ALIGNMENT) * ALIGNMENT
         self.nbytes = end
-        self.head_nbytes = [*self._offsets, end][len(HEADER) + len(self._results)]
+        self.head_nbytes = [*self._offsets, end][len(HEADER) + len(self._outcomes)]
 
     def header(self, buffer: np.ndarray) -> tuple[np.ndarray, ...]:
         """Return views of the fields of `HEADER`, one element per row of a slot in the buffer."""
@@ -131,22 +118,19 @@ class SlotLayout:
     def _sort(self, views: list[np.ndarray]) -> Columns:
         """Name the views."""
         rest = iter(views)
-        rewards, terminations, truncations = (next(rest) for _ in RESULTS)
-        observations = tuple(next(rest) for _ in self.observations)
-        actions = tuple(next(rest) for _ in self.actions)
-        extras = tuple(next(rest) for _ in self.extras)
-        final_observations = tuple(next(rest) for _ in self.final_observations)
-        infos = tuple((next(rest), next(rest)) for _ in self.infos)
-        tree = tree_of(self.observation_space, observations)
-        results = rewards, terminations, truncations
-        return Columns(tree, *results, observations, actions, final_observations, infos, extras)
+        outcomes, observations, *others = (tuple(islice(rest, len(group))) for group in self._groups)
+        actions, extras, final_observations, infos = others
+        pairs = tuple(zip(infos[::2], infos[1::2], strict=True))
+        rewards, terminations, truncations, *further = outcomes
+        arrays = observations, actions, final_observations, pairs, extras, dict(zip(FURTHER, further, strict=True))
+        return Columns(tree_of(self.observation_space, observations), rewards, terminations, truncations, *arrays)
 
-    def results(self, heads: np.ndarray) -> list[np.ndarray]:
-        """Return views of shape (*lead, capacity) of the results in heads of slots, an array (*lead, head_nbytes)."""
-        flat = heads.reshape(-1, self.head_nbytes)
-        columns = zip(self._results, self._offsets[len(HEADER) :], strict=False)
+    def outcomes(self, heads: np.ndarray) -> list[np.ndarray]:
+        """Return views of shape (*lead, capacity) of the outcomes in heads of slots, an array (*lead, head_nbytes)."""
+        flat, lead = heads.reshape(-1, self.head_nbytes), heads.shape[:-1]
+        columns = zip(self._outcomes, self._offsets[len(HEADER) :], strict=False)
         views = [self._view(flat, leaf, offset, self.capacity) for leaf, offset in columns]
-        return [view.reshape(*heads.shape[:-1], self.capacity) for view in views]
+        return [view.reshape(*lead, *view.shape[1:]) for view in views]
 
     @staticmethod
     def _view(buffer: np.ndarray, leaf: Leaf, offset: int, rows: int | None) -> np.ndarray:
@@ -170,7 +154,8 @@ class Block:
     counts_only
         Nobody reads what the envs give: there are `step_s` and `num_ended` alone.
     has_final_observations
-        There are arrays for the last observations and infos of episodes, in the rows of their last steps.
+        The block is of a recording: it has the columns of one, and those for the last observations and infos of
+        episodes, in the rows of their last steps.
     """
 
     def __init__(
@@ -189,32 +174,27 @@ class Block:
         self.start = 0  # The step of row 0.
         self.named: dict[str, np.ndarray] = {}
         self.step_s, self.num_ended = np.zeros((num_rows, num_slots)), np.zeros((num_rows, num_slots), np.int64)
-        self.observation_arrays, self.action_arrays = list[np.ndarray](), list[np.ndarray]()
-        self.extra_arrays, self.info_arrays = list[np.ndarray](), list[np.ndarray]()
-        self.final_observation_arrays, self.final_info_arrays = list[np.ndarray](), list[np.ndarray]()
+        described = {"observation": leaves(observation_space), "action": leaves(action_space)}
+        described |= {"extra": extras, "info": infos}
+        stored = {} if counts_only else stored_leaves(described, is_recording=has_final_observations)
+        arrays: dict[str, list[np.ndarray]] = defaultdict(list)
+        for column, group in stored.items():
+            for name, leaf in group.items():
+                self.named[name] = np.zeros((num_rows, num_envs, *leaf.shape), leaf.dtype)
+                arrays[column].append(self.named[name])
+        self.observation_arrays, self.action_arrays = arrays["observations"], arrays["actions"]
+        self.extra_arrays, self.info_arrays = arrays["extras"], arrays["infos"]
+        self.final_observation_arrays, self.final_info_arrays = arrays["final_observations"], arrays["final_infos"]
+        self.state_arrays = self.observation_arrays + self.info_arrays
+        self.final_arrays = self.final_observation_arrays + self.final_info_arrays
         self.results: tuple[np.ndarray, ...] = ()
         if counts_only:
             return
-        lead = (num_rows, num_envs)
-        self.observation_arrays = self._allocate("observations", leaves(observation_space), lead)
-        self.action_arrays = self._allocate("actions", leaves(action_space), lead)
-        self.extra_arrays = self._allocate("extras", extras, lead)
-        self.info_arrays = self._allocate("infos", with_masks(infos), lead)
-        if has_final_observations:
-            self.final_observation_arrays = self._allocate("final_observations", leaves(observation_space), lead)
-            self.final_info_arrays = self._allocate("final_infos", with_masks(infos), lead)
-        self.state_arrays = self.observation_arrays + self.info_arrays
-        self.final_arrays = self.final_observation_arrays + self.final_info_arrays
-        self.rewards, self.terminations, self.truncations = self._allocate("", RESULTS, lead)
-        self.results = self.rewards, self.terminations, self.truncations
+        self.results = tuple(self.named[leaf.path] for leaf in RESULTS)
+        self.rewards, self.terminations, self.truncations = self.results
         self.observations = tree_of(observation_space, self.observation_arrays)
         self._space = observation_space
         self._is_single = isinstance(self.observations, np.ndarray)
-
-    def _allocate(self, name: str, group: tuple[Leaf, ...], lead: tuple[int, int]) -> list[np.ndarray]:
-        arrays = [np.zeros((*lead, *leaf.shape), leaf.dtype) for leaf in group]
-        self.named.update({f"{name}/{leaf.path}".strip("/"): array for leaf, array in zip(group, arrays, strict=True)})
-        return arrays
 
     def observations_of(self, row: int, envs: slice = slice(None)) -> Tree:
         """Return the batched observations of some envs in one row, C-contiguous views of shape (num_envs, ...)."""
@@ -225,7 +205,7 @@ class Block:
     @staticmethod
     def row_nbytes(observation_space: Space, action_space: Space, num_envs: int, others: tuple[Leaf, ...] = ()) -> int:
         """Return the bytes of one step of all envs; `others` are the leaves of extras and of infos with their masks."""
-        columns = leaves(observation_space) + leaves(action_space) + others + RESULTS
+        columns = leaves(observation_space) + leaves(action_space) + others + OUTCOMES
         return num_envs * sum(leaf.nbytes for leaf in columns)
 
 
@@ -265,9 +245,11 @@ class Destination:
         self._observations = _pairs([*block.observation_arrays, *block.info_arrays], states, partition)
         actions = _pairs(block.action_arrays[: len(layout.actions)], columns.action_arrays, partition)
         self._actions = actions + _pairs(block.extra_arrays[: len(layout.extras)], columns.extra_arrays, partition)
+        outcomes = zip(OUTCOMES, layout.outcomes(self._heads), strict=False)
+        kept = [(block.named[leaf.path], column) for leaf, column in outcomes if leaf.path in block.named]
         self._results = [
             (target, column[:, ranks.ranks, : ranks.envs_per_rank])
-            for array, column in zip(block.results, layout.results(self._heads), strict=True)
+            for array, column in kept
             for ranks, target in zip(partition.ranges, split_by_rank(array, partition), strict=True)
         ]
 

@@ -10,48 +10,49 @@ not used: two runs with seeds 0 and 1 would share all but one of their streams.
 A policy's draws have a stream for each block of 64 steps of 64 envs: Philox with the block as its counter.  So any rank
 can draw those of its own envs alone.  Where an action is a bit, a word for each env has the actions of 64 steps.
 
-The seed of episode k of env i is word k of `SeedSequence(seed, spawn_key=(i,)).generate_state(...)`.
+The seed of episode k of env i is word k of `SeedSequence(seed, spawn_key=(i,)).generate_state(...)`.  NumPy draws all
+words before it as well, but they do not depend on each other: here any word is computed alone, in constant time and
+memory.  The formulas and constants are those of `numpy/random/bit_generator.pyx`, which NEP 19 keeps as they are.
 """
 
 import random
 from collections.abc import Iterator
+from itertools import count
 
 import numpy as np
 
-DRAWN_AHEAD = 64  # Seeds drawn one by one would cost more than the resets that they are for.
+INIT_A, MULT_A = 0x43B0D7E5, 0x931E8875  # Of the hash that mixes words into the pool of a SeedSequence.
+INIT_B, MULT_B = 0x8B51F9DD, 0x58F38DED  # Of the hash that draws words from it.
+MIX_LEFT, MIX_RIGHT = np.uint32(0xCA01F9DD), np.uint32(0x4973F715)
+POOL_SIZE, BITS = 4, 32  # A pool has four words of 32 bits.
 
 
-def episode_seeds(seed: int, env_index: int) -> Iterator[int]:
-    """Yield the seeds of one env's episodes, 0 <= seed < 2**32, endlessly."""
-    sequence = np.random.SeedSequence(seed, spawn_key=(env_index,))
-    start, stop = 0, DRAWN_AHEAD
-    while True:
-        yield from sequence.generate_state(stop)[start:].tolist()
-        start, stop = stop, 2 * stop
+def episode_seeds(seed: int, env_index: int, first: int = 0) -> Iterator[int]:
+    """Yield the seeds of one env's episodes from episode `first` on, endlessly."""
+    pool = np.random.SeedSequence(seed, spawn_key=(env_index,)).pool.tolist()
+    modulus = 2**BITS
+    constant = INIT_B * pow(MULT_B, first, modulus) % modulus
+    for episode in count(first):
+        word = pool[episode % POOL_SIZE] ^ constant
+        constant = constant * MULT_B % modulus
+        word = word * constant % modulus
+        yield word ^ word >> 16
 
 
-class SeedTable:
-    """The same seeds by envs and episode numbers: arrays in, arrays out.
+def seeds_of_episodes(seed: int, env_indices: np.ndarray, episodes: np.ndarray) -> np.ndarray:
+    """Return the same seeds for many envs: those of `episodes[j]` of env `env_indices[j]`, uint32."""
+    num_words = max(-(-int(seed).bit_length() // BITS), POOL_SIZE)  # Each is hashed for each word of the pool.
+    place = episodes % POOL_SIZE
+    env_words = _hashed(env_indices.astype(np.uint32), INIT_A, MULT_A, POOL_SIZE * num_words + place)
+    pool = MIX_LEFT * np.random.SeedSequence(seed).pool[place] - MIX_RIGHT * env_words
+    return _hashed(pool ^ pool >> 16, INIT_B, MULT_B, episodes)
 
-    Parameters
-    ----------
-    env_indices
-        Of the envs that are asked for by their places in it.
-    """
 
-    def __init__(self, seed: int, env_indices: range) -> None:
-        self._sequences = [np.random.SeedSequence(seed, spawn_key=(index,)) for index in env_indices]
-        self._draw(DRAWN_AHEAD)
-
-    def _draw(self, num_episodes: int) -> None:
-        self._seeds = np.array([sequence.generate_state(num_episodes) for sequence in self._sequences])
-
-    def __call__(self, places: np.ndarray, episodes: np.ndarray) -> np.ndarray:
-        """Return the uint32 seeds of `episodes[j]` of the env at `places[j]`."""
-        needed = int(np.max(episodes, initial=0)) + 1
-        if needed > self._seeds.shape[1]:
-            self._draw(2 * needed)
-        return np.asarray(self._seeds[places, episodes])
+def _hashed(words: np.ndarray, init: int, mult: int, times: np.ndarray) -> np.ndarray:
+    """Hash uint32 words, `words[j]` after `times[j]` others; the constant of a hash grows with each."""
+    constants = np.uint32(init) * np.power(np.uint32(mult), times.astype(np.uint32))
+    words = (words ^ constants) * (constants * np.uint32(mult))
+    return np.asarray(words ^ words >> 16)
 
 
 def model_key(seed: int) -> np.ndarray:

@@ -4,23 +4,19 @@ HDF5 reads whole chunks, to hand out a row of one.  Where a chunk is stored as i
 there instead.  Its checksum is compared before the first of them is.  Chunks that are compressed come through HDF5.
 """
 
-import math
 import mmap
 
-import h5py
 import numpy as np
 
 from mpi_rollout.core.spaces import Leaf
-from mpi_rollout.data.source import Source
 from mpi_rollout.errors import ContentError, DataError
-from mpi_rollout.storage.chunks import is_sparse
-from mpi_rollout.storage.filters import CHECKSUM_NBYTES, Filters, fletcher32
+from mpi_rollout.storage.stored_run import StoredRun
 
 
 class ChunkMap:
     """The committed rows of all columns of one file, as they were when this was made."""
 
-    def __init__(self, source: Source):
+    def __init__(self, source: StoredRun):
         self._source, self._columns = source, dict[str, MappedColumn]()
         with open(source.locate(), "rb") as file:
             self._bytes = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
@@ -32,47 +28,23 @@ class ChunkMap:
         try:
             return self._columns[name].pick(steps, envs)
         except ContentError as error:
-            raise DataError(f"{self._source.path}: trajectories/{name}: {error}") from error
+            raise DataError(f"{self._source.path}: {error}") from error
 
     def _mapped(self, name: str) -> "MappedColumn":
         return MappedColumn(self._source, name, self._bytes)
 
 
 class MappedColumn:
-    """One column; chunks are numbered in the order of steps, then of envs."""
+    """One column; its chunks are numbered as `StoredChunks` does."""
 
-    def __init__(self, source: Source, name: str, file_bytes: np.ndarray):
-        dataset: h5py.Dataset = source.file["trajectories"][name]
+    def __init__(self, source: StoredRun, name: str, file_bytes: np.ndarray):
         self._source, self._name, self._bytes = source, name, file_bytes
         self._leaf: Leaf = source.leaves[name]
-        self._rows, self._envs = dataset.chunks[:2]
-        self._across = -(-dataset.shape[1] // self._envs)
-        self._nbytes = self._leaf.dtype.itemsize * math.prod(dataset.chunks)
-        num_chunks = -(-source.num_rows(name) // self._rows) * self._across
-        self._offsets, self._sizes = np.full(num_chunks, -1), np.zeros(num_chunks, np.int64)
-        self._masks = np.zeros(num_chunks, np.int64)
-        dataset.id.chunk_iter(self._note)
-        self._sort(Filters(dataset), is_sparse(dataset))
-
-    def _note(self, chunk: h5py.h5d.StoreInfo) -> None:
-        number = chunk.chunk_offset[0] // self._rows * self._across + chunk.chunk_offset[1] // self._envs
-        if number < len(self._offsets):
-            self._offsets[number], self._sizes[number] = chunk.byte_offset, chunk.size
-            self._masks[number] = chunk.filter_mask
-
-    def _sort(self, filters: Filters, may_lack: bool) -> None:
-        """Find out which chunks lie as in memory, and which of those have a checksum that is not compared yet."""
-        masks = [int(mask) for mask in np.unique(self._masks)]
-        has_checksum = np.isin(self._masks, [mask for mask in masks if filters.has_checksum(mask)])
-        is_packed = np.isin(self._masks, [mask for mask in masks if filters.is_packed(mask)])
-        whole = self._nbytes + CHECKSUM_NBYTES * has_checksum
-        if may_lack:  # HDF5 knows what is in chunks that are not there.
-            is_packed |= self._offsets < 0
-        is_inside = (self._offsets >= 0) & (self._offsets + self._sizes <= len(self._bytes))
-        if not (is_packed | (is_inside & (self._sizes == whole))).all():
-            raise DataError(f"{self._source.path}: trajectories/{self._name}: some of its chunks are not in the file")
-        self._is_packed, self._is_unchecked = is_packed, has_checksum & ~is_packed
-        self._has_packed = bool(is_packed.any())
+        chunks, self._num_rows = source.stored(name), source.num_rows(name)
+        self._rows, self._envs, self._across = chunks.rows, chunks.sizes[1], chunks.across
+        num_chunks = -(-self._num_rows // self._rows) * self._across
+        self._offsets, self._is_packed, self._is_unchecked = chunks.lay_out(num_chunks)
+        self._has_packed = bool(self._is_packed.any())
 
     def pick(self, steps: np.ndarray, envs: np.ndarray) -> np.ndarray:
         """Return rows; see `ChunkMap.pick`."""
@@ -98,13 +70,11 @@ class MappedColumn:
         picked = rows[self._offsets[chunks] + within * nbytes]
         return picked.view(self._leaf.dtype).reshape(len(chunks), *self._leaf.shape)
 
-    def _check(self, chunks: np.ndarray) -> None:
-        for number in chunks.tolist():
-            stored = self._bytes[self._offsets[number] :][: self._sizes[number]]
-            if fletcher32(stored[:-CHECKSUM_NBYTES]) != stored[-CHECKSUM_NBYTES:].tobytes():
-                row = number // self._across * self._rows
-                raise ContentError(f"rows {row:,} to {row + self._rows - 1:,}: the checksum does not fit")
-        self._is_unchecked[chunks] = False
+    def _check(self, numbers: np.ndarray) -> None:
+        chunks = self._source.stored(self._name)
+        for number in numbers.tolist():
+            chunks.compare(number, self._num_rows)
+        self._is_unchecked[numbers] = False
 
     def _pick_packed(self, places: np.ndarray, chunks: np.ndarray, within: np.ndarray, values: np.ndarray) -> None:
         """Lay rows of compressed chunks into `values`; each chunk is decompressed once."""

@@ -6,12 +6,7 @@ from typing import Any
 import numpy as np
 
 from mpi_rollout.core.spaces import Leaf, Space, Tree, leaves, tree_of
-from mpi_rollout.data.source import Source
-
-GROUPS = (
-    *("observations", "actions", "rewards", "terminations", "truncations"),
-    *("final_observations", "extras", "infos", "final_infos"),
-)
+from mpi_rollout.storage.stored_run import StoredRun
 
 
 class Column:
@@ -25,7 +20,7 @@ class Column:
         Its path below /trajectories.
     """
 
-    def __init__(self, source: Source, name: str):
+    def __init__(self, source: StoredRun, name: str):
         self._source, self.name, self._leaf = source, name, source.leaves[name]
 
     @property

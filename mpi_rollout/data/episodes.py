@@ -12,11 +12,12 @@ from typing import Any
 
 import numpy as np
 
+from mpi_rollout.core.columns import FURTHER, TABLE, has_last_row
 from mpi_rollout.core.spaces import Space, Tree
-from mpi_rollout.data.columns import GROUPS, group_tree
+from mpi_rollout.data.columns import group_tree
 from mpi_rollout.data.passing import Part, parts_of
 from mpi_rollout.data.rlds import steps_rlds
-from mpi_rollout.data.source import Source, has_last_row
+from mpi_rollout.storage.stored_run import StoredRun
 
 FEW_NBYTES = 64
 Arrays = dict[str, np.ndarray]
@@ -154,6 +155,11 @@ class Episode:
         return self._tree("extras")
 
     @property
+    def further(self) -> dict[str, np.ndarray]:
+        """The other columns that the file has: arrays (length, ...) by name."""
+        return {name: self._slice(name) for name in FURTHER if name in self._shelf.arrays}
+
+    @property
     def infos(self) -> Tree:
         """What was stored of the infos: a dict by name of arrays (length + 1, ...), the first from the reset.
 
@@ -201,7 +207,7 @@ class Reading:
         Of `data.episodes`, sorted by their ends.
     """
 
-    source: Source
+    source: StoredRun
     rows: np.ndarray
     groups: Iterable[str]
     spaces: dict[str, Space | None]
@@ -303,13 +309,11 @@ def chosen(
 
 def check_groups(columns: Iterable[str] | None) -> tuple[str, ...]:
     """Return which groups of columns to read; ValueError for a name that there is not."""
-    groups = GROUPS if columns is None else tuple(columns)
-    if unknown := [name for name in groups if name not in GROUPS]:
-        raise ValueError(f"columns should be some of {', '.join(GROUPS)}; got {unknown[0]!r}")
-    # Where a file has them, they are the last row of an episode's observations.
-    return (
-        (*groups, "final_observations") if "observations" in groups and "final_observations" not in groups else groups
-    )
+    groups = tuple(TABLE if columns is None else columns)
+    if unknown := [name for name in groups if name not in TABLE]:
+        raise ValueError(f"columns should be some of {', '.join(TABLE)}; got {unknown[0]!r}")
+    # Where a file has them, they are the last rows of an episode.
+    return (*groups, *(name for name in TABLE if name.removeprefix("final_") in groups and name not in groups))
 
 
 def ordered(rows: np.ndarray) -> np.ndarray:

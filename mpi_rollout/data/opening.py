@@ -26,7 +26,7 @@ def open(path: Path | list[str]) -> Rollout | Rollouts: ...
 def open(path: Path | list[Path] | list[str] | tuple[Path, ...]) -> Rollout | Rollouts:
     """Open what a run has written; neither MPI nor the env is needed.
 
-    Nothing is read but attributes and the table of episodes; columns are read where they are sliced.
+    All tables, the list of chunks and HDF5's index are read and checked.  Columns are read where they are sliced.
 
     Parameters
     ----------

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mpi_rollout.core.columns import has_last_row
 from mpi_rollout.data.columns import columns_of
-from mpi_rollout.data.source import Source, has_last_row
+from mpi_rollout.storage.stored_run import StoredRun
 
 PART_NBYTES = 2**24
 
@@ -31,7 +32,7 @@ class Part:
     arrays: dict[str, np.ndarray]
 
 
-def rows_per_part(source: Source, names: Iterable[str], num_envs: int) -> int:
+def rows_per_part(source: StoredRun, names: Iterable[str], num_envs: int) -> int:
     """Return how many steps to read at a time: whole chunks of all columns, in PART_NBYTES if chunks are no larger."""
     names = list(names)
     rows = math.lcm(*(source.chunks[name][0] for name in names)) if names else 1024
@@ -40,7 +41,7 @@ def rows_per_part(source: Source, names: Iterable[str], num_envs: int) -> int:
 
 
 def parts_of(
-    source: Source, groups: Iterable[str], start: int = 0, stop: int | None = None, envs: slice | None = None
+    source: StoredRun, groups: Iterable[str], start: int = 0, stop: int | None = None, envs: slice | None = None
 ) -> Iterator[Part]:
     """Yield the parts of a file that hold steps `start` to `stop` - 1 of some envs, cut where chunks begin."""
     envs = slice(0, source.config.num_envs) if envs is None else envs
@@ -62,7 +63,7 @@ def parts_of(
         yield Part(begin, end, envs.start, arrays | _read(source, of_steps, begin, end, envs, 0))
 
 
-def _read(source: Source, names: list[str], start: int, stop: int, envs: slice, more: int) -> dict[str, np.ndarray]:
+def _read(source: StoredRun, names: list[str], start: int, stop: int, envs: slice, more: int) -> dict[str, np.ndarray]:
     """Read rows of some columns into arrays that have room for `more` rows."""
     arrays: dict[str, np.ndarray] = {}
     for name in names:

@@ -25,7 +25,8 @@ def steps_rlds(episode: Any) -> Iterator[dict[str, Any]]:
     more = {"info": episode.infos} if episode.infos else {}
     for step in range(length + 1):
         is_last = step == length
-        taken = {"action": actions, "reward": rewards} | ({"extra": episode.extras} if episode.extras else {})
+        taken = {"action": actions, "reward": rewards, **({"extra": episode.extras} if episode.extras else {})}
+        taken |= episode.further
         ends = episode.terminated and step == length - 1
         yield {
             "observation": _at(observations, step),

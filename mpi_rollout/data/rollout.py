@@ -9,17 +9,18 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
-from mpi_rollout.core.spaces import Space, Tree
+from mpi_rollout.core.columns import FURTHER, TABLE, Rows, column_of
+from mpi_rollout.core.spaces import Tree
 from mpi_rollout.data.columns import Column, group_tree
 from mpi_rollout.data.episodes import Episode, Reading, as_table, check_groups, chosen, ordered
 from mpi_rollout.data.passing import Part, parts_of
-from mpi_rollout.data.source import Source
 from mpi_rollout.data.spaces import space_of
 from mpi_rollout.data.transitions import Batch, FileTransitions, Transitions
 from mpi_rollout.data.unfinished import unfinished_episodes
 from mpi_rollout.errors import DataError
 from mpi_rollout.storage.objects import parsed
 from mpi_rollout.storage.schema import EPISODE
+from mpi_rollout.storage.stored_run import StoredRun
 
 
 class Rollout:
@@ -40,21 +41,20 @@ class Rollout:
     extras, infos, final_infos
         Columns by name, in dicts: what the policy gave besides actions, what was stored of infos, and those that came
         with `final_observations`.
+    further
+        The other columns that the file has, by name; see `core.columns.TABLE`.
     """
 
     def __init__(self, path: str):
-        self._source = Source(path)
+        self._source = StoredRun(path)
         names, described = self._source.leaves, parsed(self._source.attributes, "spaces", dict)
         try:
             self.observation_space = space_of(described.get("observation"))
             self.action_space = space_of(described.get("action"))
         except DataError as error:
             raise DataError(f"{path}: {error}") from error
-        self.spaces: dict[str, Space | None] = {
-            "observations": self.observation_space,
-            "final_observations": self.observation_space,
-            "actions": self.action_space,
-        }
+        of_spaces = {"observation": self.observation_space, "action": self.action_space}
+        self.spaces = {name: of_spaces.get(column.described_as) for name, column in TABLE.items()}
         self.observations, self.actions = self._columns("observations"), self._columns("actions")
         self.rewards, self.terminations, self.truncations = (
             self._columns(name) for name in ("rewards", "terminations", "truncations")
@@ -63,6 +63,7 @@ class Rollout:
         self.final_observations = self._columns("final_observations") if has_final else None
         self.extras, self.infos = self._columns("extras"), self._columns("infos")
         self.final_infos = self._columns("final_infos")
+        self.further = {name: self._columns(name) for name in FURTHER if name in names}
 
     def _columns(self, group: str) -> Tree:
         make = lambda name: Column(self._source, name)  # noqa: E731
@@ -148,7 +149,8 @@ class Rollout:
     def episodes(self) -> np.ndarray:
         """The episodes that have ended, in order of their ends: a structured array.
 
-        Its columns are env_index, start, length, return, seed, terminated, truncated, faulted.
+        Those that were under way at the end are in `unfinished`; `inspect` counts both.  The columns are env_index,
+        start, length, return, seed, terminated, truncated, faulted.
         """
         rows = self._source.episodes
         return rows[rows["terminated"] | rows["truncated"]]
@@ -167,7 +169,7 @@ class Rollout:
     def transition_nbytes(self) -> int:
         """The bytes of one transition, in all columns that every transition has."""
         leaves = self._source.leaves.items()
-        return sum(leaf.nbytes for name, leaf in leaves if not name.startswith("final_observations"))
+        return sum(leaf.nbytes for name, leaf in leaves if column_of(name).rows is not Rows.ENDS)
 
     def iter_episodes(
         self,
@@ -182,10 +184,9 @@ class Rollout:
         columns: Iterable[str] | None = None,
         file: int = 0,
     ) -> Iterator[Episode]:
-        """Iterate over episodes, in order of their ends; the file is read once, from its beginning to its end.
+        """Iterate over episodes, in order of their ends; the file is read once.  DataError if it is damaged.
 
-        Memory holds some 16 MiB at a time, or a chunk of each column if these are larger, and the episodes that have
-        begun in what was read.
+        Memory holds some 16 MiB at a time, or a chunk of each column, and the episodes that have begun in these.
 
         Parameters
         ----------
@@ -198,28 +199,23 @@ class Rollout:
         unfinished
             Also those that the end of the data cuts.
         columns
-            What to read: some of "observations", "actions", "rewards", "terminations", "truncations", "extras",
-            "infos"; None for all.
+            The groups to read, such as "observations" or "infos"; None for all.
         file
             What `Episode.file` says.
-
-        Raises
-        ------
-        DataError
-            The file is damaged.
         """
-        if episodes is None:
-            rows = np.concatenate([self.episodes, self.unfinished]) if unfinished else self.episodes
-        else:
-            rows = as_table(episodes, EPISODE)
-            if not self._source.has(rows).all():
-                raise ValueError(
-                    f"episodes should be rows of the data that they are read from: {self!r} has no such steps"
-                )
+        rows = self._rows_of(episodes, unfinished)
         rows = ordered(chosen(rows, min_return, max_return, min_length, max_length, terminated))
         groups = check_groups(columns)
-        groups += tuple(f"final_{name}" for name in ("observations", "infos") if name in groups)
         return Reading(self._source, rows, groups, self.spaces, self._has_gaps, file).episodes()
+
+    def _rows_of(self, episodes: Any, unfinished: bool) -> np.ndarray:
+        """Return the rows that a user means; ValueError if they are of other data."""
+        if episodes is None:
+            return np.concatenate([self.episodes, self.unfinished]) if unfinished else self.episodes
+        rows = as_table(episodes, EPISODE)
+        if not self._source.has(rows).all():
+            raise ValueError(f"episodes should be rows of the data that they are read from: {self!r} has no such steps")
+        return rows
 
     @cached_property
     def transitions(self) -> Transitions:

@@ -8,7 +8,7 @@ import numpy as np
 from mpi_rollout.core.spaces import Space, Tree
 from mpi_rollout.data.chunk_map import ChunkMap
 from mpi_rollout.data.columns import group_tree
-from mpi_rollout.data.source import Source
+from mpi_rollout.storage.stored_run import StoredRun
 
 
 class Batch(NamedTuple):
@@ -32,7 +32,7 @@ class Batch(NamedTuple):
 class FileTransitions:
     """All transitions of one file: those of episode after episode, in the order of a table."""
 
-    def __init__(self, source: Source, spaces: dict[str, Space | None], has_gaps: bool, episodes: np.ndarray):
+    def __init__(self, source: StoredRun, spaces: dict[str, Space | None], has_gaps: bool, episodes: np.ndarray):
         self._source, self._spaces = source, spaces
         self._has_gaps = has_gaps
         self._knows_final = any(name.startswith("final_observations") for name in source.leaves)

@@ -4,16 +4,15 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from mpi_rollout.core.seeding import SeedTable
-from mpi_rollout.data.source import Source
+from mpi_rollout.core.seeding import seeds_of_episodes
 from mpi_rollout.storage.episodes import StoredResults, make_table, num_reset_rows_of
-from mpi_rollout.storage.reader import committed_resets
 from mpi_rollout.storage.schema import EPISODE, is_recording
+from mpi_rollout.storage.stored_run import StoredRun
 
 ROWS_NBYTES = 2**24
 
 
-def unfinished_episodes(source: Source) -> np.ndarray:
+def unfinished_episodes(source: StoredRun) -> np.ndarray:
     """Return the rows of the episodes that are neither terminated nor truncated, in order of envs."""
     rows = source.episodes
     has_ended = rows["terminated"] | rows["truncated"]
@@ -24,16 +23,15 @@ def unfinished_episodes(source: Source) -> np.ndarray:
     return _computed(source, rows)
 
 
-def _of_table(source: Source) -> np.ndarray:
+def _of_table(source: StoredRun) -> np.ndarray:
     """Compute them from all steps: where episodes begin follows from those before and from /resets."""
-    resets = source.attempt(lambda: committed_resets(source.file, source.num_steps), "resets")
-    table = make_table(source.config, source.attributes, (), resets)
+    table = make_table(source.config, source.attributes, (), source.resets)
     for results in _results(source, 0, source.num_steps):
         table.add(results, 0, len(results.rewards))
     return table.unfinished(source.num_steps)
 
 
-def _computed(source: Source, rows: np.ndarray) -> np.ndarray:
+def _computed(source: StoredRun, rows: np.ndarray) -> np.ndarray:
     """Compute them from the steps since the last ends: a killed run has not written them."""
     num_envs, num_steps = source.config.num_envs, source.num_steps
     to_next = num_reset_rows_of(source.attributes)
@@ -60,18 +58,16 @@ def _take(results: StoredResults, starts: np.ndarray, returns: np.ndarray, to_ne
     returns[:] = np.add.accumulate(np.concatenate([returns[None], rewards]), axis=0)[-1]  # In the order of steps.
 
 
-def _results(source: Source, start: int, stop: int) -> Iterator[StoredResults]:
+def _results(source: StoredRun, start: int, stop: int) -> Iterator[StoredResults]:
     rows = max(ROWS_NBYTES // (8 * source.config.num_envs), 1)
     names = ("rewards", "terminations", "truncations")
     for row in range(start, stop, rows):
         yield StoredResults(row, *(source.read(name, np.s_[row : min(row + rows, stop)]) for name in names))
 
 
-def _seeds(source: Source, env: np.ndarray, episode: np.ndarray) -> np.ndarray:
+def _seeds(source: StoredRun, env: np.ndarray, episode: np.ndarray) -> np.ndarray:
     config = source.config
     has_seeds = bool(
         np.all(np.asarray(source.attributes.get("has_episode_seeds", config.vectorization_mode == "sync")))
     )
-    return (
-        np.asarray(SeedTable(config.seed, range(config.num_envs))(env, episode)) if has_seeds else np.full(len(env), -1)
-    )
+    return seeds_of_episodes(config.seed, env, episode) if has_seeds else np.full(len(env), -1)

@@ -3,8 +3,6 @@
 import fcntl
 import os
 import statistics
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,11 +27,6 @@ KINDS = (  # First letters of file systems' types, and what runs make of them.
     (("tmpfs", "ramfs"), WARN, "it is memory: copy the file before the machine is given back"),
     (("lustre", "gpfs", "beegfs", "ceph", "wekafs"), OK, "see the line on locks; stripe large files"),
 )
-READER = """
-import sys, h5py
-with h5py.File(sys.argv[1], libver="latest", swmr=True, locking=False) as file:
-    print(int(file["data"][:].sum()))
-"""
 
 
 def default_folder() -> str:
@@ -152,31 +145,14 @@ def judge_locks(folder: str) -> Finding:
 
 def judge_reading(folder: str) -> Finding:
     """Check whether another process can read an HDF5 file while it is written, as `inspect` does."""
-    import h5py
+    from mpi_rollout.storage.probe import why_not_followed
 
     advice = "choose a local or parallel file system"
     with tempfile.TemporaryDirectory(prefix=".mpi_rollout-doctor-", dir=folder) as probe:
-        path = os.path.join(probe, "probe.h5")
         try:
-            with h5py.File(path, "x", libver="latest", locking=False) as file:  # As runs do; see `judge_locks`.
-                data = file.create_dataset("data", (0,), np.int64, maxshape=(None,), chunks=(512,))
-                file.swmr_mode = True
-                data.resize((1000,))
-                data[:] = 1
-                file.flush()
-                answer = _read(path)
+            why_not = why_not_followed(os.path.join(probe, "probe.h5"))
         except Exception as error:
             return Finding("SWMR", f"cannot write: {str(error).splitlines()[0]}", BAD, advice)
-    if answer != "1000":
-        return Finding("SWMR", f"another process cannot read what is written: {answer}", BAD, advice)
+    if why_not:
+        return Finding("SWMR", f"another process cannot read what is written: {why_not}", BAD, advice)
     return Finding("SWMR", "another process reads what is written, while it is written")
-
-
-def _read(path: str) -> str:
-    """Read the file in another process, for this one would get the data from memory; return that one's last line."""
-    command = [sys.executable, "-c", READER, path]
-    try:
-        reader = subprocess.run(command, capture_output=True, text=True, timeout=5)
-    except subprocess.TimeoutExpired:
-        return "no end within 5 s"
-    return next(iter(reversed((reader.stdout.strip() or reader.stderr.strip()).splitlines())), "it said nothing")

@@ -14,6 +14,7 @@ from time import time
 
 import numpy as np
 
+from mpi_rollout.core.policy_kinds import FORMATS
 from mpi_rollout.core.spaces import leaves
 from mpi_rollout.doctor.folder import judge_folder
 from mpi_rollout.doctor.probe import FILES, LAUNCH, OK, WARN, Finding, Report, first_few
@@ -21,8 +22,9 @@ from mpi_rollout.doctor.world import judge_slurm
 from mpi_rollout.envs.bare import time_steps
 
 EXTRAS = (
-    *("mujoco", "ale_py", "matplotlib", "stable_baselines3", "torch"),
-    *("onnxruntime", "minari", "envpool", "hdf5plugin", "imageio_ffmpeg"),
+    *("mujoco", "ale_py", "matplotlib"),
+    *dict.fromkeys(form.package for form in FORMATS.values()),
+    *("minari", "envpool", "hdf5plugin", "imageio_ffmpeg"),
 )
 SHARED_MEMORY = Path("/dev/shm")
 SEGMENTS = (
@@ -53,9 +55,10 @@ def examine_host(report: Report, folder: str, env_id: str | None) -> None:
 
 def judge_hdf5() -> list[Finding]:
     """Name the versions of h5py and HDF5."""
-    import h5py
+    from mpi_rollout.storage.probe import libraries
 
-    return [Finding("HDF5", f"h5py {h5py.__version__}, HDF5 {h5py.version.hdf5_version}")]
+    versions = libraries()
+    return [Finding("HDF5", f"h5py {versions['h5py']}, HDF5 {versions['hdf5']}")]
 
 
 def judge_extras() -> list[Finding]:

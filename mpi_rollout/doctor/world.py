@@ -20,7 +20,8 @@ from mpi_rollout.doctor.probe import BAD, WARN, Finding, Report, first_few
 from mpi_rollout.doctor.ranks import RankFacts, judge_clocks, judge_exchange, judge_ranks
 from mpi_rollout.errors import counted, first_line
 from mpi_rollout.exchange import world
-from mpi_rollout.exchange.exchange import Contents, Exchange
+from mpi_rollout.exchange.contents import Contents
+from mpi_rollout.exchange.exchange import Exchange
 from mpi_rollout.exchange.exchanges import Exchanges
 from mpi_rollout.exchange.orders import Command
 from mpi_rollout.exchange.world import INSTALL
@@ -242,7 +243,7 @@ def measure_exchanges(comm: "MPI.Intracomm", nbytes: int) -> list[float]:
         exchange.post_order(Command.STOP)
     else:
         exchange.await_order()
-        while exchange.order[0] == Command.STEP:
+        while exchange.order.command == Command.STEP:
             exchange.post_slot()
             exchange.await_order()
     exchanges.free()
@@ -253,7 +254,7 @@ def _time_exchanges(exchange: Exchange) -> list[float]:
     times_us, start = list[float](), monotonic()
     while len(times_us) < NUM_EXCHANGES + NUM_WARM_UP:
         before = perf_counter()
-        exchange.post_order(Command.STEP)
+        exchange.post_steps(None, 1, 0)
         exchange.await_slots()
         times_us.append((perf_counter() - before) * 1e6)
         if monotonic() - start > EXCHANGES_S and len(times_us) > 2:

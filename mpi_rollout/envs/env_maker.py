@@ -1,5 +1,6 @@
 """Making envs: from an id, a callable or a list of callables; and what to do where that does not work."""
 
+import sys
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from inspect import signature
 from typing import Any, TypeVar
 
 import gymnasium
+from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from mpi_rollout.config import RolloutConfig
@@ -28,6 +30,7 @@ from mpi_rollout.process.loading import load_callable
 
 Kwargs = Mapping[str, Any]
 EnvFunction = Callable[..., gymnasium.Env]
+Env = str | EnvSpec | EnvFunction
 Made = TypeVar("Made")
 
 EXTRAS = {"ale_py": "atari", "mujoco": "mujoco", "shimmy": "dm", "dm_control": "dm"}
@@ -51,15 +54,15 @@ class EnvMaker:
     Parameters
     ----------
     env
-        An env id, or a callable that returns one env, or a tuple of callables, one for each env.  A callable with a
-        parameter `env_index` is given the index.
+        An env id or its spec, or a callable that returns one env, or a tuple of these, one for each env.  A callable
+        with a parameter `env_index` is given the index.
     kwargs
         The keyword arguments of every env, or a tuple of those of each env.
     num_threads
         Of natively vectorized envs on a rank, where they have some; None is the rank's share of the cores.
     """
 
-    env: str | EnvFunction | tuple[EnvFunction, ...]
+    env: Env | tuple[Env, ...]
     kwargs: Kwargs | tuple[Kwargs, ...] = field(default_factory=dict)
     vectorization_mode: str = "sync"
     num_threads: int | None = None
@@ -80,10 +83,15 @@ class EnvMaker:
                 expected = f"one element for each of the {num_envs} envs"
                 raise UsageError(Field(name), f" must have {expected}, got {len(values)}")
         for function in self.env if isinstance(self.env, tuple) else (self.env,):
-            if not isinstance(function, str) and not callable(function):
+            if not isinstance(function, str | EnvSpec) and not callable(function):
                 raise UsageError(f"envs are made by an env id or a callable, got {function!r}")
             if isinstance(function, str) and function.startswith(":"):
                 raise UsageError(Field("env"), f" must be ID or MODULE:ID, got {function!r}")
+            if isinstance(function, str) and ".py:" in function:
+                way_out = f"on the command line --env-factory {function}"
+                raise UsageError(
+                    Field("env"), f" {function} is the callable of a file, not the id of an env; {way_out}"
+                )
         for kwargs in self.kwargs if isinstance(self.kwargs, tuple) else (self.kwargs,):
             if not isinstance(kwargs, Mapping):
                 raise UsageError(Field("env_kwargs"), f" must be a dict, or a list of one for each env, got {kwargs!r}")
@@ -98,9 +106,9 @@ class EnvMaker:
         """
         env = self.env[env_index] if isinstance(self.env, tuple) else self.env
         kwargs = dict(self.kwargs[env_index] if isinstance(self.kwargs, tuple) else self.kwargs)
-        if isinstance(env, str):
-            return _try(env, kwargs, partial(_make_registered, gymnasium.make, env, **kwargs))
-        index = {"env_index": env_index} if _takes_index(env) else {}
+        if isinstance(env, str | EnvSpec):
+            return _try(name_of(env), kwargs, partial(_make_registered, gymnasium.make, env, **kwargs))
+        index = {"env_index": env_index} if takes_index(env) else {}
         made = _try(name_of(env), kwargs, partial(env, **index | kwargs))
         if dm_wrapper.is_dm_env(made):
             return dm_wrapper.wrapped(made, name_of(env))
@@ -127,7 +135,7 @@ class EnvMaker:
             raise UsageError(Field("env_kwargs"), problem, *SYNC)
         make: Callable[[], NativeVectorEnv]
         if is_of_factory := self.vectorization_mode == "native":
-            if isinstance(env, str | tuple):
+            if isinstance(env, str | EnvSpec | tuple):
                 problem = f" native needs a callable that makes the envs of a rank, got {self.name}"
                 raise UsageError(Field("vectorization_mode"), problem, "; on the command line, --env-factory names one")
             make = partial(of_factory, env, self.name, kwargs, indices, seed)
@@ -147,9 +155,9 @@ class EnvMaker:
         return partial(_make_registered, of_entry_point, self.env, kwargs, indices, num_threads)
 
 
-def _make_registered(make: Callable[..., Made], env_id: str, *arguments: object, **kwargs: Any) -> Made:
+def _make_registered(make: Callable[..., Made], env_id: str | EnvSpec, *arguments: object, **kwargs: Any) -> Made:
     """Make what has an id; import the well-known package that registers it, where that is not done yet."""
-    if ":" not in env_id and env_id not in gymnasium.registry:
+    if isinstance(env_id, str) and ":" not in env_id and env_id not in gymnasium.registry:
         modules = [module for prefixes, (module, _) in _REGISTERED_BY.items() if env_id.startswith(prefixes)]
         for module in filter(find_spec, modules):
             import_module(module)
@@ -182,6 +190,10 @@ def _try(name: str, kwargs: Kwargs, make: Callable[[], Made]) -> Made:
 def of_unknown_id(env_id: str, error: gymnasium.error.Error) -> str:
     """Return what Gymnasium says of an env id that it does not know; add a way out where Gymnasium names none."""
     words = str(error).partition(". Have you installed")[0].rstrip(".")
+    module, _, name = env_id.partition(":")
+    is_this_id = f"`{name}`" in words  # And not one that a factory of this name asks for.
+    if is_this_id and callable(getattr(sys.modules.get(module), name, None)):
+        return f"it is a callable of a module, not the id of an env; on the command line --env-factory {env_id}"
     is_unknown = isinstance(error, gymnasium.error.NamespaceNotFound | gymnasium.error.NameNotFound)
     if not is_unknown or ":" in env_id or "Did you mean" in words:
         return words
@@ -205,7 +217,8 @@ def of_missing_package(name: str, text: str) -> str:
 def why_no_env(made: object) -> str:
     """Return what was made instead of an env, and the way out; "" for an env."""
     if isinstance(made, gymnasium.Env):
-        return ""
+        missing = [name for name in ("observation_space", "action_space") if not hasattr(made, name)]
+        return f"one without {missing[0]}; set self.{missing[0]} in its __init__" if missing else ""
     if made is None:
         return "None; does it lack a return?"
     if isinstance(made, type):
@@ -223,14 +236,14 @@ def _is_of_call(error: TypeError) -> bool:
     return frame.f_globals["__name__"] in (__name__, of_factory.__module__, gymnasium.make.__module__)
 
 
-def name_of(env: str | Callable[..., object]) -> str:
+def name_of(env: str | EnvSpec | Callable[..., object]) -> str:
     """Return an env's id, or the module and the name of a callable."""
-    if isinstance(env, str):
-        return env
+    if isinstance(env, str | EnvSpec):
+        return env if isinstance(env, str) else env.id
     return f"{env.__module__}:{getattr(env, '__qualname__', type(env).__qualname__)}"
 
 
-def _takes_index(make: EnvFunction) -> bool:
+def takes_index(make: Any) -> bool:
     """Tell whether a callable has a parameter `env_index`; callables in C may not say what they take."""
     try:
         parameter = signature(make).parameters.get("env_index")

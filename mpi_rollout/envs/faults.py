@@ -11,10 +11,10 @@ from typing import ParamSpec, TypeVar
 import numpy as np
 from gymnasium import spaces
 
-from mpi_rollout.core.layout import RESULTS, noun
+from mpi_rollout.core.columns import RESULTS, noun
 from mpi_rollout.core.spaces import Bounds, Leaf, Tree, bounds_of, first_of, leaf_spaces, leaves
 from mpi_rollout.envs.inputs import Info
-from mpi_rollout.errors import DataError, EnvError, RolloutError, message_of, words_of
+from mpi_rollout.errors import DataError, EnvError, RolloutError, is_ours, message_of, words_of
 from mpi_rollout.exchange.world import claimed_rank, rank_and_host
 
 Given = ParamSpec("Given")
@@ -22,7 +22,8 @@ Result = TypeVar("Result")
 Outcome = tuple[Tree, ...]  # What the step of an env returned, before anybody has looked at it.
 Begun = tuple[Tree, Info]  # Observation and info of a reset.
 Parts = Sequence[Tree]  # One observation or reward per env, as the envs gave them.
-PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+
+OLD_RESET = "; it must take them: def reset(self, *, seed=None, options=None)"
 
 
 @dataclass(frozen=True)
@@ -137,12 +138,9 @@ def described(error: BaseException, what: str) -> RolloutError:
         return DataError(f"{what}: {error}")
     if isinstance(error, SystemExit):
         return EnvError(f"{what}: called sys.exit({message_of(error)})")
-    return EnvError(f"{what}: {error if isinstance(error, EnvTimeout) else words_of(error)}")
-
-
-def is_ours(path: str) -> bool:
-    """Tell whether a frame's file belongs to this program, or is a name that `named` gave it."""
-    return path.startswith(("<rank ", PACKAGE))
+    words = str(error) if isinstance(error, EnvTimeout) else words_of(error)
+    is_old_reset = isinstance(error, TypeError) and "reset() got an unexpected keyword argument" in words
+    return EnvError(f"{what}: {words}{OLD_RESET if is_old_reset else ''}")
 
 
 def raised_at(error: BaseException) -> str:

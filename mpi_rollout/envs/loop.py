@@ -80,9 +80,10 @@ class LoopVectorEnv(SingleEnvs):
         self._ends = np.zeros(self.num_envs, np.bool_)
         self._ended: list[int] = []  # And not reset since.
         self._checks = OutputChecks(self.single_observation_space, on_fault)
+        self._has_checks = bool(self._checks)
         self.masks: MaskColumn | None = None  # Where those of the envs are wanted.
-        # While episodes are taken again: envs that failed, and are left out since.
-        self.failing: set[int] | None = None
+        # While episodes are taken again: envs that failed and are left out since, and how they failed.
+        self.failing: dict[int, str] | None = None
 
     @property
     def num_ended(self) -> int:
@@ -91,10 +92,10 @@ class LoopVectorEnv(SingleEnvs):
 
     def write_to(self, columns: Columns) -> None:
         """Have `step` and `reset` write into these arrays of `num_envs` rows from now on, and return them."""
-        self.columns = columns
+        self.columns, self._result_columns = columns, columns.results
         parts, first = self._leaves, self._first_env_index
         self._rows = ObservationRows(parts, columns.observation_arrays, first, self._casting)
-        self._results = ResultColumns(columns.results, first)
+        self._results = ResultColumns(self._result_columns, first)
         self._own_rows = row_by_row(parts, columns.observation_arrays, first, self._casting)
         if self.autoreset_mode is AutoresetMode.SAME_STEP:
             self._final_rows = row_by_row(parts, columns.final_observation_arrays, first, self._casting)
@@ -114,10 +115,8 @@ class LoopVectorEnv(SingleEnvs):
         indices = list(range(self.num_envs)) if mask is None else mask.nonzero()[0].tolist()
         return self._reset_these(indices, seeds, inputs.options_of_each(options, self.num_envs))
 
-    def reset_some(self, indices: Sequence[int]) -> Reset:
-        """Begin an episode in some envs only; the others, which have not begun any, are to be held till they do."""
-        for index in set(range(self.num_envs)).difference(indices):
-            self._reset_from_outside(index)
+    def begin_some(self, indices: Sequence[int]) -> Reset:
+        """Begin an episode in some envs, without options."""
         return self._reset_these(indices, [None] * self.num_envs, [None] * self.num_envs)
 
     def _reset_these(
@@ -144,18 +143,15 @@ class LoopVectorEnv(SingleEnvs):
                 self._own_rows[index].write([observation])
         return self.columns.observations, infos
 
-    def hold(self, index: int, observation: object) -> None:
-        """Leave one env out of steps until `release`: it gives this observation, without reward or end."""
-        info = {} if self.masks is None else self.masks.info_of(index)
-        self._calls[index] = lambda _action: (observation, 0.0, False, False, info)
-
-    def release(self, index: int) -> None:
-        """Have one env take part in steps again, its episode as new as when it was held."""
-        self._calls[index] = self._steps[index]
-        self._time.begin(index)
+    def hold(self, index: int, is_truncated: bool = False) -> None:
+        """Leave one env out of steps until it is reset: it gives its last observation, without reward."""
+        last = self._last_observation(index)
+        self._calls[index] = lambda _action: (last, 0.0, False, is_truncated, {})
+        self._ended = [ended for ended in self._ended if ended != index]
 
     def end_episode(self, index: int) -> None:
-        """Have one env begin a new episode in the next step."""
+        """Have one env begin a new episode in the next step, also if it has not begun any."""
+        self._reset_from_outside(index)
         self._ended = sorted({*self._ended, index})
 
     def step(self, actions: Tree) -> Step:
@@ -179,7 +175,7 @@ class LoopVectorEnv(SingleEnvs):
         else:
             gathered = self.infos.add({}, infos)
         self._rows.write(observations)
-        return self.columns.observations, *self.columns.results, gathered
+        return self.columns.observations, *self._result_columns, gathered
 
     def _sweep(self, actions: Tree) -> tuple[Parts, ...]:
         """Step the envs, or reset those that have ended; return observations, rewards and so on, env by env."""
@@ -192,7 +188,7 @@ class LoopVectorEnv(SingleEnvs):
         for index in self._ended:
             self._calls[index] = self._steps[index]
         columns = faults.columns_of(outcomes, self._first_env_index)
-        if self._checks:
+        if self._has_checks:
             wrong = self._checks.in_parts(columns[0], columns[1])
             for index, what in wrong.items():
                 outcomes[index] = self._outcome_of_failed(index, WrongValue(what))
@@ -225,16 +221,15 @@ class LoopVectorEnv(SingleEnvs):
             It has failed too often.
         """
         if self.failing is not None:
-            self._leave_out(index, self.failing)
+            self._leave_out(index, error, self.failing)
             return self._calls[index](None)
         self._restart(index, error)
         return self._last_observation(index), 0.0, False, True, {"env_error": self.faults[-1][1]}
 
-    def _leave_out(self, index: int, failing: set[int]) -> None:
+    def _leave_out(self, index: int, error: BaseException, failing: dict[int, str]) -> None:
         """Call an env no more; in each step it is truncated, which no episode under way is."""
-        failing.add(index)
-        last = self._last_observation(index)
-        self._calls[index] = lambda _action: (last, 0.0, False, True, {})
+        failing.setdefault(index, str(faults.described(error, self._describe(index))))
+        self.hold(index, is_truncated=True)
 
     def _last_observation(self, index: int) -> Tree:
         parts = [np.array(array[index]) for array in self.columns.observation_arrays]
@@ -276,7 +271,7 @@ class LoopVectorEnv(SingleEnvs):
                 raise
             except BaseException as error:
                 if self.failing is not None:
-                    self._leave_out(index, self.failing)
+                    self._leave_out(index, error, self.failing)
                     return self._last_observation(index), {}
                 self._restart(index, error)
 
@@ -300,7 +295,7 @@ class LoopVectorEnv(SingleEnvs):
         return observations, add(gathered, infos[start:], start)
 
     def _note_ends(self) -> None:
-        _, terminations, truncations = self.columns.results
+        _, terminations, truncations = self._result_columns
         if self._time.num_steps >= self._time.next_deadline:
             self._time.apply(truncations)
         np.logical_or(terminations, truncations, out=self._ends)

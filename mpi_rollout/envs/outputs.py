@@ -12,7 +12,7 @@ from struct import error as StructError  # noqa: N812
 
 import numpy as np
 
-from mpi_rollout.core.layout import RESULTS, is_result, noun
+from mpi_rollout.core.columns import RESULTS, is_result, noun
 from mpi_rollout.core.spaces import Leaf, is_castable
 from mpi_rollout.envs.faults import Parts
 from mpi_rollout.errors import DataError, message_of, words_of

@@ -14,7 +14,7 @@ import numpy as np
 from gymnasium.vector import VectorEnv
 
 from mpi_rollout.core.reproducibility import Reproducibility
-from mpi_rollout.core.seeding import SeedTable
+from mpi_rollout.core.seeding import seeds_of_episodes
 from mpi_rollout.core.spaces import Tree, set_spaces
 from mpi_rollout.envs.inputs import Reset, Step
 
@@ -41,11 +41,10 @@ class SeededEpisodes(VectorEnv):
     has_episode_seeds = True
 
     def __init__(self, envs: VectorEnv, env_indices: range, seed: int | None = None) -> None:
-        self._envs, self._env_indices = envs, env_indices
+        self._envs, self._env_indices, self._seed = envs, np.array(env_indices), seed
         self.metadata, self.spec = envs.metadata, envs.spec
         set_spaces(self, envs.num_envs, envs.single_observation_space, envs.single_action_space)
         self.render_mode = getattr(envs, "render_mode", None)
-        self._seeds = None if seed is None else SeedTable(seed, env_indices)
         self._episodes, self._over = np.full(self.num_envs, -1), np.zeros(self.num_envs, np.bool_)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Reset:
@@ -60,21 +59,21 @@ class SeededEpisodes(VectorEnv):
             The envs get what else there is.
         """
         if seed is not None:
-            self._seeds = SeedTable(seed, self._env_indices)
+            self._seed = seed
             self._episodes[:] = -1
-        if self._seeds is None:
+        if self._seed is None:
             return self._envs.reset(options=options)
         options = dict(options or {})
         places = np.flatnonzero(options.get("reset_mask", np.ones(self.num_envs, np.bool_)))
         episodes = np.asarray(options.pop("episodes", self._episodes + 1))
         self._episodes[places], self._over[places] = episodes[places], False
-        seeds = (self._seeds(places, episodes[places]) & SEEDS_31_BITS).astype(np.int32)
-        return self._envs.reset(seed=seeds, options=options)  # type: ignore[arg-type]  # A seed for each.
+        seeds = seeds_of_episodes(self._seed, self._env_indices[places], episodes[places]) & SEEDS_31_BITS
+        return self._envs.reset(seed=seeds.astype(np.int32), options=options)  # type: ignore[arg-type]  # A seed for each.
 
     def step(self, actions: Tree) -> Step:
         """Take a step; where an episode ended in the one before, begin the next one with its seed."""
         observations, rewards, terminations, truncations, infos = self._envs.step(actions)
-        if self._over.any() and self._seeds is not None:
+        if self._over.any() and self._seed is not None:
             observations, of_reset = self.reset(options={"reset_mask": self._over.copy()})
             infos = {**infos, **of_reset}
         self._over = np.logical_or(terminations, truncations)

@@ -1,27 +1,27 @@
-"""How orders and slots travel by messages between the root and each of some ranks.
+"""How orders and slots travel where a rank must not be held up in a collective.
 
-No rank passes on what another one waits for.  So with one rank nobody else is delayed, and ranks may sleep while they
-wait.
+DirectTransport       messages between the root and each of some ranks
+NonblockingTransport  nonblocking collectives: a rank can take part in several of these, and obey the first order
 
-DirectTransport       always
-SwitchingTransport    while other programs share the cores; else by collectives
+In direct messages no rank passes on what another one waits for.  So with one rank nobody else is delayed, and ranks may
+sleep while they wait.
 """
 
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mpi_rollout.core.layout import SHORT
 from mpi_rollout.exchange.transports import (
     ACTIONS_TAG,
     OBJECT_TAG,
     ORDER_TAG,
     SLOT_TAG,
+    Buffers,
     CollectiveTransport,
     Message,
     Transport,
 )
-from mpi_rollout.exchange.waiting import Adaptation, Wait
+from mpi_rollout.exchange.waiting import Wait
 from mpi_rollout.exchange.world import ROOT
 
 if TYPE_CHECKING:
@@ -31,24 +31,13 @@ if TYPE_CHECKING:
 class DirectTransport(Transport):
     """Persistent sends and receives between the root and each of some other ranks.
 
-    Parameters
-    ----------
-    slot, slots
-        As those of `CollectiveTransport`.
-    ranks
-        Those of `slots`, on the root; it exchanges messages with all of them but itself.
+    The root exchanges messages with all ranks but itself.
     """
 
-    def __init__(
-        self,
-        comm: "MPI.Intracomm",
-        order: np.ndarray,
-        slot: np.ndarray | None,
-        slots: np.ndarray | None,
-        ranks: range,
-        wait: Wait,
-    ) -> None:
-        self.comm, self._ranks, self._wait = comm, ranks, wait
+    def __init__(self, buffers: Buffers, wait: Wait) -> None:
+        super().__init__(buffers, wait)
+        comm, order, slot, slots, ranks = buffers
+        self.comm, self._ranks = comm, ranks
         self._parts_sent: list[MPI.Request] = []
         self._is_root, self._is_listening = comm.rank == ROOT, False
         self._peers = peers = [rank for rank in ranks if rank != ROOT] if self._is_root else [ROOT]
@@ -144,88 +133,43 @@ class DirectTransport(Transport):
             request.Free()
 
 
-class SwitchingTransport(Transport):
-    """Lockstep by collectives, and by direct messages while other programs share the ranks' cores.
+class NonblockingTransport(CollectiveTransport):
+    """Ibcast and Igather.  A worker listens for the next order as soon as its slot is on its way."""
 
-    Blocking collectives cost least, but a rank that waits in one spins.  With nonblocking collectives and direct
-    messages it can sleep.  Both add the same 4 us to an exchange of two ranks (9 us, Open MPI), some percent of a step
-    of 64 CartPoles.  So ranks use these only while they must.
-
-    Each order says how its slots and the next orders travel, so all ranks change at the same place, without a message.
-    A rank that gets too little processor time says so in its slot's mark.  The root decides for all ranks, because in
-    lockstep one such rank delays all of them.
-
-    Parameters
-    ----------
-    ranks, wait
-        Of the `DirectTransport`, which is made when it is needed for the first time.
-    is_direct
-        One number in the order: 1 if messages are direct from this order on, 0 if they are collective.
-
-    Attributes
-    ----------
-    mark
-        Those of the rows of this rank's slot; None on a root without envs.
-    """
-
-    def __init__(
-        self,
-        collective: CollectiveTransport,
-        ranks: range,
-        wait: Wait,
-        is_direct: np.ndarray,
-    ) -> None:
-        self._collective, self._ranks, self._wait, self._order_is_direct = collective, ranks, wait, is_direct.data
-        self._direct: DirectTransport | None = None
-        self._adaptation, self._is_other_short = Adaptation(), False
-        self.mark: np.ndarray | None = None
-        self._use(collective)
-
-    def _use(self, transport: CollectiveTransport | DirectTransport) -> None:
-        self._now, self._is_direct = transport, transport is self._direct
-        names = ("await_slots", "spread", "listen", "finish", "send_actions", "await_actions")
-        for name in names:  # Steps call these without a detour.
-            setattr(self, name, getattr(transport, name))
+    def __init__(self, buffers: Buffers, wait: Wait) -> None:
+        super().__init__(buffers, wait)
+        self._sent: list[MPI.Request] = []
 
     def post_order(self) -> None:
-        if self._adaptation.sleeps(self._is_other_short) == self._is_direct:
-            self._now.post_order()
-            return
-        self._order_is_direct[0] = not self._is_direct
-        self._now.send_order()  # Its slots do not come back this way.
-        self._change()
-        self.listen()
+        self.finish()
+        self._sent.append(self.comm.Ibcast(self._order, ROOT))
+
+    def send_actions(self, actions: np.ndarray) -> None:
+        self._sent.append(self.comm.Ibcast((actions.data, self._byte), ROOT))
+
+    def await_actions(self, actions: np.ndarray) -> None:
+        self._wait.one(self.comm.Ibcast((actions.data, self._byte), ROOT))
 
     def await_order(self) -> None:
-        self._now.await_order()
-        if self._order_is_direct[0] != self._is_direct:
-            self._change()  # It listens when this order is obeyed: the next order would take its place.
-
-    def _change(self) -> None:
-        self.finish()
-        self._is_other_short = False
-        if self._is_direct:
-            self._use(self._collective)
-            self._adaptation.watch.restart()
-        else:
-            self._direct = self._direct or DirectTransport(*self._collective.buffers, self._ranks, self._wait)
-            self._use(self._direct)
-
-    def note_shortage(self) -> None:
-        """Note on the root that a slot has come with the mark `SHORT`."""
-        self._is_other_short = True
-
-    def use_slots(self, slot: np.ndarray | None, slots: np.ndarray | None) -> None:
-        self._collective.use_slots(slot, slots)
-        if self._direct is not None:
-            self._direct.use_slots(slot, slots)
+        if self.arrival is not None:
+            self._wait.one(self.arrival)
+        self.finish()  # It is over, because the root has sent another order.
 
     def post_slot(self, num_rows: int) -> None:
-        is_short = not self._is_direct and self._adaptation.watch.is_short()
-        if is_short and self.mark is not None and self.mark[0] == 0:
-            self.mark[0] = SHORT
-        self._now.post_slot(num_rows)
+        self._sent.append(self._begin_gather(num_rows))
+        self.listen()
 
-    def free(self) -> None:
-        if self._direct is not None:
-            self._direct.free()
+    def listen(self) -> None:
+        self.arrival = self.comm.Ibcast(self._order, ROOT)
+
+    def await_slots(self, num_rows: int) -> None:
+        self._wait.one(self._begin_gather(num_rows))
+
+    def _begin_gather(self, num_rows: int) -> "MPI.Request":
+        if num_rows == self._room:
+            return self.comm.Igather(self._own, self._all, ROOT)
+        return self.comm.Igatherv(*self._part(num_rows), ROOT)
+
+    def finish(self) -> None:
+        while self._sent:
+            self._sent.pop().Wait()

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, TypeVar, cast
 import numpy as np
 
 from mpi_rollout.core.partition import Division, Partition
-from mpi_rollout.exchange.direct import DirectTransport, SwitchingTransport
-from mpi_rollout.exchange.exchange import Contents, Exchange
+from mpi_rollout.exchange.contents import Contents
+from mpi_rollout.exchange.direct import DirectTransport, NonblockingTransport
+from mpi_rollout.exchange.exchange import Exchange
 from mpi_rollout.exchange.surviving import ShrinkingTransport
-from mpi_rollout.exchange.transports import CollectiveTransport, Message, NonblockingTransport, Transport
+from mpi_rollout.exchange.transports import CollectiveTransport, Message, SwitchingTransport, Transport
 from mpi_rollout.exchange.waiting import SleepWait, wait_maker
 from mpi_rollout.exchange.world import ROOT
 
@@ -35,6 +36,8 @@ class Exchanges:
         The number of ranks that step envs.
     callers
         The exchanges whose orders reach every other rank once: calls by name and switches go by them.
+    is_surviving
+        The job goes on without ranks that are lost, see `surviving`.
     way
         How ranks wait: "spin", "sleep", or "adapt" to the processor time that they get.
     """
@@ -47,7 +50,7 @@ class Exchanges:
         is_surviving: bool = False,
         way: str = "spin",
     ) -> None:
-        self.division, self.contents, self._is_surviving, self.way = division, contents, is_surviving, way
+        self.division, self.contents, self.is_surviving, self.way = division, contents, is_surviving, way
         self._make_wait = wait_maker(way)
         self._wait = self._make_wait()
         self.num_stepping = len(division.stepping_ranks)
@@ -80,7 +83,7 @@ class Exchanges:
         return self.all[:1]
 
     def _kind(self, first_rank: int) -> type[Transport]:
-        if self._is_surviving:
+        if self.is_surviving:
             return ShrinkingTransport
         if self.division.num_ranks == 1 or (self.division.first_ready and first_rank == ROOT):
             return Transport
@@ -140,7 +143,7 @@ class Exchanges:
         for exchange in self.all:
             exchange.free()
         # Nobody knows whether all ranks are there to free a communicator that shrinks together.
-        for comm in () if self._is_surviving else (self.control, *self._comms):
+        for comm in () if self.is_surviving else (self.control, *self._comms):
             comm.Free()
 
 

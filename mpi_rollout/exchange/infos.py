@@ -15,8 +15,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from mpi_rollout.core.info_columns import flat_mask
-from mpi_rollout.core.info_types import dtype_and_shape
+from mpi_rollout.core.info_columns import flat_mask, typed_leaves
 from mpi_rollout.core.spaces import MASK_NAME, Leaf, is_castable
 from mpi_rollout.errors import DataError, UsageError, words_of
 
@@ -32,7 +31,7 @@ def info_leaves(infos: Infos, has_final_infos: bool = False) -> tuple[Leaf, ...]
     Parameters
     ----------
     infos
-        "none", "all" or, e.g., `{"lives": int, "position": (float, (3,)), "episode/r": float}`.
+        "none", "all" or, e.g., `{"lives": int, "position": [float, 3], "episode/r": float}`; see `core.column_types`.
 
     Raises
     ------
@@ -43,25 +42,12 @@ def info_leaves(infos: Infos, has_final_infos: bool = False) -> tuple[Leaf, ...]
         return ()
     if not isinstance(infos, Mapping):
         raise UsageError(f'infos must be "none", "all" or names with dtypes such as {{"lives": int}}, got {infos!r}')
-    columns = [_leaf(name, kind) for name, kind in infos.items()]
-    final_columns = [Leaf(("final_info", *leaf.keys), leaf.dtype, leaf.shape) for leaf in columns]
-    return tuple(columns + final_columns * has_final_infos)
-
-
-def _leaf(name: str, kind: object) -> Leaf:
     try:
-        dtype, shape = kind if isinstance(kind, tuple) else (kind, ())
-        leaf = Leaf(tuple(name.split("/")), np.dtype(dtype), tuple(int(size) for size in shape))
-    except (TypeError, ValueError, AttributeError) as error:
-        raise UsageError(f"infos: {name!r} must have a dtype or (dtype, shape), got {kind!r}: {error}") from error
-    if leaf.dtype.kind not in "biufc":
-        raise UsageError(f"infos: {name!r} must have a dtype of numbers, got {leaf.dtype}; use infos='all' for others")
-    return leaf
-
-
-def infos_of_types(types: Mapping[str, Any]) -> Infos:
-    """Return the infos that are stored, as trainers name theirs; see `core.info_types`."""
-    return {name: dtype_and_shape(kind) for name, kind in types.items()} or "none"
+        columns = typed_leaves(infos)
+    except UsageError as error:
+        raise UsageError(f"infos: {error}; infos='all' gives whatever the envs say") from error
+    final_columns = [Leaf(("final_info", *leaf.keys), leaf.dtype, leaf.shape) for leaf in columns]
+    return (*columns, *final_columns * has_final_infos)
 
 
 def names_of(infos: Infos) -> bool | tuple[str, ...]:

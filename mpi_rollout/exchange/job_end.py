@@ -32,6 +32,7 @@ T = TypeVar("T")
 
 END_VARIABLE = "MPI_ROLLOUT_END_S"
 END_TIMEOUT_S = 10.0  # Programs that end at all need less; an allocation costs more.
+SAME_S = 0.3  # Between signals of a launcher to its ranks.
 LAST_WORDS_S = 5.0  # For the message and MPI's end after that time.
 _STDLIB = sysconfig.get_path("stdlib") + os.sep
 _end_watches: list["EndWatch"] = []  # At most one.
@@ -48,8 +49,13 @@ def all_or_none(comm: "MPI.Comm") -> Iterator[None]:
         yield
     except RolloutError:
         raise
-    except KeyboardInterrupt:
-        say(f"mpi_rollout: {rank_and_host(comm.rank)}: interrupted\n")
+    except KeyboardInterrupt as error:
+        # The root says it for all, if all were interrupted.  Open MPI's launcher also sends SIGTERM, and soon SIGKILL,
+        # when another rank has ended the job and said why.
+        if comm.rank or (error.args == ("SIGTERM",) and "OMPI_COMM_WORLD_RANK" in os.environ):
+            sleep(SAME_S)
+        words = f"stopped by {error}" if error.args else "interrupted"
+        say(f"mpi_rollout: {rank_and_host(comm.rank)}: {words}\n")
         abort(comm, Interrupted.exit_code)
     except BaseException as error:
         exits.end_if_forked(error)

@@ -1,8 +1,7 @@
-"""Orders: what the root sends to the ranks of one partition.
+"""Orders: what the root asks of the ranks of one partition.
 
-An order is a header of five int64 (command, argument, how messages travel from then on, step, the milliseconds that
-its steps should take) and the actions of all these envs for one step, leaf by leaf.  The actions of a fragment are a
-message of their own, since its length may be another one each time.
+An order is a header of six int64 and the actions of all these envs for one step, leaf by leaf.  The actions of a
+fragment are a message of their own, since its length may be another one each time.
 """
 
 from collections.abc import Sequence
@@ -11,31 +10,29 @@ from enum import IntEnum
 import numpy as np
 
 from mpi_rollout.core.partition import Partition
-from mpi_rollout.core.spaces import Leaf, Space, Tree, leaves, tree_of
+from mpi_rollout.core.spaces import Leaf, Space, leaves
 
-HEADER_NBYTES = 40
+HEADER_NBYTES = 48
 
 
 class Command(IntEnum):
-    """What an order asks of a rank."""
+    """What an order asks of a rank.
+
+    The argument is of STEP the number of steps, of LOAD the bytes that follow, of STOP the code of the job, of SWITCH
+    the number of the connection that sends the next orders.
+    """
 
     RESET = 1
     STEP = 2
     CALL = 3
     STOP = 4
     RESTORE = 5
-    REPLAY = 6
     SWITCH = 7
-    FRAGMENT = 8  # Steps whose actions follow.
-    CHOOSE = 9  # Steps whose actions the ranks choose.
-    LOAD = 10  # New parameters of the ranks' policy follow.  No slot comes back.
+    LOAD = 8  # New parameters of the ranks' policy follow.  No slot comes back.
 
 
-STEPS = (Command.STEP, Command.FRAGMENT, Command.CHOOSE)  # The argument of these is the number of steps.
-
-
-class Orders:
-    """The buffers of orders, on the root and on a rank that receives them.
+class Order:
+    """The last order, on the root and on a rank that receives it.
 
     Parameters
     ----------
@@ -44,91 +41,86 @@ class Orders:
 
     Attributes
     ----------
-    order
-        The last order's command and argument.
+    command, argument
+        What is asked.
     num_rows
         How many steps it asks for, else 1: as many rows of the slots come back, if any do.
     step
         The first of these steps; -1 where nobody counts them.
     expected_ms
         How long the slowest rank should need for these steps; 0 where nobody knows.
-    action_arrays
-        The actions of one step, for each leaf an array (num_envs, ...).
+    is_chosen
+        The ranks choose the actions of these steps.
+    buffer
+        The order as bytes.
+    fragment
+        The actions of the last fragment, as bytes.
     """
 
     def __init__(self, partition: Partition, own_envs: range, action_space: Space) -> None:
-        self.partition, self.envs = partition, own_envs
-        self.order: tuple[int, int] = (0, 0)
-        self.num_rows, self.step, self.expected_ms = 1, -1, 0
-        self._action_space, self._action_leaves = action_space, leaves(action_space)
-        num_envs, first = partition.num_envs, partition.first_env
-        self.order_nbytes = HEADER_NBYTES + actions_nbytes(self._action_leaves, num_envs)
-        self._order = np.zeros(self.order_nbytes, np.uint8)
-        self._header = self._order[:HEADER_NBYTES].view(np.int64)
-        self._actions = _columns_of(self._action_leaves, self._order[HEADER_NBYTES:], 1, num_envs)
-        self._fragment, self._num_held = np.zeros(0, np.uint8), 0  # The actions of the last fragment, its steps.
+        self._num_envs, self._action_leaves = partition.num_envs, leaves(action_space)
+        self.command, self.argument, self.num_rows, self.step, self.expected_ms, self.is_chosen = 0, 0, 1, -1, 0, False
+        self.nbytes = self.nbytes_of(1)
+        self.buffer = np.zeros(self.nbytes, np.uint8)
+        self._header = self.buffer[:HEADER_NBYTES].view(np.int64)
+        self._actions = _columns_of(self._action_leaves, self.buffer[HEADER_NBYTES:], 1, self._num_envs)
+        self.fragment, self._num_held = np.zeros(0, np.uint8), 0
         self._held: tuple[np.ndarray, ...] = ()
-        self.action_arrays = tuple(array[0] for array in self._actions)
-        self._own_envs = slice(self.envs.start - first, self.envs.stop - first)
+        self._own_envs = slice(own_envs.start - partition.first_env, own_envs.stop - partition.first_env)
         self._own_actions = self._own_part(self._actions)
-        self._is_one_step = True  # The last order had its actions in itself.
 
-    def order_nbytes_of(self, num_steps: int) -> int:
+    def nbytes_of(self, num_steps: int) -> int:
         """Return the bytes of an order with the actions of so many steps."""
-        return HEADER_NBYTES + actions_nbytes(self._action_leaves, num_steps * self.partition.num_envs)
+        return HEADER_NBYTES + actions_nbytes(self._action_leaves, num_steps * self._num_envs)
 
-    def put_actions(self, arrays: Sequence[np.ndarray], start: int) -> None:
-        """Fill the order with the rows of the actions from `start` on, an array for each leaf."""
-        for array, target in zip(arrays, self.action_arrays, strict=True):
-            target[...] = array[start : start + len(target)]
+    @property
+    def has_fragment(self) -> bool:
+        """Tell whether the actions are a message of their own."""
+        return self.num_rows > 1 and not self.is_chosen
 
-    def put_step(self, arrays: Sequence[np.ndarray]) -> None:
-        """Fill the order with the actions of all its envs: for each leaf an array (1, num_envs, ...)."""
-        for array, target in zip(arrays, self._actions, strict=True):
+    def put(self, arrays: Sequence[np.ndarray], num_steps: int = 1) -> None:
+        """Take the actions of the next order, for each leaf an array (num_steps, num_envs, ...).
+
+        Those of one step may be of shape (num_envs, ...).
+        """
+        for array, target in zip(arrays, self._actions if num_steps == 1 else self.hold(num_steps), strict=True):
             target[...] = array
 
-    def put_fragment(self, arrays: Sequence[np.ndarray]) -> None:
-        """Keep the actions of a fragment for the next order: for each leaf an array (num_steps, num_envs, ...)."""
-        for array, target in zip(arrays, self._hold_fragment(len(arrays[0])), strict=True):
-            target[...] = array
-
-    def _hold_fragment(self, num_rows: int) -> tuple[np.ndarray, ...]:
-        if self._num_held != num_rows:
-            num_envs = self.partition.num_envs
-            self._fragment = np.zeros(actions_nbytes(self._action_leaves, num_rows * num_envs), np.uint8)
-            self._held = _columns_of(self._action_leaves, self._fragment, num_rows, num_envs)
-            self._num_held = num_rows
+    def hold(self, num_steps: int) -> tuple[np.ndarray, ...]:
+        """Return room for the actions of a fragment, for each leaf an array (num_steps, num_envs, ...)."""
+        if self._num_held != num_steps:
+            self.fragment = np.zeros(actions_nbytes(self._action_leaves, num_steps * self._num_envs), np.uint8)
+            self._held = _columns_of(self._action_leaves, self.fragment, num_steps, self._num_envs)
+            self._num_held = num_steps
         return self._held
 
-    def sent_actions(self) -> tuple[np.ndarray, ...]:
+    @property
+    def actions(self) -> tuple[np.ndarray, ...]:
         """Return the actions of the last order: for each leaf an array (num_steps, num_envs, ...)."""
-        return self._actions if self._is_one_step else self._hold_fragment(self.num_rows)
+        return self.hold(self.num_rows) if self.has_fragment else self._actions
 
+    @property
     def own_actions(self) -> list[np.ndarray]:
-        """Return the actions of this rank's envs, as `sent_actions`."""
-        return self._own_actions if self._is_one_step else self._own_part(self.sent_actions())
+        """Return the part of `actions` that is for this rank's envs."""
+        if self.num_rows == 1 or self.is_chosen:  # The usual case.
+            return self._own_actions
+        return self._own_part(self.actions)
 
     def _own_part(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
         return [array[:, self._own_envs] for array in arrays]
 
-    @property
-    def actions(self) -> Tree:
-        """Return the actions of this rank's envs for one step, as a tree."""
-        return tree_of(self._action_space, (array[self._own_envs] for array in self.action_arrays))
-
-    def _write_order(self, command: int, argument: int, step: int) -> None:
+    def write(self, command: int, argument: int, step: int, is_chosen: bool) -> None:
+        """Write the header, on the root."""
         header = self._header.data  # Numbers are written in a third of the time that the array takes.
-        header[0], header[1], header[3], header[4] = command, argument, step, self.expected_ms
-        self._note_order(command, argument, step)
+        header[0], header[1], header[3], header[4], header[5] = command, argument, step, self.expected_ms, is_chosen
+        self.command, self.argument, self.step, self.is_chosen = command, argument, step, is_chosen
+        self.num_rows = argument if command == Command.STEP else 1
 
-    def _read_order(self) -> None:
-        command, argument, _, step, self.expected_ms = self._header.tolist()
-        self._note_order(command, argument, step)
-
-    def _note_order(self, command: int, argument: int, step: int) -> None:
-        self.order, self.step = (command, argument), step
-        self.num_rows = argument if command in STEPS else 1
-        self._is_one_step = command != Command.FRAGMENT
+    def read(self) -> None:
+        """Read the header, which has come from the root."""
+        self.command, self.argument, _, self.step, self.expected_ms, is_chosen = self._header.tolist()
+        self.is_chosen = bool(is_chosen)
+        self.num_rows = self.argument if self.command == Command.STEP else 1
 
 
 def actions_nbytes(group: Sequence[Leaf], num_rows: int) -> int:

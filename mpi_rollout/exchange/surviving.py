@@ -22,7 +22,8 @@ import numpy as np
 from mpi_rollout.core.layout import LOST
 from mpi_rollout.errors import LaunchError, RankLost, RolloutError, UsageError
 from mpi_rollout.exchange.job_end import abort
-from mpi_rollout.exchange.transports import Message, Transport
+from mpi_rollout.exchange.transports import Buffers, Message, Transport
+from mpi_rollout.exchange.waiting import Wait
 from mpi_rollout.exchange.world import GRACE_S, ROOT, library_name
 from mpi_rollout.process.console import say
 from mpi_rollout.process.launcher import be_last
@@ -60,10 +61,7 @@ class ShrinkingTransport(Transport):
 
     For rare messages it also has those methods of a communicator that are needed.
 
-    Parameters
-    ----------
-    slot, slots
-        As those of `CollectiveTransport`.  A lost rank's slot stays as it is.
+    A lost rank's slot stays as it is.
 
     Attributes
     ----------
@@ -75,15 +73,11 @@ class ShrinkingTransport(Transport):
         The ranks that are left.
     """
 
-    def __init__(
-        self,
-        comm: "MPI.Intracomm",
-        order: np.ndarray,
-        slot: np.ndarray | None,
-        slots: np.ndarray | None,
-    ) -> None:
+    def __init__(self, buffers: Buffers, wait: Wait) -> None:
         from mpi4py import MPI
 
+        super().__init__(buffers, wait)
+        comm, order, slot, slots, _ = buffers
         self.comm: MPI.Comm = comm
         self.rank, self.ranks = comm.rank, np.arange(comm.size)
         self._group, self._hosts = comm.Get_group(), comm.gather(os.uname().nodename, ROOT)
@@ -101,6 +95,9 @@ class ShrinkingTransport(Transport):
     def use_slots(self, slot: np.ndarray | None, slots: np.ndarray | None) -> None:
         self._slot, self._slots = slot, slots
         self._describe(1)
+
+    def see_marks(self, own: np.ndarray | None, of_all: np.ndarray | None) -> None:
+        self.marks = of_all
 
     def send_actions(self, actions: np.ndarray) -> None:
         raise NotImplementedError("an order that is sent again has no second message")

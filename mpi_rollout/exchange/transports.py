@@ -6,23 +6,50 @@ one message more: the actions of its steps, after the order that says how many t
 
 Transport             no messages: the root to itself
 CollectiveTransport   blocking collectives: all ranks at once, the cheapest per step
-NonblockingTransport  nonblocking collectives: a rank can take part in several of these, and obey the first order
+SwitchingTransport    collectives, and direct messages while other programs share the cores
 
-`direct` has two more, by messages between the root and each of some ranks.
+`direct` has those that let a rank wait for several messages at once, or sleep meanwhile; `surviving` one that goes on
+without lost ranks.
 """
 
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from mpi_rollout.exchange.waiting import Wait
+from mpi_rollout.core.layout import SHORT
+from mpi_rollout.exchange.waiting import Adaptation, Wait
 from mpi_rollout.exchange.world import ROOT
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
+    from mpi_rollout.exchange.direct import DirectTransport
+
 Message: TypeAlias = Any  # A Python object that is sent pickled.
 ORDER_TAG, SLOT_TAG, OBJECT_TAG, INFOS_TAG, ACTIONS_TAG = 1, 2, 3, 4, 5
+IS_DIRECT = slice(16, 24)  # An int64 of each order: 1 if messages are direct from this order on, else 0.
+
+
+class Buffers(NamedTuple):
+    """What a transport carries, as one rank has it.
+
+    Parameters
+    ----------
+    order
+        The bytes of an order.
+    slot
+        This rank's own, of shape (num_rows, nbytes); on the root one of `slots`, or None.
+    slots
+        Of shape (num_ranks, num_rows, nbytes) on the root, else None.
+    ranks
+        Those of `slots`, as ranks of `comm`.
+    """
+
+    comm: "MPI.Intracomm"
+    order: np.ndarray
+    slot: np.ndarray | None
+    slots: np.ndarray | None
+    ranks: range
 
 
 class Transport:
@@ -35,6 +62,9 @@ class Transport:
     """
 
     arrival: "MPI.Request | None" = None
+
+    def __init__(self, buffers: Buffers, wait: Wait) -> None:
+        self.buffers, self._wait = buffers, wait
 
     def post_order(self) -> None:
         """Send the order to the ranks."""
@@ -64,6 +94,12 @@ class Transport:
     def listen(self) -> None:
         """Be ready to receive before the other side is told to send: some orders are not answered by slots."""
 
+    def see_marks(self, own: np.ndarray | None, of_all: np.ndarray | None) -> None:
+        """Show the marks of the rows of this rank's slot, and on the root those of all slots' first rows."""
+
+    def note_shortage(self) -> None:
+        """Note on the root that a slot has come with the mark `SHORT`."""
+
     def finish(self) -> None:
         """Wait until the messages of this rank have left."""
 
@@ -72,38 +108,30 @@ class Transport:
 
 
 class CollectiveTransport(Transport):
-    """Bcast and Gather.
+    """Bcast and Gather."""
 
-    Parameters
-    ----------
-    slot
-        This rank's own, of shape (num_rows, nbytes); on the root one of `slots`, or None.
-    slots
-        Of shape (num_ranks, num_rows, nbytes) on the root, else None.
-    """
-
-    def __init__(
-        self, comm: "MPI.Intracomm", order: np.ndarray, slot: np.ndarray | None, slots: np.ndarray | None
-    ) -> None:
+    def __init__(self, buffers: Buffers, wait: Wait) -> None:
         from mpi4py import MPI
 
-        self.comm, self._order_bytes, self._byte = comm, order, MPI.BYTE
-        self._order = (order.data, MPI.BYTE)
-        self.use_slots(slot, slots)
+        super().__init__(buffers, wait)
+        self.comm, self._byte = buffers.comm, MPI.BYTE
+        self._order = (buffers.order.data, MPI.BYTE)
+        self.use_slots(buffers.slot, buffers.slots)
 
     def use_slots(self, slot: np.ndarray | None, slots: np.ndarray | None) -> None:
         self._slot, self._slots = slot, slots
+        self.buffers = self.buffers._replace(slot=slot, slots=slots)
         self._room = len(slot) if slot is not None else slots.shape[1] if slots is not None else 0
-        self._own, self._all = self._described = self._buffers(self._room)
+        self._own, self._all = self._described = self._describe(self._room)
         self._num_described = self._room
 
     def _part(self, num_rows: int) -> tuple[Message, Message]:
         """Describe the first rows; of the last number of rows this is known."""
         if self._num_described != num_rows:
-            self._num_described, self._described = num_rows, self._buffers(num_rows)
+            self._num_described, self._described = num_rows, self._describe(num_rows)
         return self._described
 
-    def _buffers(self, num_rows: int) -> tuple[Message, Message]:
+    def _describe(self, num_rows: int) -> tuple[Message, Message]:
         """Describe the first rows of this rank's slot and of all slots, as MPI takes them.
 
         Whole slots lie one after the other, as Gather wants them; parts of them need Gatherv.
@@ -148,59 +176,83 @@ class CollectiveTransport(Transport):
     def spread(self, value: Message = None) -> Message:
         return self.comm.bcast(value, ROOT)
 
-    @property
-    def buffers(self) -> tuple["MPI.Intracomm", np.ndarray, np.ndarray | None, np.ndarray | None]:
-        """Return what the constructor takes."""
-        return self.comm, self._order_bytes, self._slot, self._slots
 
+class SwitchingTransport(Transport):
+    """Lockstep by collectives, and by direct messages while other programs share the ranks' cores.
 
-class NonblockingTransport(CollectiveTransport):
-    """Ibcast and Igather.  A worker listens for the next order as soon as its slot is on its way."""
+    Blocking collectives cost least, but a rank that waits in one spins.  With nonblocking collectives and direct
+    messages it can sleep.  Both add the same 4 us to an exchange of two ranks (9 us, Open MPI), some percent of a step
+    of 64 CartPoles.  So ranks use these only while they must.
 
-    def __init__(
-        self,
-        comm: "MPI.Intracomm",
-        order: np.ndarray,
-        slot: np.ndarray | None,
-        slots: np.ndarray | None,
-        wait: Wait,
-    ) -> None:
-        super().__init__(comm, order, slot, slots)
-        self._wait = wait
-        self._sent: list[MPI.Request] = []
-        if slots is None:
-            self.listen()
+    Each order says how its slots and the next orders travel, so all ranks change at the same place, without a message.
+    A rank that gets too little processor time says so in its slot's mark.  The root decides for all ranks, because in
+    lockstep one such rank delays all of them.
+
+    Parameters
+    ----------
+    wait
+        Of the `DirectTransport`, which is made when it is needed for the first time.
+    """
+
+    def __init__(self, buffers: Buffers, wait: Wait) -> None:
+        super().__init__(buffers, wait)
+        self._collective = CollectiveTransport(buffers, wait)
+        self._order_is_direct = buffers.order[IS_DIRECT].view(np.int64).data
+        self._direct: DirectTransport | None = None
+        self._adaptation, self._is_other_short = Adaptation(), False
+        self._mark: np.ndarray | None = None  # Those of the rows of this rank's slot.
+        self._use(self._collective)
+
+    def see_marks(self, own: np.ndarray | None, of_all: np.ndarray | None) -> None:
+        self._mark = own
+
+    def _use(self, transport: "CollectiveTransport | DirectTransport") -> None:
+        self._now, self._is_direct = transport, transport is self._direct
+        names = ("await_slots", "spread", "listen", "finish", "send_actions", "await_actions")
+        for name in names:  # Steps call these without a detour.
+            setattr(self, name, getattr(transport, name))
 
     def post_order(self) -> None:
-        self.finish()
-        self._sent.append(self.comm.Ibcast(self._order, ROOT))
-
-    def send_actions(self, actions: np.ndarray) -> None:
-        self._sent.append(self.comm.Ibcast((actions.data, self._byte), ROOT))
-
-    def await_actions(self, actions: np.ndarray) -> None:
-        self._wait.one(self.comm.Ibcast((actions.data, self._byte), ROOT))
-
-    def await_order(self) -> None:
-        if self.arrival is not None:
-            self._wait.one(self.arrival)
-        self.finish()  # It is over, because the root has sent another order.
-
-    def post_slot(self, num_rows: int) -> None:
-        self._sent.append(self._begin_gather(num_rows))
+        if self._adaptation.sleeps(self._is_other_short) == self._is_direct:
+            self._now.post_order()
+            return
+        self._order_is_direct[0] = not self._is_direct
+        self._now.send_order()  # Its slots do not come back this way.
+        self._change()
         self.listen()
 
-    def listen(self) -> None:
-        self.arrival = self.comm.Ibcast(self._order, ROOT)
+    def await_order(self) -> None:
+        self._now.await_order()
+        if self._order_is_direct[0] != self._is_direct:
+            self._change()  # It listens when this order is obeyed: the next order would take its place.
 
-    def await_slots(self, num_rows: int) -> None:
-        self._wait.one(self._begin_gather(num_rows))
+    def _change(self) -> None:
+        self.finish()
+        self._is_other_short = False
+        if self._is_direct:
+            self._use(self._collective)
+            self._adaptation.watch.restart()
+        else:
+            if self._direct is None:
+                from mpi_rollout.exchange.direct import DirectTransport
 
-    def _begin_gather(self, num_rows: int) -> "MPI.Request":
-        if num_rows == self._room:
-            return self.comm.Igather(self._own, self._all, ROOT)
-        return self.comm.Igatherv(*self._part(num_rows), ROOT)
+                self._direct = DirectTransport(self._collective.buffers, self._wait)
+            self._use(self._direct)
 
-    def finish(self) -> None:
-        while self._sent:
-            self._sent.pop().Wait()
+    def note_shortage(self) -> None:
+        self._is_other_short = True
+
+    def use_slots(self, slot: np.ndarray | None, slots: np.ndarray | None) -> None:
+        self._collective.use_slots(slot, slots)
+        if self._direct is not None:
+            self._direct.use_slots(slot, slots)
+
+    def post_slot(self, num_rows: int) -> None:
+        is_short = not self._is_direct and self._adaptation.watch.is_short()
+        if is_short and self._mark is not None and self._mark[0] == 0:
+            self._mark[0] = SHORT
+        self._now.post_slot(num_rows)
+
+    def free(self) -> None:
+        if self._direct is not None:
+            self._direct.free()

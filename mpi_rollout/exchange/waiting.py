@@ -20,11 +20,13 @@ from typing import TYPE_CHECKING, Protocol
 
 from mpi_rollout.core.host import processor_quota, processor_time
 from mpi_rollout.exchange.world import ROOT
+from mpi_rollout.process.console import say
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
 MANY = 4  # Ranks for each core: with fewer, sleeping was never quicker.
+CROWDED = "ranks share each core, which is for envs that wait themselves"
 NUM_REMEMBERED = 4
 YIELDING_S = 1e-3  # A sleep would be a large part of shorter waits.
 SHORTEST_S = 5e-5
@@ -38,9 +40,14 @@ LONGEST_REST_S = 30.0  # Every 30 s, one window tries whether the cores are quie
 
 
 def way_to_wait(comm: "MPI.Intracomm") -> str:
-    """Return what "auto" means where these ranks run: "spin", "sleep", or both in turn, "adapt".  **Collective**."""
+    """Return what "auto" means where these ranks run: "spin", "sleep", or both in turn, "adapt".  **Collective**.
+
+    Of many ranks for each core the root warns.
+    """
     ranks = comm.gather((os.uname().nodename, os.sched_getaffinity(0), processor_quota()), ROOT)
     ratio = comm.bcast(ranks_per_core(ranks or ()) if comm.rank == ROOT else None, ROOT)
+    if comm.rank == ROOT and ratio >= MANY:
+        say(f"mpi_rollout: {ratio:,.0f} {CROWDED}; else start fewer ranks\n")
     return "sleep" if ratio >= MANY else "spin" if ratio > 1 else "adapt"
 
 

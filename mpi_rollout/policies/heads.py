@@ -22,22 +22,18 @@ WAY_OUT = f"use --policy-mode {DETERMINISTIC}"
 
 
 class Head:
-    """The last step of a policy: from a network's outputs to actions.
+    """The last step of a policy: from a network's outputs to actions of one leaf space.
 
     Parameters
     ----------
-    space
-        Of one env's actions, a leaf.
     mode
         "deterministic" takes the most likely action, and the actions of a Box as they are.  "sample" draws, and sets
         what it draws for a Box to the nearest bound where it is outside.
 
     Attributes
     ----------
-    num_uniforms
-        Random numbers needed for each env and step.
-    num_outputs
-        How many of the network's outputs are needed.
+    num_uniforms, num_outputs
+        How many random numbers an env needs in a step, and how many of the network's outputs are needed.
 
     Raises
     ------
@@ -62,14 +58,7 @@ class Head:
         self.num_outputs = 2 if self._is_sampled and self._is_float_box else 1
 
     def __call__(self, outputs: Sequence[np.ndarray], env_indices: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
-        """Return actions of shape (rows, ...).
-
-        Parameters
-        ----------
-        outputs
-            What the network gives, the rows first.
-        uniforms
-            (rows, `num_uniforms`)
+        """Return the actions of a batch of a network's outputs.
 
         Raises
         ------

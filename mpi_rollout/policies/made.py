@@ -1,67 +1,82 @@
-"""Policies of the user's own that act in blocks: what a `make_policy` returns."""
+"""Policies of the user's own: a callable on rank 0, or what a `make_policy` returns on each rank."""
 
+import os
 from collections.abc import Callable, Mapping
-from inspect import Parameter, signature
+from inspect import signature
 from typing import Any
 
 import numpy as np
 
-from mpi_rollout.config import MAKE_POLICY
-from mpi_rollout.core.info_types import is_name
+from mpi_rollout.core.column_types import check_names
+from mpi_rollout.core.info_columns import typed_leaves
+from mpi_rollout.core.policy_kinds import MAKE_POLICY, SUFFIXES
 from mpi_rollout.core.spaces import Leaf, Space, leaves, tree_of
 from mpi_rollout.errors import PolicyError, UsageError, words_of
-from mpi_rollout.exchange.infos import info_leaves
 from mpi_rollout.policies.model import Model
-from mpi_rollout.process.loading import load_callable
+from mpi_rollout.process.loading import colon_hint, load_callable, load_object
+from mpi_rollout.process.place import located
 
 
-class MadePolicy(Model):
-    """What `make_policy()` returned, as a `Model`."""
+def load_policy(spec: str) -> Callable[[Any], Any]:
+    """Return the policy that `--policy` names: a function, or an object that is callable or has a method `act`.
 
-    def __init__(self, policy: Any, name: str) -> None:
-        self._act: Callable[..., Any] = policy.act
-        self.num_uniforms = int(getattr(policy, "num_uniforms", 0))
-        self.extras = _extras_of(policy, name)
-        self.policy = policy
-        self._is_module = hasattr(policy, "state_dict") and hasattr(policy, "load_state_dict")
+    A class is called once, without arguments.
 
-    def act(self, observations: Any, env_indices: np.ndarray, uniforms: np.ndarray) -> Any:
-        return self._act(observations, env_indices, uniforms)
-
-    def parameters(self) -> dict[str, Any] | None:
-        if self._is_module:
-            return dict(self.policy.state_dict())
-        parameters = getattr(self.policy, "parameters", None)
-        parameters = parameters() if callable(parameters) else parameters
-        can_load = callable(getattr(self.policy, "load", None))
-        return dict(parameters) if can_load and isinstance(parameters, Mapping) else None
-
-    def load(self, parameters: dict[str, np.ndarray]) -> None:
-        if not self._is_module:
-            self.policy.load(parameters)
-            return
-        from mpi_rollout.policies.torch_calls import TorchParameters  # Only who has a module has torch.
-
-        of_module = TorchParameters()
-        of_module.module = self.policy
-        of_module.load(parameters)
-
-
-class CalledModel(Model):
-    """A callable on batches of observations, asked block by block.
-
-    Parameters
-    ----------
-    space
-        Of one env's observations.
+    Raises
+    ------
+    UsageError
+        There is no such policy.
+    PolicyError
+        Its class raises.
     """
+    if ":" not in spec:
+        hint = colon_hint(spec) or _file_hint(spec)
+        raise UsageError(f"--policy must be MODULE:CALLABLE or FILE.py:CALLABLE, got {spec!r}{hint}")
+    policy = load_object(spec, "--policy")
+    if isinstance(policy, type):
+        policy = _instance(policy, spec)
+    if not callable(policy):
+        policy = getattr(policy, "act", policy)
+    if not callable(policy):
+        name = type(policy).__name__
+        raise UsageError(f"--policy {spec} is {name}, not callable; give a function of a batch of observations")
+    return policy
 
-    def __init__(self, policy: Callable[[Any], Any], space: Space):
-        self._policy, self._space = policy, space
 
-    def act(self, observations: Any, env_indices: np.ndarray, uniforms: np.ndarray) -> Any:
+def _file_hint(spec: str) -> str:
+    """Return the end of a message: who trained with Stable-Baselines3 is used to names without `.zip`."""
+    names = [spec + suffix for suffix in SUFFIXES if os.path.isfile(located(spec + suffix))]
+    if names:
+        return f"; did you mean {names[0]}?"
+    return f"; the file of a network ends in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}"
+
+
+def _instance(kind: type, spec: str) -> object:
+    try:
+        signature(kind).bind()
+    except ValueError:  # C code may not tell its signature.
+        pass
+    except TypeError as error:
+        module = spec.rpartition(":")[0]
+        raise UsageError(
+            f"--policy {spec} is a class that needs arguments ({error}); make an instance in its module, such as "
+            f"policy = {kind.__name__}(...), and give --policy {module}:policy"
+        ) from error
+    try:
+        return kind()
+    except Exception as error:
+        raise PolicyError(f"--policy {spec}: {kind.__name__}() raises {words_of(error)}") from error
+
+
+def called_model(policy: Callable[[Any], Any], space: Space) -> Model:
+    """Return a model that asks a callable block by block; `space` is of one env's observations."""
+    parts = leaves(space)
+
+    def act(observations: Any, _env_indices: np.ndarray, _uniforms: np.ndarray) -> Any:
         # What a callable gets is its own: it may keep it.
-        return self._policy(tree_of(self._space, [np.array(leaf.of(observations)) for leaf in leaves(self._space)]))
+        return policy(tree_of(space, [np.array(leaf.of(observations)) for leaf in parts]))
+
+    return Model(act)
 
 
 def make_model(spec: str | Callable[[], Any]) -> Model:
@@ -75,22 +90,33 @@ def make_model(spec: str | Callable[[], Any]) -> Model:
         It raises.
     """
     make = load_callable(spec, "--policy") if isinstance(spec, str) else spec
-    spec = spec if isinstance(spec, str) else getattr(spec, "__qualname__", repr(spec))
+    name = spec if isinstance(spec, str) else getattr(spec, "__qualname__", repr(spec))
     try:
         policy = make()
     except Exception as error:
-        raise PolicyError(f"--policy {spec}: {MAKE_POLICY}() raises {words_of(error)}") from error
+        raise PolicyError(f"--policy {name}: {MAKE_POLICY}() raises {words_of(error)}") from error
+    return made_model(policy, name)
+
+
+def made_model(policy: Any, name: str) -> Model:
+    """Return what a `make_policy` of this name returned as a model.
+
+    Raises
+    ------
+    UsageError
+        It has no such method, or its attributes are others than a model's.
+    """
     if not _takes_three(getattr(policy, "act", None)):
         raise UsageError(
-            f"--policy {spec} must return an object with a method act(observations, env_indices, uniforms), got "
+            f"--policy {name} must return an object with a method act(observations, env_indices, uniforms), got "
             f"{type(policy).__name__}"
         )
     number = getattr(policy, "num_uniforms", 0)
     if not isinstance(number, int | np.integer) or number < 0:
         raise UsageError(
-            f"--policy {spec}: num_uniforms must be a number of random numbers for each env, got {number!r}"
+            f"--policy {name}: num_uniforms must be a number of random numbers for each env, got {number!r}"
         )
-    return MadePolicy(policy, spec)
+    return Model(policy.act, int(number), _extras_of(policy, name), owner=policy)
 
 
 def _extras_of(policy: Any, name: str) -> tuple[Leaf, ...]:
@@ -98,23 +124,12 @@ def _extras_of(policy: Any, name: str) -> tuple[Leaf, ...]:
     try:
         if not isinstance(extras, Mapping):
             raise UsageError(f"it is {type(extras).__name__}")
-        named = info_leaves(extras)
-        _check_storable(named)
+        named = typed_leaves(extras)
+        check_names(extras)
         return named
-    except UsageError as error:
-        what = f"{name} must have extras such as {{'log_prob': 'f4', 'state': ('f4', (8,))}}"
+    except (UsageError, ValueError) as error:
+        what = f"{name} must have extras such as {{'log_prob': 'f4', 'state': ['f4', 8]}}"
         raise UsageError(f"--policy {what}: {error}") from error
-
-
-def _check_storable(extras: tuple[Leaf, ...]) -> None:
-    """Refuse names and shapes that a file cannot hold."""
-    for leaf in extras:
-        if not all(is_name(str(key)) for key in leaf.keys):
-            raise UsageError(f"{leaf.path!r} cannot be a name in HDF5")
-        if any(size < 1 for size in leaf.shape):
-            raise UsageError(f"{leaf.path!r} must have sizes of at least 1, got {leaf.shape}")
-        if any(other.keys[: len(leaf.keys)] == leaf.keys for other in extras if other is not leaf):
-            raise UsageError(f"{leaf.path!r} cannot hold others and be an extra itself")
 
 
 def _takes_three(act: object) -> bool:
@@ -125,6 +140,5 @@ def _takes_three(act: object) -> bool:
     except TypeError:
         return False
     except ValueError:  # C code may not tell its signature.
-        return True
-    return all(parameter.kind != Parameter.KEYWORD_ONLY or parameter.default is not Parameter.empty
-               for parameter in signature(act).parameters.values())  # fmt: skip
+        pass
+    return True

@@ -1,19 +1,15 @@
-"""What a policy is that acts in blocks of envs: a model from a file, or what the user's `make_policy` returns."""
+"""A policy that is asked for blocks of envs: of a file, or what the user's `make_policy` returns."""
 
-import errno
-import hashlib
-import os
-import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from mpi_rollout.core.spaces import Leaf
+from mpi_rollout.policies.parameters import load_module
 
 DETERMINISTIC, SAMPLE = "deterministic", "sample"
-MODES = DETERMINISTIC, SAMPLE
-TRUST_IT = "add --trust-policy, or trust_policy=True of connect, if you trust the file"
 
 
 class Model:
@@ -29,16 +25,34 @@ class Model:
         What it gives besides actions.
     """
 
-    num_uniforms: int = 0
-    extras: tuple[Leaf, ...] = ()
+    def __init__(
+        self, act: Callable[..., Any], num_uniforms: int = 0, extras: tuple[Leaf, ...] = (), owner: object = None
+    ):
+        """`owner` has the parameters: a torch module, or an object with `parameters` and `load`."""
+        self._act, self._owner = act, owner
+        self.num_uniforms, self.extras = num_uniforms, extras
+
+    @property
+    def _is_module(self) -> bool:
+        return hasattr(self._owner, "state_dict") and hasattr(self._owner, "load_state_dict")
 
     def parameters(self) -> dict[str, Any] | None:
         """Return its parameters, arrays or tensors by their names; None if it has none that can be set."""
-        return None
+        owner: Any = self._owner
+        if self._is_module:
+            return dict(owner.state_dict())
+        parameters = getattr(owner, "parameters", None)
+        parameters = parameters() if callable(parameters) else parameters
+        can_load = callable(getattr(owner, "load", None))
+        return dict(parameters) if can_load and isinstance(parameters, Mapping) else None
 
     def load(self, parameters: dict[str, np.ndarray]) -> None:
         """Take these parameters, all that there are, with the same names, dtypes and shapes; they are its own."""
-        raise NotImplementedError
+        owner: Any = self._owner
+        if self._is_module:
+            load_module(owner, parameters)
+        else:
+            owner.load(parameters)
 
     def act(self, observations: Any, env_indices: np.ndarray, uniforms: np.ndarray) -> Any:
         """Return the actions of the envs of a block.
@@ -57,78 +71,35 @@ class Model:
         Actions of shape (num_envs, ...), or a tree of such arrays.  With `extras` a pair of these and a dict of arrays
         (num_envs, ...) by their names.
         """
-        raise NotImplementedError
-
-
-def weight_files(content: bytes) -> list[str]:
-    """Return the names of the files in which an ONNX file has its weights, relative to its folder, if it has any.
-
-    Of an entry `location` in it: key and value are the fields 1 and 2 of a message of protocol buffers.
-    """
-    names = set()
-    for match in re.finditer(rb"\x0a\x08location\x12([\x80-\xff]?)([\x00-\x7f])", content):
-        low, high = match[1], match[2][0]  # The length of the value, 7 bits a byte.
-        size = high if not low else (low[0] & 127) + 128 * high
-        names.add(content[match.end() : match.end() + size].decode(errors="replace"))
-    return sorted(names)
-
-
-def digest_of(content: bytes, path: str) -> str:
-    """Return the SHA-256 of a policy in hexadecimal: of its file, and of those that have its weights.
-
-    Raises
-    ------
-    OSError
-        These cannot be read.
-    """
-    digest = hashlib.sha256(content)
-    for name in weight_files(content) if content.startswith(b"\x08") else ():
-        place = os.path.join(os.path.dirname(path), name)
-        if os.path.isabs(name) or ".." in name.split("/") or not os.path.isfile(place):
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
-        with open(place, "rb") as file:
-            digest.update(file.read())
-    return digest.hexdigest()
-
-
-def sha256_of(spec: str) -> str:
-    """Return the SHA-256 of the policy that `--policy` names, see `digest_of`; "" if it cannot be read."""
-    path = os.path.expanduser(spec)
-    try:
-        with open(path, "rb") as file:
-            return digest_of(file.read(), path)
-    except (OSError, ValueError):  # A name with a null byte is no name.
-        return ""
+        return self._act(observations, env_indices, uniforms)
 
 
 @dataclass(frozen=True)
 class PolicySource:
-    """A policy as one rank reads it and all ranks load it.
+    """Where a policy comes from: what one rank reads, and other ranks can load.
 
     Parameters
     ----------
     kind
-        "sb3", "torchscript", "pt2", "onnx", or "made": by a class or function `make_policy`.
+        See `core.policy_kinds`: the kind of the file, or "random", "made" by `make_policy`, "called".
     name
         What `--policy` was given.
     content
-        The bytes of the file; of a policy that is made, none.
+        The bytes of the file.
     sha256
-        Of the file, in hexadecimal, see `digest_of`; of a policy that is made, "".
+        Of the file and its weights, in hexadecimal.
     mode
         "deterministic" or "sample".
     is_trusted
         Pickled code of the file may be executed.
+    call
+        The callable, on the rank that has it.
     """
 
     kind: str
     name: str
-    content: bytes
-    sha256: str
+    content: bytes = b""
+    sha256: str = ""
     mode: str = DETERMINISTIC
     is_trusted: bool = False
-
-    @property
-    def is_made(self) -> bool:
-        """Each rank makes it; nothing has to be sent."""
-        return self.kind == "made"
+    call: Callable[[Any], Any] | None = None

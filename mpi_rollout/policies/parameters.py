@@ -16,6 +16,11 @@ class Parameter(NamedTuple):
     dtype: str
     shape: tuple[int, ...]
 
+    @property
+    def nbytes(self) -> int:
+        """Its bytes in a buffer, so that the next parameter is aligned."""
+        return -(-np.dtype(self.dtype).itemsize * math.prod(self.shape) // 8) * 8
+
 
 Layout = list[Parameter]
 
@@ -45,49 +50,40 @@ def array_of(name: str, value: Any) -> np.ndarray:
 
 
 def layout_of(parameters: Mapping[str, Any]) -> Layout:
-    """Return what parameters are, in their order.
-
-    Raises
-    ------
-    UsageError
-        One is no array of numbers.
-    """
+    """Return what parameters are, in their order."""
     arrays = {name: array_of(name, value) for name, value in parameters.items()}
     return [Parameter(name, array.dtype.str, array.shape) for name, array in arrays.items()]
 
 
 def packed(parameters: Mapping[str, Any] | Sequence[Any], layout: Layout) -> np.ndarray:
-    """Return parameters one after the other, as bytes in an array.
-
-    Parameters
-    ----------
-    parameters
-        Arrays or tensors by their names, or in the order of the layout.
+    """Return arrays or tensors, by their names or in the order of the layout, as the bytes of one array.
 
     Raises
     ------
     UsageError
         They do not fit the layout; the message names the first that does not.
     """
-    if isinstance(parameters, Mapping):
-        values = _by_name(parameters, layout)
-    else:
-        if not isinstance(parameters, Iterable):
-            kind = type(parameters).__name__
-            raise UsageError(f"parameters must be a dict of arrays, such as a state dict, or all in order, got {kind}")
-        values = list(parameters)
-        if len(values) != len(layout):
-            raise UsageError(f"the policy has {len(layout)} parameters, got {len(values)}")
-    nbytes = sum(_room_of(np.dtype(dtype).itemsize * math.prod(shape)) for _, dtype, shape in layout)
-    buffer, start = np.zeros(nbytes, np.uint8), 0
-    for value, (name, dtype, shape) in zip(values, layout, strict=True):
+    values = _by_name(parameters, layout) if isinstance(parameters, Mapping) else _in_order(parameters, layout)
+    buffer, start = np.zeros(sum(parameter.nbytes for parameter in layout), np.uint8), 0
+    for value, parameter in zip(values, layout, strict=True):
+        name, dtype, shape = parameter
         array = array_of(name, value)
         if array.dtype.str != dtype or array.shape != shape:
             expected, got = f"{np.dtype(dtype)} of shape {shape}", f"{array.dtype} of shape {array.shape}"
             raise UsageError(f"the parameter {name!r} of the policy must be {expected}, got {got}")
         buffer[start : start + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        start += _room_of(array.nbytes)
+        start += parameter.nbytes
     return buffer
+
+
+def _in_order(parameters: object, layout: Layout) -> list[Any]:
+    if not isinstance(parameters, Iterable):
+        kind = type(parameters).__name__
+        raise UsageError(f"parameters must be a dict of arrays, such as a state dict, or all in order, got {kind}")
+    values = list(parameters)
+    if len(values) != len(layout):
+        raise UsageError(f"the policy has {len(layout)} parameters, got {len(values)}")
+    return values
 
 
 def _by_name(parameters: Mapping[str, Any], layout: Layout) -> list[Any]:
@@ -99,15 +95,21 @@ def _by_name(parameters: Mapping[str, Any], layout: Layout) -> list[Any]:
     return [parameters[name] for name in names]
 
 
-def _room_of(nbytes: int) -> int:
-    """Return the bytes for a parameter in the buffer, so that the next one is aligned."""
-    return -(-nbytes // 8) * 8
+def load_module(module: Any, parameters: Mapping[str, np.ndarray]) -> None:
+    """Give a module of torch other parameters."""
+    import torch
+
+    tensors = {name: torch.from_numpy(array) for name, array in parameters.items()}
+    for name, own in module.state_dict().items():
+        if own.dtype == torch.bfloat16:  # These came as their bits.
+            tensors[name] = tensors[name].view(own.dtype)
+    module.load_state_dict(tensors)
 
 
 def unpacked(buffer: np.ndarray, layout: Layout) -> dict[str, np.ndarray]:
     """Return the parameters of a buffer by their names: views of it."""
     arrays, start = {}, 0
-    for name, dtype, shape in layout:
-        arrays[name] = np.ndarray(shape, dtype, buffer, start)
-        start += _room_of(arrays[name].nbytes)
+    for parameter in layout:
+        arrays[parameter.name] = np.ndarray(parameter.shape, parameter.dtype, buffer, start)
+        start += parameter.nbytes
     return arrays

@@ -1,15 +1,14 @@
 """Random actions, which depend on the seed, the env and the step, and not on ranks."""
 
 from collections.abc import Callable
-from functools import partial
 from itertools import count
 
 import numpy as np
 from gymnasium import spaces
 
-from mpi_rollout.core.seeding import WordsOfEnvs, draws_of_block, policy_key
+from mpi_rollout.core.seeding import WordsOfEnvs, policy_key
 from mpi_rollout.core.spaces import Leaf, Space, Tree, bounds_of, leaf_spaces, leaves, mask_sizes, tree_of
-from mpi_rollout.policies.uniforms import BLOCK_ENVS, BLOCK_STEPS, Uniforms
+from mpi_rollout.policies.uniforms import BLOCK_STEPS, Uniforms, draw_block
 
 Policy = Callable[[Tree], Tree]
 
@@ -104,7 +103,9 @@ class RandomPolicy:
             if self.are_bits_narrow and not space.start:
                 return bits
             return np.add(bits, space.start, dtype=leaf.dtype)
-        drawn = self._by_env_blocks(self._key, index, block, partial(_samples, space))
+        drawn = draw_block(
+            self._key, index, block, self._envs, lambda draws, num_envs: sample(space, draws, (num_envs, BLOCK_STEPS))
+        )
         return np.ascontiguousarray(drawn.swapaxes(0, 1), dtype=leaf.dtype)
 
     def _bits(self, index: int, block: int) -> np.ndarray:
@@ -118,35 +119,9 @@ class RandomPolicy:
         bits &= np.uint8(1)
         return bits.reshape(BLOCK_STEPS, -1)
 
-    @property
-    def _env_blocks(self) -> range:
-        return range(self._envs.start // BLOCK_ENVS, -(-self._envs.stop // BLOCK_ENVS))
-
-    def _by_env_blocks(
-        self, key: np.ndarray, index: int, block: int, draw: Callable[[np.random.Generator, int], np.ndarray]
-    ) -> np.ndarray:
-        """Return draws of shape (num_envs, BLOCK_STEPS, ...); those of each block of envs are from one generator."""
-        parts = [
-            draw(draws_of_block(key, index, block, place), min(BLOCK_ENVS, self._envs.stop - place * BLOCK_ENVS))
-            for place in self._env_blocks
-        ]
-        return np.concatenate(parts)[self._envs.start % BLOCK_ENVS :]
-
-
-def _samples(space: Space, draws: np.random.Generator, num_envs: int) -> np.ndarray:
-    return sample(space, draws, (num_envs, BLOCK_STEPS))
-
 
 def _choose(allowed: np.ndarray, uniform: np.ndarray) -> np.ndarray:
-    """Choose in each row one of the places with a True, all equally likely; 0 where there is none.
-
-    Parameters
-    ----------
-    allowed
-        Bools of shape (rows, actions).
-    uniform
-        A number from 0 to 1, 1 excluded, for each row.
-    """
+    """Choose in each row of bools a place with a True, all equally likely; 0 where there is none."""
     number = np.count_nonzero(allowed, axis=1)
     pick = np.minimum((uniform * number).astype(np.int64), number - 1)
     return np.asarray(np.count_nonzero(np.cumsum(allowed, axis=1) <= pick[:, None], axis=1))

@@ -9,20 +9,15 @@ import numpy as np
 
 
 def categorical(logits: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
-    """Draw from the categories of a softmax, by the inverse of the distribution function.
+    """Draw from the categories of softmaxes (rows, categories), by the inverse of the distribution function.
 
-    Parameters
-    ----------
-    logits
-        (rows, categories).  A category of minus infinity is never drawn, one of infinity instead of all others.
-    uniforms
-        (rows,)
+    A category of minus infinity is never drawn, one of infinity instead of all others.
 
     Returns
     -------
     (rows,) int64
-        The first category at which the sum of probabilities is above the uniform number (Devroye, *Non-Uniform Random
-        Variate Generation*, 1986, III.2.1).
+        The first category at which the sum of probabilities is above the row's uniform number (Devroye, *Non-Uniform
+        Random Variate Generation*, 1986, III.2.1).
     """
     logits = np.asarray(logits, np.float64)
     top = logits.max(axis=1, keepdims=True)
@@ -37,21 +32,7 @@ def categorical(logits: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
 
 
 def multi_categorical(logits: np.ndarray, counts: Sequence[int], uniforms: np.ndarray) -> np.ndarray:
-    """Draw from several softmaxes side by side; see `categorical`.
-
-    Parameters
-    ----------
-    logits
-        (rows, sum of counts): those of the first component, then those of the second, ...
-    counts
-        How many categories each component has.
-    uniforms
-        (rows, components)
-
-    Returns
-    -------
-    (rows, components) int64
-    """
+    """Draw from softmaxes side by side, of so many categories each: (rows, components); see `categorical`."""
     parts = np.split(np.asarray(logits), np.cumsum(counts)[:-1], axis=1)
     return np.stack([categorical(part, uniforms[:, index]) for index, part in enumerate(parts)], axis=1)
 
@@ -76,18 +57,10 @@ def num_normal_uniforms(num_draws: int) -> int:
 
 
 def normal(uniforms: np.ndarray) -> np.ndarray:
-    """Draw from the standard normal distribution: two draws of two uniforms.
+    """Draw from the standard normal distribution, two draws of two uniforms in a row; none is farther from 0 than 8.6.
 
-    Parameters
-    ----------
-    uniforms
-        (rows, an even number)
-
-    Returns
-    -------
-    An array of the same shape, float64
-        sqrt(-2 log(1 - u)) times cos(2 pi v) and sin(2 pi v) (Box and Muller, *A Note on the Generation of Random
-        Normal Deviates*, 1958).  None is farther from 0 than 8.6.
+    They are sqrt(-2 log(1 - u)) times cos(2 pi v) and sin(2 pi v) (Box and Muller, *A Note on the Generation of Random
+    Normal Deviates*, 1958).
     """
     first, second = np.ascontiguousarray(uniforms[:, 0::2]), np.ascontiguousarray(uniforms[:, 1::2])
     radius, angle = np.sqrt(-2.0 * np.log1p(-first)), 2.0 * np.pi * second
@@ -95,19 +68,8 @@ def normal(uniforms: np.ndarray) -> np.ndarray:
 
 
 def gaussian(mean: np.ndarray, std: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
-    """Draw from independent normal distributions.
+    """Draw from independent normal distributions: (rows, components) float64.
 
-    Parameters
-    ----------
-    mean
-        (rows, components)
-    std
-        (rows, components), or (components,) for all rows.
-    uniforms
-        (rows, `num_normal_uniforms(components)`)
-
-    Returns
-    -------
-    (rows, components) float64
+    Each row needs `num_normal_uniforms(components)` uniforms; `std` may be of all rows.
     """
     return np.asarray(mean, np.float64) + np.asarray(std, np.float64) * normal(uniforms)[:, : mean.shape[1]]

@@ -11,37 +11,30 @@ from stable_baselines3.common.vec_env import VecTransposeImage
 from mpi_rollout.core.spaces import Space
 from mpi_rollout.errors import UsageError
 
+Told = dict[str, Any]  # What a file says of a space.
 
-def learned_space(space: Space, saved: Any) -> Space:
+
+def learned_space(space: Space, told: Told) -> Space:
     """Return the observation space that the policy has learned on: SB3 puts the channels of images first.
-
-    Parameters
-    ----------
-    space
-        Of the envs.
-    saved
-        What the file says of its observation space.
 
     Raises
     ------
     UsageError
         The envs have another one, or SB3 takes none such.
     """
-    if isinstance(space, spaces.Tuple) or (
-        isinstance(space, spaces.Dict)
-        and any(isinstance(child, spaces.Dict | spaces.Tuple) for child in space.spaces.values())
-    ):
+    parts = list(space.spaces.values()) if isinstance(space, spaces.Dict) else [space]
+    if any(isinstance(part, spaces.Dict | spaces.Tuple) for part in parts):
         raise UsageError(f"SB3 takes no observations that are nested as {space}")
     if isinstance(space, spaces.Dict):
-        check_space("observations", space, saved)
-        if _has_other_parts(space, saved):
-            raise _other("observations", space, saved)
+        check_space("observations", space, told)
+        if _has_other_parts(space, told):
+            raise _other("observations", space, told)
         return spaces.Dict({key: _channels_first(child) for key, child in space.spaces.items()})
     for candidate in (space, _channels_first(space)):
-        if candidate.shape == _shape(saved, candidate.shape):
-            check_space("observations", candidate, saved)
+        if candidate.shape == _shape(told, candidate):
+            check_space("observations", candidate, told)
             return candidate
-    raise _other("observations", space, saved)
+    raise _other("observations", space, told)
 
 
 def _channels_first(space: Space) -> Space:
@@ -50,7 +43,7 @@ def _channels_first(space: Space) -> Space:
     return space
 
 
-def check_space(what: str, space: Space, saved: Any) -> None:
+def check_space(what: str, space: Space, told: Told) -> None:
     """Compare the type, shape, sizes and, for actions, bounds of a space with what a file says of it.
 
     Raises
@@ -58,30 +51,25 @@ def check_space(what: str, space: Space, saved: Any) -> None:
     UsageError
         They are others.
     """
-    if not isinstance(saved, dict):
-        return
-    kind = re.search(r"\.(\w+)'>", str(saved.get(":type:", "")))
+    kind = re.search(r"\.(\w+)'>", str(told.get(":type:", "")))
     is_other = kind is not None and kind[1] != type(space).__name__
-    is_other |= space.shape != _shape(saved, space.shape)
+    is_other |= space.shape != _shape(told, space)
     for name in ("n", "start", "nvec", *(("low", "high") if what == "actions" else ())):
         own = getattr(space, name, None)
-        is_other |= own is not None and _differs(own, saved.get(name))
-    dtype = saved.get("dtype")
+        is_other |= own is not None and _differs(own, told.get(name))
+    dtype = told.get("dtype")
     if isinstance(space, spaces.Box) and dtype in ("uint8", "float32", "float64"):
         is_other |= np.dtype(dtype).kind != np.dtype(space.dtype).kind
     if is_other:
-        raise _other(what, space, saved)
+        raise _other(what, space, told)
 
 
-def _has_other_parts(space: spaces.Dict, saved: Any) -> bool:
+def _has_other_parts(space: spaces.Dict, told: Told) -> bool:
     """Tell whether a file says of a Dict space that it has parts of other names, types or shapes."""
-    text = saved.get("spaces") if isinstance(saved, dict) else None
+    text = told.get("spaces")
     parts = {match["name"]: match for match in _PART.finditer(text if isinstance(text, str) else "")}
-    if not parts:
-        return False
-    if parts.keys() != space.spaces.keys():
-        return True
-    return any(_is_other_part(child, parts[name]) for name, child in space.spaces.items())
+    is_named = not parts or parts.keys() == space.spaces.keys()
+    return not is_named or any(_is_other_part(space.spaces[name], part) for name, part in parts.items())
 
 
 def _is_other_part(space: Space, told: re.Match[str]) -> bool:
@@ -97,14 +85,14 @@ def _is_other_part(space: Space, told: re.Match[str]) -> bool:
 
 # A part of a Dict space in its text: 'place': Box(-1.0, 1.0, (2,), float32), or of older Gymnasium ('place', Box(...)).
 _PART = re.compile(
-    r"""(?P<quote>['"])(?P<name>.*?)(?P=quote)(?:: |, )"""
+    r"""(?P<quote>['"])(?P<name>(?:(?!(?P=quote)).)*)(?P=quote)(?:: |, )"""
     r"""(?P<type>[A-Z]\w+)\((?:[^()]*\((?P<shape>[\d, ]*)\), \w+\)|(?P<n>\d+))?"""
 )
 
 
-def _shape(saved: Any, default: Any) -> tuple[int, ...]:
-    shape = saved.get("_shape") if isinstance(saved, dict) else None
-    return tuple(shape) if isinstance(shape, list) else default
+def _shape(told: Told, space: Space) -> tuple[int, ...] | None:
+    shape = told.get("_shape")
+    return tuple(shape) if isinstance(shape, list) else space.shape
 
 
 def _differs(own: Any, text: object) -> bool:
@@ -114,20 +102,8 @@ def _differs(own: Any, text: object) -> bool:
     return len(numbers) == values.size and not np.allclose(values, np.array(numbers, np.float64), rtol=1e-5)
 
 
-def _other(what: str, space: Space, saved: dict[str, Any]) -> UsageError:
-    kind = str(saved.get(":type:", "")).rpartition(".")[2].strip("'>")
-    told = {name: saved[key] for key, name in _TOLD.items() if saved.get(key) is not None}
-    learned = f"{kind}({', '.join(f'{name}={value}' for name, value in told.items())})"
-    return UsageError(f"the policy learned with {what} in {learned}, the envs have {space}")
-
-
-_TOLD = {
-    "spaces": "spaces",
-    "n": "n",
-    "start": "start",
-    "nvec": "nvec",
-    "low": "low",
-    "high": "high",
-    "_shape": "shape",
-    "dtype": "dtype",
-}
+def _other(what: str, space: Space, told: Told) -> UsageError:
+    kind = str(told.get(":type:", "")).rpartition(".")[2].strip("'>")
+    keys = "spaces", "n", "start", "nvec", "low", "high", "_shape", "dtype"
+    learned = ", ".join(f"{key.removeprefix('_')}={told[key]}" for key in keys if told.get(key) is not None)
+    return UsageError(f"the policy learned with {what} in {kind}({learned}), the envs have {space}")

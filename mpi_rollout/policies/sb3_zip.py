@@ -6,22 +6,19 @@ arguments by what the JSON says of them beside the pickle.
 """
 
 import base64
-import binascii
 import io
-import json
 import pickletools
 import warnings
-import zipfile
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
 import torch
 from stable_baselines3.common.save_util import load_from_zip_file
-from torch import nn
 
 from mpi_rollout.errors import UsageError, first_line
-from mpi_rollout.policies.model import TRUST_IT
+from mpi_rollout.policies.untrusted import TRUST_IT, damaged, json_of, members_of, reading
+from mpi_rollout.policies.weights import read_weights
 
 TRUST = f"{TRUST_IT}, whose code is then executed"
 ALGORITHMS = "PPO, A2C, DQN, SAC and TD3"
@@ -38,29 +35,17 @@ PLAIN = {
     *("net_arch", "ortho_init", "use_sde", "log_std_init", "full_std", "use_expln", "squash_output", "clip_mean"),
     *("features_extractor_kwargs", "share_features_extractor", "normalize_images", "n_critics"),
 }
+_LAYERS = "stable_baselines3.common.torch_layers"
 FOR_LEARNING = {"optimizer_class", "optimizer_kwargs"}
 _ACTIVATIONS = (
-    "ReLU",
-    "Tanh",
-    "ELU",
-    "GELU",
-    "LeakyReLU",
-    "SiLU",
-    "Mish",
-    "Sigmoid",
-    "SELU",
-    "CELU",
-    "Softplus",
-    "ReLU6",
+    *("ReLU", "Tanh", "ELU", "GELU", "LeakyReLU", "SiLU", "Mish", "Sigmoid"),
+    *("SELU", "CELU", "Softplus", "ReLU6"),
 )
-_EXTRACTORS = "FlattenExtractor", "NatureCNN", "CombinedExtractor"
-# What `str` gives of the classes that an argument may be.
+_EXTRACTORS = ["FlattenExtractor", "NatureCNN", "CombinedExtractor"]
+# Arguments that are classes: what `str` gives of them, and where they are.
 NAMED = {
-    "activation_fn": {f"<class 'torch.nn.modules.activation.{name}'>": name for name in _ACTIVATIONS},
-    "features_extractor_class": {
-        f"<class 'stable_baselines3.common.torch_layers.{name}'>": name for name in _EXTRACTORS
-    },
-}
+    ("activation_fn", f"<class 'torch.nn.modules.activation.{name}'>"): ("torch.nn", name) for name in _ACTIVATIONS
+} | {("features_extractor_class", f"<class '{_LAYERS}.{name}'>"): (_LAYERS, name) for name in _EXTRACTORS}
 
 
 @dataclass(frozen=True)
@@ -71,12 +56,20 @@ class SavedPolicy:
     ----------
     data
         Its JSON: what is pickled is a dict with a description.
+    is_trusted
+        Its classes may be code of the file.
     """
 
     policy_class: type
     policy_kwargs: dict[str, Any]
     weights: dict[str, Any]
     data: dict[str, Any]
+    is_trusted: bool = False
+
+    def told(self, name: str) -> dict[str, Any]:
+        """Return what the file says of a space, as far as it does."""
+        entry = self.data.get(name)
+        return entry if isinstance(entry, dict) else {}
 
 
 def read_zip(content: bytes, is_trusted: bool) -> SavedPolicy:
@@ -87,17 +80,18 @@ def read_zip(content: bytes, is_trusted: bool) -> SavedPolicy:
     UsageError
         It is damaged, of another algorithm, or has arguments that are code.
     """
-    try:
-        with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            data, weights = json.loads(archive.read("data")), archive.read("policy.pth")
-    except (ValueError, KeyError) as error:
-        raise UsageError(f"the file is damaged: {first_line(error)}") from error
+    members = members_of(content)
+    data = json_of(members["data"], len(content))
     if not isinstance(data, dict):
-        raise UsageError("the file is damaged: its data is no object")
+        raise damaged("its data is no object")
     if is_trusted:
         return _unpickled(content, data)
     policy_class = _class_of(data.get("policy_class"))
-    return SavedPolicy(policy_class, _arguments(data.get("policy_kwargs", {})), _weights(weights), data)
+    arguments = _arguments(data.get("policy_kwargs", {}))
+    with reading("its policy.pth"):
+        weights = read_weights(members["policy.pth"], len(content))
+    _check_sizes(arguments, weights)
+    return SavedPolicy(policy_class, arguments, weights, data)
 
 
 def _unpickled(content: bytes, data: dict[str, Any]) -> SavedPolicy:
@@ -107,21 +101,27 @@ def _unpickled(content: bytes, data: dict[str, Any]) -> SavedPolicy:
             read: Any = load_from_zip_file(io.BytesIO(content), device="cpu")
         loaded, weights, _ = read
         arguments = {key: value for key, value in loaded["policy_kwargs"].items() if key not in FOR_LEARNING}
-        return SavedPolicy(loaded["policy_class"], arguments, weights["policy"], data)
+        return SavedPolicy(loaded["policy_class"], arguments, weights["policy"], data, is_trusted=True)
     except Exception as error:
         raise UsageError(f"SB3 cannot read the file: {type(error).__name__}: {first_line(error)}") from error
 
 
-def _weights(content: bytes) -> dict[str, Any]:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Of pickles that are none of torch's: these are refused.
-            weights = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-    except Exception as error:  # Damaged, or a pickle with more than tensors: torch tells these apart in many lines.
-        raise UsageError(f"its policy.pth is damaged, or has code instead of weights: {first_line(error)}") from error
-    if not isinstance(weights, dict):
-        raise UsageError("the file is damaged: its policy.pth has no weights")
-    return weights
+def _check_sizes(arguments: dict[str, Any], weights: dict[str, torch.Tensor]) -> None:
+    """Refuse arguments with more layers, or more units in one, than there are weights of."""
+    most_units = max((size for weight in weights.values() for size in weight.shape), default=0)
+    num_layers = 0
+    left: list[tuple[str, Any]] = list(arguments.items())
+    while left:
+        name, value = left.pop()
+        if isinstance(value, dict):
+            left += value.items()
+        elif isinstance(value, list):
+            num_layers += len(value)
+            left += [(name, entry) for entry in value]
+        elif isinstance(value, int) and value > (most := len(weights) if name == "n_critics" else most_units):
+            raise damaged(f"{name}={value}, and its weights are of at most {most:,}")
+    if num_layers > len(weights):
+        raise damaged(f"{num_layers:,} layers, and {len(weights):,} weights")
 
 
 def _class_of(entry: object) -> type:
@@ -130,6 +130,10 @@ def _class_of(entry: object) -> type:
     if name not in CLASSES.get(module, ()):
         what = f"{module}.{name}" if module else "a class of its own"
         raise UsageError(f"the policy is {what}, none of {ALGORITHMS} in SB3; if it is derived of one, {TRUST}")
+    return _imported(module, name)
+
+
+def _imported(module: str, name: str) -> type:
     found: type = getattr(import_module(module), name)
     return found
 
@@ -146,7 +150,7 @@ def _pickled_name(entry: object) -> tuple[str, str]:
                 texts.append(str(argument))
             elif operation.name not in ("PROTO", "FRAME", "MEMOIZE", "BINPUT", "STACK_GLOBAL", "STOP"):
                 return "", ""
-    except (TypeError, KeyError, ValueError, binascii.Error):
+    except (TypeError, KeyError, ValueError):
         return "", ""
     return (texts[0], texts[1]) if len(texts) == 2 else ("", "")
 
@@ -156,22 +160,14 @@ def _arguments(entry: object) -> dict[str, Any]:
     if not isinstance(entry, dict):
         raise UsageError(f"its policy_kwargs are {type(entry).__name__}; {TRUST}")
     is_pickled = ":serialized:" in entry
-    arguments = {}
+    arguments: dict[str, Any] = {}
     for key, value in entry.items():
         if key in FOR_LEARNING or key in (":type:", ":serialized:"):
             continue
-        if key in NAMED and str(value) in NAMED[key]:
-            arguments[key] = _class_named(NAMED[key][str(value)])
+        if (key, str(value)) in NAMED:
+            arguments[key] = _imported(*NAMED[key, str(value)])
         elif key in PLAIN and not (is_pickled and isinstance(value, str)):
             arguments[key] = value
         else:
             raise UsageError(f"its policy_kwargs have {key}={str(value)[:80]}, which is code; {TRUST}")
     return arguments
-
-
-def _class_named(name: str) -> type:
-    if name in _ACTIVATIONS:
-        activation: type = getattr(nn, name)
-        return activation
-    extractor: type = getattr(import_module("stable_baselines3.common.torch_layers"), name)
-    return extractor

@@ -1,35 +1,203 @@
-"""Where policies that act in blocks come from: the root reads them once, and each rank that asks them loads them."""
+"""Where policies come from: one rank reads a policy, and each rank that asks it makes a model of what was read.
 
-from mpi_rollout.config import is_maker
+The kind of a file follows from its content, not from its name.  Packages are imported when a file needs them.
+"""
+
+import hashlib
+import io
+import os
+import pickletools
+import re
+from importlib import import_module
+
+from mpi_rollout.core.policy_kinds import CALLED, FILE, FILES, FORMATS, MADE, kind_of_name
 from mpi_rollout.core.spaces import Space
-from mpi_rollout.policies import files
-from mpi_rollout.policies.made import make_model
-from mpi_rollout.policies.model import Model, PolicySource
+from mpi_rollout.errors import ActionError, Field, UsageError, first_line, system_words
+from mpi_rollout.policies.made import load_policy, make_model
+from mpi_rollout.policies.model import DETERMINISTIC, Model, PolicySource
+from mpi_rollout.policies.networks import try_model
+from mpi_rollout.policies.onnx_check import check_network, weight_files
+from mpi_rollout.policies.untrusted import FREE_PICKLE_BYTES, TRUST_IT, members_of, reading, without_folder
+from mpi_rollout.process.place import located
+
+EXPORT = "save the network with torch.export.save(torch.export.export(...), 'policy.pt2')"
+NO_NETWORK = f"has what torch.save writes, weights without the network, which is not a policy; {EXPORT}"
+SCRIPT = f"is TorchScript, whose code may do all that you may; {TRUST_IT}, else {EXPORT}, or as ONNX"
+OUTSIDE = "the weights are in another file, which cannot be read"
+ONE_FILE = "save it in one file, with external_data=False"
+_OF_WEIGHTS = re.compile(r"collections OrderedDict|torch\._utils |torch \w+Storage")
+
+
+def check_file_options(is_file: bool, mode: str, is_trusted: bool) -> None:
+    """Refuse options of policies in files where the policy is another.
+
+    Raises
+    ------
+    UsageError
+        One is given.
+    """
+    if not is_file and mode != DETERMINISTIC:
+        raise UsageError(Field("policy_mode"), f" {mode} is for policies in files, got another policy; leave it out")
+    if not is_file and is_trusted:
+        raise UsageError(Field("trust_policy"), " is for policies in files, got another policy; leave it out")
+
+
+def find_source(spec: str, mode: str, is_trusted: bool) -> PolicySource:
+    """Load the callable that `--policy` names, or read its file; of other policies there is nothing to read.
+
+    Raises
+    ------
+    UsageError
+        There is no such callable or file, or it is no policy.
+    """
+    kind = kind_of_name(spec)
+    check_file_options(kind == FILE, mode, is_trusted)
+    if kind == FILE:
+        return read_source(spec, mode, is_trusted)
+    return PolicySource(kind, spec, call=load_policy(spec) if kind == CALLED else None)
 
 
 def read_source(spec: str, mode: str, is_trusted: bool = False) -> PolicySource:
-    """Read what `--policy` names: a file, or `MODULE:make_policy`, of which there is nothing to read.
+    """Read a policy's file.  Only the root does this.
 
     Raises
     ------
     UsageError
-        There is no such file, or it is no policy.
+        There is no such file, or it is damaged, or not a policy.
     """
-    if is_maker(spec):
-        return PolicySource("made", spec, b"", "", mode, is_trusted)
-    return files.read_source(spec, mode, is_trusted)
+    path = located(spec)
+    with reading(f"--policy {spec}"):
+        content = _content(path)
+        kind = kind_of(content)
+        if kind == "torchscript" and not is_trusted:
+            raise UsageError(f"the file {SCRIPT}")
+        if kind == "onnx" and not is_trusted:
+            check_network(content)
+        sha256 = _digest(content, path)
+        if kind == "onnx" and weight_files(content):
+            content = _with_weights(path)
+    return PolicySource(kind, spec, content, sha256, mode, is_trusted)
+
+
+def _content(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError as error:
+        raise UsageError(f"cannot read this file: {system_words(error)}") from error
+
+
+def sha256_of(spec: str) -> str:
+    """Return the SHA-256 of the policy that `--policy` names, as `PolicySource` has it; "" if it cannot be read."""
+    path = located(spec)
+    try:
+        return _digest(_content(path), path)
+    except (ValueError, UsageError):  # A name with a null byte is no name.
+        return ""
+
+
+def _digest(content: bytes, path: str) -> str:
+    """Return the SHA-256 of a policy's file, and of the files beside an .onnx that have its weights."""
+    digest = hashlib.sha256(content)
+    for name in weight_files(content) if content.startswith(b"\x08") else ():
+        place = os.path.join(os.path.dirname(path), name)
+        try:
+            if os.path.isabs(name) or ".." in name.split("/") or not os.path.isfile(place):
+                raise FileNotFoundError(f"No such file: {name!r}")
+            with open(place, "rb") as file:
+                digest.update(file.read())
+        except (OSError, ValueError) as error:
+            raise UsageError(f"{OUTSIDE} ({system_words(error)}); {ONE_FILE}") from error
+    return digest.hexdigest()
+
+
+@reading()
+def kind_of(content: bytes) -> str:
+    """Return the kind of a policy's file, a key of FORMATS.
+
+    Raises
+    ------
+    UsageError
+        It is damaged or no policy.
+    """
+    if content.startswith(b"PK"):
+        return _kind_of_zip(members_of(content))
+    if content.startswith(b"\x08"):  # The first field of an ONNX model, the version of its format.
+        return "onnx"
+    if not content:
+        raise UsageError("the file is empty")
+    if content.startswith(b"\x80"):
+        raise _no_network(content)
+    raise UsageError(f"the file is damaged or of another kind; a policy is {FILES}")
+
+
+def _kind_of_zip(members: dict[str, bytes]) -> str:
+    inner = without_folder(members)
+    if "policy.pth" in members and "data" in members:
+        return "sb3"
+    if "archive_format" in inner or "serialized_exported_program.json" in members:
+        return "pt2"
+    if "data.pkl" in inner:
+        if any(name.startswith("code/") for name in inner):
+            return "torchscript"
+        raise _no_network(inner["data.pkl"])
+    raise UsageError(f"the file is a zip of something else; a policy is {FILES}")
+
+
+def _no_network(pickled: bytes) -> UsageError:
+    """Return what is wrong with what `torch.save` wrote: weights, or objects that only unpickling brings back."""
+    file = io.BytesIO(pickled[:FREE_PICKLE_BYTES])  # A module is named at its start.
+    try:
+        while file.tell() < len(pickled):  # Old files have several pickles.
+            for operation, argument, _ in pickletools.genops(file):
+                if operation.name == "GLOBAL" and not _OF_WEIGHTS.match(str(argument)):
+                    name = str(argument).replace(" ", ".")[:80]
+                    return UsageError(
+                        f"the file has a whole module that torch.save pickled ({name}), and a pickle is code; load it "
+                        f"in Python, and {EXPORT}"
+                    )
+    except Exception:  # Damaged, or the numbers of weights after the pickles.
+        pass
+    return UsageError(f"the file {NO_NETWORK}")
+
+
+def _with_weights(path: str) -> bytes:
+    """Return an ONNX file with the weights that are in a file beside it."""
+    try:
+        onnx = import_module("onnx")
+    except ImportError as error:
+        raise UsageError(f"the weights are in another file; {ONE_FILE}, or pip install onnx") from error
+    try:
+        return bytes(onnx.load(path).SerializeToString())
+    except Exception as error:
+        raise UsageError(f"{OUTSIDE} ({first_line(error)}); {ONE_FILE}") from error
 
 
 def load_model(source: PolicySource, observation_space: Space, action_space: Space) -> Model:
-    """Load a policy for these spaces of a single env.
+    """Make a model of what was read, for these spaces of one env.  Each rank that asks the policy does this.
+
+    A model of torch is called with one thread, whatever the process has set.
 
     Raises
     ------
     UsageError
-        A package is missing, or the policy does not fit the spaces.
+        A package is missing; the file is damaged; it does not fit the spaces; it would have to execute code of the
+        file; or it has nothing to draw from.
     PolicyError
         The user's `make_policy` raises.
     """
-    if source.kind == "made":
+    if source.kind == MADE:
         return make_model(source.name)
-    return files.load_model(source, observation_space, action_space)
+    form = FORMATS[source.kind]
+    try:
+        loader = import_module(f"mpi_rollout.policies.{form.loader}")
+    except ImportError as error:
+        missing = f"needs a package ({first_line(error)}); pip install 'mpi_rollout[{form.extra}]'"
+        raise UsageError(f"--policy {source.name}: {missing}") from error
+    with reading(f"--policy {source.name}"):
+        try:
+            model: Model = loader.load(source, observation_space, action_space)
+            try_model(model, observation_space)
+        except (UsageError, ActionError) as error:
+            raise UsageError(re.sub(r"\s*\n\s*", " ", str(error).strip())) from error
+    return model

@@ -7,6 +7,7 @@ and `sys.stderr`, or close their descriptors.  What is printed here goes to the 
 import io
 import os
 import select
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -15,6 +16,7 @@ from textwrap import wrap
 from typing import Any, TextIO
 
 from mpi_rollout.errors import StorageError, system_words
+from mpi_rollout.process.start import silent_terminal
 
 STDIN, STDOUT, STDERR = 0, 1, 2
 PATIENCE_S = 10.0  # With a reader that does not read.
@@ -102,6 +104,16 @@ def without_stdin() -> Iterator[None]:
             os.dup2(kept, STDIN)
             os.close(kept)
             sys.stdin = before
+
+
+def name_of_stop(number: int) -> str:
+    """Return the name of a signal that asks to stop; let messages go to the terminal if that would not show them."""
+    name = signal.Signals(number).name
+    terminal = silent_terminal(number)
+    if not terminal:
+        return name
+    _held[STDERR] = terminal
+    return f"{name}, which mpirun sends after Ctrl-C"
 
 
 def share_line(is_shared: bool) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import monotonic
 from types import FrameType
+from typing import NoReturn
 
 from mpi_rollout.errors import SignalInterrupt
 
@@ -190,6 +191,20 @@ def die_by_signal(number: int) -> None:
     """End this process as a signal does that nobody handles."""
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
+
+
+def raise_on_signals() -> None:
+    """Have the signals that ask to stop raise SignalInterrupt, with the name of the signal."""
+    owner = os.getpid()
+
+    def interrupt(number: int, _frame: FrameType | None) -> NoReturn:
+        if os.getpid() != owner:
+            die_by_signal(number)
+        raise SignalInterrupt(signal.Signals(number).name)
+
+    for number in STOP_SIGNALS:
+        if getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, interrupt)
 
 
 @contextmanager

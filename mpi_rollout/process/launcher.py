@@ -17,6 +17,7 @@ from typing import NoReturn
 
 from mpi_rollout.errors import RolloutError
 from mpi_rollout.process.interrupts import STOP_SIGNALS
+from mpi_rollout.process.start import heed_signals, is_heeding
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 # The programs that start ranks on their host: those of Open MPI, of MPICH and its relatives, of SLURM, of PALS.
@@ -64,6 +65,8 @@ def guard() -> None:
     if pid:
         os.close(writer)
         _stand_in_for(pid, reader)
+    if is_heeding():
+        heed_signals()
     end_with(parent)
     _pipes.append(writer)
 

@@ -4,14 +4,13 @@ import importlib
 import os
 import sys
 from collections.abc import Callable
-from inspect import signature
+from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
-from mpi_rollout.errors import PolicyError, UsageError, did_you_mean, words_of
-
-NETWORKS = ".zip", ".pt", ".pt2", ".onnx"  # Files of policies, which `policies.files` loads.
-MOVED = {"mpi_rollout.scaling.sleeping": "mpi_rollout.bench.sleeping"}  # Older commands and files name it.
+from mpi_rollout.errors import UsageError, words_of
+from mpi_rollout.process.place import located
+from mpi_rollout.words import did_you_mean
 
 
 def load_callable(spec: str, option: str) -> Callable[..., Any]:
@@ -22,69 +21,34 @@ def load_callable(spec: str, option: str) -> Callable[..., Any]:
     UsageError
         There is no such module, file or callable; the message has the reason.
     """
-    target = _load(spec, option)
+    target = load_object(spec, option)
     if not callable(target):
         raise UsageError(f"{option} {spec} is {type(target).__name__}, not callable")
     return target
 
 
-def load_policy(spec: str) -> Callable[[Any], Any]:
-    """Return the policy that `--policy` names: a function, or an object that is callable or has a method `act`.
-
-    A class is called once, without arguments.
-
-    Raises
-    ------
-    UsageError
-        There is no such policy.
-    PolicyError
-        Its class raises.
-    """
-    if ":" not in spec:
-        raise UsageError(f"--policy must be MODULE:CALLABLE or FILE.py:CALLABLE, got {spec!r}{_network_hint(spec)}")
-    policy = _load(spec, "--policy")
-    if isinstance(policy, type):
-        policy = _instance(policy, spec)
-    if not callable(policy):
-        policy = getattr(policy, "act", policy)
-    if not callable(policy):
-        name = type(policy).__name__
-        raise UsageError(f"--policy {spec} is {name}, not callable; give a function of a batch of observations")
-    return policy
-
-
-def _network_hint(spec: str) -> str:
-    """Return the end of a message: who trained with Stable-Baselines3 is used to names without `.zip`."""
-    names = [spec + suffix for suffix in NETWORKS if os.path.isfile(spec + suffix)]
-    if names or spec.endswith(".py"):
-        return f"; did you mean {(names or [spec + ':CALLABLE'])[0]}?"
-    return f"; the file of a network ends in {', '.join(NETWORKS[:-1])} or {NETWORKS[-1]}"
-
-
-def _instance(kind: type, spec: str) -> object:
+def colon_hint(spec: str) -> str:
+    """Return the end of a message: what is most likely meant by `module.make`, `module.make()` or `mine.py`."""
+    source, _, name = spec.removesuffix("()").rpartition(".")
+    if spec.endswith(".py"):
+        return f"; did you mean {spec}:CALLABLE?"
     try:
-        signature(kind).bind()
-    except ValueError:  # C code may not tell its signature.
-        pass
-    except TypeError as error:
-        module = spec.rpartition(":")[0]
-        raise UsageError(
-            f"--policy {spec} is a class that needs arguments ({error}); make an instance in its module, such as "
-            f"policy = {kind.__name__}(...), and give --policy {module}:policy"
-        ) from error
-    try:
-        return kind()
-    except Exception as error:
-        raise PolicyError(f"--policy {spec}: {kind.__name__}() raises {words_of(error)}") from error
+        is_module = bool(source) and find_spec(source) is not None
+    except Exception:  # A folder on the way is no package, or raises.
+        is_module = False
+    return f"; did you mean {source}:{name}?" if is_module else ""
 
 
-def _load(spec: str, option: str) -> object:
+def load_object(spec: str, option: str) -> object:
+    """Import whatever a spec names; see `load_callable`."""
     source, _, name = spec.rpartition(":")
     if not (source and name):
-        raise UsageError(f"{option} must be MODULE:CALLABLE or FILE.py:CALLABLE, got {spec!r}")
+        raise UsageError(f"{option} must be MODULE:CALLABLE or FILE.py:CALLABLE, got {spec!r}{colon_hint(spec)}")
+    if name.endswith("()"):
+        raise UsageError(f"{option} must name a callable, not call it, got {spec!r}; use {spec.removesuffix('()')}")
     try:
         is_file = _is_file(source)
-        target: object = _file(source, spec, option) if is_file else importlib.import_module(MOVED.get(source, source))
+        target: object = _file(source, spec, option) if is_file else importlib.import_module(source)
     except UsageError:
         raise
     except Exception as error:
@@ -106,7 +70,7 @@ def _file(source: str, spec: str, option: str) -> ModuleType:
 
     So its classes can be pickled, and it can import its neighbours.
     """
-    path = os.path.abspath(os.path.expanduser(source.removesuffix(".py") + ".py"))
+    path = located(source.removesuffix(".py") + ".py")
     folder, name = os.path.dirname(path), os.path.basename(path).removesuffix(".py")
     if not os.path.isfile(path):
         raise UsageError(f"{option} {spec}: there is no file {path}")

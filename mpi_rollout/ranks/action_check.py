@@ -6,7 +6,7 @@ mode.  In no mode does an integer outside of its range reach an env: code in C++
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium import spaces
@@ -15,6 +15,31 @@ from mpi_rollout.core.spaces import Leaf, Tree, bounds_of, is_castable, leaf_spa
 from mpi_rollout.errors import ActionError, words_of
 
 EnvIndices = Sequence[int] | np.ndarray
+UNSIGNED = {dtype.itemsize: dtype for dtype in map(np.dtype, (np.uint8, np.uint16, np.uint32, np.uint64))}
+OF_POLICY = "the policy's action"
+
+
+class Column(NamedTuple):
+    """A leaf of the actions: its bounds, and what messages call an action."""
+
+    leaf: Leaf
+    low: np.ndarray
+    high: np.ndarray
+    action: str
+    takes_floats: bool = False
+
+    @classmethod
+    def of(cls, leaf: Leaf, space: spaces.Space, action: str) -> "Column":
+        # Gymnasium's vector envs give a Box of integers what they get; numbers without a fraction lose nothing.
+        takes_floats = leaf.dtype.kind == "f" or (isinstance(space, spaces.Box) and leaf.dtype.kind in "iu")
+        return cls(leaf, *bounds_of(space), action, takes_floats)
+
+    @property
+    def name(self) -> str:
+        return f"{self.action} {self.leaf.path!r}" if self.leaf.path else self.action
+
+    def takes(self, dtype: np.dtype) -> bool:
+        return is_castable(dtype, self.leaf.dtype) or (self.takes_floats and dtype.kind == "f")
 
 
 class ActionReader:
@@ -26,14 +51,18 @@ class ActionReader:
         "check": a float outside of its bounds by rounding alone is set to the bound; other values outside are refused.
         "clip": values outside are set to the bound; NaN is refused.
         "pass": floats stay as they are; integers outside are refused.
+    action
+        What messages call an action.
     """
 
-    def __init__(self, single_space: spaces.Space, mode: str = "check"):
+    def __init__(self, single_space: spaces.Space, mode: str = "check", action: str = OF_POLICY):
         self._space = single_space
-        self._columns = [
-            (leaf, _is_accepted(space, mode), partial(TREATMENTS[mode], leaf, *bounds_of(space)))
+        columns = [
+            (Column.of(leaf, space, action), _is_accepted(space, mode))
             for leaf, space in zip(leaves(single_space), leaf_spaces(single_space), strict=True)
         ]
+        self._columns = [(column, accepts, partial(TREATMENTS[mode], column)) for column, accepts in columns]
+        self._is_single = not isinstance(single_space, spaces.Dict | spaces.Tuple)
 
     def __call__(self, actions: object, env_indices: EnvIndices) -> list[np.ndarray]:
         """Return an array of shape (len(env_indices), ...) for each leaf.
@@ -48,17 +77,27 @@ class ActionReader:
         ActionError
             The actions for these envs cannot be read, or are refused.
         """
+        if self._is_single and type(actions) is np.ndarray:  # What is as it should be needs no more than this look.
+            (leaf, *_), is_accepted, _ = self._columns[0]
+            if (
+                actions.dtype == leaf.dtype
+                and actions.shape == (len(env_indices), *leaf.shape)
+                and is_accepted(actions)
+            ):
+                return [actions]
         arrays = []
         take = self._take_from(actions, len(env_indices))
-        for leaf, is_accepted, treat in self._columns:
-            array, shape = self._array(leaf, take, actions), (len(env_indices), *leaf.shape)
-            if array.shape != shape or not is_castable(array.dtype, leaf.dtype):
+        for column, is_accepted, treat in self._columns:
+            leaf, array = column.leaf, self._array(column, take, actions)
+            shape = len(env_indices), *leaf.shape
+            if array.shape != shape or not column.takes(array.dtype):
                 raise ActionError(
-                    f"the policy's {_name(leaf)} must be {leaf.dtype} of shape {shape}, "
-                    f"got {array.dtype} of shape {array.shape}"
+                    f"{column.name} must be {leaf.dtype} of shape {shape}, got {array.dtype} of shape {array.shape}"
                 )
             if leaf.dtype.kind == "f":  # As it will be sent: float64's 0.7 is above a float32 bound of 0.7.
                 array = array.astype(leaf.dtype, copy=False)
+            elif array.dtype.kind == "f":
+                array = _whole(column, array, env_indices)
             arrays.append(array if is_accepted(array) else treat(array, env_indices))
         return arrays
 
@@ -81,10 +120,10 @@ class ActionReader:
         ActionError
             They are refused; the message names the step.
         """
-        if isinstance(actions, np.ndarray) and actions.ndim <= len(self._columns[0][0].shape) + 1:
+        if isinstance(actions, np.ndarray) and actions.ndim <= len(self._columns[0][0].leaf.shape) + 1:
             return None  # Told soon: a policy that gives one step at a time is asked in each.
         try:
-            pairs = [(leaf, leaf.of(actions)) for leaf, *_ in self._columns]
+            pairs = [(column.leaf, column.leaf.of(actions)) for column, *_ in self._columns]
             dimensions = {array.ndim - len(leaf.shape) for leaf, array in pairs}
             sizes = {array.shape[:2] for _, array in pairs}
         except (LookupError, TypeError, ValueError, AttributeError):
@@ -120,19 +159,15 @@ class ActionReader:
         return Leaf.of
 
     @staticmethod
-    def _array(leaf: Leaf, take: Callable[[Leaf, Tree], object], actions: object) -> np.ndarray:
+    def _array(column: Column, take: Callable[[Leaf, Tree], object], actions: object) -> np.ndarray:
         try:
-            return np.asarray(take(leaf, actions))
+            return np.asarray(take(column.leaf, actions))
         except (TypeError, ValueError, LookupError) as error:
-            raise ActionError(f"the policy's {_name(leaf)} cannot be read: {words_of(error)}") from error
+            raise ActionError(f"{column.name} cannot be read: {words_of(error)}") from error
 
 
 def _of_each(leaf: Leaf, samples: Sequence[object]) -> list[object]:
     return [leaf.of(sample) for sample in samples]
-
-
-def _name(leaf: Leaf) -> str:
-    return f"action {leaf.path!r}" if leaf.path else "action"
 
 
 def _is_accepted(space: spaces.Space, mode: str) -> Callable[[np.ndarray], bool]:
@@ -153,53 +188,90 @@ def inside(space: spaces.Space) -> Callable[[np.ndarray], bool]:
     lowest, highest = low.flat[0].item(), high.flat[0].item()
     if (low != lowest).any() or (high != highest).any():
         return lambda array: bool(((array >= low) & (array <= high)).all())
-    # Where there is NaN, it is the minimum and the maximum, and compares as false.
-    return lambda array: array.min().item() >= lowest and array.max().item() <= highest
+    smallest, largest = np.minimum.reduce, np.maximum.reduce
+
+    def is_inside(array: np.ndarray) -> bool:
+        if lowest == 0 and array.dtype.kind == "i":  # As unsigned numbers, negative ones are large: one pass for both.
+            return bool(largest(array.view(UNSIGNED[array.itemsize]), axis=None).item() <= highest)
+        # Where there is NaN, it is the minimum and the maximum, and compares as false.
+        return smallest(array, axis=None).item() >= lowest and largest(array, axis=None).item() <= highest
+
+    return is_inside
 
 
-def _clip(leaf: Leaf, low: np.ndarray, high: np.ndarray, array: np.ndarray, env_indices: EnvIndices) -> np.ndarray:
-    clipped = _nearest(leaf, low, high, array)
+def _whole(column: Column, array: np.ndarray, env_indices: EnvIndices) -> np.ndarray:
+    """Return floats as integers of the column's dtype, if they all are such integers; else as they are.
+
+    Raises
+    ------
+    ActionError
+        Some are no whole numbers.
+    """
+    dtype = column.leaf.dtype
+    with np.errstate(invalid="ignore"):
+        whole = array.astype(dtype)
+    if (whole == array).all():
+        return whole
+    is_whole = np.rint(array) == array
+    if not is_whole.all():
+        place = tuple(map(int, np.argwhere(~is_whole)[0]))
+        got = f"{array.dtype} {array[place]}, which is no whole number"
+        raise ActionError(f"{column.name}{_where(place, env_indices)} must be {dtype}, got {got}; give {dtype}")
+    # Compared as floats, 2**63 is not above the largest int64.
+    return np.where((whole == array) | (np.abs(array) < 2.0**63), array, np.copysign(np.inf, array))
+
+
+def _clip(column: Column, array: np.ndarray, env_indices: EnvIndices) -> np.ndarray:
+    clipped = _nearest(column, array)
     if not (clipped == clipped).all():
-        raise _outside(leaf, clipped, low, high, env_indices)
+        raise _outside(column, clipped, env_indices)
     return clipped
 
 
-def _round(leaf: Leaf, low: np.ndarray, high: np.ndarray, array: np.ndarray, env_indices: EnvIndices) -> np.ndarray:
-    nearest = _nearest(leaf, low, high, array)
+def _round(column: Column, array: np.ndarray, env_indices: EnvIndices) -> np.ndarray:
+    nearest = _nearest(column, array)
     is_close = nearest == array
-    if leaf.dtype.kind == "f":
+    if column.leaf.dtype.kind == "f":
         with np.errstate(invalid="ignore"):  # Infinity is not close to infinity, but equal.
-            is_close |= np.abs(nearest - array) <= rounding(low, high, leaf.dtype)
+            is_close |= np.abs(nearest - array) <= rounding(column.low, column.high, column.leaf.dtype)
     if not is_close.all():
-        raise _outside(leaf, np.where(is_close, nearest, array), low, high, env_indices)
+        raise _outside(column, np.where(is_close, nearest, array), env_indices)
     return nearest
 
 
-def _refuse(leaf: Leaf, low: np.ndarray, high: np.ndarray, array: np.ndarray, env_indices: EnvIndices) -> np.ndarray:
-    raise _outside(leaf, array, low, high, env_indices)
+def _refuse(column: Column, array: np.ndarray, env_indices: EnvIndices) -> np.ndarray:
+    raise _outside(column, array, env_indices)
 
 
 TREATMENTS = {"check": _round, "clip": _clip, "pass": _refuse}  # Of an array that is not inside.
 
 
-def _nearest(leaf: Leaf, low: np.ndarray, high: np.ndarray, array: np.ndarray) -> np.ndarray:
+def _nearest(column: Column, array: np.ndarray) -> np.ndarray:
     """Return the nearest values within the bounds.  NaN stays, and no comparison depends on a cast."""
-    return np.where(array < low, low, np.where(array > high, high, array.astype(leaf.dtype))).astype(leaf.dtype)
+    low, high, dtype = column.low, column.high, column.leaf.dtype
+    with np.errstate(invalid="ignore"):  # Floats outside of an integer's range are not used.
+        values = array.astype(dtype)
+    return np.where(array <= low, low, np.where(array >= high, high, values)).astype(dtype)
 
 
-def _outside(leaf: Leaf, array: np.ndarray, low: np.ndarray, high: np.ndarray, env_indices: EnvIndices) -> ActionError:
-    place = tuple(int(i) for i in np.argwhere(~((array >= low) & (array <= high)))[0])
-    lowest, highest = (np.broadcast_to(bound, array.shape)[place] for bound in (low, high))
-    component = f", component {list(place[1:])}" if place[1:] else ""
+def _outside(column: Column, array: np.ndarray, env_indices: EnvIndices) -> ActionError:
+    place = tuple(int(i) for i in np.argwhere(~((array >= column.low) & (array <= column.high)))[0])
+    lowest, highest = (np.broadcast_to(bound, array.shape)[place] for bound in (column.low, column.high))
     return ActionError(
-        f"the policy's {_name(leaf)} for env {env_indices[place[0]]}{component} must be in {lowest} to {highest}, "
-        f"got {array[place]}; {_way_out(leaf, array[place])}"
+        f"{column.name}{_where(place, env_indices)} must be in {lowest} to {highest}, got {array[place]}; "
+        f"{_way_out(column, array[place])}"
     )
 
 
-def _way_out(leaf: Leaf, value: np.generic) -> str:
+def _where(place: tuple[int, ...], env_indices: EnvIndices) -> str:
+    return f" for env {env_indices[place[0]]}" + (f", component {list(place[1:])}" if place[1:] else "")
+
+
+def _way_out(column: Column, value: np.generic) -> str:
+    is_of_policy = column.action == OF_POLICY
     if value != value:
-        return "correct the policy"
-    if leaf.dtype.kind == "f":
-        return 'clip it in the policy or by gymnasium.wrappers.ClipAction, or set actions to "clip" or "pass"'
-    return 'clip it in the policy, or set actions to "clip"'
+        return "correct the policy" if is_of_policy else "correct what chooses it"
+    clip = "clip it in the policy" if is_of_policy else "clip it"
+    if column.leaf.dtype.kind == "f":
+        return f'{clip} or by gymnasium.wrappers.ClipAction, or set actions to "clip" or "pass"'
+    return f'{clip}, or set actions to "clip"'

@@ -2,20 +2,18 @@
 
 import pickle
 from collections.abc import Callable, Sequence
-from itertools import repeat
 from typing import Any
 
 import numpy as np
 
 from mpi_rollout.core.layout import FAULT, LOST, Block, Destination
-from mpi_rollout.core.spaces import leaves
 from mpi_rollout.envs.inputs import Info
-from mpi_rollout.errors import DataError, Fault, RankError, RankLost, words_of
+from mpi_rollout.errors import DataError, Fault, RankError, RankLost, caused_by, words_of
 from mpi_rollout.exchange.exchanges import Exchanges
 from mpi_rollout.exchange.orders import Command
 from mpi_rollout.exchange.world import ROOT
-from mpi_rollout.ranks.action_check import ActionReader
-from mpi_rollout.ranks.lanes import Lane, LaneRestart, indices_of, infos_of
+from mpi_rollout.ranks.action_check import OF_POLICY, ActionReader
+from mpi_rollout.ranks.lanes import Lane, LaneRestart, infos_of
 from mpi_rollout.ranks.worker import Worker
 
 
@@ -24,8 +22,8 @@ class Driver:
 
     Parameters
     ----------
-    actions
-        The mode in which actions are read, see `action_check.ActionReader`.
+    actions, action
+        The mode in which actions are read, and what messages call one, see `action_check.ActionReader`.
 
     Attributes
     ----------
@@ -47,7 +45,7 @@ class Driver:
         An env has failed, and its rank steps none of its envs until `begin_anew`; or infos could not be read.
     """
 
-    def __init__(self, exchanges: Exchanges, worker: Worker, actions: str):
+    def __init__(self, exchanges: Exchanges, worker: Worker, actions: str, action: str = OF_POLICY):
         self.exchanges, self.worker, self.clock = exchanges, worker, worker.clock
         contents = exchanges.contents
         self.observation_space, self.action_space = contents.observation_space, contents.action_space
@@ -59,8 +57,7 @@ class Driver:
         self.on_loss: Callable[[list[int]], None] = lambda ranks: None
         self.num_envs = exchanges.division.num_envs
         self._lane_of = {lane.exchange: lane for lane in self.lanes}
-        self.read = ActionReader(self.action_space, actions)
-        self._action_leaves = leaves(self.action_space)
+        self.read = ActionReader(self.action_space, actions, action)
         self.serves_first_ready = exchanges.division.first_ready
         own = [lane for lane in self.lanes if lane.exchange.first_rank == ROOT]
         self._own_lane = own[0] if own and self.serves_first_ready else None
@@ -85,23 +82,20 @@ class Driver:
         """Prepare a block for having the slots of all lanes laid into its rows."""
         return {lane: lane.exchange.destination(block, lane.slots) for lane in self.lanes}
 
-    def do(self, command: Command, *arguments: object, actions: object = None) -> None:
+    def do(self, command: Command, *arguments: object) -> None:
         """Have all envs do something else than a step, and wait for it.
 
         Parameters
         ----------
         arguments
             Of the `slices.Slice` method that the command is for.
-        actions
-            Of all envs, where they matter.
         """
         pickled = packed(arguments)
-        arrays = () if actions is None else self._arrays(actions)
         try:
             for lane in self.lanes:
-                if arrays:
-                    lane.exchange.put_actions(arrays, lane.envs.start)
-                self._post(lane, command, arguments)
+                lane.exchange.post_order(command)
+                lane.arguments = arguments
+                self.under_way[lane] = None
                 lane.exchange.spread(pickled)
             while self.under_way:
                 self.await_some()
@@ -109,67 +103,23 @@ class Driver:
             self.under_way.clear()
             raise
 
-    def send(self, lanes: Sequence[Lane], actions: object, steps: Sequence[int] = ()) -> list[np.ndarray]:
-        """Check the actions of some lanes' envs, and send them to the ranks; return them as the envs get them.
+    def send(self, lane: Lane, actions: Sequence[np.ndarray] | None, num_steps: int = 1, step: int = -1) -> None:
+        """Have the ranks of a lane take steps.
 
         Parameters
         ----------
         actions
-            Of shape (num_envs of these lanes, ...), a tree of such arrays, or for Dict and Tuple a list of samples.
-        steps
-            Which step of the run it is for the lanes; none where nobody counts.
-
-        Raises
-        ------
-        ActionError
-            Shape, dtype or values do not fit the action space; nothing was sent.
-        """
-        arrays = self.read(actions, indices_of(lanes))
-        start = 0
-        for lane, step in zip(lanes, steps or repeat(-1), strict=False):
-            lane.exchange.put_actions(arrays, start)
-            self._post_steps(lane, Command.STEP, 1, step)
-            start += lane.num_envs
-        self.clock.lap("send")
-        return arrays
-
-    def send_fragment(self, lane: Lane, arrays: Sequence[np.ndarray], step: int = -1) -> None:
-        """Send the actions of several steps to the ranks of a lane, and have them taken.
-
-        Parameters
-        ----------
-        arrays
-            For each leaf an array (num_steps, num_envs of the lane, ...), known to be right.
+            What `read` gave for the lane's envs: for each leaf an array (num_steps, num_envs, ...), for one step also
+            (num_envs, ...).  None leaves them to the ranks.
         step
-            The first of these steps.
+            The first of these steps; -1 where nobody counts.
         """
-        if len(arrays[0]) == 1:
-            lane.exchange.put_step(arrays)
-            self._post_steps(lane, Command.STEP, 1, step)
-        else:
-            lane.exchange.put_fragment(arrays)
-            self._post_steps(lane, Command.FRAGMENT, len(arrays[0]), step)
-        self.clock.lap("send")
-
-    def have_chosen(self, lane: Lane, num_steps: int, step: int) -> None:
-        """Have the ranks of a lane take several steps, for which they choose random actions themselves."""
-        self._post_steps(lane, Command.CHOOSE, num_steps, step)
-        self.clock.lap("send")
-
-    def _post_steps(self, lane: Lane, command: Command, num_steps: int, step: int) -> None:
+        exchange = lane.exchange
         if num_steps > 1:
-            lane.exchange.expected_ms = round(1000 * float(lane.exchange.step_s.max()) / lane.num_rows * num_steps)
-        lane.exchange.post_order(command, num_steps, step)
-        lane.order = command, ()
+            exchange.order.expected_ms = round(1000 * float(exchange.step_s.max()) / lane.num_rows * num_steps)
+        exchange.post_steps(actions, num_steps, step)
         self.under_way[lane] = None
-
-    def _arrays(self, actions: object) -> list[np.ndarray]:
-        return [leaf.of(actions) for leaf in self._action_leaves]
-
-    def _post(self, lane: Lane, command: Command, arguments: tuple[object, ...] = ()) -> None:
-        lane.exchange.post_order(command)
-        lane.order = command, arguments
-        self.under_way[lane] = None
+        self.clock.lap("send")
 
     def await_some(self, least: int = 1) -> list[Lane]:
         """Wait for the slots of some lanes: the oldest, or with first ready `least` at least; return these lanes.
@@ -183,7 +133,7 @@ class Driver:
         is_marked = False
         for lane in lanes:
             del self.under_way[lane]
-            lane.num_rows = lane.exchange.num_rows
+            lane.num_rows = lane.exchange.order.num_rows
             is_marked |= bool(np.count_nonzero(lane.marks))
         if is_marked:
             self._heed(lanes)
@@ -192,7 +142,7 @@ class Driver:
     def _complete(self, lane: Lane) -> Lane:
         """Obey a lane's order on the root, then wait for the slots of the other ranks."""
         if lane.exchange.has_own_slot:
-            self.worker.obey(lane.exchange, *lane.order)
+            self.worker.obey(lane.exchange, lane.arguments)
         lane.exchange.await_slots()
         return lane
 
@@ -232,10 +182,7 @@ class Driver:
         if (marks == FAULT).any():
             self._drop_infos()
             self.has_fault = True
-            reports = [report["fault"] for report in self.call_ranks("report")]
-            faults = sorted((fault for fault in reports if fault is not None), key=lambda fault: fault.step)
-            # What fails later in the fragment would not have been reached.
-            raise RankError(faults[0], sum(fault.step == faults[0].step for fault in faults))
+            raise self._error_of([report["fault"] for report in self.call_ranks("report")])
         if (marks == LOST).any():
             self.on_loss(np.flatnonzero((lanes[0].marks == LOST).any(axis=1)).tolist())
 
@@ -284,10 +231,10 @@ class Driver:
                 lane.exchange.await_slots()
             else:
                 self._complete(lane)
-                lane.num_rows = lane.exchange.num_rows
+                lane.num_rows = lane.exchange.order.num_rows
                 self._note(lane)
                 self.interrupted.append(lane)
-            lane.exchange.drop_infos()
+            lane.exchange.infos.drop()
             del self.under_way[lane]
         self.exchanges.forget_arrivals()
         if is_void:
@@ -297,7 +244,7 @@ class Driver:
         """Receive infos that nobody needs any more."""
         for lane in self.lanes:
             if lane not in self.under_way:
-                lane.exchange.drop_infos()
+                lane.exchange.infos.drop()
 
     def switch(self, number: int) -> None:
         """Have the other ranks await the orders of another connection."""
@@ -324,10 +271,19 @@ class Driver:
             exchange.post_order(Command.CALL)
         self.exchanges.spread(pickled)
         values = [pickle.loads(value) for value in self.exchanges.collect(self.worker.call(name, *args))]
-        faults = [value for value in values if isinstance(value, Fault)]
-        if faults:
-            raise RankError(faults[0], len(faults))
+        faults = [value if isinstance(value, Fault) else None for value in values]
+        if any(faults):
+            raise self._error_of(faults)
         return values
+
+    def _error_of(self, faults: Sequence[Fault | None]) -> RankError:
+        """Return the error of the ranks' faults: what fails later in a fragment would not have been reached."""
+        failed = [fault for fault in faults if fault is not None]
+        first = min(failed, key=lambda fault: fault.step)
+        error = RankError(first, sum(fault.step == first.step for fault in failed))
+        if first is faults[ROOT]:
+            return caused_by(error, self.worker.error)
+        return caused_by(error, None if first.raised is None else first.raised.again())
 
     def call_envs(self, method: str, *args: object) -> dict[int, object]:
         """Call a method of every rank's slices; return what it returned for each env, by env index."""

@@ -5,6 +5,7 @@ lane a rank, where the rank that is ready first is served first.
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -15,8 +16,8 @@ from mpi_rollout.core.spaces import Tree, tree_of
 from mpi_rollout.envs.inputs import Info
 from mpi_rollout.exchange.exchange import Exchange
 from mpi_rollout.exchange.infos import FINAL_OBS, add_columns, merge_infos
-from mpi_rollout.exchange.orders import Command
 
+EVERYTHING = slice(None)
 NUM_ROWS = 2  # Of observations: those before a step and those after it.
 Piece = tuple[int, slice]  # A row of a block, and neighbouring envs of it.
 
@@ -36,14 +37,13 @@ class Lane:
         self.envs = slice(exchange.partition.envs.start, exchange.partition.envs.stop)
         self.num_envs = len(self.env_indices)
         self.num_rows = 1
-        # What the root's own slice has to obey before its slots are complete.
-        self.order: tuple[Command, tuple[object, ...]] = Command.RESET, ()
+        self.arguments: tuple[object, ...] = ()  # Of the last order, if it asked for something else than steps.
 
     @property
     def marks(self) -> np.ndarray:
         """Return the marks of the last slots' rows, of shape (num_ranks, num_steps)."""
-        exchange = self.exchange
-        return exchange.marks if exchange.num_rows == exchange.room else exchange.marks[:, : exchange.num_rows]
+        exchange, num_rows = self.exchange, self.exchange.order.num_rows
+        return exchange.marks if num_rows == exchange.room else exchange.marks[:, :num_rows]
 
     def heed_marks(self) -> "tuple[int, list[LaneRestart]]":
         """Heed what the ranks say with their slots; return the signal that asks the run to stop, or 0, and restarts."""
@@ -52,9 +52,9 @@ class Lane:
         if is_missing.any():
             self.num_rows = int(is_missing.argmax())
         if (marks == SHORT).any():
-            self.exchange.note_shortage()
+            self.exchange.transport.note_shortage()
         if (marks == RESTARTED).any():
-            for row, _, infos in self.exchange.take_infos():
+            for row, _, infos in self.exchange.infos.take():
                 if row < self.num_rows:
                     restarts += [LaneRestart(self, row, *fault) for fault in infos["faults"]]
         return max(0, -int(marks.min())), restarts
@@ -76,6 +76,14 @@ def indices_of(lanes: Sequence[Lane]) -> np.ndarray:
     return np.concatenate([lane.env_indices for lane in lanes])
 
 
+def parts_of(lanes: Sequence[Lane]) -> list[tuple[Lane, slice]]:
+    """Return where in arrays of all their envs the envs of each lane are."""
+    if len(lanes) == 1:
+        return [(lanes[0], EVERYTHING)]
+    stops = np.cumsum([lane.num_envs for lane in lanes]).tolist()
+    return [(lane, slice(stop - lane.num_envs, stop)) for lane, stop in zip(lanes, stops, strict=True)]
+
+
 def infos_of(lanes: Sequence[Lane], num_steps: int = 1) -> list[Info]:
     """Take the infos that came with the last slots of some lanes: for each step one dict of all envs.
 
@@ -87,7 +95,7 @@ def infos_of(lanes: Sequence[Lane], num_steps: int = 1) -> list[Info]:
     parts: list[list[tuple[slice, Info]]] = [[] for _ in range(num_steps)]
     start = 0
     for lane in lanes:
-        for row, envs, infos in lane.exchange.take_infos():
+        for row, envs, infos in lane.exchange.infos.take():
             parts[row].append((slice(start + envs.start, start + envs.stop), infos))
         start += lane.num_envs
     merged = [merge_infos(start, parts_of_step) if parts_of_step else {} for parts_of_step in parts]
@@ -158,19 +166,21 @@ class Outcomes:
     """
 
     def __init__(self, space: spaces.Space, block: Block, destinations: Mapping[Lane, Destination], copy: bool):
-        self._space, self._block, self._destinations, self._copy = space, block, destinations, copy
+        self._space, self._block, self._copy = space, block, copy
+        self._has_parts = isinstance(space, spaces.Dict | spaces.Tuple)
         self._row = dict.fromkeys(destinations, 0)  # Of each lane's last outcome.
+        self.use(destinations)
 
     def use(self, destinations: Mapping[Lane, Destination]) -> None:
         """Take outcomes from other slots from now on."""
         self._destinations = destinations
+        self._results = {lane: lane.exchange.result_views() for lane in destinations}
 
     def lay(self, lanes: Sequence[Lane]) -> None:
         """Keep the slots of some lanes, which have just come."""
         for lane in lanes:
             self._row[lane] = row = 1 - self._row[lane]
             self._destinations[lane].lay_observations(row)
-            self._destinations[lane].lay_results(row)
 
     def keep(self, lanes: Sequence[Lane], arrays: Sequence[np.ndarray]) -> None:
         """Keep observations of some lanes' envs, leaf by leaf, as their last ones."""
@@ -192,15 +202,14 @@ class Outcomes:
 
     def outcome(self, lanes: Sequence[Lane]) -> tuple[Tree, list[np.ndarray]]:
         """Return the last observations of some lanes, and copies of their rewards, terminations and truncations."""
-        for lane in lanes:
-            row = self._row[lane]
-            self._destinations[lane].unpack(row, row + 1)
-        pieces = self._pieces(lanes)
-        return self._tree(pieces), [_joined(column, pieces, copy=True) for column in self._block.results]
+        columns = self._results[lanes[0]]
+        if len(lanes) > 1:
+            columns = [[*chain(*views)] for views in zip(*[self._results[lane] for lane in lanes], strict=True)]
+        return self._tree(self._pieces(lanes)), [_flat(views) for views in columns]
 
     def _tree(self, pieces: Sequence[Piece]) -> Tree:
         arrays = [_joined(array, pieces, self._copy) for array in self._block.observation_arrays]
-        return tree_of(self._space, arrays)
+        return tree_of(self._space, arrays) if self._has_parts else arrays[0]
 
     def _pieces(self, lanes: Sequence[Lane]) -> list[Piece]:
         """Where the last outcomes of some lanes are: those of neighbours in the same row are one piece."""
@@ -219,3 +228,8 @@ def _joined(array: np.ndarray, pieces: Sequence[Piece], copy: bool) -> np.ndarra
     if len(pieces) > 1:
         return np.concatenate([array[piece] for piece in pieces])
     return array[pieces[0]].copy() if copy else array[pieces[0]]
+
+
+def _flat(views: Sequence[np.ndarray]) -> np.ndarray:
+    """Return a copy of numbers in env order, one after the other."""
+    return views[0].flatten() if len(views) == 1 else np.concatenate([view.ravel() for view in views])

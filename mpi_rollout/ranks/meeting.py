@@ -3,7 +3,6 @@
 import faulthandler
 import os
 import threading
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,9 +17,13 @@ from mpi_rollout.errors import (
     EnvError,
     Interrupted,
     LaunchError,
+    Raised,
     RolloutError,
+    SignalInterrupt,
     StorageError,
     UsageError,
+    caused_by,
+    without_our_frames,
     words_of,
 )
 from mpi_rollout.exchange.job_end import abort, all_or_none, place_of
@@ -36,6 +39,7 @@ from mpi_rollout.exchange.world import (
 )
 from mpi_rollout.process.console import STDERR, say
 from mpi_rollout.process.exits import ends_forked
+from mpi_rollout.process.start import shadowing
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -53,6 +57,15 @@ class Report:
     host: str
     fingerprint: dict[str, str] = field(default_factory=dict)
     problem: RolloutError | None = None
+    raised: Raised | None = None
+
+
+class Verdict(NamedTuple):
+    """Why the ranks do not go on, on which rank that is so, and what user code raised there."""
+
+    problem: RolloutError
+    rank: int = ROOT
+    raised: Raised | None = None
 
 
 class Deed(NamedTuple):
@@ -150,19 +163,24 @@ def agree(
         On all ranks alike: `prepare` raised on some rank, or fingerprints differ.  The first rank's reason stands for
         all.
     """
-    report = Report(os.uname().nodename)
+    report, cause = Report(os.uname().nodename), None
     try:
         with _in_time(comm, timeout_s, limit), as_refusals():
             prepared = prepare()
             report.fingerprint = fingerprint(prepared)
     except RolloutError as error:
         report.problem = error
+        if error.__cause__ is not None:
+            cause = without_our_frames(error.__cause__, not isinstance(error, UsageError))
+            report.raised = Raised.of(cause)
     # A rank says by itself that it takes too long, unless it is in C code that lets no thread of Python run.
     _await_all(comm, timeout_s, MAKING_ENVS, limit, GRACE_S)
     reports = comm.gather(report, ROOT)
     verdict = comm.bcast(_verdict(reports) if reports is not None else None, ROOT)
     if verdict is not None:
-        raise verdict
+        if verdict.raised is not None and verdict.rank != comm.rank:
+            cause = verdict.raised.again()
+        raise caused_by(verdict.problem, cause)
     return prepared, [report.host for report in reports or ()]
 
 
@@ -173,15 +191,19 @@ def _in_time(comm: "MPI.Intracomm", timeout_s: float, limit: str) -> Iterator[No
         yield
         return
     thread = threading.get_ident()
+    # A thousand ranks that hang alike need not all say so: the first one ends the job.
+    delay_s = timeout_s + min(comm.rank * SAY_APART_S, GRACE_S / 2)
+    due = monotonic() + delay_s
 
     def end() -> NoReturn:
+        if monotonic() > due + GRACE_S / 2:  # C code let no thread run until now: another rank has said it.
+            sleep(GRACE_S)  # It ends the job.
         place = f"mpi_rollout: {rank_and_host(comm.rank)}"
         late = f"has not {MAKING_ENVS.done} within {timeout_s:g} s: it is in {place_of(thread)}"
         say(f"{place}: {late}; {MAKING_ENVS.way_out} {limit}\n")
         abort(comm, MAKING_ENVS.exit_code)
 
-    # A thousand ranks that hang alike need not all say so: the first one ends the job.
-    timer = threading.Timer(timeout_s + min(comm.rank * SAY_APART_S, GRACE_S / 2), end)
+    timer = threading.Timer(delay_s, end)
     timer.daemon = True
     timer.start()
     # Where C code lets no thread of Python run, another rank says it; if no rank can, this shows the stack.
@@ -201,29 +223,34 @@ def as_refusals() -> Iterator[None]:
             yield
     except RolloutError:
         raise
+    except SignalInterrupt as error:
+        raise Interrupted(f"stopped by {error} before the first step; give the same command again") from error
     except KeyboardInterrupt as error:
         raise Interrupted("interrupted before the first step") from error
     except BaseException as error:
-        stack = "".join(traceback.format_exception(error)).rstrip()
-        raise RolloutError(f"{words_of(error)}\n{stack}") from error
+        words = filter(None, (words_of(error), shadowing(error, is_named=True)))
+        raise EnvError("; ".join(words)) from error
 
 
-def _verdict(reports: Sequence[Report]) -> RolloutError | None:
+def _verdict(reports: Sequence[Report]) -> Verdict | None:
     problems = {rank: report.problem for rank, report in enumerate(reports) if report.problem is not None}
     if problems:
         rank, problem = next(iter(problems.items()))
         # Output and policy concern no rank in particular.
         is_of_the_run = [*problems] == [ROOT] and isinstance(problem, UsageError | StorageError | AlreadyComplete)
         is_of_all = is_of_the_run or len(problems) == len(reports)
-        return type(problem)("" if is_of_all else f"rank {rank} ({reports[rank].host}): ", *problem.args)
+        told = type(problem)("" if is_of_all else f"rank {rank} ({reports[rank].host}): ", *problem.args)
+        return Verdict(told, rank, reports[rank].raised)
     expected: dict[str, tuple[str, int]] = {}
     for rank, report in enumerate(reports):
         for key, got in report.fingerprint.items():
             first, first_rank = expected.setdefault(key, (got, rank))
             if got != first:
-                return LaunchError(
-                    f"the ranks do not agree on {key}: rank {first_rank} has {first}, rank {rank} ({report.host}) has "
-                    f"{got}; start all ranks with the same command in the same environment"
+                return Verdict(
+                    LaunchError(
+                        f"the ranks do not agree on {key}: rank {first_rank} has {first}, rank {rank} ({report.host}) "
+                        f"has {got}; start all ranks with the same command in the same environment"
+                    )
                 )
     return None
 

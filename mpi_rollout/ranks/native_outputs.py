@@ -1,4 +1,7 @@
-"""What natively vectorized envs give, on its way into a rank's slot: it is copied and checked, or written there."""
+"""Natively vectorized envs, as the orders of one exchange need them: what they give is checked and copied.
+
+Those that can take a whole fragment in one call write it into the slot.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -6,42 +9,52 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from mpi_rollout.core.layout import RESULTS, Columns, SlotLayout, noun
-from mpi_rollout.core.spaces import Leaf, Tree, leaves
+from mpi_rollout.core.columns import RESULTS, noun
+from mpi_rollout.core.layout import Columns, SlotLayout
+from mpi_rollout.core.spaces import Leaf, Tree, leaves, tree_of
 from mpi_rollout.envs.faults import OnFault, OutputChecks
 from mpi_rollout.envs.infos import MaskColumn
-from mpi_rollout.envs.inputs import Reset, Step
+from mpi_rollout.envs.inputs import Reset, Seeds, Step, Values
+from mpi_rollout.envs.native import STEP_SINGLE_ENVS
 from mpi_rollout.envs.outputs import Casting, misfit
 from mpi_rollout.envs.rollout import Rollout, RolloutColumns, as_rollout
+from mpi_rollout.envs.single_envs import Restart
 from mpi_rollout.errors import DataError, shortened
 from mpi_rollout.exchange.exchange import Exchange
+from mpi_rollout.ranks.watchdog import Work
 
 OF_RESET = "observations", "infos"
 OF_STEP = "observations", "rewards", "terminations", "truncations", "infos"
 
 
 class NativeOutputs:
-    """The outputs of natively vectorized envs of one exchange.
+    """Natively vectorized envs, and where their outputs go; the same methods as those of `LoopOutputs`.
 
     Parameters
     ----------
+    wants_infos
+        Somebody looks at the infos of each step.
     masks
         Takes the action masks that come with infos; None if nobody wants them.
 
     Attributes
     ----------
-    keeps_observations
-        A policy on this rank reads the observations of each step, whether or not they are sent.
+    rollout
+        The envs, if they can take all steps of a fragment in one call, and nobody looks at each step.
     last_observations
         Those that came last, (num_envs, ...).
     """
 
-    def __init__(self, exchange: Exchange, envs: VectorEnv, on_fault: OnFault, masks: MaskColumn | None):
+    def __init__(
+        self, exchange: Exchange, envs: VectorEnv, on_fault: OnFault, masks: MaskColumn | None, wants_infos: bool
+    ):
         self._exchange, self._envs, self._masks, self._env_indices = exchange, envs, masks, exchange.envs
         self._checks = OutputChecks(envs.single_observation_space, on_fault)
         self._casting, self._leaves = Casting(on_fault.strict_dtypes), leaves(envs.single_observation_space)
+        self._action_leaves = leaves(envs.single_action_space)
         self._has_reset_rows = envs.metadata["autoreset_mode"] == AutoresetMode.NEXT_STEP
-        self.keeps_observations = False
+        self._keeps_observations, self.faults = False, list[Restart]()  # None: these envs fail together.
+        self.rollout: Rollout | None = None if wants_infos or self._checks else as_rollout(envs)
         self.last_observations: Tree = None
         self._envs_named = f"envs {exchange.envs.start} to {exchange.envs.stop - 1}"
         self.use_slot()
@@ -54,17 +67,14 @@ class NativeOutputs:
         if self._counts_only:
             self._unread = layout.columns(np.zeros(layout.nbytes, np.uint8), num_envs)
 
-    def rollout_of(self, wants_infos: bool) -> Rollout | None:
-        """Return the envs if they can take all steps of a fragment in one call, and nobody looks at each step."""
-        return None if wants_infos or self._checks else as_rollout(self._envs)
-
-    def roll(self, rollout: Rollout, actions: np.ndarray) -> None:
+    def roll(self, actions: np.ndarray) -> None:
         """Have the envs take all steps in one call, which no signal cuts short."""
+        assert self.rollout is not None
         num_rows = len(actions)
         if num_rows not in self._columns_of_length:
             self._columns_of_length[num_rows] = self._columns_of(num_rows)
         columns = self._columns_of_length[num_rows]
-        rollout.rollout(actions, columns)
+        self.rollout.rollout(actions, columns)
         if not self._has_reset_rows:
             self._exchange.own_num_ended[:num_rows] = 0
             return
@@ -82,6 +92,44 @@ class NativeOutputs:
             return RolloutColumns(terminations=ends[0], truncations=ends[1])
         columns = [*self._exchange.slot.observation_arrays, *self._exchange.slot.results]
         return RolloutColumns(*(column[:num_rows] for column in columns))
+
+    def step(self, actions: Tree) -> Step:
+        """Take a step; these envs may write to their actions."""
+        space = self._envs.single_action_space
+        return self._envs.step(tree_of(space, [leaf.of(actions).copy() for leaf in self._action_leaves]))
+
+    def seeds_of(self, seed: int) -> Seeds:
+        """Return the seed: these envs make of it what they promise."""
+        return seed
+
+    def show(self, arrays: Sequence[np.ndarray]) -> None:
+        self.last_observations = tree_of(self._envs.single_observation_space, arrays)
+
+    def keep_observations(self) -> None:
+        self._keeps_observations, self.rollout = True, None
+
+    def columns_of(self, row: int) -> Columns:
+        return self._exchange.slot_rows[row]
+
+    def at_work(self, key: int, num_calls: int, step: int) -> Work | None:
+        return Work((key, num_calls), lambda: f"step {step}: {self._envs_named}")
+
+    def call(self, places: Sequence[int], name: str, args: tuple[object, ...], kwargs: dict[str, object]) -> Values:
+        return tuple(self._all(places).call(name, *args, **kwargs))
+
+    def set(self, places: Sequence[int], name: str, values: Sequence[object]) -> None:
+        if places:
+            value_of = dict(zip(places, values, strict=True))
+            self._all(places).set_attr(name, [value_of[place] for place in range(len(places))])
+
+    def _all(self, places: Sequence[int]) -> Any:
+        """Return the envs, to call methods that Gymnasium's class does not declare, of all envs."""
+        if len(places) < self._envs.num_envs:
+            raise AttributeError(
+                f"natively vectorized envs are called all together, got {len(places)} of {self._envs.num_envs}; "
+                f"use call, get_attr and set_attr of all, or {STEP_SINGLE_ENVS}"
+            )
+        return self._envs
 
     def put(self, outputs: Reset | Step, row: int, names: Sequence[str]) -> None:
         """Copy and check what a step or reset gave; where nobody reads it, of a fragment the first row.
@@ -101,7 +149,7 @@ class NativeOutputs:
             raise DataError(f"{self._envs_named}: {call} must return ({', '.join(names)}), got {_kind_of(outputs)}")
         observations, *results, infos = outputs
         slot = self._unread if self._counts_only else self._exchange.slot_rows[row]
-        if row == 0 or not self._counts_only or self._checks or self.keeps_observations:
+        if row == 0 or not self._counts_only or self._checks or self._keeps_observations:
             self._copy(slot, observations, results)
             self.last_observations = slot.observations
         for place, what in self._checks.in_batch(slot.observations, slot.rewards).items() if self._checks else ():

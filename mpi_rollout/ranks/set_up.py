@@ -3,7 +3,7 @@
 import gc
 import json
 import pickle
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -21,10 +21,11 @@ from mpi_rollout.envs.faults import ABORT, OnFault
 from mpi_rollout.envs.first_infos import first_types
 from mpi_rollout.envs.loop import LoopVectorEnv
 from mpi_rollout.envs.native import NativeVectorEnv
+from mpi_rollout.envs.sharing import Holding, check_instances
 from mpi_rollout.errors import Field, UsageError, words_of
-from mpi_rollout.exchange.exchange import Contents
+from mpi_rollout.exchange.contents import Contents
 from mpi_rollout.exchange.exchanges import Exchanges
-from mpi_rollout.exchange.infos import Infos, info_leaves, infos_of_types, names_of
+from mpi_rollout.exchange.infos import Infos, info_leaves, names_of
 from mpi_rollout.exchange.waiting import way_to_wait
 from mpi_rollout.policies.model import Model
 from mpi_rollout.policies.random import RandomPolicy
@@ -179,10 +180,11 @@ class RankEnvs:
     model: Model | None = None
 
     def fingerprint(self) -> dict[str, str]:
-        """Return what must be the same on all ranks that have envs; of a policy's extras, on all that have made it."""
+        """Return what must be the same on all ranks that have envs; of a policy, on all that have made it."""
         marks: dict[str, str] = {}
         if self.model is not None:
             marks["the extras of the policy"] = json.dumps(describe_leaves(self.model.extras))
+            marks["num_uniforms of the policy"] = str(self.model.num_uniforms)
         if self.facts is None:
             return marks
         return marks | {
@@ -195,9 +197,9 @@ def check_batch_size(division: Division, batch_size: int) -> None:
     """Raise UsageError if `recv` would wait for more ranks than there are, or fewer than one."""
     most = len(division.partitions) if division.first_ready else 1
     if not isinstance(batch_size, int) or not 1 <= batch_size <= most:
-        what = (
-            f"1 to {most}, the ranks that step envs" if division.first_ready else "1 unless ranks are served as ready"
-        )
+        what = "1 unless ranks are served as ready"
+        if division.first_ready:
+            what = f"1 to {most}, the ranks that step envs" if most > 1 else "1 where one rank steps all envs"
         raise UsageError(Field("batch_size"), f" must be {what}, got {batch_size!r}")
 
 
@@ -205,8 +207,12 @@ def make_rank_envs(plan: Plan, rank: int) -> RankEnvs:
     """Make the envs of one rank."""
     info_leaves(plan.infos)  # Wrong infos are refused before any env is made.
     options = plan.seed, plan.autoreset_mode, names_of(plan.infos), plan.on_fault
-    envs = tuple(make_slice(plan.make, indices, *options) for indices in plan.division.envs_of(rank))
-    check_instances(zip(plan.division.envs_of(rank), envs, strict=True))
+    slices = plan.division.envs_of(rank)
+    holding = [Holding(plan.make, plan.division.num_envs, indices.start) for indices in slices[:1]]
+    envs = tuple(make_slice(plan.make, indices, *options) for indices in slices)
+    check_instances(zip(slices, envs, strict=True))
+    for first in holding:
+        first.check(envs[0])
     for slice_ in envs:
         if isinstance(slice_, NativeVectorEnv):
             slice_.compile_steps(plan.is_read)
@@ -226,20 +232,7 @@ def _kept_infos(plan: Plan, rank: int, envs: VectorEnv) -> Infos:
     types, left_out = first_types(envs, plan.seed or 0, plan.division.envs_of(rank)[0].start)
     others = f"; not stored: {', '.join(f'{name} ({why})' for name, why in left_out.items())}" if left_out else ""
     say(f"mpi_rollout: --store-infos all stores {', '.join(types) or 'none'}{others}\n")
-    return infos_of_types(types)
-
-
-def check_instances(slices: Iterable[tuple[range, VectorEnv]]) -> None:
-    """Raise UsageError if two envs are the same object: each would step the other."""
-    owners: dict[int, int] = {}
-    for indices, envs in slices:
-        for index, env in zip(indices, getattr(envs, "envs", ()), strict=False):
-            innermost = getattr(env, "unwrapped", env)
-            first = owners.setdefault(id(getattr(innermost, "dm_env", innermost)), index)
-            if first != index:
-                raise UsageError(
-                    f"env {first} and env {index} are the same object; what makes envs must return a new one each time"
-                )
+    return types or "none"
 
 
 def assemble(comm: "MPI.Intracomm", rank_envs: RankEnvs) -> tuple[Worker, EnvFacts]:

@@ -20,17 +20,17 @@ import numpy as np
 from mpi_rollout.core.clock import Clock, process_start
 from mpi_rollout.core.host import physical_cores, processor_time
 from mpi_rollout.core.layout import FAULT, RESTARTED, UNDONE
-from mpi_rollout.errors import EnvError, Fault, PolicyError, RankLost, SignalInterrupt, words_of
+from mpi_rollout.errors import EnvError, Fault, PolicyError, RankLost, SignalInterrupt, cause_of, words_of
 from mpi_rollout.exchange.exchange import Exchange
 from mpi_rollout.exchange.exchanges import Exchanges
 from mpi_rollout.exchange.job_end import abort, end_timeout_s
-from mpi_rollout.exchange.orders import STEPS, Command
+from mpi_rollout.exchange.orders import Command
 from mpi_rollout.exchange.world import rank_and_host
 from mpi_rollout.policies.model import Model
 from mpi_rollout.process.console import say
 from mpi_rollout.process.exits import ends_forked
 from mpi_rollout.process.interrupts import STOP_SIGNALS, Cut
-from mpi_rollout.ranks.rank_policy import RankPolicies
+from mpi_rollout.ranks.rank_policy import RankPolicy
 from mpi_rollout.ranks.slices import Slice
 from mpi_rollout.ranks.watchdog import Watchdog, Work
 
@@ -52,6 +52,8 @@ class Worker:
     ----------
     methods
         What the root may call by name on all ranks.
+    error
+        What user code raised here in the last failure.
     aborts_if_unheard
         After a failure, end the job if the root does not learn of it soon.
     on_stop
@@ -61,15 +63,16 @@ class Worker:
     """
 
     def __init__(self, exchanges: Exchanges, slices: list[Slice], model: Model | None = None):
-        self.exchanges, self.slices, self.policies = exchanges, slices, RankPolicies(slices, model)
+        self.exchanges, self.slices, self.policy = exchanges, slices, RankPolicy(slices, model)
         self.clock = Clock()
         self.stop_signal = 0  # The signal by which somebody asked this rank to stop.
         self.on_stop: Callable[[], None] = lambda: None
         self.is_wanted: Callable[[], bool] = lambda: False
         self._slice_of = {slice_.exchange: slice_ for slice_ in slices}
         own = (self.report, self.call_envs, self.end_replay, self.begin_anew, self.make_room)
-        methods: tuple[Callable[..., object], ...] = (*own, *self.policies.methods)
+        methods: tuple[Callable[..., object], ...] = (*own, *self.policy.methods)
         self.methods: dict[str, Callable[..., object]] = {method.__name__: method for method in methods}
+        self.error: BaseException | None = None
         self.aborts_if_unheard = False
         self._is_calling = False
         self._fault: Fault | None = None
@@ -101,7 +104,8 @@ class Worker:
             Signals that came before.
         """
         for number in STOP_SIGNALS:
-            signal.signal(number, self._ask_to_stop)
+            if signal.getsignal(number) != signal.SIG_IGN:
+                signal.signal(number, self._ask_to_stop)
         if asked:
             self._ask_to_stop(asked[0], None)
 
@@ -144,7 +148,7 @@ class Worker:
         while True:
             exchange = self.exchanges.await_order()
             self.clock.lap("wait")
-            command, code = exchange.order
+            command, code = exchange.order.command, exchange.order.argument
             if command == Command.STOP:
                 self._end_grace()
                 for other in self.exchanges.all:
@@ -164,25 +168,25 @@ class Worker:
                 self.load_parameters(exchange.await_parameters())
                 self.clock.lap("other")
             else:
-                arguments = () if command in STEPS else pickle.loads(exchange.spread())
-                self.obey(exchange, command, arguments)
+                arguments = () if command == Command.STEP else pickle.loads(exchange.spread())
+                self.obey(exchange, arguments)
                 exchange.post_slot()
                 self.clock.lap("gather")
 
-    def obey(self, exchange: Exchange, command: int, arguments: tuple[object, ...] = ()) -> None:
+    def obey(self, exchange: Exchange, arguments: tuple[object, ...] = ()) -> None:
         """Fill this rank's slot as the order says.  Never raises: a failure is marked in the slot.
 
         Parameters
         ----------
         arguments
-            Of the `Slice` method that the command is for.
+            Of the `Slice` method that the command is for; a step has none.
         """
         slice_, marks = self._slice_of.get(exchange), exchange.own_marks
-        exchange.forget_infos()
-        num_rows = num_done = exchange.num_rows
+        exchange.infos.forget()
+        num_rows = num_done = exchange.order.num_rows
         marks.fill(0)
         if slice_ is not None and self._fault is None:
-            self._do(slice_, command, arguments)
+            self._do(slice_, arguments)
             num_done = slice_.num_done
         elif self._fault is not None:
             num_done = 0
@@ -192,18 +196,19 @@ class Worker:
             marks[num_done - 1] = -self.stop_signal
         exchange.own_step_s[0] = self.clock.lap("step")
 
-    def _do(self, slice_: Slice, command: int, arguments: tuple[object, ...]) -> None:
+    def _do(self, slice_: Slice, arguments: tuple[object, ...]) -> None:
         """Have a slice do what an order says, and tell of its faults."""
         try:
             self._active = slice_
             with ends_forked:
-                slice_.do(command, arguments, self._is_to_stop)
+                slice_.do(slice_.exchange.order.command, arguments, self._is_to_stop)
             self._active = None  # From here on nothing is cut any more, see `interrupts`.
         except BaseException as error:
             self._active = None
             if is_stop(error):
                 raise
             self._fault = Fault.of(error, f"{self._place}, step {slice_.num_steps}", slice_.num_steps)
+            self.error = cause_of(error)
             if self.aborts_if_unheard:
                 self._begin_grace(self._fault)
         for restart in slice_.restarts:
@@ -215,7 +220,7 @@ class Worker:
         """Give the policy new parameters.  Never raises: if it fails, so do the next steps."""
         try:
             with ends_forked:
-                self.policies.load_parameters(buffer)
+                self.policy.load_parameters(buffer)
         except BaseException as error:
             if is_stop(error):
                 raise
@@ -239,6 +244,7 @@ class Worker:
         except BaseException as error:
             if is_stop(error) or isinstance(error, RankLost):
                 raise
+            self.error = cause_of(error)
             return pickle.dumps(Fault.of(error, self._place))
 
     def call_envs(self, method: str, *args: object) -> dict[int, object]:
@@ -259,7 +265,7 @@ class Worker:
     def begin_anew(self) -> None:
         """Forget a failure: all envs will be reset."""
         self._end_grace()
-        self._fault = None
+        self._fault = self.error = None
 
     def end_replay(self, lost: Sequence[int]) -> None:
         """Go on from where the run was, see `Slice.end_replay`."""
@@ -287,8 +293,8 @@ class Worker:
         return None if before is None or now is None else now.since(before).share
 
     def _begin_grace(self, fault: Fault) -> None:
-        expected_s = max(exchange.expected_ms for exchange in self.exchanges.all) / 1000  # Of other ranks' fragments.
-        self._grace = threading.Timer(GRACE_S + 2 * expected_s, self._tell_and_abort, (fault,))
+        others_ms = max(exchange.order.expected_ms for exchange in self.exchanges.all)  # For their fragments.
+        self._grace = threading.Timer(GRACE_S + 2 * others_ms / 1000, self._tell_and_abort, (fault,))
         self._grace.daemon = True
         self._grace.start()
 

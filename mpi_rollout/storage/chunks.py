@@ -8,29 +8,45 @@ with the same bytes where rows are committed: a writer that is killed meanwhile 
 has its checksum.  It is 4 bytes longer, so HDF5 gives it a new place in the file.  In SWMR mode HDF5 leaves the old
 chunk alone, and what the index on the disk says is true at every moment.  The same holds for a compressed chunk: only
 full ones are compressed.
+
+HDF5's checksum, fletcher32, is for other readers: it takes zeros for what was written.  `ChunkList` lists every chunk
+with a CRC-32 of its bytes in the file.
 """
 
-import math
 import os
+import zlib
 from collections.abc import Iterator
 
 import h5py
 import numpy as np
 
-from mpi_rollout.storage.filters import CHECKSUM_NBYTES, Filters, fletcher32
+from mpi_rollout.core.columns import Rows, column_of
+from mpi_rollout.storage.filters import CHECKSUM_NBYTES, Filters
+from mpi_rollout.storage.schema import CHUNK, COMMIT, TABLES, first_digest, listed_names, next_digest
+
+LOOKED_AT = 1024  # Bytes at both ends of a chunk, to see whether it is somewhere.
+FEW_CHUNKS = 512  # HDF5 looks through them in a tenth of a millisecond.
 
 
 class ChunkWriter:
     """Appends rows to one dataset, along its first axis.
 
+    Parameters
+    ----------
+    chunk_list
+        Where each chunk is noted; None for the tables of the list itself.
+
     Attributes
     ----------
     num_rows
         How many rows the dataset has.
+    number
+        The dataset's number in the list.
     """
 
-    def __init__(self, dataset: h5py.Dataset):
-        self.dataset, self.num_rows = dataset, len(dataset)
+    def __init__(self, dataset: h5py.Dataset, chunk_list: "ChunkList | None" = None):
+        self.dataset, self.num_rows, self._list = dataset, len(dataset), chunk_list
+        self.number = -1 if chunk_list is None else chunk_list.number_of(dataset)
         self._is_sparse = is_sparse(dataset)
         self.chunks: tuple[int, ...] = dataset.chunks
         self._filters = Filters(dataset)
@@ -62,26 +78,32 @@ class ChunkWriter:
                 part = array[row : row + rows]
                 if place:
                     part = part[:, place[0] : place[0] + self.chunks[1]]
-                self._write((first_row + row, *place), part, is_full=is_last or row + rows <= stop)
+                self._write((first_row + row, *place), part, rows if is_last else min(stop - row, rows))
         self.num_rows = first_row + stop
 
-    def _write(self, place: tuple[int, ...], part: np.ndarray, is_full: bool) -> None:
+    def _write(self, place: tuple[int, ...], part: np.ndarray, num_rows: int) -> None:
         if self._is_sparse and not part.view(np.uint8).any():  # Also -0.0 is a value.
             return
-        if not is_full and part.shape == self._chunk.shape and part.flags.c_contiguous:
-            self.dataset.id.write_direct_chunk(place, part, self._filters.none)
+        if num_rows < self.chunks[0] and part.shape == self._chunk.shape and part.flags.c_contiguous:
+            self._store(place, part.reshape(-1).view(np.uint8), self._filters.none, num_rows)
             return
         inside = tuple(map(slice, part.shape))
         if part.shape != self._chunk.shape:  # The chunk goes beyond the last env.
             self._chunk[...] = np.zeros((), self._chunk.dtype)
         self._chunk[inside] = part
-        self._write_bytes(place, is_full)
+        self._write_bytes(place, num_rows)
 
-    def _write_bytes(self, place: tuple[int, ...], is_full: bool) -> None:
+    def _write_bytes(self, place: tuple[int, ...], num_rows: int) -> None:
         data, mask = self._bytes[:-CHECKSUM_NBYTES], self._filters.none
-        if is_full:
+        if num_rows == self.chunks[0]:
             data, mask = self._filters.encode(self._bytes)
-        self.dataset.id.write_direct_chunk(place, data, mask)
+        self._store(place, data, mask, num_rows)
+
+    def _store(self, place: tuple[int, ...], data: np.ndarray, mask: int, num_rows: int) -> None:
+        if self._list is None:
+            self.dataset.id.write_direct_chunk(place, data, mask)
+        else:
+            self._list.write(self, place, data, mask, num_rows)
 
     def seal(self) -> None:
         """Give the last chunks their checksums if they are not full; put zeros beyond the last row."""
@@ -95,14 +117,14 @@ class ChunkWriter:
             if not has_checksum:
                 self._bytes[:-CHECKSUM_NBYTES] = data
                 self._chunk[num_left:] = np.zeros((), self._chunk.dtype)
-                self._write_bytes(place, is_full=True)
+                self._write_bytes(place, self.chunks[0])
 
 
 class TableWriter:
     """Appends rows to a dataset of one axis, in whole chunks; it keeps the last chunk in memory."""
 
-    def __init__(self, dataset: h5py.Dataset):
-        self._chunks = ChunkWriter(dataset)
+    def __init__(self, dataset: h5py.Dataset, chunk_list: "ChunkList | None" = None):
+        self._chunks = ChunkWriter(dataset, chunk_list)
         self._rows = np.zeros(dataset.chunks, dataset.dtype)
         num_left = len(dataset) % len(self._rows)
         if num_left:
@@ -121,82 +143,92 @@ class TableWriter:
         self._chunks.seal()
 
 
-class ChunkReader:
-    """Reads a dataset's chunks from where HDF5's index says that they are, not through HDF5, and checks them.
+def open_tables(file: h5py.File, chunk_list: "ChunkList") -> dict[str, TableWriter]:
+    """Return what appends to the tables of a file."""
+    return {name: TableWriter(file[name], chunk_list) for name in TABLES if name in file}
 
-    Parameters
-    ----------
-    descriptor
-        Of the file.
 
-    Attributes
-    ----------
-    num_chunks, nbytes
-        How many chunks were read, and their bytes in the file.
+class ChunkList:
+    """Writes chunks to a file, and lists them at each commit: where they are, and the checksums of their bytes.
+
+    The tables /chunks and /commits are this list.  They have no filters, so that none of their own chunks ever moves,
+    and HDF5's index of them only grows.  What is listed can be found without HDF5's index of the other datasets.
+
+    Notes
+    -----
+    HDF5 does not tell quickly where it has put a chunk: `get_chunk_info_by_coord` looks at all chunks.  It puts a large
+    one behind all that is in the file, or behind the chunk before.  So the bytes are looked for there.  Where they are
+    not, HDF5 is asked as long as there are few chunks; after that, the list says -1.  Only who reads without HDF5's
+    index needs the place, and not for a chunk of zeros: its checksum tells them.
     """
 
-    def __init__(self, dataset: h5py.Dataset, descriptor: int):
-        self._dataset, self._descriptor = dataset, descriptor
-        self._filters, self._mask = Filters(dataset), 0
-        self._nbytes = dataset.dtype.itemsize * math.prod(dataset.chunks)
-        self._stored = np.empty(0, np.uint8)  # The chunk that was read last, as it is in the file.
-        self.num_chunks = self.nbytes = 0
+    def __init__(self, file: h5py.File):
+        self._file = file
+        self._numbers = {name: number for number, name in enumerate(listed_names(file))}
+        self._chunks, self._commits = TableWriter(file["chunks"]), TableWriter(file["commits"])
+        self._digest = first_digest(file.attrs)
+        self._new: dict[tuple[int, ...], tuple[int, ...]] = {}
+        self._growing: dict[tuple[int, ...], tuple[int, int]] = {}  # Offset and size of chunks that are not full.
+        self._num_chunks = self._behind_last = 0
+        self._bytes = open(file.filename, "rb", buffering=0)  # noqa: SIM115  # As long as the file.
 
-    def read(self, place: tuple[int, ...], may_lack: bool) -> str:
-        """Read the chunk that begins at a place; return what is wrong with it, "" for nothing.
+    def number_of(self, dataset: h5py.Dataset) -> int:
+        """Return the number that stands for a dataset in the list."""
+        return self._numbers[str(dataset.name)[1:]]
 
-        Parameters
-        ----------
-        may_lack
-            The chunk may have no checksum, since more rows may come into it.
-        """
-        info = self._dataset.id.get_chunk_info_by_coord(place)
-        if info.byte_offset is None:
-            return "" if is_sparse(self._dataset) else "there is no such chunk"
-        self._mask, nbytes = info.filter_mask, info.size
-        has_checksum = self._filters.has_checksum(self._mask)
-        whole = self._nbytes + CHECKSUM_NBYTES * has_checksum
-        if not (CHECKSUM_NBYTES < nbytes < whole if self._filters.is_packed(self._mask) else nbytes == whole):
-            return f"the chunk has {nbytes} bytes, expected {whole}"
-        if not (has_checksum or may_lack):
-            return "the chunk has no checksum"
-        if not self._read_bytes(info.byte_offset, nbytes):
-            return "the file ends amid the chunk"
-        self.num_chunks, self.nbytes = self.num_chunks + 1, self.nbytes + nbytes
-        data = self._stored
-        if has_checksum and fletcher32(data[:-CHECKSUM_NBYTES]) != data[-CHECKSUM_NBYTES:].tobytes():
-            return "the checksum does not fit"
-        return ""
+    def write(self, writer: ChunkWriter, place: tuple[int, ...], data: np.ndarray, mask: int, num_rows: int) -> None:
+        """Write the bytes of a chunk, and note it: all bytes of a full one, those of the rows of another one."""
+        is_full = num_rows == writer.chunks[0]
+        num_checked = len(data) if is_full else len(data) // writer.chunks[0] * num_rows
+        key = (writer.number, *(*place[:2], 0)[:2])
+        before, nbytes = self._growing.pop(key, (-1, 0))  # Of the same size, it stays where it is.
+        likely = before if nbytes == len(data) else -1, self._file.id.get_filesize(), self._behind_last
+        writer.dataset.id.write_direct_chunk(place, data, mask)
+        offset = self._find(data, likely)
+        across = -(-writer.dataset.shape[1] // writer.chunks[1]) if len(place) > 1 else 1
+        if offset < 0 and place[0] // writer.chunks[0] * across < FEW_CHUNKS and data.any():
+            offset = int(writer.dataset.id.get_chunk_info_by_coord(place).byte_offset)
+        if not is_full:
+            self._growing[key] = offset, len(data)
+        if offset >= 0:
+            self._behind_last = offset + len(data)
+        self._new[key] = (*key, offset, len(data), mask, num_checked, zlib.crc32(data.data[:num_checked]))
 
-    def _read_bytes(self, offset: int, nbytes: int) -> bool:
-        """Tell whether the file has all these bytes, and read them."""
-        if offset + nbytes > os.fstat(self._descriptor).st_size:
-            return False
-        if len(self._stored) != nbytes:
-            self._stored = np.empty(nbytes, np.uint8)
-        got = os.preadv(self._descriptor, [self._stored.data], offset)
-        while 0 < got < nbytes and (more := os.preadv(self._descriptor, [self._stored[got:].data], offset + got)):
-            got += more
-        return got == nbytes
+    def _find(self, data: np.ndarray, likely: tuple[int, ...]) -> int:
+        """Return the first of some offsets where the file has bytes that begin and end as these do, or -1."""
+        ends = [(0, data[:LOOKED_AT].tobytes()), (max(len(data) - LOOKED_AT, 0), data[-LOOKED_AT:].tobytes())]
+        for offset in likely:
+            if offset >= 0 and all(os.pread(self._bytes.fileno(), len(end), offset + at) == end for at, end in ends):
+                return offset
+        return -1
 
-    def values(self) -> np.ndarray:
-        """Return the chunk that was read last, as an array; zlib.error if it cannot be decompressed."""
-        data = self._filters.decode(self._stored, self._mask)
-        return np.asarray(data.view(self._dataset.dtype).reshape(self._dataset.chunks))
+    def commit(self, num_steps: int) -> None:
+        """List the chunks that were written since the last commit, as those of the first `num_steps` steps."""
+        rows = np.array(list(self._new.values()), CHUNK)
+        self._chunks.append(rows)
+        self._new.clear()
+        self._num_chunks += len(rows)
+        self._digest = next_digest(self._digest, num_steps, rows)
+        self._commits.append(np.array([(num_steps, self._num_chunks, np.frombuffer(self._digest, "u1"))], COMMIT))
+
+    def close(self) -> None:
+        """Close the file's descriptor."""
+        self._bytes.close()
 
 
 def is_sparse(dataset: h5py.Dataset) -> bool:
     """Tell whether chunks that have zeros alone are left out of a dataset: few of its rows have values."""
-    return str(dataset.name).startswith(("/trajectories/final_observations", "/trajectories/final_infos"))
+    group, _, name = str(dataset.name)[1:].partition("/")
+    return group == "trajectories" and column_of(name).rows is Rows.ENDS
 
 
-def fill(dataset: h5py.Dataset, rows: np.ndarray) -> None:
+def fill(dataset: h5py.Dataset, rows: np.ndarray, chunk_list: "ChunkList") -> None:
     """Write all rows of a dataset whose length is fixed.
 
     HDF5's own writing passes through its chunk cache: when the disk refuses the chunk, the cache forgets the error, and
     the next flush crashes the process (HDF5 2.0).
     """
-    writer = ChunkWriter(dataset)
+    writer = ChunkWriter(dataset, chunk_list)
     writer.num_rows = 0
     writer.append(rows, 0, len(rows))
 

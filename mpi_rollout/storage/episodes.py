@@ -2,20 +2,17 @@
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.layout import Block
-from mpi_rollout.core.seeding import SeedTable
+from mpi_rollout.core.seeding import seeds_of_episodes
 from mpi_rollout.storage.schema import EPISODE, RESET
+from mpi_rollout.storage.stored_file import StoredFile
 
-if TYPE_CHECKING:
-    import h5py
-
-
+ROWS_AT_A_TIME = 2**13
 WIDE = 512  # With so many envs, a row at a time takes a tenth of the time of segments; with few, three times as long.
 
 
@@ -39,25 +36,32 @@ class EpisodeTable:
 
     Parameters
     ----------
-    seeds
-        None where the envs have no seed for each episode; -1 is stored then.
+    seed
+        Of the run; None where the envs have no seed for each episode; -1 is stored then.
     num_reset_rows
         Rows between two episodes: 1, or 0 where envs begin the next episode in the step that ends one.  There is none
         where a trainer has reset the env, see `note_resets`.
     """
 
-    def __init__(self, num_envs: int, seeds: SeedTable | None, num_reset_rows: int = 1):
-        self._seeds, self._to_next = seeds, 1 + num_reset_rows
+    def __init__(self, num_envs: int, seed: int | None, num_reset_rows: int = 1):
+        self._run_seed, self._to_next = seed, 1 + num_reset_rows
         self._start = np.zeros(num_envs, np.int64)
         self._return = np.zeros(num_envs)
         self._count = np.zeros(num_envs, np.int64)
         self._held = np.zeros(0, EPISODE)
         self._faults: list[tuple[int, int]] = []
-        self._resets = np.zeros(0, RESET)  # Those of which an episode that has not ended may begin.
+        self._reset_parts = [np.zeros(0, RESET)]
 
     def note_resets(self, resets: np.ndarray) -> None:
         """Take in rows of /resets, before the rows of the steps before them are added."""
-        self._resets = np.concatenate([self._resets, resets])
+        self._reset_parts.append(resets)  # To copy all of them each time would take longer from reset to reset.
+
+    @property
+    def _resets(self) -> np.ndarray:
+        """Those with which an episode that has not ended may begin."""
+        if len(self._reset_parts) > 1:
+            self._reset_parts = [np.concatenate(self._reset_parts)]
+        return self._reset_parts[0]
 
     def note_fault(self, env_index: int, step: int) -> None:
         """Take in a fault, before the row of its step is added."""
@@ -103,7 +107,7 @@ class EpisodeTable:
         self._count += np.bincount(env, minlength=len(self._count))
         order = np.argsort(end * len(self._count) + env)  # One key: a tenth of the time of two.
         self._held = np.concatenate([self._held, rows[order]])
-        self._resets = self._resets[self._resets["step"] >= self._start[self._resets["env_index"]]]
+        self._reset_parts = [self._resets[self._resets["step"] >= self._start[self._resets["env_index"]]]]
 
     def _add_by_rows(self, block: Block | StoredResults, start: int, ends: np.ndarray) -> None:
         """Do the same row by row, where nobody knows of faults.  Sums are in step order here as well."""
@@ -131,11 +135,12 @@ class EpisodeTable:
 
         Faults of the steps before `stop` are not needed any more.
         """
-        faulted = np.zeros(len(env), np.bool_)
-        for env_index, step in self._faults:
-            faulted |= (env == env_index) & (end == step)
+        if not self._faults:
+            return np.zeros(len(env), np.bool_)
+        num_envs = len(self._start)
+        faults = [step * num_envs + env_index for env_index, step in self._faults]
         self._faults = [fault for fault in self._faults if fault[1] >= stop]
-        return faulted
+        return np.isin(end * num_envs + env, faults)
 
     def _segments(self, ends: np.ndarray, rewards: np.ndarray) -> tuple[np.ndarray, ...]:
         """Cut the rows into segments, each of one episode, env after env.
@@ -167,8 +172,8 @@ class EpisodeTable:
 
     def _seed(self, env: np.ndarray, start: np.ndarray, episode: np.ndarray) -> np.ndarray:
         """Return the seeds of episodes, by their envs, first steps, and how many of the env were before; -1: none."""
-        if self._seeds is not None:
-            return np.asarray(self._seeds(env, episode))
+        if self._run_seed is not None:
+            return seeds_of_episodes(self._run_seed, env, episode)
         if not len(self._resets):
             return np.full(len(env), -1)
         place = self._place_of_reset(env, start)
@@ -214,8 +219,7 @@ def make_table(
         Of the root group.  Files of older versions do not say whether episodes have seeds: those of loops have.
     """
     has_seeds = bool(np.all(np.asarray(attributes.get("has_episode_seeds", config.vectorization_mode == "sync"))))
-    seeds = SeedTable(config.seed, range(config.num_envs)) if has_seeds else None
-    table = EpisodeTable(config.num_envs, seeds, num_reset_rows_of(attributes))
+    table = EpisodeTable(config.num_envs, config.seed if has_seeds else None, num_reset_rows_of(attributes))
     for fault in faults:
         table.note_fault(int(fault["env_index"]), int(fault["step"]))
     if resets is not None:
@@ -228,14 +232,40 @@ def num_reset_rows_of(attributes: Mapping[str, object]) -> int:
     return int(attributes.get("autoreset_mode", AutoresetMode.NEXT_STEP.value) == AutoresetMode.NEXT_STEP.value)
 
 
-def stored_results(trajectories: "h5py.Group", num_steps: int, nbytes: int = 2**24) -> Iterator[StoredResults]:
-    """Read rewards and ends of the first steps from /trajectories, block by block."""
-    names = ("rewards", "terminations", "truncations")
-    rows_per_chunk, num_envs = trajectories["rewards"].chunks[0], trajectories["rewards"].shape[1]
-    num_rows = -(-nbytes // (8 * num_envs * rows_per_chunk)) * rows_per_chunk
+def stored_results(stored: StoredFile, num_steps: int, nbytes: int = 2**22) -> Iterator[StoredResults]:
+    """Read rewards and ends of the first steps of a file, block by block; ContentError if they are damaged."""
+    rewards, *ends = (stored.chunks(f"trajectories/{name}") for name in ("rewards", "terminations", "truncations"))
+    row_nbytes = 8 * rewards.shape[1]
+    num_rows = -(-nbytes // (row_nbytes * rewards.rows)) * rewards.rows
     for start in range(0, num_steps, num_rows):
         stop = min(start + num_rows, num_steps)
-        yield StoredResults(start, *(trajectories[name][start:stop] for name in names))
+        yield StoredResults(start, *(column.read(start, stop) for column in (rewards, *ends)))
+
+
+def first_impossible(rows: np.ndarray, num_steps: int, num_envs: int, to_next: int) -> int | None:
+    """Return the first row that cannot be an episode of so many steps: it goes beyond them, or into another one.
+
+    Parameters
+    ----------
+    to_next
+        Rows that are at least between two episodes of an env.
+    """
+    free = np.zeros(num_envs, np.int64)  # From where on each env may have another episode.
+    for first in range(0, len(rows), ROWS_AT_A_TIME):
+        part = rows[first : first + ROWS_AT_A_TIME]
+        env, start, ends = part["env_index"], part["start"], part["start"] + part["length"]
+        fits = (env >= 0) & (env < num_envs) & (start >= 0) & (ends <= num_steps)
+        fits &= (part["length"] > 0) | ((part["length"] == 0) & part["faulted"])
+        fits &= part["terminated"] | part["truncated"] | (ends == num_steps)
+        if fits.all():
+            order = np.lexsort((start, env))
+            after = np.append(0, ends[order][:-1] + to_next)
+            after = np.where(first_of_group(env[order]), free[env[order]], after)
+            fits[order] = start[order] >= after
+            np.maximum.at(free, env, ends + to_next)
+        if not fits.all():
+            return first + int(fits.argmin())
+    return None
 
 
 def first_of_group(keys: np.ndarray) -> np.ndarray:

@@ -43,13 +43,14 @@ class Filters:
         self._itemsize: int = dataset.dtype.itemsize if h5py.h5z.FILTER_SHUFFLE in codes else 1
         # The number and the parameters of what compresses chunks.
         self._packing = next(((code, values) for code, _, values, _ in filters if code in NAMES), None)
-        self._without_checksum = 1 << codes.index(h5py.h5z.FILTER_FLETCHER32)
+        has_checksums = h5py.h5z.FILTER_FLETCHER32 in codes
+        self._without_checksum = 1 << codes.index(h5py.h5z.FILTER_FLETCHER32) if has_checksums else 0
         self.none = (1 << len(codes)) - 1
         self._checksum_alone = self.none - self._without_checksum
 
     def has_checksum(self, mask: int) -> bool:
         """Tell whether a chunk has a checksum."""
-        return not mask & self._without_checksum
+        return self._without_checksum > 0 and not mask & self._without_checksum
 
     def is_packed(self, mask: int) -> bool:
         """Tell whether a chunk is compressed."""
@@ -68,6 +69,8 @@ class Filters:
             # Never as long as the chunk itself: HDF5 would put it in the place of what is committed.
             if data is not None and len(data) + CHECKSUM_NBYTES < len(chunk) - CHECKSUM_NBYTES:
                 return np.append(data, np.frombuffer(fletcher32(data), np.uint8)), 0
+        if not self._without_checksum:
+            return chunk[:-CHECKSUM_NBYTES], self.none
         chunk[-CHECKSUM_NBYTES:] = np.frombuffer(fletcher32(chunk[:-CHECKSUM_NBYTES]), np.uint8)
         return chunk, self._checksum_alone
 

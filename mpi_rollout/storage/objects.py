@@ -7,9 +7,9 @@ read is the file's, any other one is a mistake of ours.
 import io
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import h5py
 import numpy as np
@@ -25,7 +25,9 @@ MARK = 11  # Where the superblock says whether somebody writes.
 END = slice(28, 36)
 CHECKSUM = slice(44, 48)
 SUPERBLOCK_NBYTES = 48
+MOST_ATTRIBUTES = 64  # Reading one takes a millisecond.
 ROOM_NBYTES = 2**26  # A dataset may be longer than the file by so much: its writer extends it before it writes rows.
+OpenFile: TypeAlias = h5py.File  # Of a file that was verified: attributes, and arrays by their paths.
 Tell = Callable[[str], None]  # Takes what is being read, in a process that somebody watches.
 Parsed = TypeVar("Parsed", dict[str, Any], list[Any])
 
@@ -67,7 +69,7 @@ class Unmarked(io.FileIO):
         return num_read
 
 
-def open_unmarked(path: str) -> h5py.File:
+def open_unmarked(path: str) -> OpenFile:
     """Open a file for reading, as if its writer had closed it; it may have been left by a killed one."""
     with open(path, "rb") as file:
         head = file.read(len(SIGNATURE))
@@ -125,14 +127,23 @@ def is_of_reading(error: Exception) -> bool:
     return isinstance(error, OSError) or "h5py" in modules
 
 
-def check_objects(file: h5py.File, tell: Tell) -> None:
-    """Look at all links, objects, attributes; ContentError for a link that is not hard, or data in another file."""
+def check_objects(file: h5py.File, tell: Tell, names: Collection[str]) -> None:
+    """Look at all links, objects, attributes; ContentError for what has none of these names, or is not in this file.
+
+    Parameters
+    ----------
+    names
+        The paths of the datasets that the file may have; groups are those that these are in.
+    """
+    known = {"/".join(parts[:end]) for parts in (name.split("/") for name in names) for end in range(1, len(parts) + 1)}
     seen, waiting = {_address(file)}, [("", file)]
     while waiting:
         place, group = waiting.pop()
         tell(f"the list of objects in {place or '/'}")
         for name in group:
             path = f"{place}/{name}"
+            if path[1:] not in known:
+                raise ContentError(f"{path} does not belong to it")
             item = _linked(group, name, path)
             tell(f"the attributes of {path}")
             attributes_of(item)
@@ -166,6 +177,8 @@ def _linked(group: h5py.Group, name: str, path: str) -> h5py.HLObject:
 def attributes_of(item: h5py.HLObject) -> dict[str, object]:
     """Read all attributes; ContentError if one cannot be read, or its name is not in the list of them."""
     attributes: dict[str, object] = {}
+    if (number := len(item.attrs)) > MOST_ATTRIBUTES:
+        raise ContentError(f"{item.name} has {number:,} attributes, more than files of mpi_rollout have")
     for name in item.attrs:
         try:
             attributes[name] = item.attrs[name]

@@ -1,28 +1,27 @@
 """What is where a run wants to write: nothing, the run itself, or what an earlier start of it has left."""
 
-import json
 import os
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from shlex import quote
 from time import time
-from typing import Any
 
 import h5py
 import numpy as np
 
-from mpi_rollout.config import DATA_OPTIONS, RolloutConfig
+from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.reproducibility import Reproducibility
 from mpi_rollout.envs.replaying import Past
-from mpi_rollout.errors import AlreadyComplete, DataError, StorageError, UsageError, shortened
-from mpi_rollout.options import difference
-from mpi_rollout.policies.model import sha256_of
+from mpi_rollout.errors import AlreadyComplete, DataError, UsageError
+from mpi_rollout.process.place import located
+from mpi_rollout.storage import ownership
 from mpi_rollout.storage.child import in_child
 from mpi_rollout.storage.codecs import check_available
 from mpi_rollout.storage.episodes import num_reset_rows_of
 from mpi_rollout.storage.objects import open_unmarked
-from mpi_rollout.storage.ownership import Lock, check_name, identity, lock, make_folder, temporary_path, why_no_locks
+from mpi_rollout.storage.ownership import Lock, check_name, identity, lock, make_folder
 from mpi_rollout.storage.reader import committed_episodes, identity_of, reproducibility_of
+from mpi_rollout.storage.same_run import check_same_run
 from mpi_rollout.storage.status import read_status, status_path
 
 DEFAULT_FOLDER = "results"  # Of outputs without `--out`: it is made in the folder where a command is started.
@@ -74,7 +73,7 @@ def open_output(config: RolloutConfig) -> Output:
     StorageError
         The folder is missing or cannot be written to.
     """
-    path, part = config.out, config.out + ".part"
+    path, part = config.path, config.path + ".part"
     warning = check_place(config)
     remove_unfinished(part + ".new")
     replaces = identity(path)
@@ -121,8 +120,8 @@ def check_place(config: RolloutConfig) -> str:
     What the user must take care of, or "".
     """
     check_available(config.compression)
-    path = config.out
-    warning = warning_of(path, check_folder(path))
+    path = config.path
+    warning = warning_of(config.out, check_folder(config.out))
     if os.path.lexists(path):
         check_extends(config, path)
     if warning:
@@ -135,7 +134,7 @@ def check_output(config: RolloutConfig) -> None:
 
     It does not look for damage in an unfinished file, which takes time.
     """
-    part = config.out + ".part"
+    part = config.path + ".part"
     check_place(config)
     for unfinished in filter(os.path.lexists, (part + ".new", part)):
         lock(unfinished).release()
@@ -183,23 +182,25 @@ def check_extends(config: RolloutConfig, path: str) -> None:
     try:
         stored = in_child("mpi_rollout.storage.reader:identity", path)
     except DataError as error:
-        raise UsageError(f"--out {path}: {path} exists; move it away or use another --out ({error})") from error
+        raise UsageError(f"--out {config.out}: {path} exists; move it away or use another --out ({error})") from error
     if not stored["complete"]:
         check_same_run(config, stored, path)
         raise UsageError(
-            f"--out {path}: {path} was recovered from this run before its end; move it away to continue the run"
+            f"--out {config.out}: {path} was recovered from this run before its end; move it away to continue the run"
         )
     if not check_same_run(config, stored, path):
         raise AlreadyComplete(
-            f"--out {path}: {path} is there already, of the same run and complete; nothing is left to do"
+            f"--out {config.out}: {path} is there already, of the same run and complete; nothing is left to do"
         )
     if os.path.islink(path):
         raise UsageError(
-            f"--out {path} is a link; to extend the file give its name, --out {quote(os.path.realpath(path))}"
+            f"--out {config.out} is a link; to extend the file give its name, --out {quote(os.path.realpath(path))}"
         )
     why = why_not_brought_back(path) if config.trajectories else "it has no trajectories"
     if why:
-        raise UsageError(f"--out {path}: {path} cannot be extended, since {why}; move it away or use another --out")
+        raise UsageError(
+            f"--out {config.out}: {path} cannot be extended, since {why}; move it away or use another --out"
+        )
 
 
 def remove_unfinished(path: str) -> None:
@@ -233,15 +234,16 @@ def read_past(file: h5py.File, seed: int) -> Past:
     num_steps = int(file["trajectories"].attrs["num_steps"])
     num_envs = int(file.attrs["num_envs"])
     rows = committed_episodes(file)
-    rows = rows[rows["terminated"] | rows["truncated"]]
+    is_over = rows["terminated"] | rows["truncated"]
+    envs, ends = rows["env_index"][is_over], (rows["start"] + rows["length"])[is_over]
     starts = np.zeros(num_envs, np.int64)
     num_reset_rows = num_reset_rows_of(file.attrs)
-    np.maximum.at(starts, rows["env_index"], rows["start"] + rows["length"] + num_reset_rows)
+    np.maximum.at(starts, envs, ends + num_reset_rows)
     # Also of envs that were lost with their rank, and begin again: all their rows since are ends.
     if num_steps and num_reset_rows:
         ends = file["trajectories/terminations"][num_steps - 1] | file["trajectories/truncations"][num_steps - 1]
         starts[ends] = num_steps + 1
-    return Past(seed, num_steps, np.bincount(rows["env_index"], minlength=num_envs), starts, reproducibility_of(file))
+    return Past(seed, num_steps, np.bincount(envs, minlength=num_envs), starts, reproducibility_of(file))
 
 
 def check_folder(path: str) -> str:
@@ -250,65 +252,7 @@ def check_folder(path: str) -> str:
     UsageError if the path cannot be that of a file; StorageError if its folder is missing or cannot be written to.
     """
     check_name(path)
-    folder = os.path.dirname(os.path.abspath(path))
+    place = located(path)
     if os.path.dirname(path) == DEFAULT_FOLDER:
-        make_folder(folder)
-    if not os.path.isdir(folder):
-        is_file = os.path.lexists(folder)
-        advice = "that is a file; use another --out" if is_file else f"mkdir -p {quote(os.path.dirname(path))}"
-        raise StorageError(f"--out {path}: there is no folder {folder}; {advice}")
-    probe = temporary_path(path, "probe")  # Access rights do not tell: a file system can be read-only.
-    try:
-        descriptor = os.open(probe, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
-        why_not = why_no_locks(descriptor)
-        os.close(descriptor)
-        os.unlink(probe)
-        return why_not
-    except OSError as error:
-        raise StorageError(f"--out {path}: cannot write to {folder}: {error.strerror}") from error
-
-
-def check_same_run(config: RolloutConfig, stored: dict[str, Any], path: str) -> bool:
-    """Refuse to go on with the file of another run; `stored` is what `reader.identity` says of the file.
-
-    Return whether the file is complete, and of the same run with fewer steps: it can be extended.  UsageError if
-    options that decide on the data differ, or if this version of the program would go on with other actions; the
-    message says which.
-    """
-    is_complete = stored["complete"]
-    before = RolloutConfig.from_json(stored["config"], path)
-    num_steps = before.num_steps
-    has_fewer = is_complete and num_steps < config.num_steps
-    if has_fewer:
-        before = replace(before, num_steps=config.num_steps)
-    advice = "give the same options to continue it, move it away, or use another --out"
-    if is_complete and num_steps > config.num_steps:
-        advice += " (more --num-steps extend a complete file, fewer do not cut it)"
-    if changes := _changes(before, config):
-        raise UsageError(f"--out {config.out}: {path} is of another run: {'; '.join(changes)}; {advice}")
-    sha256 = sha256_of(config.policy) if stored["policy_sha256"] else ""
-    if sha256 and sha256 != stored["policy_sha256"]:  # A file that cannot be read is refused as in a new run.
-        raise UsageError(
-            f"--out {config.out}: {path} is of a run with another {config.policy} (its SHA-256 was "
-            f"{stored['policy_sha256'][:16]}...); {advice}"
-        )
-    if stored["version"] == 1 and config.policy == "random" and (has_fewer or not is_complete):
-        raise UsageError(
-            f"--out {config.out}: {path} was begun by a version of mpi_rollout that draws other random actions from "
-            "the same seed; finish it with that version, move it away, or use another --out"
-        )
-    return has_fewer
-
-
-def _changes(before: RolloutConfig, now: RolloutConfig) -> list[str]:
-    """Return the words for every option of the data that is not what it was."""
-    options = [(name, getattr(before, name), getattr(now, name)) for name in DATA_OPTIONS]
-    return [
-        difference(name, old, new, lambda value: shortened(_json(value)))
-        for name, old, new in options
-        if _json(old) != _json(new)
-    ]
-
-
-def _json(value: object) -> str:
-    return json.dumps(value, sort_keys=True)
+        make_folder(os.path.dirname(place))
+    return ownership.check_place("--out", path, place)

@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from shlex import quote
 
 from mpi_rollout.errors import StorageError, UsageError
+from mpi_rollout.process.place import located
 
 FAR = 2**62  # The byte that is locked, far from any data.  HDF5's own locks are of another kind.
 _made_folders: list[str] = []
@@ -142,18 +143,19 @@ def check_name(path: str) -> None:
     """
     if not path:
         raise UsageError("--out must name a file, got ''")
+    place = located(path)
     if path == "-":
         raise UsageError("--out - is no file, and HDF5 cannot be written to stdout; use --out run.h5")
-    if path.endswith("/") or os.path.isdir(path):
+    if path.endswith("/") or os.path.isdir(place):
         inside = quote(os.path.join(path, "run.h5"))
         raise UsageError(f"--out must name a file, got the folder {path}; use --out {inside}")
     if path.endswith(".part"):
         name = quote(path.removesuffix(".part"))
         raise UsageError(f"--out {path}: .part is for files that are not complete; use --out {name}")
-    if os.path.islink(path) and not os.path.exists(path):
-        target = os.readlink(path)
+    if os.path.islink(place) and not os.path.exists(place):
+        target = os.readlink(place)
         raise UsageError(f"--out {path} is a link to {target}, which is not there; remove it or use another --out")
-    if os.path.lexists(path) and not os.path.isfile(path):
+    if os.path.lexists(place) and not os.path.isfile(place):
         raise UsageError(f"--out {path} exists and is no file but a device, pipe or socket; use another --out")
 
 
@@ -203,6 +205,34 @@ def free_space(path: str) -> str:
         return f"{shutil.disk_usage(folder).free / 1e6:.1f} MB free in {folder}"
     except OSError as error:
         return f"{folder}: {error.strerror}"
+
+
+def check_place(option: str, path: str, place: str = "", way_out: str = "") -> str:
+    """Refuse a path where no file can be written, before the work for it is done; StorageError.
+
+    Parameters
+    ----------
+    place
+        Where the path is, if that is not seen from the current folder.
+
+    Returns
+    -------
+    Why files there cannot be locked, or "".
+    """
+    folder = os.path.dirname(place or path) or "."
+    if not os.path.isdir(folder):
+        is_file = os.path.lexists(folder)
+        advice = f"that is a file; use another {option}" if is_file else f"mkdir -p {quote(os.path.dirname(path))}"
+        raise StorageError(f"{option} {path}: there is no folder {folder}; {advice}")
+    probe = temporary_path(place or path, "probe")  # Access rights do not tell: a file system can be read-only.
+    try:
+        descriptor = os.open(probe, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
+        why_not = why_no_locks(descriptor)
+        os.close(descriptor)
+        os.unlink(probe)
+        return why_not
+    except OSError as error:
+        raise StorageError(f"{option} {path}: cannot write to {folder}: {error.strerror}{way_out}") from error
 
 
 def make_folder(path: str) -> None:

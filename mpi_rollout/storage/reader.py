@@ -9,12 +9,14 @@ import os
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import islice
 from shlex import quote
 from typing import Any, TypeVar
 
 import h5py
 import numpy as np
 
+from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.reproducibility import Reproducibility
 from mpi_rollout.errors import ContentError, DataError
 from mpi_rollout.storage.objects import (
@@ -31,19 +33,17 @@ from mpi_rollout.storage.objects import (
 )
 from mpi_rollout.storage.schema import (
     EPISODE,
-    FAULT,
     FORMAT,
     FORMAT_VERSION,
-    INTERVAL,
-    LIMIT,
-    RANK,
     RESET,
     digest_of,
     is_recording,
 )
+from mpi_rollout.storage.structure import expected_rows
 
 ATTEMPTS = 3
-OTHERS = {f"{FORMAT}-scaling": "a study", f"{FORMAT}-simulation": "a simulation", f"{FORMAT}-compare": "a comparison"}
+MOST_TABLES = 16  # Of a study.
+OTHERS = {f"{FORMAT}-scaling": "a study", f"{FORMAT}-simulation": "a simulation"}
 OURS = {"config", "spaces", "digest", "format_version"}  # Attributes that only files of this program have together.
 Content = TypeVar("Content")
 
@@ -55,8 +55,11 @@ def opened(path: str, tell: Tell) -> Iterator[tuple[h5py.File, Tell]]:
     DataError if it is not one, or cannot be read, here or in the `with` block.
     """
     with reading(path, tell) as (file, note):
-        check_format(attributes_of(file), path)
-        check_objects(file, note)
+        attributes = attributes_of(file)
+        check_format(attributes, path)
+        check_attributes(attributes)
+        config = RolloutConfig.from_json(attributes["config"], path)
+        check_objects(file, note, expected_rows(attributes, config, "chunks" in file))
         note("its root group")
         yield file, note
 
@@ -153,51 +156,43 @@ def num_steps_of(file: h5py.File) -> int:
     return count(attributes_of(object_of(file, "trajectories", h5py.Group)), "num_steps")
 
 
-def committed_episodes(file: h5py.File, num_steps: int | None = None) -> np.ndarray:
-    """Read the rows of /episodes that lie in committed steps, or in the first `num_steps`.
+def committed_episodes(file: h5py.File) -> np.ndarray:
+    """Read the rows of /episodes that lie in committed steps."""
+    return within(table_of(file, "episodes", EPISODE), num_steps_of(file))
+
+
+def within(episodes: np.ndarray, num_steps: int) -> np.ndarray:
+    """Return the episodes that lie in the first `num_steps` steps.
 
     A commit writes episodes first: a writer killed amid one leaves rows of steps that do not count.
     """
-    num_steps = num_steps_of(file) if num_steps is None else num_steps
-    episodes = table_of(file, "episodes", EPISODE)
-    return np.asarray(episodes[episodes["start"] + episodes["length"] <= num_steps])
+    counts = episodes["start"] + episodes["length"] <= num_steps
+    return episodes if counts.all() else episodes[counts]  # A table of many episodes is not copied.
 
 
-def committed_faults(file: h5py.File, num_steps: int | None = None) -> np.ndarray:
-    """Read the rows of /faults of committed steps, or of the first `num_steps`."""
-    if num_steps is None and "trajectories" in file:
-        num_steps = num_steps_of(file)
-    faults = table_of(file, "faults", FAULT)
-    return faults if num_steps is None else faults[faults["step"] < num_steps]
+def committed_resets(file: h5py.File) -> np.ndarray | None:
+    """Read the rows of /resets before committed steps and after the last one; None where a run took the steps."""
+    rows = table_of(file, "resets", RESET) if is_recording(file.attrs) else np.zeros(0, RESET)
+    return possible_resets(attributes_of(file), rows, num_steps_of(file))
 
 
-def committed_resets(file: h5py.File, num_steps: int | None = None) -> np.ndarray | None:
-    """Read the rows of /resets before committed steps and after the last one, or of the first `num_steps`.
+def possible_resets(root: Mapping[str, object], resets: np.ndarray, num_steps: int) -> np.ndarray | None:
+    """Return the rows of /resets before the first `num_steps` steps and after them; None where a run took the steps.
 
-    None where a run took the steps, which has no such table.  ContentError if an env or a step cannot be.
+    ContentError if an env or a step cannot be.
     """
-    if not is_recording(file.attrs):
+    if not is_recording(root):
         return None
-    num_steps = num_steps_of(file) if num_steps is None else num_steps
-    resets = table_of(file, "resets", RESET)
-    num_envs = count(attributes_of(file), "num_envs")
+    num_envs = count(root, "num_envs")
     if ((resets["env_index"] < 0) | (resets["env_index"] >= num_envs) | (resets["step"] < 0)).any():
         raise ContentError("resets names an env or a step that cannot be; the file is damaged")
     return resets[resets["step"] <= num_steps]
 
 
-def throughput_tables(file: h5py.File) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Read /throughput: intervals, limit, ranks."""
-    intervals, limit = table_of(file, "throughput/intervals", INTERVAL), table_of(file, "throughput/limit", LIMIT)
-    return intervals, limit, table_of(file, "throughput/ranks", RANK)
-
-
 def identity(tell: Tell, path: str) -> dict[str, Any]:
     """Read whose file it is: its run's configuration, in JSON, its policy, its format, and whether it is complete."""
     with opened(path, tell) as (file, _):
-        attributes = attributes_of(file)
-        check_attributes(attributes)
-        return identity_of(attributes)
+        return identity_of(attributes_of(file))
 
 
 def identity_of(attributes: Mapping[str, object]) -> dict[str, Any]:
@@ -213,7 +208,10 @@ def identity_of(attributes: Mapping[str, object]) -> dict[str, Any]:
 def contents(tell: Tell, path: str, names: Collection[str]) -> dict[str, object]:
     """Read the root group's attributes and the named tables that there are, and whether all is as it was written."""
     with reading(path, tell) as (file, note):
-        check_objects(file, note)
+        if names and attributes_of(file).get("format") != FORMAT:  # Who reads studies refuses a rollout by its name.
+            if len(members := list(islice(file, MOST_TABLES + 1))) > MOST_TABLES:
+                raise ContentError(f"it has more than {MOST_TABLES} objects, which files of mpi_rollout do not have")
+            check_objects(file, note, members)
         note("its tables")
         attributes = _plain_attributes(file)
         tables = {name: _plain_table(file, name) for name in names if name in file}

@@ -10,16 +10,27 @@ import numpy as np
 
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.clock import utc_now
-from mpi_rollout.core.layout import OF_STATES
-from mpi_rollout.errors import DataError, StorageError, UsageError, system_words
-from mpi_rollout.storage.chunks import ChunkWriter, TableWriter, fill, places, read_chunk
+from mpi_rollout.core.columns import has_last_row
+from mpi_rollout.errors import ContentError, DataError, StorageError, system_words
+from mpi_rollout.storage.checked_file import CheckedFile, checked
+from mpi_rollout.storage.chunks import ChunkList, ChunkWriter, TableWriter, fill, open_tables, places, read_chunk
 from mpi_rollout.storage.episodes import EpisodeTable, make_table, stored_results
 from mpi_rollout.storage.objects import Tell
 from mpi_rollout.storage.ownership import free_space, give_name
-from mpi_rollout.storage.reader import committed_episodes, committed_faults, committed_resets, leaf_datasets, opened
-from mpi_rollout.storage.schema import FAULT, LATER_ATTRIBUTES, Schema, fault_row
+from mpi_rollout.storage.reader import leaf_datasets
+from mpi_rollout.storage.schema import (
+    FAULT,
+    FORMAT_VERSION,
+    INTERVAL,
+    LATER_ATTRIBUTES,
+    LIMIT,
+    RANK,
+    Schema,
+    fault_row,
+)
+from mpi_rollout.storage.structure import expected_leaves
 from mpi_rollout.storage.values import ValueChecks
-from mpi_rollout.storage.verification import Verification, verify
+from mpi_rollout.storage.verification import verify
 
 NONE_LOST: Mapping[int, int] = MappingProxyType({})
 
@@ -38,77 +49,68 @@ def recover(tell: Tell, path: str, new_path: str, temporary: str, num_steps: int
     num_steps
         Take so many steps, not all that are committed.
     """
-    with opened(path, tell) as (file, note):
-        source = Verification(file, path, note)
-        is_all = _check_prefix(source, num_steps)
-        with _writing(new_path), schema_of(source.file).create(temporary, swmr_mode=False) as destination:
-            _fill(source, destination, is_all, tell)
+    with checked(path, tell, num_steps, is_rescue=True) as source:
+        if source.num_committed == 0:
+            raise DataError(f"{path}: no step is committed, there is nothing to recover")
+        schema = schema_of(source.file)
+        try:
+            with writing(new_path), schema.create(temporary, swmr_mode=False) as destination:
+                _fill(source, destination, tell)
+        except ContentError as error:
+            raise ContentError(f"{error}; with --num-steps N only the first N steps are recovered") from error
     verified = verify(tell, temporary)
-    with _writing(new_path):
+    with writing(new_path):
         give_name(temporary, new_path)
     return verified | {"file": new_path}
 
 
-def _check_prefix(source: Verification, num_steps: int | None) -> bool:
-    """Check the first steps of a file; tell whether these are all that are committed."""
-    source.attributes()
-    source.structure()
-    source.lengths()
-    num_committed = source.num_steps
-    if num_committed == 0:
-        raise DataError(f"{source.path}: no step is committed, there is nothing to recover")
-    num_steps = num_committed if num_steps is None else num_steps
-    if not 1 <= num_steps <= num_committed:
-        raise UsageError(f"--num-steps must be 1 to {num_committed}, the steps that are committed, got {num_steps}")
-    source.take_only(num_steps)
-    try:
-        source.chunks()
-    except DataError as error:
-        raise DataError(f"{error}; with --num-steps N only the first N steps are recovered") from error
-    return num_steps == num_committed
-
-
 def schema_of(file: h5py.File) -> Schema:
-    """Return the schema with which a file was made."""
+    """Return the schema of a file that continues this one, with the columns that this version has."""
     attributes = {name: value for name, value in file.attrs.items() if name not in LATER_ATTRIBUTES}
+    config = RolloutConfig.from_json(file.attrs["config"], str(file.filename))
+    datasets = leaf_datasets(file["trajectories"])
     named = {
-        name: np.broadcast_to(np.zeros((), dataset.dtype), (dataset.chunks[0], *dataset.shape[1:]))
-        for name, dataset in leaf_datasets(file["trajectories"]).items()
+        name: np.broadcast_to(
+            np.zeros((), leaf.dtype),
+            (datasets.get(name, datasets["rewards"]).chunks[0], config.num_envs, *leaf.shape),
+        )
+        for name, leaf in expected_leaves(attributes, FORMAT_VERSION).items()
     }
-    compression = RolloutConfig.from_json(file.attrs["config"], str(file.filename)).compression
-    return Schema(attributes, named, len(file["throughput/ranks"]), compression)
+    return Schema(attributes, named, len(file["throughput/ranks"]), config.compression)
 
 
-def _fill(source: Verification, destination: h5py.File, is_all: bool, tell: Tell) -> None:
+def _fill(source: CheckedFile, destination: h5py.File, tell: Tell) -> None:
     """Put into a new file the steps that `source` has checked, and what is known of the end of the run."""
-    values = ValueChecks(source.root)
-    table = copy_prefix(source.file, destination, source.num_steps, tell, values=values, is_last=True)
-    TableWriter(destination["episodes"]).append(table.unfinished(source.num_steps))
-    _copy_throughput(source.file["throughput"], destination["throughput"])
-    if is_all and source.file.attrs["finished"].strip():
-        destination.attrs.modify("finished", source.file.attrs["finished"])
+    values, chunk_list, num_steps = ValueChecks(source.root), ChunkList(destination), source.num_steps
+    table = copy_prefix(source, destination, chunk_list, tell, values=values, is_last=True)
+    tables = open_tables(destination, chunk_list)
+    tables["episodes"].append(table.unfinished(num_steps))
+    tables["throughput/limit"].append(source.table("throughput/limit", LIMIT))
+    _copy_throughput(source, destination["throughput"], chunk_list)
+    if num_steps == source.num_committed and source.is_complete:
+        destination.attrs.modify("finished", source.root["finished"])
     else:
         destination.attrs["recovered"] = utc_now()
-    for dataset in leaf_datasets(destination).values():
-        if dataset.name != "/throughput/ranks":
-            ChunkWriter(dataset).seal()
+    for writer in tables.values():
+        writer.seal()
+    chunk_list.commit(num_steps)
+    chunk_list.close()
 
 
-def _copy_throughput(source: h5py.Group, destination: h5py.Group) -> None:
-    env_steps, seconds = (source.attrs[name] for name in ("env_steps", "seconds"))
-    intervals = source["intervals"][...]
+def _copy_throughput(source: CheckedFile, destination: h5py.Group, chunk_list: ChunkList) -> None:
+    env_steps, seconds = (source.throughput[name] for name in ("env_steps", "seconds"))
+    intervals = source.table("throughput/intervals", INTERVAL)
     if seconds == 0 and len(intervals):  # The run was killed.
         env_steps, seconds = intervals["env_steps"][-1], intervals["time"][-1]
     destination.attrs.modify("env_steps", env_steps)
     destination.attrs.modify("seconds", seconds)
-    TableWriter(destination["limit"]).append(source["limit"][...])
-    if source["ranks"].id.get_num_chunks():
-        fill(destination["ranks"], source["ranks"][...])
+    if len(ranks := source.table("throughput/ranks", RANK)):
+        fill(destination["ranks"], ranks, chunk_list)
 
 
 @contextmanager
-def _writing(path: str) -> Iterator[None]:
-    """Blame the new file for what goes wrong: what is read has been checked."""
+def writing(path: str) -> Iterator[None]:
+    """Report OSErrors as failures to write this file: what is read has been checked."""
     try:
         yield
     except (OSError, RuntimeError) as error:
@@ -116,20 +118,22 @@ def _writing(path: str) -> Iterator[None]:
 
 
 def copy_prefix(
-    source: h5py.File,
+    source: CheckedFile,
     destination: h5py.File,
-    num_steps: int,
+    chunk_list: ChunkList,
     tell: Tell = lambda doing: None,
     lost: Mapping[int, int] = NONE_LOST,
     values: ValueChecks | None = None,
     is_last: bool = False,
 ) -> EpisodeTable:
-    """Copy and commit the first steps of a run, the episodes that ended in them, its faults and intervals.
+    """Copy and commit the steps of a run that count, the episodes that ended in them, its faults and intervals.
 
-    HDF5 checks every checksum on the way.  Return the table of episodes after these steps, with those under way.
+    All checksums are compared on the way.  Return the table of episodes after these steps, with those under way.
 
     Parameters
     ----------
+    chunk_list
+        Of the destination.
     lost
         Envs whose running episodes end here, truncated and faulted, and the step that they did not reproduce.
     values
@@ -137,61 +141,66 @@ def copy_prefix(
     is_last
         No steps follow.  Otherwise chunks that are not full are left so that writing can go on; see `chunks`.
     """
-    _copy_trajectories(source["trajectories"], destination["trajectories"], num_steps, tell, values, is_last)
-    table = _copy_episodes(source, destination, num_steps, tell, lost)
-    TableWriter(destination["throughput/intervals"]).append(source["throughput/intervals"][...])
+    for name in leaf_datasets(destination["trajectories"]):
+        _copy_column(source, ChunkWriter(destination["trajectories"][name], chunk_list), tell, values, is_last)
+    if values is not None:
+        values.write(destination["trajectories"])
+    table, num_steps = _copy_episodes(source, destination, chunk_list, tell, lost), source.num_steps
+    intervals = source.table("throughput/intervals", INTERVAL)
+    TableWriter(destination["throughput/intervals"], chunk_list).append(intervals)
+    chunk_list.commit(num_steps)
     destination.flush()
     destination["trajectories"].attrs.modify("num_steps", np.int64(num_steps))
     destination.flush()
     return table
 
 
-def _copy_trajectories(
-    source: h5py.Group, destination: h5py.Group, num_steps: int, tell: Tell, values: ValueChecks | None, is_last: bool
+def _copy_column(
+    source: CheckedFile, writer: ChunkWriter, tell: Tell, values: ValueChecks | None, is_last: bool
 ) -> None:
-    for name, dataset in leaf_datasets(source).items():
-        writer, num_rows = ChunkWriter(destination[name]), num_steps + name.startswith(OF_STATES)
-        rows = math.lcm(dataset.chunks[0], writer.chunks[0])  # Both are powers of two: the larger of them.
-        buffer = np.zeros((rows, *dataset.shape[1:]), dataset.dtype)
-        for row in range(0, num_rows, rows):
-            stop = min(rows, num_rows - row)
-            tell(f"{dataset.name[1:]}, rows {row:,} to {row + stop - 1:,}")
-            buffer[stop:] = np.zeros((), dataset.dtype)
-            dataset.read_direct(buffer, np.s_[row : row + stop], np.s_[:stop])
-            writer.append(buffer, row, stop, is_last=is_last and row + stop == num_rows)
-            if values is not None:
-                values.append(name, buffer, row, stop)
-    if values is not None:
-        values.write(destination)
+    path = str(writer.dataset.name)[1:]
+    name = path.removeprefix("trajectories/")
+    # A file of a version that did not have the column has zeros for it.
+    column = source.stored.chunks(path) if path in source.file else None
+    num_rows = source.num_steps + has_last_row(name)
+    rows = math.lcm(1 if column is None else column.rows, writer.chunks[0])  # Powers of two: the larger of them.
+    buffer = np.zeros((rows, *writer.dataset.shape[1:]), writer.dataset.dtype)
+    for row in range(0, num_rows, rows):
+        stop = min(rows, num_rows - row)
+        tell(f"{path}, rows {row:,} to {row + stop - 1:,}")
+        buffer[stop:] = np.zeros((), buffer.dtype)
+        if column is not None:
+            column.read(row, row + stop, into=buffer)
+        writer.append(buffer, row, stop, is_last=is_last and row + stop == num_rows)
+        if values is not None:
+            values.append(name, buffer, row, stop)
 
 
 def _copy_episodes(
-    source: h5py.File, destination: h5py.File, num_steps: int, tell: Tell, lost: Mapping[int, int]
+    source: CheckedFile, destination: h5py.File, chunk_list: ChunkList, tell: Tell, lost: Mapping[int, int]
 ) -> EpisodeTable:
-    """Copy faults and the episodes that have ended, those of lost envs too; return the table of all episodes."""
-    faults, resets = committed_faults(source, num_steps), committed_resets(source, num_steps)
-    config = RolloutConfig.from_json(source.attrs["config"], str(source.filename))
-    table = make_table(config, source.attrs, faults, resets)
+    """Copy faults, and write the episodes that have ended, those of lost envs too; return the table of all episodes."""
+    faults, resets, num_steps = source.faults(), source.resets(), source.num_steps
+    table = make_table(source.config, source.root, faults, resets)
     if resets is not None:
-        TableWriter(destination["resets"]).append(resets)
-    for results in stored_results(source["trajectories"], num_steps):
+        TableWriter(destination["resets"], chunk_list).append(resets)
+    episodes = TableWriter(destination["episodes"], chunk_list)
+    for results in stored_results(source.stored, num_steps):
         tell(f"rewards and ends from step {results.start:,} on")
         table.add(results, 0, len(results.rewards))
-    table.take(num_steps)
-    rows = committed_episodes(source, num_steps)
-    rows = np.concatenate([rows[rows["terminated"] | rows["truncated"]], table.lose(lost, num_steps)])
+        episodes.append(table.take(num_steps - 1))
+    last = np.concatenate([table.take(num_steps), table.lose(lost, num_steps)])  # All of them end there.
+    episodes.append(last[np.argsort(last["env_index"], kind="stable")])
     if lost:
-        truncate(destination, lost, num_steps)
-        rows = rows[np.lexsort((rows["env_index"], rows["start"] + rows["length"]))]
-    TableWriter(destination["episodes"]).append(rows)
+        truncate(destination, chunk_list, lost, num_steps)
     again = [fault_row(index, num_steps - 1, f"did not reproduce step {step}") for index, step in lost.items()]
-    TableWriter(destination["faults"]).append(np.concatenate([faults, np.array(again, FAULT)]))
+    TableWriter(destination["faults"], chunk_list).append(np.concatenate([faults, np.array(again, FAULT)]))
     return table
 
 
-def truncate(file: h5py.File, envs: Collection[int], num_steps: int) -> None:
+def truncate(file: h5py.File, chunk_list: ChunkList, envs: Collection[int], num_steps: int) -> None:
     """Say of some envs that they were truncated in the last of `num_steps` steps."""
-    writer = ChunkWriter(file["trajectories/truncations"])
+    writer = ChunkWriter(file["trajectories/truncations"], chunk_list)
     rows = writer.chunks[0]
     first = (num_steps - 1) // rows * rows
     chunk = np.zeros((rows, writer.dataset.shape[1]), np.bool_)

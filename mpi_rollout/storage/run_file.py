@@ -13,21 +13,23 @@ from time import perf_counter
 import h5py
 import numpy as np
 
-from mpi_rollout.core.layout import OF_STATES, Block
+from mpi_rollout.core.columns import has_last_row
+from mpi_rollout.core.layout import Block
+from mpi_rollout.errors import StorageError
 from mpi_rollout.process.console import take_free_descriptors
-from mpi_rollout.storage.chunks import ChunkWriter, TableWriter, fill
+from mpi_rollout.storage.checked_file import checked
+from mpi_rollout.storage.chunks import ChunkList, ChunkWriter, TableWriter, fill, open_tables
 from mpi_rollout.storage.episodes import EpisodeTable
-from mpi_rollout.storage.objects import open_unmarked
 from mpi_rollout.storage.ownership import Lock, give_name, identity, make_locked, put_in_free_place, refusal
-from mpi_rollout.storage.recovery import copy_prefix
+from mpi_rollout.storage.recovery import copy_prefix, writing
 from mpi_rollout.storage.schema import (
     FAULT,
     INTERVAL,
+    INTERVALS_PER_CHUNK,
     LIMIT,
     Reports,
     Schema,
     fault_row,
-    is_recording,
     rank_rows,
 )
 from mpi_rollout.storage.values import ValueChecks
@@ -94,6 +96,7 @@ class RunFile:
         self.worst_commit_s = 0.0
         self.values = ValueChecks(schema.attributes) if schema.named else None
         self._file: h5py.File
+        self._list: ChunkList
         self._columns: dict[str, ChunkWriter] = {}
         self._tables: dict[str, TableWriter] = {}
         self._intervals: list[tuple[float, int, float]] = []
@@ -111,8 +114,7 @@ class RunFile:
         new = self.part + ".new"
         lock = self._make(new)
         with _whole_or_gone(new):
-            with open_unmarked(prefix.source) as source:
-                self._episodes = copy_prefix(source, self._file, prefix.num_steps, lost=prefix.lost, values=self.values)
+            self._episodes = self._copy(prefix)
             self._num_rows_seen = prefix.num_steps
             self._open_datasets()
             self._commit(prefix.num_steps, self._episodes)
@@ -121,6 +123,17 @@ class RunFile:
             os.replace(new, self.part)
         else:
             put_in_free_place(new, self.part)
+
+    def _copy(self, prefix: Prefix) -> EpisodeTable:
+        """Copy what there is, which was verified; its table of episodes is not read again, but computed."""
+        try:
+            with (
+                checked(prefix.source, lambda doing: None, prefix.num_steps, is_rescue=True) as source,
+                writing(self.part + ".new"),
+            ):
+                return copy_prefix(source, self._file, self._list, lost=prefix.lost, values=self.values)
+        except StorageError as error:  # `checked` would blame the source for the error itself.
+            raise (error.__cause__ or error) from None
 
     def _make(self, path: str) -> Lock:
         """Make the file of a run that nobody else writes."""
@@ -131,13 +144,12 @@ class RunFile:
             if identity(self.path) not in (None, self._replaces):
                 raise refusal(self.path)
             self._file = self._schema.create(path, is_locked=True)
+            self._list = ChunkList(self._file)
         return self.lock
 
     def _open_datasets(self) -> None:
-        self._columns = {name: ChunkWriter(self._file["trajectories"][name]) for name in self._schema.named}
-        names = ["episodes"] * bool(self._columns) + ["faults", "throughput/intervals", "throughput/limit"]
-        names += ["resets"] * is_recording(self._schema.attributes)
-        self._tables = {name: TableWriter(self._file[name]) for name in names}
+        self._columns = {name: ChunkWriter(self._file["trajectories"][name], self._list) for name in self._schema.named}
+        self._tables = open_tables(self._file, self._list)
 
     def append(self, block: Block, num_rows: int) -> None:
         """Write and commit the rows of a block that the file does not have yet; only with trajectories."""
@@ -145,7 +157,7 @@ class RunFile:
         start = max(self._num_rows_seen - block.start, 0)
         is_full, has_more = num_rows == block.num_rows, False
         for name, column in self._columns.items():
-            stop = num_rows + (name.startswith(OF_STATES) and not is_full)
+            stop = num_rows + (has_last_row(name) and not is_full)
             column.append(block.named[name], block.start, stop)
             has_more |= self.values.append(name, block.named[name], block.start, stop)
         if has_more:
@@ -156,8 +168,11 @@ class RunFile:
         self._commit(self._num_rows_seen - is_full, self._episodes)
 
     def add_interval(self, time_s: float, env_steps: int, env_steps_per_s: float) -> None:
-        """Keep a row of /throughput/intervals for the next commit."""
+        """Keep a row of /throughput/intervals for the next commit; without steps to commit, until a chunk is full."""
         self._intervals.append((time_s, env_steps, env_steps_per_s))
+        if self._episodes is None and len(self._intervals) == INTERVALS_PER_CHUNK:
+            self._write_notes()
+            self._file.flush()
 
     def add_fault(self, env_index: int, step: int, message: str) -> None:
         """Keep a row of /faults for the next commit."""
@@ -176,6 +191,7 @@ class RunFile:
         start = perf_counter()
         self._tables["episodes"].append(episodes.take(num_steps))
         self._write_notes()
+        self._list.commit(num_steps)
         self._file.flush()
         self._file["trajectories"].attrs.modify("num_steps", np.int64(num_steps))
         self._file.flush()
@@ -200,26 +216,31 @@ class RunFile:
         throughput = self._file["throughput"]
         self._write_notes()
         self._tables["throughput/limit"].append(np.array(ending.limit, LIMIT))
-        fill(throughput["ranks"], rank_rows(ending.ranks))
+        fill(throughput["ranks"], rank_rows(ending.ranks), self._list)
         throughput.attrs.modify("env_steps", np.int64(ending.env_steps))
         throughput.attrs.modify("seconds", np.float64(ending.seconds))
         for column in self._columns.values():
             column.seal()
         for table in self._tables.values():
             table.seal()
+        self._list.commit(self.num_committed)
         self._file.flush()
         if ending.complete:
             self._file.attrs.modify("finished", np.bytes_(ending.finished.ljust(32).encode()))
-        self._file.close()
+        self._close()
         if not ending.complete:
             return self.part
         check_chunks(self.part)
         give_name(self.part, self.path, self._replaces)
         return self.path
 
+    def _close(self) -> None:
+        self._list.close()
+        self._file.close()
+
     def discard(self) -> None:
         """Close and remove the file."""
-        self._file.close()
+        self._close()
         os.unlink(self.part)
 
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.clock import PHASES
+from mpi_rollout.core.columns import NEWEST
 from mpi_rollout.core.host import ANYWAY, format_bytes, is_any_size
 from mpi_rollout.errors import StorageError, counted
 from mpi_rollout.storage.codecs import filter_options, pays
@@ -26,7 +27,9 @@ from mpi_rollout.storage.values import ValueChecks
 FORMAT = "mpi_rollout"
 # Raise it when older versions would misread a file.  A new option needs no new version: a reader knows a file's options
 # by their names, see `RolloutConfig.from_json`.
-FORMAT_VERSION = 2  # 1: random actions were other ones for the same seed.
+# 1: random actions were other ones for the same seed.  2: there was no list of chunks.
+LISTED_SINCE = 3
+FORMAT_VERSION = max(LISTED_SINCE, NEWEST)
 SPAN_NBYTES = 2**23  # Of all chunks that hold one step: HDF5's readers keep 8 MiB, before version 2.0 they kept 1 MiB.
 CHUNK_NBYTES = 2**16  # Smaller chunks take long to write and to find.
 TOLD_NBYTES = 100_000_000  # The user is told how large a larger file is.
@@ -51,9 +54,28 @@ FAULT = np.dtype([("env_index", "i8"), ("step", "i8"), ("message", "S256")])
 RESET = np.dtype([("env_index", "i8"), ("step", "i8"), ("seed", "i8"), ("cut", "?"), ("options", "?")])
 LATER_ATTRIBUTES = ("digest", "finished", "recovered")  # Of the root group; the others are written first.
 INTERVAL = np.dtype([("time", "f8"), ("env_steps", "i8"), ("env_steps_per_s", "f8")])
+INTERVALS_PER_CHUNK = 256
 Reports = Sequence[Mapping[str, Any]]  # What each rank says of itself at the end of a run.
+# Where a chunk is that begins at `row` and `env`, and the CRC-32 of the first `num_checked` of its bytes in the file:
+# of all, or of the rows that count where more will come.  `dataset` is a place in the list's attribute `datasets`.
+CHUNK = np.dtype(
+    [
+        *(("dataset", "i8"), ("row", "i8"), ("env", "i8")),
+        *(("offset", "i8"), ("nbytes", "i8"), ("filter_mask", "i8"), ("num_checked", "i8"), ("crc32", "u4")),
+    ]
+)
+# `num_chunks` rows of the list count when `num_steps` are committed; `digest` is over all of these, see `next_digest`.
+COMMIT = np.dtype([("num_steps", "i8"), ("num_chunks", "i8"), ("digest", "u1", (32,))])
+LIST = "chunks", "commits"
 LIMIT = np.dtype([("rollout_env_steps_per_s", "f8"), ("limit_env_steps_per_s", "f8")])
 RANK = np.dtype([("rank", "i4"), ("host", "S64"), ("num_envs", "i4"), *((name, "f8") for name in PHASES)])
+TABLES = {  # What rows are appended to, the dtype, and the rows of a chunk.
+    "episodes": (EPISODE, 1024),
+    "faults": (FAULT, 64),
+    "resets": (RESET, 256),
+    "throughput/intervals": (INTERVAL, INTERVALS_PER_CHUNK),
+    "throughput/limit": (LIMIT, 256),
+}
 
 
 @dataclass(frozen=True)
@@ -91,11 +113,10 @@ class Schema:
         file.attrs["finished"] = np.bytes_(b" " * 32)  # Room for the time, which is put in at the end.
         if self.named:
             self._create_trajectories(file)
-            create_table(file, "episodes", EPISODE, 1024)
-        create_table(file, "faults", FAULT, 64)
-        if is_recording(self.attributes):
-            create_table(file, "resets", RESET, 256)
-        self._create_throughput(file)
+        for name in tables_of(self.attributes, bool(self.named)):
+            create_table(file, name, *TABLES[name])
+        self._create_throughput(file["throughput"])
+        _create_list(file)
         if swmr_mode:
             file.swmr_mode = True
         return file
@@ -111,18 +132,21 @@ class Schema:
             trajectories.create_dataset(path, (0, *row_shape), array.dtype, **options)
         ValueChecks(self.attributes).write(trajectories)
 
-    def _create_throughput(self, file: h5py.File) -> None:
-        throughput = file.create_group("throughput")
+    def _create_throughput(self, throughput: h5py.Group) -> None:
         throughput.attrs["env_steps"] = np.int64(0)
         throughput.attrs["seconds"] = np.float64(0)
-        create_table(throughput, "intervals", INTERVAL, 256)
-        create_table(throughput, "limit", LIMIT, 256)
         throughput.create_dataset("ranks", (self.num_ranks,), RANK, chunks=(self.num_ranks,), fletcher32=True)
 
 
 def is_recording(attributes: Mapping[str, object]) -> bool:
     """Tell from a root group's attributes whether a trainer took the steps of a file, not a run."""
     return "recorded_by" in attributes
+
+
+def tables_of(attributes: Mapping[str, object], has_trajectories: bool) -> list[str]:
+    """Return which of `TABLES` a file has."""
+    has = {"episodes": has_trajectories, "resets": is_recording(attributes)}
+    return [name for name in TABLES if has.get(name, True)]
 
 
 def fault_row(env_index: int, step: int, message: str) -> tuple[int, int, bytes]:
@@ -147,9 +171,35 @@ def digest_of(attributes: Mapping[str, object]) -> str:
     return hashlib.sha256(json.dumps(texts, sort_keys=True).encode()).hexdigest()
 
 
-def create_table(group: h5py.Group, name: str, dtype: np.dtype, rows_per_chunk: int) -> None:
+def create_table(file: h5py.File, name: str, dtype: np.dtype, rows_per_chunk: int, has_checksums: bool = True) -> None:
     """Make an empty dataset of one axis, to which rows are appended."""
-    group.create_dataset(name, (0,), dtype, maxshape=(None,), chunks=(rows_per_chunk,), fletcher32=True)
+    shape, most, chunks = (0,), (None,), (rows_per_chunk,)
+    file.create_dataset(name, shape, dtype, maxshape=most, chunks=chunks, fletcher32=has_checksums)
+
+
+def _create_list(file: h5py.File) -> None:
+    """Make the list of the chunks of all datasets that there are."""
+    names: list[str] = []
+    file.visititems(lambda name, item: names.append(name) if isinstance(item, h5py.Dataset) else None)
+    create_table(file, "chunks", CHUNK, 256, has_checksums=False)
+    file["chunks"].attrs["datasets"] = json.dumps(names)
+    create_table(file, "commits", COMMIT, 64, has_checksums=False)
+
+
+def listed_names(file: h5py.File) -> list[str]:
+    """Return the datasets of a file's list of chunks, by number; the file was made by this process."""
+    names: list[str] = json.loads(file["chunks"].attrs["datasets"])
+    return names
+
+
+def first_digest(attributes: Mapping[str, object]) -> bytes:
+    """Return the digest of an empty list; it belongs to the file with this root group."""
+    return hashlib.sha256(str(attributes["digest"]).encode()).digest()
+
+
+def next_digest(before: bytes, num_steps: int, rows: np.ndarray) -> bytes:
+    """Return the digest of a list to which a commit of `num_steps` steps adds rows: a SHA-256."""
+    return hashlib.sha256(before + num_steps.to_bytes(8, "little", signed=True) + rows.tobytes()).digest()
 
 
 def chunk_shape(array: np.ndarray) -> tuple[int, ...]:
@@ -195,7 +245,7 @@ def check_free_space(config: RolloutConfig, row_nbytes: int, old_nbytes: int = 0
     if not config.trajectories:
         return ""
     nbytes, is_compressed = row_nbytes * config.num_steps, config.compression != "none"
-    folder = os.path.dirname(os.path.abspath(config.out))
+    folder = os.path.dirname(config.path)
     free = shutil.disk_usage(folder).free
     data = f"{counted(config.num_envs, 'env')} x {counted(config.num_steps, 'step')}"
     size = f"{data} take {'at most' if is_compressed else 'about'} {format_bytes(nbytes)} in {config.out}"

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from gymnasium import spaces
 
-from mpi_rollout.core.info_types import mask_name
-from mpi_rollout.core.layout import RESULTS, noun
+from mpi_rollout.core.column_types import is_name, mask_name
+from mpi_rollout.core.columns import RESULTS, noun
 from mpi_rollout.core.spaces import Bounds, Leaf, Space, first_of, leaves
 from mpi_rollout.errors import ContentError, UsageError
 
@@ -30,7 +30,7 @@ def check_storable(observation_space: Space, action_space: Space) -> None:
     """Refuse spaces that no file can hold: a key cannot be a name in HDF5, or a leaf has no numbers."""
     for name, space in (("observation", observation_space), ("action", action_space)):
         for key in _keys(space):
-            if not _is_name(key):
+            if not isinstance(key, str) or "/" in key or not is_name(key):
                 raise _not_storable(name, f"has the key {key!r}, which cannot be a name in HDF5; rename it")
         for leaf in leaves(space):
             if 0 in leaf.shape:
@@ -45,15 +45,6 @@ def _keys(space: Space) -> Iterator[object]:
     if isinstance(space, spaces.Dict | spaces.Tuple):
         for child in space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces:
             yield from _keys(child)
-
-
-def _is_name(key: object) -> bool:
-    """Tell whether HDF5 takes a key as the name of one object."""
-    try:
-        is_text = isinstance(key, str) and bool(key.encode())
-    except UnicodeError:
-        return False
-    return is_text and key not in (".", "..") and "/" not in str(key) and "\0" not in str(key)
 
 
 def _not_storable(name: str, what: str) -> UsageError:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from shlex import quote
 from typing import TypeVar
 
-import h5py
 import numpy as np
 
 from mpi_rollout.config import RolloutConfig, versions
@@ -19,6 +18,7 @@ from mpi_rollout.core.layout import Block
 from mpi_rollout.errors import RolloutError, StorageError, counted, system_words
 from mpi_rollout.storage.episodes import EpisodeTable, make_table
 from mpi_rollout.storage.ownership import free_space
+from mpi_rollout.storage.probe import libraries
 from mpi_rollout.storage.run_file import Ending, Prefix, RunFile
 from mpi_rollout.storage.schema import Schema, is_recording
 
@@ -99,7 +99,7 @@ class Writer:
 
     def submit(self, block: Block, num_rows: int) -> None:
         """Have rows written and committed; see `collector.Sink`."""
-        self._raise_error()
+        self.check()
         self._work.put(lambda: self._append(block, num_rows))
 
     def _append(self, block: Block, num_rows: int) -> None:
@@ -118,10 +118,6 @@ class Writer:
     def add_resets(self, resets: np.ndarray) -> None:
         """Have rows of /resets written at the next commit; call it before the steps before them are submitted."""
         self._work.put(lambda: self._file.add_resets(resets))
-
-    def check(self) -> None:
-        """Raise what has ended the thread, if something has."""
-        self._raise_error()
 
     def drain(self) -> None:
         """Wait until all that was submitted is committed."""
@@ -149,13 +145,14 @@ class Writer:
 
     def _wait_for(self, items: "queue.SimpleQueue[Answer]") -> Answer:
         while True:
-            self._raise_error()
+            self.check()
             try:
                 return items.get(timeout=0.2)
             except queue.Empty:
                 continue
 
-    def _raise_error(self) -> None:
+    def check(self) -> None:
+        """Raise what has ended the thread, if something has."""
         if self._error is None:
             return
         if isinstance(self._error, RolloutError):
@@ -195,9 +192,8 @@ def open_writer(
     replaces: tuple[int, int] | None = None,
 ) -> Writer:
     """Make the file of a run and the thread that writes it; see `Writer`.  StorageError if it cannot be made."""
-    libraries = {"h5py": h5py.__version__, "hdf5": h5py.version.hdf5_version}
-    attributes = {**attributes, "versions": json.dumps(versions() | libraries)}
+    attributes = {**attributes, "versions": json.dumps(versions() | libraries())}
     schema = Schema(attributes, blocks[0].named if config.trajectories else {}, num_ranks, config.compression)
     if not config.trajectories:
-        return Writer(config.out, schema, [], None)
-    return Writer(config.out, schema, blocks, make_table(config, attributes), prefix, replaces)
+        return Writer(config.path, schema, [], None)
+    return Writer(config.path, schema, blocks, make_table(config, attributes), prefix, replaces)

@@ -1,10 +1,10 @@
 """The vector env of a trainer, as far as it calls methods of its envs, and of the ranks, by name."""
 
 from collections.abc import Sequence
+from typing import NoReturn
 
 from mpi_rollout.envs import inputs
 from mpi_rollout.envs.inputs import CalledByName, Values
-from mpi_rollout.errors import RankError
 from mpi_rollout.process.interrupts import Interrupts
 from mpi_rollout.ranks.driver import Driver
 from mpi_rollout.train.turns import CallState
@@ -19,6 +19,14 @@ class CalledEnvs(CalledByName):
 
     def _check_open(self) -> None:
         raise NotImplementedError
+
+    @property
+    def envs(self) -> NoReturn:
+        """Refused: the envs are on their ranks."""
+        raise AttributeError(
+            "the envs are on their ranks; use call(name, ...), get_attr(name), set_attr(name, values) and render(), or "
+            "call_some and set_some for some of them"
+        )
 
     def ask(self, method: str, *args: object) -> None:
         """Call a method of every rank's worker, for what concerns more than the envs."""
@@ -45,10 +53,5 @@ class CalledEnvs(CalledByName):
     def _call_envs(self, method: str, *args: object) -> dict[int, object]:
         self._check_open()
         self._state.check_idle(method)
-        try:
-            with self.interrupts:
-                return self._driver.call_envs(method, *args)
-        except RankError as error:
-            if error.type_name == "AttributeError":  # Callers ask for attributes that may not be there.
-                raise AttributeError(str(error)) from None
-            raise
+        with self.interrupts:
+            return self._driver.call_envs(method, *args)

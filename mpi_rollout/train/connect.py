@@ -6,10 +6,11 @@ served by the same ranks.  In one process `envs = connect(...)` is enough.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from inspect import signature
+from typing import TYPE_CHECKING, Never, TypeVar
 
 import numpy as np
 from gymnasium.vector import AutoresetMode
@@ -20,32 +21,37 @@ from mpi_rollout.config import (
     POLICY_MODES,
     VECTORIZATION_MODES,
     WAITS,
-    is_maker,
+    RolloutConfig,
     vectorization_of,
 )
 from mpi_rollout.core.clock import MAX_TIMEOUT_S
 from mpi_rollout.core.partition import Division
-from mpi_rollout.envs.env_maker import EnvFunction, EnvMaker, Kwargs, name_of
+from mpi_rollout.core.policy_kinds import MADE, is_maker
+from mpi_rollout.envs.env_maker import Env, EnvFunction, EnvMaker, Kwargs, name_of
 from mpi_rollout.envs.faults import OnFault
-from mpi_rollout.errors import UsageError
+from mpi_rollout.errors import RolloutError, UsageError
 from mpi_rollout.exchange.infos import Infos
+from mpi_rollout.policies.blocks import PolicyOptions
 from mpi_rollout.policies.made import make_model
-from mpi_rollout.policies.sources import read_source
+from mpi_rollout.policies.model import PolicySource
+from mpi_rollout.policies.sources import check_file_options, read_source
 from mpi_rollout.process.launcher import end_with_launcher
 from mpi_rollout.ranks.driver import Driver
+from mpi_rollout.ranks.policy_on_ranks import PolicyOnRanks
 from mpi_rollout.ranks.set_up import Plan, check_batch_size
 from mpi_rollout.train.connection import Connection, is_alone
-from mpi_rollout.train.policies import PolicyArgument, PolicyOnRanks
 from mpi_rollout.train.vector_env import MPIVectorEnv
+from mpi_rollout.words import argument_words
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
 Number = TypeVar("Number")
+PolicyArgument = str | Callable[[], object] | None  # None is no policy.
 
 
 def connect(
-    env: str | EnvFunction | None = None,
+    env: Env | list[EnvFunction] | tuple[EnvFunction, ...] | None = None,
     num_envs: int | None = None,
     *,
     env_fns: Sequence[EnvFunction] | None = None,
@@ -72,17 +78,18 @@ def connect(
     wait: str = "auto",
     comm: "MPI.Intracomm | None" = None,
     timeout_s: float = 300.0,
+    **unknown: Never,
 ) -> Connection | MPIVectorEnv:
     """Connect all ranks' envs to a trainer.  **Collective**: all ranks call it, with the same arguments.
 
     Parameters
     ----------
     env, num_envs
-        An env id, or a callable that returns one env; how many envs all ranks have together.  A callable with a
-        parameter `env_index` is given the index of the env, from 0 to num_envs - 1.
+        An env id or its spec, or a callable that returns one env; how many envs all ranks have together.  A callable
+        with a parameter `env_index` is given the index of the env, from 0 to num_envs - 1.
     env_fns
         Instead of `env`: a list of callables, one for each env, as Gymnasium's SyncVectorEnv and Stable-Baselines3's
-        DummyVecEnv take it.  Each rank calls those of its own envs only.
+        DummyVecEnv take it.  Each rank calls those of its own envs only.  `env` may be such a list too.
     env_kwargs
         Keyword arguments for every env, or a list with those of each env.
     autoreset_mode, vectorization_mode
@@ -90,7 +97,7 @@ def connect(
         the option of the command line; "auto" is "vector_entry_point" for mpi_rollout/... envs, else "sync".
     infos
         "all": what Gymnasium's SyncVectorEnv gives; it costs nothing where envs say nothing.  A mapping such as
-        {"lives": int, "position": (float, (3,))}: these alone, cheaply.  "none": no infos.
+        {"lives": int, "position": [float, 3]}: these alone, cheaply.  "none": no infos.
     actions
         What to do with actions outside of their space.  "pass": floats reach the env as they are, as in Gymnasium's
         SyncVectorEnv, but in the dtype of their space; integers outside are refused.  "clip": they are set to the
@@ -143,8 +150,14 @@ def connect(
     ------
     RolloutError
         On the root: an argument cannot work, ranks do not agree, or `record` cannot be written or is there already.
-        Other ranks leave with its exit code.  With several ranks it is raised on entering the `with` statement.
+        Other ranks leave with its exit code.  With several ranks it is raised on entering the `with` statement.  What
+        user code raised is its `__cause__`, on other ranks as a copy, and `except` clauses for that class catch it.
     """
+    for name in unknown:
+        words = argument_words(name, signature(connect).parameters, [option.name for option in fields(RolloutConfig)])
+        raise TypeError(f"connect() got an unexpected keyword argument {name!r}{words}")
+    if isinstance(env, list | tuple) and env_fns is None:
+        env, env_fns = None, env
     request = Request(
         env=env,
         num_envs=_plain(num_envs),
@@ -167,7 +180,11 @@ def connect(
         on_fault=OnFault(_plain(max_env_restarts), check_finite, env_timeout_s, strict_dtypes, check_bounds),
         wait=wait,
     )
-    return _connect(request, comm, timeout_s)
+    try:
+        return _connect(request, comm, timeout_s)
+    except RolloutError as error:
+        # The caller has no use for our frames.
+        raise error.with_traceback(None) from error.__cause__
 
 
 def _connect(request: "Request", comm: "MPI.Intracomm | None", timeout_s: float) -> Connection | MPIVectorEnv:
@@ -189,7 +206,7 @@ def _plain(value: Number) -> Number:
 class Request:
     """The arguments of `connect` that must be the same on all ranks."""
 
-    env: str | EnvFunction | None
+    env: Env | list[EnvFunction] | tuple[EnvFunction, ...] | None
     num_envs: int | None
     env_fns: Sequence[EnvFunction] | None
     env_kwargs: Kwargs | list[Kwargs] | tuple[Kwargs, ...]
@@ -234,10 +251,10 @@ class Request:
 
     def policy_on_ranks(self, driver: Driver) -> PolicyOnRanks:
         """Have all ranks use the policy; for the root, when all ranks serve."""
-        source = None
+        source = PolicySource(MADE, str(self.policy))
         if isinstance(self.policy, str) and not is_maker(self.policy):
             source = read_source(self.policy, self.policy_mode, self.trust_policy)
-        return PolicyOnRanks(driver, source, self.policy_block, self.actions)
+        return PolicyOnRanks(driver, source, PolicyOptions(self.policy_block), self.actions)
 
     def _check_choices(self) -> None:
         choices = (
@@ -254,6 +271,8 @@ class Request:
         for name, allowed, choice in choices:
             if choice not in allowed:
                 raise UsageError(f"{name} must be one of {', '.join(allowed)}, got {choice!r}")
+        is_file = isinstance(self.policy, str) and not is_maker(self.policy)
+        check_file_options(is_file, self.policy_mode, self.trust_policy)
         if self.batch_size is not None and self.num_groups > 1:
             raise UsageError(f"batch_size makes a group of each rank, got num_groups={self.num_groups} too; use one")
 
@@ -267,7 +286,7 @@ class Request:
             It is given twice, or not at all.
         """
         kwargs = tuple(self.env_kwargs) if isinstance(self.env_kwargs, list) else self.env_kwargs
-        if self.env is not None and self.env_fns is None:
+        if not isinstance(self.env, list | tuple | None) and self.env_fns is None:
             return EnvMaker(self.env, kwargs, vectorization_of(self.vectorization_mode, self.env))
         if self.env is not None or self.env_fns is None:
             raise UsageError(f"give one of env and env_fns, got {'none' if self.env is None else 'both'}")

@@ -23,6 +23,7 @@ from mpi_rollout.exchange import job_end, world
 from mpi_rollout.process import exits
 from mpi_rollout.process.console import say, without_stdin
 from mpi_rollout.process.interrupts import Interrupts, exit_by_signals, is_main_thread, unheeded
+from mpi_rollout.process.place import current, located, started_in
 from mpi_rollout.ranks import meeting
 from mpi_rollout.ranks.driver import Driver
 from mpi_rollout.ranks.set_up import EnvFacts, RankEnvs, assemble, make_rank_envs, unwatched_by_gc
@@ -70,7 +71,11 @@ class Connection:
         rank = world.claimed_rank() if self._given_comm is None else self._given_comm.rank
         # From here on the trainer heeds the signals of the other ranks, also while envs are being made.
         with unheeded() if rank != world.ROOT and is_main_thread() else nullcontext():
-            self._enter()
+            try:
+                self._enter()
+            except RolloutError as error:
+                # The caller has no use for our frames.
+                raise error.with_traceback(None) from error.__cause__
         if self._comm.size > 1:
             _entered.add(self)
         return self._envs
@@ -169,7 +174,7 @@ class Connection:
 
     def _drive(self, turns: Turns, worker: Worker, facts: EnvFacts) -> None:
         request, is_alone = self._loaded_request(), self._comm.size == 1
-        driver = Driver(worker.exchanges, worker, request.actions)
+        driver = Driver(worker.exchanges, worker, request.actions, "the action")
         self._envs = envs = MPIVectorEnv(
             driver, facts, request.mode, request.batch_size or 1, request.copy, None if is_alone else turns
         )
@@ -177,7 +182,8 @@ class Connection:
             turns.add(envs)
         try:
             if request.policy is not None:
-                envs.use_policy(request.policy_on_ranks)
+                with started_in(self._folder):
+                    envs.use_policy(request.policy_on_ranks)
             recorder = (
                 None if self._record is None else start_recording(self._record, request, driver, facts, self._hosts)
             )
@@ -197,10 +203,14 @@ class Connection:
                 "connect must be called in the main thread of all ranks but rank 0, got thread "
                 f"{threading.current_thread().name}: signals that interrupt envs reach that thread alone"
             )
-        request = self._loaded_request()
+        self._folder = current()  # Envs and trainers may change it.
+        with started_in(self._folder):
+            return self._prepare_there(self._loaded_request())
+
+    def _prepare_there(self, request: "Request") -> RankEnvs:
         if request.record is not None:
             types_of(request.infos)
-            self._record = os.path.abspath(request.record)  # Envs and trainers may change the current folder.
+            self._record = located(request.record)
             if self._comm.rank == world.ROOT:
                 check_record(self._record, request.record_compression)
         rank_envs = make_rank_envs(request.plan(self._comm.size), self._comm.rank)

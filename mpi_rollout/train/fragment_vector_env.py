@@ -13,11 +13,13 @@ from mpi_rollout.envs.inputs import Info
 from mpi_rollout.errors import RankError, UsageError
 from mpi_rollout.ranks.lanes import Lane, Outcomes, indices_of
 from mpi_rollout.train.called_envs import CalledEnvs
-from mpi_rollout.train.fragments import Batch, Fragments, envs_of
-from mpi_rollout.train.policies import NO_POLICY
+from mpi_rollout.train.fragments import Batch, Fragments
 
 if TYPE_CHECKING:
     from mpi_rollout.train.recorder import Recorder
+
+
+NO_POLICY = "there is no policy on the ranks: give connect a policy, such as policy='mine:make_policy'"
 
 
 class FragmentVectorEnv(CalledEnvs):
@@ -34,7 +36,7 @@ class FragmentVectorEnv(CalledEnvs):
     def _lanes_of(self, envs_slice: np.ndarray | slice | None) -> Sequence[Lane]:
         raise NotImplementedError
 
-    def _infos(self, lanes: Sequence[Lane], ended: np.ndarray | None = None) -> list[Info]:
+    def _infos(self, lanes: Sequence[Lane], num_steps: int, ended: np.ndarray | None) -> list[Info]:
         raise NotImplementedError
 
     def collect(self, num_steps: int, actions: Tree | None = None) -> Batch:
@@ -152,9 +154,8 @@ class FragmentVectorEnv(CalledEnvs):
         batch, last = self._fragments.batch(lanes, self._outcomes.last_arrays(lanes))
         self._outcomes.keep(lanes, last)
         ended = batch["terminations"] | batch["truncations"]
-        if self.autoreset_mode == AutoresetMode.DISABLED:
-            self._state.ended[envs_of(lanes)] = ended[-1]
-        batch["infos"] = self._infos(lanes, ended)
+        self._state.note_ends(lanes, ended[-1])
+        batch["infos"] = self._infos(lanes, len(ended), ended)
         if self.recorder is not None:
             self.recorder.take_batch(lanes, batch)
         return batch

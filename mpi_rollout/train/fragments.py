@@ -14,7 +14,7 @@ from mpi_rollout.errors import ActionError
 from mpi_rollout.policies.random import RandomPolicy
 from mpi_rollout.ranks.driver import Driver
 from mpi_rollout.ranks.lanes import Lane, indices_of
-from mpi_rollout.train.policies import PolicyOnRanks
+from mpi_rollout.ranks.policy_on_ranks import PolicyOnRanks
 
 Batch = dict[str, Any]
 
@@ -81,7 +81,7 @@ class Fragments:
             return False
         exchange = max((lane.exchange for lane in self._driver.lanes), key=lambda exchange: exchange.layout.nbytes)
         num_slots = self._driver.exchanges.num_slots
-        check_length(f"collect({num_steps})", num_steps, exchange.layout.nbytes, num_slots, exchange.order_nbytes)
+        check_length(f"collect({num_steps})", num_steps, exchange.layout.nbytes, num_slots, exchange.order.nbytes)
         self._driver.make_room(num_steps)
         self._block = self._driver.block(num_steps + 1)
         self._destinations = self._driver.destinations(self._block)
@@ -108,12 +108,12 @@ class Fragments:
             else:
                 rows = slice(start, start := start + lane.num_envs)
                 drawn = self._draw(lane, num_steps) if given is None else [array[:, rows] for array in given]
-                self._driver.send_fragment(lane, drawn)
+                self._driver.send(lane, drawn, num_steps)
                 self.under_way[lane] = Sent(drawn, 0)
 
     def _have_chosen(self, lane: Lane, num_steps: int, policy: PolicyOnRanks) -> None:
         policy.bring(lane)
-        self._driver.have_chosen(lane, num_steps, self._next_step[lane])
+        self._driver.send(lane, None, num_steps, self._next_step[lane])
         self._next_step[lane] += num_steps
         self.under_way[lane] = Sent([], policy.version)
 

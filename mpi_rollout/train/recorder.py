@@ -25,7 +25,7 @@ from mpi_rollout.errors import StorageError
 from mpi_rollout.exchange.infos import FINAL_OBS
 from mpi_rollout.process.console import say
 from mpi_rollout.ranks.driver import Driver
-from mpi_rollout.ranks.lanes import Lane, LaneRestart
+from mpi_rollout.ranks.lanes import Lane, LaneRestart, parts_of
 from mpi_rollout.ranks.set_up import EnvFacts
 from mpi_rollout.storage.run_file import Ending
 from mpi_rollout.storage.schema import RESET, Reports
@@ -35,7 +35,6 @@ from mpi_rollout.train.recorded_rows import Rows
 
 COMMIT_EVERY_S = 10.0
 NUM_OPEN = 2  # So many of the last rows tell in which state the envs are.
-EVERYTHING = slice(None)
 VERSION = "policy_version"  # The last of the extras.
 ARGUMENTS = ("--check-bounds", "check_bounds=True"), ("--check-finite", "check_finite=True"), ("--store-infos", "infos")
 
@@ -176,14 +175,14 @@ class Recorder:
 
     def act(self, lanes: Sequence[Lane], arrays: Sequence[np.ndarray]) -> None:
         """Take down the actions of the next step of some lanes, of shape (num_envs of these lanes, ...)."""
-        for lane, part in _parts(lanes):
+        for lane, part in parts_of(lanes):
             block, row = self._rows.at(self._step[lane])
             for target, array in zip(block.action_arrays, arrays, strict=True):
                 target[row, lane.envs] = array[part]
 
     def take(self, lanes: Sequence[Lane], observations: Tree, results: Sequence[np.ndarray], infos: Info) -> None:
         """Take down what followed from the actions; arrays as in `act`, `results` in the order of `RESULTS`."""
-        for lane, part in _parts(lanes):
+        for lane, part in parts_of(lanes):
             step, envs = self._step[lane], lane.envs
             after, row = self._rows.at(step + 1)
             for target, leaf in zip(after.observation_arrays, self._leaves, strict=True):
@@ -201,7 +200,7 @@ class Recorder:
         columns += [*batch["extras"].values(), batch[VERSION]] if "extras" in batch else []
         observations = [leaf.of(batch["observations"]) for leaf in self._leaves]
         lasts, num_steps = [leaf.of(batch["last_observations"]) for leaf in self._leaves], len(batch["rewards"])
-        for lane, part in _parts(lanes):
+        for lane, part in parts_of(lanes):
             step, envs = self._step[lane], lane.envs
             for block, rows, given in self._rows.pieces(step, num_steps):
                 targets = [*block.action_arrays, *block.results, *block.extra_arrays]
@@ -244,7 +243,7 @@ class Recorder:
         for row, infos in enumerate(all_infos):
             if "_env_error" not in infos:
                 continue
-            for lane, part in _parts(lanes):
+            for lane, part in parts_of(lanes):
                 for place in np.flatnonzero(infos["_env_error"][part]).tolist():
                     message = str(infos["env_error"][part][place])
                     self.writer.add_fault(lane.envs.start + place, self._step[lane] + row, message)
@@ -302,11 +301,3 @@ class Recorder:
             for option, argument in ARGUMENTS:
                 words = words.replace(option, argument)
             say(f"mpi_rollout: {words}\n")
-
-
-def _parts(lanes: Sequence[Lane]) -> list[tuple[Lane, slice]]:
-    """Return where in arrays of all their envs the envs of each lane are."""
-    if len(lanes) == 1:
-        return [(lanes[0], EVERYTHING)]
-    stops = np.cumsum([lane.num_envs for lane in lanes]).tolist()
-    return [(lane, slice(stop - lane.num_envs, stop)) for lane, stop in zip(lanes, stops, strict=True)]

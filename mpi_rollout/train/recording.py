@@ -12,6 +12,7 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode
 
 from mpi_rollout.config import RolloutConfig
@@ -147,15 +148,17 @@ def config_of(request: "Request", path: str, num_envs: int) -> RolloutConfig:
     `num_steps` and `seed` mean nothing here: the file's other attributes and /resets have them.
     """
     make, is_made = request.make, callable(request.policy)
-    kwargs: Any = list(make.kwargs) if isinstance(make.kwargs, tuple) else dict(make.kwargs)
+    has_id, of_spec = isinstance(make.env, str | EnvSpec), make.env.kwargs if isinstance(make.env, EnvSpec) else {}
+    given = make.kwargs
+    kwargs: Any = [of_spec | dict(own) for own in given] if isinstance(given, tuple) else of_spec | dict(given)
     try:
         kwargs = json.loads(json.dumps(kwargs))
     except (TypeError, ValueError):  # Objects: they are named, and cannot be read again.
         kwargs = json.loads(json.dumps(kwargs, default=repr, skipkeys=True))
     policy = name_of(request.policy) if is_made and request.policy is not None else request.policy
     return RolloutConfig(
-        env=make.name if isinstance(make.env, str) else None,
-        env_factory=None if isinstance(make.env, str) else make.name,
+        env=make.name if has_id else None,
+        env_factory=None if has_id else make.name,
         env_kwargs=kwargs,
         num_envs=num_envs,
         num_steps=1,

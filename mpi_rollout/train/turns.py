@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, ResetNeeded
@@ -18,10 +18,17 @@ from mpi_rollout.ranks.set_up import EnvFacts
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-    from mpi_rollout.train.connection import Connection
-    from mpi_rollout.train.vector_env import MPIVectorEnv
 
-Endpoint = Any  # Of a connection: a `MPIVectorEnv` on the root, a `Worker` elsewhere.
+class RootEnd(Protocol):
+    """A connection on the root: a `MPIVectorEnv`."""
+
+    has_turn: bool
+
+    def yield_turn(self, number: int, is_closing: bool) -> None:
+        """Have the ranks await the orders of the connection with this number."""
+
+
+Endpoint = Any  # Of a connection: a `RootEnd` on the root, a `Worker` elsewhere.
 
 
 class Turns:
@@ -45,7 +52,7 @@ class Turns:
 
     def __init__(self, comm: "MPI.Intracomm"):
         self.comm = comm
-        self.entering: Connection | None = None
+        self.entering: Any = None
         self.kept = ExitStack()
         self.open: dict[int, Endpoint] = {}
         self.holder: Endpoint = None
@@ -74,7 +81,7 @@ class Turns:
             if not self.open:
                 return code
 
-    def give(self, envs: "MPIVectorEnv", is_closing: bool = False) -> None:
+    def give(self, envs: RootEnd, is_closing: bool = False) -> None:
         """Have the ranks await the orders of these envs, not those of the holder.  On the root.
 
         Raises
@@ -86,7 +93,7 @@ class Turns:
         self.holder.yield_turn(number, is_closing)
         self.holder, envs.has_turn = envs, True
 
-    def close(self, envs: "MPIVectorEnv") -> None:
+    def close(self, envs: RootEnd) -> None:
         """Forget envs that had the turn and are closed.  On the root."""
         self.remove(envs)
         if self.holder is None:
@@ -120,6 +127,11 @@ class CallState:
         self.is_reset = False
         self.ended = np.zeros(driver.num_envs, np.bool_)
 
+    def note_ends(self, lanes: Sequence[Lane], ended: np.ndarray) -> None:
+        """Note which envs of some lanes ended in their last step."""
+        if not self._has_autoreset:
+            self.ended[indices_of(lanes)] = ended
+
     def is_pending(self) -> bool:
         return bool(self._driver.under_way or self._arrived)
 
@@ -134,7 +146,7 @@ class CallState:
 
     def check_whole(self) -> None:
         if self.needs_reset():
-            raise ResetNeeded("an env failed, or was interrupted amid its step; call reset() to begin anew")
+            raise ResetNeeded("an env failed, or was interrupted during its step; call reset() to begin anew")
 
     def check_idle(self, what: str) -> None:
         if self.is_pending():

@@ -24,11 +24,11 @@ from mpi_rollout.exchange.infos import FINAL_OBS
 from mpi_rollout.exchange.orders import Command
 from mpi_rollout.process.interrupts import Interrupts
 from mpi_rollout.ranks.driver import Driver
-from mpi_rollout.ranks.lanes import NUM_ROWS, Lane, Outcomes, final_observations, indices_of, lanes_of
+from mpi_rollout.ranks.lanes import NUM_ROWS, Lane, Outcomes, final_observations, indices_of, lanes_of, parts_of
+from mpi_rollout.ranks.policy_on_ranks import PolicyOnRanks
 from mpi_rollout.ranks.set_up import EnvFacts
 from mpi_rollout.train.fragment_vector_env import FragmentVectorEnv
 from mpi_rollout.train.fragments import Fragments
-from mpi_rollout.train.policies import PolicyOnRanks
 from mpi_rollout.train.turns import CallState, Turns
 
 if TYPE_CHECKING:
@@ -126,7 +126,8 @@ class MPIVectorEnv(FragmentVectorEnv):
             if isinstance(seed, int):
                 self._fragments.seed(seed)
             self._outcomes.lay(lanes)
-            infos = self._infos(lanes)[0]
+            [infos] = self._driver.take_infos(lanes)
+            self._driver.restarts.clear()
             if self.recorder is not None:
                 self.recorder.reset(self._outcomes.last_arrays(lanes), infos, seed, mask, options)
             return self._outcomes.observations(lanes), infos
@@ -198,12 +199,14 @@ class MPIVectorEnv(FragmentVectorEnv):
             self._send(lanes, actions)
 
     def _send(self, lanes: Sequence[Lane], actions: object) -> None:
-        recorder = self.recorder
-        if recorder is None:
-            self._driver.send(lanes, actions)
-            return
-        recorder.make_room(lanes, 1)
-        recorder.act(lanes, self._driver.send(lanes, actions))
+        driver, recorder = self._driver, self.recorder
+        if recorder is not None:
+            recorder.make_room(lanes, 1)
+        arrays = driver.read(actions, indices_of(lanes))
+        for lane, part in parts_of(lanes):
+            driver.send(lane, [array[part] for array in arrays])
+        if recorder is not None:
+            recorder.act(lanes, arrays)
 
     def _lanes_of(self, envs_slice: np.ndarray | slice | None) -> Sequence[Lane]:
         lanes = self._driver.lanes
@@ -267,18 +270,19 @@ class MPIVectorEnv(FragmentVectorEnv):
 
     def _outcome(self, lanes: Sequence[Lane]) -> Step:
         observations, (rewards, terminations, truncations) = self._outcomes.outcome(lanes)
-        ended = terminations | truncations
-        if self.autoreset_mode == AutoresetMode.DISABLED:
-            self._state.ended[indices_of(lanes)] = ended
-        infos = self._infos(lanes, ended[None])[0]
+        ended = None
+        if self.autoreset_mode != AutoresetMode.NEXT_STEP:
+            ended = (terminations | truncations)[None]
+            self._state.note_ends(lanes, ended[-1])
+        [infos] = self._infos(lanes, 1, ended)
         if self.recorder is not None:
             self.recorder.take(lanes, observations, (rewards, terminations, truncations), infos)
         return observations, rewards, terminations, truncations, infos
 
-    def _infos(self, lanes: Sequence[Lane], ended: np.ndarray | None = None) -> list[Info]:
-        """Return the infos of each step of the last slots; of a reset without `ended`, (num_steps, num_envs)."""
-        all_infos = self._driver.take_infos(lanes, 1 if ended is None else len(ended))
-        if self.recorder is not None and self.recorder.heeds_restarts and ended is not None:
+    def _infos(self, lanes: Sequence[Lane], num_steps: int, ended: np.ndarray | None) -> list[Info]:
+        """Return the infos of each step of the last slots; `ended` tells of each step which envs ended in it."""
+        all_infos = self._driver.take_infos(lanes, num_steps)
+        if self.recorder is not None and self.recorder.heeds_restarts:
             self.recorder.note_restarts(lanes, self._driver.restarts, all_infos)
         self._driver.restarts.clear()  # Whoever wants to know of them asks for infos.
         if self.autoreset_mode == AutoresetMode.SAME_STEP and ended is not None:

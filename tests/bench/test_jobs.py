@@ -3,6 +3,7 @@
 import pytest
 
 from mpi_rollout.bench.jobs import tail
+from mpi_rollout.exchange.waiting import CROWDED
 
 MPIRUN = "-" * 74 + "\nThere are not enough slots available\nin the system.\n" + "-" * 74 + "\n"
 TRACEBACK = """Traceback (most recent call last):
@@ -21,6 +22,7 @@ ValueError: diverged
         (TRACEBACK + MPIRUN, ": ValueError: diverged"),
         (MPIRUN.replace("slots", "slots\0"), ": There are not enough slots available"),  # As Open MPI's says it.
         ("srun: cluster configuration lacks support for cpu binding\nsrun: no room", ": srun: no room"),
+        (f"mpi_rollout: 20 {CROWDED}\nmpi_rollout: no licence", ": no licence"),
         (TRACEBACK + "\nDuring handling of it:\n\n" + TRACEBACK.replace("Value", "Key"), ": KeyError: diverged"),
         ("Traceback (most recent call last):\n  File", ": Traceback (most recent call last):"),  # Ended meanwhile.
         (TRACEBACK + "mpi_rollout: rank 1: no licence\n" + MPIRUN, ": rank 1: no licence"),

@@ -12,7 +12,7 @@ from mpi_rollout.errors import UsageError
 
 @pytest.fixture
 def out(tmp_path: Path) -> str:
-    return str(tmp_path / "study.h5")
+    return str(tmp_path / "study.json")
 
 
 def leave_behind(out: str) -> Path:

@@ -13,7 +13,6 @@ from mpi_rollout.collect.blocks import Discard, LaneProgress, OpenBlocks
 from mpi_rollout.collect.fragments import FragmentLengths
 from mpi_rollout.core.spaces import leaves
 from mpi_rollout.errors import ActionError, PolicyError, SignalInterrupt
-from mpi_rollout.exchange.exchange import Command
 from mpi_rollout.policies.random import Policy, RandomPolicy
 
 ACTIONS = Counting.action_space
@@ -47,13 +46,14 @@ class Run:
         for progress in self.progresses:
             progress.take_in(progress.num_rows)
 
-    def orders(self) -> list[tuple[Command, int, int]]:
-        """The command, the number of steps and the first step of each lane's last order."""
-        return [(*lane.exchange.order, lane.exchange.step) for lane in self.driver.lanes]
+    def orders(self) -> list[tuple[bool, int, int]]:
+        """Whether the ranks choose, the number of steps and the first step of each lane's last order."""
+        orders = [lane.exchange.order for lane in self.driver.lanes]
+        return [(order.is_chosen, order.num_rows, order.step) for order in orders]
 
     def sent(self) -> np.ndarray:
         """The actions of the last orders, of shape (num_steps, 4)."""
-        return np.concatenate([lane.exchange.sent_actions()[0] for lane in self.driver.lanes], axis=1)
+        return np.concatenate([lane.exchange.order.actions[0] for lane in self.driver.lanes], axis=1)
 
 
 @pytest.mark.parametrize("make", [Counting, Nested], ids=["one", "nested"])
@@ -73,7 +73,7 @@ def test_a_policy_gets_copies_of_the_last_observations_of_its_lanes_in_env_order
     run.act()
     run.actor.forget(9)
     assert len(given) == 1 and list(run.driver.under_way) == run.driver.lanes
-    assert run.orders() == [(Command.STEP, 1, 5)] * 2
+    assert run.orders() == [(False, 1, 5)] * 2
     for leaf, array in zip(leaves(make.action_space), run.block.action_arrays, strict=True):
         assert array[1].tobytes() == leaf.of(actions).tobytes() and not array[[0, *range(2, 8)]].any()
     assert run.driver.clock.seconds["policy"] > 0
@@ -89,8 +89,8 @@ def test_actions_that_are_none_of_the_space_are_not_sent():
 def test_the_random_policy_is_asked_by_step_and_its_actions_come_back_with_the_slots():
     run = Run(None)
     run.actor.act(run.progresses[1:], FAR)
-    assert list(run.driver.under_way) == run.driver.lanes[1:] and run.orders()[1] == (Command.STEP, 1, 5)
-    [sent] = run.driver.lanes[1].exchange.sent_actions()
+    assert list(run.driver.under_way) == run.driver.lanes[1:] and run.orders()[1] == (False, 1, 5)
+    [sent] = run.driver.lanes[1].exchange.order.actions
     assert sent.tolist() == [RandomPolicy(ACTIONS, 4, 3).at(5)[2:].tolist()]
     assert not run.block.action_arrays[0].any()
     run.actor.forget(64)
@@ -102,7 +102,7 @@ def test_random_actions_of_several_steps_are_sent_at_a_time(stop: int):
     run = Run(None, most=4)
     run.act(stop)
     num_steps = min(8, stop) - 5  # A fragment ends at a multiple of four steps.
-    assert run.orders() == [(Command.FRAGMENT, num_steps, 5)] * 2
+    assert run.orders() == [(False, num_steps, 5)] * 2
     assert run.sent().tolist() == [RandomPolicy(ACTIONS, 4, 3).at(step).tolist() for step in range(5, 5 + num_steps)]
     assert [progress.num_rows for progress in run.progresses] == [num_steps] * 2
 
@@ -110,7 +110,7 @@ def test_random_actions_of_several_steps_are_sent_at_a_time(stop: int):
 def test_ranks_choose_random_actions_where_they_are_to():
     run = Run(None, most=4, inference="workers")
     run.act()
-    assert run.orders() == [(Command.CHOOSE, 3, 5)] * 2 and not run.policy._drawn
+    assert run.orders() == [(True, 3, 5)] * 2 and not run.policy._drawn
     assert run.driver.clock.seconds["policy"] == 0
 
 
@@ -118,13 +118,13 @@ def test_ranks_choose_random_actions_where_they_are_to():
 def test_drawing_is_left_to_the_ranks_for_good_where_it_takes_the_root_long(share: float, who: str):
     run = Run(None, inference="auto")
     run.act()
-    assert run.actor.inference == "auto" and run.orders()[0][0] == Command.STEP
+    assert run.actor.inference == "auto" and run.orders()[0][0] is False
     clock = run.driver.clock
     clock.now += 2 * acting.TRIAL_S
     clock.seconds["policy"] = share * 2 * acting.TRIAL_S
     run.act()
     assert run.actor.inference == who
-    assert run.orders()[1][0] == (Command.CHOOSE if who == "workers" else Command.STEP)
+    assert run.orders()[1][0] is (who == "workers")
 
 
 def planned(num_steps: int) -> np.ndarray:
@@ -161,7 +161,7 @@ def test_a_plan_is_taken_step_by_step_where_fragments_have_one_step():
         progress.step, progress.row = 0, 0
     for row in range(3):
         run.act()
-        assert run.orders() == [(Command.STEP, 1, row)] * 2 and run.sent().tolist() == [planned(5)[row].tolist()]
+        assert run.orders() == [(False, 1, row)] * 2 and run.sent().tolist() == [planned(5)[row].tolist()]
         run.go_on()
 
 
@@ -186,7 +186,7 @@ def test_a_continued_run_takes_up_the_plan_amid_which_it_was_stopped():
     recalled = np.array([[2] * 4, [3] * 4, [4] * 4, [2] * 4])
     run.actor.recall = lambda step: recalled * (step == 3)
     run.act()
-    assert run.orders() == [(Command.STEP, 1, 5)] * 2 and run.sent().tolist() == [[4, 5, 6, 4]]
+    assert run.orders() == [(False, 1, 5)] * 2 and run.sent().tolist() == [[4, 5, 6, 4]]
     assert [array.tolist() for array in asked[1:]] == [recalled[:2].tolist(), recalled[2:].tolist()]
 
 

@@ -208,7 +208,10 @@ def test_an_env_that_fails_is_named_and_all_whole_steps_are_kept(job: Job, whole
     told = re.match(rf"rank {rank} \({HOST}, envs .*\), step (\d+): env \d, .* the simulator has diverged", message)
     assert told, message
     num_steps = assert_begins(job.folder / "run.h5.part", whole)
-    assert 0 < num_steps <= int(told[1]) and f"; the {num_steps:,} steps before are in run.h5.part" in message
+    assert (
+        0 < num_steps <= int(told[1])
+        and f"; the {num_steps:,} steps before are in {job.folder / 'run.h5.part'}" in message
+    )
 
 
 @pytest.mark.mpi(3)

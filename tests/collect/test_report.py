@@ -144,7 +144,7 @@ def test_one_of_something_is_not_called_many(job):
 def test_without_progress_there_is_nothing_but_the_summary(job):
     result = job(None, *LONG, "250", *OUT, "--progress", "none")
     assert (result.code, result.err) == (0, "")
-    assert result.out.endswith("file: run.h5 (complete)\n")
+    assert result.out.endswith(f"file: {job.folder / 'run.h5'} (complete)\n")
 
 
 WATCHED = ("--env-factory", "unruly_envs:Watched", "--num-envs", "6", "--num-steps", "3000", *OUT)
@@ -155,7 +155,7 @@ WATCHED = ("--env-factory", "unruly_envs:Watched", "--num-envs", "6", "--num-ste
 def test_a_terminal_gets_a_bar_while_the_run_goes_on_and_messages_take_its_place(job, num_ranks, launched):
     """The run waits for somebody to see the bar.  Launchers may hold back what is no whole line."""
     code, out, seen = on_a_terminal(job, num_ranks if launched else None, *WATCHED, "--on-env-error", "restart")
-    assert code == 0 and out.endswith("file: run.h5 (complete)\n")
+    assert code == 0 and out.endswith(f"file: {job.folder / 'run.h5'} (complete)\n")
     bars = [line for line in re.split(r"[\r\n]+", seen) if "%|" in line]
     assert bars and max(map(len, bars)) < TERMINAL_COLUMNS and not LINE.search(seen)
     assert re.search(r"[\d,]+ env steps/s, .*[\d,]+/3,000 steps, envs", bars[-1])
@@ -195,7 +195,7 @@ def test_the_summary_has_the_rate_the_losses_and_the_file(job, num_ranks):
     assert sum(map(float, shares.values())) == pytest.approx(100, abs=0.3)
     assert re.fullmatch(r"fragments of \d+ steps at most; rank 0 sent the actions", fragments)
     assert re.match(rf"slowest rank: [01] \({os.uname().nodename}\), ", slowest)
-    assert last == "file: run.h5 (complete)"
+    assert last == f"file: {job.folder / 'run.h5'} (complete)"
 
 
 def figures(seconds: float, num_envs: list[int], step_s: list[float], **more: bool) -> RunFigures:
@@ -245,11 +245,11 @@ def test_a_share_that_cannot_be_told_is_not_advised():
 @pytest.mark.any_mpi
 @pytest.mark.mpi(1, 2, 3)
 def test_the_json_summary_is_one_line_with_all_figures(short: Short, num_ranks):
-    found, _ = short(num_ranks)
+    found, path = short(num_ranks)
     derived = {"env_steps_per_s", "losses", "ratio_to_limit"}
     assert set(found) >= {each.name for each in fields(RunFigures)} | derived
     assert (found["num_ranks"], found["num_envs"], found["num_steps"]) == (num_ranks, 6, 200)
-    assert (found["file"], found["complete"], found["limit"], found["ratio_to_limit"]) == ("run.h5", True, [], None)
+    assert (found["file"], found["complete"], found["limit"], found["ratio_to_limit"]) == (str(path), True, [], None)
     assert found["env_steps_per_s"] == pytest.approx(found["env_steps"] / found["seconds"])
     assert [rank["rank"] for rank in found["ranks"]] == list(range(num_ranks)) and len(found["step_s"]) == num_ranks
     assert sum(rank["num_envs"] for rank in found["ranks"]) == 6

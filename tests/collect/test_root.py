@@ -169,7 +169,7 @@ def test_the_limit_is_measured_around_each_part_of_a_run(out: Path, num_steps: i
 def test_without_trajectories_only_the_throughput_is_written(out: Path):
     assert drive(root_of(out, trajectories=False)) == 0
     with h5py.File(out) as file:
-        assert set(file) == {"throughput", "faults"} and file["throughput"].attrs["env_steps"] > 0
+        assert set(file) == {"chunks", "commits", "throughput", "faults"} and file["throughput"].attrs["env_steps"] > 0
 
 
 def test_the_memory_of_three_blocks_is_checked_and_room_for_the_file(out: Path, monkeypatch, capfd):

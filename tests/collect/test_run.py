@@ -1,11 +1,10 @@
 """How a run begins and ends, and `run --dry-run`: what it would be refused for, told by one process without MPI."""
 
 import gc
-import os
 import signal
 import weakref
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,7 +19,7 @@ from stopped_runs import OUT
 from mpi_rollout.collect import run as run_module
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.envs.faults import ABORT
-from mpi_rollout.errors import UsageError
+from mpi_rollout.errors import Interrupted, UsageError
 from mpi_rollout.exchange.world import SingleRankComm
 from mpi_rollout.process.interrupts import STOP_SIGNALS
 
@@ -126,14 +125,27 @@ def test_a_run_gives_back_what_it_holds_of_terminal_and_launcher(tmp_path: Path,
     assert steps == ["end_with_launcher", "share True", "share False", "release"]
 
 
-def test_who_asks_a_run_to_stop_while_ranks_come_together_is_heard(tmp_path: Path, steps, monkeypatch, capfd):
-    def come_together(timeout_s: float) -> SingleRankComm:
-        os.kill(os.getpid(), signal.SIGUSR1)
-        return SingleRankComm()
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGUSR1"])
+def test_who_asks_a_run_to_stop_while_envs_are_made_is_heard(tmp_path: Path, steps, monkeypatch, capfd, name: str):
+    """Also where an env lets no interrupt through."""
+    make = envs.Counting.__init__
 
-    monkeypatch.setattr(run_module.meeting, "come_together", come_together)
+    def init(self: envs.Counting) -> None:
+        with suppress(KeyboardInterrupt):
+            signal.raise_signal(getattr(signal, name))
+        make(self)
+
+    monkeypatch.setattr(envs.Counting, "__init__", init)
     assert run_module.run(config(tmp_path)) == 75
-    assert "stopped by SIGUSR1" in capfd.readouterr().err
+    assert f"stopped by {name}" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_a_signal_interrupts_the_making_of_envs(tmp_path: Path, steps, monkeypatch, name: str):
+    monkeypatch.setattr(envs.Counting, "__init__", lambda self: signal.raise_signal(getattr(signal, name)))
+    with pytest.raises(Interrupted, match=f"stopped by {name} before the first step; give the same command again"):
+        run_module.run(config(tmp_path))
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(("num_ranks", "is_last"), [(1, True), (2, False)])

@@ -1,12 +1,15 @@
 """Who asks a run to stop is heard between two steps, and loses no step that was taken."""
 
+import json
 import os
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
-from jobs import is_hydra, processes_in
-from stopped_runs import assert_begins, assert_stopped, committed, fails, start_long
+from jobs import Job, is_hydra, job_environment, processes_in
+from stopped_runs import ENVS, HOST, OUT, PACED, assert_begins, assert_stopped, committed, fails, start_long
 
 
 @pytest.mark.mpi(3)
@@ -52,3 +55,38 @@ def test_who_asks_again_after_a_second_is_not_made_to_wait_for_a_long_step(job):
         os.kill(run.pid, signal.SIGINT)
     assert run.finish().code != 0
     assert time.monotonic() - start < 8.0
+
+
+ON_TERMINAL = "import os, pty, sys; sys.exit(os.waitstatus_to_exitcode(pty.spawn(sys.argv[1:])))"
+
+
+def press_ctrl_c(job: Job, num_ranks: int | None) -> tuple[int, str]:
+    """Start a run on a terminal, press Ctrl-C there amid it; return the exit code and what the terminal showed."""
+    run = job.command(num_ranks, *PACED, "--num-steps", "100000000", *ENVS, *OUT)
+    terminal = subprocess.Popen(
+        [sys.executable, "-c", ON_TERMINAL, *run],
+        cwd=job.folder,
+        env=job_environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    while not committed(job.folder / "run.h5.part"):
+        time.sleep(0.05)
+    shown, _ = terminal.communicate(b"\x03", timeout=60)
+    return terminal.returncode, shown.decode()
+
+
+@pytest.mark.parametrize("num_ranks", [None, pytest.param(2, marks=pytest.mark.mpi)])
+def test_ctrl_c_on_a_terminal_is_answered_there(job, whole, num_ranks):
+    """Also where Open MPI's mpirun passes nothing on any more, and kills the ranks soon."""
+    code, shown = press_ctrl_c(job, num_ranks)
+    is_open_mpi = num_ranks is not None and not is_hydra()
+    name = "SIGTERM, which mpirun sends after Ctrl-C" if is_open_mpi else "SIGINT"
+    assert code == (1 if is_open_mpi else 75)
+    status = json.loads((job.folder / "run.status.json").read_text())
+    num_steps = assert_begins(job.folder / "run.h5.part", whole)
+    said = f"rank 0 ({HOST}), step {num_steps}: stopped by {name}"
+    assert (status["state"], status["message"]) == ("interrupted", said)
+    part = job.folder / "run.h5.part"
+    kept = f"the {num_steps:,} steps before are in {part}; the same command continues"
+    assert shown.count(f"mpi_rollout: {said}; {kept}") == 1, shown

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from jobs import Job, Start
 
-from mpi_rollout.commands.replay import is_built_in
+from mpi_rollout.commands.consent import is_built_in
 
 pytestmark = pytest.mark.any_mpi
 

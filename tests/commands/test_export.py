@@ -69,7 +69,7 @@ def test_an_id_that_is_taken_is_refused_or_overwritten(job: Job, files: dict[str
     [
         ("complete", "data", 64, "data has no version, and Minari would not load it; use data-v0"),
         ("complete", "my data-v0", 64, "is no id of Minari"),
-        ("damaged", ID, 65, "cannot read trajectories/observations/x"),
+        ("damaged", ID, 65, "trajectories/observations/x, rows 0 to 7: the checksum"),
         ("without", ID, 65, "trajectories"),
         ("other", ID, 65, "was not written by mpi_rollout"),
         ("missing", ID, 65, "no such file"),
@@ -111,7 +111,9 @@ def test_nothing_is_left_where_somebody_stops_it(job: Job, files: dict[str, Path
 @pytest.mark.any_mpi
 def test_a_failure_on_one_rank_is_told_once_and_leaves_nothing(job: Job, files: dict[str, Path]):
     result = job(2, "export", "minari", files["damaged"], ID, MINARI_DATASETS_PATH=str(job.folder / "sets"))
-    assert result.code == 65 and len(result.messages) == 1 and "cannot read" in result.messages[0], result.err
+    assert result.code == 65 and len(result.messages) == 1 and "the checksum does not fit" in result.messages[0], (
+        result.err
+    )
     assert not (job.folder / "sets").exists()
 
 

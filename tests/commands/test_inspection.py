@@ -117,7 +117,8 @@ def test_a_file_without_an_ended_episode_is_told(job: Job):
     path = job.collect(None, "--env", "CartPole-v1", "--num-envs", "2", "--num-steps", "3")
     result = inspected(job, path)
     assert result.code == 0, result.err
-    assert "episodes      0 ended (0 terminated, 0 truncated), 2 under way at the end" in result.out
+    where = "in Python data.episodes and data.unfinished"
+    assert f"episodes      0 ended (0 terminated, 0 truncated), 2 under way at the end; {where}\n" in result.out
 
 
 @pytest.mark.parametrize("kind", ["complete", "part"])
@@ -168,11 +169,12 @@ def test_times_that_nobody_measured_have_no_axes():
     assert [text.get_text() for text in axes.texts] == ["not measured"] and not len(axes.get_yticks())
 
 
-@pytest.mark.parametrize("name", ["no/folder/run.png", "run.doc"])
-def test_a_figure_that_cannot_be_written_is_refused(job: Job, complete: Path, name: str):
+@pytest.mark.parametrize(("name", "code"), [("no/folder/run.png", 74), ("folder.png", 74), ("run.doc", 64)])
+def test_a_figure_that_cannot_be_written_is_refused(job: Job, complete: Path, name: str, code: int):
     pytest.importorskip("matplotlib")
+    (job.folder / "folder.png").mkdir(exist_ok=True)
     result = inspected(job, complete, "--plot", name)
-    assert result.code == 64
+    assert result.code == code
     assert result.err.startswith(f"mpi_rollout: --plot {name}: ") and result.err.count("\n") == 1
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from jobs import Job
 
-from mpi_rollout.commands.inspection import runs_of, table
+from mpi_rollout.commands.listing import runs_of, table
 from mpi_rollout.storage.ownership import make_locked
 from mpi_rollout.storage.status import Status
 

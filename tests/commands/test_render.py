@@ -9,6 +9,7 @@ import h5py
 import numpy as np
 import pytest
 from jobs import Job, Result
+from written_data import relist
 
 pytest.importorskip("imageio_ffmpeg")
 RUN = ("--num-envs", "5", "--num-steps", "70", "--seed", "2", "--progress", "none")
@@ -71,6 +72,7 @@ def test_what_is_not_the_episode_of_the_file_is_no_film_of_it(job: Job, drawn: P
     shutil.copy(drawn, job.folder / "run.h5")
     with h5py.File(job.folder / "run.h5", "r+") as file:
         file["trajectories/observations/draw"][2, 0, 1] += 0.25
+    relist(job.folder / "run.h5")
     result = rendered(job, Path("run.h5"), *MAKE, "--episode", "first", "--out", "film.mp4")
     assert (
         result.code == 65
@@ -104,6 +106,7 @@ def test_an_env_that_does_not_draw_is_told(job: Job, drawn: Path, factory: str, 
         from mpi_rollout.storage.schema import digest_of
 
         file.attrs["digest"] = digest_of(file.attrs)
+    relist(path)
     result = rendered(job, path, "--env-factory", name, "--out", "film.mp4")
     assert result.code == code and len(result.messages) == 1 and problem in result.messages[0], result.err
     assert not list(job.folder.glob("film*"))

@@ -2,15 +2,24 @@
 
 import json
 import re
+from collections.abc import Callable
+from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
 from jobs import Job
+from native_envs import Seeded, drift, seeded
+from single_rank import drive, root_of
+from stopping_envs import Counting
+from written_data import relist
 
-from mpi_rollout.commands.replay import choose, differences_of
+from mpi_rollout.collect import replay as collect_replay
+from mpi_rollout.commands.consent import Consent
+from mpi_rollout.commands.replay import check_promise, choose, differences_of, replay
 from mpi_rollout.config import RolloutConfig
-from mpi_rollout.envs.env_maker import maker_of
+from mpi_rollout.envs.env_maker import EnvMaker, maker_of
+from mpi_rollout.errors import UsageError
 from mpi_rollout.storage.schema import EPISODE
 
 MOODY = """
@@ -138,6 +147,7 @@ def test_a_changed_reward_with_a_good_checksum_is_found(job: Job):
         rows = file["episodes"][...]
         rows["return"][0] += 1
         file["episodes"][...] = rows
+    relist(path)
     assert job(None, "verify", str(path)).code == 0
     assert "in its step 3: rewards is 2.0 in the file, 1.0 in the replay" in (
         job(None, "verify", str(path), "--replay", "1").err
@@ -160,6 +170,40 @@ def test_a_change_in_any_row_of_an_episode_is_found(job: Job):
                 rows[row] = before
 
 
+class Broken(Counting):
+    def step(self, action):
+        if self.step_number == 2 and self.seed % 2:
+            raise RuntimeError("out of fuel")
+        return super().step(action)
+
+
+class BrokenSlice(Seeded):
+    def step(self, actions):
+        if self._place.max() > 5:
+            raise RuntimeError("out of fuel")
+        return super().step(actions)
+
+
+@pytest.mark.parametrize(
+    ("factory", "broken", "mode"),
+    [("stopping_envs:Counting", Broken, "sync"), ("native_envs:seeded", BrokenSlice, "native")],
+)
+def test_an_env_that_fails_in_some_episodes_is_told_for_each_of_them(
+    tmp_path: Path, factory: str, broken: Callable, mode: str
+):
+    path = tmp_path / "run.h5"
+    assert drive(root_of(path, env_factory=factory, vectorization_mode=mode, num_steps=60)) == 0
+    with h5py.File(path) as file:
+        episodes = [row for row in file["episodes"][...] if row["length"] > 3]
+        seed = RolloutConfig.from_json(file.attrs["config"], "").seed
+        told = list(differences_of(file, EnvMaker(broken, vectorization_mode=mode), episodes, seed))
+    fails = [row for row in episodes if mode == "native" or row["seed"] % 2]
+    assert 1 < len(told) == len(fails) and (mode == "native" or len(fails) < len(episodes))
+    for row in fails:
+        [words] = [words for words in told if f"env {row['env_index']} from step {row['start']} on" in words]
+        assert "fails in the replay: " in words and "RuntimeError: out of fuel" in words
+
+
 def test_an_env_that_cannot_be_made_any_more_is_told_in_one_line(job: Job):
     source = "import gymnasium\ndef make(): return gymnasium.make('CartPole-v1')\n"
     (job.folder / "gone.py").write_text(source)
@@ -179,3 +223,22 @@ def test_episodes_without_seeds_are_refused_with_the_reason(job: Job):
     assert job(None, "verify", str(path)).code == 0
     result = job(None, "verify", str(path), "--replay", "1")
     assert result.code == 64 and "have no seed of their own (-1)" in result.err
+
+
+def test_envs_that_promise_something_else_than_those_of_the_file_are_refused():
+    with h5py.File("run.h5", "w", driver="core", backing_store=False) as file:
+        file.attrs["reproducibility"] = "env"
+        check_promise(file, EnvMaker(drift, vectorization_mode="native").native(range(2)))
+        with pytest.raises(UsageError, match=r"promised env .* here they promise episode"):
+            check_promise(file, EnvMaker(seeded, vectorization_mode="native").native(range(2)))
+
+
+def test_a_history_that_takes_too_long_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path = tmp_path / "run.h5"
+    assert drive(root_of(path, env_factory="native_envs:drift", vectorization_mode="native")) == 0
+    trusting = Consent(trust=True)
+    assert replay(str(path), 1, 0, trusting)["replayed_steps"] == 60
+    monkeypatch.setattr(collect_replay, "LEARNING_S", 0.0)
+    monkeypatch.setattr(collect_replay, "LONGEST_HISTORY_S", 0.0)
+    with pytest.raises(UsageError, match=r"all of their 20 steps, .*; without --replay the file can be verified"):
+        replay(str(path), 1, 0, trusting)

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from mpi_rollout.core.info_columns import flat_mask, types_in, with_masks
-from mpi_rollout.core.info_types import checked_types, dtype_and_shape, mask_name, read_types
+from mpi_rollout.core.column_types import mask_name, read_type
+from mpi_rollout.core.info_columns import flat_mask, typed_leaves, types_in, with_masks
+from mpi_rollout.core.info_types import checked_types, read_types
 from mpi_rollout.core.spaces import Leaf
 from mpi_rollout.errors import UsageError
 
@@ -27,10 +28,21 @@ def test_words_outside_of_texts_need_no_quotation_marks():
     given = '{"lives": int, position: [float, 3], "a/b": ["uint8", [2, 2]], "int": float32}'
     assert read_types(given) == expected and checked_types(expected) == expected
     assert read_types(" all ") == "all" and read_types("{}") == {}
-    assert dtype_and_shape(["uint8", 2, 2]) == (np.dtype(np.uint8), (2, 2))
 
 
-@pytest.mark.parametrize("value", ["None", "3", '"some"', '{"a": null}', '{"a": []}', '{"a": [int, 1.5]}', '{"": int}'])
+@pytest.mark.parametrize(
+    "kind", [(np.float32, (2, 3)), ("f4", [2, 3]), ["float32", 2, 3], ("f4", 2, np.int64(3))], ids=str
+)
+def test_all_ways_to_write_a_type_mean_the_same(kind: object):
+    assert read_type(kind) == (np.dtype(np.float32), (2, 3)) and read_type(float) == (np.dtype(np.float64), ())
+    assert typed_leaves({"deep/position": kind}) == (Leaf(("deep", "position"), np.dtype(np.float32), (2, 3)),)
+    assert checked_types({"position": kind}) == {"position": ["float32", 2, 3]}
+
+
+WRONG = "None", "3", '"some"', '{"a": null}', '{"a": []}', '{"a": [int, 1.5]}', '{"": int}', '{"a": "(2,"}'
+
+
+@pytest.mark.parametrize("value", WRONG)
 def test_other_values_are_refused(value: str):
     with pytest.raises(UsageError, match="--store-infos"):
         read_types(value)

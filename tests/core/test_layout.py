@@ -8,7 +8,8 @@ import pytest
 from envs import Counting, Image, Nested
 from gymnasium import spaces
 
-from mpi_rollout.core.layout import ALIGNMENT, RESULTS, Block, Columns, Destination, SlotLayout, noun
+from mpi_rollout.core.columns import RESULTS, noun
+from mpi_rollout.core.layout import ALIGNMENT, Block, Columns, Destination, SlotLayout
 from mpi_rollout.core.partition import Partition
 from mpi_rollout.core.spaces import Leaf, leaves
 
@@ -126,7 +127,7 @@ def test_the_head_of_a_slot_has_its_header_and_results_and_nothing_else(space: s
     for column in all_of(columns):
         column[...] = 1
     heads = slots[:, : layout.head_nbytes].copy()
-    for column, expected in zip(layout.results(heads[None]), columns.results, strict=True):
+    for column, expected in zip(layout.outcomes(heads[None]), columns.results, strict=True):
         assert column.shape == (1, 2, 3) and column[0].tobytes() == expected.tobytes()
     observations = columns.observation_arrays[0]
     assert observations.ctypes.data - slots.ctypes.data == layout.head_nbytes
@@ -148,7 +149,7 @@ def test_columns_of_many_rows_have_the_axes_of_the_rows_first(space: spaces.Spac
         for column, whole in zip(all_of(one), arrays, strict=True):
             assert column.tobytes() == whole[index].tobytes()
     heads = rows.reshape(-1, layout.nbytes)[:, : layout.head_nbytes].copy().reshape(*lead, -1)
-    for column, expected in zip(layout.results(heads), columns.results, strict=True):
+    for column, expected in zip(layout.outcomes(heads), columns.results, strict=True):
         assert column[..., :2].tobytes() == expected.tobytes()
 
 

@@ -1,19 +1,19 @@
 """Every stream of random numbers comes from (seed, env_index, ...) and overlaps no other."""
 
+import tracemalloc
 from itertools import islice, product
 
 import numpy as np
 import pytest
 from jobs import Job, datasets
 
-from mpi_rollout.core import seeding
 from mpi_rollout.core.seeding import (
-    SeedTable,
     WordsOfEnvs,
     draws_of_block,
     episode_seeds,
     policy_key,
     seed_of_slice,
+    seeds_of_episodes,
 )
 
 
@@ -21,16 +21,39 @@ def first_seeds(seed: int, env_index: int, count: int) -> list[int]:
     return list(islice(episode_seeds(seed, env_index), count))
 
 
-def test_episode_k_has_word_k_of_the_envs_own_sequence():
-    words = np.random.SeedSequence(7, spawn_key=(3,)).generate_state(500)
-    assert first_seeds(7, 3, 500) == words.tolist()
+SEEDS = 0, 7, 2**32 - 1, 2**70, 2**128 - 1, 2**128, 2**200  # Of 1 to 7 words; a pool has 4.
+ENVS = 0, 1, 5, 399_999, 2**32 - 1
 
 
-@pytest.mark.parametrize("drawn_ahead", [1, 3, 1000])
-def test_how_many_seeds_are_drawn_ahead_does_not_change_them(monkeypatch: pytest.MonkeyPatch, drawn_ahead: int):
-    expected = first_seeds(0, 5, 300)
-    monkeypatch.setattr(seeding, "DRAWN_AHEAD", drawn_ahead)
-    assert first_seeds(0, 5, 300) == expected
+@pytest.mark.parametrize(("seed", "env_index"), list(product(SEEDS, ENVS)))
+def test_episode_k_has_word_k_of_the_envs_own_sequence(seed: int, env_index: int):
+    words = np.random.SeedSequence(seed, spawn_key=(env_index,)).generate_state(100)
+    assert first_seeds(seed, env_index, 100) == words.tolist()
+    assert seeds_of_episodes(seed, np.full(100, env_index), np.arange(100)).tolist() == words.tolist()
+
+
+def test_episode_a_million_has_its_word_too():
+    words = np.random.SeedSequence(9, spawn_key=(3,)).generate_state(10**6 + 100)
+    assert (seeds_of_episodes(9, np.full(len(words), 3), np.arange(len(words))) == words).all()
+    assert list(islice(episode_seeds(9, 3, 10**6), 100)) == words[10**6 :].tolist()
+
+
+@pytest.mark.parametrize("first", [1, 2, 3, 4, 63, 1000])
+def test_seeds_may_begin_with_any_episode(first: int):
+    assert list(islice(episode_seeds(4, 2, first), 9)) == first_seeds(4, 2, first + 9)[first:]
+
+
+def test_late_seeds_take_no_more_memory_than_the_first_ones():
+    tracemalloc.start()
+    try:
+        seeds, env, late = episode_seeds(0, 0, 10**15), np.array([399_999]), np.array([10**15])
+        for _ in range(20_000):
+            next(seeds)
+        seeds_of_episodes(0, env, late)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 20_000
 
 
 def test_seeds_are_python_integers_of_32_bits():
@@ -38,27 +61,14 @@ def test_seeds_are_python_integers_of_32_bits():
     assert all(type(seed) is int and 0 <= seed < 2**32 for seed in seeds)
 
 
-def test_the_table_has_the_same_seeds_as_the_envs_took():
-    table = SeedTable(9, range(4))
-    env, episode = np.indices((4, 300))
-    expected = [first_seeds(9, index, 300) for index in range(4)]
-    assert table(env.ravel(), episode.ravel()).reshape(4, 300).tolist() == expected
-
-
-def test_the_table_has_the_same_seeds_in_whatever_order_it_is_asked():
+def test_seeds_of_many_envs_are_the_same_in_whatever_order_they_are_asked():
     env, episode = np.array([2, 0, 2, 1]), np.array([700, 0, 63, 64])
-    at_once = SeedTable(1, range(3))(env, episode).tolist()
-    table = SeedTable(1, range(3))
-    assert [table(env[[i]], episode[[i]])[0] for i in (1, 3, 2, 0)] == [at_once[i] for i in (1, 3, 2, 0)]
+    at_once = seeds_of_episodes(1, env, episode).tolist()
+    assert [seeds_of_episodes(1, env[[i]], episode[[i]])[0] for i in (1, 3, 2, 0)] == [at_once[i] for i in (1, 3, 2, 0)]
 
 
-def test_the_table_answers_no_question_with_no_seed():
-    assert SeedTable(0, range(2))(np.array([], np.int64), np.array([], np.int64)).shape == (0,)
-
-
-def test_more_envs_do_not_change_the_seeds_of_the_first_ones():
-    env, episode = np.array([0, 1, 2]), np.array([4, 70, 0])
-    assert SeedTable(3, range(3))(env, episode).tolist() == SeedTable(3, range(50))(env, episode).tolist()
+def test_no_episodes_have_no_seeds():
+    assert seeds_of_episodes(0, np.array([], np.int64), np.array([], np.int64)).shape == (0,)
 
 
 def test_runs_with_seeds_0_and_1_share_no_stream():

@@ -10,7 +10,7 @@ import pytest
 from crafted_files import attribute, craft
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
-from written_data import ACTIONS, NUM_STEPS, SMALL, Feed, ending, written
+from written_data import ACTIONS, NUM_STEPS, SMALL, Feed, ending, relist, written
 
 import mpi_rollout
 from mpi_rollout.core.spaces import describe
@@ -49,9 +49,10 @@ def test_a_column_gives_what_its_dataset_gives(path: Path) -> None:
 
 
 def test_rows_beyond_the_last_commit_are_not_given(tmp_path: Path) -> None:
-    path = written(tmp_path, "killed")
+    path = written(tmp_path, "ended")
     with h5py.File(path, "r+") as file:
         file["trajectories"].attrs.modify("num_steps", np.int64(10))
+    relist(path)
     data = mpi_rollout.open(path)
     assert data.rewards[...].shape == data.rewards[:99].shape == (10, 3) and len(data.observations["x"]) == 11
     assert (data.episodes["start"] + data.episodes["length"] <= 10).all()
@@ -117,7 +118,10 @@ def test_files_that_cannot_be_read_are_refused_in_one_line(tmp_path: Path, path:
         mpi_rollout.open(tmp_path / "none.h5")
     for change, words in (
         (attribute("spaces", '{"observation": {"type": "Box"}, "action": {}}'), "describes no space"),
-        (lambda file: file["episodes"].__setitem__(0, (99, *file["episodes"][0].tolist()[1:])), "episodes, row 0"),
+        (
+            lambda file: file["episodes"].__setitem__(0, (99, *file["episodes"][0].tolist()[1:])),
+            "episodes: row 0 cannot be",
+        ),
         (lambda file: file["trajectories"].pop("actions"), "there is no trajectories/actions"),
     ):
         craft(Path(shutil.copy(path, tmp_path / "made.h5")), change)

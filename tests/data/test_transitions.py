@@ -73,9 +73,9 @@ def test_a_damaged_chunk_is_never_taken(tmp_path: Path) -> None:
     with h5py.File(path) as file:
         place = file["trajectories/rewards"].id.get_chunk_info_by_coord((0, 0)).byte_offset
     flip(path, place + 11)
-    with pytest.raises(DataError, match=r"trajectories/rewards: rows 0 to 7: the checksum does not fit"):
+    with pytest.raises(DataError, match=r"trajectories/rewards, rows 0 to 7: the checksum does not fit"):
         mpi_rollout.open(path).sample_transitions(100, 0)
-    with pytest.raises(DataError, match=r"cannot read trajectories/rewards: .*verify"):
+    with pytest.raises(DataError, match="the checksum does not fit"):
         list(mpi_rollout.open(path).iter_episodes())
 
 

@@ -14,7 +14,7 @@ from jobs import Job
 from seeded_faults import Moody, Once
 
 from mpi_rollout.core.layout import Block
-from mpi_rollout.core.seeding import SeedTable, episode_seeds
+from mpi_rollout.core.seeding import episode_seeds
 from mpi_rollout.envs.faults import ABORT, OnFault, OutputChecks
 from mpi_rollout.envs.loop import LoopVectorEnv
 from mpi_rollout.errors import DataError, EnvError, counted
@@ -214,7 +214,7 @@ def test_a_failed_reset_is_an_episode_and_a_lost_env_has_none_until_it_is_back(c
     block = Block(spaces.Discrete(2), spaces.Discrete(2), 2, 1, NUM_ROWS)
     block.truncations[LIFE["ends"], 1] = True
     block.rewards[...] = 1.0
-    table = EpisodeTable(2, SeedTable(4, range(2)))
+    table = EpisodeTable(2, 4)
     for step in LIFE["faults"]:
         table.note_fault(1, step)
     for start, stop in pairwise((0, *cuts, NUM_ROWS)):

@@ -35,6 +35,8 @@ OF_ENVS = {
     ("acting", "empty Dict"): OF_ACTIONS.format("Dict"),
     ("acting", "empty Tuple"): OF_ACTIONS.format("Tuple"),
     ("acting", "in a Dict"): OF_ACTIONS.format("Tuple"),
+    ("spaceless", "action_space"): "must return an env, got one without action_space; set self.action_space in its __i",
+    ("spaceless", "observation_space"): "got one without observation_space; set self.observation_space in its __init__",
     ("forgetful",): "refused_envs:forgetful must return an env, got None; does it lack a return?",
     ("unmade",): "refused_envs:unmade must return an env, got the class Env; return an instance, Env(...)",
     ("vectorized",): "must return an env, got the vectorized CartPoleVectorEnv; return a single env",
@@ -114,3 +116,18 @@ def test_an_env_of_an_old_version_needs_no_package_but_its_latest_version():
         pytest.raises(RolloutError, match=r"gymnasium-robotics.*; use its latest ver"),
     ):
         EnvMaker("HalfCheetah-v3")()
+
+
+@pytest.mark.mpi
+def test_a_reset_without_seed_is_told_last_with_the_way_out(job: Job):
+    [result] = job.series([start("Unseeded")])
+    told = "TypeError: Unseeded.reset() got an unexpected keyword argument 'seed'; "
+    assert result.code == 70 and f"{told}it must take them: def reset(self, *, seed=None, options=None)" in result.err
+    assert result.err.splitlines()[-1].startswith("mpi_rollout: rank 0 ")
+
+
+def test_of_what_a_factory_raises_the_message_comes_last_and_our_frames_are_left_out(job: Job):
+    [result] = job.series([start("dividing")])
+    first, *_, last = result.err.splitlines()
+    assert (result.code, first) == (70, "Traceback (most recent call last):")
+    assert last == "mpi_rollout: ZeroDivisionError: division by zero" and "meeting.py" not in result.err

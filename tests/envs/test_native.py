@@ -252,7 +252,7 @@ def test_observations_of_envpool_have_the_dtypes_of_their_spaces(task: str):
 
 
 def test_jax_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch):
-    for name in ("jax", "mpi_rollout.envs.jax_slices.vector_env"):
+    for name in ("jax", "mpi_rollout.envs.jax_slices.backend"):
         monkeypatch.setitem(sys.modules, name, None)
     for make in (jax_slices.gymnax, jax_slices.brax, partial(jax_slices.jax_slice, None)):
         arguments = {} if isinstance(make, partial) else {"task": "CartPole-v1"}

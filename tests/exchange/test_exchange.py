@@ -11,8 +11,8 @@ from mpi_rollout.core.layout import ALIGNMENT
 from mpi_rollout.core.partition import Partition
 from mpi_rollout.core.spaces import Leaf, leaves
 from mpi_rollout.errors import DataError
-from mpi_rollout.exchange.direct import SwitchingTransport
-from mpi_rollout.exchange.exchange import Contents, Exchange
+from mpi_rollout.exchange.contents import Contents
+from mpi_rollout.exchange.exchange import Exchange
 from mpi_rollout.exchange.orders import HEADER_NBYTES, Command
 from mpi_rollout.exchange.transports import Transport
 from mpi_rollout.exchange.waiting import SpinWait
@@ -33,8 +33,8 @@ def exchange_of(
 def test_an_order_has_aligned_columns_for_the_actions_of_all_envs():
     exchange = exchange_of(Partition(5, 1))
     sizes = [-(-5 * leaf.nbytes // 8) * 8 for leaf in leaves(Nested.action_space)]
-    assert exchange.order_nbytes == HEADER_NBYTES + sum(sizes)
-    places = [array.ctypes.data - exchange._order.ctypes.data for array in exchange.action_arrays]
+    assert exchange.order.nbytes == HEADER_NBYTES + sum(sizes)
+    places = [array.ctypes.data - exchange.order.buffer.ctypes.data for array in exchange.order.actions]
     assert places == [HEADER_NBYTES + sum(sizes[:index]) for index in range(len(sizes))]
 
 
@@ -42,9 +42,9 @@ def test_each_rank_sees_the_actions_of_its_own_envs():
     """Envs 10 to 16 on three ranks: rank 1 has 13 and 14."""
     space = spaces.Discrete(100)
     exchange = exchange_of(Partition(7, 3, first_env=10), rank=1, action_space=space)
-    exchange.put_actions([np.arange(100)], 10)
-    assert exchange.envs == range(13, 15) and exchange.actions.tolist() == [13, 14]
-    assert exchange.action_arrays[0].tolist() == list(range(10, 17))
+    exchange.order.put([np.arange(10, 17)])
+    assert exchange.envs == range(13, 15) and exchange.order.own_actions[0][0].tolist() == [13, 14]
+    assert exchange.order.actions[0].tolist() == [list(range(10, 17))]
 
 
 def test_an_order_says_what_to_do_and_with_which_code():
@@ -57,7 +57,7 @@ def test_an_order_says_what_to_do_and_with_which_code():
         (Command.STEP, 1),
     ):
         exchange.post_order(command, code)
-        assert exchange.order == (command, code)
+        assert (exchange.order.command, exchange.order.argument) == (command, code)
 
 
 @pytest.mark.parametrize("space", [spaces.Discrete(100), Nested.action_space], ids=str)
@@ -67,10 +67,9 @@ def test_the_actions_of_a_fragment_are_those_of_its_steps(space: spaces.Space):
     exchange = exchange_of(Partition(7, 3, first_env=10), rank=1, action_space=space)
     for num_steps in (3, 8, 8, 2):
         arrays = [draws.integers(0, 2, (num_steps, 7, *leaf.shape)).astype(leaf.dtype) for leaf in leaves(space)]
-        exchange.put_fragment(arrays)
-        exchange.post_order(Command.FRAGMENT, num_steps, 40)
-        assert (exchange.num_rows, exchange.step) == (num_steps, 40)
-        for array, sent, own in zip(arrays, exchange.sent_actions(), exchange.own_actions(), strict=True):
+        exchange.post_steps(arrays, num_steps, 40)
+        assert (exchange.order.num_rows, exchange.order.step) == (num_steps, 40)
+        for array, sent, own in zip(arrays, exchange.order.actions, exchange.order.own_actions, strict=True):
             assert sent.dtype == array.dtype and sent.tobytes() == array.tobytes()
             assert own.tobytes() == array[:, 3:5].tobytes()
             assert all(own[row].flags.c_contiguous for row in range(num_steps))
@@ -78,18 +77,18 @@ def test_the_actions_of_a_fragment_are_those_of_its_steps(space: spaces.Space):
 
 def test_the_actions_of_one_step_are_a_fragment_of_one():
     exchange = exchange_of(Partition(7, 3, first_env=10), rank=1, action_space=spaces.Discrete(100))
-    exchange.put_fragment([np.ones((4, 7), np.int64)])
-    exchange.post_order(Command.FRAGMENT, 4)
-    exchange.put_actions([np.arange(7)], 0)
-    exchange.post_order(Command.STEP, 1)
-    assert exchange.sent_actions()[0].tolist() == [list(range(7))] and exchange.own_actions()[0].tolist() == [[3, 4]]
+    exchange.post_steps([np.ones((4, 7), np.int64)], 4, -1)
+    for actions in (np.arange(7), np.arange(7)[None]):
+        exchange.post_steps([actions], 1, -1)
+        assert exchange.order.actions[0].tolist() == [list(range(7))]
+        assert exchange.order.own_actions[0].tolist() == [[3, 4]]
 
 
 @pytest.mark.parametrize(
     ("command", "argument", "num_rows"),
     [
         (Command.STEP, 1, 1),
-        (Command.CHOOSE, 5, 5),
+        (Command.STEP, 5, 5),
         (Command.RESET, 0, 1),
         (Command.STOP, 75, 1),
         (Command.SWITCH, 2, 1),
@@ -98,7 +97,7 @@ def test_the_actions_of_one_step_are_a_fragment_of_one():
 def test_an_order_says_how_many_rows_come_back(command: Command, argument: int, num_rows: int):
     exchange = exchange_of(Partition(2, 1))
     exchange.post_order(command, argument)
-    assert (exchange.num_rows, exchange.step) == (num_rows, -1)
+    assert (exchange.order.num_rows, exchange.order.step) == (num_rows, -1)
 
 
 def test_the_root_without_envs_has_no_slot():
@@ -165,31 +164,28 @@ def test_infos_of_a_fragment_are_told_with_their_rows():
     exchange = exchange_of(Partition(4, 2, first_env=6))
     exchange.make_room(3)
     for row in (0, 2):
-        exchange.put_infos({"a": row}, row)
-    exchange.put_infos({}, 1)
-    assert exchange.take_infos() == [(0, slice(0, 2), {"a": 0}), (2, slice(0, 2), {"a": 2})]
+        exchange.infos.put({"a": row}, row, is_kept=False)
+    assert exchange.infos.take() == [(0, slice(0, 2), {"a": 0}), (2, slice(0, 2), {"a": 2})]
 
 
 def test_the_roots_own_infos_need_no_message_and_are_taken_once():
     exchange = exchange_of(Partition(4, 2, first_env=6))
-    exchange.put_infos({"a": 1})
-    assert exchange.take_infos() == [(0, slice(0, 2), {"a": 1})] and exchange.take_infos() == []
-    exchange.put_infos({})
-    assert exchange.take_infos() == []
-    exchange.put_infos({"a": 1})
-    exchange.drop_infos()
-    assert exchange.take_infos() == []
+    exchange.infos.put({"a": 1}, 0, is_kept=True)
+    assert exchange.infos.take() == [(0, slice(0, 2), {"a": 1})] and exchange.infos.take() == []
+    assert exchange.infos.take() == []
+    exchange.infos.put({"a": 1}, 0, is_kept=True)
+    exchange.infos.drop()
+    assert exchange.infos.take() == []
 
 
 def test_a_worker_says_how_many_bytes_its_infos_have():
     exchange = exchange_of(Partition(4, 2), rank=1)
     sent = []
     exchange.comm.Isend = lambda pickled, *_: sent.append(len(pickled))
-    exchange.put_infos({"a": np.arange(3)})
+    exchange.infos.put({"a": np.arange(3)}, 0, is_kept=True)
     exchange.post_slot()
     assert sent == [exchange._own_infos_nbytes[0]] and sent[0] > 0
-    exchange.forget_infos()
-    exchange.put_infos({})
+    exchange.infos.forget()
     exchange.post_slot()
     assert exchange._own_infos_nbytes[0] == 0 and len(sent) == 1
 
@@ -197,7 +193,7 @@ def test_a_worker_says_how_many_bytes_its_infos_have():
 def test_infos_that_cannot_be_read_are_refused_with_their_envs():
     exchange = exchange_of(Partition(5, 2, first_env=10))
     with pytest.raises(DataError, match=r'^envs 13 to 14: their infos cannot be read on rank 0: .*infos="none"\)$'):
-        exchange._unpack(slice(3, 5), np.zeros(9, np.uint8))
+        exchange.infos._unpacked(slice(3, 5), np.zeros(9, np.uint8))
 
 
 def test_the_slot_of_a_lost_rank_says_that_its_episodes_are_over():
@@ -219,16 +215,6 @@ def test_all_rows_of_a_lost_ranks_slot_say_that_its_episodes_are_over():
     exchange.end_episodes(1, [np.arange(8).reshape(2, 4)])
     assert exchange.columns.truncations[1].all() and not exchange.columns.truncations[0].any()
     assert exchange.columns.observation_arrays[0][1, :, :2].tolist() == [np.arange(8).reshape(2, 4).tolist()] * 3
-
-
-def test_only_a_transport_that_switches_is_told_of_a_shortage():
-    exchange = exchange_of(Partition(2, 1))
-    exchange.note_shortage()
-    told = []
-    exchange.transport = SwitchingTransport.__new__(SwitchingTransport)
-    exchange.transport.note_shortage = lambda: told.append(True)
-    exchange.note_shortage()
-    assert told == [True]
 
 
 def test_a_single_rank_has_its_object_without_a_message():

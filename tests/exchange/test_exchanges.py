@@ -13,7 +13,8 @@ from jobs import Job, once
 from oracle import differences, walk
 
 from mpi_rollout.core.partition import Division
-from mpi_rollout.exchange.exchange import Command, Contents
+from mpi_rollout.exchange.contents import Contents
+from mpi_rollout.exchange.exchange import Command
 from mpi_rollout.exchange.exchanges import Exchanges
 from mpi_rollout.exchange.transports import Transport
 from mpi_rollout.exchange.world import SingleRankComm
@@ -193,5 +194,5 @@ def test_a_single_rank_spreads_and_collects_to_itself():
     exchanges = alone()
     assert exchanges.spread(b"order") == b"order" and exchanges.collect(7) == [7]
     exchanges.all[0].post_order(Command.STEP)
-    assert exchanges.await_order() is exchanges.all[0] and exchanges.all[0].order == (Command.STEP, 0)
+    assert exchanges.await_order() is exchanges.all[0] and exchanges.all[0].order.command == Command.STEP
     exchanges.free()

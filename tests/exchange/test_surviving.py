@@ -24,6 +24,7 @@ from mpi_rollout.core.seeding import episode_seeds
 from mpi_rollout.errors import RankLost
 from mpi_rollout.exchange import surviving
 from mpi_rollout.exchange.surviving import ShrinkingTransport
+from mpi_rollout.exchange.transports import Buffers
 
 pytestmark = pytest.mark.full_start
 
@@ -420,7 +421,7 @@ def shrinking(monkeypatch: pytest.MonkeyPatch) -> Callable[..., SimpleNamespace]
         monkeypatch.setattr(surviving, "be_last", lambda: calls.append("be last"))
         slots, marks = np.zeros((3, 1, 8), np.uint8), np.zeros(3, np.int64)
         comm = Comm([0, 1, 2], calls, {}, lost)
-        transport = ShrinkingTransport(comm, np.zeros(8, np.uint8), slots[0], slots)
+        transport = ShrinkingTransport(Buffers(comm, np.zeros(8, np.uint8), slots[0], slots, range(3)), None)
         transport.marks = marks
         calls.clear()
         comm.script.update({name.replace("_", " "): outcomes for name, outcomes in script.items()})

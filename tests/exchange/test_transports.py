@@ -7,9 +7,8 @@ import pytest
 from jobs import Job
 
 from mpi_rollout.core.layout import RESTARTED, SHORT
-from mpi_rollout.exchange import direct
-from mpi_rollout.exchange.direct import SwitchingTransport
-from mpi_rollout.exchange.transports import Transport
+from mpi_rollout.exchange import direct, transports
+from mpi_rollout.exchange.transports import IS_DIRECT, Buffers, SwitchingTransport, Transport
 
 PROGRAM = """
 import numpy as np
@@ -17,8 +16,9 @@ from gymnasium import spaces
 from mpi4py import MPI
 from mpi_rollout.core.layout import SHORT
 from mpi_rollout.core.partition import Partition
-from mpi_rollout.exchange.exchange import Command, Contents, Exchange
+from mpi_rollout.exchange.contents import Contents
 from mpi_rollout.exchange.direct import *
+from mpi_rollout.exchange.exchange import Command, Exchange
 from mpi_rollout.exchange.transports import *
 from mpi_rollout.exchange.waiting import SleepWait
 
@@ -40,30 +40,28 @@ for order, num_rows in enumerate([1] * 12 + [7, 1, 3, 7, 1, 1, 3, 3, 7, 7, 1, 3]
         assert len(exchange.slot.rewards) == exchange.room == (ROOM if order == 12 else 5)
     steps = step + np.arange(num_rows)
     actions = envs * 10 + steps[:, None] % 9
-    command = Command.STEP if num_rows == 1 else Command.CHOOSE if order % 4 == 3 else Command.FRAGMENT
+    is_chosen = num_rows > 1 and order % 4 == 3
     if comm.rank == 0:
-        if command == Command.STEP:
-            exchange.put_actions([actions[0]], 0)
-        elif command == Command.FRAGMENT:
-            exchange.put_fragment([actions])
-        exchange.post_order(command, num_rows, step)
+        exchange.post_steps(None if is_chosen else [actions], num_rows, step)
     else:
         exchange.await_order()
-    assert (exchange.order, exchange.num_rows, exchange.step) == ((command, num_rows), num_rows, step)
+    received = exchange.order
+    assert (received.command, received.num_rows, received.step) == (Command.STEP, num_rows, step)
+    assert received.is_chosen is is_chosen
     if order in (5, 15):
         assert exchange.spread({{"order": order}} if comm.rank == 0 else None) == {{"order": order}}
     own = actions[:, exchange.envs.start : exchange.envs.stop]
-    if command != Command.CHOOSE:
-        (sent,) = exchange.own_actions()
+    if not is_chosen:
+        (sent,) = received.own_actions
         assert sent.tolist() == own.tolist()
-    exchange.forget_infos()
+    exchange.infos.forget()
     exchange.own_marks[:num_rows] = 0
     for row in range(num_rows):
         exchange.slot_rows[row].action_arrays[0][...] = own[row]
         exchange.slot_rows[row].rewards[...] = own[row] + 0.25
         exchange.slot_rows[row].observation_arrays[0][...] = own[row] + 0.5
         if (step + row + comm.rank) % 3 == 0:
-            exchange.put_infos({{"rank": comm.rank, "step": step + row}}, row)
+            exchange.infos.put({{"rank": comm.rank, "step": step + row}}, row, is_kept=False)
     exchange.own_marks[num_rows - 1] = 0 if num_rows == 1 else 100 + comm.rank
     exchange.own_step_s[0] = order + comm.rank / 8
     if {switches} and order % 7 == 3 and comm.rank == 1:
@@ -81,8 +79,8 @@ for order, num_rows in enumerate([1] * 12 + [7, 1, 3, 7, 1, 1, 3, 3, 7, 7, 1, 3]
             assert exchange.marks[:, num_rows - 1].tolist() == [100, 101, 102]
         assert exchange.step_s.tolist() == [order, order + 1 / 8, order + 2 / 8]
         if (exchange.marks == SHORT).any():
-            exchange.note_shortage()
-        infos = exchange.take_infos()
+            exchange.transport.note_shortage()
+        infos = exchange.infos.take()
         expected = [(row, rank) for rank in range(3) for row in range(num_rows) if (step + row + rank) % 3 == 0]
         assert [(row, info["rank"]) for row, _, info in infos] == expected, infos
         assert [rows.start for _, rows, _ in infos] == [partition.envs_of(rank).start for _, rank in expected]
@@ -92,7 +90,7 @@ if comm.rank == 0:
     exchange.post_order(Command.STOP, 3)
 else:
     exchange.await_order()
-    assert exchange.order == (Command.STOP, 3)
+    assert (exchange.order.command, exchange.order.argument) == (Command.STOP, 3)
     assert not {switches} or exchange.transport._direct is not None
 exchange.free()
 """
@@ -107,7 +105,7 @@ def test_orders_slots_objects_and_infos_arrive_whole(job: Job, kind: str):
 
 
 def test_the_root_alone_sends_nothing():
-    transport = Transport()
+    transport = Transport(None, None)
     assert transport.spread(5) == 5 and transport.spread() is None and transport.arrival is None
 
 
@@ -128,11 +126,10 @@ class Switching:
         self.calls: list[str] = []
         self.mark = None if mark is None else np.array([mark])
         self.sleeps = self.is_short = False
-        self.num_made, self.header = 0, np.zeros(1, np.int64)
-        collective = Noted("collective", self.calls)
-        collective.buffers = (self,)
-        self.transport = SwitchingTransport(collective, range(2), None, self.header)
-        self.transport.mark = self.mark
+        self.num_made, order = 0, np.zeros(IS_DIRECT.stop, np.uint8)
+        self.header = order[IS_DIRECT].view(np.int64)
+        self.transport = SwitchingTransport(Buffers(self, order, None, None, range(2)), None)
+        self.transport.see_marks(self.mark, None)
         watch = SimpleNamespace(restart=lambda: self.calls.append("restart"), is_short=lambda: self.is_short)
         self.transport._adaptation = SimpleNamespace(watch=watch, sleeps=self._sleeps)
 
@@ -151,8 +148,15 @@ class Switching:
 
 @pytest.fixture(autouse=True)
 def direct_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have a `Switching` note the direct messages too."""
-    monkeypatch.setattr(direct, "DirectTransport", lambda switching, *_: switching.make_direct())
+    """Have a `Switching` note what its two transports are asked."""
+
+    def make_collective(buffers: Buffers, _: object) -> Noted:
+        collective = Noted("collective", buffers.comm.calls)
+        collective.buffers = buffers
+        return collective
+
+    monkeypatch.setattr(transports, "CollectiveTransport", make_collective)
+    monkeypatch.setattr(direct, "DirectTransport", lambda buffers, _: buffers.comm.make_direct())
 
 
 def test_the_root_changes_its_way_with_an_order_and_listens_by_the_new_one():

@@ -13,6 +13,7 @@ from oracle import differences
 from mpi_rollout.core.host import ProcessorTime, num_usable_cores, processor_time
 from mpi_rollout.exchange import waiting
 from mpi_rollout.exchange.waiting import (
+    CROWDED,
     FIRST_REST_S,
     FIRST_SHARE,
     LEAST_SHARE,
@@ -29,7 +30,9 @@ from mpi_rollout.exchange.waiting import (
     SleepWait,
     SpinWait,
     ranks_per_core,
+    way_to_wait,
 )
+from mpi_rollout.exchange.world import SingleRankComm
 
 LOOK_S = 2e-6
 SHORT = ("--env", "CartPole-v1", "--num-envs", "8", "--num-steps", "2", "--json", "--out", "run.h5")
@@ -287,11 +290,23 @@ def flat(found: list[list]) -> list:
     return [rows for recordings in found for rows in recordings]
 
 
+@pytest.mark.parametrize(("ratio", "way"), [(1, "adapt"), (MANY - 0.1, "spin"), (MANY, "sleep"), (20, "sleep")])
+def test_the_root_warns_of_many_ranks_for_each_core(ratio: float, way: str, monkeypatch, capfd):
+    monkeypatch.setattr(waiting, "ranks_per_core", lambda ranks: ratio)
+    assert way_to_wait(SingleRankComm()) == way
+    told = (
+        f"mpi_rollout: {ratio} ranks share each core, which is for envs that wait themselves; else start fewer ranks\n"
+    )
+    assert capfd.readouterr().err == told * (way == "sleep")
+
+
 @pytest.mark.mpi(2, 8)
 def test_ranks_sleep_where_there_are_many_for_each_core(job: Job, num_ranks: int):
     result = job(num_ranks, *SHORT)
     assert result.code == 0, result.err
-    assert json.loads(result.out)["slept"] is (num_ranks >= MANY * num_usable_cores())
+    is_crowded = num_ranks >= MANY * num_usable_cores()
+    assert json.loads(result.out)["slept"] is is_crowded
+    assert result.err.count(CROWDED) == is_crowded
 
 
 @pytest.mark.mpi(2)

@@ -10,8 +10,9 @@ import pytest
 
 from mpi_rollout.errors import LaunchError
 from mpi_rollout.exchange import world
+from mpi_rollout.process import start
 
-VARIABLES = (*world._RANK_VARIABLES, *world._SIZE_VARIABLES, "SLURM_STEP_ID")
+VARIABLES = (*start.RANK_VARIABLES, *world._SIZE_VARIABLES, "SLURM_STEP_ID")
 
 
 @pytest.fixture(autouse=True)
@@ -20,7 +21,7 @@ def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-@pytest.mark.parametrize("name", world._RANK_VARIABLES)
+@pytest.mark.parametrize("name", start.RANK_VARIABLES)
 def test_each_launcher_says_the_rank_in_its_own_variable(monkeypatch: pytest.MonkeyPatch, name: str):
     assert world.claimed_rank() == 0
     monkeypatch.setenv(name, "3")

@@ -68,13 +68,17 @@ def look(kind: str, report: int) -> None:
     except RolloutError as error:
         os.write(report, f"refused {error}\n".encode())
         return
-    expected = feed_of(kind).expected(num_steps)
+    expected, how = feed_of(kind).expected(num_steps), ""
     with h5py.File("recovered.h5") as file, open_unmarked("run.h5.part") as part:
         for name, dataset in leaf_datasets(file["trajectories"]).items():
             assert dataset[...].tobytes() == expected[name].tobytes(), name
-            rows = part["trajectories"][name][: len(dataset)]
+            try:
+                rows = part["trajectories"][name][: len(dataset)]
+            except OSError:
+                how = " without HDF5's index"
+                continue
             assert rows.tobytes() == expected[name].tobytes(), f"{name} in the part"
-    os.write(report, f"recovered {num_steps}\n".encode())
+    os.write(report, f"recovered {num_steps}{how}\n".encode())
 
 
 def in_fork(task: Callable[[int], None]) -> tuple[list[str], int]:

@@ -4,7 +4,7 @@ import numpy as np
 from gymnasium import spaces
 
 from mpi_rollout.core.layout import Block
-from mpi_rollout.core.seeding import SeedTable, episode_seeds
+from mpi_rollout.core.seeding import episode_seeds
 from mpi_rollout.storage.episodes import EpisodeTable
 
 
@@ -29,7 +29,7 @@ def episodes_by_hand(columns: dict[str, np.ndarray], seed: int) -> list[tuple]:
 def table_of(columns: dict[str, np.ndarray], cuts: list[tuple[int, int, int]], seed: int) -> np.ndarray:
     """Rows of /episodes, from (start of the block, first row, last row) one after the other."""
     num_steps, num_envs = columns["rewards"].shape
-    table = EpisodeTable(num_envs, SeedTable(seed, range(num_envs)))
+    table = EpisodeTable(num_envs, seed)
     taken = []
     for block_start, first, stop in cuts:
         block = Block(spaces.Discrete(2), spaces.Discrete(2), num_envs, 1, stop)

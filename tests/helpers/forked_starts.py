@@ -21,8 +21,9 @@ for name in (
     "mpi_rollout.collect.root",
     "mpi_rollout.storage.output",
     "mpi_rollout.storage.writer",
+    "mpi_rollout.commands.checking",
     "mpi_rollout.commands.inspection",
-    "mpi_rollout.bench.scaling.runner",
+    "mpi_rollout.bench.scaling",
 ):
     importlib.import_module(name)
 with suppress(ImportError):  # The extra `studies` may be missing.

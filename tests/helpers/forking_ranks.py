@@ -20,6 +20,7 @@ from forked_process import exit_code
 from mpi_rollout.__main__ import start
 
 for name in (
+    "mpi_rollout.cli",
     "mpi_rollout.collect.run",
     "mpi_rollout.collect.root",
     "mpi_rollout.storage.output",

@@ -1,18 +1,14 @@
 """Studies made up of outcomes whose figures are known, as the jobs of a real one would print them."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
-import h5py
 import numpy as np
 from fake_launcher import outcome
 
 from mpi_rollout.bench.plan import JobOptions
-from mpi_rollout.bench.scaling.samples import Samples
-from mpi_rollout.bench.scaling.study import Study, StudyFile
-from mpi_rollout.storage.reader import contents_digest
+from mpi_rollout.bench.samples import Sample, sample_of
+from mpi_rollout.bench.study import Study, StudyFile, scaling_points
 
 RUN = {
     "env": "Acrobot-v1", "env_factory": None, "env_kwargs": {}, "num_steps": 1000, "seed": 0, "policy": "random",
@@ -22,16 +18,15 @@ FACTS = {"cpu_model": "Made-up 9000", "num_cores": 64, "versions": "mpi_rollout 
 ORIGIN = {"command": "python -m mpi_rollout scaling", "host": "node7", "started": "2026-01-02T03:04:05+00:00"}
 
 
-@contextmanager
-def edited(path: Path) -> Iterator[h5py.File]:
-    """A study's file to be changed, as if it had been written so."""
-    with h5py.File(path, "a") as file:
-        yield file
-        file.attrs["digest"] = contents_digest(file)
-
-
-def make_study(kind: str = "strong", num_ranks: tuple[int, ...] = (1, 2), repeats: int = 2, **run: Any) -> Study:
-    return Study(kind, num_ranks, 512 if kind == "strong" else 64, RUN | run, JobOptions(repeats))
+def make_study(
+    kind: str = "strong",
+    num_ranks: tuple[int, ...] = (1, 2),
+    repeats: int = 2,
+    lengths: tuple[str, ...] = ("1",),
+    **run: Any,
+) -> Study:
+    points = scaling_points(num_ranks, lengths)
+    return Study(kind, points, 512 if kind == "strong" else 64, RUN | run, JobOptions(repeats))
 
 
 def made_up(
@@ -48,18 +43,25 @@ def made_up(
     more
         What all outcomes have otherwise.
     """
-    rng = np.random.default_rng(3)
-    samples = Samples()
+    rng, samples = np.random.default_rng(3), []
     for point in study.order():
         num_envs = study.num_envs(point.num_ranks)
         if point.num_ranks == failing:
-            samples = samples.with_failure(point, num_envs, ORIGIN["started"], "exit code 70: no licence")
-        else:
-            slower = 1 + abs(rng.normal(0, spread)) if spread else 1.0
-            found = outcome(point.num_ranks, num_envs, study.run["num_steps"], slower, num_cores, **more)
-            asked = point.fragment_length
-            if asked != "1":
-                length = 256 if asked == "auto" else int(asked)
-                found |= {"fragment_length": length, "seconds": found["seconds"] * (1 - length / 2000)}
-            samples = samples.with_outcome(point.repeat, ORIGIN["started"], num_cores, found, asked)
-    return StudyFile(study, FACTS | {"num_cores": num_cores}, ORIGIN, samples)
+            samples.append(Sample(point, num_envs, ORIGIN["started"], "exit code 70: no licence"))
+            continue
+        slower = 1 + abs(rng.normal(0, spread)) if spread else 1.0
+        found = outcome(point.num_ranks, num_envs, study.run["num_steps"], slower, num_cores, **more)
+        if point.length != "1":
+            length = 256 if point.length == "auto" else int(point.length)
+            found |= {"fragment_length": length, "seconds": found["seconds"] * (1 - length / 2000)}
+        samples.append(sample_of(point, ORIGIN["started"], num_cores, found))
+    return StudyFile(study, FACTS | {"num_cores": num_cores}, ORIGIN, tuple(samples))
+
+
+def with_outcome(file: StudyFile, **changed: Any) -> StudyFile:
+    """The study with only one job of one rank, and one of two whose outcome is changed."""
+    samples = [
+        sample_of(replace(point, repeat=0), "", 64, outcome(point.num_ranks, 512, 1000, **more))
+        for point, more in zip(file.study.points, ({}, changed), strict=True)
+    ]
+    return replace(file, samples=tuple(samples))

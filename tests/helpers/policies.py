@@ -14,6 +14,10 @@ def leaning(observations: np.ndarray) -> np.ndarray:
     return (observations[:, 2] + observations[:, 3] > 0).astype(np.int64)
 
 
+def as_sb3_predicts(observations: np.ndarray) -> tuple[np.ndarray, None]:
+    return leaning(observations), None
+
+
 def by_look(observations: np.ndarray) -> np.ndarray:
     """For `envs.Counting`: looks at each env's observation alone, so it may be given any of them together."""
     return 2 + observations.sum(axis=1) % 5

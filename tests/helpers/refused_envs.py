@@ -47,6 +47,16 @@ def acting(name: str) -> Env:
     return Env(action_space=SPACES[name]())
 
 
+def dividing():
+    return 1 / 0
+
+
+def spaceless(name: str) -> Env:
+    env = Env()
+    delattr(env, name)
+    return env
+
+
 def forgetful():
     Env()
 
@@ -80,3 +90,10 @@ def bare():
     env = Env()
     env.reset = lambda **_: BOX.sample()
     return env
+
+
+class Unseeded(Env):
+    """Has the signature of the old gym."""
+
+    def reset(self):
+        return BOX.sample(), {}

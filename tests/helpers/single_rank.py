@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import patch
 
+import numpy as np
 from envs import Counting
 
 from mpi_rollout.collect.root import Root
@@ -14,22 +15,31 @@ from mpi_rollout.envs.bare import Limit
 from mpi_rollout.envs.env_maker import EnvMaker
 from mpi_rollout.exchange import world
 from mpi_rollout.exchange.world import SingleRankComm
+from mpi_rollout.policies.model import PolicySource
 from mpi_rollout.policies.random import Policy
 from mpi_rollout.ranks.driver import Driver
+from mpi_rollout.ranks.lanes import Lane, indices_of, parts_of
 from mpi_rollout.ranks.set_up import Plan, assemble, make_rank_envs
 from mpi_rollout.storage.output import open_output
 from mpi_rollout.train.vector_env import MPIVectorEnv
 
 
 def driver_of(
-    make: Callable[..., object] | str = Counting, num_envs: int = 3, num_groups: int = 1, first_ready: bool = False,
-    vectorization_mode: str = "sync", **options: object,
+    make: Callable[..., object] | str | EnvMaker = Counting, num_envs: int = 3, num_groups: int = 1,
+    first_ready: bool = False, vectorization_mode: str = "sync", **options: object,
 ) -> Driver:  # fmt: skip
     """The root of a job whose only rank steps all envs; `options` are those of a `Plan`."""
     division = Division(num_envs, 1, num_groups=num_groups, first_ready=first_ready)
-    plan = Plan(EnvMaker(make, vectorization_mode=vectorization_mode), division, **options)
-    worker, _ = assemble(SingleRankComm(), make_rank_envs(plan, 0))
+    maker = make if isinstance(make, EnvMaker) else EnvMaker(make, vectorization_mode=vectorization_mode)
+    worker, _ = assemble(SingleRankComm(), make_rank_envs(Plan(maker, division, **options), 0))
     return Driver(worker.exchanges, worker, "check")
+
+
+def send(driver: Driver, lanes: list[Lane], actions: np.ndarray) -> None:
+    """Have some lanes take a step with these actions of all their envs."""
+    arrays = driver.read(actions, indices_of(lanes))
+    for lane, part in parts_of(lanes):
+        driver.send(lane, [array[part] for array in arrays])
 
 
 def vector_env_of(make: Callable[..., object] | str, num_envs: int, **options: object) -> MPIVectorEnv:
@@ -42,15 +52,17 @@ def vector_env_of(make: Callable[..., object] | str, num_envs: int, **options: o
 def root_of(out: Path, policy: Policy | None = None, **options: object) -> Root:
     """The root of a run that writes `out`; `options` are those of the configuration."""
     sizes = {"env_factory": "envs:Counting", "num_envs": 3, "num_steps": 20, "progress": "none"}
+    source = PolicySource("random", "random")
     if policy is not None:
         sizes["policy"] = "policies:given"  # Nobody loads it.
+        source = PolicySource("called", "policies:given", call=policy)
     config = RolloutConfig(out=str(out), **sizes | options)
     output = open_output(config)
     worker, facts = assemble(SingleRankComm(), make_rank_envs(plan_of(config, 1), 0))
     envs = worker.exchanges.division.whole.envs_of(0)
     limit = Limit(config, worker.exchanges.control, envs, facts.action_space)
     worker.methods |= {"limit": limit, "seed_again": lambda step: None}
-    return Root(config, policy, output, worker, facts, ["here"])
+    return Root(config, source, output, worker, facts, ["here"])
 
 
 def drive(root: Root) -> int:

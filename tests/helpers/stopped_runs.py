@@ -88,8 +88,10 @@ def assert_stopped(result: Result, job: Job, whole: dict[str, np.ndarray], name:
     assert result.code == 75
     assert result.num_tracebacks == 0
     [message] = result.messages
+    part = re.escape(str(job.folder / "run.h5.part"))
     found = re.fullmatch(
-        rf"rank 0 \({HOST}\), step (\d+): stopped by {name}; the ([\d,]+) steps? before (?:is|are) in run.h5.part",
+        rf"rank 0 \({HOST}\), step (\d+): stopped by {name}; the ([\d,]+) steps? before (?:is|are) in {part}; "
+        "the same command continues",
         message,
     )
     assert found and found[1] == found[2].replace(",", "")

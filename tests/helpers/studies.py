@@ -6,10 +6,10 @@ from collections import Counter
 
 from jobs import HELPERS, Job, Result, Running
 
-from mpi_rollout.bench.scaling.study import StudyFile, read_study
+from mpi_rollout.bench.study import StudyFile, read_study
 
 LAUNCHER = shlex.join([sys.executable, str(HELPERS / "fake_launcher.py")])
-STUDY = ("--env", "CartPole-v1", "--num-envs", "8", "--ranks", "2,4", "--repeats", "2", "--out", "study.h5")
+STUDY = ("--env", "CartPole-v1", "--num-envs", "8", "--ranks", "2,4", "--repeats", "2", "--out", "study.json")
 ALL = Counter({"1": 2, "2": 2, "4": 2})
 
 
@@ -33,4 +33,4 @@ def started(job: Job) -> list[str]:
 
 
 def stored(job: Job) -> StudyFile:
-    return read_study(str(job.folder / "study.h5"))
+    return read_study(str(job.folder / "study.json"))

@@ -56,7 +56,8 @@ def runs(commands: Sequence[Sequence[str]], num_rows: int | None = None) -> list
 
     if num_rows is not None:
         schema.rows_per_block = lambda nbytes, num_steps: num_rows
-    return [main([*command, "--limit-s", "0.01", "--progress", "none"]) for command in commands]
+    quick = [("--limit-s", "0.01") if "--measure-limit" in command else () for command in commands]
+    return [main([*command, *options, "--progress", "none"]) for command, options in zip(commands, quick, strict=True)]
 
 
 def amid_sharing(function: str, *arguments: Any) -> tuple[Any, int]:

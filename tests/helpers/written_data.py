@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import shutil
+import zlib
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
@@ -18,8 +19,10 @@ from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.clock import PHASES
 from mpi_rollout.core.layout import Block
 from mpi_rollout.core.spaces import describe
+from mpi_rollout.storage.objects import open_unmarked
 from mpi_rollout.storage.reader import committed_episodes, leaf_datasets
 from mpi_rollout.storage.run_file import Ending, Prefix
+from mpi_rollout.storage.schema import CHUNK, COMMIT, digest_of, first_digest, next_digest
 from mpi_rollout.storage.writer import Writer, open_writer
 
 SMALL = spaces.Dict({"x": spaces.Box(-1, 1, (3,), np.float32), "n": spaces.Tuple((spaces.Discrete(2**40),))})
@@ -152,3 +155,47 @@ def flip(path: Path, place: int, bits: int = 1) -> None:
     with open(path, "r+b") as file:
         byte = os.pread(file.fileno(), 1, place)[0]
         os.pwrite(file.fileno(), bytes([byte ^ bits]), place)
+
+
+def as_of_version_2(path: Path) -> None:
+    """Make of a file one that has no list of chunks, as older versions wrote it."""
+    with h5py.File(path, "r+", libver="latest") as file:
+        del file["chunks"], file["commits"]
+        file.attrs["format_version"] = 2
+        file.attrs["digest"] = digest_of(file.attrs)
+
+
+def damage(path: Path, name: str, kind: str, number: int = 0) -> None:
+    """Damage a chunk so that its Fletcher-32 stays: all zero, or 40 words of zeros become ffff."""
+    with open_unmarked(str(path)) as file:
+        info = file[name].id.get_chunk_info(number)
+    with open(path, "r+b") as file:
+        chunk = np.frombuffer(os.pread(file.fileno(), info.size, info.byte_offset), np.uint8).copy()
+        if kind == "zeros":
+            chunk[:] = 0
+        else:
+            words = chunk[: info.size // 2 * 2].view("u2")
+            words[np.flatnonzero(words == 0)[:40]] = 0xFFFF
+        os.pwrite(file.fileno(), chunk.tobytes(), info.byte_offset)
+
+
+def relist(path: Path) -> None:
+    """Write the list of chunks that a file's own writer would have written, had it written what the file now has."""
+    with h5py.File(path, "r+") as file:
+        if "chunks" not in file or "trajectories" not in file:
+            return
+        names, rows = json.loads(file["chunks"].attrs["datasets"]), []
+        content = path.read_bytes()
+        for number, name in enumerate(names):
+            dataset = file.get(name)
+            for index in range(dataset.id.get_num_chunks() if dataset is not None else 0):
+                info = dataset.id.get_chunk_info(index)
+                row, env = (*info.chunk_offset, 0)[:2]
+                crc32 = zlib.crc32(content[info.byte_offset : info.byte_offset + info.size])
+                rows.append((number, row, env, info.byte_offset, info.size, info.filter_mask, info.size, crc32))
+        listed, num_steps = np.array(rows, CHUNK), int(file["trajectories"].attrs["num_steps"])
+        digest = next_digest(first_digest({"digest": file.attrs.get("digest", "")}), num_steps, listed)
+        commit = np.array([(num_steps, len(listed), np.frombuffer(digest, "u1"))], COMMIT)
+        for name, table in (("chunks", listed), ("commits", commit)):
+            file[name].resize(len(table), axis=0)
+            file[name][...] = table

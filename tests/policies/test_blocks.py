@@ -12,7 +12,7 @@ from gymnasium import spaces
 from mpi_rollout.core.spaces import leaves, tree_of
 from mpi_rollout.errors import ActionError
 from mpi_rollout.policies.blocks import BlockPolicy, PolicyOptions
-from mpi_rollout.policies.made import MadePolicy
+from mpi_rollout.policies.made import made_model
 from mpi_rollout.policies.uniforms import Uniforms
 
 PENDULUM, CARTPOLE = spaces.Box(-8, 8, (3,)), spaces.Box(-np.inf, np.inf, (4,))
@@ -21,7 +21,7 @@ CUTS = [[], [1], [63], [64], [65], [10, 70, 71, 128], [100, 200, 299]]
 
 
 def policy_of(policy: Any, *space: spaces.Space, block: int = 64, seed: int = 0) -> BlockPolicy:
-    return BlockPolicy(MadePolicy(policy, "it"), *space, PolicyOptions(block, seed))
+    return BlockPolicy(made_model(policy, "it"), *space, PolicyOptions(block, seed))
 
 
 def slices(cuts: list[int], num_envs: int) -> list[range]:
@@ -133,6 +133,12 @@ def test_trees_keep_their_nesting():
     [
         (np.zeros(3, int), {}, r"must give actions of 64 envs, .* got an array of shape \(3,\)"),
         (1, {}, r"got an array of shape \(\)"),
+        (
+            (np.zeros(64, int), None),
+            {},
+            r"must return actions alone, returns a tuple of 2; .*predict\(observations\)\[0",
+        ),
+        ((np.zeros(64, int), np.zeros(64, int)), {}, "must return actions alone, returns a tuple of 2"),
         (np.zeros(64, int), {"value": "f4"}, "must give actions and a dict of value, got ndarray"),
         ((np.zeros(64, int), {}), {"value": "f4"}, "extra 'value' cannot be read: KeyError"),
         ((np.zeros(64, int), {"value": np.zeros((64, 1), "f4")}), {"value": "f4"}, r"got float32 of shape \(64, 1\)"),

@@ -1,34 +1,29 @@
 """Which kind a policy's file is, and files that are none."""
 
-import io
+import pickletools
 import sys
 import zipfile
 from hashlib import sha256
 from pathlib import Path
 
 import pytest
-from gymnasium import spaces
+from policy_files import CART, TWO, refused, zipped
 
 from mpi_rollout.config import RolloutConfig
-from mpi_rollout.errors import UsageError
-from mpi_rollout.policies.files import kind_of, load_model, read_source
-from mpi_rollout.policies.model import PolicySource, sha256_of, weight_files
+from mpi_rollout.core.policy_kinds import FORMATS
+from mpi_rollout.policies.model import PolicySource
+from mpi_rollout.policies.onnx_check import weight_files
+from mpi_rollout.policies.sources import kind_of, load_model, read_source, sha256_of
 
-BOX, TWO = spaces.Box(-1, 1, (4,)), spaces.Discrete(2)
 
-
-def zipped(*names: str) -> bytes:
-    file = io.BytesIO()
-    with zipfile.ZipFile(file, "w") as archive:
-        for name in names:
-            archive.writestr(name, "content")
-    return file.getvalue()
+def named(*names: str) -> bytes:
+    return zipped(dict.fromkeys(names, b"content"))
 
 
 KINDS = {
-    "sb3": zipped("data", "policy.pth", "_stable_baselines3_version"),
-    "torchscript": zipped("actor/data.pkl", "actor/code/__torch__.py", "actor/version"),
-    "pt2": zipped("actor/archive_format", "actor/models/model.json"),
+    "sb3": named("data", "policy.pth", "_stable_baselines3_version"),
+    "torchscript": named("actor/data.pkl", "actor/code/__torch__.py", "actor/version"),
+    "pt2": named("actor/archive_format", "actor/models/model.json"),
     "onnx": b"\x08\x0a\x12\x07pytorch",
 }
 
@@ -43,13 +38,13 @@ def test_a_kind_is_known_by_its_content(kind: str, tmp_path: Path):
 
 
 NO_POLICIES = {
-    "weights": (zipped("a/data.pkl", "a/version"), "weights without the network, which is not a policy; save the net"),
+    "weights": (named("a/data.pkl", "a/version"), "weights without the network, which is not a policy; save the net"),
     "old weights": (b"\x80\x02}q\x00.", "weights without the network"),
-    "another zip": (zipped("a.txt"), "a zip of something else; a policy is an SB3 .zip, a TorchScript .pt, a torch"),
+    "another zip": (named("a.txt"), "a zip of something else; a policy is FILE.zip of Stable-Baselines3, FILE.pt2 of"),
     "half a zip": (KINDS["sb3"][:40], "damaged"),
     "empty": (b"", "the file is empty"),
     "text": (b"def act(): pass", "damaged or of another kind"),
-    "a changed byte": (KINDS["sb3"].replace(b"content", b"contend", 1), "wrong checksum of 'data'"),
+    "a changed byte": (KINDS["sb3"].replace(b"content", b"contend", 1), "damaged: Bad CRC-32 for file 'data'"),
 }
 
 
@@ -57,32 +52,51 @@ NO_POLICIES = {
 def test_what_is_no_policy_is_refused_in_one_line(case: str, tmp_path: Path):
     path = tmp_path / "policy.zip"
     path.write_bytes(NO_POLICIES[case][0])
-    with pytest.raises(UsageError, match=NO_POLICIES[case][1]) as raised:
+    with refused(f"^--policy {path}: .*{NO_POLICIES[case][1]}"):
         read_source(str(path), "deterministic", is_trusted=False)
-    assert str(raised.value).startswith(f"--policy {path}: ") and "\n" not in str(raised.value)
+
+
+def test_only_the_start_of_a_pickle_is_read(monkeypatch: pytest.MonkeyPatch):
+    """A long one would take minutes, and a module is named at its start."""
+    long_pickle = b"\x80\x02}" + b"q\x00" * (4 << 20) + b"."
+    lengths = []
+    genops = pickletools.genops
+    monkeypatch.setattr(pickletools, "genops", lambda file: lengths.append(len(file.getvalue())) or genops(file))
+    for content in (zipped({"a/data.pkl": long_pickle}, zipfile.ZIP_DEFLATED), long_pickle):
+        with refused("weights without the network"):
+            kind_of(content)
+    assert set(lengths) == {1 << 20}
 
 
 def test_a_compressed_file_that_is_damaged_is_refused():
-    file = io.BytesIO()
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("data", bytes(range(256)) * 40)
-        archive.writestr("policy.pth", "weights")
-    assert kind_of(file.getvalue()) == "sb3"
-    content = bytearray(file.getvalue())
+    content = bytearray(zipped({"data": bytes(range(256)) * 40, "policy.pth": b"weights"}, zipfile.ZIP_DEFLATED))
+    assert kind_of(bytes(content)) == "sb3"
     content[60:80] = bytes(255 - byte for byte in content[60:80])
-    with pytest.raises(UsageError, match="damaged"):
+    with refused("damaged"):
         kind_of(bytes(content))
 
 
-ENTRY = b"\x0a\x08location\x12"
+def field(number: int, value: bytes, more: int = 0) -> bytes:
+    """A field of a message of protocol buffers, the length of which takes more bytes than it needs."""
+    size = bytearray()
+    for rest in range(2 + more):
+        size.append(len(value) >> 7 * rest & 127 | (128 if rest < 1 + more else 0))
+    return bytes([number << 3 | 2]) + bytes(size) + value
 
 
+def onnx_with(*locations: str, more: int = 0) -> bytes:
+    """An ONNX file with weights in these files."""
+    entries = [field(2, name.encode(), more) + field(1, b"location", more) for name in locations]
+    return b"\x08\x0a" + field(7, b"".join(field(5, field(13, entry, more)) for entry in entries))
+
+
+@pytest.mark.parametrize("more", [0, 3])
 def test_the_hash_of_a_network_is_also_that_of_the_files_with_its_weights(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    more: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("HOME", str(tmp_path))
     long_name = "w" * 200
-    content = b"\x08\x0a" + ENTRY + b"\x06w.data" + 2 * (ENTRY + b"\xc8\x01" + long_name.encode())
+    content = onnx_with("w.data", long_name, long_name, more=more)
     assert weight_files(content) == ["w.data", long_name]
     (tmp_path / "p.onnx").write_bytes(content)
     assert sha256_of("~/p.onnx") == ""
@@ -95,20 +109,35 @@ def test_the_hash_of_a_network_is_also_that_of_the_files_with_its_weights(
     assert len(digests) == 3 and "" not in digests
 
 
-@pytest.mark.parametrize("name", [b"/dev/zero", b"../w", b"w\0", b"folder", b"absent"])
-def test_weights_that_are_no_file_beside_the_network_are_refused(name: bytes, tmp_path: Path):
+@pytest.mark.parametrize("name", ["/dev/zero", "../w", "w\0", "folder", "absent"])
+def test_weights_that_are_no_file_beside_the_network_are_refused(name: str, tmp_path: Path):
     (tmp_path / "inner" / "folder").mkdir(parents=True)
     (tmp_path / "w").write_bytes(b"weights")
     path = tmp_path / "inner" / "p.onnx"
-    path.write_bytes(b"\x08\x0a" + ENTRY + bytes([len(name)]) + name)
+    path.write_bytes(onnx_with(name))
     assert sha256_of(str(path)) == ""
-    with pytest.raises(UsageError, match="the weights are in another file, which cannot be read"):
+    with refused("the weights are in another file, which cannot be read"):
         read_source(str(path), "deterministic", is_trusted=False)
+
+
+def test_torchscript_needs_trust(tmp_path: Path):
+    path = tmp_path / "p.pt"
+    path.write_bytes(KINDS["torchscript"])
+    with refused(r"p.pt: the file is TorchScript, whose code may .*; add --trust-policy, .*pt2"):
+        read_source(str(path), "deterministic", is_trusted=False)
+
+
+@pytest.mark.parametrize("kind", ["sb3", "pt2"])
+def test_a_zip_that_unpacks_to_far_more_is_refused_before_it_does(kind: str, tmp_path: Path):
+    names = ("data", "policy.pth") if kind == "sb3" else ("a/archive_format", "a/models/model.json")
+    content = zipped(dict.fromkeys(names, bytes(40 << 20)), zipfile.ZIP_DEFLATED)
+    with refused(r"damaged: its [\d,]+ bytes claim to unpack to 83,886,080", 40):
+        kind_of(content)
 
 
 @pytest.mark.parametrize(("name", "message"), [("", "Is a directory"), ("no.zip", "No such file or directory")])
 def test_a_file_that_cannot_be_read_is_refused(name: str, message: str, tmp_path: Path):
-    with pytest.raises(UsageError, match=f"cannot read this file: {message}"):
+    with refused(f"cannot read this file: {message}"):
         read_source(str(tmp_path / name), "deterministic", is_trusted=False)
 
 
@@ -119,29 +148,21 @@ def test_names_of_files_are_told_from_code():
         assert not RolloutConfig(env="CartPole-v1", policy=policy).has_model
 
 
-@pytest.mark.parametrize(
-    ("kind", "package", "extra"),
-    [
-        ("sb3", "stable_baselines3", "sb3"),
-        ("torchscript", "torch", "torch"),
-        ("pt2", "torch", "torch"),
-        ("onnx", "onnxruntime", "onnx"),
-    ],
-)
-def test_a_missing_package_is_named_with_its_extra(
-    kind: str, package: str, extra: str, monkeypatch: pytest.MonkeyPatch
-):
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_missing_package_is_named_with_its_extra(kind: str, monkeypatch: pytest.MonkeyPatch):
+    *_, extra, package = FORMATS[kind]
     for name in list(sys.modules):
-        if name.startswith("mpi_rollout.policies.") and name.rpartition(".")[2] not in ("files", "model", "random"):
+        if name.startswith("mpi_rollout.policies.") and name.rpartition(".")[2] not in ("sources", "model", "random"):
             monkeypatch.delitem(sys.modules, name)
         if name.startswith(f"{package}."):  # An import of these would not look at the package.
             monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.setitem(sys.modules, package, None)
     source = PolicySource(kind, "p.zip", KINDS[kind], "", "deterministic")
-    with pytest.raises(UsageError, match=rf"--policy p.zip: needs a package .*pip install 'mpi_rollout\[{extra}\]'"):
-        load_model(source, BOX, TWO)
+    with refused(rf"--policy p.zip: needs a package .*pip install 'mpi_rollout\[{extra}\]'"):
+        load_model(source, CART, TWO)
 
 
 def test_a_member_that_is_there_twice_is_refused():
-    with pytest.warns(UserWarning), pytest.raises(UsageError, match="twice"):
-        kind_of(zipped("data", "policy.pth", "data"))
+    content = named("data", "policy.pth", "date").replace(b"date", b"data")
+    with refused("twice"):
+        kind_of(content)

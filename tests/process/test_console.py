@@ -33,7 +33,8 @@ def test_a_run_whose_env_breaks_stdout_and_stderr_is_complete_and_says_so(job: J
         starts.append(Start(breaking(how, is_late=is_late), folder))
     for start, result in zip(starts, job.series(starts), strict=True):
         assert (result.code, result.err) == (0, "")
-        assert result.out.endswith("file: run.h5 (complete)\n") and (start.folder / "run.h5").exists()
+        whole = start.folder / "run.h5"
+        assert result.out.endswith(f"file: {whole} (complete)\n") and whole.exists()
 
 
 @pytest.mark.mpi(2)
@@ -41,7 +42,8 @@ def test_a_run_whose_env_breaks_stdout_and_stderr_is_complete_and_says_so(job: J
 def test_a_run_that_fails_says_why_also_where_its_env_broke_stdout(job: Job, num_ranks: int, how: str):
     result = job(num_ranks, *breaking(how, fails=True))
     assert result.code == 70 and len(result.messages) == 1
-    assert result.messages[0].endswith("the simulator has diverged; the 6 steps before are in run.h5.part")
+    part = job.folder / "run.h5.part"
+    assert result.messages[0].endswith(f"the simulator has diverged; the 6 steps before are in {part}")
     assert state(job) == ("failed", 70)
 
 
@@ -56,7 +58,7 @@ def test_a_run_that_cannot_say_anything_is_complete(job: Job, where: str):
 def test_a_file_name_that_stdout_has_no_characters_for_is_told_with_escapes(job: Job):
     ascii_only = {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
     result = job(None, "--env", "CartPole-v1", *RUN[:-1], "n\u00e4he.h5", **ascii_only)
-    assert result.code == 0 and result.err == "" and "file: n\\xe4he.h5 (complete)" in result.out
+    assert result.code == 0 and result.err == "" and "n\\xe4he.h5 (complete)" in result.out
     result = job(None, "inspect", "n\u00e4he.h5", **ascii_only)
     assert result.code == 0 and result.out.startswith("n\\xe4he.h5: CartPole-v1")
 

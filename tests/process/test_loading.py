@@ -10,7 +10,8 @@ import pytest
 from jobs import Job, Start, job_environment
 
 from mpi_rollout.errors import RolloutError
-from mpi_rollout.process.loading import load_callable, load_policy
+from mpi_rollout.policies.made import load_policy
+from mpi_rollout.process.loading import load_callable
 
 MINE = """
 import gymnasium
@@ -98,10 +99,16 @@ def test_a_policy_may_be_a_class_which_is_called_once_or_have_a_method_act(folde
         ("mine.py:Sized", 64, "needs arguments (missing a required argument: 'size'); make an instance in its module, "
                               "such as policy = Sized(...), and give --policy mine.py:policy"),
         ("mine.py:Broken", 70, "Broken() raises ArithmeticError: no weights"),
+        ("mine.make", 64, "got 'mine.make'; did you mean mine:make?"),
+        ("mine.make()", 64, "got 'mine.make()'; did you mean mine:make?"),
+        ("mine.py", 64, "got 'mine.py'; did you mean mine.py:CALLABLE?"),
+        ("mine:make()", 64, "must name a callable, not call it, got 'mine:make()'; use mine:make"),
+        ("mien.make", 64, "got 'mien.make'; the file of a network ends in"),
         ("mine.py:Mute", 64, "mine.py:Mute is Mute, not callable; give a function of a batch of observations"),
     ],
 )  # fmt: skip
 def test_a_policy_that_cannot_be_loaded_is_refused_with_the_way_out(folder: Path, spec: str, code: int, words: str):
+    sys.path.insert(0, str(folder))  # As `python -m` has the current folder.
     with pytest.raises(RolloutError) as caught:
         load_policy(spec)
     assert words.format(folder=folder) in str(caught.value) and caught.value.exit_code == code
@@ -110,7 +117,7 @@ def test_a_policy_that_cannot_be_loaded_is_refused_with_the_way_out(folder: Path
 
 def test_a_policy_that_is_named_without_its_ending_is_told(folder: Path):
     """As Stable-Baselines3 takes it: `PPO.load("ppo")` reads `ppo.zip`."""
-    with pytest.raises(RolloutError, match=r"got 'ppo'; the file of a network ends in \.zip, \.pt, \.pt2 or \.onnx$"):
+    with pytest.raises(RolloutError, match=r"got 'ppo'; the file of a network ends in \.zip, .*, \.pt or \.pth$"):
         load_policy("ppo")
     (folder / "ppo.zip").touch()
     with pytest.raises(RolloutError, match=r"got 'ppo'; did you mean ppo\.zip\?$"):
@@ -132,7 +139,3 @@ def test_all_ranks_load_a_file_and_a_replay_and_the_same_command_again_load_it_t
     assert replayed.code == 0 and "every byte the same" in replayed.out
     assert refused.code == 64 and "--env-factory ./mine.py:make; add that if it is what you expect" in refused.err
     assert again.code == 0 and "of the same run and complete" in again.err
-
-
-def test_a_module_of_the_package_that_has_moved_is_found_by_its_old_name():
-    assert load_callable("mpi_rollout.scaling.sleeping:SleepingEnv", "--env-factory").__name__ == "SleepingEnv"

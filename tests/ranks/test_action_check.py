@@ -36,6 +36,9 @@ def test_what_is_in_the_space_stays_as_it_is(kind: str, mode: str):
         (spaces.Box(-INF, INF, (2,), np.float32), np.full((4, 2), INF)),
         (spaces.MultiBinary(2), np.ones((4, 2), np.int64)),
         (spaces.Box(0, 255, (2,), np.uint8), [[0, 255]] * 4),
+        (spaces.Box(0, 255, (2,), np.uint8), np.full((4, 2), 255.0)),
+        (spaces.Box(-(2**62), 2**62, (2,), np.int64), np.full((4, 2), -(2.0**62))),
+        (spaces.Box(0, 2**64 - 1, (2,), np.uint64), np.full((4, 2), 2.0**63, np.float32)),
         (spaces.Tuple((spaces.Discrete(3), spaces.Discrete(2))), [[0, 1, 2, 0], [0, 1, 1, 0]]),
     ],
     ids=str,
@@ -54,6 +57,8 @@ def test_the_check_accepts_what_can_be_cast_without_loss_of_meaning(space: space
         (spaces.Box(0, 1, (2,)), np.zeros((2, 4)), r"must be float32 of shape \(4, 2\), got float64 of shape \(2, 4\)"),
         (spaces.Box(0, 1, (2,)), np.zeros((4, 2), "c8"), r"must be float32 .*, got complex64"),
         (spaces.MultiBinary(2), np.zeros((4, 2), "f4"), r"must be int8 .*, got float32"),
+        (spaces.MultiDiscrete([2, 3]), np.zeros((4, 2)), r"must be int64 .*, got float64"),
+        (spaces.Box(0, 9, (2,), np.uint8), np.full((4, 2), "1"), r"must be uint8 .*, got <U1"),
         (spaces.Discrete(3), None, r"action must be int64 of shape \(4,\), got object of shape \(\)"),
         (spaces.Box(0, 1, (2,)), [[0.0], [0.0, 1.0]], r"action cannot be read: ValueError"),
         (Nested.action_space, {}, r"action 'bits' cannot be read: KeyError: 'bits'"),
@@ -95,6 +100,52 @@ def test_the_check_names_envs_by_the_indices_that_it_is_given():
     actions[2] = 3
     with pytest.raises(ActionError, match=r"action for env 12 must be in 0 to 2, got 3"):
         ActionReader(spaces.Discrete(3))(actions, np.array([3, 4, 12, 13]))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("value", [0.5, np.nan, 2**30 + 0.5])
+def test_floats_with_a_fraction_are_no_integers(mode: str, value: float):
+    actions = np.zeros((4, 2))
+    actions[2, 1] = value
+    words = (
+        rf"^the action for env 12, component \[1\] must be uint8, got float64 {value}, which is no whole .*; give uint8"
+    )
+    with pytest.raises(ActionError, match=words):
+        ActionReader(spaces.Box(0, 255, (2,), np.uint8), mode, "the action")(actions, range(10, 14))
+
+
+@pytest.mark.parametrize("value", [256.0, -1.0, np.inf, 1e30])
+def test_whole_floats_outside_of_the_space_are_treated_as_integers_are(value: float):
+    space = spaces.Box(np.zeros(2, np.uint8), np.array([9, 255], np.uint8), dtype=np.uint8)
+    actions = np.zeros((4, 2))
+    actions[2, 1] = value
+    for mode in ("check", "pass"):
+        with pytest.raises(ActionError, match=r"env 2, component \[1\] must be in 0 to 255, got "):
+            ActionReader(space, mode)(actions, range(4))
+    [clipped] = ActionReader(space, "clip")(actions, range(4))
+    assert clipped.dtype == np.uint8 and clipped[2].tolist() == [0, 0 if value < 0 else 255]
+
+
+@pytest.mark.parametrize("value", [2.0**63, -(2.0**64)])
+def test_floats_beyond_the_largest_integer_never_wrap_around(value: float):
+    space = spaces.Box(np.array([-5, -(2**63)]), np.array([5, 2**63 - 1]), dtype=np.int64)
+    actions = np.full((2, 2), value)
+    actions[:, 0] = 0
+    for mode in ("check", "pass"):
+        with pytest.raises(ActionError, match=r"env 0, component \[1\] must be in -9223372036854775808 to 92"):
+            ActionReader(space, mode)(actions, range(2))
+    [clipped] = ActionReader(space, "clip")(actions, range(2))
+    assert clipped[:, 1].tolist() == [2**63 - 1 if value > 0 else -(2**63)] * 2
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [(np.nan, "correct what chooses it"), (3.5, "clip it or by gymnasium.wrappers.ClipAction, or set")],
+)
+def test_messages_call_an_action_what_the_reader_is_told(value: float, told: str):
+    actions = np.full((4, 2), value)
+    with pytest.raises(ActionError, match=f"^the action for env 0, component .*; {told}"):
+        ActionReader(spaces.Box(0, 1, (2,)), "check", "the action")(actions, range(4))
 
 
 @pytest.mark.parametrize("value", [256 + 5, -256 + 5])

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from envs import Counting, Failing, Stumbling, Telling
-from single_rank import driver_of
+from single_rank import driver_of, send
 
 from mpi_rollout.envs.faults import OnFault
 from mpi_rollout.errors import ActionError, DataError, RankError
@@ -37,7 +37,7 @@ def test_envs_are_reset_with_seeds_in_env_order(num_groups: int):
 
 def test_actions_of_all_envs_reach_each_its_own():
     driver = reset(driver_of(num_groups=2))
-    driver.send(driver.lanes, ACTIONS)
+    send(driver, driver.lanes, ACTIONS)
     lanes = driver.await_some() + driver.await_some()
     assert lanes == driver.lanes and not driver.under_way
     assert [row[3] for row in observed(driver, lanes)] == [2, 3, 4]
@@ -47,14 +47,14 @@ def test_the_oldest_order_is_awaited_first():
     driver = reset(driver_of(num_groups=3))
     first, second, third = driver.lanes
     for lane in (second, third, first):
-        driver.send([lane], ACTIONS[:1])
+        send(driver, [lane], ACTIONS[:1])
     assert list(driver.under_way) == [second, third, first]
     assert [driver.await_some() for _ in range(3)] == [[second], [third], [first]]
 
 
 def test_the_only_rank_is_ready_first():
     driver = reset(driver_of(first_ready=True))
-    driver.send(driver.lanes, ACTIONS)
+    send(driver, driver.lanes, ACTIONS)
     assert driver.await_some(least=4) == driver.lanes
     assert [row[3] for row in observed(driver, driver.lanes)] == [2, 3, 4]
 
@@ -62,15 +62,15 @@ def test_the_only_rank_is_ready_first():
 def test_wrong_actions_are_not_sent():
     driver = reset(driver_of())
     with pytest.raises(ActionError, match=r"action for env 1 must be in 2 to 6, got 7"):
-        driver.send(driver.lanes, np.array([2, 7, 2]))
+        send(driver, driver.lanes, np.array([2, 7, 2]))
     assert not driver.under_way
-    driver.send(driver.lanes, ACTIONS)
+    send(driver, driver.lanes, ACTIONS)
     assert driver.await_some() == driver.lanes
 
 
 def test_a_reset_by_a_mask_leaves_the_other_envs_where_they_are():
     driver = reset(driver_of())
-    driver.send(driver.lanes, ACTIONS)
+    send(driver, driver.lanes, ACTIONS)
     driver.await_some()
     reset(driver, None, np.array([False, True, False]), None)
     assert [row[1:] for row in observed(driver, driver.lanes)] == [[0, 1, 2], [1, 0, -1], [0, 1, 4]]
@@ -82,9 +82,9 @@ def failing_first(env_index: int) -> Failing:
 
 def test_an_env_that_fails_is_named_and_all_envs_can_begin_anew():
     driver = reset(driver_of(failing_first))
-    driver.send(driver.lanes, ACTIONS)
+    send(driver, driver.lanes, ACTIONS)
     driver.await_some()
-    driver.send(driver.lanes, ACTIONS)
+    send(driver, driver.lanes, ACTIONS)
     with pytest.raises(RankError, match=r"rank 0 \(.*, envs 0 to 2\), step 1: env 0, .*the simulator has diverged"):
         driver.await_some()
     assert driver.has_fault
@@ -97,14 +97,14 @@ def test_an_env_that_fails_is_named_and_all_envs_can_begin_anew():
 def test_no_env_is_stepped_after_a_failure():
     driver = reset(driver_of(failing_first))
     for _ in range(2):
-        driver.send(driver.lanes, ACTIONS)
+        send(driver, driver.lanes, ACTIONS)
         before = observed(driver, driver.lanes)
         try:
             driver.await_some()
         except RankError:
             break
     for _ in range(2):
-        driver.send(driver.lanes, ACTIONS)
+        send(driver, driver.lanes, ACTIONS)
         with pytest.raises(RankError, match="the simulator has diverged"):
             driver.await_some()
     assert observed(driver, driver.lanes)[1:] == before[1:]
@@ -112,7 +112,7 @@ def test_no_env_is_stepped_after_a_failure():
 
 def test_what_is_under_way_when_all_begin_anew_is_not_stepped():
     driver = reset(driver_of())
-    driver.send(driver.lanes, ACTIONS)
+    send(driver, driver.lanes, ACTIONS)
     driver.begin_anew()
     assert not driver.under_way
     assert observed(driver, driver.lanes) == [[10, 0, 0, -1], [11, 0, 0, -1], [12, 0, 0, -1]]
@@ -120,7 +120,7 @@ def test_what_is_under_way_when_all_begin_anew_is_not_stepped():
 
 def test_a_drain_takes_the_steps_that_are_under_way():
     driver = reset(driver_of(num_groups=2))
-    driver.send(driver.lanes, ACTIONS)
+    send(driver, driver.lanes, ACTIONS)
     driver.drain()
     assert not driver.under_way and [row[2] for row in observed(driver, driver.lanes)] == [1, 1, 1]
 
@@ -134,13 +134,13 @@ def stumbling(env_index: int) -> Stumbling:
 @pytest.mark.parametrize("infos", ["none", "all"])
 def test_a_restart_is_told_where_nobody_asks_for_infos(infos: str, capfd: pytest.CaptureFixture[str]):
     driver = reset(driver_of(stumbling, infos=infos, on_fault=OnFault(max_restarts=1)))
-    driver.send(driver.lanes, np.zeros(3, np.int64))
+    send(driver, driver.lanes, np.zeros(3, np.int64))
     driver.await_some()
     restarts = [(*restart[:3], "the simulator has stumbled" in restart.message) for restart in driver.restarts]
     assert restarts == ([(driver.lanes[0], 0, 1, True)] if infos == "none" else [])
     assert not driver.has_fault and "step 0: env 1" in capfd.readouterr().err
     driver.restarts.clear()
-    driver.send(driver.lanes, np.zeros(3, np.int64))
+    send(driver, driver.lanes, np.zeros(3, np.int64))
     driver.await_some()
     assert driver.restarts == []
 
@@ -148,7 +148,7 @@ def test_a_restart_is_told_where_nobody_asks_for_infos(infos: str, capfd: pytest
 def test_infos_of_all_lanes_are_one_dict():
     driver = reset(driver_of(num_groups=2, infos="all"))
     driver.take_infos(driver.lanes)
-    driver.send(driver.lanes, ACTIONS)
+    send(driver, driver.lanes, ACTIONS)
     lanes = driver.await_some() + driver.await_some()
     [infos] = driver.take_infos(lanes)
     assert infos["step"].tolist() == [1, 1, 1] and infos["_step"].all()
@@ -190,7 +190,7 @@ def test_a_result_that_cannot_be_sent_is_an_error_too():
 
 def test_calls_wait_for_the_steps_that_are_under_way():
     driver = reset(driver_of())
-    driver.send(driver.lanes, ACTIONS)
+    send(driver, driver.lanes, ACTIONS)
     assert driver.call_ranks("report")[0]["num_envs"] == 3
     assert not driver.under_way and [row[2] for row in observed(driver, driver.lanes)] == [1, 1, 1]
 
@@ -214,7 +214,7 @@ def test_a_signal_is_known_to_the_root():
     driver = reset(driver_of())
     assert driver.stop_signal == 0
     driver.worker.stop_signal = 15
-    driver.send(driver.lanes, ACTIONS)
+    send(driver, driver.lanes, ACTIONS)
     driver.await_some()
     assert driver.stop_signal == 15
 
@@ -228,7 +228,7 @@ def test_a_stop_closes_the_envs():
         return env
 
     driver = reset(driver_of(make, num_groups=2))
-    driver.send(driver.lanes, ACTIONS)
+    send(driver, driver.lanes, ACTIONS)
     driver.stop(5)
     assert driver.has_stopped and closed == [0, 1, 2] and not driver.under_way
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from envs import Agreeing, Counting, Nested
 from gymnasium.vector import AutoresetMode
-from single_rank import driver_of
+from single_rank import driver_of, send
 
 from mpi_rollout.core.spaces import leaves
 from mpi_rollout.exchange.exchange import Command
@@ -22,7 +22,7 @@ def reset(driver: Driver) -> Driver:
 
 def step(driver: Driver) -> None:
     """One step of all envs."""
-    driver.send(driver.lanes, ACTIONS)
+    send(driver, driver.lanes, ACTIONS)
     while driver.under_way:
         driver.await_some()
 
@@ -113,7 +113,7 @@ def test_lanes_at_different_steps_come_together():
     outcomes = outcomes_of(driver)
     outcomes.lay(driver.lanes)
     first = driver.lanes[:1]
-    driver.send(first, ACTIONS[:2])
+    send(driver, first, ACTIONS[:2])
     driver.await_some()
     outcomes.lay(first)
     observations = outcomes.observations(driver.lanes)

@@ -48,8 +48,8 @@ def test_what_is_no_step_is_refused(way: str, is_read: bool):
     driver.do(Command.RESET, 5)
     [lane] = driver.lanes
     for step in range(2):
-        driver.have_chosen(lane, 1, step)
+        driver.send(lane, None, 1, step)
         driver.await_some()
-    driver.have_chosen(lane, 1, 2)
+    driver.send(lane, None, 1, 2)
     with pytest.raises(RankError, match=f"step 2: .*{message}"):
         driver.await_some()

@@ -15,7 +15,8 @@ from single_rank import driver_of
 from mpi_rollout.core.partition import Division
 from mpi_rollout.envs.faults import OnFault
 from mpi_rollout.errors import DataError
-from mpi_rollout.exchange.exchange import Command, Contents
+from mpi_rollout.exchange.contents import Contents
+from mpi_rollout.exchange.exchange import Command
 from mpi_rollout.exchange.exchanges import Exchanges
 from mpi_rollout.exchange.infos import merge_infos
 from mpi_rollout.exchange.world import SingleRankComm
@@ -99,9 +100,9 @@ def test_a_mask_and_options_are_for_all_envs_too():
     part.reset(10)
     part.reset(None, mask, {"wind": 3})
     assert [row[1] for row in observed(part)] == [0, 1, 0]
-    part.exchange.forget_infos()
+    part.exchange.infos.forget()
     part.reset(None, None, [{"wind": index} for index in range(6)])
-    [(row, envs, infos)] = part.exchange.take_infos()
+    [(row, envs, infos)] = part.exchange.infos.take()
     assert row == 0 and merge_infos(3, [(envs, infos)])["options"]["wind"].tolist() == [3, 4, 5]
 
 
@@ -117,7 +118,7 @@ def test_natively_vectorized_envs_are_seeded_as_a_whole():
 
 def test_what_natively_vectorized_envs_give_is_copied_into_the_slot():
     part, envs = native()
-    part.exchange.put_actions([np.array([4, 3, 2])], 0)
+    part.exchange.order.put([np.array([4, 3, 2])])
     step(part)
     [slot] = part.exchange.slot_rows
     assert envs.given == [(4, 3, 2)] and part.num_steps == 1
@@ -184,10 +185,10 @@ def test_wrong_values_of_natively_vectorized_envs_are_found(
 def test_infos_go_with_the_slot_if_all_are_wanted():
     part, _ = native(infos="all")
     step(part)
-    assert part.exchange.take_infos() == []
+    assert part.exchange.infos.take() == []
     part.envs.outputs["infos"] = {"lives": np.array([3, 2, 1])}
     step(part)
-    [(row, envs, infos)] = part.exchange.take_infos()
+    [(row, envs, infos)] = part.exchange.infos.take()
     assert row == 0 and envs == slice(0, 3) and infos["lives"].tolist() == [3, 2, 1]
 
 
@@ -195,7 +196,7 @@ def test_an_order_is_obeyed_by_its_command():
     part = loop()
     part.do(Command.RESET, (10, None, None), never)
     assert [row[:3] for row in observed(part)] == [[13, 0, 0], [14, 0, 0], [15, 0, 0]] and part.num_steps == 0
-    part.exchange.put_actions([np.array([2, 3, 4])], 0)
+    part.exchange.order.put([np.array([2, 3, 4])])
     step(part)
     assert [row[2:] for row in observed(part)] == [[1, 2], [1, 3], [1, 4]] and part.num_steps == 1
 
@@ -238,15 +239,15 @@ def test_restarts_are_told_once_and_go_with_the_slot_where_nobody_wants_infos(in
     part = loop(stumbling, infos=infos, on_fault=OnFault(max_restarts=1))
     part.do(Command.RESET, (1, None, None), never)
     assert part.restarts == []
-    part.exchange.take_infos()
+    part.exchange.infos.take()
     step(part)
     [restart] = part.restarts
     assert (restart.row, restart.step) == (0, 0) and part.sends_restarts is (infos == "none")
     assert restart.message.startswith("env 4") and "the simulator has stumbled" in restart.message
-    [(row, _, sent)] = part.exchange.take_infos()
+    [(row, _, sent)] = part.exchange.infos.take()
     assert row == 0 and ("faults" in sent) == (infos == "none")
     step(part)
-    assert part.restarts == [] and not any("faults" in sent for _, _, sent in part.exchange.take_infos())
+    assert part.restarts == [] and not any("faults" in sent for _, _, sent in part.exchange.infos.take())
 
 
 def test_action_masks_are_heeded_where_actions_are_random():

@@ -10,7 +10,7 @@ import pytest
 from envs import Counting, Failing, Nested, Stumbling
 from gymnasium import spaces
 from masked_envs import Masked
-from single_rank import driver_of
+from single_rank import driver_of, send
 
 from mpi_rollout.core.layout import FAULT, RESTARTED, UNDONE
 from mpi_rollout.core.spaces import leaves
@@ -42,10 +42,10 @@ def advance(driver: Driver, num_steps: int, step: int, is_chosen: bool = False) 
     """Take steps of random actions."""
     [lane] = driver.lanes
     if is_chosen:
-        driver.have_chosen(lane, num_steps, step)
+        driver.send(lane, None, num_steps, step)
     else:
         policy = RandomPolicy(driver.action_space, driver.num_envs, 5)
-        driver.send_fragment(lane, policy.rows(step, num_steps, range(driver.num_envs)), step)
+        driver.send(lane, policy.rows(step, num_steps, range(driver.num_envs)), num_steps, step)
     driver.await_some()
     assert lane.num_rows == num_steps
 
@@ -137,13 +137,13 @@ def test_the_steps_before_a_failure_are_there():
     """The fifth step of env 0, which has been reset once, is step 6."""
     driver = begun(8, partial(Failing, "raise", 5))
     [lane] = driver.lanes
-    driver.have_chosen(lane, 8, 0)
+    driver.send(lane, None, 8, 0)
     with pytest.raises(RankError, match=r"step 6: env 0.*the simulator has diverged"):
         driver.await_some()
     assert driver.interrupted == [lane] and lane.num_rows == 6 and driver.has_fault
     assert lane.exchange.marks.tolist() == [[0] * 6 + [FAULT] * 2]
     assert_same(rows_of(driver), take(begun(8), 8, 0)[:6])
-    driver.have_chosen(lane, 8, 6)
+    driver.send(lane, None, 8, 6)
     with pytest.raises(RankError):
         driver.await_some()
     assert lane.num_rows == 0 and (lane.exchange.marks == FAULT).all()
@@ -165,7 +165,7 @@ def test_a_signal_cuts_a_fragment_short_after_the_step_under_way():
     driver = begun(8, Stopping, num_envs=1)
     Stopping.stop = lambda: setattr(driver.worker, "stop_signal", 15)
     [lane] = driver.lanes
-    driver.have_chosen(lane, 8, 0)
+    driver.send(lane, None, 8, 0)
     assert driver.await_some() == [lane] and lane.num_rows == 3 and driver.stop_signal == 15
     assert lane.marks.tolist() == [[0, 0, -15] + [UNDONE] * 5]
     assert driver.worker.slices[0].num_steps == 3
@@ -190,7 +190,7 @@ def stumbling(env_index: int, at_stumble: Callable[[], object] = lambda: None) -
 def test_a_restart_is_told_with_its_row():
     driver = begun(8, stumbling, on_fault=OnFault(max_restarts=1))
     [lane] = driver.lanes
-    driver.have_chosen(lane, 7, 20)
+    driver.send(lane, None, 7, 20)
     driver.await_some()
     assert [restart[:3] for restart in driver.restarts] == [(lane, 4, 1)] and lane.num_rows == 7
     assert lane.marks.tolist() == [[0, 0, 0, 0, RESTARTED, 0, 0]]
@@ -203,7 +203,7 @@ def test_a_signal_in_a_step_with_a_restart_is_told_in_the_next_step():
     make = partial(stumbling, at_stumble=lambda: setattr(driver.worker, "stop_signal", 15))
     driver = begun(8, make, on_fault=OnFault(max_restarts=1))
     [lane] = driver.lanes
-    driver.have_chosen(lane, 8, 0)
+    driver.send(lane, None, 8, 0)
     driver.await_some()
     assert lane.marks.tolist() == [[0, 0, 0, 0, RESTARTED, -15, UNDONE, UNDONE]] and lane.num_rows == 6
     assert driver.stop_signal == 15 and len(driver.restarts) == 1
@@ -223,7 +223,7 @@ def test_a_slice_knows_the_step_that_the_root_counts():
     assert driver.worker.slices[0].num_steps == 0
     take(driver, 5, 60)
     assert driver.worker.slices[0].num_steps == 65
-    driver.send(driver.lanes, np.array([2, 3, 4]))
+    send(driver, driver.lanes, np.array([2, 3, 4]))
     driver.await_some()
     assert driver.worker.slices[0].num_steps == 66
 
@@ -268,7 +268,7 @@ def test_the_roots_own_fragment_ends_where_others_are_to_be_served():
     came = iter([False, False, True])
     driver.worker.is_wanted = lambda: next(came)
     [lane] = driver.lanes
-    driver.have_chosen(lane, 10, 0)
+    driver.send(lane, None, 10, 0)
     assert driver.await_some() == [lane] and lane.num_rows == 3
     assert lane.marks[0].tolist() == [0, 0, 0] + [UNDONE] * 7
     driver.worker.is_wanted = lambda: False

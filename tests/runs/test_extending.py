@@ -30,7 +30,7 @@ def test_an_extended_file_has_the_bytes_of_a_run_that_was_asked_for_all_at_once(
     part, longer = (job.series([Start((*RUN, *steps(n)))])[0] for n in (13, 200))
     assert (part.code, longer.code) == (0, 0), longer.err
     result = job(num_ranks, *RUN, *steps(WHOLE))
-    assert result.code == 0 and "continuing run.h5 after 200 of 400 steps" in result.messages[0]
+    assert result.code == 0 and "run.h5 after 200 of 400 steps" in result.messages[0]
     assert_same_bytes(datasets(job.folder / "run.h5"), whole)
     assert sorted(os.listdir(job.folder)) == ["run.h5", "run.status.json"]
 

@@ -47,7 +47,7 @@ def test_a_failing_env_ends_the_job_with_its_place_its_cause_and_all_steps_befor
     assert result.code == 70
     assert result.messages == [
         f"rank {rank} ({HOST}, envs {envs[0]} to {envs[-1]}), step 2: env {envs[0]}, step 2 of its episode: {cause}; "
-        "the 2 steps before are in run.h5.part"
+        f"the 2 steps before are in {job.folder / 'run.h5.part'}"
     ]
     assert result.num_tracebacks == 1
     assert outputs(job.folder) == ["run.h5.part"]
@@ -73,7 +73,7 @@ def test_steps_of_blocks_that_were_written_before_are_kept_too(job, whole, num_r
     result = job(num_ranks, *fails("raise", rank=1, after=LATE, num_steps=WHOLE))
     num_steps = assert_begins(job.folder / "run.h5.part", whole)
     assert num_steps > LATE
-    assert f"the {num_steps:,} steps before are in run.h5.part" in result.messages[0]
+    assert f"the {num_steps:,} steps before are in {job.folder / 'run.h5.part'}" in result.messages[0]
 
 
 @pytest.mark.any_mpi
@@ -238,7 +238,7 @@ def test_a_failing_policy_ends_the_job_with_its_step_its_cause_and_all_steps_bef
     if step == 0:
         assert outputs(job.folder) == [] and "steps before" not in result.messages[0]
     else:
-        assert result.messages[0].endswith("; the 7 steps before are in run.h5.part")
+        assert result.messages[0].endswith(f"; the 7 steps before are in {job.folder / 'run.h5.part'}")
         assert committed(job.folder / "run.h5.part") == 7
         with h5py.File(job.folder / "run.h5.part") as file:
             assert file["trajectories/actions"].shape == (7, 6, 2) and (file["trajectories/actions"][...] == 0.5).all()

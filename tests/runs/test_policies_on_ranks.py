@@ -166,6 +166,12 @@ def test_envs_have_no_part_in_what_a_slow_policy_takes(job: Job, mode: str):
             r"--fragment-length 8 has .* use --fragment-length 1, or leave out --inference root",
         ),
         (("--policy-block", "-1"), "--policy-block must be at least 0, got -1"),
+        (("--policy", "policies:leaning", "--policy-mode", "sample"), "--policy-mode sample is for policies in files"),
+        (("--trust-policy",), "--trust-policy is for policies in files, got another policy; leave it out"),
+        (
+            ("--policy", "policies:as_sb3_predicts"),
+            r"step 0: the policy must return actions alone, returns a tuple of 2; .*\[0\]",
+        ),
     ],
 )
 def test_options_that_do_not_go_together_are_refused(job: Job, options: tuple[str, ...], message: str):

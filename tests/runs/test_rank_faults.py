@@ -151,7 +151,7 @@ def test_a_quota_that_is_used_up_is_told_in_the_systems_words(job, expected, dis
     assert result.code == 74 and result.num_tracebacks == 0 and are_gone(job.folder, GONE_S)
     [message] = result.messages
     num_steps = assert_begins(job.folder / "run.h5.part", expected)
-    assert message.startswith("cannot write run.h5.part: Disk quota exceeded (") and num_steps > 0
+    assert message.startswith(f"cannot write {job.folder / 'run.h5.part'}: Disk quota exceeded (") and num_steps > 0
     assert message.endswith(f"its first {num_steps} steps are committed; make room, then the same command continues")
 
 

@@ -137,7 +137,8 @@ def test_a_run_may_be_interrupted_at_every_step(job: Job, whole: References):
     arguments = run_of("--env-factory", "stopping_envs:Counting", num_envs=6, num_steps=9, policy="counting")
     results = job.series([Start([*arguments, *OUT], environment={"STOP_AT": "raise:2"})] * 8)
     for num_steps, result in enumerate(results, 1):
-        before = f"; the {counted(num_steps, 'step')} before {'is' if num_steps == 1 else 'are'} in run.h5.part"
+        verb, part = "is" if num_steps == 1 else "are", job.folder / "run.h5.part"
+        before = f"; the {counted(num_steps, 'step')} before {verb} in {part}"
         assert result.code == 70 and before in result.messages[-1]
     assert committed(job.folder / "run.h5.part") == 8
     assert_same_bytes(finish(job, arguments, 2), whole(arguments))
@@ -470,12 +471,12 @@ def test_an_env_that_does_not_reproduce_itself_ends_its_episode_as_faulted(job: 
 
 def assert_seeds_go_on(episodes: np.ndarray) -> None:
     """Every env has its episodes' seeds in order, none of them twice."""
-    from mpi_rollout.core.seeding import SeedTable
+    from mpi_rollout.core.seeding import seeds_of_episodes
 
     for env in np.unique(episodes["env_index"]):
         seeds = episodes["seed"][episodes["env_index"] == env]
         number = np.arange(len(seeds))
-        assert seeds.tolist() == SeedTable(5, range(env + 1))(np.full(len(seeds), env), number).tolist()
+        assert seeds.tolist() == seeds_of_episodes(5, np.full(len(seeds), env), number).tolist()
 
 
 def test_the_envs_that_do_reproduce_themselves_are_as_if_nothing_had_been(job: Job):

@@ -131,7 +131,7 @@ def test_a_run_with_infos_is_continued_verified_and_recovered(
 def test_a_run_with_infos_that_has_failed_goes_on_with_the_same_bytes(job: Job, collected: Collected, num_ranks: int):
     run = [*RUNS["named"], "--progress", "none", "--out", "run.h5"]
     result = job(num_ranks, *run, FAIL_AT="37")
-    assert result.code == 70 and "steps before are in run.h5.part" in result.err, result.err
+    assert result.code == 70 and f"steps before are in {job.folder / 'run.h5.part'}" in result.err, result.err
     assert "no env has given" not in result.err  # They may in the steps that are missing.
     assert job(None, "verify", "run.h5.part").code == 0
     assert job(None, *run).code == 0
@@ -178,10 +178,10 @@ def test_nan_and_silence_are_told(job: Job):
         ("[1]", "--store-infos must be all or types such as"),
         ('{"lives": "text"}', "'lives' must have a dtype such as int, float or uint8, got 'text'"),
         ('{"lives": "U4"}', "'lives' must have a dtype of numbers"),
-        ('{"lives": [float, -1]}', "'lives' must have a dtype such as int, or a list such as [float, 3]"),
+        ('{"lives": [float, -1]}', "'lives' must have sizes of at least 1, such as [float, 3]"),
         ('{"a//b": int}', "'a//b' cannot be a name in HDF5"),
         ('{"x": int, "_x": int}', "the mask of 'x' is stored as '_x'"),
-        ('{"x": int, "x/y": int}', "'x' cannot hold 'x/y' and be an info itself"),
+        ('{"x": int, "x/y": int}', "'x' cannot hold 'x/y' and be a column itself"),
     ],
 )
 def test_what_names_no_types_is_refused(job: Job, given: str, problem: str):

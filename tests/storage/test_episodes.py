@@ -9,7 +9,6 @@ from episode_rows import episodes_by_hand, table_of
 from gymnasium import spaces
 
 from mpi_rollout.core.layout import Block
-from mpi_rollout.core.seeding import SeedTable
 from mpi_rollout.storage import episodes as episode_table
 from mpi_rollout.storage.episodes import EpisodeTable, StoredResults
 from mpi_rollout.storage.schema import EPISODE
@@ -97,7 +96,7 @@ def test_an_episode_is_taken_only_when_all_its_steps_are_committed():
     block = Block(spaces.Discrete(2), spaces.Discrete(2), 3, 1, 30)
     for name, column in columns.items():
         block.named[name][...] = column
-    table = EpisodeTable(3, SeedTable(1, range(3)))
+    table = EpisodeTable(3, 1)
     table.add(block, 0, 30)
     taken = []
     for num_steps in range(31):
@@ -115,7 +114,7 @@ def test_episodes_may_follow_each_other_without_a_row_between(
     monkeypatch.setattr(episode_table, "WIDE", wide)
     columns = random_results(num_steps, num_envs, share_of_ends, seed)
     results = StoredResults(0, *columns.values())
-    table = EpisodeTable(num_envs, SeedTable(seed, range(num_envs)), num_reset_rows=0)
+    table = EpisodeTable(num_envs, seed, num_reset_rows=0)
     table.add(results, 0, num_steps)
     rows = np.concatenate([table.take(num_steps), table.unfinished(num_steps)])
     assert rows["length"].sum() == num_steps * num_envs
@@ -143,7 +142,7 @@ def test_row_by_row_the_same_episodes_are_found(
     monkeypatch: pytest.MonkeyPatch, num_envs: int, share: float, seeded: bool
 ):
     """Also where the row after an end is an end, as of envs that were lost, and whatever the blocks and their parts."""
-    draws, seeds, start = np.random.default_rng(num_envs), SeedTable(3, range(num_envs)) if seeded else None, 0
+    draws, seed, start = np.random.default_rng(num_envs), 3 if seeded else None, 0
     blocks: list[tuple[StoredResults, list[int]]] = []
     for num_rows in (3, 40, 17):
         ends = [draws.random((num_rows, num_envs)) < chance for chance in (share, share / 3)]
@@ -153,7 +152,7 @@ def test_row_by_row_the_same_episodes_are_found(
 
     def episodes(wide: int) -> list[bytes]:
         monkeypatch.setattr(episode_table, "WIDE", wide)
-        table, rows = EpisodeTable(num_envs, seeds), []
+        table, rows = EpisodeTable(num_envs, seed), []
         for block, cuts in blocks:
             for first, stop in pairwise(cuts):
                 table.add(block, first, stop)

@@ -15,11 +15,12 @@ from written_data import written
 
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.errors import AlreadyComplete, DataError, StorageError, UsageError
-from mpi_rollout.policies.model import sha256_of
+from mpi_rollout.policies.sources import sha256_of
 from mpi_rollout.storage import output
 from mpi_rollout.storage.objects import open_unmarked
 from mpi_rollout.storage.output import DEFAULT_FOLDER, check_folder, refuse_running, warning_of
 from mpi_rollout.storage.ownership import lock, make_locked
+from mpi_rollout.storage.same_run import check_same_run
 
 
 @pytest.fixture
@@ -65,7 +66,7 @@ def test_a_disk_that_is_full_at_the_start_is_told_too(job):
     arguments = ("--env-factory", "failing_envs:limited", *kwargs(nbytes=100), "--num-steps", "20", *ENVS)
     result = job(None, *arguments, *OUT)
     assert result.code == 74 and len(result.messages) == 1 and result.num_tracebacks == 0
-    assert "cannot write run.h5.part" in result.messages[0]
+    assert f"cannot write {job.folder / 'run.h5.part'}" in result.messages[0]
 
 
 @pytest.mark.mpi(2)
@@ -192,9 +193,9 @@ def test_a_run_that_drew_other_random_actions_is_not_continued(policy, version, 
     stored |= {"version": version, "complete": is_complete}
     if is_refused:
         with pytest.raises(UsageError, match=r"run\.h5 was begun by a version of mpi_rollout that draws other random"):
-            output.check_same_run(now, stored, "run.h5")
+            check_same_run(now, stored, "run.h5")
     else:
-        assert output.check_same_run(now, stored, "run.h5") is (is_complete and num_steps > 10)
+        assert check_same_run(now, stored, "run.h5") is (is_complete and num_steps > 10)
 
 
 def test_a_run_goes_on_with_the_policy_file_that_it_began_with(tmp_path: Path):
@@ -202,12 +203,12 @@ def test_a_run_goes_on_with_the_policy_file_that_it_began_with(tmp_path: Path):
     policy.write_bytes(b"weights")
     config = RolloutConfig(env="CartPole-v1", policy=str(policy))
     stored = {"config": config.to_json(), "policy_sha256": sha256_of(str(policy)), "version": 2, "complete": False}
-    assert output.check_same_run(config, stored, "run.h5") is False
+    assert check_same_run(config, stored, "run.h5") is False
     policy.write_bytes(b"other weights")
     with pytest.raises(
         UsageError, match=r"run\.h5 is of a run with another .*policy\.onnx \(its SHA-256 was [0-9a-f]{16}\.\.\."
     ):
-        output.check_same_run(config, stored, "run.h5")
+        check_same_run(config, stored, "run.h5")
 
 
 def config_of(folder: Path, **options: object) -> RolloutConfig:
@@ -250,5 +251,21 @@ def test_fewer_steps_than_a_complete_file_has_are_told_from_other_changes(num_st
     before = RolloutConfig(env="CartPole-v1", num_steps=10**5)
     now = replace(before, num_steps=num_steps)
     with pytest.raises(UsageError, match=r"run\.h5 is of another run: --num-steps was 100000") as error:
-        output.check_same_run(now, {"config": before.to_json(), "version": 2, "complete": is_complete}, "run.h5")
+        check_same_run(now, {"config": before.to_json(), "version": 2, "complete": is_complete}, "run.h5")
     assert words in str(error.value) and ("extend" in str(error.value)) == bool(words)
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "is_complete", "advice"),
+    [
+        (10, False, "give the same options to continue it, move it away, or use another --out"),
+        (10, True, "it is complete; move it away, or use another --out"),
+        (20, True, "give the same options to extend it, move it away, or use another --out"),
+    ],
+)
+def test_another_seed_is_refused_with_what_can_be_done_about_the_file(num_steps: int, is_complete: bool, advice: str):
+    before = RolloutConfig(env="CartPole-v1", num_steps=10)
+    stored = {"config": before.to_json(), "version": 2, "complete": is_complete}
+    with pytest.raises(UsageError) as error:
+        check_same_run(replace(before, num_steps=num_steps, seed=1), stored, "run.h5")
+    assert str(error.value).endswith(f"--seed was 0, is 1; {advice}")

@@ -56,7 +56,7 @@ def test_a_file_that_stays_torn_is_damaged(changing: Path, grows: bool, num_read
     ("attributes", "error", "message"),
     [
         ({}, DataError, f"^x was not written by {FORMAT}$"),
-        ({"format": f"{FORMAT}-compare"}, DataError, "^x is a comparison, not a rollout; .* plot x"),
+        ({"format": f"{FORMAT}-scaling"}, DataError, "^x is a study, not a rollout; .* plot x"),
         ({"config": "", "digest": ""}, ContentError, "its attribute format is None, .*; the file is damaged"),
         ({"format": FORMAT, "format_version": np.int64(FORMAT_VERSION + 1)}, DataError, "^x has format version"),
         ({"format": FORMAT, "format_version": np.int64(0)}, DataError, "^x has format version 0"),
@@ -98,17 +98,10 @@ def test_whose_file_it_is_is_read(tmp_path: Path, kind: str):
 def test_only_rows_of_committed_steps_count(tmp_path: Path):
     with h5py.File(written(tmp_path, "complete"), "r+") as file:
         assert reader.num_steps_of(file) == NUM_STEPS
-        for num_steps in (None, 9):
-            rows = reader.committed_episodes(file, num_steps)
-            assert (rows["start"] + rows["length"] <= (num_steps or NUM_STEPS)).all() and len(rows)
-        rows = np.zeros(3, file["faults"].dtype)
-        rows["step"] = 8, 9, 10
-        file["faults"].resize(3, axis=0)
-        file["faults"][...] = rows
-        assert reader.committed_faults(file, 9)["step"].tolist() == [8]
-        assert reader.committed_faults(file)["step"].tolist() == [8, 9, 10]
-        file["trajectories"].attrs["num_steps"] = 10
-        assert reader.committed_faults(file)["step"].tolist() == [8, 9]
+        for num_steps in (NUM_STEPS, 9):
+            file["trajectories"].attrs["num_steps"] = num_steps
+            rows = reader.committed_episodes(file)
+            assert (rows["start"] + rows["length"] <= num_steps).all() and len(rows)
 
 
 @pytest.fixture
@@ -150,6 +143,19 @@ def test_what_is_no_table_is_refused(tables: Path):
         file["numbers"] = np.arange(3)
     with pytest.raises(DataError, match="numbers is no table"):
         reader.contents(quiet, str(tables), ["numbers"])
+
+
+def test_what_no_study_has_is_refused_at_once(tables: Path):
+    with h5py.File(tables, "r+") as file:
+        file["more/rows"] = np.arange(3)
+    with pytest.raises(DataError, match="/more/rows does not belong to it"):
+        reader.contents(quiet, str(tables), ["rows"])
+    with h5py.File(tables, "r+") as file:
+        del file["more"]
+        for number in range(20):
+            file.create_group(f"more{number}")
+    with pytest.raises(DataError, match="it has more than 16 objects"):
+        reader.contents(quiet, str(tables), ["rows"])
 
 
 def test_the_state_of_a_file_that_is_gone_is_none(tmp_path: Path):

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 from written_data import LARGE_ROWS, NUM_STEPS, Feed, ending, quiet, written
 
+from mpi_rollout.storage.checked_file import checked
+from mpi_rollout.storage.chunks import ChunkList
 from mpi_rollout.storage.reader import leaf_datasets
 from mpi_rollout.storage.recovery import copy_prefix, recover, schema_of
 
@@ -68,7 +70,8 @@ def test_lost_envs_are_truncated_and_faulted_in_the_last_step_that_is_kept(tmp_p
     with h5py.File(source) as file:
         before = file["trajectories/truncations"][:num_steps]
         with schema_of(file).create(str(tmp_path / "new.h5"), swmr_mode=False) as new:
-            copy_prefix(file, new, num_steps, lost={1: 5})
+            with checked(str(source), quiet, num_steps) as checks:
+                copy_prefix(checks, new, ChunkList(new), lost={1: 5})
             after, faults = new["trajectories/truncations"][:num_steps], new["faults"][...]
             rows = new["episodes"][...]
     before[-1, 1] = True

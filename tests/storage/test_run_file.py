@@ -22,7 +22,7 @@ from mpi_rollout.storage import run_file
 from mpi_rollout.storage.episodes import make_table
 from mpi_rollout.storage.ownership import identity
 from mpi_rollout.storage.run_file import Prefix, RunFile
-from mpi_rollout.storage.schema import Schema
+from mpi_rollout.storage.schema import INTERVALS_PER_CHUNK, Schema
 
 NUM_ENVS, ROWS_PER_BLOCK = 3, 8
 
@@ -44,6 +44,7 @@ def file_of(folder: Path, trajectories: bool = True, replaces: tuple[int, int] |
         "config": config.to_json(), "env_spec": "", "seed": 0, "num_envs": NUM_ENVS, "num_ranks": 1,
         "spaces": json.dumps({"observation": describe(SMALL), "action": describe(ACTIONS)}),
         "autoreset_mode": "NextStep", "hosts": '["here"]', "mpi_library": "none", "started": "2000-01-01",
+        "versions": "{}",
     }  # fmt: skip
     schema = Schema(attributes, block_of(0).named if trajectories else {}, 1, "none")
     return RunFile(config.out, schema, make_table(config, {}) if trajectories else None, replaces)
@@ -144,7 +145,7 @@ def test_a_file_without_trajectories_has_the_throughput(tmp_path: Path):
     made.add_interval(0.5, 6, 12.0)
     assert made.values is None
     with h5py.File(made.finish(ending(60))) as read:
-        assert set(read) == {"faults", "throughput"} and len(read["throughput/intervals"]) == 1
+        assert set(read) == {"chunks", "commits", "faults", "throughput"} and len(read["throughput/intervals"]) == 1
         assert read["throughput"].attrs["env_steps"] == 60
 
 
@@ -192,7 +193,7 @@ def test_what_an_earlier_start_has_left_stays_where_a_new_file_has_no_room(left:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(run_file, "copy_prefix", fail)
-    with pytest.raises(OSError):
+    with pytest.raises(OSError, match="No space left on device"):
         file_of(Path(left.path).parent).go_on_from(Prefix(10, left.part))
     assert names(Path(left.path).parent) == ["run.h5.part"] and Path(left.part).read_bytes() == before
 
@@ -206,3 +207,14 @@ def test_a_damaged_file_gets_no_name(file: RunFile, monkeypatch: pytest.MonkeyPa
     with pytest.raises(StorageError, match="the checksum does not fit"):
         file.finish(ending(4))
     assert names(Path(file.part).parent) == ["run.h5.part"]
+
+
+def test_a_file_without_trajectories_takes_its_intervals_while_the_run_goes_on(tmp_path: Path):
+    file = file_of(tmp_path, trajectories=False)
+    file.create()
+    for number in range(4 * INTERVALS_PER_CHUNK + 3):
+        file.add_interval(float(number), number, 1.0)
+    with h5py.File(file.part, locking=False) as reader:
+        assert reader["throughput/intervals"]["env_steps"].tolist() == list(range(4 * INTERVALS_PER_CHUNK))
+    with h5py.File(file.finish(ending())) as reader:
+        assert reader["throughput/intervals"]["env_steps"].tolist() == list(range(4 * INTERVALS_PER_CHUNK + 3))

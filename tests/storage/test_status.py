@@ -31,7 +31,7 @@ def test_it_says_how_each_start_ended(job: Job, num_ranks):
     result = job(num_ranks, *RUN, STOP_AT="raise:12")
     failed = status(job)
     assert (failed["state"], failed["exit_code"], failed["resumable"]) == ("failed", 70, True)
-    assert (failed["num_steps"], failed["of_num_steps"], failed["file"]) == (11, 30, "run.h5.part")
+    assert (failed["num_steps"], failed["of_num_steps"], failed["file"]) == (11, 30, f"{job.folder / 'run.h5.part'}")
     assert failed["starts"] == 1 and failed["message"] in result.messages[0]
     job(num_ranks, *RUN, STOP_AT="usr1:5")
     interrupted = status(job)
@@ -41,7 +41,7 @@ def test_it_says_how_each_start_ended(job: Job, num_ranks):
     assert job(num_ranks, *RUN).code == 0
     complete = status(job)
     assert (complete["state"], complete["exit_code"], complete["resumable"]) == ("complete", 0, False)
-    assert (complete["num_steps"], complete["file"], complete["starts"]) == (30, "run.h5", 3)
+    assert (complete["num_steps"], complete["file"], complete["starts"]) == (30, str(job.folder / "run.h5"), 3)
     assert complete["host"] == os.uname().nodename and datetime.fromisoformat(complete["updated"]).tzinfo
 
 
@@ -134,7 +134,8 @@ def test_a_start_that_another_one_outran_leaves_the_status_of_that_one(job: Job,
     arguments = ("--env-factory", "unruly_envs:Outrunning", *RUN[2:])
     result = job(num_ranks, *arguments)
     assert result.code == 64
-    assert result.messages == ["run.h5.part: another run is writing it; wait for its end or use another --out"]
+    part = job.folder / "run.h5.part"
+    assert result.messages == [f"{part}: another run is writing it; wait for its end or use another --out"]
     assert status(job) == {"state": "running"}
     assert sorted(path.name for path in job.folder.iterdir()) == ["run.h5.part", "run.status.json"]
 

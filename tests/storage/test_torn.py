@@ -13,6 +13,7 @@ from mpi_rollout.errors import DataError
 from mpi_rollout.storage.objects import Unmarked
 from mpi_rollout.storage.recovery import recover
 from mpi_rollout.storage.torn import CHECKSUM_NBYTES, MOST_NBYTES, mended, messages
+from mpi_rollout.storage.verification import verify
 
 SIGNATURES = {b"OHDR": "header", b"EAHD": "array", b"EAIB": "index", b"EADB": "chunks"}
 Blocks = set[tuple[int, int]]  # Where they begin, and where their checksums do.
@@ -104,8 +105,10 @@ def test_damage_that_no_writer_does_is_refused(tmp_path: Path):
     start = max(start for start, _ in blocks if content[start : start + 4] == b"EADB")
     content[start + 18] ^= 1  # Of its first address.
     path.write_bytes(content)
-    with pytest.raises(DataError, match="checksum"):
-        recover(quiet, str(path), str(tmp_path / "new.h5"), str(tmp_path / "temporary"))
+    with pytest.raises(DataError, match="HDF5's index of its chunks cannot be read"):
+        verify(quiet, str(path))
+    report = recover(quiet, str(path), str(tmp_path / "new.h5"), str(tmp_path / "temporary"))
+    assert report["num_steps"] == 19
 
 
 def test_nothing_that_a_file_may_have_there_takes_long_or_fails(tmp_path: Path):

@@ -43,7 +43,7 @@ REFUSED: dict[str, tuple[str, Any, dict[str, Any], str]] = {  # Env, num_envs, o
     "no batch": (POLE, 4, {"batch_size": 0}, r"^batch_size must be 1 to 2, the ranks that step envs, got 0"),
     "large batch": (POLE, 4, {"batch_size": 3}, r"^batch_size must be 1 to 2, the ranks that step envs, got 3"),
     "batch in words": (POLE, 4, {"batch_size": "one"}, r"^batch_size must be .*, got 'one'"),
-    "batch of root": (POLE, 4, {"batch_size": 2, "dedicated_root": True}, r"^batch_size must be 1 to 1, the ranks"),
+    "batch of root": (POLE, 4, {"batch_size": 2, "dedicated_root": True}, r"^batch_size must be 1 where one rank"),
     "batch and groups": (POLE, 4, {"batch_size": 1, "num_groups": 2}, r"^batch_size makes a group of each rank, got "),
     "no native version": ("Acrobot-v1", 4, {"vectorization_mode": "vector_entry_point"}, r"no vectorized version"),
     "native by itself": ("envs:Counting", 4, {"vectorization_mode": "vector_entry_point"}, r"the id of a registered"),
@@ -68,7 +68,7 @@ def refusals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, s
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_work_is_refused_on_all_ranks_and_said_at_the_root(refusals, name: str):
     raised, text = refusals[name]
-    kinds = dict.fromkeys(("env of a rank", "mistake in a constructor"), "RolloutError") | {"spaces": "LaunchError"}
+    kinds = dict.fromkeys(("env of a rank", "mistake in a constructor"), "EnvError") | {"spaces": "LaunchError"}
     assert raised == kinds.get(name, "UsageError"), text
     assert re.search(REFUSED[name][3], text) and "--" not in text.replace("--no-gain", "")
 

@@ -70,6 +70,8 @@ ways = [
     (dict(env=by_index, num_envs=NUM_ENVS, env_kwargs={"base": 7})),
     (dict(env=POLE, num_envs=NUM_ENVS, env_kwargs=listed)),
     (dict(env_fns=(by_index,) * NUM_ENVS, num_envs=NUM_ENVS, env_kwargs=tuple({"base": 7} for _ in listed))),
+    (dict(env=[partial(gymnasium.make, POLE, **kwargs) for kwargs in listed])),
+    (dict(env=gymnasium.spec(POLE), num_envs=NUM_ENVS, env_kwargs=listed)),
 ]
 for way in ways:
     with mpi_rollout.connect(**way) as envs:
@@ -77,7 +79,7 @@ for way in ways:
             compare(envs, [partial(gymnasium.make, POLE, **kwargs) for kwargs in listed])
 """
     result = job.script(num_ranks, BEGIN + code)
-    assert (result.code, result.out.split()) == (0, ["compared"] * 3), result.err
+    assert (result.code, result.out.split()) == (0, ["compared"] * 5), result.err
 
 
 @pytest.mark.any_mpi
@@ -89,6 +91,7 @@ for way in [
     dict(), dict(env=POLE, env_fns=[make]), dict(env_fns=[make] * 2, num_envs=3), dict(env_fns=[]), dict(env_fns=make),
     dict(env_fns=[make, env]), dict(env=POLE, num_envs=2, env_kwargs=[{}]), dict(env=POLE, num_envs=2, env_kwargs=3),
     dict(env=POLE, num_envs=2, env_kwargs=[{}, {}], vectorization_mode="vector_entry_point"), dict(env=4, num_envs=1),
+    dict(env=[make], env_fns=[make]), dict(env=gymnasium.spec(POLE), num_envs=1, vectorization_mode="envpool"),
     dict(env_fns=[lambda: env, lambda: env]), dict(env=lambda: env, num_envs=2, num_groups=2), dict(env=POLE),
 ]:
     try:
@@ -109,6 +112,8 @@ for way in [
         "env_kwargs must be a dict, or a list of one for each env, got 3",
         "env_kwargs must be the same for all envs with vector_entry_point, got some for each env; use ",
         "envs are made by an env id or a callable, got 4",
+        "give one of env and env_fns, got both",
+        "vectorization_mode envpool needs the id of a registered env, got CartPole-v1",
         "env 0 and env 1 are the same object; what makes envs must return a new one each time",
         "env 0 and env 1 are the same object; what makes envs must return a new one each time",
         "num_envs must be a whole number of at least 1, got None",
@@ -129,3 +134,38 @@ with mpi_rollout.connect("Here-v0", NUM_ENVS) as envs:
 """
     result = job.script(num_ranks, BEGIN + code)
     assert (result.code, result.out.split()) == (0, ["Here-v0", "9", "compared"]), result.err
+
+
+@pytest.mark.mpi(3)
+def test_an_env_that_is_shared_is_refused_also_by_ranks_that_have_one(job: Job, num_ranks: int):
+    code = """
+env = gymnasium.make(POLE)
+for way in dict(env=[lambda: env] * 3), dict(env=lambda: env, num_envs=3):
+    try:
+        with mpi_rollout.connect(**way) as envs:
+            print(envs)
+    except ValueError as error:  # As SB3's DummyVecEnv raises it.
+        print(error)
+    except SystemExit as error:
+        assert error.code == 64
+"""
+    result = job.script(num_ranks, BEGIN + code)
+    told = "env 0 and env 1 are the same object; what makes envs must return a new one each time"
+    assert (result.code, result.out.splitlines()) == (0, [told] * 2), result.err
+
+
+@pytest.mark.mpi(1, 2)
+def test_the_list_of_envs_is_refused_with_what_works(job: Job, num_ranks: int):
+    code = """
+with mpi_rollout.connect(POLE, 2) as envs:
+    if envs is not None:
+        print(hasattr(envs, "envs"), envs.get_attr("gravity"))
+        try:
+            envs.get_attr("no_such_thing")
+        except AttributeError as error:  # Callers ask for what may not be there.
+            print(type(error).__name__)
+        envs.envs
+"""
+    result = job.script(num_ranks, BEGIN + code)
+    assert (result.code, result.out) == (1, "False (9.8, 9.8)\nRankError\n")
+    assert "AttributeError: the envs are on their ranks; use call(name, ...), get_attr(name)," in result.err

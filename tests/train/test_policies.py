@@ -1,6 +1,5 @@
 """A policy on the ranks of a trainer: what it gives, and its parameters."""
 
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from jobs import Job
 import mpi_rollout
 from mpi_rollout.errors import RankError, UsageError
 from mpi_rollout.policies.blocks import BlockPolicy, PolicyOptions
-from mpi_rollout.policies.made import MadePolicy
+from mpi_rollout.policies.made import made_model
 
 SPACES = gymnasium.spec("CartPole-v1").make().observation_space, Discrete(2)
 
@@ -29,7 +28,7 @@ def test_fragments_are_those_of_the_newest_parameters_whatever_the_ranks(job: Jo
         assert batch["policy_version"].shape == (9, 70) and (batch["policy_version"] == version).all()
         assert batch["extras"]["log_prob"].shape == (9, 70)
         for step in range(9):
-            policy = BlockPolicy(MadePolicy(expected, "it"), *SPACES, PolicyOptions(seed=1))
+            policy = BlockPolicy(made_model(expected, "it"), *SPACES, PolicyOptions(seed=1))
             acted = policy(batch["observations"][step], range(70), 9 * version + step)
             assert np.array_equal(acted.actions, batch["actions"][step])
             assert np.array_equal(acted.extras[0], batch["extras"]["log_prob"][step])
@@ -54,7 +53,7 @@ def test_each_rank_acts_by_the_parameters_that_were_the_newest_when_its_fragment
         halved = np.float32(0.5 ** version[envs.start])
         expected.load({name: value * halved for name, value in expected.parameters.items()})
         for step in range(9):
-            policy = BlockPolicy(MadePolicy(expected, "it"), *SPACES, PolicyOptions(seed=1))
+            policy = BlockPolicy(made_model(expected, "it"), *SPACES, PolicyOptions(seed=1))
             acted = policy(batch["observations"][step], envs, next_step[envs.start] + step)
             assert np.array_equal(acted.actions, batch["actions"][step])
             assert np.array_equal(acted.extras[0], batch["extras"]["log_prob"][step])
@@ -109,6 +108,9 @@ def test_without_parameters_there_are_none_to_set(policy: Any, problem: str):
         ({"policy": 3}, "policy must be 'mine:make_policy', a function or a file, got 3"),
         ({"policy": Sampling, "policy_block": -1}, "policy_block must be a whole number of at least 0, got -1"),
         ({"policy": Sampling, "policy_mode": "best"}, "policy_mode must be one of deterministic, sample, got 'best'"),
+        ({"policy": Sampling, "policy_mode": "sample"}, "policy_mode sample is for policies in files, got another"),
+        ({"policy": Sampling, "trust_policy": True}, "trust_policy is for policies in files, got another policy"),
+        ({"trust_policy": True}, "trust_policy is for policies in files, got another policy"),
         ({"policy": lambda: 3}, "must return an object with a method act"),
         ({"policy": lambda: _with_extras(Sampling(), {"a": object})}, "must have extras such as"),
         ({"policy": "absent:make_policy"}, "cannot import 'absent'"),
@@ -188,7 +190,7 @@ with mpi_rollout.connect("CartPole-v1", 4, policy="absent.zip") as envs:
 
 @pytest.mark.mpi(2)
 @pytest.mark.parametrize("options", ["", "dedicated_root=True"])
-def test_ranks_must_make_policies_with_the_same_extras_and_parameters(job: Job, num_ranks: int, options: str):
+def test_ranks_must_make_the_same_policies(job: Job, num_ranks: int, options: str):
     code = f"""
 class Extras(Sampling):
     extras = dict(sorted(Sampling.extras.items(), reverse=bool(rank)))
@@ -198,15 +200,28 @@ class Sized(Sampling):
         super().__init__()
         self.weights = self.weights[: 2 - rank]
 
-for policy in (Extras, Sized):
+class Drawing(Sampling):
+    def __init__(self):
+        super().__init__()
+        self.num_uniforms += rank
+
+class Fixed(Sampling):
+    @property
+    def parameters(self):
+        return super().parameters if rank == 0 else None
+
+for policy in (Extras, Sized, Drawing, Fixed):
     try: mpi_rollout.connect("CartPole-v1", 4, policy=policy, {options}).__enter__()
     except mpi_rollout.RolloutError as error: print(error, flush=True)
     except SystemExit: pass
 """
     result = job.script(num_ranks, BEGIN + code, timeout=60)
-    first, second = result.out.splitlines()
+    first, second, third, fourth = result.out.splitlines()
     assert first.startswith("the ranks do not agree on the extras of the policy: rank 0 has ")
     assert second.startswith("make_policy gave parameters of other names, dtypes or shapes on some ranks than")
+    assert second.endswith(" on rank 1; have it make the same policy everywhere")
+    assert third.startswith("the ranks do not agree on num_uniforms of the policy: rank 0 has 1, rank 1 (")
+    assert fourth.endswith(" on rank 0, none on rank 1; have it make the same policy everywhere")
 
 
 @pytest.mark.mpi(1, 2, 3)
@@ -265,13 +280,10 @@ def test_fragments_under_way_are_all_of_the_policy_or_all_of_the_trainer():
 @pytest.mark.filterwarnings("ignore")  # TorchScript is deprecated.
 def test_code_of_a_file_needs_trust(tmp_path: Path):
     torch = pytest.importorskip("torch")
-    torch.jit.trace(torch.nn.Linear(4, 2), torch.zeros(2, 4)).save(str(tmp_path / "plain.pt"))
-    path = tmp_path / "p.pt"
-    with zipfile.ZipFile(tmp_path / "plain.pt") as old, zipfile.ZipFile(path, "w") as new:
-        for name in old.namelist():
-            new.writestr(name, old.read(name) + b"\n# save(x)\n" * name.endswith(".py"))
-    with pytest.raises(RankError, match=r"its code calls save\(\).*or trust_policy=True of connect"):
-        mpi_rollout.connect("CartPole-v1", 2, policy=str(path))
-    with mpi_rollout.connect("CartPole-v1", 2, policy=str(path), trust_policy=True) as envs:
+    path = str(tmp_path / "p.pt")
+    torch.jit.trace(torch.nn.Linear(4, 2), torch.zeros(2, 4)).save(path)
+    with pytest.raises(UsageError, match=r"the file is TorchScript, .*or trust_policy=True of connect"):
+        mpi_rollout.connect("CartPole-v1", 2, policy=path)
+    with mpi_rollout.connect("CartPole-v1", 2, policy=path, trust_policy=True) as envs:
         envs.reset(seed=1)
         assert envs.collect(3)["actions"].shape == (3, 2)

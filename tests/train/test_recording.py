@@ -19,7 +19,7 @@ from telling_envs import Echoing
 
 import mpi_rollout
 from mpi_rollout.cli import main
-from mpi_rollout.commands.inspection import recover, verify
+from mpi_rollout.commands.checking import recover, verify
 from mpi_rollout.core.spaces import leaves
 from mpi_rollout.errors import RankError, StorageError, UsageError
 from mpi_rollout.storage import codecs

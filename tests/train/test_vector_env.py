@@ -228,7 +228,9 @@ def test_after_an_env_has_failed_a_reset_of_all_begins_anew(told, num_ranks: int
             assert re.match(
                 r"RankError: rank \d .*, step \d+: env \d, .*RuntimeError: the simulator has stumbled", first
             )
-            assert second == "ResetNeeded: an env failed, or was interrupted amid its step; call reset() to begin anew"
+            assert (
+                second == "ResetNeeded: an env failed, or was interrupted during its step; call reset() to begin anew"
+            )
             assert differences(recorded, expected) == [], way
         assert [int(first.partition(": env ")[2][0]) for first, *_ in found] == [i for i in range(7) for _ in "ab"]
 

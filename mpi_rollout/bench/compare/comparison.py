@@ -1,261 +1,123 @@
-"""What a comparison is, what it gave, and the file that holds both.  Nothing is started here.
-
-The file is HDF5, readable with h5py alone:
-
-/           attributes: format, format_version, comparison (JSON), titles (JSON: of the systems), command, host,
-            cpu_model, num_cores, versions, commit, started, updated
-/turns      a row for each turn of each system, `Sample`
-/skips      a row for each system and point where it does not apply, `Skip`
-
-After each repeat the whole file is written anew and put in the place of the one before: it is never half written.
-"""
+"""Turn by turn in random order, each in a process of its own; then the table of medians, and who is fastest."""
 
 import json
-import zlib
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+import os
+import shlex
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-import numpy as np
+from mpi_rollout.bench.compare.stepping import Turn
+from mpi_rollout.bench.compare.systems import Setup, System
+from mpi_rollout.bench.jobs import JobFailed, JobRunner, stopping_on_signals
+from mpi_rollout.bench.plan import JobOptions, in_order, usable_launcher
+from mpi_rollout.bench.statistics import Interval, median_interval, ratio
+from mpi_rollout.bench.tables import aligned
+from mpi_rollout.bench.workplace import machine_facts, place_and_time, tell
+from mpi_rollout.core.clock import utc_now
+from mpi_rollout.errors import RolloutError, counted
+from mpi_rollout.process.console import show
 
-from mpi_rollout.bench import tables
-from mpi_rollout.bench.compare.pythons import read_pythons
-from mpi_rollout.bench.compare.reasons import reason_to_skip
-from mpi_rollout.bench.compare.systems import System, systems_of
-from mpi_rollout.bench.compare.turns import Turn
-from mpi_rollout.bench.plan import STORED, JobOptions, as_stored
-from mpi_rollout.bench.workplace import Facts
-from mpi_rollout.errors import UsageError, counted
-from mpi_rollout.options import check_seconds
-
-FORMAT, FORMAT_VERSION = "mpi_rollout-compare", 1
-BASE = "bare"  # What the others are compared with.
-OPTIONS = {
-    "envs": "--env",
-    "num_envs": "--num-envs",
-    "systems": "--systems",
-    "ranks": "--ranks",
-    "window_s": "--window-s",
-    "pythons": "--python",
-    "native_num_envs": "--native-num-envs",
-}
+NOTES = (
+    "medians and intervals over turns, each of a process of its own; `or` stands between systems whose intervals meet",
+    "EnvPool: another implementation of the env",
+)
 
 
-class Point(NamedTuple):
-    """Where all systems are measured side by side."""
+class Sample(NamedTuple):
+    """One turn of a system, or why there is none."""
 
-    env: str
-    num_envs: int
-
-    def __str__(self) -> str:
-        return f"{self.env}, {counted(self.num_envs, 'env')}"
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """Systems at points of env id and number of envs, each with `repeats` turns of `window_s` seconds.
-
-    Parameters
-    ----------
-    systems
-        Names; the bare loop is always among them.
-    ranks
-        Ascending; of this program's ranks that step envs.
-    num_cores
-        The cores that all systems share; also the number of processes and threads of systems that divide envs.
-    pythons
-        PACKAGE=PYTHON: another Python that has what systems need.
-    native_num_envs
-        More numbers of envs, with which systems that have the env in another form are measured, and the bare loop.
-
-    Raises
-    ------
-    UsageError
-        A value that no comparison can have.
-    """
-
-    envs: tuple[str, ...]
-    num_envs: tuple[int, ...]
-    systems: tuple[str, ...]
-    ranks: tuple[int, ...]
-    num_cores: int
-    window_s: float = 0.25
-    pythons: tuple[str, ...] = ()
-    native_num_envs: tuple[int, ...] = ()
-    jobs: JobOptions = field(default_factory=JobOptions)
-
-    def __post_init__(self) -> None:
-        check_seconds("--window-s", self.window_s)
-        read_pythons(self.pythons)
-        known = systems_of(self.ranks, self.num_cores)
-        unknown = [name for name in self.systems if name not in known]
-        if unknown:
-            raise UsageError(f"--systems: there is no {', '.join(unknown)}; there are {','.join(known)}")
-
-    @property
-    def all_systems(self) -> dict[str, System]:
-        """Those that are compared, by name, in the order of tables; the bare loop first."""
-        known = systems_of(self.ranks, self.num_cores)
-        return {name: system for name, system in known.items() if name in self.systems or name == BASE}
-
-    @property
-    def python_of(self) -> dict[str, str]:
-        """Other Pythons, by the package that they have."""
-        return read_pythons(self.pythons)
-
-    @property
-    def points(self) -> Iterator[Point]:
-        """Env by env, the numbers of envs ascending."""
-        return (Point(env, num_envs) for env in self.envs for num_envs in self.sizes)
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """All numbers of envs, ascending."""
-        return tuple(sorted({*self.num_envs, *self.native_num_envs}))
-
-    def systems_at(self, point: Point) -> list[System]:
-        """Return the systems that are to be measured with so many envs, whether or not they apply."""
-        is_for_all = point.num_envs in self.num_envs
-        return [system for system in self.all_systems.values() if is_for_all or system.is_native or system.name == BASE]
-
-    def reason_to_skip(self, system: System, point: Point) -> str:
-        """Say why a system cannot be measured at a point; empty if it can."""
-        return reason_to_skip(system, *point, self.num_cores, self.python_of)
-
-    def order(self, point: Point, repeat: int) -> list[str]:
-        """Return the systems in the order of their turns: another random one in each repeat of each point."""
-        seed = [self.jobs.order_seed, zlib.crc32(point.env.encode()), point.num_envs, repeat]
-        return [str(name) for name in np.random.default_rng(seed).permutation(list(self.all_systems))]
-
-
-@dataclass(frozen=True)
-class Sample:
-    """One turn of one system.  If it failed, `error` says why; the system has no more turns at this point.
-
-    Parameters
-    ----------
-    reset_s
-        Seconds of a reset of all envs, before the window.
-    env_steps, seconds, sweeps
-        Of the window; see `steppers`.
-    """
-
-    env: str
-    num_envs: int
     system: str
     repeat: int
-    started: str
+    turn: Turn | None
     error: str = ""
-    reset_s: float = 0.0
-    env_steps: int = 0
-    seconds: float = 0.0
-    sweeps: int = 0
-
-    @property
-    def point(self) -> Point:
-        return Point(self.env, self.num_envs)
-
-    @property
-    def env_steps_per_s(self) -> float:
-        return self.env_steps / self.seconds
 
 
-@dataclass(frozen=True)
-class Skip:
-    """A system that does not apply at a point, and why."""
+def measure(
+    setup: Setup, systems: Sequence[System], jobs: JobOptions, window_s: float, pythons: Mapping[str, str]
+) -> Iterator[Sample]:
+    """Let each system have its turns, in another random order in each repeat; one that fails has no more.
 
-    env: str
-    num_envs: int
-    system: str
-    reason: str
-
-
-@dataclass(frozen=True)
-class Samples:
-    """All rows of a comparison, in the order in which they came: nothing is summed up over turns."""
-
-    turns: tuple[Sample, ...] = ()
-    skips: tuple[Skip, ...] = ()
-
-    @property
-    def failed(self) -> list[Sample]:
-        return [sample for sample in self.turns if sample.error]
-
-    def is_done(self, point: Point, system: str, repeat: int) -> bool:
-        """Tell whether a turn has been taken, or never will be."""
-        return any(
-            sample.system == system and sample.point == point and (sample.repeat == repeat or sample.error)
-            for sample in self.turns
-        )
-
-    def with_turn(self, point: Point, system: str, repeat: int, started: str, turn: Turn) -> "Samples":
-        """Add a turn."""
-        sample = Sample(*point, system, repeat, started, "", *turn)
-        return Samples((*self.turns, sample), self.skips)
-
-    def with_failure(self, point: Point, system: str, repeat: int, started: str, error: str) -> "Samples":
-        """Add a turn that failed, or that could not be because the set-up failed."""
-        return Samples((*self.turns, Sample(*point, system, repeat, started, error)), self.skips)
-
-    def with_skips(self, skips: Iterable[Skip]) -> "Samples":
-        """Add what does not apply."""
-        return Samples(self.turns, tuple(dict.fromkeys((*self.skips, *skips))))
-
-
-@dataclass(frozen=True)
-class ComparisonFile:
-    """What a file holds.
-
-    Parameters
-    ----------
-    facts
-        Of machine and program, and the versions of all systems; they stay the same for all samples.
-    origin
-        command, host, started: of the first start of the comparison.
+    `pythons` are those of systems that another Python has, by the package that they need.
     """
+    launcher = usable_launcher(jobs.launcher) if any(system.num_ranks for system in systems) else ""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # Systems share the cores; pools of threads would use them all.
+    given = json.dumps({"env": setup.env, "num_envs": setup.num_envs, "num_cores": setup.num_cores})
+    failed = set()
+    with TemporaryDirectory() as folder, stopping_on_signals("the comparison") as stop:
+        runner = JobRunner(Path(folder), launcher, jobs.timeout_s, stop)
+        for repeat, system in in_order(systems, jobs):
+            if system.name in failed:
+                continue
+            ranks = [*shlex.split(launcher), "-n", str(system.num_ranks)] if system.num_ranks else []
+            module = [*(["-m", "mpi4py"] if ranks else []), "-m", "mpi_rollout.bench.compare.point"]  # One ends all.
+            words = [system.maker, str(window_s), given, *(["rank"] if ranks else [])]
+            command = [*ranks, pythons.get(system.needs, sys.executable), *module, *words]
+            try:
+                printed = runner.run_command(command)
+                yield Sample(system.name, repeat, Turn(**{name: printed[name] for name in Turn._fields}))
+            except JobFailed as error:
+                failed.add(system.name)
+                tell(f"{system.title} failed: {error.headline}")
+                yield Sample(system.name, repeat, None, str(error))
 
-    comparison: Comparison
-    facts: Facts
-    origin: dict[str, str]
-    samples: Samples
 
-    def write(self, path: str, updated: str) -> None:
-        """Write it to the disk, in the place of what was there; raises what `tables.write_study` does."""
-        titles = {name: system.title for name, system in self.comparison.all_systems.items()}
-        attributes: dict[str, str | int] = {
-            "format": FORMAT,
-            "format_version": FORMAT_VERSION,
-            "titles": json.dumps(titles),
-            "comparison": json.dumps(as_stored(self.comparison), sort_keys=True),
-            "updated": updated,
-        }
-        rows = {"turns": (Sample, self.samples.turns), "skips": (Skip, self.samples.skips)}
-        tables.write_study(path, attributes | self.facts | self.origin, rows)
-
-
-def read_comparison(path: str) -> ComparisonFile:
-    """Read a file of a comparison.
+def compare(setup: Setup, systems: Sequence[System], jobs: JobOptions, window_s: float, as_json: bool) -> int:
+    """Measure the systems that apply; print the table, or all samples as one line of JSON.
 
     Raises
     ------
-    DataError
-        It is not one, or of a version that this program does not know.
+    RolloutError
+        Some systems failed, which was no reason to stop.
     """
-    with tables.opened(path, "comparison", ["turns", "skips"]) as contents:
-        tables.check_format(path, contents.attributes, "comparison", FORMAT, FORMAT_VERSION)
-        samples = Samples(contents.rows("turns", Sample), contents.rows("skips", Skip))
-        return ComparisonFile(contents.study("comparison", Comparison), contents.facts, contents.origin, samples)
+    reasons = {system: why for system in systems if (why := system.reason_to_skip(setup))}
+    applying = [system for system in systems if system not in reasons]
+    skipped = [f"skipped: {system.title}: {why}" for system, why in reasons.items()]
+    if jobs.dry_run:
+        show([*(f"{system.name}: {system.title}" for system in applying), *skipped])
+        return 0
+    started, samples = utc_now(), list(measure(setup, applying, jobs, window_s, {}))
+    facts, host = machine_facts(), os.uname().nodename
+    if as_json:
+        rows = [sample._asdict() | {"turn": sample.turn and sample.turn._asdict()} for sample in samples]
+        show([json.dumps({"host": host, "started": started, **facts, "env": setup.env, "samples": rows})])
+    else:
+        point = f"{setup.env['env'] or setup.env['env_factory']}, {counted(setup.num_envs, 'env')}"
+        head = f"{point}: {place_and_time(host, facts, [], started)}", f"with {facts['versions']}", ""
+        show([*head, *lines(applying, samples), "", *NOTES, *skipped])
+    if failed := [sample.system for sample in samples if sample.error]:
+        raise RolloutError(f"{', '.join(failed)} failed; the others were measured")
+    return 0
 
 
-def check_same_comparison(path: str, stored: ComparisonFile, comparison: Comparison, facts: Facts) -> None:
-    """Refuse to go on with another comparison, or with this one on another machine or with other versions.
+def rates_of(samples: Sequence[Sample]) -> dict[str, Interval]:
+    """Return the env steps per second of each system that has some."""
+    taken: dict[str, list[float]] = {}
+    for sample in samples:
+        if sample.turn is not None:
+            taken.setdefault(sample.system, []).append(sample.turn.env_steps / sample.turn.seconds)
+    return {name: median_interval(rates) for name, rates in taken.items()}
 
-    Raises
-    ------
-    UsageError
-        The message says what differs.
-    """
-    before = stored.comparison
-    differing = tables.differing_options(before, comparison, OPTIONS)
-    differing += tables.differing_options(before.jobs, comparison.jobs, STORED)
-    tables.check_same(path, "comparison", differing + tables.differing_facts(stored.facts, facts))
+
+def lines(systems: Sequence[System], samples: Sequence[Sample]) -> list[str]:
+    """Return the table, and who is fastest among those that step the env itself, and among all."""
+    rates = rates_of(samples)
+    table = [["", "env steps/s", "interval", "over the bare loop"]]
+    for system in systems:
+        if system.name in rates:
+            rate = rates[system.name]
+            over = f"{ratio(rate, rates['bare']).median:.3g}" if "bare" in rates else "-"
+            table.append([system.title, f"{rate.median:,.0f}", f"{rate.low:,.0f} to {rate.high:,.0f}", over])
+    text = [*aligned(table, names_left=True), ""]
+    for words, kinds in (("fastest", ("step",)), ("fastest of all", ("step", "native"))):
+        if titles := fastest(rates, [system for system in systems if system.kind in kinds]):
+            text.append(f"{words}: {' or '.join(titles)}")
+    return text
+
+
+def fastest(rates: Mapping[str, Interval], systems: Sequence[System]) -> list[str]:
+    """Return the system with the highest median, then those whose intervals reach its own."""
+    measured = sorted((each for each in systems if each.name in rates), key=lambda each: -rates[each.name].median)
+    return [each.title for each in measured if rates[each.name].high >= rates[measured[0].name].low]

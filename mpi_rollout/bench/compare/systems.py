@@ -1,194 +1,185 @@
-"""What is compared: the systems by name."""
+"""What is compared: one list.  What a system needs beyond this program is imported in its function only.
 
+A function is a context manager that makes the envs of a `Setup` and gives their `Stepper`.  All ranks of a job call
+it; a rank that only serves the root gets None.
+"""
+
+import importlib.util
+import re
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import cached_property, partial
+from itertools import cycle
+from typing import Any
 
+from mpi_rollout.bench.compare.stepping import SEED, Stepper, count_rows, drawn_actions, of_loop, of_vector_env
 from mpi_rollout.errors import counted
 
-NAMES = (  # R: one of --ranks.
-    "bare, bare-all, mpi-R, mpi-fragments-R, mpi-groups, mpi-ready, mpi-run-R, sync, async, pool, sb3-dummy, "
-    "sb3-subproc, puffer-serial, puffer-multi, tianshou-dummy, tianshou-subproc, tianshou-shmem, torchrl-serial, "
-    "torchrl-parallel, torchrl-collector, rllib-local, rllib-remote, sample-factory; of native envs native, envpool-1, "
-    "envpool-async-1, envpool, envpool-async, numba, torch, gymnax, mpi-native-R, mpi-native-run-R, mpi-envpool-R, "
-    "mpi-envpool-run-R, mpi-numba-R, mpi-numba-run-R, mpi-torch-R, mpi-torch-run-R, mpi-jax-R, mpi-jax-run-R; of those "
-    "that record minari, mpi-record-R"
-)
-# How a native env is made as slices of this program, see `forms`; and the words for it.
-FORMS = {
-    "vector_entry_point": "vector_entry_point",
-    "envpool": "EnvPool slices",
-    "numba": "Numba kernel",
-    "torch": "torch kernel",
-    "jax": "JAX slices (gymnax)",
-}
-SAMPLERS = ("torchrl-collector", "rllib-local", "rllib-remote", "sample-factory")  # They choose the actions.
-_NEEDS = {"envpool": "envpool", "numba": "numba", "torch": "torch", "jax": "gymnax"}
-_NAMES = {"vector_entry_point": "native"} | {form: form for form in list(FORMS)[1:]}
+NAMES = "bare, bare-all, mpi, sync, async, pool, sb3-dummy, sb3-subproc, envpool"
+INSTALLS = {"stable_baselines3": "'mpi_rollout[sb3]'", "envpool": "'mpi_rollout[envpool]'"}
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a system is to be made of: `env` has `--env` and its like by field; `rank` is of this process in its job."""
+
+    env: dict[str, Any]
+    num_envs: int
+    num_cores: int
+    rank: int = 0
+    size: int = 1
+
+    @cached_property
+    def make(self) -> Any:
+        """What makes the env with a given index."""
+        from mpi_rollout.config import RolloutConfig
+        from mpi_rollout.envs.env_maker import maker_of
+
+        return maker_of(RolloutConfig(**self.env, num_envs=self.num_envs, vectorization_mode="sync"))
+
+    @property
+    def functions(self) -> list[Any]:
+        """A callable for each env."""
+        return self.make.functions(range(self.num_envs))
+
+    @property
+    def mine(self) -> range:
+        """The envs of this process, where each steps its own."""
+        from mpi_rollout.core.partition import Partition
+
+        return Partition(self.num_envs, self.size).envs_of(self.rank)
 
 
 @dataclass(frozen=True)
 class System:
-    """One of the systems that are compared.
+    """One of the systems that are compared, whose `maker` is MODULE:FUNCTION, see the top of this module.
 
     Parameters
     ----------
-    name
-        As in `--systems` and in files.
-    title
-        As in tables and pictures.
-    maker
-        What makes it, MODULE.FUNCTION in this package; empty where `recording` does it.
     num_ranks
         0: it is started without mpirun.
-    options
-        Of `mpi_rollout.connect`.
-    form
-        One of `FORMS`: the env in another form; empty for the env itself.
-    needs
-        A module that must be installed.
-    division
-        How it divides envs over the cores: "any" needs one for each, "equal" as many on each; empty if it does not.
+    least
+        The number of envs that it needs at least.
     kind
-        "base": bare loops; "loop": steps unmodified envs; "ahead": the same with actions that are known some steps
-        ahead; "sampler": steps unmodified envs and chooses the actions beside them; "native": has the env in another
-        form; "native-ahead": the same with actions that are known ahead; "record": steps unmodified envs and stores
-        all of it.
+        "base": bare loops; "step": steps the env itself; "native": another implementation of the env.
     """
 
     name: str
     title: str
     maker: str
     num_ranks: int = 0
-    options: tuple[tuple[str, str | int], ...] = ()
-    form: str = ""
+    least: int = 1
     needs: str = ""
-    division: str = ""
-    kind: str = "loop"
+    kind: str = "step"
 
-    @property
-    def is_ours(self) -> bool:
-        return self.num_ranks > 0
+    def reason_to_skip(self, setup: Setup) -> str:
+        """Say why it cannot be measured; empty if it can."""
+        if self.needs in INSTALLS and importlib.util.find_spec(self.needs) is None:
+            return f"{self.needs} is not installed; pip install {INSTALLS[self.needs]}"
+        if setup.num_envs < self.least:
+            return f"{counted(setup.num_envs, 'env')} for {self.least} processes"
+        if self.needs == "envpool":
+            import envpool
 
-    @property
-    def is_native(self) -> bool:
-        """Whether it is another implementation of the same task."""
-        return self.kind.startswith("native")
-
-
-def systems_of(ranks: tuple[int, ...], num_cores: int) -> dict[str, System]:
-    """Return all systems by name, in the order of tables; ours with these numbers of ranks that step envs."""
-    processes = f"{num_cores} {'process' if num_cores == 1 else 'processes'}"
-    systems = [
-        System("bare", "bare loop, 1 core", "makers.bare", kind="base"),
-        System(
-            "bare-all",
-            f"bare loops, {counted(num_cores, 'core')} at once",
-            "makers.bare_on_all_cores",
-            division="any",
-            kind="base",
-        ),
-        *_our_systems(ranks),
-        System("sync", "Gymnasium SyncVectorEnv", "makers.sync"),
-        System("async", "Gymnasium AsyncVectorEnv", "makers.async_"),
-        System("pool", f"process pool, {processes}", "makers.pool", division="any"),
-        System("sb3-dummy", "SB3 DummyVecEnv", "makers.sb3_dummy", needs="stable_baselines3"),
-        System("sb3-subproc", "SB3 SubprocVecEnv", "makers.sb3_subproc", needs="stable_baselines3"),
-        *_peers(num_cores),
-        *_native_systems(num_cores),
-        *_our_native_systems(ranks),
-        System("minari", "Minari DataCollector, recording", "makers.minari", needs="minari", kind="record"),
-        *(System(f"mpi-record-{num}", f"{_title(num)}, recording", "", num, kind="record") for num in ranks),
-    ]
-    return {system.name: system for system in systems}
+            return "" if envpool_id(setup) in envpool.list_all_envs() else "EnvPool does not have this env"
+        return ""
 
 
-def _title(num_ranks: int) -> str:
-    return f"mpi_rollout, {counted(num_ranks, 'rank')}"
-
-
-def _our_systems(ranks: tuple[int, ...]) -> list[System]:
-    most = ranks[-1]
-    groups, ready = (("num_groups", 2), ("dedicated_root", True)), (("batch_size", 1), ("dedicated_root", True))
+def systems_of(num_ranks: int, num_cores: int) -> list[System]:
+    """Return all systems, in the order of the table; this program's have `num_ranks` ranks."""
+    cores, ours, at = counted(num_cores, "core"), f"mpi_rollout, {counted(num_ranks, 'rank')}", f"{__name__}:"
     return [
-        *(System(f"mpi-{num}", _title(num), "makers.mpi", num) for num in ranks),
-        *(
-            System(f"mpi-fragments-{num}", f"{_title(num)}, fragments", "makers.mpi_fragments", num, kind="ahead")
-            for num in ranks
-        ),
-        System("mpi-groups", f"{_title(most)} and a root, 2 groups", "makers.mpi_by_parts", most + 1, groups),
-        System("mpi-ready", f"{_title(most)} and a root, first ready", "makers.mpi_by_parts", most + 1, ready),
-        *(System(f"mpi-run-{num}", f"{_title(num)}, run", "", num, kind="sampler") for num in ranks),
+        System("bare", "bare loop, 1 core", f"{at}bare", kind="base"),
+        System("bare-all", f"bare loops, {cores} at once", f"{at}bare", num_cores, num_cores, kind="base"),
+        System("mpi", ours, f"{at}mpi", num_ranks, num_ranks),
+        System("sync", "Gymnasium SyncVectorEnv", f"{at}sync"),
+        System("async", "Gymnasium AsyncVectorEnv", f"{at}async_"),
+        System("pool", f"process pool, {cores}", f"{at}pool", least=num_cores),
+        System("sb3-dummy", "SB3 DummyVecEnv", f"{at}sb3_dummy", needs="stable_baselines3"),
+        System("sb3-subproc", "SB3 SubprocVecEnv", f"{at}sb3_subproc", needs="stable_baselines3"),
+        System("envpool", f"EnvPool, {cores}", f"{at}envpool", needs="envpool", kind="native"),
     ]
 
 
-def _our_native_systems(ranks: tuple[int, ...]) -> list[System]:
-    """Return slices of native envs: step by step, and by `run`, whose ranks choose the actions."""
-    systems = []
-    for form, words in FORMS.items():
-        name, needs = _NAMES[form], _NEEDS.get(form, "")
-        for num in ranks if form == "vector_entry_point" else ranks[-1:]:
-            title = f"{_title(num)}, {words}"
-            systems += [
-                System(f"mpi-{name}-{num}", title, "makers.mpi", num, form=form, needs=needs, kind="native"),
-                System(f"mpi-{name}-run-{num}", f"{title}, run", "", num, form=form, needs=needs, kind="native-ahead"),
-            ]
-    return systems
+@contextmanager
+def bare(setup: Setup) -> Iterator[Stepper]:
+    """Make a loop over all envs; on several ranks, a loop over each one's share."""
+    from gymnasium.vector.utils import batch_space, iterate
+
+    envs = [setup.make(index) for index in setup.mine]
+    batched = batch_space(envs[0].action_space, len(envs))
+    yield of_loop(envs, [list(iterate(batched, row)) for row in drawn_actions(batched)], setup.mine.start)
 
 
-def _native_systems(num_cores: int) -> list[System]:
-    """Return systems that have the env in another form."""
-    threads, cores = counted(num_cores, "thread"), counted(num_cores, "core")
-    entry_point, scan = "vector_entry_point", "peers.of_gymnax.scan"
-    return [
-        System("native", "Gymnasium vector_entry_point", "native_makers.native", form=entry_point, kind="native"),
-        *(
-            System(name, f"EnvPool, {title}", f"native_makers.{maker}", form="envpool", needs="envpool", kind="native")
-            for name, title, maker in (
-                ("envpool-1", "sync, 1 thread", "envpool_1"),
-                ("envpool-async-1", "async, 1 thread", "envpool_by_parts_1"),
-                ("envpool", f"sync, {threads}", "envpool"),
-                ("envpool-async", f"async, {threads}", "envpool_by_parts"),
-            )
-        ),
-        *(
-            System(
-                form,
-                f"{FORMS[form]}, {cores}",
-                f"native_makers.{form}",
-                form=form,
-                needs=form,
-                division="any",
-                kind="native-ahead",
-            )
-            for form in ("numba", "torch")
-        ),
-        System("gymnax", "gymnax, jitted scan", scan, form="jax", needs="gymnax", kind="native-ahead"),
-    ]
+@contextmanager
+def mpi(setup: Setup) -> Iterator[Stepper | None]:
+    """Make this program's envs, as a trainer has them."""
+    import mpi_rollout
+
+    with mpi_rollout.connect(setup.make.env, setup.num_envs, env_kwargs=setup.make.kwargs) as envs:
+        yield None if envs is None else of_vector_env(envs)
 
 
-def _peers(num_cores: int) -> list[System]:
-    """Return what people use instead; each is imported in a process of its own only."""
-    workers, runners = counted(num_cores, "worker"), counted(num_cores, "remote runner")
-    rows = (  # Name, package, function, title; of those whose workers have equally many envs more.
-        ("puffer-serial", "pufferlib", "of_puffer.serial", "PufferLib Serial"),
-        ("puffer-multi", "pufferlib", "of_puffer.multiprocessing", "PufferLib Multiprocessing", workers),
-        ("tianshou-dummy", "tianshou", "of_tianshou.dummy", "Tianshou DummyVectorEnv"),
-        ("tianshou-subproc", "tianshou", "of_tianshou.subproc", "Tianshou SubprocVectorEnv"),
-        ("tianshou-shmem", "tianshou", "of_tianshou.shmem", "Tianshou ShmemVectorEnv"),
-        ("torchrl-serial", "torchrl", "of_torchrl.serial", "TorchRL SerialEnv"),
-        ("torchrl-parallel", "torchrl", "of_torchrl.parallel", "TorchRL ParallelEnv", workers),
-        ("torchrl-collector", "torchrl", "of_torchrl.collector", "TorchRL MultiSyncCollector", workers),
-        ("rllib-local", "ray", "of_rllib.local", "RLlib EnvRunner, local"),
-        ("rllib-remote", "ray", "of_rllib.remote", "RLlib EnvRunners", runners),
-        ("sample-factory", "sample_factory", "of_sample_factory.sampler", "Sample Factory's sampler", workers),
-    )
-    return [
-        System(
-            name,
-            ", ".join(title),
-            f"peers.{function}",
-            needs=package,
-            division="equal" if len(title) > 1 else "",
-            kind="sampler" if name in SAMPLERS else "loop",
-        )
-        for name, package, function, *title in rows
-    ]
+@contextmanager
+def _of_gymnasium(setup: Setup, kind: str, **options: Any) -> Iterator[Stepper]:
+    """Make Gymnasium's loop, or its process for each env with its shared memory."""
+    from gymnasium import vector
+
+    with closing(getattr(vector, kind)(setup.functions, **options)) as envs:
+        yield of_vector_env(envs)
+
+
+sync, async_ = (
+    partial(_of_gymnasium, kind="SyncVectorEnv"),
+    partial(_of_gymnasium, kind="AsyncVectorEnv", context="fork"),
+)
+
+
+@contextmanager
+def pool(setup: Setup) -> Iterator[Stepper]:
+    """Make several envs in each of as many processes as there are cores."""
+    from gymnasium.vector.utils import batch_space
+
+    from mpi_rollout.bench.compare.pool import process_pool
+
+    actions = cycle(drawn_actions(batch_space(setup.make(0).action_space, setup.num_envs)))
+    with process_pool(setup.functions, setup.num_cores, SEED) as step:
+        yield Stepper(lambda: step(None), lambda: step(next(actions))[2:4], count_rows)
+
+
+@contextmanager
+def _of_sb3(setup: Setup, kind: str, **options: Any) -> Iterator[Stepper]:
+    """Make SB3's loop, or its process for each env; the step that ends an episode resets: all rows are env steps."""
+    from gymnasium.vector.utils import batch_space
+    from stable_baselines3.common import vec_env
+
+    with closing(getattr(vec_env, kind)(setup.functions, **options)) as envs:
+        actions = cycle(drawn_actions(batch_space(envs.action_space, envs.num_envs)))
+        envs.seed(SEED)
+        yield Stepper(envs.reset, lambda: len(envs.step(next(actions))[1]))
+
+
+sb3_dummy, sb3_subproc = (
+    partial(_of_sb3, kind="DummyVecEnv"),
+    partial(_of_sb3, kind="SubprocVecEnv", start_method="fork"),
+)
+
+
+def envpool_id(setup: Setup) -> str:
+    """Return an env id as EnvPool knows it: Atari's without namespace, others as they are; "" for other envs."""
+    is_plain = setup.env["env"] and not setup.env.get("env_kwargs")
+    return re.sub("^(ale_py:)?ALE/", "", setup.env["env"]) if is_plain else ""
+
+
+@contextmanager
+def envpool(setup: Setup, num_threads: int = 0) -> Iterator[Stepper]:
+    """Make EnvPool with a thread for each core, in lockstep; it gets its seed when it is made."""
+    import envpool
+    from gymnasium.vector.utils import batch_space
+
+    sizes = {"num_envs": setup.num_envs, "num_threads": num_threads or setup.num_cores}
+    envs = envpool.make(envpool_id(setup), env_type="gymnasium", seed=SEED, **sizes)
+    actions = cycle(drawn_actions(batch_space(envs.action_space, setup.num_envs)))
+    with closing(envs):
+        yield Stepper(envs.reset, lambda: envs.step(next(actions))[2:4], count_rows)

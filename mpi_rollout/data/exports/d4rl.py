@@ -5,6 +5,7 @@
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import h5py
@@ -20,7 +21,8 @@ from mpi_rollout.storage.filters import GZIP_LEVEL
 from mpi_rollout.storage.objects import Tell
 
 CHUNK_NBYTES = 2**20
-BLOCK_NBYTES = 2**24  # Of a column, before it is written.
+BLOCK_NBYTES = 2**24  # Of columns, before they are written.
+ARRAY_NBYTES = 2**8  # What an array takes besides its data: short episodes have little else.
 LOG_PROB = "log_prob"
 
 
@@ -50,7 +52,8 @@ def export(tell: Tell, path: str, files: Sequence[str], out: str, options: Mappi
 
 def check_same_columns(files: Sequence[Any]) -> None:
     """Raise DataError if several files have other infos, or the policies gave other extras: all rows have the same."""
-    first, *others = ({**dict(_named("infos", file.infos)), **dict(_named("extras", file.extras))} for file in files)
+    groups = "infos", "extras", "further"
+    first, *others = (dict(chain(*(_named(name, getattr(file, name)) for name in groups))) for file in files)
     kinds = {name: (column.dtype, column.shape[2:]) for name, column in first.items()}
     for file, columns in zip(files[1:], others, strict=True):
         differing = kinds.items() ^ {name: (column.dtype, column.shape[2:]) for name, column in columns.items()}.items()
@@ -79,7 +82,7 @@ class Flat:
 
     def append(self, columns: Mapping[str, np.ndarray]) -> None:
         """Take rows; they are copied, or written at once if they are many."""
-        nbytes = sum(array.nbytes for array in columns.values())
+        nbytes = sum(array.nbytes + ARRAY_NBYTES for array in columns.values())
         if not (waits := nbytes <= BLOCK_NBYTES):
             self.flush()
         self._waiting.append({name: self._converted(array, waits) for name, array in columns.items()})
@@ -137,6 +140,7 @@ def columns_of(episode: Any) -> dict[str, np.ndarray]:
         extras["infos/action_log_probs"] = extras.pop(f"infos/{LOG_PROB}")
     for name in infos.keys() & extras.keys():  # The env and the policy give something of one name.
         extras[name.replace("infos", f"infos/{extras_name(episode.infos)}", 1)] = extras.pop(name)
+    columns |= {f"infos/{name}": array for name, array in episode.further.items()}
     return columns | extras | {name: array[: episode.length] for name, array in infos.items()}
 
 

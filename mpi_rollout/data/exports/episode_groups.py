@@ -1,7 +1,7 @@
-"""Writing compressed groups of episodes, as Minari has them, as fast as HDF5 makes objects.
+"""Writing groups of episodes, as Minari has them, as fast as HDF5 makes objects.
 
-h5py's own `create_dataset` and `attrs` take three times as long (results/measured/README.md).  Small arrays are
-contiguous, in one piece; those that are worth it are compressed chunks.
+h5py's own `create_dataset` and `attrs` take three times as long (results/measured/README.md).  Arrays are contiguous;
+where a data set is compressed, the larger ones are compressed chunks.
 """
 
 import os
@@ -18,6 +18,7 @@ from mpi_rollout.storage.objects import Tell
 CHUNK_NBYTES = 2**20
 LEAST_NBYTES = 2**12  # Smaller leaves are not compressed.
 PIECE_NBYTES = 2**24
+MOST_SPACES = 2**12  # Shapes that are remembered: many episodes have the same length.
 META_NBYTES = 2**20  # HDF5 takes room for groups and datasets by so many bytes.
 
 
@@ -33,12 +34,14 @@ class EpisodeGroups:
 
     Parameters
     ----------
+    compresses
+        Compress leaves of `LEAST_NBYTES` and more.
     is_new
         Make the file; else there is one, to which groups are added.
     """
 
-    def __init__(self, tell: Tell, path: str, is_new: bool = True):
-        self._tell = tell
+    def __init__(self, tell: Tell, path: str, compresses: bool, is_new: bool = True):
+        self._tell, self._compresses = tell, compresses
         access = h5p.create(h5p.FILE_ACCESS)
         access.set_libver_bounds(h5f.LIBVER_V18, h5f.LIBVER_V18)
         access.set_meta_block_size(META_NBYTES)
@@ -50,9 +53,7 @@ class EpisodeGroups:
             self._file = h5f.open(os.fsencode(path), h5f.ACC_RDWR, fapl=access)
         self._root = h5g.open(self._file, b"/")
         self._types: dict[np.dtype, Any] = {}
-        self._scalar = h5s.create(h5s.SCALAR)
-        self._whole = h5p.create(h5p.DATASET_CREATE)
-        self._whole.set_fill_time(h5d.FILL_TIME_NEVER)
+        self._spaces: dict[tuple[int, ...], h5s.SpaceID] = {(): h5s.create(h5s.SCALAR)}
 
     def close(self) -> None:
         """Write what is in memory, and close the file."""
@@ -64,7 +65,8 @@ class EpisodeGroups:
         group = h5g.create(self._root, b"episode_%d" % attributes["id"])
         for name, value in attributes.items():
             number = np.asarray(value)
-            h5a.create(group, name.encode(), self._type(number.dtype), self._scalar).write(number)
+            kind = self._type(number.dtype)
+            h5a.create(group, name.encode(), kind, self._space(())).write(number, kind)
         for name, tree in columns.items():
             self._tree(group, name.encode(), tree)
 
@@ -86,21 +88,22 @@ class EpisodeGroups:
 
     def _leaf(self, parent: h5g.GroupID, name: bytes, array: np.ndarray) -> None:
         kind = self._type(array.dtype)
-        plan = self._chunked(array) if array.nbytes >= LEAST_NBYTES else self._whole
-        dataset = h5d.create(parent, name, kind, h5s.create_simple(array.shape), plan)
+        # HDF5 copies each property list but its own default one, which takes a fifth of the time of a small dataset.
+        plan = self._chunked(array) if self._compresses and array.nbytes >= LEAST_NBYTES else None
+        dataset = h5d.create(parent, name, kind, self._space(array.shape), plan)
         if 0 < array.nbytes <= PIECE_NBYTES:
             dataset.write(h5s.ALL, h5s.ALL, np.ascontiguousarray(array), kind)
         elif array.size:
             self._in_pieces(dataset, array, kind)
 
     def _in_pieces(self, dataset: h5d.DatasetID, array: np.ndarray, kind: Any) -> None:
-        """Write a large array so that somebody who waits sees how it goes on: to compress it takes minutes."""
+        """Write a large array with signs of life: to compress it takes minutes."""
         rows = rows_per_chunk(array) * max(PIECE_NBYTES // CHUNK_NBYTES, 1)
         for first in range(0, len(array), rows):
             piece, space = np.ascontiguousarray(array[first : first + rows]), dataset.get_space()
             space.select_hyperslab((first, *(0,) * (array.ndim - 1)), piece.shape)
             dataset.write(h5s.create_simple(piece.shape), space, piece, kind)
-            self._tell(f"compressing rows from {first:,} on")
+            self._tell(f"writing rows from {first:,} on")
 
     def _chunked(self, array: np.ndarray) -> h5p.PropDCID:
         plan = h5p.create(h5p.DATASET_CREATE)
@@ -115,3 +118,10 @@ class EpisodeGroups:
         if dtype not in self._types:
             self._types[dtype] = h5t.py_create(dtype, logical=True)
         return self._types[dtype]
+
+    def _space(self, shape: tuple[int, ...]) -> h5s.SpaceID:
+        if len(self._spaces) > MOST_SPACES:
+            self._spaces = {(): self._spaces[()]}
+        if shape not in self._spaces:
+            self._spaces[shape] = h5s.create_simple(shape)
+        return self._spaces[shape]

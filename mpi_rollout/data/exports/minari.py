@@ -1,26 +1,36 @@
 """A Minari data set: `main_data.hdf5` and `metadata.json`, as Minari 0.5 loads them.
 
 Each task here runs in a child process, see `storage.child`, and gets the folder of the new data set, which nobody else
-knows yet.  Several ranks write a share of the episodes each.
+knows yet.  Several ranks write a file with a share of the episodes each, and the root copies them into the first one,
+compressed as they are.
 """
 
 import json
 import os
 from collections.abc import Mapping, Sequence
-from types import ModuleType
+from contextlib import closing
 from typing import Any
 
 import numpy as np
 
-from mpi_rollout.data.exports import minari_bytes, minari_gzip
+from mpi_rollout.data.exports.episode_groups import EpisodeGroups
+from mpi_rollout.data.exports.minari_columns import attributes_of, columns_of
 from mpi_rollout.data.exports.minari_metadata import facts_of
-from mpi_rollout.data.exports.selection import allow_longest, exported_rows, open_files, row_nbytes
+from mpi_rollout.data.exports.selection import (
+    allow_longest,
+    exported_rows,
+    groups_of,
+    open_files,
+    row_nbytes,
+    share_of,
+)
 from mpi_rollout.data.exports.writing import check_room, writing
 from mpi_rollout.storage.objects import Tell
 
 MAIN, ROWS, METADATA = "main_data.hdf5", "rows.npy", "metadata.json"
-LARGE_STEP_NBYTES = 2**10  # HDF5 makes compressed arrays, which takes long where they are many and small.
-GROUP_NBYTES = 2000  # What HDF5 needs for an episode besides its data.
+LARGE_STEP_NBYTES = 2**10  # Smaller steps are not compressed by default: it takes long, and saves little room.
+GROUP_NBYTES = 3000  # What HDF5 needs for an episode besides its data.
+PIECE = 20  # Episodes that are copied between two signs of life.
 Options = Mapping[str, Any]
 
 
@@ -47,20 +57,28 @@ def write_share(
     tell: Tell, path: str, files: Sequence[str], folder: str, options: Options, share: int, num_shares: int
 ) -> None:
     """Write the episodes of one of several shares."""
-    main = os.path.join(folder, MAIN)
-    with open_files(files) as data, writing(main):
+    part = _part(folder, share)
+    with open_files(files) as data, writing(part):
         allow_longest(data, rows := _planned(folder))
-        _way(data, options).write_share(tell, data, rows, main, share, num_shares)
+        own = share_of(rows, share, num_shares, row_nbytes(data))
+        compresses = compression_of(data, options) == "gzip"
+        with closing(EpisodeGroups(tell, part, compresses)) as groups, np.errstate(all="ignore"):
+            for group in groups_of(own):
+                for episode in data.iter_episodes(group):
+                    columns = columns_of(episode)
+                    groups.write(columns, attributes_of(episode.row, columns["rewards"]))
+                    tell(f"exporting the episodes from step {episode.start:,} on")
 
 
 def finish(
     tell: Tell, path: str, files: Sequence[str], folder: str, options: Options, num_shares: int
 ) -> dict[str, Any]:
     """Put the shares together, write the metadata; return what there is to say."""
-    main = os.path.join(folder, MAIN)
+    main = _part(folder, 0)
     with open_files(files) as data, writing(main):
         rows, facts = _planned(folder), facts_of(data, options)
-        _way(data, options).join(tell, data, rows, main, num_shares)
+        shares = [share_of(rows, share, num_shares, row_nbytes(data))["number"] for share in range(num_shares)]
+        _join(tell, folder, shares)
         os.unlink(os.path.join(folder, ROWS))
         nbytes, counts = os.path.getsize(main), {"total_episodes": len(rows), "total_steps": int(rows["length"].sum())}
         _write_json(os.path.join(folder, METADATA), counts | facts.metadata | {"dataset_size": round(nbytes / 1e6, 1)})
@@ -69,8 +87,21 @@ def finish(
     return {**told, "nbytes": nbytes, "notes": facts.notes}
 
 
-def _way(data: Any, options: Options) -> ModuleType:
-    return minari_gzip if compression_of(data, options) == "gzip" else minari_bytes
+def _join(tell: Tell, folder: str, shares: Sequence[np.ndarray]) -> None:
+    """Copy the episodes with these numbers from the files of the other shares into that of the first one."""
+    if len(shares) == 1:
+        return
+    with closing(EpisodeGroups(tell, _part(folder, 0), False, is_new=False)) as groups:
+        for share, numbers in enumerate(shares[1:], 1):
+            for first in range(0, len(numbers), PIECE):
+                tell(f"copying what rank {share} has written")
+                groups.take(_part(folder, share), numbers[first : first + PIECE])
+            os.unlink(_part(folder, share))
+
+
+def _part(folder: str, share: int) -> str:
+    """Return the file of a share; the first one's becomes the whole."""
+    return os.path.join(folder, f"part-{share}.hdf5" if share else MAIN)
 
 
 def compression_of(data: Any, options: Options) -> str:

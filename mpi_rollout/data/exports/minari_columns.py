@@ -27,9 +27,9 @@ def columns_of(episode: Any) -> dict[str, Tree]:
 
 
 def infos_of(episode: Any) -> dict[str, Tree]:
-    """Return infos, and what the policy gave besides actions as `extras`: arrays of length + 1, as Minari has them."""
+    """Return infos, further columns, and what the policy gave besides actions as `extras`, all of length + 1."""
     extras = episode.extras
-    named = {**episode.infos, **({extras_name(episode.infos): extras} if extras else {})}
+    named = {**episode.further, **episode.infos, **({extras_name(episode.infos): extras} if extras else {})}
     return {name: _longer(tree, episode.length) for name, tree in named.items()}
 
 

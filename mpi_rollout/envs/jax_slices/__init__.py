@@ -51,8 +51,9 @@ def jax_slice(
     UsageError
         JAX is missing, or the env is not what it should be.
     """
-    made = _imported("mpi_rollout.envs.jax_slices.vector_env", "jax").JAXVectorEnv
-    return made(env, env_indices, seed, observation_space, action_space, max_episode_steps)
+    make = _imported("mpi_rollout.envs.jax_slices.backend", "jax").make_envs
+    envs: VectorEnv = make(env, env_indices, seed, observation_space, action_space, max_episode_steps)
+    return envs
 
 
 def gymnax(

@@ -39,6 +39,6 @@ def prepare() -> None:
     UsageError
         Numba is missing.
     """
-    from mpi_rollout.envs.kernels.backends import prepare_numba
+    from mpi_rollout.envs.kernels.cartpole import Task, make_device
 
-    prepare_numba()
+    make_device("numba", Task(), {})

@@ -1,13 +1,17 @@
-"""The cart-pole system of Barto, Sutton and Anderson (1983), with the constants and the operations of Gymnasium.
+"""CartPole's random numbers and its dynamics, once for all devices.
 
-One source for all backends: the functions take floats, arrays and tensors of float64, and are what Numba compiles.
-They consist of additions, multiplications and divisions only.  So each machine gives the same bits, as long as its
-compiler fuses no multiplication with an addition, which CPU backends never do.
+The functions take Python's numbers, arrays and tensors, and are what Numba compiles.  The dynamics are those of Barto,
+Sutton and Anderson (1983), with the constants and the operations of Gymnasium: additions, multiplications and divisions
+only.  So each machine gives the same bits, as long as its compiler fuses no multiplication with an addition, which
+those for CPUs never do.
 """
 
 import math
 
-from mpi_rollout.envs.kernels.philox import SCALE
+WORD = 0xFFFFFFFF
+MULTIPLIER_0, MULTIPLIER_1 = 0xD2511F53, 0xCD9E8D57
+WEYL_0, WEYL_1 = 0x9E3779B9, 0xBB67AE85
+NUM_ROUNDS = 10
 
 GRAVITY = 9.8
 MASS_POLE = 0.1
@@ -21,45 +25,61 @@ THETA_LIMIT = 12 * 2 * math.pi / 360
 RESET_BOUND = 0.05
 
 
-def sine_cosine(theta):
-    """Return the sine and the cosine by their Taylor polynomials of degree 11 and 12.
+def philox(word_0, word_1, word_2, word_3, key_0, key_1):
+    """Return the four 32-bit words of one block of Philox4x32-10 (Salmon et al. 2011, "Random123").
 
-    For |theta| <= 0.2095, beyond which an episode has ended, they differ from the C library's by one unit in the last
-    place at most, and that in less than one of a hundred values.
+    Products of two 32-bit words do not fit into a signed 64-bit integer.  They wrap around, and the words that the
+    masks take are right all the same.
+
+    Parameters
+    ----------
+    word_0, word_1, word_2, word_3
+        The counter: integers from 0 to 2**32 - 1, or arrays or tensors of int64 with such values.  For an episode's
+        beginning they are the index of the env, the number of the episode, 0 and 0.
+    key_0, key_1
+        The key, integers of the same range.
+    """
+    for _ in range(NUM_ROUNDS):
+        product_0, product_1 = MULTIPLIER_0 * word_0, MULTIPLIER_1 * word_2
+        word_0, word_2 = ((product_1 >> 32) & WORD) ^ word_1 ^ key_0, ((product_0 >> 32) & WORD) ^ word_3 ^ key_1
+        word_1, word_3 = product_1 & WORD, product_0 & WORD
+        key_0, key_1 = (key_0 + WEYL_0) & WORD, (key_1 + WEYL_1) & WORD
+    return word_0, word_1, word_2, word_3
+
+
+def key_words(seed: int) -> tuple[int, int]:
+    """Return the key of a seed, 0 <= seed < 2**64: its low and its high 32 bits."""
+    return seed & WORD, seed >> 32
+
+
+def start_value(word):
+    """Return a value of an episode's first state, uniform in (-0.05, 0.05), from a random 32-bit word."""
+    return (word + 0.5) * (2.0**-32 * (2.0 * RESET_BOUND)) - RESET_BOUND
+
+
+def moved(x, x_dot, theta, theta_dot, action, is_semi_implicit):
+    """Return the state `TAU` seconds later, under action 0 (push to the left) or 1 (to the right).
+
+    Sine and cosine are Taylor polynomials of degree 11 and 12.  For |theta| <= 0.2095, beyond which an episode has
+    ended, they differ from the C library's by one unit in the last place at most, in less than one of a hundred values.
     """
     square = theta * theta
     sine = theta + theta * square * (
         -1 / 6 + square * (1 / 120 + square * (-1 / 5040 + square * (1 / 362880 + square * (-1 / 39916800))))
     )
     tail = 1 / 24 + square * (-1 / 720 + square * (1 / 40320 + square * (-1 / 3628800 + square * (1 / 479001600))))
-    return sine, 1.0 - (square * 0.5 - square * square * tail)
-
-
-def accelerations(sine, cosine, theta_dot, action):
-    """Return the accelerations of cart and pole under action 0 (push to the left) or 1 (to the right)."""
+    cosine = 1.0 - (square * 0.5 - square * square * tail)
     force = action * (2.0 * FORCE) - FORCE
     push = (force + POLE_MASS_LENGTH * (theta_dot * theta_dot) * sine) / TOTAL_MASS
     inertia = HALF_LENGTH * (4.0 / 3.0 - MASS_POLE * (cosine * cosine) / TOTAL_MASS)
     theta_acc = (GRAVITY * sine - cosine * push) / inertia
-    return push - POLE_MASS_LENGTH * theta_acc * cosine / TOTAL_MASS, theta_acc
-
-
-def euler(position, velocity, acceleration):
-    """Return position and velocity `TAU` seconds later."""
-    return position + TAU * velocity, velocity + TAU * acceleration
-
-
-def semi_implicit_euler(position, velocity, acceleration):
-    """Return position and velocity `TAU` seconds later; the position changes with the new velocity."""
-    velocity = velocity + TAU * acceleration
-    return position + TAU * velocity, velocity
+    x_acc = push - POLE_MASS_LENGTH * theta_acc * cosine / TOTAL_MASS
+    x_dot_after, theta_dot_after = x_dot + TAU * x_acc, theta_dot + TAU * theta_acc
+    if is_semi_implicit:  # Positions change with the new velocities.
+        return x + TAU * x_dot_after, x_dot_after, theta + TAU * theta_dot_after, theta_dot_after
+    return x + TAU * x_dot, x_dot_after, theta + TAU * theta_dot, theta_dot_after
 
 
 def is_outside(x, theta):
     """Tell whether the cart has left its track, or the pole has fallen."""
     return (x < -X_LIMIT) | (x > X_LIMIT) | (theta < -THETA_LIMIT) | (theta > THETA_LIMIT)
-
-
-def start_value(word):
-    """Return a value of an episode's first state, uniform in (-0.05, 0.05), from a random 32-bit word."""
-    return (word + 0.5) * (SCALE * (2.0 * RESET_BOUND)) - RESET_BOUND

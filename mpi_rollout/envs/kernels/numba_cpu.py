@@ -20,40 +20,38 @@ from weakref import WeakKeyDictionary
 import numba
 import numpy as np
 from numba import njit, types
+from numpy.lib.stride_tricks import as_strided
 
-from mpi_rollout.envs.kernels import dynamics, philox
-from mpi_rollout.envs.kernels.rows import Rows, rows_of
-from mpi_rollout.envs.kernels.starts import start_states
-from mpi_rollout.envs.kernels.task import Task
+from mpi_rollout.envs.kernels import dynamics
+from mpi_rollout.envs.kernels.cartpole import Table, Task, new_table
 from mpi_rollout.envs.rollout import RolloutColumns
+from mpi_rollout.envs.slice_env import has_rows
 
 BLOCK = 256
 LONGEST_COMPILING_S = 60.0  # It takes a quarter of that on a busy core.
 # Without NumPy's error model each division has a branch, and nothing is vectorized.
 OPTIONS: Any = {"error_model": "numpy", "nogil": True, "fastmath": False}
 _compiled = njit(**OPTIONS)
+_moved, _is_outside = _compiled(dynamics.moved), _compiled(dynamics.is_outside)
+_philox, _start_value = _compiled(dynamics.philox), _compiled(dynamics.start_value)
 
-_accelerations = _compiled(dynamics.accelerations)
-_euler = _compiled(dynamics.euler)
-_is_outside = _compiled(dynamics.is_outside)
-_philox = _compiled(philox.philox)
-_semi_implicit_euler = _compiled(dynamics.semi_implicit_euler)
-_sine_cosine = _compiled(dynamics.sine_cosine)
-_start_value = _compiled(dynamics.start_value)
-
-# states, steps, episodes, ended, settings, num_rows; actions (64 and 8 bits), observations, rewards (64 and 32 bits),
-# terminations, truncations; their pitches.
+# The flat arrays that rows are in: actions (64 and 8 bits), observations, rewards (64 and 32 bits), flags.
+BOOL, UINT8, INT64 = map(np.dtype, (np.bool_, np.uint8, np.int64))
+KINDS = (np.int64, np.uint8, np.float32, np.float64, np.float32, np.uint8, np.uint8)
+ACTIONS, ACTIONS_8, OBSERVATIONS, REWARDS, REWARDS_32, TERMINATIONS, TRUNCATIONS = range(len(KINDS))
+NOBODY_READS = -1  # The pitch of rows that do not exist.
+# Places in `settings`, where the key has two.
+FIRST_ENV, MAX_EPISODE_STEPS, IS_SEMI_IMPLICIT, IS_SUTTON_BARTO, KEY = range(5)
+_FLAT = [
+    types.Array(numba.from_dtype(np.dtype(kind)), 1, "C", readonly=place <= ACTIONS_8)
+    for place, kind in enumerate(KINDS)
+]
+# states, steps, episodes, ended, settings, num_rows; rows; their pitches.
 SIGNATURE = types.void(
     *(types.float64[:, ::1], types.int32[::1], types.int64[::1], types.uint8[::1], types.int64[::1], types.int64),
-    *(types.Array(dtype, 1, "C", readonly=True) for dtype in (types.int64, types.uint8)),
-    *(types.float32[::1], types.float64[::1], types.float32[::1], types.uint8[::1], types.uint8[::1]),
-    types.int64[::1],
+    *(*_FLAT, types.int64[::1]),
 )
-# Places in `settings`, where the key has two, and in `pitches`.
-FIRST_ENV, MAX_EPISODE_STEPS, IS_SEMI_IMPLICIT, IS_SUTTON_BARTO, KEY = range(5)
-ACTIONS, ACTIONS_8, OBSERVATIONS, REWARDS, REWARDS_32, TERMINATIONS, TRUNCATIONS = range(7)
-Layout = tuple[tuple[np.ndarray, ...], np.ndarray]  # The flat arrays of outputs; the pitches of actions and of these.
-NOBODY_READS = -1  # The pitch of rows that do not exist.
+Rows = tuple[np.ndarray, int]  # Row t begins at element t * pitch of a flat array; between rows are those of others.
 
 
 @_compiled
@@ -76,18 +74,9 @@ def _convert(actions, source):
 @_compiled
 def _move(states, actions, is_semi_implicit):
     x, x_dot, theta, theta_dot = states
-    if is_semi_implicit:
-        for env in range(len(x)):
-            sine, cosine = _sine_cosine(theta[env])
-            x_acc, theta_acc = _accelerations(sine, cosine, theta_dot[env], actions[env])
-            x[env], x_dot[env] = _semi_implicit_euler(x[env], x_dot[env], x_acc)
-            theta[env], theta_dot[env] = _semi_implicit_euler(theta[env], theta_dot[env], theta_acc)
-    else:
-        for env in range(len(x)):
-            sine, cosine = _sine_cosine(theta[env])
-            x_acc, theta_acc = _accelerations(sine, cosine, theta_dot[env], actions[env])
-            x[env], x_dot[env] = _euler(x[env], x_dot[env], x_acc)
-            theta[env], theta_dot[env] = _euler(theta[env], theta_dot[env], theta_acc)
+    for env in range(len(x)):
+        state = x[env], x_dot[env], theta[env], theta_dot[env]
+        x[env], x_dot[env], theta[env], theta_dot[env] = _moved(*state, actions[env], is_semi_implicit)
 
 
 @_compiled
@@ -102,7 +91,7 @@ def _end(states, steps, max_episode_steps, terminations, truncations):
 
 @_compiled
 def _begin(places, states, steps, episodes, first_env, key_0, key_1, terminations, truncations):
-    """Begin the next episodes of these envs, in place of the steps that the other passes have taken."""
+    """Begin the next episodes of these envs."""
     x, x_dot, theta, theta_dot = states
     for env in places:
         episodes[env] += 1
@@ -191,7 +180,7 @@ def compiled_kernel() -> Callable[..., None]:
     """
     compiler = partial(njit, SIGNATURE, **OPTIONS)
     try:
-        fingerprint = _fingerprint()
+        fingerprint = int.from_bytes(hashlib.sha256(getsource(dynamics).encode()).digest()[:7], "big")
         with _first_compiles(f"{fingerprint:x}-{numba.__version__}"):
             return compiler(cache=True)(_kernel(fingerprint))
     except OSError:  # The disk is full, or there are no sources.
@@ -202,107 +191,80 @@ def compiled_kernel() -> Callable[..., None]:
     return compiler()(_kernel(0))
 
 
-def _fingerprint() -> int:
-    """Return a number that changes with the sources of the helpers."""
-    sources = "".join(map(getsource, (dynamics, philox)))
-    return int.from_bytes(hashlib.sha256(sources.encode()).digest()[:7], "big")
-
-
 @contextmanager
 def _first_compiles(name: str) -> Iterator[None]:
-    """Have other processes of this host wait while the first one compiles; they then load what it has made.
+    """Let other processes of this host wait while the first one compiles; they then load what it has made.
 
     They wait for `LONGEST_COMPILING_S` at most: the first one may be stopped.
     """
     path = Path(tempfile.gettempdir(), f"mpi_rollout-{os.getuid()}-{name}.compiled")
-    try:
-        descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    except OSError:  # Each compiles for itself.
-        yield
-        return
+    descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     with os.fdopen(descriptor, "r+b") as file:
-        _lock(file.fileno())
-        if os.fstat(file.fileno()).st_size:
-            fcntl.flock(file, fcntl.LOCK_UN)
+        until = monotonic() + LONGEST_COMPILING_S
+        while not (is_compiled := os.fstat(descriptor).st_size) and not _locked(descriptor) and monotonic() < until:
+            sleep(0.05)
         yield
-        if not os.fstat(file.fileno()).st_size:
+        if not is_compiled:
             file.write(b"1")
 
 
-def _lock(descriptor: int) -> None:
-    """Take the lock, or go on without it when that takes too long."""
-    until = monotonic() + LONGEST_COMPILING_S
-    while monotonic() < until:
-        try:
-            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            sleep(0.05)
+def _locked(descriptor: int) -> bool:
+    """Take the lock, if no other process has it."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
-class NumbaBackend:
+class NumbaDevice:
     """The envs of a task on one core."""
 
     def __init__(self, task: Task) -> None:
-        self._kernel = compiled_kernel()
-        self._first_env, num_envs = task.first_env, task.num_envs
-        self._states = np.zeros((4, num_envs))
-        self._steps = np.zeros(num_envs, np.int32)
-        self._episodes = np.zeros(num_envs, np.int64)
-        self._ended = np.zeros(num_envs, np.uint8)
+        self._kernel, self._table, self.key = compiled_kernel(), new_table(task.num_envs), (0, 0)
         facts = (task.first_env, task.max_episode_steps, task.is_semi_implicit, task.sutton_barto_reward, 0, 0)
         self._settings = np.array(facts, np.int64)
-        self._unread = [Rows(flags, 0) for flags in np.zeros((2, num_envs), np.uint8)]  # Flags are always written.
-        self._layouts: WeakKeyDictionary[RolloutColumns, Layout] = WeakKeyDictionary()
+        self._unread = [(flags, 0) for flags in np.zeros((2, task.num_envs), np.uint8)]  # Flags are always written.
+        self._states = *self._table[:3], self._table.ended.view(np.uint8), self._settings
+        self._layouts: WeakKeyDictionary[RolloutColumns, tuple[list[np.ndarray], np.ndarray]] = WeakKeyDictionary()
 
-    def begin(self, key: tuple[int, int], envs: np.ndarray, episodes: np.ndarray) -> None:
-        self._settings[KEY:] = key
-        self._states[:, envs] = start_states(key, self._first_env + envs, episodes)
-        self._episodes[envs] = episodes
-        self._steps[envs] = 0
-        self._ended[envs] = False
+    def get(self) -> Table:
+        return self._table
+
+    def put(self, table: Table) -> None:
+        self._settings[KEY:] = self.key
 
     def rollout(self, actions: np.ndarray, columns: RolloutColumns) -> None:
         layout = self._layouts.get(columns)
         if layout is None:
             layout = self._layouts[columns] = self._layout(columns)
         outputs, pitches = layout
-        is_narrow = actions.dtype == np.uint8
-        wide, narrow = (_NONE_64, rows_of(actions)) if is_narrow else (rows_of(actions), _NONE_8)
-        pitches[ACTIONS], pitches[ACTIONS_8] = wide.pitch, narrow.pitch
-        self._kernel(
-            self._states,
-            self._steps,
-            self._episodes,
-            self._ended,
-            self._settings,
-            len(actions),
-            wide.flat,
-            narrow.flat,
-            *outputs,
-            pitches,
-        )
+        is_wide = actions.dtype != UINT8
+        if not has_rows(actions) or (is_wide and actions.dtype != INT64):
+            actions = np.ascontiguousarray(actions, INT64 if is_wide else UINT8)
+        flat, pitch = _rows_of(actions)
+        pitches[ACTIONS], pitches[ACTIONS_8] = (pitch, NOBODY_READS) if is_wide else (NOBODY_READS, pitch)
+        both = (flat, _NONE[ACTIONS_8]) if is_wide else (_NONE[ACTIONS], flat)
+        self._kernel(*self._states, len(actions), *both, *outputs, pitches)
 
-    def _layout(self, columns: RolloutColumns) -> Layout:
+    def _layout(self, columns: RolloutColumns) -> tuple[list[np.ndarray], np.ndarray]:
+        """Return the flat arrays of outputs; the pitches of actions and of these."""
         is_double = columns.rewards is not None and columns.rewards.dtype == np.float64
-        outputs = (
-            _rows_or_none(columns.observations, np.float32),
-            _rows_or_none(columns.rewards if is_double else None, np.float64),
-            _rows_or_none(None if is_double else columns.rewards, np.float32),
-            self._unread[0] if columns.terminations is None else rows_of(columns.terminations),
-            self._unread[1] if columns.truncations is None else rows_of(columns.truncations),
-        )
-        pitches = np.array([0, 0, *(rows.pitch for rows in outputs)])
-        return tuple(rows.flat for rows in outputs), pitches
-
-    def observations(self) -> np.ndarray:
-        return np.ascontiguousarray(self._states.T, np.float32)
-
-    def episodes(self) -> np.ndarray:
-        return self._episodes.copy()
+        wide, narrow = (columns.rewards, None) if is_double else (None, columns.rewards)
+        results = [(array, (_NONE[REWARDS + i], NOBODY_READS)) for i, array in enumerate((wide, narrow))]
+        flags = zip((columns.terminations, columns.truncations), self._unread, strict=True)
+        arrays = [(columns.observations, (_NONE[OBSERVATIONS], NOBODY_READS)), *results, *flags]
+        rows = [unread if array is None else _rows_of(array) for array, unread in arrays]
+        return [flat for flat, _ in rows], np.array([0, 0, *(pitch for _, pitch in rows)])
 
 
-def _rows_or_none(array: np.ndarray | None, dtype: type) -> Rows:
-    return Rows(np.zeros(0, dtype), NOBODY_READS) if array is None else rows_of(array)
+def _rows_of(array: np.ndarray) -> Rows:
+    """Return the rows of an array whose rows are C-contiguous, without a copy; bool becomes uint8."""
+    array = array.view(UINT8) if array.dtype == BOOL else array
+    pitch = array.strides[0] // array.itemsize
+    if array.flags.c_contiguous:
+        return array.reshape(-1), pitch
+    return as_strided(array, ((len(array) - 1) * pitch + array[0].size,), (array.itemsize,)), pitch
 
 
-_NONE_64, _NONE_8 = _rows_or_none(None, np.int64), _rows_or_none(None, np.uint8)
+_NONE = [np.zeros(0, kind) for kind in KINDS]

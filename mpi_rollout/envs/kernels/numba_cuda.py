@@ -5,7 +5,6 @@ Without a GPU, Numba's simulator runs the same code in Python (NUMBA_ENABLE_CUDA
 second.
 """
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any
@@ -13,9 +12,8 @@ from typing import Any
 import numpy as np
 from numba import config, cuda
 
-from mpi_rollout.envs.kernels import dynamics, philox
-from mpi_rollout.envs.kernels.starts import start_states
-from mpi_rollout.envs.kernels.task import Task, check_integer, own_device
+from mpi_rollout.envs.kernels import dynamics
+from mpi_rollout.envs.kernels.cartpole import Table, Task, check, new_table, own_device
 from mpi_rollout.envs.rollout import RolloutColumns
 from mpi_rollout.errors import UsageError
 
@@ -29,69 +27,56 @@ NO_DEVICE = (
 )
 
 _on_device = cuda.jit(device=True)
-
-_accelerations = _on_device(dynamics.accelerations)
-_is_outside = _on_device(dynamics.is_outside)
-_philox = _on_device(philox.philox)
-_sine_cosine = _on_device(dynamics.sine_cosine)
-_start_value = _on_device(dynamics.start_value)
-_INTEGRATORS = {False: _on_device(dynamics.euler), True: _on_device(dynamics.semi_implicit_euler)}
+_moved, _is_outside = _on_device(dynamics.moved), _on_device(dynamics.is_outside)
+_philox, _start_value = _on_device(dynamics.philox), _on_device(dynamics.start_value)
 
 
 @cache
-def compiled_kernel(is_semi_implicit: bool, max_registers: int) -> Any:
+def compiled_kernel(max_registers: int) -> Any:
     """Return the kernel, which is compiled in its first launch."""
     options = {} if getattr(config, "ENABLE_CUDASIM", 0) else {"max_registers": max_registers}
-    return cuda.jit(**options)(_kernel(_INTEGRATORS[is_semi_implicit]))
+    return cuda.jit(**options)(rollout)
 
 
-def _kernel(integrate: Any) -> Callable[..., None]:
-    def rollout(
-        states, steps, episodes, ended, first_env, max_episode_steps, is_sutton_barto, key_0, key_1,
-        num_rows, actions, observations, rewards, terminations, truncations,
-    ):  # fmt: skip
-        env = cuda.grid(1)
-        if env >= len(steps):
-            return
-        x, x_dot, theta, theta_dot = states[0, env], states[1, env], states[2, env], states[3, env]
-        num_steps, episode, has_ended = int(steps[env]), int(episodes[env]), ended[env] != 0
-        for row in range(num_rows):
-            began = has_ended
-            if began:
-                episode += 1
-                words = _philox(first_env + env, episode, 0, 0, key_0, key_1)
-                x, x_dot = _start_value(words[0]), _start_value(words[1])
-                theta, theta_dot = _start_value(words[2]), _start_value(words[3])
-                num_steps, terminated, truncated = 0, False, False
-            else:
-                sine, cosine = _sine_cosine(theta)
-                x_acc, theta_acc = _accelerations(sine, cosine, theta_dot, actions[row, env])
-                x, x_dot = integrate(x, x_dot, x_acc)
-                theta, theta_dot = integrate(theta, theta_dot, theta_acc)
-                num_steps += 1
-                terminated, truncated = _is_outside(x, theta), num_steps >= max_episode_steps
-            has_ended = terminated or truncated
-            if len(observations):  # Arrays without rows are those that nobody reads.
-                observations[row, env, 0], observations[row, env, 1] = x, x_dot
-                observations[row, env, 2], observations[row, env, 3] = theta, theta_dot
-            if len(rewards):
-                rewards[row, env] = 0.0 - terminated if is_sutton_barto else 1.0 - began
-            if len(terminations):
-                terminations[row, env] = terminated
-            if len(truncations):
-                truncations[row, env] = truncated
-        states[0, env], states[1, env], states[2, env], states[3, env] = x, x_dot, theta, theta_dot
-        steps[env], episodes[env], ended[env] = num_steps, episode, has_ended
-
-    return rollout
+def rollout(
+    states, steps, episodes, ended, first_env, max_episode_steps, is_semi_implicit, is_sutton_barto, key_0, key_1,
+    num_rows, actions, observations, rewards, terminations, truncations,
+):  # fmt: skip
+    """Take steps with one env, whose state is in registers.  Arrays without rows are those that nobody reads."""
+    env = cuda.grid(1)
+    if env >= len(steps):
+        return
+    x, x_dot, theta, theta_dot = states[0, env], states[1, env], states[2, env], states[3, env]
+    num_steps, episode, has_ended = int(steps[env]), int(episodes[env]), ended[env] != 0
+    for row in range(num_rows):
+        began = has_ended
+        if began:
+            episode += 1
+            words = _philox(first_env + env, episode, 0, 0, key_0, key_1)
+            x, x_dot = _start_value(words[0]), _start_value(words[1])
+            theta, theta_dot = _start_value(words[2]), _start_value(words[3])
+            num_steps, terminated, truncated = 0, False, False
+        else:
+            x, x_dot, theta, theta_dot = _moved(x, x_dot, theta, theta_dot, actions[row, env], is_semi_implicit)
+            num_steps += 1
+            terminated, truncated = _is_outside(x, theta), num_steps >= max_episode_steps
+        has_ended = terminated or truncated
+        if len(observations):
+            observations[row, env, 0], observations[row, env, 1] = x, x_dot
+            observations[row, env, 2], observations[row, env, 3] = theta, theta_dot
+        if len(rewards):
+            rewards[row, env] = 0.0 - terminated if is_sutton_barto else 1.0 - began
+        if len(terminations):
+            terminations[row, env] = terminated
+        if len(truncations):
+            truncations[row, env] = truncated
+    states[0, env], states[1, env], states[2, env], states[3, env] = x, x_dot, theta, theta_dot
+    steps[env], episodes[env], ended[env] = num_steps, episode, has_ended
 
 
 def check_threads(threads_per_block: object) -> int:
-    """Return the threads of a block, or raise UsageError.
-
-    They are whole warps: the rest of one would have nothing to do.  The simulator by itself would take any number.
-    """
-    threads = check_integer("threads_per_block", threads_per_block, WARP, MOST_THREADS)
+    """Return the threads of a block, or raise UsageError: they are whole warps, which the simulator would not ask."""
+    threads = check("threads_per_block", threads_per_block, WARP, MOST_THREADS)
     if threads % WARP:
         raise UsageError(f"threads_per_block of CartPole must be a multiple of {WARP}, got {threads}")
     return threads
@@ -106,10 +91,10 @@ def check_device(device: object) -> int | None:
         raise UsageError(NO_DEVICE)
     if device is None:
         return own_device(len(cuda.gpus))
-    return check_integer("device", device, 0, len(cuda.gpus) - 1)
+    return check("device", device, 0, len(cuda.gpus) - 1)
 
 
-class CUDABackend:
+class CUDADevice:
     """The envs of a task on one device.
 
     Only columns that somebody reads leave the device: each in one copy per fragment, through pinned memory.
@@ -117,84 +102,63 @@ class CUDABackend:
     Parameters
     ----------
     device
-        The number of the device; None takes that of the rank, see `task.own_device`.
+        The number of the device; None takes that of the rank, see `cartpole.own_device`.
     threads_per_block
         A multiple of 32, from 32 to 1024.  The kernel gets as many registers as so many threads leave to each.
     """
 
     def __init__(self, task: Task, device: int | None = None, threads_per_block: int = 128) -> None:
         self._task, self._threads, self._device = task, check_threads(threads_per_block), check_device(device)
-        self._num_blocks = -(-task.num_envs // self._threads)
-        max_registers = min(MOST_REGISTERS, NUM_REGISTERS // self._threads)
-        self._kernel = compiled_kernel(task.is_semi_implicit, max_registers)
-        self._facts = (task.first_env, task.max_episode_steps, task.sutton_barto_reward)
-        self._key, self._num_rows = (0, 0), 0
-        self._names: tuple[str, ...] = ()
-        self._outputs: list[Any] = []
-        self._hosts: dict[str, tuple[Any, Any]] = {}
-        num_envs = task.num_envs
+        self._kernel = compiled_kernel(min(MOST_REGISTERS, NUM_REGISTERS // self._threads))
+        self.key, self._num_rows, self._names = (0, 0), 0, list[str]()
         with self._chosen():
             self._stream = cuda.stream()
-            arrays = (
-                np.zeros((4, num_envs)),
-                np.zeros(num_envs, np.int32),
-                np.zeros(num_envs, np.int64),
-                np.zeros(num_envs, np.uint8),
-            )
-            self._state = tuple(map(cuda.to_device, arrays))
-            self._reserve(1, ())
+            self._table = Table(*map(cuda.to_device, new_table(task.num_envs)))
+            self._reserve(1, [])
             self._launch(0, num_blocks=1)  # It compiles in its first launch: not amid a run.
 
     def _chosen(self) -> AbstractContextManager[Any]:
         return nullcontext() if self._device is None else cuda.gpus[self._device]
 
-    def _reserve(self, num_rows: int, names: tuple[str, ...]) -> None:
+    def _reserve(self, num_rows: int, names: list[str]) -> None:
         """Make room for the actions of a fragment and for what is read of its outcome: on the device, and pinned."""
         self._num_rows, self._names = num_rows, names
         shape = (num_rows, self._task.num_envs)
         self._actions = cuda.pinned_array(shape, np.uint8), cuda.device_array(shape, np.uint8)
-        self._outputs, self._hosts = [], {}
-        for name, dtype in OUTPUTS.items():
-            inner = (4,) if name == "observations" else ()
-            lead = (num_rows if name in names else 0, self._task.num_envs)
-            self._outputs.append(cuda.device_array(lead + inner, dtype))
-            if name in names:
-                self._hosts[name] = cuda.pinned_array(lead + inner, dtype), self._outputs[-1]
+        shapes = {name: (*shape, 4) if name == "observations" else shape for name in OUTPUTS}
+        self._hosts = {name: cuda.pinned_array(shapes[name], OUTPUTS[name]) for name in names}
+        self._outputs = {
+            name: cuda.device_array(shapes[name] if name in names else (0, *shapes[name][1:]), dtype)
+            for name, dtype in OUTPUTS.items()
+        }
 
-    def begin(self, key: tuple[int, int], envs: np.ndarray, episodes: np.ndarray) -> None:
-        self._key = key
-        values = (start_states(key, self._task.first_env + envs, episodes), 0, episodes, 0)
+    def get(self) -> Table:
         with self._chosen():
-            for array, value in zip(self._state, values, strict=True):
-                host = array.copy_to_host()
-                host[..., envs] = value
+            return Table(*(array.copy_to_host() for array in self._table))
+
+    def put(self, table: Table) -> None:
+        with self._chosen():
+            for array, host in zip(self._table, table, strict=True):
                 array.copy_to_device(host)
 
     def rollout(self, actions: np.ndarray, columns: RolloutColumns) -> None:
         if not len(actions):
             return
-        names = tuple(name for name in OUTPUTS if getattr(columns, name) is not None)
+        names = [name for name in OUTPUTS if getattr(columns, name) is not None]
         with self._chosen():
             if (len(actions), names) != (self._num_rows, self._names):
                 self._reserve(len(actions), names)
             host, device = self._actions
             np.copyto(host, actions, casting="unsafe")  # Of eight bytes one: they are 0 and 1.
             device.copy_to_device(host, stream=self._stream)
-            self._launch(len(actions), self._num_blocks)
-            for host, output in self._hosts.values():
-                output.copy_to_host(host, stream=self._stream)
+            self._launch(len(actions), -(-self._task.num_envs // self._threads))
+            for name in names:
+                self._outputs[name].copy_to_host(self._hosts[name], stream=self._stream)
             self._stream.synchronize()
-        for name, (host, _) in self._hosts.items():
+        for name, host in self._hosts.items():
             np.copyto(getattr(columns, name)[: len(host)], host, casting="unsafe")
 
     def _launch(self, num_rows: int, num_blocks: int) -> None:
-        launch = self._kernel[num_blocks, self._threads, self._stream]
-        launch(*self._state, *self._facts, *self._key, num_rows, self._actions[1], *self._outputs)
-
-    def observations(self) -> np.ndarray:
-        with self._chosen():
-            return np.ascontiguousarray(self._state[0].copy_to_host().T, np.float32)
-
-    def episodes(self) -> np.ndarray:
-        with self._chosen():
-            return self._state[2].copy_to_host()
+        task, launch = self._task, self._kernel[num_blocks, self._threads, self._stream]
+        facts = task.first_env, task.max_episode_steps, task.is_semi_implicit, task.sutton_barto_reward, *self.key
+        launch(*self._table, *facts, num_rows, self._actions[1], *self._outputs.values())

@@ -85,7 +85,7 @@ def test_files_of_other_infos_are_refused(job: Job):
 
 def test_infos_and_extras_of_one_name_are_both_there():
     zeros, ones = np.zeros(3), np.ones(2)
-    episode = SimpleNamespace(
+    episode = SimpleNamespace(further={}, 
         observations=zeros, actions=ones, rewards=ones, terminations=ones > 2, truncations=ones > 2, length=2,
         terminated=False, truncated=False, infos={"value": zeros}, extras={"value": ones, "log_prob": ones},
     )  # fmt: skip

@@ -4,7 +4,7 @@ import warnings
 
 import pytest
 
-from mpi_rollout.envs.kernels.task import own_device
+from mpi_rollout.envs.kernels.cartpole import own_device
 
 
 @pytest.mark.parametrize(

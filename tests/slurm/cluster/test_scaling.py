@@ -8,14 +8,14 @@ import pytest
 from slurm_cluster import NODES
 from submissions import SCRIPTS, Submissions, one_mpi, with_srun
 
-from mpi_rollout.bench.scaling.samples import Point
-from mpi_rollout.bench.scaling.study import StudyFile, read_study
+from mpi_rollout.bench.samples import Point
+from mpi_rollout.bench.study import StudyFile, read_study
 
 RANKS = (1, 2, 3)
 # One step a job: what counts is which jobs there are, not what they measure.
 ENV = ("--env", "CartPole-v1", "--num-steps", "1", "--limit-s", "0.02", "--repeats", "2", "--ranks", "2,3")
-STRONG = ("strong", *ENV, "--num-envs", "6", "--out", "study.h5")
-WEAK = ("weak", *ENV, "--envs-per-rank", "2", "--out", "study.h5")
+STRONG = ("strong", *ENV, "--num-envs", "6", "--out", "study.json")
+WEAK = ("weak", *ENV, "--envs-per-rank", "2", "--out", "study.json")
 PICTURES = ("study.png", "study.svg")
 
 
@@ -33,11 +33,11 @@ def logs(submit: Submissions) -> str:
 
 def study_of(submit: Submissions) -> StudyFile:
     """The study, when it is known that it has all its jobs and its picture."""
-    file = read_study(str(submit.folder / "study.h5"))
-    assert file.samples.points == {Point(ranks, repeat, "auto") for ranks in RANKS for repeat in range(2)}
-    assert file.samples.failed == set() and {submit.mpi in each.mpi_library for each in file.samples.jobs} == {True}
+    file = read_study(str(submit.folder / "study.json"))
+    assert file.done == {Point(ranks, (("fragment_length", "auto"),), repeat) for ranks in RANKS for repeat in range(2)}
+    assert file.failed == set() and {submit.mpi in each.mpi_library for each in file.samples} == {True}
     assert [name for name in PICTURES if (submit.folder / name).exists()] == [*PICTURES]
-    assert "there is no picture of study.h5" not in logs(submit)
+    assert "there is no picture of study.json" not in logs(submit)
     return file
 
 
@@ -50,8 +50,8 @@ def test_a_study_is_submitted_as_a_job_for_each_number_of_ranks_and_one_that_put
     times = [(job["StartTime"], job["EndTime"]) for job in states.values()]
     assert all(end <= start for (_, end), (start, _) in pairwise(times))
     file = study_of(submit)
-    assert [each.num_ranks for each in file.samples.jobs] == [1, 1, 2, 2, 3, 3]
-    assert {job.num_envs == 2 * job.num_ranks for job in file.samples.jobs} == {True}
+    assert [each.point.num_ranks for each in file.samples] == [1, 1, 2, 2, 3, 3]
+    assert {job.num_envs == 2 * job.point.num_ranks for job in file.samples} == {True}
     assert "weak scaling of CartPole-v1, 2 envs per rank" in logs(submit)
 
 
@@ -74,7 +74,7 @@ def test_a_study_is_submitted_as_one_array(submit):
         "strong-1", "strong-2", "strong-3",
     ]  # fmt: skip
     file = study_of(submit)
-    assert [each.num_ranks for each in file.samples.jobs] == [1, 1, 2, 2, 3, 3]
+    assert [each.point.num_ranks for each in file.samples] == [1, 1, 2, 2, 3, 3]
 
 
 def test_a_whole_study_is_done_in_one_allocation(submit):
@@ -82,7 +82,7 @@ def test_a_whole_study_is_done_in_one_allocation(submit):
     options = ("--ntasks=3", "--nodes=2", "--ntasks-per-node=2")
     state = submit.run(*STRONG, script="scaling.sbatch", options=options)
     assert state == ("COMPLETED", "0:0"), submit.log
-    hosts = {each.num_ranks: each.hosts for each in study_of(submit).samples.jobs}
+    hosts = {each.point.num_ranks: each.hosts for each in study_of(submit).samples}
     assert hosts == {1: NODES[0], 2: NODES[0], 3: ", ".join(NODES)}
     assert "strong scaling of CartPole-v1, 6 envs in all" in submit.log
 
@@ -90,7 +90,7 @@ def test_a_whole_study_is_done_in_one_allocation(submit):
 @one_mpi
 def test_a_job_that_was_told_to_stop_goes_back_into_the_queue_and_what_puts_them_together_waits_for_it(submit):
     jobs = submitted(submit, "--serial", *STRONG, "--limit-s", "0.2")
-    part = submit.folder / "study.h5.parts" / "2.h5"
+    part = submit.folder / "study.json.parts" / "2.json"
     submit.slurm.wait_until(part.exists, "a job of 2 ranks is done")
     submit.slurm.run("scancel", "--batch", "--signal=USR1", jobs["strong-2"])
     found = submit.slurm.finish(jobs["strong-gather"])
@@ -99,7 +99,7 @@ def test_a_job_that_was_told_to_stop_goes_back_into_the_queue_and_what_puts_them
     study_of(submit)
     told = logs(submit)
     assert "the study was stopped by SIGUSR1" in told and "jobs left: 1; back into the queue" in told
-    assert "study.h5.parts/2.h5 has 1 of 2 jobs already" in told
+    assert "study.json.parts/2.json has 1 of 2 jobs already" in told
 
 
 @one_mpi
@@ -110,7 +110,7 @@ def test_what_a_cancelled_job_has_not_done_is_told_and_the_same_command_submits_
     assert second.returncode == 78 and all(
         number in second.stderr for name, number in jobs.items() if name != "strong-1"
     )
-    assert "jobs of study.h5 are in the queue already: " in second.stderr
+    assert "jobs of study.json are in the queue already: " in second.stderr
     submit.slurm.run("scancel", jobs["strong-2"])
     found = submit.slurm.finish(jobs["strong-gather"])
     assert (found["JobState"], found["ExitCode"]) == ("FAILED", "75:0"), logs(submit)
@@ -120,7 +120,7 @@ def test_what_a_cancelled_job_has_not_done_is_told_and_the_same_command_submits_
     assert submit.slurm.finish(again["strong-gather"])["JobState"] == "COMPLETED", logs(submit)
     study_of(submit)
     done = submit.submit_scaling(*STRONG)
-    assert (done.returncode, done.stdout) == (0, "") and "nothing of study.h5 is left to measure" in done.stderr
+    assert (done.returncode, done.stdout) == (0, "") and "nothing of study.json is left to measure" in done.stderr
 
 
 @one_mpi
@@ -140,7 +140,8 @@ def test_what_failed_is_submitted_again_if_one_asks_for_it(submit):
     assert "4 of 6 jobs failed" in logs(submit)
     told = submit.submit_scaling(*STRONG).stderr
     assert (
-        "nothing of study.h5 is left to measure, but 4 of its jobs failed: the same command with --redo-failed" in told
+        "nothing of study.json is left to measure, but 4 of its jobs failed: the same command with --redo-failed"
+        in told
     )
     again = submit.submit_scaling(*STRONG, "--redo-failed", "--dry-run").stdout
     assert "strong-1 " not in again and "strong-2 " in again and "strong-3 " in again
@@ -158,7 +159,7 @@ def test_a_dry_run_prints_what_would_be_submitted(submit):
     assert commands[1][-2:] == ["--only", "2"] and commands[1][6] == str(SCRIPTS / "scaling.sbatch")
     assert "--dependency=afterany:strong-1:strong-2:strong-3" in commands[3] and commands[3][-2:] == [
         "gather",
-        "study.h5",
+        "study.json",
     ]
     assert all("--partition=test" in each for each in commands)
     assert submit.slurm.run("squeue", "--noheader").stdout == ""
@@ -179,7 +180,7 @@ def test_a_dry_run_prints_what_would_be_submitted(submit):
             ("--partition", "test", *STRONG),
             "strong or weak is missing before test; options of sbatch stand before it, as --name=value",
         ),
-        ((*STRONG[:-1], "no/study.h5"), "mkdir -p no"),
+        ((*STRONG[:-1], "no/study.json"), "mkdir -p no"),
     ],
 )
 def test_a_study_that_cannot_be_is_refused_before_it_is_in_the_queue(submit, arguments, words):

@@ -1,0 +1,138 @@
+"""Measure the share of the limit over the length of fragments, and draw it.
+
+    python benchmarks/fragments.py measure --out quiet.json --label "quiet machine" [--rounds 5]
+    python benchmarks/fragments.py measure --out crowded.json --label "two busy processes" --busy 2
+    python benchmarks/fragments.py plot --out fragments quiet.json shared.json crowded.json
+
+All lengths have their runs one after the other, in another random order in each round, unstored and stored.  The share
+is what a run says itself: of bare env.step loops on all ranks at once, measured between its parts.  The file has all
+samples, also while it is measured.
+"""
+
+import argparse
+import json
+import os
+import random
+import shlex
+import statistics
+import sys
+
+from measuring import busy, machine, run, spread, table
+
+WAYS = [("1", "sync"), ("4", "sync"), ("16", "sync"), ("64", "sync"), ("256", "sync"), ("64", "async")]
+BUSY_LENGTH = 64  # Beside busy processes, shorter fragments take so much longer that they have fewer steps.
+
+
+def sample_of(options: argparse.Namespace, length: str, mode: str, stored: bool) -> dict:
+    """One run; what it says of itself."""
+    share = min(1.0, int(length) / BUSY_LENGTH) if options.busy else 1.0
+    words = (
+        f"--env {options.env} --num-envs {options.num_envs} --num-steps {max(500, round(options.num_steps * share))}"
+    )
+    words += f" --mode {mode}"
+    words += f" --fragment-length {length} --measure-limit --limit-s {options.limit_s}"
+    summary = run(options.ranks, words, *([] if stored else ["--no-trajectories"]))
+    kept = ("ratio_to_limit", "env_steps_per_s", "limit", "losses", "seconds", "num_steps", "fragment_length")
+    sample = {name: summary[name] for name in (*kept, "inference", "order_bytes", "slot_bytes")}
+    sample["core_shares"] = [rank.get("core_share") for rank in summary["ranks"]]
+    return sample | {"asked_length": length, "mode": mode, "stored": stored, "load": os.getloadavg()[0]}
+
+
+def measure(options: argparse.Namespace) -> None:
+    """All runs; the file is written anew after each."""
+    told = {name: getattr(options, name) for name in ("label", "env", "num_envs", "ranks", "busy", "rounds")}
+    command = shlex.join(["python", "benchmarks/fragments.py", *sys.argv[1:]])
+    study: dict = {"machine": machine(), "host": os.uname().nodename, "command": command, **told, "samples": []}
+    runs = [(length, mode, stored) for length, mode in WAYS for stored in (False, True)]
+    with busy(options.busy):
+        for number in range(options.rounds):
+            for length, mode, stored in random.Random(number).sample(runs, len(runs)):
+                sample = sample_of(options, length, mode, stored) | {"round": number}
+                study["samples"].append(sample)
+                with open(options.out, "w") as file:
+                    json.dump(study, file, indent=1)
+                way = f"--fragment-length {length} --mode {mode}, {'stored' if stored else 'unstored'}"
+                print(
+                    f"round {number}, {way}: {sample['ratio_to_limit']:.3f} of the limit", file=sys.stderr, flush=True
+                )
+    tell(study)
+
+
+def shares(study: dict, length: str, mode: str, stored: bool) -> list[float]:
+    """The samples of one way."""
+    way = (length, mode, stored)
+    some = [each for each in study["samples"] if (each["asked_length"], each["mode"], each["stored"]) == way]
+    return [each["ratio_to_limit"] for each in some]
+
+
+def tell(study: dict) -> None:
+    """A line for each way."""
+    print(f"{study['machine']}: `{study['command']}`: {study['label']}\n")
+    rows = ((*way, *(spread(shares(study, *way, stored)) for stored in (False, True))) for way in WAYS)
+    table(("--fragment-length", "--mode", "unstored: median (range)", "stored: median (range)"), rows)
+
+
+def plot(options: argparse.Namespace) -> None:
+    """A panel for unstored and for stored runs, a line for each file."""
+    from mpi_rollout.commands import style
+
+    studies = []
+    for path in options.files:
+        with open(path) as file:
+            studies.append(json.load(file))
+    figure = style.new_figure("plot", 3.9)
+    first = studies[0]
+    fine = [f"{study['label']}: {study['machine']}, {study['rounds']} runs of each" for study in studies]
+    what = f"{first['num_envs']} {first['env']} envs, {first['ranks']} ranks"
+    head = f"Longer fragments, less waiting: {what}"
+    style.head(figure, head, ["Medians and ranges. Open markers: --mode async.", *fine])
+    panels = figure.subplots(1, 2, sharey=True)
+    for axes, stored in zip(panels, (False, True), strict=True):
+        style.frame(axes, "Everything stored" if stored else "Not stored", "steps between two exchanges")
+        for place, study in enumerate(studies):
+            look = style.look(place)
+            draw(axes, study, [way for way in WAYS if way[1] == "sync"], stored, {**look, "label": study["label"]})
+            draw(axes, study, [way for way in WAYS if way[1] == "async"], stored, look | {"markerfacecolor": "w"})
+        axes.axhline(1, linestyle="--", color=style.GREY, linewidth=1)
+        style.count_x(axes, [int(length) for length, mode in WAYS if mode == "sync"])
+        axes.set_ylim(0, 1.1)
+    panels[0].set_ylabel("share of bare env.step loops", fontsize=style.SMALL)
+    style.legend(panels[1], loc="lower right")
+    print("\n".join(style.save_study(figure, options.out)))
+
+
+def draw(axes, study: dict, ways: list[tuple[str, str]], stored: bool, look: dict) -> None:
+    """Medians and ranges of some ways."""
+    found = {int(length): shares(study, length, mode, stored) for length, mode in ways}
+    found = {length: values for length, values in found.items() if values}
+    medians = [statistics.median(values) for values in found.values()]
+    reach = [[abs(end(values) - middle) for values, middle in zip(found.values(), medians, strict=True)]
+             for end in (min, max)]  # fmt: skip
+    shift = 1.2 if ways[0][1] == "async" else 1.0  # Beside the other of this length.
+    axes.errorbar([length * shift for length in found], medians, reach, capsize=3, markersize=5, **look)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(required=True)
+    add = commands.add_parser("measure").add_argument
+    add("--out", required=True)
+    add("--label", default="this machine", help="what the line is called")
+    add("--rounds", type=int, default=5)
+    add("--busy", type=int, default=0, help="processes that compute beside it")
+    add("--env", default="CartPole-v1")
+    add("--num-envs", type=int, default=64)
+    add("--num-steps", type=int, default=20_000)
+    add("--ranks", type=int, default=2)
+    add("--limit-s", type=float, default=0.5)
+    commands.choices["measure"].set_defaults(do=measure)
+    add = commands.add_parser("plot").add_argument
+    add("--out", required=True, help="the picture's name without .png and .svg")
+    add("files", nargs="+")
+    commands.choices["plot"].set_defaults(do=plot)
+    options = parser.parse_args()
+    options.do(options)
+
+
+if __name__ == "__main__":
+    main()

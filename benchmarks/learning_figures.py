@@ -1,0 +1,111 @@
+"""The picture and the table of what `learning.py` has measured: `learning.py draw`."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from learning import NUM_ENVS, SOLVED, SYSTEMS
+from measuring import spread, table
+
+from mpi_rollout.commands import style
+
+Runs = list[dict[str, Any]]
+
+
+def chosen(runs: Runs, **wanted: object) -> Runs:
+    return [run for run in runs if all(run[name] == value for name, value in wanted.items())]
+
+
+def resampled(runs: Runs, column: int) -> tuple[np.ndarray, np.ndarray]:
+    """The returns of all seeds at the same env steps (column 0) or seconds (1): as far as one seed at least goes."""
+    curves = [np.array(run["curve"], float) for run in runs]
+    places = np.linspace(min(curve[0, column] for curve in curves), max(curve[-1, column] for curve in curves), 200)
+    # A seed that was solved earlier stays what it was.
+    return places, np.array([np.interp(places, curve[:, column], curve[:, 2]) for curve in curves])
+
+
+def line(axes: Any, runs: Runs, column: int, label: str, place: int, unit: float = 1.0) -> None:
+    """The median of all seeds, and their range."""
+    places, returns = resampled(runs, column)
+    look = style.look(place)
+    kind = {name: look[name] for name in ("color", "linestyle")}
+    axes.plot(places / unit, np.median(returns, axis=0), label=label, linewidth=1.8, **kind)
+    axes.fill_between(
+        places / unit, returns.min(axis=0), returns.max(axis=0), color=look["color"], alpha=0.12, linewidth=0
+    )
+
+
+def mark_solved(axes: Any) -> None:
+    axes.axhline(SOLVED, color=style.GREY, linestyle=":", linewidth=1)
+    axes.set_xlim(left=0)
+    axes.set_ylim(0, 515)
+
+
+def fine_print(data: dict[str, Any], runs: Runs, words: str) -> list[str]:
+    others = max(run["others"] for run in runs if run["system"] != "SubprocVecEnv")
+    num_seeds = len({run["seed"] for run in runs})
+    quiet = f"other processes had {100 * others:.1f} % of the machine at most during a run"
+    return [f"{words}; median and range of {num_seeds} seeds", f"{data['machine']}; {quiet}"]
+
+
+def draw_envs(data: dict[str, Any], path: Path) -> None:
+    """Returns against env steps and seconds for each number of envs, and the seconds of all updates by system."""
+    runs = chosen(data["runs"], what="envs")
+    figure = style.new_figure("draw", 4.6)
+    by_steps, by_seconds, by_system = figure.subplots(1, 3)
+    style.frame(by_steps, "Against env steps", "thousands of env steps", "mean return of 100 test episodes")
+    style.frame(by_seconds, "Against time", "seconds of training, tests not counted")
+    style.frame(by_system, "Time for all updates", "envs", "seconds")
+    for place, num_envs in enumerate(NUM_ENVS):
+        found = chosen(runs, system="MPIVecEnv", num_envs=num_envs)
+        for axes, column, unit in ((by_steps, 0, 1000.0), (by_seconds, 1, 1.0)):
+            line(axes, found, column, f"{num_envs} env{'s' if num_envs > 1 else ''}, MPIVecEnv", place, unit)
+    for place, system in enumerate(SYSTEMS):
+        counts = [number for number in NUM_ENVS if chosen(runs, system=system, num_envs=number)]
+        seconds = [[run["curve"][-1][1] for run in chosen(runs, system=system, num_envs=number)] for number in counts]
+        by_system.plot(counts, [np.median(each) for each in seconds], label=system, markersize=4, **style.look(place))
+    mark_solved(by_steps)
+    mark_solved(by_seconds)
+    style.count_x(by_system, NUM_ENVS)
+    by_system.set_ylim(bottom=0)
+    style.legend(by_seconds, loc="lower right")
+    style.legend(by_system, loc="upper right")
+    style.head(
+        figure, "PPO on CartPole-v1: more envs in parallel", fine_print(data, runs, "4,096 env steps per update")
+    )
+    style.save(figure, "draw", str(path))
+
+
+def first_solved(run: dict[str, Any]) -> tuple[int, float, float] | None:
+    return next((row for row in run["curve"] if row[2] >= SOLVED), None)
+
+
+def cells(runs: Runs) -> list[str]:
+    """Seeds that got there, their env steps and seconds, median and range."""
+    solved = [row for row in map(first_solved, runs) if row is not None]
+    told = [f"{len(solved)} of {len(runs)}"]
+    for column, form in ((0, ",.0f"), (1, ".1f")):
+        told.append(spread([row[column] for row in solved], form) if solved else "never")
+    return told
+
+
+def rate(run: dict[str, Any]) -> float:
+    return float(run["curve"][-1][0] / run["curve"][-1][1])
+
+
+def rows(data: dict[str, Any]) -> Iterator[list[str]]:
+    for num_envs in NUM_ENVS:
+        for system in SYSTEMS:
+            if found := chosen(data["runs"], what="envs", system=system, num_envs=num_envs):
+                yield [str(num_envs), system, spread([rate(run) for run in found], ",.0f"), *cells(found)]
+
+
+def draw(path: Path) -> None:
+    data = json.loads(path.read_text())
+    draw_envs(data, path.with_suffix(".png"))
+    shares = [run["others"] for run in chosen(data["runs"], what="envs") if run["system"] != "SubprocVecEnv"]
+    print(f"{data['machine']}; others' share of the processors {spread(shares)}\n")
+    head = "envs", "system", "env steps/s, learning included", f"seeds at {SOLVED:g}", "env steps", "seconds"
+    table(head, rows(data))

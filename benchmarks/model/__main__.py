@@ -1,0 +1,180 @@
+"""The speed of more ranks than a machine has, from constants that its jobs show: `python benchmarks/model`.
+
+    python benchmarks/model measure --step-s 0.005 --out results/measured/model.json
+    python benchmarks/model show results/measured/model.json
+
+`measure` starts jobs of sleeping envs, which need few cores.  `show` takes its file, or that of a study of
+`mpi_rollout scaling weak --fragment-length 1`, prints constants, curves, and measured points beside them, of which the
+largest is in no fit, and draws all that.  docs/explanation/scaling-model.md says how to read it.
+"""
+
+import argparse
+import math
+import os
+import sys
+from dataclasses import asdict
+
+import numpy as np
+from model_study import Check, Fitting, make_study
+from step_model import LOCKSTEP, Way, ceiling, predict, saturation
+
+from mpi_rollout.bench.commands import lengths_list, ranks_list
+from mpi_rollout.bench.jobs import JobRunner, stopping_on_signals
+from mpi_rollout.bench.plan import JobOptions, usable_launcher
+from mpi_rollout.bench.runner import Runner
+from mpi_rollout.bench.statistics import NoFit, reaches
+from mpi_rollout.bench.study import StudyFile, check_same_study, read_study
+from mpi_rollout.bench.tables import aligned
+from mpi_rollout.bench.workplace import claimed, machine_facts, machine_words, origin
+from mpi_rollout.commands import style
+from mpi_rollout.errors import RolloutError
+
+RANKS = [2**power for power in range(15)]
+CURVES = ((style.BLUE, "-"), (style.RED, "--"), (style.GREEN, "-."), (style.PURPLE, ":"))
+
+
+def measure(options: argparse.Namespace) -> None:
+    """Do the study, or what is left of it."""
+    jobs = JobOptions(options.repeats, launcher=options.launcher)
+    envs = options.step_s, options.spread_s, options.bytes, options.envs_per_rank
+    study = make_study(*envs, options.probe, options.check, _counts(options.fragment_length), jobs)
+    file = StudyFile(study, machine_facts(), origin())
+    if os.path.exists(options.out):
+        stored = read_study(options.out)
+        check_same_study(options.out, stored, study, file.facts)
+        file = stored
+    with claimed(options.out) as folder, stopping_on_signals() as stop:
+        runner = JobRunner(folder, usable_launcher(jobs.launcher), jobs.timeout_s, stop)
+        Runner(file, runner, options.out).run(study.order())
+
+
+def _counts(lengths: tuple[str, ...]) -> list[int]:
+    return [int(length) for length in lengths]
+
+
+def show(options: argparse.Namespace) -> None:
+    """Print what follows from a file, and draw it beside the file."""
+    file = read_study(options.file)
+    fitting, lengths = Fitting(file), _counts(options.fragment_length)
+    ways = [LOCKSTEP, *(Way(length, options.inference == "workers") for length in sorted({*lengths} - {1}))]
+    where = f"{machine_words(file.origin['host'], file.facts)}, {file.origin['started'][:10]}"
+    crowded = ", on more ranks than cores: curves tend to be too low" * fitting.is_crowded
+    result = fitting.result
+    constants = ", ".join(f"{name} {value:.3g}" for name, value in asdict(result.constants).items() if value)
+    print(f"model of {file.study.env_name}, {file.study.size} envs per rank: {where}")
+    within = f"fitted to {result.num_points} points within {100 * result.worst_error:.0f} %{crowded}"
+    print(f"constants, {within}: {constants}")
+    for way in ways:
+        print("", f"{_label(way)}, computed:", *_curve(fitting, way), sep="\n")
+    print("", "measured beside computed, ms of a step:", *_beside(fitting.checks), sep="\n")
+    for check in fitting.checks:
+        if check.is_held_out:
+            print(f"held out, {check.num_ranks} ranks, {_label(check.way)}: computed {100 * check.error:+.1f} %")
+    print("\n".join(_draw(fitting, ways, f"The model on {where}", os.path.splitext(options.file)[0] + "-curves")))
+
+
+def _label(way: Way) -> str:
+    where = "workers" if way.on_workers else "root"
+    return "lockstep" if way == LOCKSTEP else f"fragments of {way.fragment_length}, actions from the {where}"
+
+
+def _curve(fitting: Fitting, way: Way) -> list[str]:
+    constants, work = fitting.result.constants, fitting.work
+    cells = [("ranks", "efficiency", "env steps/s", "ms of a step: envs", "waiting", "exchange", "policy")]
+    for num_ranks in RANKS:
+        step = predict(constants, work, num_ranks, way)
+        rate = num_ranks * work.envs_per_rank / step.seconds
+        parts = [f"{1e3 * part:.3f}" for part in asdict(step).values()]
+        cells.append((str(num_ranks), f"{step.efficiency:.3f}", f"{rate:,.0f}", *parts))
+    others = [saturation(refit, work, way) or math.inf for refit in fitting.refits]
+    span = f" ({min(others):,} to {max(others):,} without any one number of ranks)" if others else ""
+    half, most = saturation(constants, work, way), ceiling(constants, work, way)
+    end = "exchange and policy never take as long as the envs"
+    if half is not None:
+        end = f"from {half:,} ranks on{span} exchange and policy take as long as the envs"
+    return [*aligned(cells), f"{end}; no number of ranks makes more than {most:,.0f} env steps/s"]
+
+
+def _beside(checks: list[Check]) -> list[str]:
+    cells = [("fragment", "ranks", "jobs", "measured", "computed", "error", "efficiency")]
+    for check in checks:
+        ranks = f"{check.num_ranks}{'*' * check.oversubscribed}"
+        shown = check.measured.scaled(1e3).shown(".2f"), f"{1e3 * check.computed_s:.2f}", f"{100 * check.error:+.1f} %"
+        cells.append(
+            (str(check.way.fragment_length), ranks, str(check.num_jobs), *shown, f"{check.efficiency.median:.3f}")
+        )
+    return [*aligned(cells), "medians of jobs and their intervals; * more ranks than cores"]
+
+
+def _draw(fitting: Fitting, ways: list[Way], title: str, stem: str) -> list[str]:
+    """Draw lines for what is computed, bands for what hangs on one number of ranks, markers for what is measured."""
+    figure = style.new_figure("show", 4.6)
+    efficiency, rate = figure.subplots(1, 2)
+    style.frame(efficiency, "Efficiency: the envs' share of the time", "ranks")
+    style.frame(rate, "Env steps per second", "ranks")
+    size = fitting.work.envs_per_rank
+    for way, (color, line) in zip(ways, CURVES, strict=False):
+        steps = [predict(fitting.result.constants, fitting.work, ranks, way) for ranks in RANKS]
+        look: style.Look = {"color": color, "linestyle": line}
+        efficiency.plot(
+            RANKS, [step.efficiency for step in steps], label=f"{_label(way).partition(',')[0]} (computed)", **look
+        )
+        rate.plot(RANKS, [n * size / step.seconds for n, step in zip(RANKS, steps, strict=True)], **look)
+        refits = [[predict(refit, fitting.work, n, way).efficiency for n in RANKS] for refit in fitting.refits]
+        if refits:
+            low, high = np.min(refits, axis=0), np.max(refits, axis=0)
+            efficiency.fill_between(RANKS, low, high, color=color, alpha=0.2, linewidth=0)
+        checks = [check for check in fitting.checks if check.way.fragment_length == way.fragment_length]
+        for is_open in (False, True):
+            some = [check for check in checks if check.oversubscribed == is_open]
+            marks: style.Look = {"fmt": "o", "color": color, "markerfacecolor": "w" if is_open else color, "capsize": 3}
+            marks["label"] = "measured" + ", more ranks than cores" * is_open if some and way == LOCKSTEP else ""
+            ranks, spans = [check.num_ranks for check in some], [check.efficiency for check in some]
+            medians = [span.median for span in spans]
+            efficiency.errorbar(ranks, medians, reaches(spans), **marks)
+            if some and is_open:
+                computed = [median / (1 + check.error) for median, check in zip(medians, some, strict=True)]
+                efficiency.plot(
+                    ranks, computed, "x", color=color, label="computed, on shared cores" * (way == LOCKSTEP)
+                )
+    efficiency.set_ylim(0, 1.05)
+    style.log_y(rate)
+    for axes in (efficiency, rate):
+        style.count_x(axes, RANKS, most=6)
+    handles, labels = efficiency.get_legend_handles_labels()
+    style.legend(rate, handles=handles, labels=labels, loc="upper left")
+    rate.set_ylim(top=30 * rate.get_ylim()[1])  # Room for it.
+    style.head(figure, title, ["nothing is stored, all nodes are alike; pale: fitted without any one number of ranks"])
+    return style.save_study(figure, stem)
+
+
+def main() -> None:
+    """Do what the command line says."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    programs = parser.add_subparsers(required=True)
+    add = (jobs := programs.add_parser("measure")).add_argument
+    add("--step-s", type=float, default=0.005)
+    add("--spread-s", type=float, default=0.0)
+    add("--bytes", type=int, default=64)
+    add("--envs-per-rank", type=int, default=4)
+    add("--probe", type=ranks_list, default="1,3,4,6,8,16,32")
+    add("--check", type=ranks_list, default="1,2,4,8,16,32,64")
+    add("--repeats", type=int, default=3)
+    add("--launcher", default="")
+    add("--out", required=True)
+    jobs.set_defaults(program=measure)
+    shown = programs.add_parser("show")
+    shown.add_argument("file")
+    shown.add_argument("--inference", choices=("root", "workers"), default="workers")
+    shown.set_defaults(program=show)
+    for each in (jobs, shown):
+        each.add_argument("--fragment-length", type=lengths_list, default="32")
+    options = parser.parse_args()
+    try:
+        options.program(options)
+    except (RolloutError, NoFit) as error:
+        sys.exit(str(error))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,213 @@
+"""What the model is fitted to and compared with: a study of `mpi_rollout scaling`, or one of sleeping envs made here.
+
+A study made here has two kinds of points.  Those that check the model are of the envs that were asked for.  Those that
+measure its constants have options of their own: small envs and large observations, and many envs on one rank, so that
+ranks, envs and bytes can be told apart.
+"""
+
+import json
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from step_model import Calibration, Constants, ExchangePoint, Way, Workload, calibrate, predict
+
+from mpi_rollout.bench.plan import JobOptions
+from mpi_rollout.bench.samples import Point, Sample
+from mpi_rollout.bench.statistics import Interval, NoFit, median_interval, median_of
+from mpi_rollout.bench.study import Study, StudyFile
+
+SLEEPING = str(Path(__file__).resolve().parents[1] / "sleeping.py") + ":SleepingEnv"
+PROBE_ENVS, MANY_ENVS = 4, (16, 64)  # Envs of a rank; times as many on one rank, for what the root does for each.
+SMALL_BYTES, LARGE_BYTES = 8, 65_536  # Of observations, to tell bytes from envs.
+SHORTEST_S, LONGEST_S = 0.001, 0.02  # Of a probe's env step: shorter sleeps are not exact, longer ones take long.
+JOB_S, LEAST_STEPS, MOST_STEPS = 2.0, 25, 2000
+
+
+def make_study(
+    step_s: float, spread_s: float, nbytes: int, size: int, probe: Sequence[int], check: Sequence[int],
+    lengths: Sequence[int], jobs: JobOptions,
+) -> Study:  # fmt: skip
+    """Return the study that measures the constants by `probe` and checks the model by `check`, numbers of ranks."""
+    kwargs = {"step_s": step_s, "spread_s": spread_s, "observation_bytes": nbytes}
+    points = [
+        Point(ranks, (("fragment_length", str(length)), ("num_steps", _num_steps(size * step_s, length))))
+        for length in sorted({1, *lengths})
+        for ranks in check
+    ]
+    probe_s = min(max(step_s, SHORTEST_S), LONGEST_S)
+    points += [_probe(ranks, PROBE_ENVS, probe_s, SMALL_BYTES) for ranks in probe]
+    # A step of more envs takes as long: so caches are as cold after it.
+    points += [_probe(1, times * PROBE_ENVS, probe_s / times, SMALL_BYTES) for times in MANY_ENVS]
+    points += [_probe(ranks, PROBE_ENVS, probe_s, LARGE_BYTES) for ranks in probe[-2:]]
+    run = {"env": None, "env_factory": SLEEPING, "env_kwargs": kwargs, "policy": "random", "seed": 0}
+    run |= {"trajectories": False, "vectorization_mode": "sync", "mode": "sync", "num_groups": 1, "limit_s": 0.02}
+    return Study("weak", tuple(points), size, run | {"inference": "auto"}, jobs)
+
+
+def _probe(ranks: int, envs: int, step_s: float, nbytes: int) -> Point:
+    kwargs = json.dumps({"step_s": step_s, "observation_bytes": nbytes})
+    num_steps = ("num_steps", _num_steps(envs * step_s, 1))
+    return Point(ranks, (("env_kwargs", kwargs), ("fragment_length", "1"), ("num_envs", ranks * envs), num_steps))
+
+
+def _num_steps(step_s: float, length: int) -> int:
+    wanted = min(max(round(JOB_S / step_s), LEAST_STEPS), MOST_STEPS)
+    return max(4, -(-wanted // length)) * length
+
+
+@dataclass(frozen=True)
+class Check:
+    """Measured beside computed, in seconds of one step; without what is held out the constants were fitted."""
+
+    way: Way
+    num_ranks: int
+    num_jobs: int
+    is_held_out: bool
+    oversubscribed: bool
+    measured: Interval
+    computed_s: float
+    efficiency: Interval
+
+    @property
+    def error(self) -> float:
+        return self.computed_s / self.measured.median - 1
+
+
+class Fitting:
+    """What the jobs of a study say of the machine, and how far the model is from them.
+
+    Attributes
+    ----------
+    held_out
+        The largest number of ranks, if there are probes and none has as many: it is in no fit.
+    is_crowded
+        The constants are of jobs that had more ranks than cores.
+    refits
+        Constants that are fitted without one of the numbers of ranks each: how far they differ shows what hangs on a
+        single number of ranks.
+    sharing_s
+        Seconds of a step that all ranks wait for one that shares its core, for each rank of the job.  It counts only
+        in comparisons with jobs of more ranks than cores.
+
+    Raises
+    ------
+    NoFit
+        The jobs do not show the constants.
+    """
+
+    def __init__(self, file: StudyFile):
+        self.study, self._done = file.study, _by_point(file.samples)
+        checks = [point for point in self._done if _is_check(point)]
+        probes = [point.num_ranks for point in self._done if not _is_check(point)] or [0]
+        largest = max((point.num_ranks for point in checks), default=0)
+        self.held_out = largest if 0 < max(probes) < largest and len(checks) > 1 else None
+        self.is_crowded, self.result = self._fit()
+        self.refits = self._leave_one_out()
+        self.sharing_s = self._sharing()
+        self.work = self._workload(next(point for point in checks if point.num_ranks == 1))
+        self.checks = sorted(map(self._check, checks), key=lambda check: (check.way.fragment_length, check.num_ranks))
+
+    def fitted(self, is_crowded: bool) -> list[Point]:
+        """Return the points of one rank, and those with or without a core for each rank that are not held out.
+
+        All are in lockstep: what an exchange takes shows where there is one in each step.  Ranks that share cores wait
+        in another way than others: the two kinds are not mixed in one fit.
+        """
+        return [
+            point
+            for point, jobs in self._done.items()
+            if point.num_ranks == 1 or jobs[0].oversubscribed == is_crowded
+            if point.num_ranks != self.held_out and point.length == "1"
+        ]
+
+    def _fit(self) -> tuple[bool, Calibration]:
+        """Fit to ranks with a core each, if there are enough of them; else to those that share cores."""
+        with suppress(NoFit):
+            return False, self._calibrated(self.fitted(False))
+        return True, self._calibrated(self.fitted(True))
+
+    def _calibrated(self, points: Sequence[Point]) -> Calibration:
+        return calibrate([_exchange_point(self._done[point]) for point in points])
+
+    def _leave_one_out(self) -> list[Constants]:
+        points, refits = self.fitted(self.is_crowded), []
+        for num_ranks in {point.num_ranks for point in points} - {1}:
+            with suppress(NoFit):
+                refits.append(self._calibrated([point for point in points if point.num_ranks != num_ranks]).constants)
+        return refits
+
+    def _sharing(self) -> float:
+        """Fit `sharing_s`, a line through 0, by least squares of errors relative to the step."""
+        above = below = 0.0
+        for point in self.fitted(is_crowded=True):
+            jobs = self._done[point]
+            if jobs[0].oversubscribed:
+                step_s = median_of(job.seconds / job.num_steps for job in jobs)
+                in_envs_s = median_of((job.env_s + job.idle_s) / job.num_steps for job in jobs)
+                step = predict(Constants(), self._workload(point), point.num_ranks)
+                above += (in_envs_s - step.env_s - step.waiting_s) * point.num_ranks / step_s**2
+                below += (point.num_ranks / step_s) ** 2
+        return max(0.0, above / below) if below else 0.0
+
+    def _workload(self, point: Point) -> Workload:
+        """Return the envs of a point; a step takes as long as on one rank, since sleeps take longer than asked for."""
+        lockstep = replace(point, options=tuple({**dict(point.options), "fragment_length": "1"}.items()))
+        first = next(
+            (jobs[0] for other, jobs in self._done.items() if _kind(other) == _kind(lockstep)), self._done[point][0]
+        )
+        envs = first.num_envs // point.num_ranks
+        alone = [
+            job.env_s / job.num_steps / job.num_envs
+            for other, jobs in self._done.items()
+            for job in jobs
+            if other.num_ranks == 1 and self._sleep(other, job) == self._sleep(point, first)
+        ]
+        slept_s, spread_s, _ = self._sleep(point, first)
+        step_s = median_of(alone) if alone else slept_s
+        return Workload(envs, step_s, spread_s, first.order_bytes / first.num_envs, first.slot_bytes)
+
+    def _sleep(self, point: Point, job: Sample) -> tuple[float, float, int]:
+        """Return what decides how one rank sleeps: mean and spread of an env's step, and the envs of a rank."""
+        stored = dict(point.options).get("env_kwargs")
+        kwargs = json.loads(str(stored)) if stored else self.study.run["env_kwargs"]
+        return kwargs.get("step_s", 0.0), kwargs.get("spread_s", 0.0), job.num_envs // point.num_ranks
+
+    def _check(self, point: Point) -> Check:
+        jobs = self._done[point]
+        way = Way(jobs[0].fragment_length, jobs[0].inference == "workers" and jobs[0].fragment_length > 1)
+        work, crowded = self._workload(point), jobs[0].oversubscribed
+        measured = median_interval([job.seconds / job.num_steps for job in jobs])
+        computed_s = predict(self.result.constants, work, point.num_ranks, way).seconds
+        computed_s += crowded * self.sharing_s * point.num_ranks / way.fragment_length
+        env_s = work.envs_per_rank * work.env_step_s
+        span = (env_s / seconds for seconds in (measured.median, measured.high, measured.low))
+        efficiency = Interval(*span, measured.coverage)
+        held_out = point.num_ranks == self.held_out
+        return Check(way, point.num_ranks, len(jobs), held_out, crowded, measured, computed_s, efficiency)
+
+
+def _by_point(samples: Sequence[Sample]) -> dict[Point, list[Sample]]:
+    """Return the jobs that gave a result, by what they are of, whatever their repeat."""
+    done: dict[Point, list[Sample]] = {}
+    for sample in samples:
+        if not sample.error:
+            done.setdefault(replace(sample.point, repeat=0), []).append(sample)
+    return done
+
+
+def _is_check(point: Point) -> bool:
+    return "env_kwargs" not in dict(point.options)
+
+
+def _kind(point: Point) -> tuple[int, tuple[tuple[str, object], ...]]:
+    return point.num_ranks, tuple(sorted(each for each in point.options if each[0] != "num_steps"))
+
+
+def _exchange_point(jobs: Sequence[Sample]) -> ExchangePoint:
+    """Return what an exchange took.  Laying out rows that nobody stores is the root's work too."""
+    first = jobs[0]
+    seconds = median_of((job.exchange_s + job.write_s) / job.num_steps for job in jobs)
+    policy_s = median_of(job.policy_s / job.num_steps for job in jobs)
+    return ExchangePoint(first.point.num_ranks, first.num_envs, first.exchange_bytes, seconds, policy_s)

@@ -1,0 +1,33 @@
+"""Tianshou's vector envs.  Who steps them resets those whose episode has ended, as its Collector does."""
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from mpi_rollout.bench.compare.stepping import SEED, Stepper
+from mpi_rollout.bench.compare.systems import Setup
+from systems.stepped import actions_of, function_of, in_turn
+
+
+@contextmanager
+def _of(setup: Setup, kind: str) -> Iterator[Stepper]:
+    import tianshou.env
+
+    envs = getattr(tianshou.env, kind)([function_of(setup)] * setup.num_envs)
+    envs.seed(SEED)
+
+    def step(actions: Any) -> Any:
+        _, _, terminations, truncations, _ = envs.step(actions)
+        ended = np.flatnonzero(terminations | truncations)
+        if len(ended):
+            envs.reset(ended)
+        return terminations, truncations
+
+    with closing(envs):
+        yield in_turn(envs.reset, step, actions_of(setup), False)
+
+
+dummy, subproc, shmem = (partial(_of, kind=f"{kind}VectorEnv") for kind in ("Dummy", "Subproc", "Shmem"))

@@ -1,0 +1,198 @@
+"""Steps of a run once more, by the driver of all ranks, compared byte by byte with what is stored.
+
+A run that is continued brings its envs back so; `verify --replay` and `render` do it with a driver on one rank.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from gymnasium.vector import VectorEnv
+
+from mpi_rollout.core.columns import RESULTS, has_last_row
+from mpi_rollout.core.partition import Division
+from mpi_rollout.envs.env_maker import EnvMaker
+from mpi_rollout.envs.replaying import Past
+from mpi_rollout.errors import UsageError
+from mpi_rollout.exchange.orders import Command
+from mpi_rollout.exchange.world import SingleRankComm
+from mpi_rollout.ranks.driver import Driver
+from mpi_rollout.ranks.set_up import EnvFacts, Plan, RankEnvs, assemble
+
+READ_NBYTES = 2**24  # Of a column, at a time.
+LEARNING_S, LONGEST_HISTORY_S = 5.0, 1800.0  # After the first, it is known how long the whole takes.
+RESULT_NAMES = [leaf.path for leaf in RESULTS]
+Rows = Any  # A dataset, or an array: (num_steps, num_envs, ...).
+
+
+def driver_of(make: EnvMaker, envs: VectorEnv) -> Driver:
+    """Return what drives these envs in this process, as the root of a job drives all envs."""
+    plan = Plan(make, Division(envs.num_envs, 1), wait="spin")
+    worker, _ = assemble(SingleRankComm(), RankEnvs(plan, (envs,), EnvFacts.of(envs)))  # type: ignore[arg-type]
+    return Driver(worker.exchanges, worker, "pass")
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What an env gave in step `step`, where row `row` of the column `name` has something else."""
+
+    step: int
+    row: int
+    name: str
+    stored: np.ndarray
+    replayed: np.ndarray
+
+    def __str__(self) -> str:
+        """Describe it in one line: of an array its first component that differs."""
+        stored, replayed = np.atleast_1d(self.stored), np.atleast_1d(self.replayed)
+        differs = (stored != replayed) & ~((stored != stored) & (replayed != replayed))
+        place = tuple(int(index) for index in np.argwhere(differs)[0]) if differs.any() else (0,) * stored.ndim
+        name = f"{self.name}{list(place)}" if stored.size > 1 else self.name
+        values = f"{stored[place].item()!r} in the file, {replayed[place].item()!r} in the replay"
+        return f"{self.row:,}: {name} is {values}"
+
+
+class Replay:
+    """Takes the steps of a past again, with the recorded actions.
+
+    Parameters
+    ----------
+    columns
+        What is stored, by name; of observations there is one row more than of the others.
+
+    Attributes
+    ----------
+    num_steps
+        The step up to which the envs have come.
+    differences
+        The first difference of each env that has one.
+    """
+
+    def __init__(self, driver: Driver, past: Past, columns: Mapping[str, Rows]):
+        self._driver, self._past = driver, past
+        # An order that is sent again, after the loss of a rank, has no second message.
+        self._room = 1 if driver.exchanges.is_surviving else driver.lanes[0].exchange.room
+        self._block = driver.block(self._room + 1)
+        self._destinations = driver.destinations(self._block)
+        names = {name: name.partition("/")[0] for name in self._block.named}
+        self._actions = [name for name, group in names.items() if group == "actions"]
+        self._observations = [name for name, group in names.items() if group == "observations"]
+        self._stored = {
+            name: StoredRows(columns[name], past.num_steps + has_last_row(name))
+            for name in (*self._actions, *self._observations, *RESULT_NAMES)
+            if name in columns  # An older version may not have had the column.
+        }
+        self._results = [name for name in RESULT_NAMES if name in self._stored]
+        self.num_steps = past.first_step
+        self.differences: dict[int, Difference] = {}
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all steps have been taken; or one went wrong, of envs that cannot come back without it."""
+        return self.num_steps == self._past.num_steps or bool(self.differences and not self._past.is_by_episodes)
+
+    def run(self, way_out: str = "", on_steps: Callable[[], None] = lambda: None) -> dict[int, Difference]:
+        """Take all steps again; return `differences`.
+
+        Parameters
+        ----------
+        way_out
+            What to do instead, if it would take too long.
+        on_steps
+            Called before steps are taken; may raise to end the run.
+        """
+        self.begin()
+        start_s = perf_counter()
+        while not self.is_over:
+            on_steps()
+            if not self._past.is_by_episodes:
+                check_history(perf_counter() - start_s, self.num_steps, self._past.num_steps, way_out)
+            self.advance()
+        return self.differences
+
+    def begin(self) -> None:
+        """Reset the envs, and compare what they observe."""
+        self._driver.do(Command.RESTORE, self._past)
+        for destination in self._destinations.values():
+            destination.lay_observations(0)
+        self._compare(self._observations, 0, self.num_steps, 1)
+
+    def advance(self) -> None:
+        """Take as many steps again as slots have room for, and compare what comes."""
+        first, num_steps = self.num_steps, min(self._room, self._past.num_steps - self.num_steps)
+        self._take([self._stored[name].between(first, first + num_steps) for name in self._actions])
+        self.num_steps += num_steps
+        self._compare([*self._results, *self._observations], 1, first, num_steps)
+
+    def _take(self, actions: list[np.ndarray]) -> None:
+        """Have all envs take steps.  A rank may cut them short, to serve others, and takes the rest then."""
+        driver, done = self._driver, dict.fromkeys(self._driver.lanes, 0)
+        while waiting := [lane for lane in driver.lanes if done[lane] < len(actions[0])]:
+            for lane in waiting:
+                if lane not in driver.under_way:
+                    rest = [array[done[lane] :, lane.envs] for array in actions]
+                    driver.send(lane, rest, len(rest[0]), self.num_steps + done[lane])
+            for lane in driver.await_some():
+                row, num_rows, destination = done[lane], lane.num_rows, self._destinations[lane]
+                destination.lay_observations(row + 1, 0, num_rows)
+                destination.lay_results(row, num_rows)
+                destination.unpack(row, row + num_rows)
+                done[lane] += num_rows
+
+    def _compare(self, names: Iterable[str], offset: int, first: int, num_steps: int) -> None:
+        """Compare steps from `first` on with what is stored; their observations are `offset` rows further on."""
+        pairs, differs = dict[str, tuple[np.ndarray, np.ndarray]](), dict[str, np.ndarray]()
+        for name in names:
+            shift = offset if name in self._observations else 0
+            stored = self._stored[name].between(first + shift, first + shift + num_steps)
+            pairs[name] = stored, self._block.named[name][shift : shift + num_steps]
+            rows = np.arange(first + shift, first + shift + num_steps)[:, None]
+            differs[name] = rows_differ(*pairs[name]) & (self._past.first_steps <= rows)
+        in_steps = np.logical_or.reduce(list(differs.values()))
+        for env in np.flatnonzero(in_steps.any(axis=0)).tolist():
+            place = int(in_steps[:, env].argmax()), env
+            name = next(name for name in differs if differs[name][place])
+            row = first + place[0] + (offset if name in self._observations else 0)
+            step = max(first + place[0], int(self._past.first_steps[env]))
+            values = [array[place].copy() for array in pairs[name]]  # The next steps overwrite them.
+            self.differences.setdefault(env, Difference(step, row, name, *values))
+
+
+def earliest(differences: Mapping[int, Difference]) -> tuple[int, Difference]:
+    """Return the env that differs first, and where."""
+    return min(differences.items(), key=lambda item: (item[1].step, item[0]))
+
+
+class StoredRows:
+    """The first rows of a column, read many at a time: HDF5 reads and checks a whole chunk for each read."""
+
+    def __init__(self, rows: Rows, num_rows: int):
+        self._source, self._num_rows = rows, num_rows
+        self._first, self._rows = 0, np.asarray(rows[:0])
+        self._most = max(1, READ_NBYTES // max(1, self._rows.itemsize * int(np.prod(rows.shape[1:], dtype=np.int64))))
+
+    def between(self, start: int, stop: int) -> np.ndarray:
+        """Return some rows."""
+        if not self._first <= start <= stop <= self._first + len(self._rows):
+            last = min(self._num_rows, max(stop, start + self._most))
+            self._first, self._rows = start, np.asarray(self._source[start:last])
+        return self._rows[start - self._first : stop - self._first]
+
+
+def rows_differ(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Tell of each env in each row whether its bytes differ: NaN is equal to itself, 0.0 is not -0.0."""
+    flat = [np.ascontiguousarray(array).reshape(*array.shape[:2], -1).view(np.uint8) for array in (first, second)]
+    return (flat[0] != flat[1]).any(axis=2)
+
+
+def check_history(taken_s: float, num_taken: int, num_steps: int, way_out: str) -> None:
+    """Raise UsageError if taking all steps again would take too long, once that can be told."""
+    if taken_s > LEARNING_S and num_taken:
+        whole_s = taken_s * num_steps / num_taken
+        if whole_s > LONGEST_HISTORY_S:
+            raise UsageError(
+                f"these natively vectorized envs come back by all of their {num_steps:,} steps, which would take "
+                f"{whole_s / 60:,.0f} minutes here, and {LONGEST_HISTORY_S / 60:,.0f} are the most; {way_out}"
+            )

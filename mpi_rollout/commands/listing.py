@@ -1,0 +1,81 @@
+"""`list`: how far the runs of some folders are, as the `status.json` beside each output says."""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from mpi_rollout.errors import UsageError, printable
+from mpi_rollout.storage.ownership import is_locked
+from mpi_rollout.storage.status import read_status
+
+STATUS_ENDING = ".status.json"
+SILENT_S = 60.0  # A run tells how far it is twice a second, between two steps.
+COLUMNS = ("run", "state", "steps", "starts", "updated", "message")
+
+
+def list_runs(folders: Sequence[str], as_json: bool = False) -> list[str]:
+    """Return the lines to print about the runs of some folders."""
+    runs = [run for folder in folders for run in runs_of(folder)]
+    if as_json:
+        return [json.dumps(runs)]
+    return table(runs) if runs else [f"no runs in {', '.join(folders)}: there is no *{STATUS_ENDING}"]
+
+
+def runs_of(folder: str) -> list[dict[str, object]]:
+    """Return all runs whose output is in a folder, in alphabetical order; UsageError if there is no folder.
+
+    For each run there is what `status.json` says, and the path of its output as `run`.  The state is "killed" where
+    `status.json` says "running" but no process writes the output.
+    """
+    if not os.path.isdir(folder):
+        raise UsageError(f"there is no folder {folder}; give the folder of --out")
+    outs = [output_of(str(path)) for path in sorted(Path(folder).glob(f"*{STATUS_ENDING}"))]
+    statuses = [(out, read_status(out)) for out in outs]
+    return [{"run": out} | status | {"state": state_of(out, status)} for out, status in statuses if status]
+
+
+def output_of(status: str) -> str:
+    """Return the output that a status belongs to: its name ends in .h5, unless only a file of another name is there."""
+    name = status.removesuffix(STATUS_ENDING)
+    candidates = (f"{name}.h5", name)
+    return next((out for out in candidates if os.path.lexists(out) or os.path.lexists(f"{out}.part")), candidates[0])
+
+
+def state_of(out: str, status: Mapping[str, object]) -> object:
+    """Return the state that a status says; if it says "running", look whether that is still so."""
+    state = status.get("state")
+    if state != "running" or is_locked(f"{out}.part"):
+        return state
+    # Some file systems have no locks, and some do not show a host the locks of another one.
+    if status.get("host") == os.uname().nodename:
+        return state if Path(f"/proc/{status.get('pid')}").exists() else "killed"
+    return state if seconds_since(status.get("updated")) < SILENT_S else "killed"
+
+
+def seconds_since(updated: object) -> float:
+    """Return the seconds since a time that a status has; infinity if it is no time."""
+    try:
+        return (datetime.now(UTC) - datetime.fromisoformat(str(updated))).total_seconds()
+    except (TypeError, ValueError):
+        return float("inf")
+
+
+def table(runs: Sequence[Mapping[str, object]]) -> list[str]:
+    """Return lines for people."""
+    rows = [COLUMNS, *map(row, runs)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(map(str.ljust, words, widths)).rstrip() for words in rows]
+
+
+def row(run: Mapping[str, object]) -> tuple[str, ...]:
+    """Return the words of one run."""
+    num_steps, total = run.get("num_steps"), run.get("of_num_steps")
+    steps = f"{num_steps} of {total}"
+    if isinstance(num_steps, int) and isinstance(total, int) and total > 0:
+        steps = f"{num_steps:,} of {total:,} ({100 * num_steps // total}%)"
+    has_ended_badly = run["state"] in ("interrupted", "failed")
+    message = str(run.get("message", "")).partition("\n")[0] if has_ended_badly else ""
+    words = (str(run["run"]).removesuffix(".h5"), run["state"], steps, run.get("starts"), run.get("updated"), message)
+    return tuple(printable("" if word is None else str(word)) for word in words)

@@ -1,0 +1,121 @@
+"""The table of columns: what is kept of each step of an env, and how.
+
+Whoever lays out, sends, stores, checks, reads or exports the columns of a step follows `TABLE`.  A new column is one
+more row of it, and a line where its values come from.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+
+from mpi_rollout.core.info_columns import with_masks
+from mpi_rollout.core.spaces import Leaf
+
+
+class Rows(Enum):
+    """Which rows a column has."""
+
+    STEPS = "one for each step"
+    STATES = "one for what was before each step, and one for what came after the last"
+    ENDS = "one for each step, of zeros where no episode ends"
+
+
+@dataclass(frozen=True)
+class StoredColumn:
+    """A row of the table: one array, or an array for each leaf of a space, each info or each extra.
+
+    Parameters
+    ----------
+    name
+        The name of the array, or the first part of the arrays' names, below /trajectories.
+    described_as
+        The name under which a file describes the arrays in its attribute `spaces`; "" where `leaf` does.
+    leaf
+        What the array is where it is the same for all envs; the envs' ranks then fill it.
+    since
+        The first format version of files that have the column.
+    in_runs, in_recordings
+        Whether runs keep it, and recordings of trainers.
+    """
+
+    name: str
+    rows: Rows = Rows.STEPS
+    described_as: str = ""
+    leaf: Leaf | None = None
+    since: int = 1
+    in_runs: bool = True
+    in_recordings: bool = True
+
+
+def _result(name: str, dtype: type) -> StoredColumn:
+    return StoredColumn(name, leaf=Leaf((name,), np.dtype(dtype), ()))
+
+
+TABLE = {
+    column.name: column
+    for column in (
+        StoredColumn("observations", Rows.STATES, "observation"),
+        StoredColumn("actions", described_as="action"),
+        StoredColumn("extras", described_as="extra"),
+        StoredColumn("infos", Rows.STATES, "info"),
+        StoredColumn("final_observations", Rows.ENDS, "observation", in_runs=False),
+        StoredColumn("final_infos", Rows.ENDS, "info", in_runs=False),
+        _result("rewards", np.float64),
+        _result("terminations", np.bool_),
+        _result("truncations", np.bool_),
+    )
+}
+OUTCOMES = tuple(column.leaf for column in TABLE.values() if column.leaf is not None)
+RESULTS = OUTCOMES[:3]  # What `step` of an env returns besides observations and infos.
+FURTHER = tuple(leaf.path for leaf in OUTCOMES[3:])
+NEWEST = max(column.since for column in TABLE.values())
+OF_ONE = {"rewards": "reward", "terminations": "terminated", "truncations": "truncated"}
+
+
+def stored_leaves(
+    described: Mapping[str, Sequence[Leaf]], is_recording: bool, version: int = NEWEST
+) -> dict[str, dict[str, Leaf]]:
+    """Return the arrays of each column that a file has: by the column's name, then by their own.
+
+    Parameters
+    ----------
+    described
+        The leaves by the names of `StoredColumn.described_as`; infos without their masks.
+    version
+        The format version of the file.
+    """
+    stored: dict[str, dict[str, Leaf]] = {}
+    for column in TABLE.values():
+        if version < column.since or not (column.in_recordings if is_recording else column.in_runs):
+            continue
+        if column.leaf is not None:
+            stored[column.name] = {column.name: column.leaf}
+            continue
+        leaves = described.get(column.described_as, ())
+        leaves = with_masks(leaves) if column.described_as == "info" else leaves
+        stored[column.name] = {f"{column.name}/{leaf.path}".rstrip("/"): leaf for leaf in leaves}
+    return stored
+
+
+def column_of(name: str) -> StoredColumn:
+    """Return the row of the table that an array with this name belongs to."""
+    return TABLE[name.partition("/")[0]]
+
+
+def has_last_row(name: str) -> bool:
+    """Tell whether an array has one row more than there are steps: for what came after the last one."""
+    return column_of(name).rows is Rows.STATES
+
+
+def is_result(leaf: Leaf) -> bool:
+    """Tell whether a leaf is one of `RESULTS` itself: a leaf of an observation may be equal to one."""
+    return any(leaf is result for result in RESULTS)
+
+
+def noun(leaf: Leaf) -> str:
+    """Return the name of a leaf in messages: a result, or a part of the observation."""
+    if is_result(leaf):
+        return OF_ONE[leaf.path]
+    return f"observation {leaf.path!r}" if leaf.path else "observation"

@@ -1,0 +1,111 @@
+"""The infos that follow a slot, pickled, as a message of its rank; there is none where the envs say nothing."""
+
+import pickle
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mpi_rollout.core.partition import Partition
+from mpi_rollout.errors import DataError, words_of
+from mpi_rollout.exchange.infos import InfoDict, pack_infos, unpack_infos
+from mpi_rollout.exchange.transports import INFOS_TAG
+from mpi_rollout.exchange.world import ROOT
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+RowInfos = tuple[int, bytes | InfoDict]  # A row of a slot, and what its envs say.
+
+
+class SlotInfos:
+    """The infos of one exchange, on the rank that sends them and on the root.
+
+    Parameters
+    ----------
+    first_rank
+        The partition's rank 0.
+
+    Attributes
+    ----------
+    nbytes
+        On the root, of the message that follows each slot.
+    """
+
+    def __init__(self, comm: "MPI.Intracomm", partition: Partition, first_rank: int):
+        self._comm, self._partition, self._first_rank = comm, partition, first_rank
+        self._is_root = comm.rank == ROOT
+        self._own: list[RowInfos] = []
+        self._sending: tuple[MPI.Request, bytes] | None = None  # The bytes stay until they are sent.
+        self.nbytes = np.zeros(0, np.int64)
+
+    def put(self, infos: InfoDict, row: int, is_kept: bool) -> None:
+        """Send infos of a step with this rank's slot.
+
+        Parameters
+        ----------
+        is_kept
+            Nothing is done to them before the root takes them: its own need not be copied.
+
+        Raises
+        ------
+        DataError
+            Something in them cannot be pickled.
+        """
+        self._own.append((row, infos if self._is_root and is_kept else pack_infos(infos)))
+
+    def forget(self) -> None:
+        """Begin another slot, which has no infos yet."""
+        self._own = []
+
+    def post(self) -> int:
+        """Send the infos of this rank's slot; return their bytes."""
+        if not self._own:
+            return 0
+        pickled = pickle.dumps(self._own)
+        self._sending = self._comm.Isend(pickled, ROOT, INFOS_TAG), pickled
+        return len(pickled)
+
+    def finish(self) -> None:
+        """Wait until what was sent has left."""
+        if self._sending is not None:
+            self._sending[0].Wait()
+            self._sending = None
+
+    def take(self) -> list[tuple[int, slice, InfoDict]]:
+        """Receive the infos that follow the slots; return row, envs of the partition and infos, where there are any."""
+        taken = []
+        for rank, infos in self._receive():
+            envs, first = self._partition.envs_of(rank), self._partition.first_env
+            places = slice(envs.start - first, envs.stop - first)
+            taken += [(row, places, self._unpacked(places, given)) for row, given in infos]
+        return taken
+
+    def drop(self) -> None:
+        """Receive the infos and drop them: the ranks have sent them, and wait until they are received."""
+        self._receive()
+
+    def _receive(self) -> list[tuple[int, list[RowInfos]]]:
+        received = [(ROOT, self._own)] if self._own else []
+        self._own = []
+        if not np.count_nonzero(self.nbytes):
+            return received
+        from mpi4py import MPI
+
+        for slot in np.flatnonzero(self.nbytes).tolist():
+            pickled = np.empty(self.nbytes[slot], np.uint8)
+            self._comm.Recv((pickled.data, MPI.BYTE), self._first_rank + slot, INFOS_TAG)
+            received.append((slot, pickle.loads(pickled.data)))
+        self.nbytes[:] = 0  # They are taken.
+        return received
+
+    def _unpacked(self, places: slice, given: bytes | InfoDict) -> InfoDict:
+        if isinstance(given, dict):
+            return given
+        try:
+            return unpack_infos(given)
+        except Exception as error:
+            first = self._partition.first_env
+            raise DataError(
+                f"envs {first + places.start} to {first + places.stop - 1}: their infos cannot be read on rank 0: "
+                f'{words_of(error)}; name the infos that are wanted, or connect(..., infos="none")'
+            ) from error

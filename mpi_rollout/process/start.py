@@ -1,0 +1,228 @@
+"""The start of the program, before slow imports: handle stop signals, and say why the program cannot start.
+
+Imports take a second, and minutes where thousands of ranks share a file system.  So this module imports only what
+Python itself has at hand, and old Pythons can read it.  Before its first line is Python's own start, where no handler
+can be.
+"""
+
+import os
+import sys
+from _signal import (  # type: ignore[import-not-found]
+    SIG_BLOCK,
+    SIG_DFL,
+    SIG_IGN,
+    SIGINT,
+    SIGKILL,
+    SIGTERM,
+    SIGTTOU,
+    SIGUSR1,
+    getsignal,
+    pthread_sigmask,
+    set_wakeup_fd,
+    signal,
+)
+from time import sleep
+
+STOPPED, WRONG_LAUNCH = 75, 78  # As in `errors`, which takes time to import.
+GRACE_S = 2.0  # For rank 0, which says it: the launcher ends the others when it has left.
+NAMES = {SIGINT: "SIGINT", SIGTERM: "SIGTERM", SIGUSR1: "SIGUSR1"}
+PACKAGES = ("numpy", "gymnasium", "h5py", "tqdm")  # Without mpi4py one rank runs.
+LOCAL_RANK_VARIABLES = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
+LOCAL_SIZE_VARIABLES = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE")
+RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
+_owner = 0  # The process that heeds signals.
+_leaving: "list[int]" = []
+
+
+def claimed_rank() -> int:
+    """Return the rank that the launcher gave this process, without starting MPI; 0 without a launcher."""
+    return _number(RANK_VARIABLES)
+
+
+def claimed_local_rank() -> int:
+    """Return the number of this process among those that a launcher has started on this host; 0 without a launcher."""
+    return _number(LOCAL_RANK_VARIABLES)
+
+
+def _number(variables: "tuple[str, ...]") -> int:
+    for name in variables:
+        if os.environ.get(name, "").isdigit():
+            return int(os.environ[name])
+    return 0
+
+
+def leave(code: int, words: str, descriptor: int = 2) -> None:
+    """End this process at once.  Rank 0 says why; another rank does so if it alone has to leave."""
+    _leaving.append(code)
+    if len(_leaving) > 1:  # The thread of `HeardInC` and the main thread have both heard of it.
+        sleep(60)
+    for number in NAMES:  # Launchers deliver one Ctrl-C twice; and `_others_leave` looks for it.
+        try:
+            signal(number, SIG_IGN)
+        except ValueError:  # In another thread than the main one, where Python refuses.
+            from ctypes import CDLL, c_void_p
+
+            CDLL(None).signal(int(number), c_void_p(int(SIG_IGN)))
+    rank = claimed_rank()
+    if rank:
+        sleep(GRACE_S)
+        if _others_leave():
+            os._exit(code)
+        words = f"rank {rank} ({os.uname().nodename}): {words}"
+    try:
+        os.write(descriptor, f"mpi_rollout: {words}\n".encode(errors="backslashreplace"))
+    finally:
+        _leave_alone(code)
+
+
+def _leave_alone(code: int) -> None:
+    """Leave so that the launcher ends the others, too: before MPI's start, MPICH's does so after a signal only."""
+    looks = 20 if _number(LOCAL_SIZE_VARIABLES[:1]) > 1 else 0
+    for _ in range(looks):
+        if _others_leave():
+            break
+        sleep(0.02)
+    else:
+        if looks:
+            os.kill(os.getpid(), SIGKILL)
+    os._exit(code)
+
+
+def _others_leave() -> bool:
+    """Tell whether another rank of this host has left or is in `leave` itself, where that can be seen."""
+    launcher = os.getppid()
+    try:
+        with open(f"/proc/{launcher}/task/{launcher}/children") as file:
+            ranks = file.read().split()
+        masks = [_ignored(rank) for rank in ranks if int(rank) != os.getpid()]
+    except OSError:  # One of them has left just now; or the system does not tell.
+        return True
+    return len(ranks) < _number(LOCAL_SIZE_VARIABLES) or any(mask >> (SIGUSR1 - 1) & 1 for mask in masks)
+
+
+def _ignored(pid: str) -> int:
+    """Return the signals that a process ignores, as a mask."""
+    with open(f"/proc/{pid}/status") as file:
+        return int(next(line for line in file if line.startswith("SigIgn:")).split()[1], 16)
+
+
+def heed_signals() -> None:
+    """Install handlers: a stop signal ends this process with exit code 75 and one line.
+
+    For the program, and for a fork that goes on in its place.  In a trainer the handlers are its user's.
+    """
+    global _owner
+    _owner = os.getpid()
+    for number in NAMES:
+        if getsignal(number) != SIG_IGN:  # By nohup, or by a shell that starts it in the background.
+            signal(number, _stop)
+
+
+def is_heeding() -> bool:
+    """Tell whether it is still this module that heeds signals in this process."""
+    return getsignal(SIGTERM) is _stop
+
+
+def _stop(number: int, _frame: object) -> None:
+    if os.getpid() != _owner:  # A child that somebody has forked.
+        signal(number, SIG_DFL)
+        os.kill(os.getpid(), number)
+        return
+    _leave_by(number)
+
+
+def _leave_by(number: int) -> None:
+    words = f"stopped by {NAMES[number]} before the first step; give the same command again"
+    terminal = silent_terminal(number)
+    if number == SIGTERM and not terminal and "OMPI_COMM_WORLD_RANK" in os.environ:
+        sleep(0.3)  # Open MPI's launcher also sends it, and soon SIGKILL, when another rank has left and said why.
+    leave(STOPPED, words, terminal or 2)
+
+
+def silent_terminal(number: int) -> int:
+    """Open the terminal on which nothing of what ranks print is shown after a signal; return 0 if there is none.
+
+    After Ctrl-C, Open MPI's mpirun sends its ranks SIGTERM, and passes nothing on any more.
+    """
+    if number != SIGTERM or "OMPI_COMM_WORLD_RANK" not in os.environ:
+        return 0
+    try:
+        terminal = os.open(f"/proc/{os.getppid()}/fd/2", os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return 0
+    if os.isatty(terminal):
+        pthread_sigmask(SIG_BLOCK, [SIGTTOU])  # By which `stty tostop` would suspend this process.
+        return terminal
+    os.close(terminal)
+    return 0
+
+
+class HeardInC:
+    """`with HeardInC():` around C code that may wait for long, such as MPI_Init: signals are heeded there too.
+
+    Python calls handlers only between two lines of its main thread.
+    """
+
+    def __enter__(self) -> None:
+        self._writer = -1
+        if not is_heeding():
+            return
+        from threading import Thread
+
+        reader, self._writer = os.pipe()
+        os.set_blocking(self._writer, False)
+        set_wakeup_fd(self._writer)
+        Thread(target=_await_signal, args=(reader,), name="start", daemon=True).start()
+
+    def __exit__(self, *_: object) -> None:
+        if self._writer >= 0:
+            set_wakeup_fd(-1)
+            os.close(self._writer)  # The thread ends.
+
+
+def _await_signal(reader: int) -> None:
+    numbers = os.read(reader, 1)
+    while numbers:
+        if numbers[0] in NAMES:
+            _leave_by(numbers[0])
+        numbers = os.read(reader, 1)
+    os.close(reader)
+
+
+def check_python() -> None:
+    """Leave if this is a Python that cannot run the program: too old, or without the packages that it needs."""
+    if sys.version_info < (3, 11):  # noqa: UP036
+        version = f"Python {sys.version_info[0]}.{sys.version_info[1]}"
+        leave(WRONG_LAUNCH, f"mpi_rollout needs Python 3.11 or newer; {sys.executable} is {version}{_way_out('')}")
+    from importlib.util import find_spec
+
+    missing = [name for name in PACKAGES if find_spec(name) is None]
+    if missing:
+        install = f", or {sys.executable} -m pip install {' '.join(missing)}"
+        leave(WRONG_LAUNCH, f"{sys.executable} has no {', '.join(missing)}{_way_out(install)}")
+
+
+def _way_out(otherwise: str) -> str:
+    environment = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))), ".venv")
+    if os.path.isfile(os.path.join(environment, "bin", "activate")) and sys.prefix != environment:
+        return f"; source {environment}/bin/activate"
+    return f"; activate the environment in which mpi_rollout is installed{otherwise}"
+
+
+def shadowing(error: BaseException, is_named: bool = False) -> str:
+    """Return words about a file of the user that Python takes for a module of its own, or of a package; "" without one.
+
+    It was imported, or could not be.  With `is_named` the error says its name: users may mean what they import.
+    """
+    names = {*sys.stdlib_module_names, *PACKAGES}
+    files = [getattr(sys.modules.get(name), "__file__", None) for name in names]
+    traceback = error.__traceback__
+    while traceback is not None:
+        files.append(traceback.tb_frame.f_code.co_filename)
+        traceback = traceback.tb_next
+    for file in filter(None, files):
+        folder, name = os.path.split(file.removesuffix("/__init__.py"))
+        name = name.partition(".")[0]
+        if name in names and folder in sys.path[:1] and (not is_named or f"'{name}'" in str(error)):
+            return f"Python takes {file} for the module {name} that it needs; rename that file, or start elsewhere"
+    return ""

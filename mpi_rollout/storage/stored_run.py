@@ -1,0 +1,166 @@
+"""One file of a run, opened for reading in this process, and opened again where that is needed.
+
+A run may be writing it.  HDF5 keeps what it has read of the file's index, so that it does not see later steps: they are
+there after `refresh`.  An error amid reading may come from a write at that moment: the file is then opened again.
+"""
+
+import atexit
+import os
+import weakref
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import h5py
+import numpy as np
+
+from mpi_rollout.core.columns import has_last_row
+from mpi_rollout.core.spaces import Leaf
+from mpi_rollout.errors import ContentError, DataError, first_line
+from mpi_rollout.storage.checked_file import checked
+from mpi_rollout.storage.objects import open_unmarked
+from mpi_rollout.storage.reader import leaf_datasets, steadily
+from mpi_rollout.storage.stored import StoredChunks, one_thread
+from mpi_rollout.storage.stored_file import StoredFile
+
+ATTEMPTS = 3
+Content = TypeVar("Content")
+_sources: "weakref.WeakSet[StoredRun]" = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """Close all files: HDF5 would call Python to do it, when there is no interpreter any more."""
+    for source in list(_sources):
+        source.close()
+
+
+class StoredRun:
+    """A file, its attributes, and the rows of its columns that are committed.
+
+    Attributes
+    ----------
+    attributes
+        Of the root group.
+    leaves
+        The dtype and shape for one env of every column, by its path below /trajectories.
+    num_steps
+        Committed steps, when the file was last looked at.
+    resets
+        The rows of /resets; None where a run took the steps.
+    episodes
+        The rows of /episodes of committed steps, also of those that the run's end has cut.
+
+    Raises
+    ------
+    DataError
+        From the constructor: it is no file of a run, or has no trajectories, or is damaged.
+    """
+
+    def __init__(self, path: str):
+        self.path = path
+        self._file: h5py.File | None = None
+        self._stored: StoredFile
+        self._pid = 0
+        self.look()
+
+    def look(self) -> None:
+        """Read what is committed now."""
+        self.close()
+        steadily(self.locate(), self._look)
+
+    def locate(self) -> str:
+        """Return the name that the file has now: a run takes the `.part` away when it is complete."""
+        if self.path.endswith(".part") and not os.path.lexists(self.path):
+            name = self.path.removesuffix(".part")
+            self.path = name if os.path.lexists(name) else self.path
+        return self.path
+
+    def _look(self) -> None:
+        with checked(self.locate(), lambda doing: None) as checks:
+            if not checks.has_trajectories:
+                raise DataError(f"{self.path} has no trajectories: its run measured throughput only")
+            self.attributes, self.config, self.is_complete = checks.root, checks.config, checks.is_complete
+            self.is_sealed, self.num_steps = checks.is_sealed, checks.num_steps
+            self.episodes, self.resets = checks.committed_episodes(), checks.resets()
+            datasets = leaf_datasets(checks.file["trajectories"])
+            self.leaves = {
+                name: Leaf(tuple(name.split("/")), dataset.dtype, dataset.shape[2:])
+                for name, dataset in datasets.items()
+            }
+            self.chunks = {name: dataset.chunks for name, dataset in datasets.items()}
+
+    def has(self, rows: np.ndarray) -> np.ndarray:
+        """Tell of episodes whether their steps are in the file."""
+        is_inside = (rows["env_index"] >= 0) & (rows["env_index"] < self.config.num_envs) & (rows["start"] >= 0)
+        return np.asarray(is_inside & (rows["length"] >= 0) & (rows["start"] + rows["length"] <= self.num_steps))
+
+    @property
+    def _opened(self) -> h5py.File:
+        """The open file; a process that was forked opens its own, since places in files are shared otherwise."""
+        with one_thread:
+            if self._file is None or self._pid != os.getpid():
+                self._open()
+        assert self._file is not None
+        return self._file
+
+    def _open(self) -> None:
+        file = open_unmarked(self.locate())
+        try:
+            self._stored = StoredFile(file, self.path, self.num_steps, self.is_sealed, is_at_least=True)
+        except BaseException:
+            file.close()
+            raise
+        self._file, self._pid = file, os.getpid()
+        _sources.add(self)
+
+    def stored(self, name: str) -> StoredChunks:
+        """Return the chunks of a column."""
+        assert self._opened is not None
+        return self._stored.chunks(f"trajectories/{name}")
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy in another process needs: it opens the file itself."""
+        return self.__dict__ | {"_file": None, "_stored": None, "path": os.path.abspath(self.path)}
+
+    def close(self) -> None:
+        """Close the file, if it is open; it is opened again when it is needed."""
+        if self._file is not None and self._pid == os.getpid():
+            self._stored.close()
+            self._file.close()
+        self._file = None
+
+    def num_rows(self, name: str) -> int:
+        """Return how many committed rows a column has: before the first step, none."""
+        return self.num_steps + has_last_row(name) if self.num_steps else 0
+
+    def read(self, name: str, selection: Any) -> np.ndarray:
+        """Read some elements of a column, after the checksums of the chunks that may have them were compared."""
+
+        def read() -> np.ndarray:
+            rows = selection[0] if isinstance(selection, tuple) and len(selection) == 1 else selection
+            if isinstance(rows, slice) and rows.step in (None, 1) and None not in (rows.start, rows.stop):
+                return self.stored(name).read(rows.start, rows.stop)
+            self.stored(name).check(selection, self.num_rows(name))
+            return np.asarray(self._opened["trajectories"][name][selection])
+
+        return self.attempt(read, name)
+
+    def read_into(self, name: str, rows: slice, envs: slice, array: np.ndarray) -> None:
+        """Read rows of some envs into the first rows of an array."""
+        self.attempt(lambda: self.stored(name).read(rows.start, rows.stop, envs, array), name)
+
+    def attempt(self, read: Callable[[], Content], name: str) -> Content:
+        """Call what reads a column.  DataError if it fails, in a file that is written more than once."""
+        for attempt in range(1 if self.is_sealed else ATTEMPTS):
+            try:
+                return read()
+            except (OSError, RuntimeError, KeyError, ContentError) as error:
+                failure: Exception = error
+                if attempt + 1 < ATTEMPTS:
+                    self.close()
+        if isinstance(failure, ContentError):
+            raise DataError(f"{self.path}: {failure}") from failure
+        raise DataError(
+            f"{self.path}: cannot read trajectories/{name}: {first_line(failure)}; "
+            f"`python -m mpi_rollout verify` says what is damaged"
+        ) from failure

@@ -1,0 +1,133 @@
+"""What people type for an option or an argument, and the word that works.
+
+A guess that misleads is worse than none.  So the words of other programs are in tables, and beside them only what is
+nearly an option is taken for one.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from difflib import get_close_matches
+
+LEAST_LIKENESS = 0.75  # Of `difflib`: a letter or two are wrong.  With 0.6, --device would be --env.
+_OPTIONS = {  # The words of other programs and of `connect`, by the options of the same meaning.
+    "env": "e env-id env-name env-spec environment gym-id task",
+    "env-factory": "env-fn env-fns entry-point factory make-env",
+    "env-kwargs": "env-args env-config env-options kwargs make-kwargs",
+    "num-envs": "environments envs-per-rank n-environments n-envs nenvs num-environments",
+    "envs-per-rank": "envs-per-worker num-envs num-envs-per-rank num-envs-per-worker",
+    "num-envs env": "envs",
+    "num-steps": "max-steps n-steps nsteps rollout-steps steps steps-per-env",
+    "num-groups": "groups n-groups",
+    "seed": "random-seed rng s",
+    "policy": "actor agent model model-path p policy-file policy-path weights",
+    "policy-mode": "deterministic explore greedy sample stochastic",
+    "trust-policy": "trust",
+    "store-extras": "extras",
+    "store-infos": "infos record-infos",
+    "out": "dest file filename o out-file outfile output output-file record save save-path save-to",
+    "compression": "compress record-compression",
+    "no-trajectories": "no-record no-save no-store throughput-only",
+    "fragment-length": "fragment rollout-fragment-length rollout-length unroll-length",
+    "vectorization-mode": "vector-mode vectorization vectorize",
+    "env-threads": "n-threads num-threads threads",
+    "env-timeout-s start-timeout-s": "timeout timeout-s",
+    "max-env-restarts": "max-restarts num-restarts restarts",
+    "max-walltime": "duration hours max-time time time-limit walltime",
+    "strict-dtypes": "dtypes strict",
+    "measure-limit": "limit",
+    "progress": "log-level no-progress quiet silent verbose verbosity",
+    "dry-run": "dry",
+    "ranks": "n n-procs n-ranks np nproc nprocs ntasks num-processes num-procs num-ranks num-tasks num-workers "
+    "processes rank workers world-size",
+}
+_OF_RUN = {  # What `run` has no option for, by the answer, which may name the {word} and its {number}.
+    "a run is as long as --num-steps says, whatever the number of its episodes": "episodes max-episodes n-episodes "
+    "num-episodes",
+    "the launcher starts the ranks: mpirun -n {number} python -m mpi_rollout ...": "cores cpus num-cpus parallel "
+    f"ranks {_OPTIONS['ranks']}",
+    "--num-steps is the number of steps of each env, so divide by --num-envs": "num-timesteps num-total-steps "
+    "timesteps total-env-steps total-steps total-timesteps",
+    "no file is written over: move it away, or use another --out": "exist-ok f force overwrite replace",
+    "the same command continues a run that was interrupted": "continue restart resume resume-from",
+    "trajectories are stored unless --no-trajectories is given": "keep-trajectories store store-trajectories "
+    "trajectories",
+    "that is a command: python -m mpi_rollout {word} FILE": "export inspect plot render verify",
+    "this replays episodes of a file: python -m mpi_rollout verify FILE --replay {number}": "replay",
+    "--out names the file: --out FOLDER/run.h5": "dir folder log-dir out-dir outdir output-dir results-dir save-dir",
+    "did you mean --mode async?": "async",
+    "a run has next_step; `connect` has the other modes": "autoreset autoreset-mode",
+    "the env has this limit: --env-kwargs '{\"max_episode_steps\": 200}'": "horizon max-episode-length "
+    "max-episode-steps",
+}
+_OF_CONNECT = {  # What `connect` calls otherwise than the command line and other vector envs, by the answer.
+    "did you mean num_envs?": "n_envs num_environments",
+    "did you mean env?": "env_id env_name id",
+    "env may be a callable, too": "env_factory env_fn make make_env",
+    "did you mean record?": "out path save",
+    "did you mean record_compression?": "compression",
+    "did you mean infos?": "store_infos",
+    "did you mean max_env_restarts?": "on_env_error max_restarts",
+    "did you mean timeout_s?": "start_timeout_s timeout",
+    "did you mean autoreset_mode?": "autoreset",
+    "batch_size=1 serves the rank first that is ready first": "mode",
+    "give it to reset(seed=...)": "seed",
+    "the trainer decides how many steps the envs take": "num_steps steps total_timesteps",
+    "give the number of steps to collect()": "fragment_length",
+    "the launcher starts the ranks: mpirun -n 4 python trainer.py": "ranks num_ranks num_workers num_processes",
+}
+
+
+def _by_word(table: Mapping[str, str]) -> dict[str, str]:
+    return {word: answer for answer, words in table.items() for word in words.split()}
+
+
+SAME, OF_RUN, OF_CONNECT = map(_by_word, (_OPTIONS, _OF_RUN, _OF_CONNECT))
+
+
+def did_you_mean(word: str, names: Iterable[str]) -> str:
+    """Return the end of a message about an unknown word: the known one that is nearly the same, if one is."""
+    matches = get_close_matches(word, list(names), n=1, cutoff=LEAST_LIKENESS)
+    return f"; did you mean {matches[0]}?" if matches else ""
+
+
+def option_words(word: str, names: Collection[str], is_run: bool, number: str) -> str:
+    """Return the end of a message about an option that a command does not have: what to type, or "".
+
+    Parameters
+    ----------
+    word, names
+        What was typed and the command's options, without dashes before them.
+    is_run
+        The command is `run`.
+    number
+        The value that was given with it, where that is a number.
+    """
+    word = word.lower().replace("_", "-")
+    if is_run and word in OF_RUN:
+        return "; " + OF_RUN[word].replace("{number}", number or "N").replace("{word}", word)
+    options = [f"--{name}" for name in same_options(word, names)]
+    return f"; did you mean {' or '.join(options)}?" if options else ""
+
+
+def same_options(word: str, names: Collection[str]) -> Sequence[str]:
+    """Return the options that a word may stand for: mostly one or none."""
+    if word in names:
+        return [word]
+    if same := [name for name in SAME.get(word, "").split() if name in names]:
+        return same
+    alike = [name for name in names if name.startswith("no-") == word.startswith("no-")]  # Not the opposite.
+    parts = set(word.split("-"))
+    longer = [name for name in alike if len(parts) > 1 and parts < set(name.split("-"))]
+    return longer[:3] or get_close_matches(word, alike, n=1, cutoff=LEAST_LIKENESS)
+
+
+def argument_words(word: str, names: Collection[str], options: Collection[str]) -> str:
+    """Return the end of a message about an argument that `connect` does not have.
+
+    Parameters
+    ----------
+    names, options
+        The arguments of `connect`, and the options of runs.
+    """
+    if word in OF_CONNECT:
+        return f"; {OF_CONNECT[word]}"
+    return did_you_mean(word, names) or "; it is an option of runs on the command line" * (word in options)

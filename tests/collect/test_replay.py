@@ -1,0 +1,258 @@
+"""Steps taken again: envs come back to where they were, and the first difference of each is found wherever it is."""
+
+from collections.abc import Callable
+from functools import partial
+from itertools import islice, product
+from typing import Any
+
+import numpy as np
+import pytest
+from envs import Nested
+from gymnasium.vector import VectorEnv
+from native_envs import drift, seeded
+from single_rank import driver_of
+from stopping_envs import Counting
+
+from mpi_rollout.collect import replay
+from mpi_rollout.collect.replay import Replay, check_history, rows_differ
+from mpi_rollout.collect.resuming import bring_back
+from mpi_rollout.core.reproducibility import Reproducibility
+from mpi_rollout.core.seeding import episode_seeds
+from mpi_rollout.core.spaces import leaves
+from mpi_rollout.envs.env_maker import EnvMaker, make_slice
+from mpi_rollout.envs.replaying import Past
+from mpi_rollout.errors import DataError, UsageError
+from mpi_rollout.ranks.driver import Driver
+
+SEED, NUM_ENVS, NUM_STEPS = 5, 5, 60
+Columns = dict[str, np.ndarray]
+
+
+def jax_hops(env_indices: range, seed: int) -> VectorEnv:
+    from jax_envs import hops  # Which imports JAX.
+
+    return hops(env_indices, seed)
+
+
+MAKERS: dict[str, tuple[Any, str, str, dict[str, Any]]] = {
+    "loop": (Counting, "sync", "numpy", {}),
+    "factory": (partial(seeded, ends_at=9), "native", "numpy", {}),
+    "numba": ("mpi_rollout/CartPoleNumba-v0", "vector_entry_point", "numba", {}),
+    "ale": ("ale_py:ALE/Breakout-v5", "vector_entry_point", "ale_py",
+            {"max_num_frames_per_episode": 80, "repeat_action_probability": 0.25}),
+    "jax": (jax_hops, "native", "jax", {}),
+}  # fmt: skip
+
+
+class Recording:
+    """A run of some envs, stepped all together, and where it stood after each step."""
+
+    def __init__(self, make: Any, mode: str = "sync", kwargs: dict[str, Any] | None = None):
+        self.make = EnvMaker(make, kwargs or {}, mode, num_threads=1)
+        envs = make_slice(self.make, range(NUM_ENVS), SEED)
+        space, draws = envs.single_action_space, np.random.default_rng(1)
+        actions = draws.integers(space.start, space.start + space.n, (NUM_STEPS, NUM_ENVS), space.dtype)
+        rows = [[envs.reset(seed=SEED if self.make.is_native else None)[0].copy()]]
+        rows += [[np.array(array) for array in envs.step(row)[:4]] for row in actions]
+        observations, results = [row[0] for row in rows], zip(*(row[1:] for row in rows[1:]), strict=True)
+        names = ("rewards", "terminations", "truncations")
+        self.columns: Columns = {"observations": np.array(observations), "actions": actions}
+        self.columns |= {name: np.array(column) for name, column in zip(names, results, strict=True)}
+        self.columns["rewards"] = self.columns["rewards"].astype("f8")
+        self.ends = self.columns["terminations"] | self.columns["truncations"]
+        envs.close()
+
+    def past(self, num_steps: int, reproducibility: str = "episode") -> Past:
+        episodes, starts = np.zeros((2, NUM_ENVS), np.int64)
+        for step in range(num_steps):
+            episodes += self.ends[step]
+            starts[self.ends[step]] = step + 2
+        return Past(SEED, num_steps, episodes, starts, Reproducibility(reproducibility))
+
+    def driver(self, room: int = 1, **options: Any) -> Driver:
+        driver = driver_of(self.make, NUM_ENVS, seed=SEED, **options)
+        if room > 1:
+            driver.make_room(room)
+        return driver
+
+    def changed(self, name: str, row: int, env: int) -> Columns:
+        values = self.columns[name].copy()
+        values[row, env] = ~values[row, env] if values.dtype == bool else values[row, env] + 1
+        return self.columns | {name: values}
+
+
+def go_on(driver: Driver, recording: Recording, first: int) -> tuple[np.ndarray, ...]:
+    """Take the steps from `first` on; return what came of them."""
+    num_steps, room = NUM_STEPS - first, driver.lanes[0].exchange.room
+    block = driver.block(num_steps + 1)
+    destinations = driver.destinations(block)
+    for row in range(0, num_steps, room):
+        stop = min(num_steps, row + room)
+        for lane in driver.lanes:
+            actions = recording.columns["actions"][first + row : first + stop, lane.envs]
+            driver.send(lane, [actions], len(actions), first + row)
+        while driver.under_way:
+            for lane in driver.await_some():
+                assert lane.num_rows == stop - row
+                destinations[lane].lay_observations(row + 1, 0, stop - row)
+                destinations[lane].lay_results(row, stop - row)
+                destinations[lane].unpack(row, stop)
+    return block.observations[1:], *(column[:num_steps] for column in block.results)
+
+
+@pytest.fixture(scope="module")
+def counting() -> Recording:
+    return Recording(Counting)
+
+
+def is_as_recorded(given: tuple[np.ndarray, ...], recording: Recording, first: int, envs: Any = slice(None)) -> bool:
+    columns = recording.columns
+    expected = columns["observations"][first + 1 :], *(columns[name][first:] for name in replay.RESULT_NAMES)
+    return all(np.array_equal(ours[:, envs], theirs[:, envs]) for ours, theirs in zip(given, expected, strict=True))
+
+
+@pytest.mark.parametrize(("name", "room"), [*product(("loop", "factory", "numba", "jax"), (1, 7)), ("ale", 7)])
+def test_envs_are_brought_back_to_any_step(name: str, room: int):
+    """Whether an episode runs, begins in the last row, or ended in the last step."""
+    make, mode, needed, kwargs = MAKERS[name]
+    pytest.importorskip(needed)
+    recording = Recording(make, mode, kwargs)
+    ends = np.flatnonzero(recording.ends.any(axis=1))
+    assert len(ends) > 1
+    driver, starts = recording.driver(room), set()
+    num_ends = 1 if name == "ale" else 3  # Its resets take long.
+    for num_steps in {0, NUM_STEPS - 1, *(ends[:num_ends] + 1).tolist(), *(ends[:num_ends] + 2).tolist()}:
+        past = recording.past(num_steps)
+        assert Replay(driver, past, recording.columns).run() == {}
+        driver.call_ranks("end_replay", [])
+        assert is_as_recorded(go_on(driver, recording, num_steps), recording, num_steps), num_steps
+        starts |= set((past.starts - num_steps).tolist())
+    assert starts >= {0, 1}
+    driver.worker.close()
+
+
+@pytest.mark.parametrize("options", [{"num_groups": 2}, {"first_ready": True}])
+def test_groups_are_brought_back_together(counting: Recording, options: dict[str, Any]):
+    driver = counting.driver(room=4, **options)
+    assert Replay(driver, counting.past(30), counting.columns).run() == {}
+    driver.call_ranks("end_replay", [])
+    assert is_as_recorded(go_on(driver, counting, 30), counting, 30)
+
+
+def test_a_rank_that_serves_others_between_its_steps_takes_the_rest_later(counting: Recording):
+    driver = counting.driver(room=8)
+    driver.worker.is_wanted = iter([False, True] * 100).__next__
+    assert Replay(driver, counting.past(30), counting.columns).run() == {}
+    driver.worker.is_wanted = lambda: False
+    driver.call_ranks("end_replay", [])
+    assert is_as_recorded(go_on(driver, counting, 30), counting, 30)
+
+
+@pytest.mark.parametrize("room", [1, 4])
+@pytest.mark.parametrize("name", ["observations", *replay.RESULT_NAMES])
+def test_the_first_difference_is_found_in_every_row(counting: Recording, name: str, room: int):
+    past = counting.past(20)
+    driver, first = counting.driver(room), past.first_steps
+    for row in range(20 + (name == "observations")):
+        differences = Replay(driver, past, counting.changed(name, row, 2)).run()
+        if row < first[2]:  # Of an episode that is over.
+            assert differences == {}
+            continue
+        [(env, difference)] = differences.items()
+        assert (env, difference.row, difference.name) == (2, row, name)
+        assert difference.step == (max(row - 1, first[2]) if name == "observations" else row)
+
+
+def test_each_env_has_a_first_difference_of_its_own(counting: Recording):
+    past = counting.past(20)
+    columns = counting.changed("rewards", 19, 0)
+    columns["observations"] = counting.changed("observations", int(past.starts[3]), 3)["observations"]
+    columns["observations"][20, 0] += 1
+    differences = Replay(counting.driver(room=3), past, columns).run()
+    assert {env: (found.step, found.name) for env, found in differences.items()} == {
+        0: (19, "rewards"), 3: (past.starts[3], "observations")
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("make", [Counting, partial(seeded, ends_at=9)], ids=["loop", "native"])
+def test_a_lost_env_begins_the_episode_after_the_one_that_it_has_lost(make: Callable[..., Any]):
+    recording = Recording(make, "sync" if make is Counting else "native")
+    past = recording.past(30)
+    lost = int(past.starts.argmin())
+    driver, looks = recording.driver(), list[Any]()
+    file = {"trajectories": recording.changed("rewards", 29, lost)}
+    driver.worker.methods["seed_again"] = looks.append
+    assert bring_back(driver, past, file, lambda: looks.append("look")) == {lost: 29}
+    assert looks == ["look"] * (30 - past.first_step) + [30]
+    given = go_on(driver, recording, 30)
+    assert is_as_recorded(given, recording, 30, np.arange(NUM_ENVS) != lost)
+    seed = next(islice(episode_seeds(SEED, lost), int(past.episodes[lost]) + 1, None))
+    first = seed if make is Counting else np.float32(np.random.default_rng(seed & 0x7FFFFFFF).random())
+    assert given[0][0, lost, 0 if make is Counting else 1] == first
+    assert given[1][0, lost] == 0 and not given[2][0, lost] and not given[3][0, lost]
+
+
+def test_envs_that_come_back_by_all_of_their_steps_do_or_end_the_run():
+    recording = Recording(drift, "native")
+    past = recording.past(40, "env")
+    assert past.first_step == 0
+    driver = recording.driver(room=16)
+    driver.worker.methods["seed_again"] = lambda step: None
+    assert bring_back(driver, past, {"trajectories": recording.columns}, lambda: None) == {}
+    assert is_as_recorded(go_on(driver, recording, 40), recording, 40)
+    columns = recording.changed("observations", 21, 1)
+    looks: list[int] = []
+    with pytest.raises(DataError, match="env 1 did not reproduce step 20, and natively vectorized envs go on from"):
+        bring_back(driver, past, {"trajectories": columns}, lambda: looks.append(1))
+    assert len(looks) == 2  # Not to the end.
+
+
+@pytest.mark.parametrize("nbytes", [1, 100, 2**24])
+def test_rows_are_read_many_at_a_time(monkeypatch: pytest.MonkeyPatch, counting: Recording, nbytes: int):
+    """And none that is not committed."""
+    monkeypatch.setattr(replay, "READ_NBYTES", nbytes)
+    read: list[tuple[int, int]] = []
+
+    class Rows:
+        shape, dtype = counting.columns["rewards"].shape, np.dtype("f8")
+
+        def __getitem__(self, rows: slice) -> np.ndarray:
+            read.append((rows.start or 0, rows.stop))
+            return counting.columns["rewards"][rows]
+
+    past = counting.past(30)
+    assert Replay(counting.driver(), past, counting.columns | {"rewards": Rows()}).run() == {}
+    num_steps = 30 - past.first_step
+    assert max(stop for _, stop in read) == 30
+    assert len(read) - 1 == {1: num_steps, 100: -(-num_steps // 2), 2**24: 1}[nbytes]
+
+
+def test_nested_spaces_are_compared_leaf_by_leaf():
+    driver = driver_of(Nested, 2, seed=SEED)
+    observations = {f"observations/{leaf.path}" for leaf in leaves(driver.observation_space)}
+    names = {f"actions/{leaf.path}" for leaf in leaves(driver.action_space)} | observations
+    columns = {name: np.array(driver.block(1).named[name]) for name in [*names, *replay.RESULT_NAMES]}
+    past = Past(SEED, 0, np.zeros(2, int), np.zeros(2, int))
+    differences = Replay(driver, past, columns).run()
+    assert {found.name for found in differences.values()} <= observations and len(differences) == 2
+
+
+@pytest.mark.parametrize("place", [(0, 0, 0), (0, 1, 1), (2, 0, 1), (2, 1, 0)])
+def test_an_env_differs_if_one_of_its_bytes_does(place: tuple[int, int, int]):
+    first = np.arange(12, dtype=np.int64).reshape(3, 2, 2)
+    second = first.copy()
+    assert not rows_differ(first, second).any()
+    second[place] ^= 1 << 40
+    assert np.argwhere(rows_differ(first, second)).tolist() == [list(place[:2])]
+
+
+def test_nan_is_equal_to_itself_and_zero_is_not_minus_zero():
+    first, second = np.array([[np.nan, 0.0, 1.0]]), np.array([[np.nan, -0.0, 1.0]])
+    assert rows_differ(first, second).tolist() == [[False, True, False]]
+
+
+def test_a_history_that_would_take_longer_than_half_an_hour_is_refused_once_that_can_be_told():
+    check_history(5.0, 1, 10**9, "go")  # It is too early to tell.
+    check_history(6.0, 10, 3000, "go")
+    with pytest.raises(UsageError, match=r"all of their 3,010 steps, .* take 30 minutes .* 30 are the most; go$"):
+        check_history(6.0, 10, 3010, "go")

@@ -1,0 +1,187 @@
+"""What stands before the slow imports: signals are heeded, and what keeps the program from starting is told."""
+
+import ast
+import os
+import signal
+import subprocess
+import sys
+from configparser import ConfigParser
+from pathlib import Path
+
+import pytest
+from jobs import CLONE, HELPERS, Job, Running, launcher, processes_in, run_job
+from stopped_runs import is_code
+
+from mpi_rollout.errors import Interrupted, LaunchError
+from mpi_rollout.process import start
+
+pytestmark = pytest.mark.full_start
+
+RUN = ("--env", "CartPole-v1", "--num-envs", "6", "--num-steps", "5", "--out", "run.h5", "--progress", "none")
+SLOW = """
+import os, time
+open(f"imports-{os.getpid()}", "w").close()
+time.sleep(60)
+"""
+READ_BY_OLD_PYTHONS = ("__init__", "__main__", "process/__init__", "process/start")
+
+
+def slow_package(job: Job) -> dict[str, str]:
+    """The variables with which an import of Gymnasium takes a minute, and shows that it has begun."""
+    package = job.folder / "slow" / "gymnasium"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text(SLOW)
+    return {"PYTHONPATH": f"{package.parent}:{CLONE}:{HELPERS}"}
+
+
+def words_of(name: str) -> str:
+    return f"stopped by {name} before the first step; give the same command again"
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGUSR1"])
+def test_a_signal_amid_the_imports_ends_the_program_with_one_line(job: Job, name: str):
+    run = job.start(None, *RUN, **slow_package(job))
+    run.wait_until(lambda: [*job.folder.glob("imports-*")])
+    os.kill(run.pid, getattr(signal, name))
+    result = run.finish(20)
+    assert (result.code, result.messages, result.num_tracebacks) == (75, [words_of(name)], 0), result.err
+
+
+@pytest.mark.mpi(3)
+def test_a_signal_that_the_launcher_passes_on_is_told_once(job: Job, num_ranks: int):
+    run = job.start(num_ranks, *RUN, **slow_package(job))
+    run.wait_until(lambda: len([*job.folder.glob("imports-*")]) == num_ranks)
+    os.kill(run.pid, signal.SIGUSR1)
+    result = run.finish(20)
+    assert (result.code, result.messages, result.num_tracebacks) == (75, [words_of("SIGUSR1")], 0), result.err
+
+
+@pytest.mark.mpi(3)
+@pytest.mark.parametrize("place", ["root", "other"])
+def test_a_signal_to_one_rank_ends_all(job: Job, num_ranks: int, place: str):
+    run = job.start(num_ranks, *RUN, **slow_package(job))
+    run.wait_until(lambda: len([*job.folder.glob("imports-*")]) == num_ranks)
+    rank = 0 if place == "root" else 2
+    os.kill(run.pid_of(rank), signal.SIGTERM)
+    result = run.finish(20)
+    assert is_code(result, 75) and words_of("SIGTERM") in result.err
+    assert result.messages[0].startswith(f"rank {rank} (") == bool(rank) and processes_in(job.folder) == []
+
+
+@pytest.mark.mpi(2)
+def test_a_rank_that_waits_for_others_in_mpi_init_heeds_signals(job: Job, num_ranks: int):
+    """No handler in Python is called there."""
+    waiting = f"""
+import os, sys, time
+if {[*start.RANK_VARIABLES]!r} and os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK")) == "1":
+    open("waits", "w").close()
+    time.sleep(60)
+from mpi_rollout.__main__ import start
+sys.exit(start())
+"""
+    (job.folder / "program.py").write_text(waiting)
+    run = Running([*launcher(num_ranks), sys.executable, "program.py", *RUN], job.folder)
+    run.wait_until((job.folder / "waits").exists)
+    root = run.pid_of(0)
+    run.wait_until(lambda: "start" in threads_of(root))
+    os.kill(root, signal.SIGTERM)
+    result = run.finish(20)
+    assert is_code(result, 75) and words_of("SIGTERM") in result.err, result.err
+
+
+def threads_of(pid: int) -> list[str]:
+    """The names of the threads that are in MPI_Init's company: those of a process that has libmpi and waits."""
+    maps = Path(f"/proc/{pid}/maps").read_text()
+    return ["start"] if "libmpi" in maps and len([*Path(f"/proc/{pid}/task").iterdir()]) > 4 else []
+
+
+def test_children_that_are_forked_meanwhile_end_by_a_signal_as_any_process():
+    program = """
+import os, signal, time
+from mpi_rollout.process import start
+start.heed_signals()
+ready, begun = os.pipe()
+if (child := os.fork()) == 0:
+    os.write(begun, b"!")  # Python forgets a signal that comes while it forks.
+    time.sleep(60)
+    os._exit(1)
+os.read(ready, 1)
+os.kill(child, signal.SIGTERM)
+print(os.WTERMSIG(os.waitpid(child, 0)[1]))
+"""
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=CLONE)
+    assert (result.stdout, result.stderr) == ("15\n", "")
+
+
+def test_who_is_told_to_ignore_signals_ignores_them():
+    program = """
+import signal
+signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+from mpi_rollout.process import start
+start.heed_signals()
+assert signal.getsignal(signal.SIGUSR1) == signal.SIG_IGN and start.is_heeding()
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=CLONE)
+
+
+def test_nothing_that_takes_time_is_imported_before_signals_are_heeded():
+    program = "import sys; before = {*sys.modules}; import mpi_rollout.process.start; print({*sys.modules} - before)"
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=CLONE)
+    own = {"mpi_rollout", "mpi_rollout.process", "mpi_rollout.process.start"}
+    others = ast.literal_eval(result.stdout) - own
+    assert all(name.partition(".")[0] in ("importlib", "warnings") for name in others), others
+
+
+@pytest.mark.parametrize("module", READ_BY_OLD_PYTHONS)
+def test_an_old_python_can_read_what_tells_it_that_it_is_old(module: str):
+    ast.parse((CLONE / f"mpi_rollout/{module}.py").read_text(), feature_version=(3, 6))
+
+
+def test_what_is_written_twice_is_the_same():
+    assert (Interrupted.exit_code, LaunchError.exit_code) == (start.STOPPED, start.WRONG_LAUNCH)
+    setup = ConfigParser()
+    setup.read(CLONE / "setup.cfg")
+    required = {line.split()[0] for line in setup["options"]["install_requires"].splitlines() if line}
+    assert required - {*start.PACKAGES} == {"mpi4py"} and setup["options"]["python_requires"] == ">=3.11"
+
+
+@pytest.mark.parametrize("num_ranks", [None, pytest.param(3, marks=pytest.mark.mpi)])
+def test_a_python_without_the_packages_says_so_in_one_line(job: Job, num_ranks: int | None):
+    """As where the virtual environment was not activated."""
+    command = job.command(num_ranks, *RUN)
+    command.insert(command.index("-m"), "-S")
+    result = run_job(command, job.folder, PYTHONPATH=str(CLONE))
+    assert (result.code, result.num_tracebacks, len(result.messages)) == (78, 0, 1), result.err
+    [message] = result.messages
+    assert message.startswith(f"{sys.executable} has no numpy, gymnasium, h5py, tqdm; ") and "activate" in message
+
+
+def test_what_an_env_cannot_import_is_told_as_the_envs(job: Job):
+    (job.folder / "mine.py").write_text("import nosuchthing\n")
+    result = job(None, "--env-factory", "mine:make", *RUN[2:])
+    assert result.code == 64 and len(result.messages) == 1, result.err
+    assert "cannot import 'mine': ModuleNotFoundError: No module named 'nosuchthing'" in result.messages[0]
+
+
+@pytest.mark.parametrize("name", ["random", "signal", "gymnasium"])
+def test_a_file_that_shadows_a_module_of_python_is_named(job: Job, name: str):
+    (job.folder / f"{name}.py").write_text("x = 1\n")
+    result = job(None, *RUN)
+    assert (result.code, result.num_tracebacks) == (78, 0), result.err
+    path = job.folder / f"{name}.py"
+    assert result.messages == [
+        f"Python takes {path} for the module {name} that it needs; rename that file, or start elsewhere"
+    ]
+
+
+def test_a_shadow_that_falls_on_the_run_is_named_too(job: Job):
+    (job.folder / "queue.py").write_text("x = 1\n")
+    result = job(None, *RUN)
+    assert result.code == 70 and f"Python takes {job.folder / 'queue.py'} for the module queue" in result.messages[-1]
+
+
+def test_a_file_with_such_a_name_that_fails_nobody_is_not_blamed(job: Job):
+    (job.folder / "statistics.py").write_text("x = 1\n")
+    (job.folder / "mine.py").write_text("import statistics\n\n\ndef make():\n    raise RuntimeError('no licence')\n")
+    result = job(None, "--env-factory", "mine:make", *RUN[2:])
+    assert result.code == 70 and "no licence" in result.err and "statistics" not in "".join(result.messages)

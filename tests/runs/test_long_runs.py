@@ -1,0 +1,50 @@
+"""What a process holds does not grow with the number of episodes; see also `benchmarks/day.py`."""
+
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+from jobs import Job
+from lasting_envs import EVERY, FEW, LOOKS, MANY, Brief, held_nbytes
+
+import mpi_rollout
+
+GROWTH_NBYTES = 150_000  # In 30,000 episodes; one Python integer for each takes 1 MB.
+
+
+@pytest.mark.any_mpi
+@pytest.mark.mpi(2)
+@pytest.mark.parametrize("options", [(), ("--no-trajectories",)], ids=["stored", "not stored"])
+def test_ranks_hold_as_much_after_many_episodes_as_after_few(job: Job, num_ranks: int, options: tuple[str, ...]):
+    num_steps = (MANY + LOOKS * EVERY) // 2 + 10  # Of 4 envs on each rank; every second step only resets.
+    arguments = ("--env-factory", "lasting_envs:Looking", "--num-envs", "8", "--num-steps", str(num_steps), *options)
+    job.collect(num_ranks, *arguments, "--progress", "none")
+    after_few = sorted(job.folder.glob(f"held-*-{FEW}"))
+    assert len(after_few) == num_ranks
+    for path in after_few:
+        assert held(path.with_name(path.name.replace(str(FEW), str(MANY)))) < held(path) + GROWTH_NBYTES
+
+
+def held(path: Path) -> int:
+    """The least bytes of several looks."""
+    looks = [int(line) for line in path.read_text().split()]
+    assert len(looks) == LOOKS
+    return min(looks)
+
+
+def test_a_recording_holds_as_much_after_many_resets_as_after_few(tmp_path: Path):
+    options = {"reset_mask": np.ones(8, np.bool_)}
+    with mpi_rollout.connect(Brief, 8, autoreset_mode="disabled", record=str(tmp_path / "run.h5")) as envs:
+        envs.reset(seed=0)
+        actions, looks = envs.action_space.sample(), []
+        tracemalloc.start()
+        try:
+            for number in range(1, 4_001):
+                envs.step(actions)
+                envs.reset(options=options)
+                if number % 200 == 0:
+                    looks.append(held_nbytes())
+        finally:
+            tracemalloc.stop()
+    assert min(looks[-LOOKS:]) < min(looks[LOOKS : 2 * LOOKS]) + GROWTH_NBYTES // 2

@@ -1,0 +1,72 @@
+"""The programs of `benchmarks/`: what they share, a system of each kind, and the tables of what was measured."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from jobs import CLONE, job_environment
+
+BENCHMARKS = CLONE / "benchmarks"
+ENVIRONMENT = job_environment(PYTHONPATH=f"{CLONE}:{BENCHMARKS}:{CLONE / 'tests/helpers'}")
+
+
+def python(*arguments: str | Path) -> str:
+    command = [sys.executable, *map(str, arguments)]
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_turns_are_in_another_order_in_each_round_and_ratios_are_taken_within_a_round():
+    program = """
+from measuring import ratios, spread, table, turns
+taken = []
+values = turns({name: lambda name=name: taken.append(name) or len(taken) for name in "abc"}, 4)
+assert all(sorted(taken[start : start + 3]) == ["a", "b", "c"] for start in range(0, 12, 3)), taken
+assert len({tuple(taken[start : start + 3]) for start in range(0, 12, 3)}) > 1
+assert all(taken[number - 1] == name for name in values for number in values[name])
+assert ratios([1, 9], [2, 3]) == [0.5, 3.0] and spread([3, 1, 2], ".1f") == "2.0 (1.0 to 3.0)"
+table(("a", "b"), [(1, 2)])
+"""
+    assert python("-c", program) == "| a | b |\n|---|---|\n| 1 | 2 |\n\n"
+
+
+@pytest.mark.parametrize("name", ["entry_point", "numba", "envpool_async_1"])
+def test_a_system_takes_a_turn(name: str):
+    pytest.importorskip({"numba": "numba", "envpool_async_1": "envpool"}.get(name, "gymnasium"))
+    setup = {"env": {"env": "CartPole-v1", "env_factory": None, "env_kwargs": {}}, "num_envs": 4, "num_cores": 2}
+    words = ("-m", "mpi_rollout.bench.compare.point", f"systems.native:{name}", "0.01", json.dumps(setup))
+    turn = json.loads(python(*words).splitlines()[-1])
+    assert turn["env_steps"] > 0 and turn["seconds"] >= 0.01
+
+
+def test_every_system_of_the_table_is_in_a_module():
+    program = """
+from importlib import import_module
+from systems import all_systems
+for system in all_systems(2).values():
+    module, _, function = system.maker.partition(":")
+    assert callable(getattr(import_module(module), function)), system
+print(*all_systems(2))
+"""
+    names = python("-c", program).split()
+    assert len(names) == len(set(names)) > 35 and names[0] == "bare"
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("compare", "process pool, 2 processes 114.1 4.449 "),  # t_os and t_row.
+        ("compare-peers", "subprocess (AsyncVectorEnv) 3.7 11 4.8 18 0.109"),
+    ],
+)
+def test_the_tables_of_what_was_measured_are_made_from_its_file(name: str, words: str):
+    text = python(BENCHMARKS / "compare.py", "tables", CLONE / f"results/measured/{name}.json")
+    assert words in " ".join(text.split())
+
+
+def test_each_program_says_what_it_measures():
+    for path in BENCHMARKS.glob("*.py"):
+        assert path.read_text().startswith('"""'), path
