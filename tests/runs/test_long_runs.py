@@ -10,7 +10,8 @@ from lasting_envs import EVERY, FEW, LOOKS, MANY, Brief, held_nbytes
 
 import mpi_rollout
 
-GROWTH_NBYTES = 150_000  # In 30,000 episodes; one Python integer for each takes 1 MB.
+# In 30,000 episodes.  One Python integer for each takes 1 MB, and h5py's table of open objects may grow by 150 kB.
+GROWTH_NBYTES = 300_000
 
 
 @pytest.mark.any_mpi
@@ -47,4 +48,4 @@ def test_a_recording_holds_as_much_after_many_resets_as_after_few(tmp_path: Path
                     looks.append(held_nbytes())
         finally:
             tracemalloc.stop()
-    assert min(looks[-LOOKS:]) < min(looks[LOOKS : 2 * LOOKS]) + GROWTH_NBYTES // 2
+    assert min(looks[-LOOKS:]) < min(looks[LOOKS : 2 * LOOKS]) + GROWTH_NBYTES
