@@ -9,12 +9,12 @@ import pytest
 from jobs import CLONE, job_environment
 
 BENCHMARKS = CLONE / "benchmarks"
-ENVIRONMENT = job_environment(PYTHONPATH=f"{CLONE}:{BENCHMARKS}:{CLONE / 'tests/helpers'}")
 
 
 def python(*arguments: str | Path) -> str:
     command = [sys.executable, *map(str, arguments)]
-    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=120)
+    environment = job_environment(PYTHONPATH=f"{CLONE}:{BENCHMARKS}:{CLONE / 'tests/helpers'}")
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

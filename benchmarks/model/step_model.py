@@ -228,7 +228,7 @@ def non_negative(columns: np.ndarray, values: np.ndarray, known: np.ndarray | fl
     if (values <= 0).any() or (scale == 0).any():
         raise NoFit("a value is not positive")
     relative = columns / scale / values[:, None]
-    if np.linalg.matrix_rank(relative, rtol=1e-9) < columns.shape[1]:
+    if np.linalg.matrix_rank(relative, tol=1e-9 * np.linalg.norm(relative, 2)) < columns.shape[1]:
         raise NoFit("the points do not tell the parts of the model apart")
     return nnls(relative, 1 - known / values)[0] / scale
 
