@@ -56,8 +56,9 @@ def collected(tmp_path_factory: pytest.TempPathFactory) -> Collected:
     def of(num_ranks: int | None) -> dict[str, list[Path]]:
         dedicated = [("--dedicated-root", *ROOT), ("--dedicated-root",)] if num_ranks == 3 else []
         ways = [ROOT] if num_ranks is None else [*WAYS, *dedicated]
-        few = [way for way in ways if num_ranks != 5 or "--num-groups" not in way]
-        of_run = {name: few if name == "small blocks" else ways for name in RUNS}
+        if num_ranks == 5:
+            ways = [way for way in ways if "--num-groups" not in way and "64" not in way]
+        of_run = dict.fromkeys(RUNS, ways)
         of_run["a callable"] = [way for way in ways if way in ON_THE_ROOT]
         return files_in_ways(Job(tmp_path_factory.mktemp("policies")), num_ranks, RUNS, of_run)
 
