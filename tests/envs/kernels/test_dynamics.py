@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from kernel_checks import KNOWN_ANSWERS
 
-from mpi_rollout.envs.kernels.dynamics import key_words, philox
+from mpi_rollout.envs.kernels.single import key_words, philox
 
 pytestmark = pytest.mark.any_mpi
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from kernel_checks import KNOWN_ANSWERS, chosen_actions, same, stepped, vector_env
 
-from mpi_rollout.envs.kernels.dynamics import philox
+from mpi_rollout.envs.kernels.single import philox
 from mpi_rollout.errors import UsageError
 
 # Importing torch takes long: not while tests are collected.
