@@ -115,7 +115,7 @@ class CUDADevice:
             self._stream = cuda.stream()
             self._table = Table(*map(cuda.to_device, new_table(task.num_envs)))
             self._reserve(1, [])
-            self._launch(0, num_blocks=1)  # It compiles in its first launch: not amid a run.
+            self._launch(0, num_blocks=1)  # It compiles in its first launch: not during a run.
 
     def _chosen(self) -> AbstractContextManager[Any]:
         return nullcontext() if self._device is None else cuda.gpus[self._device]
