@@ -32,13 +32,7 @@ def is_dm_env(made: object) -> bool:
 
 
 def wrapped(made: Any, name: str) -> "DmEnv":
-    """Wrap a `dm_env.Environment` that `name` has made.
-
-    Raises
-    ------
-    UsageError
-        shimmy is not there, or a spec has no space.
-    """
+    """Wrap a `dm_env.Environment` that `name` has made; UsageError without shimmy, or for a spec without a space."""
     try:
         return DmEnv(made, name)
     except ImportError as error:

@@ -23,7 +23,8 @@ from mpi_rollout.envs import (
 )
 from mpi_rollout.envs.faults import ABORT, OnFault, of_old_gym
 from mpi_rollout.envs.loop import LoopVectorEnv
-from mpi_rollout.envs.native import SYNC, NativeVectorEnv, check_kwargs, checked, of_entry_point, of_envpool, of_factory
+from mpi_rollout.envs.native import NativeVectorEnv
+from mpi_rollout.envs.native_makers import SYNC, check_kwargs, checked, of_entry_point, of_envpool, of_factory
 from mpi_rollout.errors import Field, RolloutError, UsageError, first_line, shortened
 from mpi_rollout.exchange.world import claimed_local_size
 from mpi_rollout.process.loading import load_callable
@@ -97,13 +98,7 @@ class EnvMaker:
                 raise UsageError(Field("env_kwargs"), f" must be a dict, or a list of one for each env, got {kwargs!r}")
 
     def __call__(self, env_index: int = 0) -> gymnasium.Env:
-        """Make the env with this index.
-
-        Raises
-        ------
-        UsageError
-            The env is unknown, lacks a package, or does not take its arguments; or what was made is no env.
-        """
+        """Make the env with this index; UsageError if that cannot be done, or if what was made is no env."""
         env = self.env[env_index] if isinstance(self.env, tuple) else self.env
         kwargs = dict(self.kwargs[env_index] if isinstance(self.kwargs, tuple) else self.kwargs)
         if isinstance(env, str | EnvSpec):
@@ -121,13 +116,7 @@ class EnvMaker:
         return [partial(self, index) for index in indices]
 
     def native(self, indices: range, seed: int = 0) -> NativeVectorEnv:
-        """Make the natively vectorized envs with these indices.
-
-        Raises
-        ------
-        UsageError
-            They cannot be made so, or not be stepped by this program.
-        """
+        """Make the natively vectorized envs with these indices, or raise UsageError."""
         env, kwargs = self.env, self.kwargs
         num_threads = self.num_threads or share_of_cores(claimed_local_size())
         if isinstance(kwargs, tuple):

@@ -55,7 +55,7 @@ ABORT = OnFault()
 
 
 class EnvTimeout(BaseException):
-    """A call of an env takes too long; raised amid the call.  It is no `Exception`, which envs may catch."""
+    """A call of an env takes too long; raised during the call.  It is no `Exception`, which envs may catch."""
 
 
 class WrongValue(Exception):
@@ -157,13 +157,7 @@ def of_old_gym() -> str:
 
 
 def columns_of(outcomes: Sequence[Outcome], first_env_index: int) -> tuple[Parts, ...]:
-    """Return the observations of all envs, their rewards, terminations, truncations and infos.
-
-    Raises
-    ------
-    DataError
-        A step did not return these five values.
-    """
+    """Return all observations, rewards, terminations, truncations and infos; DataError for a step without them."""
     try:
         observations, rewards, terminations, truncations, infos = zip(*outcomes, strict=True)
         return observations, rewards, terminations, truncations, infos
@@ -184,13 +178,7 @@ def _no_outcome(outcomes: Sequence[Outcome], first_env_index: int) -> DataError:
 
 
 def begun(outcome: object) -> Begun:
-    """Return the observation and the info of a reset.
-
-    Raises
-    ------
-    DataError
-        The reset returned something else, as resets of the old gym do.
-    """
+    """Return the observation and the info of a reset; DataError for something else, as resets of the old gym return."""
     if isinstance(outcome, tuple | list) and len(outcome) == 2:
         return outcome[0], outcome[1]
     got = f"{type(outcome).__name__}; return both; for an env of gym itself, {of_old_gym()}"

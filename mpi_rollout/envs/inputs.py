@@ -98,26 +98,14 @@ def _read_seed(seed: SupportsIndex) -> int:
 
 
 def seed_of_each(seed: Seeds, num_envs: int) -> Sequence[int | None]:
-    """Return a seed for each env: none, counted on from one seed, or those of a list.
-
-    Raises
-    ------
-    ValueError
-        The list does not have one element per env.
-    """
+    """Return a seed for each env: none, counted on from one seed, or those of a list; ValueError for a wrong length."""
     if isinstance(seed, int):
         return [seed + index for index in range(num_envs)]
     return _one_for_each("seed must be an integer", seed, num_envs)
 
 
 def options_of_each(options: Options, num_envs: int) -> Sequence[OptionsOfOne]:
-    """Return options for each env: the same for all, or those of a list.
-
-    Raises
-    ------
-    ValueError
-        The list does not have one element per env.
-    """
+    """Return options for each env: the same for all, or those of a list; ValueError for a wrong length."""
     return _one_for_each("options must be a dict", options, num_envs)
 
 
@@ -152,13 +140,7 @@ def take_reset_mask(options: Options, num_envs: int) -> tuple[np.ndarray | None,
 
 
 def values_of_each(values: object, num_envs: int) -> Sequence[object]:
-    """Return the values that `set_attr` gives: those of a list or tuple, or the same for all envs.
-
-    Raises
-    ------
-    ValueError
-        The list does not have one element per env.
-    """
+    """Return the values of `set_attr`: the same for all envs, or those of a list; ValueError for a wrong length."""
     return _one_for_each("values of set_attr must be one", values, num_envs)
 
 

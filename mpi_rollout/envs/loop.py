@@ -39,13 +39,13 @@ class LoopVectorEnv(SingleEnvs):
         For each env the seeds of its episodes, taken at every reset that is not given one.  Without them episodes
         go on with the env's own generator, as in Gymnasium.
     first_env_index
-        Of the first env, for messages.
+        The index of the first env, for messages.
     autoreset_mode
         NEXT_STEP: an env is reset in the step after its episode's end, its action is ignored.  SAME_STEP: in the
         same step; the last observation is then in `columns.final_observation_arrays`, and in the infos only where its
         types are not those of its space.  DISABLED: only by `reset`.
     infos
-        True: those that `SyncVectorEnv` returns.  False: always {}, for no time.  Names: what envs say under these.
+        True: those that `SyncVectorEnv` returns.  False: always {}, for no time.  Names: the infos of these names.
     on_fault
         An env that is restarted has been truncated, with its last observation, reward 0 and {"env_error": the failure}
         as its info.  An env that fails as it begins an episode begins another one in the next step.
@@ -84,75 +84,6 @@ class LoopVectorEnv(SingleEnvs):
         self.masks: MaskColumn | None = None  # Where those of the envs are wanted.
         # While episodes are taken again: envs that failed and are left out since, and how they failed.
         self.failing: dict[int, str] | None = None
-
-    @property
-    def num_ended(self) -> int:
-        """Return how many envs have ended and are not reset since."""
-        return len(self._ended)
-
-    def write_to(self, columns: Columns) -> None:
-        """Have `step` and `reset` write into these arrays of `num_envs` rows from now on, and return them."""
-        self.columns, self._result_columns = columns, columns.results
-        parts, first = self._leaves, self._first_env_index
-        self._rows = ObservationRows(parts, columns.observation_arrays, first, self._casting)
-        self._results = ResultColumns(self._result_columns, first)
-        self._own_rows = row_by_row(parts, columns.observation_arrays, first, self._casting)
-        if self.autoreset_mode is AutoresetMode.SAME_STEP:
-            self._final_rows = row_by_row(parts, columns.final_observation_arrays, first, self._casting)
-
-    def reset(self, *, seed: Seeds = None, options: Options = None) -> Reset:
-        """Start a new episode in every env, or in those of `options["reset_mask"]`, a bool array of `num_envs`.
-
-        The outermost wrappers are called: OrderEnforcing allows rendering only after that.
-
-        Parameters
-        ----------
-        options
-            For all envs, or a list with those of each.
-        """
-        seeds = inputs.seed_of_each(seed, self.num_envs)
-        mask, options = inputs.take_reset_mask(options, self.num_envs)
-        indices = list(range(self.num_envs)) if mask is None else mask.nonzero()[0].tolist()
-        return self._reset_these(indices, seeds, inputs.options_of_each(options, self.num_envs))
-
-    def begin_some(self, indices: Sequence[int]) -> Reset:
-        """Begin an episode in some envs, without options."""
-        return self._reset_these(indices, [None] * self.num_envs, [None] * self.num_envs)
-
-    def _reset_these(
-        self, indices: Sequence[int], seeds: Sequence[int | None], options: Sequence[inputs.OptionsOfOne]
-    ) -> Reset:
-        """Reset some envs; the rows of the others stay as they are."""
-        observations: list[object] = []
-        infos: Info = {}
-        for index in indices:
-            observation, info = self._begin(index, self._given_reset(index, seeds[index], options[index]))
-            if self.masks is not None:
-                self.masks.begin(index, info)
-            if not self.failing or index not in self.failing:
-                self._calls[index] = self._steps[index]
-            observations.append(observation)
-            self.infos.add(infos, self.infos.wanted([info]), index)
-        for column in self.columns.results:
-            column[indices] = 0
-        self._ended = sorted(set(self._ended).difference(indices))
-        if len(indices) == self.num_envs:
-            self._rows.write(observations)
-        else:
-            for index, observation in zip(indices, observations, strict=True):
-                self._own_rows[index].write([observation])
-        return self.columns.observations, infos
-
-    def hold(self, index: int, is_truncated: bool = False) -> None:
-        """Leave one env out of steps until it is reset: it gives its last observation, without reward."""
-        last = self._last_observation(index)
-        self._calls[index] = lambda _action: (last, 0.0, False, is_truncated, {})
-        self._ended = [ended for ended in self._ended if ended != index]
-
-    def end_episode(self, index: int) -> None:
-        """Have one env begin a new episode in the next step, also if it has not begun any."""
-        self._reset_from_outside(index)
-        self._ended = sorted({*self._ended, index})
 
     def step(self, actions: Tree) -> Step:
         """Step every env; where its episode ended, do what the autoreset mode says.
@@ -211,6 +142,78 @@ class LoopVectorEnv(SingleEnvs):
                 outcomes.append(self._outcome_of_failed(len(outcomes), error))
         self._outcomes = None
         return outcomes
+
+    def _note_ends(self) -> None:
+        _, terminations, truncations = self._result_columns
+        if self._time.num_steps >= self._time.next_deadline:
+            self._time.apply(truncations)
+        np.logical_or(terminations, truncations, out=self._ends)
+        self._ended = self._ends.nonzero()[0].tolist()
+
+    @property
+    def num_ended(self) -> int:
+        """Return how many envs have ended and are not reset since."""
+        return len(self._ended)
+
+    def write_to(self, columns: Columns) -> None:
+        """Let `step` and `reset` write into these arrays of `num_envs` rows from now on, and return them."""
+        self.columns, self._result_columns = columns, columns.results
+        parts, first = self._leaves, self._first_env_index
+        self._rows = ObservationRows(parts, columns.observation_arrays, first, self._casting)
+        self._results = ResultColumns(self._result_columns, first)
+        self._own_rows = row_by_row(parts, columns.observation_arrays, first, self._casting)
+        if self.autoreset_mode is AutoresetMode.SAME_STEP:
+            self._final_rows = row_by_row(parts, columns.final_observation_arrays, first, self._casting)
+
+    def reset(self, *, seed: Seeds = None, options: Options = None) -> Reset:
+        """Start a new episode in every env, or in those of `options["reset_mask"]`, a bool array of `num_envs`.
+
+        The outermost wrappers are called: OrderEnforcing allows rendering only after that.  Options are for all envs,
+        or a list with those of each.
+        """
+        seeds = inputs.seed_of_each(seed, self.num_envs)
+        mask, options = inputs.take_reset_mask(options, self.num_envs)
+        indices = list(range(self.num_envs)) if mask is None else mask.nonzero()[0].tolist()
+        return self._reset_these(indices, seeds, inputs.options_of_each(options, self.num_envs))
+
+    def begin_some(self, indices: Sequence[int]) -> Reset:
+        """Begin an episode in some envs, without options."""
+        return self._reset_these(indices, [None] * self.num_envs, [None] * self.num_envs)
+
+    def _reset_these(
+        self, indices: Sequence[int], seeds: Sequence[int | None], options: Sequence[inputs.OptionsOfOne]
+    ) -> Reset:
+        """Reset some envs; the rows of the others stay as they are."""
+        observations: list[object] = []
+        infos: Info = {}
+        for index in indices:
+            observation, info = self._begin(index, self._given_reset(index, seeds[index], options[index]))
+            if self.masks is not None:
+                self.masks.begin(index, info)
+            if not self.failing or index not in self.failing:
+                self._calls[index] = self._steps[index]
+            observations.append(observation)
+            self.infos.add(infos, self.infos.wanted([info]), index)
+        for column in self.columns.results:
+            column[indices] = 0
+        self._ended = sorted(set(self._ended).difference(indices))
+        if len(indices) == self.num_envs:
+            self._rows.write(observations)
+        else:
+            for index, observation in zip(indices, observations, strict=True):
+                self._own_rows[index].write([observation])
+        return self.columns.observations, infos
+
+    def hold(self, index: int, is_truncated: bool = False) -> None:
+        """Leave one env out of steps until it is reset: it gives its last observation, without reward."""
+        last = self._last_observation(index)
+        self._calls[index] = lambda _action: (last, 0.0, False, is_truncated, {})
+        self._ended = [ended for ended in self._ended if ended != index]
+
+    def end_episode(self, index: int) -> None:
+        """Let one env begin a new episode in the next step, also if it has not begun any."""
+        self._reset_from_outside(index)
+        self._ended = sorted({*self._ended, index})
 
     def _outcome_of_failed(self, index: int, error: BaseException) -> Outcome:
         """Restart an env that has failed in a step; return the outcome that it gets instead.
@@ -293,10 +296,3 @@ class LoopVectorEnv(SingleEnvs):
             start = index + 1
         self._ended = []
         return observations, add(gathered, infos[start:], start)
-
-    def _note_ends(self) -> None:
-        _, terminations, truncations = self._result_columns
-        if self._time.num_steps >= self._time.next_deadline:
-            self._time.apply(truncations)
-        np.logical_or(terminations, truncations, out=self._ends)
-        self._ended = self._ends.nonzero()[0].tolist()

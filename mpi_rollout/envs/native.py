@@ -1,41 +1,24 @@
-"""Natively vectorized envs: one object that steps all envs of a rank at once.
+"""Natively vectorized envs: one object that steps all envs of a rank at once, adapted to how the program steps envs.
 
-They come from a vector entry point that is registered with Gymnasium, from EnvPool, or from a factory of the user's.
-Each is adapted to what the program asks of envs: it resets in the next step, it is seeded by the seed of the run, and
-it says what it promises about its random numbers.
+They reset in the next step, they are seeded by the seed of the run, and they say what they promise about their random
+numbers.  `native_makers` makes them.
 """
 
-import re
-from collections.abc import Callable, Mapping, Sequence
-from importlib import import_module
-from importlib.metadata import version
-from inspect import signature
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import gymnasium
 import numpy as np
-from gymnasium.envs.registration import load_env_creator
-from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector import VectorEnv
 
 from mpi_rollout.core.reproducibility import Reproducibility
-from mpi_rollout.core.seeding import episode_seeds, seed_of_slice
-from mpi_rollout.core.spaces import leaves, set_spaces
-from mpi_rollout.envs.inputs import Reset
-from mpi_rollout.envs.pool import make_pool
+from mpi_rollout.core.seeding import seeds_of_episodes
+from mpi_rollout.core.spaces import Tree, leaves, set_spaces, tree_of
+from mpi_rollout.envs.inputs import Reset, Step
 from mpi_rollout.envs.rollout import Rollout
-from mpi_rollout.envs.seeded_episodes import SEEDS_31_BITS, SeededEpisodes
-from mpi_rollout.errors import Field, UsageError
+from mpi_rollout.errors import UsageError
 
 Make = Callable[[int], VectorEnv]  # By the seed of the run.
-NEEDED = "num_envs", "single_observation_space", "single_action_space"  # Of a factory's envs.
-MASKED_RESETS = [0, 12, 1]  # The first ale-py whose resets of some envs do not hang.
-SYNC = Field("vectorization_mode"), " sync"
-GIVEN_BY_THE_RUN: dict[str, tuple[str, ...]] = {
-    "num_envs": ("it is the rank's share of ", Field("num_envs")),
-    "seed": ("it comes from --seed, or in a trainer from reset(seed=...)",),
-    "first_env": ("each rank has its own",),
-    "batch_size": ("all envs of a rank are stepped at once",),
-}
+SEEDS_31_BITS = 0x7FFFFFFF  # C++ takes int32.
 STEP_SINGLE_ENVS = "step single envs, with vectorization_mode='sync'"
 
 
@@ -45,14 +28,14 @@ class NativeVectorEnv(VectorEnv):
     Parameters
     ----------
     envs
-        What was made.
+        The envs as they were made.
     seed_for
         What `envs.reset(seed=...)` is given for a seed of the run.
 
     Attributes
     ----------
     reproducibility
-        What they promise.  Those that promise EPISODE take "episodes" among the options of `reset`: the numbers
+        What the envs promise.  Those that promise EPISODE take "episodes" among the options of `reset`: the numbers
         (num_envs,) of the episodes to begin.
     """
 
@@ -76,12 +59,12 @@ class NativeVectorEnv(VectorEnv):
         return self._envs.reset(**given, options=options)
 
     def compile_steps(self, has_observations: bool) -> None:
-        """Have envs that compile their steps do it now, before any clock runs.
+        """Compile the steps of envs that have compiled ones now, before any clock runs.
 
         Parameters
         ----------
         has_observations
-            Somebody reads them.
+            Somebody reads the observations.
         """
         if hasattr(self._envs, "compile_steps"):
             self._envs.compile_steps(has_observations)
@@ -136,149 +119,102 @@ class SeededWhenMade(NativeVectorEnv):
         return self._envs.reset(options=options)
 
 
-def of_entry_point(env_id: str, kwargs: Mapping[str, Any], indices: range, num_threads: int) -> NativeVectorEnv:
-    """Make envs by a vector entry point.
+class SeededEpisodes(NativeVectorEnv):
+    """Envs that take a seed in each reset: their episodes get the seeds that a loop would give them.
 
-    One with a parameter `first_env` gets the index of the slice's first env, and then promises what its attribute
-    `reproducibility` says.  ALE's get threads, and a seed for each episode or env.  Others share a generator.
-    """
-    options = dict(kwargs)
-    parameters = _parameters_of(env_id)
-    is_ale = env_id.rpartition(":")[2].startswith("ALE/")
-    if "first_env" in parameters:
-        options["first_env"] = indices.start
-    elif is_ale:
-        options.setdefault("num_threads", num_threads)
-    has_episode_seeds = is_ale and takes_episode_seeds(options.pop("episode_seeds", None), version("ale-py"))
-    envs = gymnasium.make_vec(env_id, len(indices), vectorization_mode="vector_entry_point", **options)
-    if has_episode_seeds:
-        return NativeVectorEnv(SeededEpisodes(envs, indices), Reproducibility.EPISODE)
-    if is_ale:
-        return NativeVectorEnv(envs, Reproducibility.ENV, lambda seed: np.array(env_seeds(seed, indices), np.int32))
-    promised = promised_by(envs.unwrapped, env_id)
-    if promised == Reproducibility.SLICE:
-        return NativeVectorEnv(envs, Reproducibility.SLICE, lambda seed: seed_of_slice(seed, indices))
-    return NativeVectorEnv(envs, promised)
+    Such envs reset by themselves in the step after an end, with random numbers that follow from all that they have done
+    before.  Here a second reset follows in the same step, of the envs that have just been reset, with the seeds of
+    their episodes.  Then an episode depends on its seed and its actions alone.
 
+    Seen with ale-py 0.12.1: a masked reset leaves the other envs as they are, and the episode that it begins has the
+    bytes of one that a new env begins with that seed, in mid-episode, at its end, and after the reset that follows.
 
-def promised_by(envs: VectorEnv, name: str) -> Reproducibility:
-    """Return what envs say of their random numbers; UsageError if it is no `Reproducibility`."""
-    promised = getattr(envs, "reproducibility", Reproducibility.SLICE)
-    try:
-        return Reproducibility(promised)
-    except ValueError as error:
-        allowed = ", ".join(Reproducibility)
-        raise UsageError(f"{name}: the attribute reproducibility must be one of {allowed}, got {promised!r}") from error
-
-
-def takes_episode_seeds(wanted: bool | None, ale_version: str) -> bool:
-    """Tell whether the episodes of ALE's envs are to have seeds of their own.
-
-    Each then costs a second reset, for which ALE loads its ROM again: 0.08 s, as long as 250 steps of an env.
+    Until there is a seed, from `seed` or by `reset(seed=...)`, the envs are as they came.
 
     Parameters
     ----------
-    wanted
-        The argument `episode_seeds`; None takes them where this version can reset envs one by one.
-    """
-    can = [int(number) for number in re.findall(r"\d+", ale_version)[:3]] >= MASKED_RESETS
-    if wanted and not can:
-        what = f": episode_seeds needs ale-py {'.'.join(map(str, MASKED_RESETS))} or later, got {ale_version}"
-        raise UsageError(Field("env_kwargs"), what)
-    return can if wanted is None else bool(wanted)
-
-
-def _parameters_of(env_id: str) -> Mapping[str, object]:
-    """Return the parameters of a vector entry point; none where it does not say."""
-    module, _, registered = env_id.rpartition(":")
-    try:
-        if module:
-            import_module(module)
-        entry_point = gymnasium.spec(registered).vector_entry_point
-        if entry_point is None:
-            raise UsageError(Field("env"), f" {env_id} has no vectorized version registered; use ", *SYNC)
-        creator = load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
-        return signature(creator).parameters
-    except (gymnasium.error.Error, ImportError, TypeError, ValueError, AttributeError):
-        return {}  # What makes the envs says it better.
-
-
-def of_factory(
-    factory: Callable[..., Any], name: str, kwargs: Mapping[str, Any], indices: range, seed: int
-) -> NativeVectorEnv:
-    """Make envs by a factory of the user's: `factory(env_indices, seed) -> VectorEnv`.
-
-    Raises
-    ------
-    UsageError
-        It returns something else than a VectorEnv of so many envs.
+    envs
+        They reset in the next step.  `reset(seed=seeds, options={"reset_mask": mask})` resets the envs of a bool mask
+        with a seed each, an int32 array, and returns the observations of all envs.
+    env_indices
+        The indices of these envs in the job.
+    seed
+        The seed of the run.
     """
 
-    def make(seed: int) -> VectorEnv:
-        envs = factory(indices, seed, **kwargs)
-        if not isinstance(envs, VectorEnv):
-            raise UsageError(f"{name} must return a gymnasium.vector.VectorEnv, got {type(envs).__name__}")
-        for attribute in NEEDED:
-            if getattr(envs, attribute, None) is None:
-                raise UsageError(f"{name} must return envs with an attribute {attribute}, got none")
-        if envs.num_envs != len(indices):
-            raise UsageError(f"{name} must return {len(indices)} envs for these indices, got {envs.num_envs}")
-        return SeededEpisodes(envs, indices, seed) if getattr(envs, "takes_episode_seeds", False) else envs
+    has_episode_seeds = True
 
-    made = make(seed)
-    return SeededWhenMade(made, make, seed, promised_by(made, name))
+    def __init__(self, envs: VectorEnv, env_indices: range, seed: int | None = None) -> None:
+        super().__init__(envs, Reproducibility.EPISODE)
+        self.step = self._step_and_reset  # type: ignore[method-assign]
+        self._env_indices, self._seed = np.array(env_indices), seed
+        self._episodes, self._over = np.full(self.num_envs, -1), np.zeros(self.num_envs, np.bool_)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Reset:
+        """Begin episodes: episode 0 of each env at first and whenever there is a seed, else each env's next one.
+
+        Parameters
+        ----------
+        seed
+            The seed of the run.
+        options
+            "reset_mask", (num_envs,) bool: reset these envs only.  "episodes", (num_envs,) int64: begin these episodes.
+            The envs get all options but the last one.
+        """
+        if seed is not None:
+            self._seed = seed
+            self._episodes[:] = -1
+        if self._seed is None:
+            return self._envs.reset(options=options)
+        options = dict(options or {})
+        places = np.flatnonzero(options.get("reset_mask", np.ones(self.num_envs, np.bool_)))
+        episodes = np.asarray(options.pop("episodes", self._episodes + 1))
+        self._episodes[places], self._over[places] = episodes[places], False
+        seeds = seeds_of_episodes(self._seed, self._env_indices[places], episodes[places]) & SEEDS_31_BITS
+        return self._envs.reset(seed=seeds.astype(np.int32), options=options)  # type: ignore[arg-type]  # A seed for each.
+
+    def _step_and_reset(self, actions: Tree) -> Step:
+        """Take a step; where an episode ended in the one before, begin the next one with its seed."""
+        observations, rewards, terminations, truncations, infos = self._envs.step(actions)
+        if self._over.any() and self._seed is not None:
+            observations, of_reset = self.reset(options={"reset_mask": self._over.copy()})
+            infos = {**infos, **of_reset}
+        self._over = np.logical_or(terminations, truncations)
+        return observations, rewards, terminations, truncations, infos
 
 
-def of_envpool(task: str, kwargs: Mapping[str, Any], indices: range, seed: int, num_threads: int) -> NativeVectorEnv:
-    """Make a pool of EnvPool's; each env has a seed of its own."""
+class PoolVectorEnv(VectorEnv):
+    """What `envpool.make_gymnasium` returned, as a Gymnasium vector env.
 
-    def make(seed: int) -> VectorEnv:
-        return make_pool(task, kwargs, env_seeds(seed, indices), num_threads)
-
-    return SeededWhenMade(make(seed), make, seed, Reproducibility.ENV)
-
-
-def env_seeds(seed: int, indices: range) -> list[int]:
-    """Return a seed of 31 bits for each env, the same whatever the slice."""
-    return [next(episode_seeds(seed, index)) & SEEDS_31_BITS for index in indices]
-
-
-def check_kwargs(kwargs: Mapping[str, Any]) -> None:
-    """Refuse arguments of natively vectorized envs that the program gives, or that do not fit how it steps them.
-
-    EnvPool ends the process for some of them.
-
-    Raises
-    ------
-    UsageError
-        The message says what to use instead.
+    Seen with EnvPool 1.2.5: its seeds are fixed when a pool is made, and each env of a list of seeds gives the same
+    bytes in any pool.  Its spaces are those of a single env.  Some observations have another dtype than their space.
+    It aborts the process for a wrong number of actions, and takes actions outside of their space; the root checks them
+    before.
     """
-    for name, way_out in GIVEN_BY_THE_RUN.items():
-        if name in kwargs:
-            raise UsageError(Field("env_kwargs"), f" cannot have {name}, got {kwargs[name]!r}: ", *way_out)
-    num_threads = kwargs.get("num_threads", 1)
-    if isinstance(num_threads, bool) or not isinstance(num_threads, int) or num_threads < 1:
-        raise UsageError(Field("env_kwargs"), f": num_threads must be a whole number from 1 on, got {num_threads!r}")
 
+    def __init__(self, pool: Any) -> None:
+        self._pool = pool
+        self.metadata, self.spec, self.render_mode = pool.metadata, None, None
+        set_spaces(self, pool.num_envs, pool.observation_space, pool.action_space)
+        self._leaves = leaves(self.single_observation_space)
+        self._is_to_cast = True
 
-def checked(envs: NativeVectorEnv, name: str, is_of_factory: bool) -> NativeVectorEnv:
-    """Refuse natively vectorized envs that the program cannot step.
+    def reset(self, *, seed: object = None, options: dict[str, Any] | None = None) -> Reset:
+        """Begin episodes; the seeds are those of the pool."""
+        observations, infos = self._pool.reset()
+        self._is_to_cast = any(leaf.of(observations).dtype != leaf.dtype for leaf in self._leaves)
+        return self._cast(observations), infos
 
-    Raises
-    ------
-    UsageError
-        Their spaces have no fixed shape, or they do not begin their next episode in the step after an end; those of a
-        factory may do so in the same step, if they do not promise EPISODE.
-    """
-    leaves(envs.single_observation_space), leaves(envs.single_action_space)
-    metadata = envs.metadata
-    mode = metadata.get("autoreset_mode") if isinstance(metadata, Mapping) else None
-    is_same_step = mode == AutoresetMode.SAME_STEP and envs.reproducibility != Reproducibility.EPISODE
-    if mode == AutoresetMode.NEXT_STEP or (is_same_step and is_of_factory):
-        return envs
-    got = f"envs of {name} must begin their next episode in the step after an end, got " + (
-        'no metadata["autoreset_mode"]' if mode is None else f'metadata["autoreset_mode"] {mode}'
-    )
-    if is_of_factory:
-        raise UsageError(f"{got}; have the factory make such envs, which say AutoresetMode.NEXT_STEP")
-    raise UsageError(f"{got}; leave autoreset_mode out of ", Field("env_kwargs"), ", or use ", *SYNC)
+    def step(self, actions: Tree) -> Step:
+        observations, *results, infos = self._pool.step(actions)
+        return self._cast(observations), *results, infos
+
+    def _cast(self, observations: Tree) -> Tree:
+        """Give observations the dtypes of their spaces."""
+        if not self._is_to_cast:
+            return observations
+        arrays = [np.asarray(leaf.of(observations)).astype(leaf.dtype, copy=False) for leaf in self._leaves]
+        return tree_of(self.single_observation_space, arrays)
+
+    def close(self, **_kwargs: Any) -> None:
+        self._pool.close()

@@ -77,13 +77,7 @@ class ObservationRows:
         ]
 
     def write(self, observations: Parts) -> None:
-        """Write one observation per row.
-
-        Raises
-        ------
-        DataError
-            An observation is not what the space says.
-        """
+        """Write one observation per row; DataError for one that is not what the space says."""
         for leaf, target, write in self._targets:
             try:
                 parts = [leaf.of(observation) for observation in observations] if leaf.keys else observations
@@ -183,13 +177,7 @@ class ResultColumns:
         self._ends = list(zip(RESULTS[1:], ends, strict=True))
 
     def write(self, rewards: Parts, terminations: Parts, truncations: Parts) -> None:
-        """Write the results of a step.
-
-        Raises
-        ------
-        DataError
-            A reward is no number, or an end is no truth value.
-        """
+        """Write the results of a step; DataError for a reward that is no number or an end that is no truth value."""
         try:
             self._pack(*rewards)
         except StructError:

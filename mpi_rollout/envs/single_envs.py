@@ -17,8 +17,6 @@ from mpi_rollout.errors import EnvError, RolloutError, SignalInterrupt, UsageErr
 from mpi_rollout.process.exits import end_if_forked
 
 MAKE_PATIENCE = 10.0  # Simulators may take long to start: so many times the limit of a step.
-
-
 # An env's place, a value that is another for each call, and how many times the usual limit the call may take.
 Called = tuple[int, tuple[str, int, int], float]
 Restart = tuple[int, str, str]  # An env's index, how it failed, and how often it did.
@@ -113,13 +111,7 @@ class SingleEnvs(CalledByName):
         self.faults.append((self._first_env_index + index, f"{fault}{raised_at(error)}", times))
 
     def replace(self, index: int) -> None:
-        """Put a new env in the place of one.
-
-        Raises
-        ------
-        EnvError
-            The new env cannot be made.
-        """
+        """Put a new env in the place of one; EnvError if it cannot be made."""
         try:
             with self._calling(index):
                 self.envs[index].close()

@@ -18,7 +18,7 @@ from mpi_rollout.core.reproducibility import Reproducibility
 from mpi_rollout.core.spaces import describe, describe_leaves
 from mpi_rollout.envs.env_maker import EnvMaker, make_slice, name_of
 from mpi_rollout.envs.faults import ABORT, OnFault
-from mpi_rollout.envs.first_infos import first_types
+from mpi_rollout.envs.infos import first_types
 from mpi_rollout.envs.loop import LoopVectorEnv
 from mpi_rollout.envs.native import NativeVectorEnv
 from mpi_rollout.envs.sharing import Holding, check_instances
@@ -229,7 +229,8 @@ def _kept_infos(plan: Plan, rank: int, envs: VectorEnv) -> Infos:
         return plan.infos if plan.keeps_infos else "none"
     if rank != plan.division.stepping_ranks[0]:
         return "none"
-    types, left_out = first_types(envs, plan.seed or 0, plan.division.envs_of(rank)[0].start)
+    first = envs.envs[0] if isinstance(envs, LoopVectorEnv) else envs
+    types, left_out = first_types(first, plan.seed or 0, plan.division.envs_of(rank)[0].start)
     others = f"; not stored: {', '.join(f'{name} ({why})' for name, why in left_out.items())}" if left_out else ""
     say(f"mpi_rollout: --store-infos all stores {', '.join(types) or 'none'}{others}\n")
     return types or "none"

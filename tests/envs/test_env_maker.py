@@ -152,19 +152,6 @@ def test_a_replay_makes_the_env_of_each_index(job: Job):
     assert result.code == 0 and "9 episodes" in result.out, result.err
 
 
-def test_a_list_of_arguments_that_is_not_as_long_as_there_are_envs_is_refused_with_the_numbers(job: Job):
-    kwargs = ("--env-kwargs", "[{}, {}]")
-    result = job(None, "--env-factory", "envs:Counting", *kwargs, "--num-envs", "3", "--out", "run.h5")
-    assert (result.code, result.messages) == (64, ["--env-kwargs must have one element for each of the 3 envs, got 2"])
-
-
-def test_natively_vectorized_envs_have_no_arguments_of_their_own(job: Job):
-    kwargs = ("--env-kwargs", "[{}, {}]", "--vectorization-mode", "vector_entry_point")
-    result = job(None, "--env", "CartPole-v1", *kwargs, "--num-envs", "2", "--out", "run.h5")
-    assert result.code == 64
-    assert result.messages[0].endswith("got some for each env; use --vectorization-mode sync")
-
-
 def test_a_callable_that_gives_the_same_env_again_is_refused(job: Job):
     (job.folder / "once.py").write_text("import gymnasium\nENV = gymnasium.make('CartPole-v1')\ndef make(): return ENV")
     result = job(None, "--env-factory", "once:make", "--num-envs", "2", "--out", "run.h5")

@@ -11,7 +11,7 @@ from mpi_rollout.core.reproducibility import Reproducibility
 from mpi_rollout.envs.env_maker import EnvMaker
 from mpi_rollout.envs.jax_slices import gymnax, jax_slice
 from mpi_rollout.envs.rollout import Rollout, RolloutColumns
-from mpi_rollout.errors import ActionError, UsageError
+from mpi_rollout.errors import UsageError
 
 jax = pytest.importorskip("jax")
 
@@ -207,20 +207,6 @@ def test_an_env_without_an_observation_space_gets_one():
 def test_what_cannot_be_compiled_is_refused(make: Any, message: str):
     with pytest.raises(UsageError, match=message):
         make(range(3), 0)
-
-
-def test_wrong_actions_and_columns_are_refused_before_a_step():
-    envs = hops(range(4), 0)
-    first, _ = envs.reset()
-    wrong = np.zeros((3, 4), int)
-    wrong[1, 2] = 2
-    with pytest.raises(ActionError, match=r"the action of env 2 in row 1 must be in Discrete\(2\), got 2"):
-        envs.rollout(wrong, RolloutColumns())
-    with pytest.raises(ActionError, match=r"integers \(num_steps, 4\), got an array \(1, 3\)"):
-        envs.step(np.zeros(3, int))
-    with pytest.raises(ValueError, match="room for 2 steps, got actions of 3"):
-        envs.rollout(np.zeros((3, 4), int), RolloutColumns(rewards=np.zeros((2, 4))))
-    assert np.array_equal(envs.last_observations(), first)
 
 
 def test_the_program_makes_them_by_a_factory():

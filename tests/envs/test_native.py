@@ -28,7 +28,8 @@ from mpi_rollout.core.reproducibility import Reproducibility
 from mpi_rollout.core.seeding import episode_seeds, seed_of_slice
 from mpi_rollout.envs import jax_slices
 from mpi_rollout.envs.env_maker import EnvMaker, make_slice
-from mpi_rollout.envs.native import NativeVectorEnv, env_seeds
+from mpi_rollout.envs.native import NativeVectorEnv
+from mpi_rollout.envs.native_makers import env_seeds
 from mpi_rollout.envs.rollout import Rollout, as_rollout
 from mpi_rollout.errors import UsageError
 

@@ -7,7 +7,7 @@ from native_envs import seeded
 from mpi_rollout.core.reproducibility import Reproducibility
 from mpi_rollout.core.seeding import episode_seeds
 from mpi_rollout.envs.env_maker import EnvMaker
-from mpi_rollout.envs.native import takes_episode_seeds
+from mpi_rollout.envs.native_makers import takes_episode_seeds
 from mpi_rollout.errors import UsageError
 
 SEED, NUM_STEPS, SOME = 5, 60, range(3, 8)

@@ -3,17 +3,76 @@
 The functions are what `--env-factory` names.  JAX is imported when envs are made.
 """
 
+from difflib import get_close_matches
 from functools import lru_cache
 from importlib import import_module
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
-from gymnasium.spaces import Space
+import numpy as np
+from gymnasium import spaces
 from gymnasium.vector import VectorEnv
 
-from mpi_rollout.envs.jax_slices.functional import FunctionalEnv
-from mpi_rollout.errors import UsageError, first_line
+from mpi_rollout.errors import Field, UsageError, first_line
 
 INSTALLS = {"jax": "'mpi_rollout[jax]'", "gymnax": "gymnax six", "brax": "brax"}
+Key: TypeAlias = Any  # A key of `jax.random`.
+State: TypeAlias = Any  # A tree of arrays.
+Array: TypeAlias = Any
+
+
+class FunctionalEnv(Protocol):
+    """One env as two pure functions, which JAX can compile and map over many envs.
+
+    The observation is as the observation space nests it: an array, or dicts and tuples of arrays.  The state is any
+    tree of arrays; those that `step` returns have the shapes and dtypes of those that `reset` returns.
+    """
+
+    def reset(self, key: Key) -> tuple[Any, State]:
+        """Return the first observation and the state of an episode."""
+
+    def step(self, key: Key, state: State, action: Any) -> tuple[Any, State, Array, Array, dict[str, Any]]:
+        """Return the observation, the next state, the reward, whether the episode is over, and infos.
+
+        Where a time limit of its own may end an episode, the info "truncated" tells that.  An episode that is over
+        and not truncated is terminated, unless the info "terminated" says more: an episode may be both.  Other infos
+        are not used.  The env does not reset by itself.
+        """
+
+
+class GymnaxEnv:
+    """An env of gymnax with its parameters, without its own automatic reset."""
+
+    def __init__(self, env: Any, params: Any) -> None:
+        self._env, self._params = env, params
+        self.observation_space = space_of_gymnax(env.observation_space(params))
+        self.action_space = space_of_gymnax(env.action_space(params))
+
+    def reset(self, key: Key) -> tuple[Any, State]:
+        return self._env.reset_env(key, self._params)
+
+    def step(self, key: Key, state: State, action: Any) -> tuple[Any, State, Array, Array, dict[str, Any]]:
+        observation, after, reward, terminated, _ = self._env.step_env(key, state, action, self._params)
+        truncated = self._env.is_truncated(after, self._params)
+        return observation, after, reward, terminated | truncated, {"terminated": terminated, "truncated": truncated}
+
+
+class BraxEnv:
+    """An env of brax, or one with the same functions, such as MuJoCo Playground's: `reset(key)`, `step(state, action)`.
+
+    It must be one without wrappers that reset or end episodes.
+    """
+
+    def __init__(self, env: Any) -> None:
+        self._env = env
+        self.action_space = spaces.Box(-1.0, 1.0, (env.action_size,), np.float32)
+
+    def reset(self, key: Key) -> tuple[Any, State]:
+        state = self._env.reset(key)
+        return state.obs, state
+
+    def step(self, key: Key, state: State, action: Any) -> tuple[Any, State, Array, Array, dict[str, Any]]:
+        after = self._env.step(state, action)
+        return after.obs, after, after.reward, after.done, {}
 
 
 def jax_slice(
@@ -21,8 +80,8 @@ def jax_slice(
     env_indices: range,
     seed: int,
     *,
-    observation_space: Space | None = None,
-    action_space: Space | None = None,
+    observation_space: spaces.Space | None = None,
+    action_space: spaces.Space | None = None,
     max_episode_steps: int | None = None,
 ) -> VectorEnv:
     """Return the envs with these indices of a functional env, compiled by JAX.
@@ -34,7 +93,7 @@ def jax_slice(
     Parameters
     ----------
     env
-        It has `reset(key)` and `step(key, state, action)`, see `functional.FunctionalEnv`.  Code that was compiled for
+        It has `reset(key)` and `step(key, state, action)`, see `FunctionalEnv`.  Code that was compiled for
         an env is used again for the same object.
     env_indices
         The indices of these envs among all envs of a job.
@@ -105,17 +164,28 @@ def _frozen(kwargs: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
 @lru_cache(maxsize=16)  # The same object again, for whose sake nothing is compiled again.
 def _gymnax_env(task: str, params: tuple[tuple[str, Any], ...], kwargs: tuple[tuple[str, Any], ...]) -> FunctionalEnv:
     _imported("jax", "jax")
-    return import_module("mpi_rollout.envs.jax_slices.libraries").gymnax_env(
-        _imported("gymnax", "gymnax"), task, dict(params), dict(kwargs)
-    )
+    library = _imported("gymnax", "gymnax")
+    _check_task("gymnax", task, list(library.registered_envs))
+    if not hasattr(library.environments.environment.Environment, "is_truncated"):
+        raise UsageError("envs of gymnax before 1.0 do not tell time limits from other ends; pip install -U gymnax")
+    try:
+        env, default = library.make(task, **dict(kwargs))
+        return GymnaxEnv(env, default.replace(**dict(params)))
+    except TypeError as error:
+        what = f" {dict(params + kwargs)} do not fit {task} of gymnax: {first_line(error)}"
+        raise UsageError(Field("env_kwargs"), what) from error
 
 
 @lru_cache(maxsize=16)
 def _brax_env(task: str, kwargs: tuple[tuple[str, Any], ...]) -> FunctionalEnv:
     _imported("jax", "jax")
-    return import_module("mpi_rollout.envs.jax_slices.libraries").brax_env(
-        _imported("brax.envs", "brax"), task, dict(kwargs)
-    )
+    library = _imported("brax.envs", "brax")
+    _check_task("brax", task, list(library._envs))  # There is no public list.
+    try:
+        return BraxEnv(library.get_environment(task, **dict(kwargs)))
+    except (TypeError, ValueError, AssertionError) as error:
+        what = f" {dict(kwargs)} do not fit {task} of brax: {first_line(error)}"
+        raise UsageError(Field("env_kwargs"), what) from error
 
 
 def _imported(module: str, package: str) -> Any:
@@ -124,3 +194,26 @@ def _imported(module: str, package: str) -> Any:
     except ImportError as error:
         needed = f"JAX envs need a package ({first_line(error)})"
         raise UsageError(f"{needed}; pip install {INSTALLS[package]}") from error
+
+
+def _check_task(library: str, task: str, known: list[str]) -> None:
+    if task in known:
+        return
+    near = get_close_matches(str(task), known, 3) or sorted(known)
+    raise UsageError(Field("env_kwargs"), f": {library} has no task {task!r}; there are {', '.join(near)}")
+
+
+def space_of_gymnax(space: Any) -> spaces.Space:
+    """Return Gymnasium's space for one of gymnax's."""
+    kind = type(space).__name__
+    if kind == "Discrete":
+        return spaces.Discrete(int(space.n))
+    if kind == "Box":
+        shape, dtype = tuple(space.shape), np.dtype(space.dtype)
+        low, high = (np.broadcast_to(np.asarray(bound, dtype), shape).copy() for bound in (space.low, space.high))
+        return spaces.Box(low, high, shape, dtype)
+    if kind == "Dict":
+        return spaces.Dict({name: space_of_gymnax(part) for name, part in space.spaces.items()})
+    if kind == "Tuple":
+        return spaces.Tuple([space_of_gymnax(part) for part in space.spaces])
+    raise UsageError(f"spaces {kind} of gymnax are not known, got {space}")

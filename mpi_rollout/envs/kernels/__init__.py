@@ -1,25 +1,15 @@
-"""Natively vectorized envs of this project's own: kernels that take a whole fragment of steps in one call.
+"""CartPole as natively vectorized envs of this project's own: kernels that take a whole fragment in one call.
 
-Importing this folder registers them with Gymnasium, and loads none of the packages that they need:
-
-* `mpi_rollout/CartPoleNumba-v0`: one CPU core,
-* `mpi_rollout/CartPoleTorch-v0`: any device of torch,
-* `mpi_rollout/CartPoleCUDA-v0`: one CUDA thread for each env.
-
-Their random numbers are functions of (seed, env index, episode).  So the data do not depend on how
-the envs are divided.
+Importing this folder registers them with Gymnasium, and loads none of the packages that they need.  Their random
+numbers are functions of (seed, env index, episode), so the data do not depend on how the envs are divided.
 """
 
 import gymnasium
 
-_MAKERS = {
-    "mpi_rollout/CartPoleNumba-v0": "numba_envs",
-    "mpi_rollout/CartPoleTorch-v0": "torch_envs",
-    "mpi_rollout/CartPoleCUDA-v0": "cuda_envs",
-}
-for _env_id, _maker in _MAKERS.items():
+_MAKERS = {"Numba": "numba_envs", "Torch": "torch_envs", "CUDA": "cuda_envs"}
+for _device, _maker in _MAKERS.items():
     gymnasium.register(
-        id=_env_id,
+        id=f"mpi_rollout/CartPole{_device}-v0",
         entry_point="mpi_rollout.envs.kernels.single:CartPoleEnv",
         vector_entry_point=f"mpi_rollout.envs.kernels.cartpole:{_maker}",
         max_episode_steps=500,
@@ -41,4 +31,4 @@ def prepare() -> None:
     """
     from mpi_rollout.envs.kernels.cartpole import Task, make_device
 
-    make_device("numba", Task(), {})
+    make_device("numba", Task())

@@ -1,7 +1,6 @@
 """CartPole as one vector env: its table of states, on whichever device steps it."""
 
 import warnings
-from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from typing import Any, NamedTuple, Protocol
@@ -9,28 +8,31 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from gymnasium.spaces import Box, Discrete
 
-from mpi_rollout.envs.kernels.dynamics import THETA_LIMIT, X_LIMIT, key_words, philox, start_value
+from mpi_rollout.envs.kernels.single import (
+    HIGH,
+    MOST_ENVS,
+    MOST_SEED,
+    check,
+    is_semi_implicit,
+    key_words,
+    philox,
+    start_value,
+)
 from mpi_rollout.envs.rollout import RolloutColumns
-from mpi_rollout.envs.slice_env import SliceVectorEnv, checked_integer
+from mpi_rollout.envs.slice_env import SliceVectorEnv
 from mpi_rollout.errors import UsageError
 from mpi_rollout.exchange.world import claimed_local_rank, claimed_local_size
 
-INTEGRATORS = {"euler": False, "semi-implicit euler": True}
 LONGEST = 2**31 - 1  # Steps are counted in 32 bits.
-MOST_SEED = 2**64 - 1
-MOST_ENVS = 2**32  # The index of an env is one word of a counter.
-HIGH = np.array([2 * X_LIMIT, np.inf, 2 * THETA_LIMIT, np.inf], np.float32)
-# The module, its class, the package it needs, which is also the name of an extra, and what it takes besides a task.
-DEVICES = {
+# The module and its class, and what it takes besides a task.  A device's name is that of the extra it needs, too.
+DEVICES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "numba": ("numba_cpu", "NumbaDevice", ()),
     "torch": ("torch_tensors", "TorchDevice", ("device",)),
     "cuda": ("numba_cuda", "CUDADevice", ("device", "threads_per_block")),
 }
-check = partial(checked_integer, "CartPole")
 
 
-@dataclass(frozen=True)
-class Task:
+class Task(NamedTuple):
     """A CartPole, and how many envs of it; `first_env` is the index of the first one among all envs of a job."""
 
     num_envs: int = 1
@@ -56,7 +58,7 @@ def new_table(num_envs: int) -> Table:
 
 
 class Device(Protocol):
-    """What steps the envs of a task.  Its `key` is that of all random numbers."""
+    """What steps the envs of a task; `key` is that of all random numbers."""
 
     key: tuple[int, int]
 
@@ -111,12 +113,7 @@ def make_envs(
 ) -> SliceVectorEnv:
     """Make envs with the spaces, dynamics, rewards and ends of Gymnasium's CartPole-v1, and other random numbers.
 
-    Parameters
-    ----------
-    device_kind
-        "numba", "torch" or "cuda".
-    seed, first_env, ..., threads_per_block
-        See docs/how-to/native-envs.md.
+    `device_kind` is one of `DEVICES`.  See docs/how-to/native-envs.md for the others.
 
     Raises
     ------
@@ -127,12 +124,12 @@ def make_envs(
     first_env = check("first_env", first_env, 0, MOST_ENVS - num_envs)
     limit = check("max_episode_steps", max_episode_steps, 1, LONGEST)
     task = Task(num_envs, first_env, limit, is_semi_implicit(kinematics_integrator), bool(sutton_barto_reward))
-    given = {"device": device, "threads_per_block": threads_per_block}
-    backend = CartPoleBackend(task, make_device(device_kind, task, given))
-    return SliceVectorEnv(backend, range(first_env, first_env + num_envs), seed, Box(-HIGH, HIGH), Discrete(2))
+    made = make_device(device_kind, task, device=device, threads_per_block=threads_per_block)
+    indices = range(first_env, first_env + num_envs)
+    return SliceVectorEnv(CartPoleBackend(task, made), indices, seed, Box(-HIGH, HIGH), Discrete(2))
 
 
-def make_device(kind: str, task: Task, options: dict[str, Any]) -> Device:
+def make_device(kind: str, task: Task, **options: object) -> Device:
     """Make what steps the envs of a task.  Options that are None are left out."""
     module, class_name, taken = DEVICES[kind]
     given = {name: value for name, value in options.items() if value is not None}
@@ -144,14 +141,6 @@ def make_device(kind: str, task: Task, options: dict[str, Any]) -> Device:
         raise UsageError(f"CartPole on {kind} needs a package ({error}); pip install 'mpi_rollout[{kind}]'") from error
     made: Device = device_class(task, **given)
     return made
-
-
-def is_semi_implicit(kinematics_integrator: object) -> bool:
-    """Return what an integrator's name means, or raise UsageError."""
-    if not isinstance(kinematics_integrator, str) or kinematics_integrator not in INTEGRATORS:
-        names = " or ".join(map(repr, INTEGRATORS))
-        raise UsageError(f"kinematics_integrator of CartPole must be {names}, got {kinematics_integrator!r}")
-    return INTEGRATORS[kinematics_integrator]
 
 
 def own_device(num_devices: int) -> int | None:

@@ -22,7 +22,7 @@ import numpy as np
 from numba import njit, types
 from numpy.lib.stride_tricks import as_strided
 
-from mpi_rollout.envs.kernels import dynamics
+from mpi_rollout.envs.kernels import single
 from mpi_rollout.envs.kernels.cartpole import Table, Task, new_table
 from mpi_rollout.envs.rollout import RolloutColumns
 from mpi_rollout.envs.slice_env import has_rows
@@ -32,14 +32,15 @@ LONGEST_COMPILING_S = 60.0  # It takes a quarter of that on a busy core.
 # Without NumPy's error model each division has a branch, and nothing is vectorized.
 OPTIONS: Any = {"error_model": "numpy", "nogil": True, "fastmath": False}
 _compiled = njit(**OPTIONS)
-_moved, _is_outside = _compiled(dynamics.moved), _compiled(dynamics.is_outside)
-_philox, _start_value = _compiled(dynamics.philox), _compiled(dynamics.start_value)
+_moved, _is_outside = _compiled(single.moved), _compiled(single.is_outside)
+_philox, _start_value = _compiled(single.philox), _compiled(single.start_value)
 
 # The flat arrays that rows are in: actions (64 and 8 bits), observations, rewards (64 and 32 bits), flags.
-BOOL, UINT8, INT64 = map(np.dtype, (np.bool_, np.uint8, np.int64))
+UINT8, INT64 = np.dtype(np.uint8), np.dtype(np.int64)
 KINDS = (np.int64, np.uint8, np.float32, np.float64, np.float32, np.uint8, np.uint8)
 ACTIONS, ACTIONS_8, OBSERVATIONS, REWARDS, REWARDS_32, TERMINATIONS, TRUNCATIONS = range(len(KINDS))
 NOBODY_READS = -1  # The pitch of rows that do not exist.
+NONE = [np.zeros(0, kind) for kind in KINDS]
 # Places in `settings`, where the key has two.
 FIRST_ENV, MAX_EPISODE_STEPS, IS_SEMI_IMPLICIT, IS_SUTTON_BARTO, KEY = range(5)
 _FLAT = [
@@ -180,7 +181,7 @@ def compiled_kernel() -> Callable[..., None]:
     """
     compiler = partial(njit, SIGNATURE, **OPTIONS)
     try:
-        fingerprint = int.from_bytes(hashlib.sha256(getsource(dynamics).encode()).digest()[:7], "big")
+        fingerprint = int.from_bytes(hashlib.sha256(getsource(single).encode()).digest()[:7], "big")
         with _first_compiles(f"{fingerprint:x}-{numba.__version__}"):
             return compiler(cache=True)(_kernel(fingerprint))
     except OSError:  # The disk is full, or there are no sources.
@@ -201,20 +202,15 @@ def _first_compiles(name: str) -> Iterator[None]:
     descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     with os.fdopen(descriptor, "r+b") as file:
         until = monotonic() + LONGEST_COMPILING_S
-        while not (is_compiled := os.fstat(descriptor).st_size) and not _locked(descriptor) and monotonic() < until:
-            sleep(0.05)
+        while not (is_compiled := os.fstat(descriptor).st_size) and monotonic() < until:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                sleep(0.05)
         yield
         if not is_compiled:
             file.write(b"1")
-
-
-def _locked(descriptor: int) -> bool:
-    """Take the lock, if no other process has it."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 class NumbaDevice:
@@ -222,8 +218,7 @@ class NumbaDevice:
 
     def __init__(self, task: Task) -> None:
         self._kernel, self._table, self.key = compiled_kernel(), new_table(task.num_envs), (0, 0)
-        facts = (task.first_env, task.max_episode_steps, task.is_semi_implicit, task.sutton_barto_reward, 0, 0)
-        self._settings = np.array(facts, np.int64)
+        self._settings = np.array([*task[1:], 0, 0], np.int64)
         self._unread = [(flags, 0) for flags in np.zeros((2, task.num_envs), np.uint8)]  # Flags are always written.
         self._states = *self._table[:3], self._table.ended.view(np.uint8), self._settings
         self._layouts: WeakKeyDictionary[RolloutColumns, tuple[list[np.ndarray], np.ndarray]] = WeakKeyDictionary()
@@ -244,27 +239,23 @@ class NumbaDevice:
             actions = np.ascontiguousarray(actions, INT64 if is_wide else UINT8)
         flat, pitch = _rows_of(actions)
         pitches[ACTIONS], pitches[ACTIONS_8] = (pitch, NOBODY_READS) if is_wide else (NOBODY_READS, pitch)
-        both = (flat, _NONE[ACTIONS_8]) if is_wide else (_NONE[ACTIONS], flat)
+        both = (flat, NONE[ACTIONS_8]) if is_wide else (NONE[ACTIONS], flat)
         self._kernel(*self._states, len(actions), *both, *outputs, pitches)
 
     def _layout(self, columns: RolloutColumns) -> tuple[list[np.ndarray], np.ndarray]:
         """Return the flat arrays of outputs; the pitches of actions and of these."""
         is_double = columns.rewards is not None and columns.rewards.dtype == np.float64
-        wide, narrow = (columns.rewards, None) if is_double else (None, columns.rewards)
-        results = [(array, (_NONE[REWARDS + i], NOBODY_READS)) for i, array in enumerate((wide, narrow))]
-        flags = zip((columns.terminations, columns.truncations), self._unread, strict=True)
-        arrays = [(columns.observations, (_NONE[OBSERVATIONS], NOBODY_READS)), *results, *flags]
-        rows = [unread if array is None else _rows_of(array) for array, unread in arrays]
+        rewards = (columns.rewards, None) if is_double else (None, columns.rewards)
+        arrays = columns.observations, *rewards, columns.terminations, columns.truncations
+        unread = *((flat, NOBODY_READS) for flat in NONE[OBSERVATIONS:TERMINATIONS]), *self._unread
+        rows = [none if array is None else _rows_of(array) for array, none in zip(arrays, unread, strict=True)]
         return [flat for flat, _ in rows], np.array([0, 0, *(pitch for _, pitch in rows)])
 
 
 def _rows_of(array: np.ndarray) -> Rows:
     """Return the rows of an array whose rows are C-contiguous, without a copy; bool becomes uint8."""
-    array = array.view(UINT8) if array.dtype == BOOL else array
+    array = array.view(np.uint8) if array.dtype == np.bool_ else array
     pitch = array.strides[0] // array.itemsize
     if array.flags.c_contiguous:
         return array.reshape(-1), pitch
     return as_strided(array, ((len(array) - 1) * pitch + array[0].size,), (array.itemsize,)), pitch
-
-
-_NONE = [np.zeros(0, kind) for kind in KINDS]

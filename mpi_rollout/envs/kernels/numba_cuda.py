@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numba import config, cuda
 
-from mpi_rollout.envs.kernels import dynamics
-from mpi_rollout.envs.kernels.cartpole import Table, Task, check, new_table, own_device
+from mpi_rollout.envs.kernels import single
+from mpi_rollout.envs.kernels.cartpole import Table, Task, new_table, own_device
 from mpi_rollout.envs.rollout import RolloutColumns
 from mpi_rollout.errors import UsageError
 
@@ -27,8 +27,8 @@ NO_DEVICE = (
 )
 
 _on_device = cuda.jit(device=True)
-_moved, _is_outside = _on_device(dynamics.moved), _on_device(dynamics.is_outside)
-_philox, _start_value = _on_device(dynamics.philox), _on_device(dynamics.start_value)
+_moved, _is_outside = _on_device(single.moved), _on_device(single.is_outside)
+_philox, _start_value = _on_device(single.philox), _on_device(single.start_value)
 
 
 @cache
@@ -76,7 +76,7 @@ def rollout(
 
 def check_threads(threads_per_block: object) -> int:
     """Return the threads of a block, or raise UsageError: they are whole warps, which the simulator would not ask."""
-    threads = check("threads_per_block", threads_per_block, WARP, MOST_THREADS)
+    threads = single.check("threads_per_block", threads_per_block, WARP, MOST_THREADS)
     if threads % WARP:
         raise UsageError(f"threads_per_block of CartPole must be a multiple of {WARP}, got {threads}")
     return threads
@@ -91,7 +91,7 @@ def check_device(device: object) -> int | None:
         raise UsageError(NO_DEVICE)
     if device is None:
         return own_device(len(cuda.gpus))
-    return check("device", device, 0, len(cuda.gpus) - 1)
+    return single.check("device", device, 0, len(cuda.gpus) - 1)
 
 
 class CUDADevice:
@@ -115,7 +115,7 @@ class CUDADevice:
             self._stream = cuda.stream()
             self._table = Table(*map(cuda.to_device, new_table(task.num_envs)))
             self._reserve(1, [])
-            self._launch(0, num_blocks=1)  # It compiles in its first launch: not amid a run.
+            self._launch(0, num_blocks=1)  # It compiles in its first launch: not during a run.
 
     def _chosen(self) -> AbstractContextManager[Any]:
         return nullcontext() if self._device is None else cuda.gpus[self._device]
@@ -159,6 +159,5 @@ class CUDADevice:
             np.copyto(getattr(columns, name)[: len(host)], host, casting="unsafe")
 
     def _launch(self, num_rows: int, num_blocks: int) -> None:
-        task, launch = self._task, self._kernel[num_blocks, self._threads, self._stream]
-        facts = task.first_env, task.max_episode_steps, task.is_semi_implicit, task.sutton_barto_reward, *self.key
-        launch(*self._table, *facts, num_rows, self._actions[1], *self._outputs.values())
+        launch = self._kernel[num_blocks, self._threads, self._stream]
+        launch(*self._table, *self._task[1:], *self.key, num_rows, self._actions[1], *self._outputs.values())

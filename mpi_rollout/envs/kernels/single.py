@@ -1,5 +1,13 @@
-"""CartPole as one env in Python: the reference for each device.  It needs neither Numba nor torch."""
+"""CartPole's random numbers, its dynamics, and one env in Python: the reference for each device.
 
+The functions take Python's numbers, arrays and tensors, and are what Numba compiles.  The dynamics are those of Barto,
+Sutton and Anderson (1983), with the constants and the operations of Gymnasium: additions, multiplications and divisions
+only.  So each machine gives the same bits, as long as its compiler fuses no multiplication with an addition, which
+those for CPUs never do.
+"""
+
+import math
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -7,13 +15,103 @@ import numpy as np
 from gymnasium.error import ResetNeeded
 from gymnasium.spaces import Box, Discrete
 
-from mpi_rollout.envs.kernels.cartpole import HIGH, MOST_ENVS, MOST_SEED, check, is_semi_implicit
-from mpi_rollout.envs.kernels.dynamics import is_outside, key_words, moved, philox, start_value
-from mpi_rollout.errors import ActionError
+from mpi_rollout.envs.inputs import Info
+from mpi_rollout.envs.slice_env import checked_integer
+from mpi_rollout.errors import ActionError, UsageError
+
+WORD = 0xFFFFFFFF
+MULTIPLIER_0, MULTIPLIER_1 = 0xD2511F53, 0xCD9E8D57
+WEYL_0, WEYL_1 = 0x9E3779B9, 0xBB67AE85
+NUM_ROUNDS = 10
+
+GRAVITY = 9.8
+MASS_POLE = 0.1
+TOTAL_MASS = MASS_POLE + 1.0
+HALF_LENGTH = 0.5
+POLE_MASS_LENGTH = MASS_POLE * HALF_LENGTH
+FORCE = 10.0
+TAU = 0.02  # Seconds.
+X_LIMIT = 2.4
+THETA_LIMIT = 12 * 2 * math.pi / 360
+RESET_BOUND = 0.05
+
+MOST_SEED = 2**64 - 1
+MOST_ENVS = 2**32  # The index of an env is one word of a counter.
+HIGH = np.array([2 * X_LIMIT, np.inf, 2 * THETA_LIMIT, np.inf], np.float32)
+INTEGRATORS = {"euler": False, "semi-implicit euler": True}
+check = partial(checked_integer, "CartPole")
+
+
+def philox(word_0, word_1, word_2, word_3, key_0, key_1):
+    """Return the four 32-bit words of one block of Philox4x32-10 (Salmon et al. 2011, "Random123").
+
+    Products of two 32-bit words do not fit into a signed 64-bit integer.  They wrap around, and the words that the
+    masks take are right all the same.
+
+    Parameters
+    ----------
+    word_0, word_1, word_2, word_3
+        The counter: integers from 0 to 2**32 - 1, or arrays or tensors of int64 with such values.  For an episode's
+        beginning they are the index of the env, the number of the episode, 0 and 0.
+    key_0, key_1
+        The key, integers of the same range.
+    """
+    for _ in range(NUM_ROUNDS):
+        product_0, product_1 = MULTIPLIER_0 * word_0, MULTIPLIER_1 * word_2
+        word_0, word_2 = ((product_1 >> 32) & WORD) ^ word_1 ^ key_0, ((product_0 >> 32) & WORD) ^ word_3 ^ key_1
+        word_1, word_3 = product_1 & WORD, product_0 & WORD
+        key_0, key_1 = (key_0 + WEYL_0) & WORD, (key_1 + WEYL_1) & WORD
+    return word_0, word_1, word_2, word_3
+
+
+def key_words(seed: int) -> tuple[int, int]:
+    """Return the key of a seed, 0 <= seed < 2**64: its low and its high 32 bits."""
+    return seed & WORD, seed >> 32
+
+
+def start_value(word):
+    """Return a value of an episode's first state, uniform in (-0.05, 0.05), from a random 32-bit word."""
+    return (word + 0.5) * (2.0**-32 * (2.0 * RESET_BOUND)) - RESET_BOUND
+
+
+def moved(x, x_dot, theta, theta_dot, action, is_semi_implicit):
+    """Return the state `TAU` seconds later, under action 0 (push to the left) or 1 (to the right).
+
+    Sine and cosine are Taylor polynomials of degree 11 and 12.  For |theta| <= 0.2095, beyond which an episode has
+    ended, they differ from the C library's by one unit in the last place at most, in less than one of a hundred values.
+    """
+    square = theta * theta
+    sine = theta + theta * square * (
+        -1 / 6 + square * (1 / 120 + square * (-1 / 5040 + square * (1 / 362880 + square * (-1 / 39916800))))
+    )
+    tail = 1 / 24 + square * (-1 / 720 + square * (1 / 40320 + square * (-1 / 3628800 + square * (1 / 479001600))))
+    cosine = 1.0 - (square * 0.5 - square * square * tail)
+    force = action * (2.0 * FORCE) - FORCE
+    push = (force + POLE_MASS_LENGTH * (theta_dot * theta_dot) * sine) / TOTAL_MASS
+    inertia = HALF_LENGTH * (4.0 / 3.0 - MASS_POLE * (cosine * cosine) / TOTAL_MASS)
+    theta_acc = (GRAVITY * sine - cosine * push) / inertia
+    x_acc = push - POLE_MASS_LENGTH * theta_acc * cosine / TOTAL_MASS
+    x_dot_after, theta_dot_after = x_dot + TAU * x_acc, theta_dot + TAU * theta_acc
+    if is_semi_implicit:  # Positions change with the new velocities.
+        return x + TAU * x_dot_after, x_dot_after, theta + TAU * theta_dot_after, theta_dot_after
+    return x + TAU * x_dot, x_dot_after, theta + TAU * theta_dot, theta_dot_after
+
+
+def is_outside(x, theta):
+    """Tell whether the cart has left its track, or the pole has fallen."""
+    return (x < -X_LIMIT) | (x > X_LIMIT) | (theta < -THETA_LIMIT) | (theta > THETA_LIMIT)
+
+
+def is_semi_implicit(kinematics_integrator: object) -> bool:
+    """Return what an integrator's name means, or raise UsageError."""
+    if not isinstance(kinematics_integrator, str) or kinematics_integrator not in INTEGRATORS:
+        names = " or ".join(map(repr, INTEGRATORS))
+        raise UsageError(f"kinematics_integrator of CartPole must be {names}, got {kinematics_integrator!r}")
+    return INTEGRATORS[kinematics_integrator]
 
 
 class CartPoleEnv(gymnasium.Env[np.ndarray, np.int64]):
-    """One env of `cartpole.make_envs`, with the same arguments and bytes.
+    """One env of `cartpole.make_envs`, with the same arguments and bytes; it needs neither Numba nor torch.
 
     `reset` begins its next episode, or episode 0 of another seed.  It has no time limit: `gymnasium.make` adds one.
     `first_env` is its index among all envs of a job; `device` and `threads_per_block` are not used.
@@ -38,18 +136,15 @@ class CartPoleEnv(gymnasium.Env[np.ndarray, np.int64]):
         self._episode, self._is_running = -1, False
         self._state: tuple[float, ...] = (0.0, 0.0, 0.0, 0.0)
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[np.ndarray, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, Info]:
         super().reset(seed=seed)
         if seed is not None:
             self._key, self._episode = key_words(check("seed", seed, 0, MOST_SEED)), -1
-        self._episode += 1
+        self._episode, self._is_running = self._episode + 1, True
         self._state = tuple(map(start_value, philox(self._env_index, self._episode, 0, 0, *self._key)))
-        self._is_running = True
         return np.array(self._state, np.float32), {}
 
-    def step(self, action: int | np.int64) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+    def step(self, action: int | np.int64) -> tuple[np.ndarray, float, bool, bool, Info]:
         if not self._is_running:
             raise ResetNeeded("reset the env before the first step of an episode")
         if not self.action_space.contains(action):

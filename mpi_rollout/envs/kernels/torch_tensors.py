@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mpi_rollout.envs.kernels import dynamics
+from mpi_rollout.envs.kernels import single
 from mpi_rollout.envs.kernels.cartpole import Table, Task, new_table, own_device
 from mpi_rollout.envs.rollout import RolloutColumns
 from mpi_rollout.errors import UsageError, first_line
@@ -74,10 +74,10 @@ class TorchDevice:
         """Take one step with actions (num_envs,) of float64; return its outcome, by the names of columns."""
         states, steps, episodes, began = self._table
         x, x_dot, theta, theta_dot = states
-        x, x_dot, theta, theta_dot = dynamics.moved(x, x_dot, theta, theta_dot, actions, self._task.is_semi_implicit)
+        x, x_dot, theta, theta_dot = single.moved(x, x_dot, theta, theta_dot, actions, self._task.is_semi_implicit)
         states = torch.stack((x, x_dot, theta, theta_dot))
         steps += 1
-        terminations = dynamics.is_outside(x, theta) & ~began
+        terminations = single.is_outside(x, theta) & ~began
         truncations = (steps >= self._task.max_episode_steps) & ~began
         # On a CPU only these envs' numbers are drawn.  To know them, a host would have to wait for another device.
         places: Any = began.nonzero().flatten() if self._is_on_host else slice(None)
@@ -92,5 +92,5 @@ class TorchDevice:
 
     def _starts(self, indices: torch.Tensor, episodes: torch.Tensor) -> torch.Tensor:
         zeros = torch.zeros_like(indices)
-        words = dynamics.philox(indices, episodes, zeros, zeros, *self.key)
-        return dynamics.start_value(torch.stack(words).double())
+        words = single.philox(indices, episodes, zeros, zeros, *self.key)
+        return single.start_value(torch.stack(words).double())

@@ -39,7 +39,7 @@ def test_a_second_process_loads_what_the_first_has_compiled_unless_the_dynamics_
     copy_of_package(tmp_path)
     first, second = (outcome(tmp_path, NUMBA_CACHE_DIR=str(tmp_path / "cache")) for _ in range(2))
     assert first[0] == "cached 0 1" and second[0] == "cached 1 1" and first[1] == second[1]
-    dynamics = tmp_path / "mpi_rollout" / "envs" / "kernels" / "dynamics.py"
+    dynamics = tmp_path / "mpi_rollout" / "envs" / "kernels" / "single.py"
     dynamics.write_text(dynamics.read_text().replace("GRAVITY = 9.8", "GRAVITY = 1.6"))
     lines = outcome(tmp_path, NUMBA_CACHE_DIR=str(tmp_path / "cache"))
     assert lines[0] == "cached 0 1"

@@ -4,11 +4,8 @@ import subprocess
 import sys
 
 import gymnasium
-import numpy as np
 import pytest
 from jobs import job_environment
-
-from mpi_rollout.envs.env_maker import EnvMaker
 
 pytestmark = pytest.mark.any_mpi
 
@@ -55,11 +52,3 @@ def test_the_single_env_comes_with_the_time_limit(env_id: str):
     env = gymnasium.make(env_id)
     assert env.spec is not None and env.spec.max_episode_steps == 500 and not env.spec.kwargs
     assert env.reset()[0].shape == (4,)
-
-
-def test_the_program_makes_the_vector_env():
-    pytest.importorskip("numba")
-    kwargs = {"sutton_barto_reward": True}
-    envs = EnvMaker("mpi_rollout/CartPoleNumba-v0", kwargs, "vector_entry_point").native(range(3, 7))
-    assert envs.num_envs == 4 and envs.reset()[0].shape == (4, 4)
-    assert np.array_equal(envs.step(np.zeros(4, int))[1], np.zeros(4)) and envs.spec is not None

@@ -6,9 +6,9 @@ import pytest
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv as GymnasiumsCartPole
 from gymnasium.error import ResetNeeded
 from gymnasium.utils.env_checker import check_env
-from kernel_checks import INTEGRATORS
+from kernel_checks import INTEGRATORS, KNOWN_ANSWERS
 
-from mpi_rollout.envs.kernels.single import CartPoleEnv
+from mpi_rollout.envs.kernels.single import CartPoleEnv, key_words, philox
 from mpi_rollout.errors import ActionError, UsageError
 
 pytestmark = pytest.mark.any_mpi
@@ -102,3 +102,13 @@ def test_wrong_arguments_are_named():
         CartPoleEnv(seed=-1)
     with pytest.raises(UsageError, match="kinematics_integrator of CartPole must be 'euler' or 'semi-implicit euler'"):
         CartPoleEnv(kinematics_integrator="runge-kutta")
+
+
+@pytest.mark.parametrize(("counter", "key", "words"), KNOWN_ANSWERS)
+def test_random_numbers_are_those_of_random123(counter, key, words):
+    """Devices are compared with the env in Python; so their numbers are these as well."""
+    assert philox(*counter, *key) == words
+
+
+def test_a_seed_of_64_bits_is_two_words():
+    assert key_words(0x0123456789ABCDEF) == (0x89ABCDEF, 0x01234567)

@@ -1,0 +1,198 @@
+"""Making natively vectorized envs: by a vector entry point of Gymnasium, by EnvPool, or by a factory of the user."""
+
+import re
+from collections.abc import Callable, Mapping
+from difflib import get_close_matches
+from importlib import import_module
+from importlib.metadata import version
+from inspect import signature
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.envs.registration import load_env_creator
+from gymnasium.vector import AutoresetMode, VectorEnv
+
+from mpi_rollout.core.reproducibility import Reproducibility
+from mpi_rollout.core.seeding import episode_seeds, seed_of_slice
+from mpi_rollout.core.spaces import leaves
+from mpi_rollout.envs.native import SEEDS_31_BITS, NativeVectorEnv, PoolVectorEnv, SeededEpisodes, SeededWhenMade
+from mpi_rollout.errors import Field, UsageError, first_line
+
+NEEDED = "num_envs", "single_observation_space", "single_action_space"  # Of a factory's envs.
+MASKED_RESETS = [0, 12, 1]  # The first ale-py whose resets of some envs do not hang.
+SYNC = Field("vectorization_mode"), " sync"
+GIVEN_BY_THE_RUN: dict[str, tuple[str, ...]] = {
+    "num_envs": ("it is the rank's share of ", Field("num_envs")),
+    "seed": ("it comes from --seed, or in a trainer from reset(seed=...)",),
+    "first_env": ("each rank has its own",),
+    "batch_size": ("all envs of a rank are stepped at once",),
+}
+
+
+def of_entry_point(env_id: str, kwargs: Mapping[str, Any], indices: range, num_threads: int) -> NativeVectorEnv:
+    """Make envs by a vector entry point.
+
+    One with a parameter `first_env` gets the index of the slice's first env, and then promises what its attribute
+    `reproducibility` says.  ALE's get threads, and a seed for each episode or env.  Others share a generator.
+    """
+    options = dict(kwargs)
+    parameters = _parameters_of(env_id)
+    is_ale = env_id.rpartition(":")[2].startswith("ALE/")
+    if "first_env" in parameters:
+        options["first_env"] = indices.start
+    elif is_ale:
+        options.setdefault("num_threads", num_threads)
+    has_episode_seeds = is_ale and takes_episode_seeds(options.pop("episode_seeds", None), version("ale-py"))
+    envs = gymnasium.make_vec(env_id, len(indices), vectorization_mode="vector_entry_point", **options)
+    if has_episode_seeds:
+        return SeededEpisodes(envs, indices)
+    if is_ale:
+        return NativeVectorEnv(envs, Reproducibility.ENV, lambda seed: np.array(env_seeds(seed, indices), np.int32))
+    promised = promised_by(envs.unwrapped, env_id)
+    if promised == Reproducibility.SLICE:
+        return NativeVectorEnv(envs, Reproducibility.SLICE, lambda seed: seed_of_slice(seed, indices))
+    return NativeVectorEnv(envs, promised)
+
+
+def promised_by(envs: VectorEnv, name: str) -> Reproducibility:
+    """Return what envs say of their random numbers; UsageError if it is no `Reproducibility`."""
+    promised = getattr(envs, "reproducibility", Reproducibility.SLICE)
+    try:
+        return Reproducibility(promised)
+    except ValueError as error:
+        allowed = ", ".join(Reproducibility)
+        raise UsageError(f"{name}: the attribute reproducibility must be one of {allowed}, got {promised!r}") from error
+
+
+def takes_episode_seeds(wanted: bool | None, ale_version: str) -> bool:
+    """Tell whether the episodes of ALE's envs are to have seeds of their own.
+
+    Each then costs a second reset, for which ALE loads its ROM again: 0.08 s, as long as 250 steps of an env.
+
+    Parameters
+    ----------
+    wanted
+        The argument `episode_seeds`; None takes them where this version can reset envs one by one.
+    """
+    can = [int(number) for number in re.findall(r"\d+", ale_version)[:3]] >= MASKED_RESETS
+    if wanted and not can:
+        what = f": episode_seeds needs ale-py {'.'.join(map(str, MASKED_RESETS))} or later, got {ale_version}"
+        raise UsageError(Field("env_kwargs"), what)
+    return can if wanted is None else bool(wanted)
+
+
+def _parameters_of(env_id: str) -> Mapping[str, object]:
+    """Return the parameters of a vector entry point; none where it does not say."""
+    module, _, registered = env_id.rpartition(":")
+    try:
+        if module:
+            import_module(module)
+        entry_point = gymnasium.spec(registered).vector_entry_point
+        if entry_point is None:
+            raise UsageError(Field("env"), f" {env_id} has no vectorized version registered; use ", *SYNC)
+        creator = load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
+        return signature(creator).parameters
+    except (gymnasium.error.Error, ImportError, TypeError, ValueError, AttributeError):
+        return {}  # What makes the envs says it better.
+
+
+def of_factory(
+    factory: Callable[..., Any], name: str, kwargs: Mapping[str, Any], indices: range, seed: int
+) -> NativeVectorEnv:
+    """Make envs by a factory of the user's: `factory(env_indices, seed) -> VectorEnv`; UsageError for other ones."""
+
+    def make(seed: int) -> VectorEnv:
+        envs = factory(indices, seed, **kwargs)
+        if not isinstance(envs, VectorEnv):
+            raise UsageError(f"{name} must return a gymnasium.vector.VectorEnv, got {type(envs).__name__}")
+        for attribute in NEEDED:
+            if getattr(envs, attribute, None) is None:
+                raise UsageError(f"{name} must return envs with an attribute {attribute}, got none")
+        if envs.num_envs != len(indices):
+            raise UsageError(f"{name} must return {len(indices)} envs for these indices, got {envs.num_envs}")
+        return SeededEpisodes(envs, indices, seed) if getattr(envs, "takes_episode_seeds", False) else envs
+
+    made = make(seed)
+    return SeededWhenMade(made, make, seed, promised_by(made, name))
+
+
+def of_envpool(task: str, kwargs: Mapping[str, Any], indices: range, seed: int, num_threads: int) -> NativeVectorEnv:
+    """Make a pool of EnvPool's; each env has a seed of its own."""
+
+    def make(seed: int) -> VectorEnv:
+        return _make_pool(task, kwargs, env_seeds(seed, indices), num_threads)
+
+    return SeededWhenMade(make(seed), make, seed, Reproducibility.ENV)
+
+
+def _make_pool(task: str, kwargs: Mapping[str, Any], seeds: list[int], num_threads: int) -> PoolVectorEnv:
+    """Make a pool of an env for each seed of 31 bits, or raise UsageError."""
+    try:
+        import envpool
+    except ImportError as error:
+        raise UsageError(
+            Field("vectorization_mode"), f" envpool: {first_line(error)}; pip install 'mpi_rollout[envpool]'"
+        ) from error
+    known = envpool.list_all_envs()
+    if task not in known:
+        raise UsageError(Field("env"), f" {task}: EnvPool has no such task{_near(task, known)}")
+    options = {"num_threads": num_threads} | dict(kwargs)
+    try:
+        pool = envpool.make_gymnasium(task, num_envs=len(seeds), seed=seeds, **options)
+    except (TypeError, ValueError, AssertionError, RuntimeError) as error:
+        what = f" {dict(kwargs)} do not fit {task} of EnvPool: {first_line(error)}"
+        raise UsageError(Field("env_kwargs"), what) from error
+    num_players = pool.spec.config.max_num_players
+    if num_players > 1:
+        what = f" {task} has up to {num_players} players; envs of several agents cannot be stepped yet"
+        raise UsageError(Field("env"), what)
+    return PoolVectorEnv(pool)
+
+
+def _near(task: str, known: list[str]) -> str:
+    near = get_close_matches(task, known, 3)
+    bare = task.rpartition("/")[2]  # ALE/Pong-v5 is Pong-v5 there.
+    near = [bare] if bare in known else near
+    return f"; near it are {', '.join(near)}" if near else "; `envpool.list_all_envs()` has all"
+
+
+def env_seeds(seed: int, indices: range) -> list[int]:
+    """Return a seed of 31 bits for each env, the same whatever the slice."""
+    return [next(episode_seeds(seed, index)) & SEEDS_31_BITS for index in indices]
+
+
+def check_kwargs(kwargs: Mapping[str, Any]) -> None:
+    """Raise UsageError for arguments that the program gives, or that do not fit how it steps envs.
+
+    EnvPool ends the process for some of them.
+    """
+    for name, way_out in GIVEN_BY_THE_RUN.items():
+        if name in kwargs:
+            raise UsageError(Field("env_kwargs"), f" cannot have {name}, got {kwargs[name]!r}: ", *way_out)
+    num_threads = kwargs.get("num_threads", 1)
+    if isinstance(num_threads, bool) or not isinstance(num_threads, int) or num_threads < 1:
+        raise UsageError(Field("env_kwargs"), f": num_threads must be a whole number from 1 on, got {num_threads!r}")
+
+
+def checked(envs: NativeVectorEnv, name: str, is_of_factory: bool) -> NativeVectorEnv:
+    """Refuse natively vectorized envs that the program cannot step.
+
+    Raises
+    ------
+    UsageError
+        Their spaces have no fixed shape, or they do not begin their next episode in the step after an end; those of a
+        factory may do so in the same step, if they do not promise EPISODE.
+    """
+    leaves(envs.single_observation_space), leaves(envs.single_action_space)
+    metadata = envs.metadata
+    mode = metadata.get("autoreset_mode") if isinstance(metadata, Mapping) else None
+    is_same_step = mode == AutoresetMode.SAME_STEP and envs.reproducibility != Reproducibility.EPISODE
+    if mode == AutoresetMode.NEXT_STEP or (is_same_step and is_of_factory):
+        return envs
+    got = f"envs of {name} must begin their next episode in the step after an end, got " + (
+        'no metadata["autoreset_mode"]' if mode is None else f'metadata["autoreset_mode"] {mode}'
+    )
+    if is_of_factory:
+        raise UsageError(f"{got}; have the factory make such envs, which say AutoresetMode.NEXT_STEP")
+    raise UsageError(f"{got}; leave autoreset_mode out of ", Field("env_kwargs"), ", or use ", *SYNC)
