@@ -18,8 +18,7 @@ import numpy as np
 
 from mpi_rollout.core.layout import ALIGNMENT, Block, Columns, Destination
 from mpi_rollout.core.partition import Partition
-from mpi_rollout.exchange.contents import Contents
-from mpi_rollout.exchange.orders import Command, Order
+from mpi_rollout.exchange.orders import Command, Contents, Order
 from mpi_rollout.exchange.slot_infos import SlotInfos
 from mpi_rollout.exchange.transports import Buffers, Message, Transport
 from mpi_rollout.exchange.waiting import Wait

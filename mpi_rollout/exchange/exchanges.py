@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, TypeVar, cast
 import numpy as np
 
 from mpi_rollout.core.partition import Division, Partition
-from mpi_rollout.exchange.contents import Contents
 from mpi_rollout.exchange.direct import DirectTransport, NonblockingTransport
 from mpi_rollout.exchange.exchange import Exchange
+from mpi_rollout.exchange.orders import Contents
 from mpi_rollout.exchange.surviving import ShrinkingTransport
-from mpi_rollout.exchange.transports import CollectiveTransport, Message, SwitchingTransport, Transport
+from mpi_rollout.exchange.switching import SwitchingTransport
+from mpi_rollout.exchange.transports import CollectiveTransport, Message, Transport
 from mpi_rollout.exchange.waiting import SleepWait, wait_maker
 from mpi_rollout.exchange.world import ROOT
 

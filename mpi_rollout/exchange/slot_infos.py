@@ -7,7 +7,7 @@ import numpy as np
 
 from mpi_rollout.core.partition import Partition
 from mpi_rollout.errors import DataError, words_of
-from mpi_rollout.exchange.infos import InfoDict, pack_infos, unpack_infos
+from mpi_rollout.exchange.infos import InfoDict
 from mpi_rollout.exchange.transports import INFOS_TAG
 from mpi_rollout.exchange.world import ROOT
 
@@ -102,10 +102,33 @@ class SlotInfos:
         if isinstance(given, dict):
             return given
         try:
-            return unpack_infos(given)
+            infos: InfoDict = pickle.loads(given)
+            return infos
         except Exception as error:
             first = self._partition.first_env
             raise DataError(
                 f"envs {first + places.start} to {first + places.stop - 1}: their infos cannot be read on rank 0: "
                 f'{words_of(error)}; name the infos that are wanted, or connect(..., infos="none")'
             ) from error
+
+
+def pack_infos(infos: InfoDict) -> bytes:
+    """Pickle the infos of a rank's envs.
+
+    Raises
+    ------
+    DataError
+        Something in them cannot be pickled.
+    """
+    try:
+        return pickle.dumps(infos, pickle.HIGHEST_PROTOCOL)
+    except Exception as error:
+        for key, value in infos.items():
+            try:
+                pickle.dumps(value)
+            except Exception as cause:
+                raise DataError(
+                    f"info {key!r} cannot be sent: {words_of(cause)}; name the infos that are wanted, "
+                    'or connect(..., infos="none")'
+                ) from error
+        raise

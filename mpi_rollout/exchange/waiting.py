@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from time import perf_counter, sleep
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, TypeAlias
 
 from mpi_rollout.core.host import processor_quota, processor_time
 from mpi_rollout.exchange.world import ROOT
@@ -68,35 +68,23 @@ def ranks_per_core(ranks: Sequence[tuple[str, set[int], float | None]]) -> float
     )
 
 
-class Wait(Protocol):
-    """How to wait for MPI's requests."""
+class SpinWait:
+    """MPI's own waits for requests.  The other waits have the same methods."""
 
     def one(self, request: "MPI.Request") -> None:
         """Wait for a request."""
-
-    def all(self, requests: "Sequence[MPI.Request]") -> None:
-        """Wait for all requests."""
-
-    def any(self, requests: "Sequence[MPI.Request]") -> int:
-        """Wait for any request, and return its index."""
-
-    def some(self, requests: "Sequence[MPI.Request]") -> list[int]:
-        """Wait for one request at least, and return the indices of those that are over."""
-
-
-class SpinWait:
-    """MPI's own waits."""
-
-    def one(self, request: "MPI.Request") -> None:
         request.Wait()
 
     def all(self, requests: "Sequence[MPI.Request]") -> None:
+        """Wait for all requests."""
         requests[0].Waitall(requests)
 
     def any(self, requests: "Sequence[MPI.Request]") -> int:
+        """Wait for any request, and return its index."""
         return requests[0].Waitany(requests)
 
     def some(self, requests: "Sequence[MPI.Request]") -> list[int]:
+        """Wait for one request at least, and return the indices of those that are over."""
         return requests[0].Waitsome(requests) or []
 
 
@@ -229,8 +217,11 @@ class AdaptiveWait:
     def some(self, requests: "Sequence[MPI.Request]") -> list[int]:
         return self._now().some(requests)
 
-    def _now(self) -> Wait:
+    def _now(self) -> SpinWait | SleepWait:
         return self._sleeping if self._adaptation.sleeps() else self._spinning
+
+
+Wait: TypeAlias = SpinWait | SleepWait | AdaptiveWait
 
 
 def wait_maker(way: str) -> Callable[[], Wait]:

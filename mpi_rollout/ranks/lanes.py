@@ -45,8 +45,8 @@ class Lane:
         exchange, num_rows = self.exchange, self.exchange.order.num_rows
         return exchange.marks if num_rows == exchange.room else exchange.marks[:, :num_rows]
 
-    def heed_marks(self) -> "tuple[int, list[LaneRestart]]":
-        """Heed what the ranks say with their slots; return the signal that asks the run to stop, or 0, and restarts."""
+    def read_marks(self) -> "tuple[int, list[LaneRestart]]":
+        """Act on the marks of the last slots; return the signal that asks the run to stop, or 0, and restarts."""
         marks, restarts = self.marks, []
         is_missing = ((marks == FAULT) | (marks == UNDONE)).any(axis=0)
         if is_missing.any():

@@ -23,9 +23,9 @@ from mpi_rollout.envs.loop import LoopVectorEnv
 from mpi_rollout.envs.native import NativeVectorEnv
 from mpi_rollout.envs.sharing import Holding, check_instances
 from mpi_rollout.errors import Field, UsageError, words_of
-from mpi_rollout.exchange.contents import Contents
 from mpi_rollout.exchange.exchanges import Exchanges
 from mpi_rollout.exchange.infos import Infos, info_leaves, names_of
+from mpi_rollout.exchange.orders import Contents
 from mpi_rollout.exchange.waiting import way_to_wait
 from mpi_rollout.policies.model import Model
 from mpi_rollout.policies.random import RandomPolicy

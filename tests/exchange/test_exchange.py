@@ -11,9 +11,8 @@ from mpi_rollout.core.layout import ALIGNMENT
 from mpi_rollout.core.partition import Partition
 from mpi_rollout.core.spaces import Leaf, leaves
 from mpi_rollout.errors import DataError
-from mpi_rollout.exchange.contents import Contents
 from mpi_rollout.exchange.exchange import Exchange
-from mpi_rollout.exchange.orders import HEADER_NBYTES, Command
+from mpi_rollout.exchange.orders import HEADER_NBYTES, Command, Contents
 from mpi_rollout.exchange.transports import Transport
 from mpi_rollout.exchange.waiting import SpinWait
 from mpi_rollout.exchange.world import SingleRankComm

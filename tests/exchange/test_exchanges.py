@@ -13,9 +13,9 @@ from jobs import Job, once
 from oracle import differences, walk
 
 from mpi_rollout.core.partition import Division
-from mpi_rollout.exchange.contents import Contents
 from mpi_rollout.exchange.exchange import Command
 from mpi_rollout.exchange.exchanges import Exchanges
+from mpi_rollout.exchange.orders import Contents
 from mpi_rollout.exchange.transports import Transport
 from mpi_rollout.exchange.world import SingleRankComm
 

@@ -22,10 +22,9 @@ from mpi_rollout.exchange.infos import (
     info_leaves,
     merge_infos,
     names_of,
-    pack_infos,
-    unpack_infos,
     write_columns,
 )
+from mpi_rollout.exchange.slot_infos import pack_infos
 
 pytestmark = pytest.mark.any_mpi
 
@@ -355,6 +354,5 @@ def test_named_infos_of_one_dict_have_its_envs_together():
 
 
 def test_infos_that_cannot_be_sent_are_refused_by_name():
-    assert unpack_infos(pack_infos({"step": 3})) == {"step": 3}
     with pytest.raises(DataError, match=r"^info 'lock' cannot be sent: TypeError: cannot pickle .*infos=\"none\"\)$"):
         pack_infos({"step": 3, "lock": threading.Lock()})

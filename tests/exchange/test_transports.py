@@ -7,8 +7,9 @@ import pytest
 from jobs import Job
 
 from mpi_rollout.core.layout import RESTARTED, SHORT
-from mpi_rollout.exchange import direct, transports
-from mpi_rollout.exchange.transports import IS_DIRECT, Buffers, SwitchingTransport, Transport
+from mpi_rollout.exchange import switching as switching_module
+from mpi_rollout.exchange.switching import IS_DIRECT, SwitchingTransport
+from mpi_rollout.exchange.transports import Buffers, Transport
 
 PROGRAM = """
 import numpy as np
@@ -16,9 +17,10 @@ from gymnasium import spaces
 from mpi4py import MPI
 from mpi_rollout.core.layout import SHORT
 from mpi_rollout.core.partition import Partition
-from mpi_rollout.exchange.contents import Contents
+from mpi_rollout.exchange.orders import Contents
 from mpi_rollout.exchange.direct import *
 from mpi_rollout.exchange.exchange import Command, Exchange
+from mpi_rollout.exchange.switching import *
 from mpi_rollout.exchange.transports import *
 from mpi_rollout.exchange.waiting import SleepWait
 
@@ -155,8 +157,8 @@ def direct_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
         collective.buffers = buffers
         return collective
 
-    monkeypatch.setattr(transports, "CollectiveTransport", make_collective)
-    monkeypatch.setattr(direct, "DirectTransport", lambda buffers, _: buffers.comm.make_direct())
+    monkeypatch.setattr(switching_module, "CollectiveTransport", make_collective)
+    monkeypatch.setattr(switching_module, "DirectTransport", lambda buffers, _: buffers.comm.make_direct())
 
 
 def test_the_root_changes_its_way_with_an_order_and_listens_by_the_new_one():

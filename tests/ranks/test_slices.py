@@ -15,10 +15,10 @@ from single_rank import driver_of
 from mpi_rollout.core.partition import Division
 from mpi_rollout.envs.faults import OnFault
 from mpi_rollout.errors import DataError
-from mpi_rollout.exchange.contents import Contents
 from mpi_rollout.exchange.exchange import Command
 from mpi_rollout.exchange.exchanges import Exchanges
 from mpi_rollout.exchange.infos import merge_infos
+from mpi_rollout.exchange.orders import Contents
 from mpi_rollout.exchange.world import SingleRankComm
 from mpi_rollout.ranks.slices import Slice
 
