@@ -68,7 +68,7 @@ class NativeOutputs:
             self._unread = layout.columns(np.zeros(layout.nbytes, np.uint8), num_envs)
 
     def roll(self, actions: np.ndarray) -> None:
-        """Have the envs take all steps in one call, which no signal cuts short."""
+        """Take all steps in one call, which no signal cuts short."""
         assert self.rollout is not None
         num_rows = len(actions)
         if num_rows not in self._columns_of_length:
