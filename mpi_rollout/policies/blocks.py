@@ -16,7 +16,7 @@ from mpi_rollout.core.seeding import model_key
 from mpi_rollout.core.spaces import Leaf, Space, Tree, is_castable, leaves, tree_of
 from mpi_rollout.errors import ActionError, words_of
 from mpi_rollout.policies.model import Model
-from mpi_rollout.policies.uniforms import Uniforms
+from mpi_rollout.policies.sampling import Uniforms
 
 
 @dataclass(frozen=True)

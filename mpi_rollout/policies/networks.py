@@ -10,10 +10,8 @@ from mpi_rollout.errors import ActionError, UsageError, first_line
 from mpi_rollout.policies.heads import Head
 from mpi_rollout.policies.model import Model
 
-MOST_BYTES = 1 << 30  # What a network of a file that is not trusted may take to act, besides its weights.
 TRIAL_ROWS = 3, 2  # A network is tried on batches of two sizes.
 NO_ENV = "on observations of zeros, which rows of a block have that belong to no env, "
-TRUST_IT = "add --trust-policy, or trust_policy=True of connect, if you trust the file"
 
 
 class Input(NamedTuple):

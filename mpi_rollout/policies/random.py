@@ -8,7 +8,7 @@ from gymnasium import spaces
 
 from mpi_rollout.core.seeding import WordsOfEnvs, policy_key
 from mpi_rollout.core.spaces import Leaf, Space, Tree, bounds_of, leaf_spaces, leaves, mask_sizes, tree_of
-from mpi_rollout.policies.uniforms import BLOCK_STEPS, Uniforms, draw_block
+from mpi_rollout.policies.sampling import BLOCK_STEPS, Uniforms, draw_block
 
 Policy = Callable[[Tree], Tree]
 

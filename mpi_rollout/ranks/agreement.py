@@ -121,9 +121,8 @@ def _await_missing(
             place = f"mpi_rollout: {rank_and_host(comm.rank)}"
             ranks = ", ".join(map(str, list(missing)[:8])) + (" ..." if len(missing) > 8 else "")
             if now > deadline:
-                say(
-                    f"{place}: rank {ranks} has not {milestone.done} within {timeout_s:g} s; {milestone.way_out} {limit}\n"
-                )
+                late = f"has not {milestone.done} within {timeout_s:g} s"
+                say(f"{place}: rank {ranks} {late}; {milestone.way_out} {limit}\n")
                 abort(comm, milestone.exit_code)
             tell_at = inf
             say(f"{place}: waits for rank {ranks} to {milestone.to_do}, {timeout_s:g} s at most ({limit})\n")

@@ -13,7 +13,7 @@ from mpi_rollout.core.spaces import leaves, tree_of
 from mpi_rollout.errors import ActionError
 from mpi_rollout.policies.blocks import BlockPolicy, PolicyOptions
 from mpi_rollout.policies.made import made_model
-from mpi_rollout.policies.uniforms import Uniforms
+from mpi_rollout.policies.sampling import Uniforms
 
 PENDULUM, CARTPOLE = spaces.Box(-8, 8, (3,)), spaces.Box(-np.inf, np.inf, (4,))
 TORQUE, PUSH = spaces.Box(-2, 2, (1,)), spaces.Discrete(2)
