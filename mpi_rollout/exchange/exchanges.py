@@ -37,10 +37,8 @@ class Exchanges:
         The number of ranks that step envs.
     callers
         The exchanges whose orders reach every other rank once: calls by name and switches go by them.
-    is_surviving
-        The job goes on without ranks that are lost, see `surviving`.
-    way
-        How ranks wait: "spin", "sleep", or "adapt" to the processor time that they get.
+    is_surviving, way
+        The job goes on without ranks that are lost, see `surviving`; how ranks wait, see `waiting.wait_maker`.
     """
 
     def __init__(
@@ -102,13 +100,7 @@ class Exchanges:
         return exchange
 
     def arrived(self, wait: bool) -> list[Exchange]:
-        """Return the other ranks' exchanges whose slots have come since the last call; with first ready only.
-
-        Parameters
-        ----------
-        wait
-            Wait until one has come at least.
-        """
+        """Return the other ranks' exchanges whose slots have come since the last call, or `wait` for one at least."""
         requests = _arrivals(self.callers)
         if wait and requests and not self._noted:
             self._noted = self._wait.some(requests)

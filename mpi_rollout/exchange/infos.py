@@ -102,15 +102,10 @@ def write_columns(
 ) -> None:
     """Write one info of some envs into its columns; 0 where an env does not have it.
 
-    Parameters
-    ----------
-    first_env_index, way_out
-        For messages.
-
     Raises
     ------
     DataError
-        It does not have the dtype and shape that were asked for.
+        It does not have the dtype and shape that were asked for.  Only messages use `first_env_index` and `way_out`.
     """
     rows, given = _find(infos, leaf, len(mask), way_out)
     mask[:] = False

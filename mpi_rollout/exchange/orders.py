@@ -71,15 +71,8 @@ class Contents:
 class Order:
     """The last order, on the root and on a rank that receives it.
 
-    Parameters
-    ----------
-    own_envs
-        Those of this rank.
-
     Attributes
     ----------
-    command, argument
-        What is asked.
     num_rows
         How many steps it asks for, else 1: as many rows of the slots come back, if any do.
     step
@@ -88,10 +81,8 @@ class Order:
         How long the slowest rank should need for these steps; 0 where nobody knows.
     is_chosen
         The ranks choose the actions of these steps.
-    buffer
-        The order as bytes.
-    fragment
-        The actions of the last fragment, as bytes.
+    buffer, fragment
+        The bytes of the order, and of the actions of the last fragment.
     """
 
     def __init__(self, partition: Partition, own_envs: range, action_space: Space) -> None:

@@ -20,11 +20,6 @@ RowInfos = tuple[int, bytes | InfoDict]  # A row of a slot, and what its envs sa
 class SlotInfos:
     """The infos of one exchange, on the rank that sends them and on the root.
 
-    Parameters
-    ----------
-    first_rank
-        The partition's rank 0.
-
     Attributes
     ----------
     nbytes
@@ -39,18 +34,7 @@ class SlotInfos:
         self.nbytes = np.zeros(0, np.int64)
 
     def put(self, infos: InfoDict, row: int, is_kept: bool) -> None:
-        """Send infos of a step with this rank's slot.
-
-        Parameters
-        ----------
-        is_kept
-            Nothing is done to them before the root takes them: its own need not be copied.
-
-        Raises
-        ------
-        DataError
-            Something in them cannot be pickled.
-        """
+        """Send infos of a step with this rank's slot; if they `is_kept` as they are, the root's own are not copied."""
         self._own.append((row, infos if self._is_root and is_kept else pack_infos(infos)))
 
     def forget(self) -> None:

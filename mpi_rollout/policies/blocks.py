@@ -7,7 +7,7 @@ block b has the envs from b * B on.  Rows of envs that are not asked for are zer
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from gymnasium import spaces
@@ -131,7 +131,7 @@ class BlockPolicy:
             np.zeros((len(padded), 0)),
         )
 
-    def _read(self, given: Any, size: int) -> list[np.ndarray]:
+    def _read(self, given: Tree, size: int) -> list[np.ndarray]:
         """Return an array (size, ...) for each leaf of the actions, and one for each extra."""
         extras = self._model.extras
         if not extras:
@@ -144,7 +144,7 @@ class BlockPolicy:
         return actions + [_extra(leaf, given[1], size) for leaf in extras]
 
 
-def _extra(leaf: Leaf, given: Any, size: int) -> np.ndarray:
+def _extra(leaf: Leaf, given: Tree, size: int) -> np.ndarray:
     column = _column(f"extra {leaf.path!r}", leaf, given, size)
     if column.shape[1:] != leaf.shape or not is_castable(column.dtype, leaf.dtype):
         raise ActionError(
@@ -154,7 +154,7 @@ def _extra(leaf: Leaf, given: Any, size: int) -> np.ndarray:
     return column.astype(leaf.dtype, copy=False)
 
 
-def refuse_pair(given: Any, space: Space, size: int) -> None:
+def refuse_pair(given: Tree, space: Space, size: int) -> None:
     """Refuse what `predict` of Stable-Baselines3 returns, actions and a state, and tuples like it.
 
     Raises
@@ -170,7 +170,7 @@ def refuse_pair(given: Any, space: Space, size: int) -> None:
         )
 
 
-def _column(name: str, leaf: Leaf, given: Any, size: int) -> np.ndarray:
+def _column(name: str, leaf: Leaf, given: Tree, size: int) -> np.ndarray:
     try:
         array = np.array(leaf.of(given))  # A copy: the model may give the same memory with the next block.
     except (TypeError, ValueError, LookupError) as error:

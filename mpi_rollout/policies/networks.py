@@ -1,11 +1,11 @@
 """Networks of files as models: which arrays they take, and a trial that shows whether they fit the envs."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from mpi_rollout.core.spaces import Leaf, Space, leaves, tree_of
+from mpi_rollout.core.spaces import Leaf, Space, Tree, leaves, tree_of
 from mpi_rollout.errors import ActionError, UsageError, first_line
 from mpi_rollout.policies.heads import Head
 from mpi_rollout.policies.model import Model
@@ -29,7 +29,7 @@ def model_of(
 ) -> Model:
     """Return a model that gives a network its inputs by name, and takes actions from its outputs."""
 
-    def act(observations: Any, env_indices: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
+    def act(observations: Tree, env_indices: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
         arrays = {name: np.ascontiguousarray(leaf.of(observations), dtype) for name, (leaf, dtype) in inputs.items()}
         return head(call(arrays), env_indices, uniforms)
 

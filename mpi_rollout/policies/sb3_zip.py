@@ -17,7 +17,7 @@ import torch
 from stable_baselines3.common.save_util import load_from_zip_file
 
 from mpi_rollout.errors import UsageError, first_line
-from mpi_rollout.policies.untrusted import TRUST_IT, damaged, json_of, members_of, reading
+from mpi_rollout.policies.untrusted import TRUST_IT, JsonObject, damaged, json_of, members_of, reading
 from mpi_rollout.policies.weights import read_weights
 
 TRUST = f"{TRUST_IT}, whose code is then executed"
@@ -62,11 +62,11 @@ class SavedPolicy:
 
     policy_class: type
     policy_kwargs: dict[str, Any]
-    weights: dict[str, Any]
-    data: dict[str, Any]
+    weights: dict[str, torch.Tensor]
+    data: JsonObject
     is_trusted: bool = False
 
-    def told(self, name: str) -> dict[str, Any]:
+    def told(self, name: str) -> JsonObject:
         """Return what the file says of a space, as far as it does."""
         entry = self.data.get(name)
         return entry if isinstance(entry, dict) else {}
@@ -94,7 +94,7 @@ def read_zip(content: bytes, is_trusted: bool) -> SavedPolicy:
     return SavedPolicy(policy_class, arguments, weights, data)
 
 
-def _unpickled(content: bytes, data: dict[str, Any]) -> SavedPolicy:
+def _unpickled(content: bytes, data: JsonObject) -> SavedPolicy:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Entries that this Python cannot unpickle are not all needed.

@@ -78,7 +78,7 @@ def calling() -> Iterator[None]:
 class Script:
     """TorchScript, with its parameters as constants until it gets others: a small network's call takes a fifth less."""
 
-    def __init__(self, module: Any):
+    def __init__(self, module: torch.jit.ScriptModule):
         self._module = self._call = module
         with suppress(RuntimeError):  # Not all code can be frozen.
             self._call = torch.jit.freeze(module, optimize_numerics=False)  # Optimized, it would round otherwise.
