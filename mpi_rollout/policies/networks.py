@@ -43,11 +43,6 @@ def match_inputs(inputs: Mapping[str, Input], observation_space: Space, advice: 
     ----------
     advice
         How a network is saved that takes batches of any size.
-
-    Raises
-    ------
-    UsageError
-        The observations are others than the network takes.
     """
     observed = {leaf.path: leaf for leaf in leaves(observation_space)}
     if len(observed) == len(inputs) == 1:

@@ -119,11 +119,6 @@ def read_operations(nodes: list[JsonObject], kept: set[str]) -> list[Operation]:
     ----------
     kept
         Values that are needed until the end.
-
-    Raises
-    ------
-    UsageError
-        One is not listed above.
     """
     operations: list[Operation] = []
     needed = set(kept)

@@ -31,14 +31,7 @@ Learned: TypeAlias = Any  # A policy of SB3: of four classes, which have other a
 
 
 def load(source: PolicySource, observation_space: Space, action_space: Space) -> Model:
-    """Load a policy.
-
-    Raises
-    ------
-    UsageError
-        It is damaged, of another algorithm or other spaces, has code that only a trusted file may have, or nothing to
-        draw from.
-    """
+    """Load a policy."""
     saved = read_zip(source.content, source.is_trusted)
     own_space = learned_space(observation_space, saved.told("observation_space"))
     check_space("actions", action_space, saved.told("action_space"))

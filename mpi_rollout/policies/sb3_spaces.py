@@ -13,13 +13,7 @@ from mpi_rollout.policies.untrusted import JsonObject
 
 
 def learned_space(space: Space, told: JsonObject) -> Space:
-    """Return the observation space that the policy has learned on: SB3 puts the channels of images first.
-
-    Raises
-    ------
-    UsageError
-        The envs have another one, or SB3 takes none such.
-    """
+    """Return the observation space that the policy has learned on: SB3 puts the channels of images first."""
     parts = list(space.spaces.values()) if isinstance(space, spaces.Dict) else [space]
     if any(isinstance(part, spaces.Dict | spaces.Tuple) for part in parts):
         raise UsageError(f"SB3 takes no observations that are nested as {space}")
@@ -42,13 +36,7 @@ def _channels_first(space: Space) -> Space:
 
 
 def check_space(what: str, space: Space, told: JsonObject) -> None:
-    """Compare the type, shape, sizes and, for actions, bounds of a space with what a file says of it.
-
-    Raises
-    ------
-    UsageError
-        They are others.
-    """
+    """Compare the type, shape, sizes and, for actions, bounds of a space with what a file says of it."""
     kind = re.search(r"\.(\w+)'>", str(told.get(":type:", "")))
     is_other = kind is not None and kind[1] != type(space).__name__
     is_other |= space.shape != _shape(told, space)

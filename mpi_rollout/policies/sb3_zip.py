@@ -73,13 +73,7 @@ class SavedPolicy:
 
 
 def read_zip(content: bytes, is_trusted: bool) -> SavedPolicy:
-    """Read a file; with `is_trusted` as SB3 does, which executes what is pickled.
-
-    Raises
-    ------
-    UsageError
-        It is damaged, of another algorithm, or has arguments that are code.
-    """
+    """Read a file; with `is_trusted` as SB3 does, which executes what is pickled."""
     members = members_of(content)
     data = json_of(members["data"], len(content))
     if not isinstance(data, dict):

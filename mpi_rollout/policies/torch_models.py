@@ -28,13 +28,7 @@ BATCH = "give its first axis a dynamic size (dynamic_shapes of torch.export.expo
 
 
 def load(source: PolicySource, observation_space: Space, action_space: Space) -> Model:
-    """Load a network.
-
-    Raises
-    ------
-    UsageError
-        It is damaged, or does not fit the spaces.
-    """
+    """Load a network."""
     head = Head(action_space, source.mode)
     with warnings.catch_warnings(), reading():
         warnings.simplefilter("ignore")  # TorchScript is deprecated: who has such a file cannot act on that here.

@@ -12,7 +12,6 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
-from time import monotonic
 from types import FrameType
 from typing import TypeAlias
 
@@ -47,15 +46,11 @@ class Worker:
     ----------
     slices
         This rank's envs for each exchange that it steps envs for, in env order; none on a dedicated root.
-    model
-        The policy that this rank has made.
 
     Attributes
     ----------
     methods
         What the root may call by name on all ranks.
-    error
-        What user code raised here in the last failure.
     aborts_if_unheard
         After a failure, end the job if the root does not learn of it soon.
     stop_signal, on_stop
@@ -66,32 +61,25 @@ class Worker:
 
     def __init__(self, exchanges: Exchanges, slices: list[Slice], model: Model | None = None):
         self.exchanges, self.slices, self.policy = exchanges, slices, RankPolicy(slices, model)
-        self.clock = Clock()
+        self.rank, self.clock = exchanges.control.rank, Clock()
+        ranges = [slice_.env_indices for slice_ in slices]
+        envs = ", ".join(f"{indices.start} to {indices.stop - 1}" for indices in ranges) or "none"
+        self._place = f"rank {self.rank} ({os.uname().nodename}, envs {envs})"
         self.stop_signal = 0
         self.on_stop: Callable[[], None] = lambda: None
         self.is_wanted: Callable[[], bool] = lambda: False
         self._slice_of = {slice_.exchange: slice_ for slice_ in slices}
         own: tuple[Method, ...] = (self.report, self.call_envs, self.end_replay, self.begin_anew, self.make_room)
         self.methods: dict[str, Method] = {method.__name__: method for method in (*own, *self.policy.methods)}
-        self.error: BaseException | None = None
+        self.error: BaseException | None = None  # What user code raised here in the last failure.
         self.aborts_if_unheard = False
         self._is_calling = False
         self._fault: Fault | None = None
-        self._grace: threading.Timer | None = None
+        self._grace = threading.Timer(GRACE_S, lambda: None)
         self._active: Slice | None = None  # Whose envs are at work.
         self._watchdog: Watchdog | None = None
         self._stop_asked_at = 0.0
         self._processor_time = processor_time()
-
-    @property
-    def _place(self) -> str:
-        ranges = [slice_.env_indices for slice_ in self.slices]
-        envs = ", ".join(f"{indices.start} to {indices.stop - 1}" for indices in ranges) or "none"
-        return f"rank {self.rank} ({os.uname().nodename}, envs {envs})"
-
-    @property
-    def rank(self) -> int:
-        return self.exchanges.control.rank
 
     def stop_on_signals(self, asked: Sequence[int] = ()) -> None:
         """End the run between two steps at SIGINT, SIGTERM or SIGUSR1 on any rank, or at those that came before.
@@ -106,9 +94,9 @@ class Worker:
             self._ask_to_stop(asked[0], None)
 
     def _ask_to_stop(self, number: int, _frame: FrameType | None) -> None:
-        if self._stop_asked_at and monotonic() - self._stop_asked_at > 1.0:
+        if self._stop_asked_at and time.monotonic() - self._stop_asked_at > 1.0:
             raise SignalInterrupt
-        self._stop_asked_at = self._stop_asked_at or monotonic()
+        self._stop_asked_at = self._stop_asked_at or time.monotonic()
         self.stop_signal = number
         self.on_stop()
 
@@ -143,7 +131,7 @@ class Worker:
             self.clock.lap("wait")
             command, code = exchange.order.command, exchange.order.argument
             if command == Command.STOP:
-                self._end_grace()
+                self._grace.cancel()
                 for other in self.exchanges.all:
                     if other is not exchange:
                         other.await_order()
@@ -253,7 +241,7 @@ class Worker:
 
     def begin_anew(self) -> None:
         """Forget a failure, before all envs are reset."""
-        self._end_grace()
+        self._grace.cancel()
         self._fault = self.error = None
 
     def end_replay(self, lost: Sequence[int]) -> None:
@@ -262,11 +250,8 @@ class Worker:
             slice_.end_replay(lost)
 
     def report(self) -> dict[str, object]:
-        """Return this rank's facts for the end of a run.  The root asks for them, so it is in charge.
-
-        `core_share` is the share of a core that this rank had while it had work, where the system says it.
-        """
-        self._end_grace()
+        """Return this rank's facts for the end of a run.  The root asks for them, so it is in charge."""
+        self._grace.cancel()
         before, now = self._processor_time, processor_time()
         return {
             "rank": self.rank,
@@ -274,6 +259,7 @@ class Worker:
             "cores": sorted(os.sched_getaffinity(0)),
             "physical_cores": sorted(physical_cores(os.sched_getaffinity(0))),
             "cpu_share": time.process_time() / (time.time() - process_start()),
+            # Of a core, while this rank had work; None where the system does not say.
             "core_share": None if before is None or now is None else now.since(before).share,
             "num_envs": sum(len(slice_.env_indices) for slice_ in self.slices),
             "seconds": self.clock.seconds,
@@ -281,19 +267,14 @@ class Worker:
         }
 
     def _begin_grace(self, fault: Fault) -> None:
-        """End the job after some time, unless the root has asked for a report by then."""
+        def end() -> None:
+            say(f"{fault.stack}mpi_rollout: {fault.message}\n")
+            abort(self.exchanges.control, fault.exit_code)
+
         others_ms = max(exchange.order.expected_ms for exchange in self.exchanges.all)  # For their fragments.
-        self._grace = threading.Timer(GRACE_S + 2 * others_ms / 1000, self._tell_and_abort, (fault,))
+        self._grace = threading.Timer(GRACE_S + 2 * others_ms / 1000, end)
         self._grace.daemon = True
         self._grace.start()
-
-    def _end_grace(self) -> None:
-        if self._grace is not None:
-            self._grace.cancel()
-
-    def _tell_and_abort(self, fault: Fault) -> None:
-        say(f"{fault.stack}mpi_rollout: {fault.message}\n")
-        abort(self.exchanges.control, fault.exit_code)
 
     def close(self) -> None:
         """Close the envs, in a run within a time limit.  Its data are safe: an env that cannot close is reported."""

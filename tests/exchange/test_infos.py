@@ -107,10 +107,6 @@ def test_a_dict_beside_a_number_is_refused_on_whichever_ranks_they_are(values: l
         merged([{"x": value} for value in [values[0]] * 6 + values[1:]], edges)
 
 
-def test_of_no_infos_comes_an_empty_dict():
-    assert merge_infos(3, []) == {}
-
-
 # Which infos are wanted.
 
 
@@ -319,12 +315,6 @@ def test_an_info_of_some_envs_is_written_into_its_rows_and_marked():
     assert values.tolist() == [[1, 2], [0, 0], [3, 4]] and mask.tolist() == [True, False, True]
     write_columns({}, LEAF, values, mask)
     assert values.tolist() == [[0, 0]] * 3 and not mask.any()
-
-
-@pytest.mark.parametrize("given", [np.zeros((3, 3)), np.zeros(3), np.full((3, 2), "a")], ids=["shape", "flat", "text"])
-def test_an_info_of_another_shape_or_kind_is_refused(given: np.ndarray):
-    with pytest.raises(DataError, match=r"^env 0: its info 'deep/position' should be float32 of shape \(2,\), got "):
-        write_columns({"deep": {"position": given}}, LEAF, np.zeros((3, 2), np.float32), np.zeros(3, bool))
 
 
 def test_an_info_in_what_is_no_dict_is_refused_with_the_way_out():

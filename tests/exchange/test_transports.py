@@ -185,50 +185,6 @@ def test_the_root_changes_its_way_with_an_order_and_listens_by_the_new_one():
     assert switching.take_calls()[-1] == "direct free"
 
 
-def test_the_actions_of_a_fragment_travel_as_its_order_does():
-    switching = Switching()
-    switching.transport.post_order()
-    switching.transport.send_actions(np.zeros(3))
-    switching.sleeps = True
-    switching.transport.post_order()
-    switching.transport.send_actions(np.zeros(3))
-    assert [call for call in switching.take_calls() if "order" in call or "actions" in call] == [
-        "collective post_order", "collective send_actions", "collective send_order", "direct send_actions",
-    ]  # fmt: skip
-
-
-def test_both_ways_have_the_slots_of_now():
-    switching = Switching()
-    switching.transport.use_slots(None, None)
-    assert switching.take_calls() == ["collective use_slots"]
-    switching.sleeps = True
-    switching.transport.post_order()
-    switching.take_calls()
-    switching.transport.use_slots(None, None)
-    assert switching.take_calls() == ["collective use_slots", "direct use_slots"]
-
-
-def test_one_shortage_on_another_rank_changes_the_way_once():
-    switching = Switching()
-    switching.transport.note_shortage()
-    switching.transport.post_order()
-    assert switching.header[0] == 1
-    switching.transport.post_order()
-    assert switching.header[0] == 0
-
-
-def test_a_worker_changes_its_way_when_an_order_says_so():
-    switching = Switching()
-    transport = switching.transport
-    transport.await_order()
-    switching.header[0] = 1
-    transport.await_order()
-    transport.post_slot(1)
-    assert switching.take_calls() == [
-        "collective await_order", "collective await_order", "collective finish", "direct post_slot",
-    ]  # fmt: skip
-
-
 @pytest.mark.parametrize(("mark", "is_told"), [(0, True), (RESTARTED, False), (-15, False), (None, False)])
 def test_a_rank_that_is_short_of_processor_time_says_so_if_it_has_nothing_else_to_say(mark: int | None, is_told: bool):
     switching = Switching(mark)

@@ -38,13 +38,6 @@ def test_a_row_has_the_same_bits_whichever_rows_are_asked_for(cuts: list[int], b
     assert whole.shape == (300, 1) and whole.tobytes() == np.concatenate(parts).tobytes()
 
 
-def test_without_blocks_a_model_gets_the_envs_that_are_asked_for():
-    seen = []
-    policy = policy_of(Acting(lambda _, indices: seen.append(indices) or indices % 2), CARTPOLE, PUSH, block=0)
-    policy(np.zeros((5, 4), np.float32), range(70, 75), 0)
-    assert [indices.tolist() for indices in seen] == [[70, 71, 72, 73, 74]]
-
-
 def test_a_block_is_filled_up_with_zeros_and_with_the_indices_of_its_envs():
     class Looking:
         def act(self, observations: np.ndarray, env_indices: np.ndarray, uniforms: np.ndarray) -> np.ndarray:

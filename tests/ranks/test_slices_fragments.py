@@ -10,10 +10,9 @@ import pytest
 from envs import Counting, Failing, Nested, Stumbling
 from gymnasium import spaces
 from masked_envs import Masked
-from single_rank import driver_of, send
+from single_rank import driver_of
 
 from mpi_rollout.core.layout import FAULT, RESTARTED, UNDONE
-from mpi_rollout.core.spaces import leaves
 from mpi_rollout.envs.faults import OnFault
 from mpi_rollout.errors import RankError
 from mpi_rollout.exchange.exchange import Command
@@ -73,18 +72,6 @@ def test_a_fragment_gives_what_as_many_steps_give(way: str, is_chosen: bool):
     for num_steps in (9, 1, 4, 9, 7):
         rows += take(driver, num_steps, len(rows), is_chosen)
     assert_same(rows, expected)
-
-
-@pytest.mark.parametrize("is_chosen", [False, True], ids=["root", "workers"])
-@pytest.mark.parametrize("way", WAYS)
-def test_the_actions_that_envs_were_given_come_back(way: str, is_chosen: bool):
-    driver = begun(room=80, **WAYS[way])
-    rows = take(driver, 70, 60, is_chosen)
-    drawn = RandomPolicy(driver.action_space, 3, 5).rows(60, 70, range(3))
-    group = leaves(driver.action_space)
-    for index, (leaf, array) in enumerate(zip(group, drawn, strict=True)):
-        sent = [row[len(row) - len(group) + index] for row in rows]
-        assert sent[0].dtype == leaf.dtype and np.stack(sent).tobytes() == array.tobytes()
 
 
 class Scribbling(gymnasium.vector.VectorEnv):
@@ -207,25 +194,6 @@ def test_a_signal_in_a_step_with_a_restart_is_told_in_the_next_step():
     driver.await_some()
     assert lane.marks.tolist() == [[0, 0, 0, 0, RESTARTED, -15, UNDONE, UNDONE]] and lane.num_rows == 6
     assert driver.stop_signal == 15 and len(driver.restarts) == 1
-
-
-def test_a_reset_comes_in_the_first_row():
-    driver = begun(5)
-    take(driver, 5, 0)
-    driver.do(Command.RESET, 40)
-    [lane] = driver.lanes
-    [column] = lane.exchange.columns.observation_arrays
-    assert lane.num_rows == 1 and lane.exchange.take(column)[:, 2:].tolist() == [[0, -1]] * 3
-
-
-def test_a_slice_knows_the_step_that_the_root_counts():
-    driver = begun(5)
-    assert driver.worker.slices[0].num_steps == 0
-    take(driver, 5, 60)
-    assert driver.worker.slices[0].num_steps == 65
-    send(driver, driver.lanes, np.array([2, 3, 4]))
-    driver.await_some()
-    assert driver.worker.slices[0].num_steps == 66
 
 
 @pytest.mark.parametrize("is_chosen", [True, False])
