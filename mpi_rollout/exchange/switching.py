@@ -19,12 +19,7 @@ class SwitchingTransport(Transport):
 
     Each order says how its slots and the next orders travel, so all ranks change at the same place, without a message.
     A rank that gets too little processor time says so in its slot's mark.  The root decides for all ranks, because in
-    lockstep one such rank delays all of them.
-
-    Parameters
-    ----------
-    wait
-        Of the `DirectTransport`, which is made when it is needed for the first time.
+    lockstep one such rank delays all of them.  The `DirectTransport` is made when it is needed for the first time.
     """
 
     def __init__(self, buffers: Buffers, wait: Wait) -> None:

@@ -26,25 +26,13 @@ ORDER_TAG, SLOT_TAG, OBJECT_TAG, INFOS_TAG, ACTIONS_TAG = 1, 2, 3, 4, 5
 
 
 class Buffers(NamedTuple):
-    """What a transport carries, as one rank has it.
-
-    Parameters
-    ----------
-    order
-        The bytes of an order.
-    slot
-        This rank's own, of shape (num_rows, nbytes); on the root one of `slots`, or None.
-    slots
-        Of shape (num_ranks, num_rows, nbytes) on the root, else None.
-    ranks
-        Those of `slots`, as ranks of `comm`.
-    """
+    """What a transport carries, as one rank has it, in bytes."""
 
     comm: "MPI.Intracomm"
     order: np.ndarray
-    slot: np.ndarray | None
-    slots: np.ndarray | None
-    ranks: range
+    slot: np.ndarray | None  # This rank's own, of shape (num_rows, nbytes); on the root one of `slots`, or None.
+    slots: np.ndarray | None  # Of shape (num_ranks, num_rows, nbytes) on the root, else None.
+    ranks: range  # Those of `slots`, as ranks of `comm`.
 
 
 class Transport:

@@ -54,10 +54,7 @@ def way_to_wait(comm: "MPI.Intracomm") -> str:
 def ranks_per_core(ranks: Sequence[tuple[str, set[int], float | None]]) -> float:
     """Return the ratio on the host where it is largest.
 
-    Parameters
-    ----------
-    ranks
-        For each rank its host, the cores that it may run on, and the quota of its container in cores.
+    Of each rank these are its host, the cores that it may run on, and the quota of its container in cores.
     """
     hosts: dict[str, list[tuple[set[int], float | None]]] = {}
     for host, cores, quota in ranks:
@@ -183,10 +180,7 @@ class Adaptation:
     def sleeps(self, is_other_short: bool = False) -> bool:
         """Tell whether this rank should sleep while it waits.
 
-        Parameters
-        ----------
-        is_other_short
-            Another rank, for which this one decides too, gets too little processor time.
+        `is_other_short` says that a rank for which this one decides too gets too little processor time.
         """
         if self._sleeps:
             self._sleeps = perf_counter() < self._until

@@ -44,34 +44,18 @@ class Acted(NamedTuple):
 
 
 class _Asked(NamedTuple):
-    """Some neighbouring envs, and what a model gets when it is asked for them.
+    """Some neighbouring envs, and what a model gets when it is asked for them."""
 
-    Parameters
-    ----------
-    rows
-        Where these envs are among all envs of their blocks.
-    shown, padding
-        Their rows of the observations of these blocks, for each leaf, and all other rows.
-    blocks
-        Of each block the rows, the observations and the env indices.
-    """
-
-    rows: slice
-    shown: list[np.ndarray]
-    padding: list[np.ndarray]
-    blocks: list[tuple[slice, Tree, np.ndarray]]
+    rows: slice  # Of these envs among all envs of their blocks.
+    shown: list[np.ndarray]  # Their rows of the observations of these blocks, for each leaf.
+    padding: list[np.ndarray]  # All other rows.
+    blocks: list[tuple[slice, Tree, np.ndarray]]  # Of each block the rows, the observations and the env indices.
     uniforms: Uniforms
     no_uniforms: np.ndarray
 
 
 class BlockPolicy:
-    """A model, asked block by block.
-
-    Parameters
-    ----------
-    observation_space, action_space
-        Of a single env.
-    """
+    """A model, asked block by block, for envs of which each has these spaces."""
 
     def __init__(self, model: Model, observation_space: Space, action_space: Space, options: PolicyOptions) -> None:
         self._model, self._block = model, options.block

@@ -39,10 +39,7 @@ def model_of(
 def match_inputs(inputs: Mapping[str, Input], observation_space: Space, advice: str) -> Inputs:
     """Find the part of the observations that each input takes: by its path, or the only one.
 
-    Parameters
-    ----------
-    advice
-        How a network is saved that takes batches of any size.
+    `advice` says how a network is saved that takes batches of any size.
     """
     observed = {leaf.path: leaf for leaf in leaves(observation_space)}
     if len(observed) == len(inputs) == 1:

@@ -113,13 +113,7 @@ class Operation(NamedTuple):
 
 
 def read_operations(nodes: list[JsonObject], kept: set[str]) -> list[Operation]:
-    """Read the operations of a graph.
-
-    Parameters
-    ----------
-    kept
-        Values that are needed until the end.
-    """
+    """Read the operations of a graph, in which the `kept` values are needed until the end."""
     operations: list[Operation] = []
     needed = set(kept)
     for node in reversed(nodes):

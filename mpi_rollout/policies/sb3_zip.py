@@ -50,21 +50,13 @@ NAMED = {
 
 @dataclass(frozen=True)
 class SavedPolicy:
-    """What a file says of a policy.
-
-    Parameters
-    ----------
-    data
-        Its JSON: what is pickled is a dict with a description.
-    is_trusted
-        Its classes may be code of the file.
-    """
+    """What a file says of a policy."""
 
     policy_class: type
     policy_kwargs: dict[str, Any]
     weights: dict[str, torch.Tensor]
-    data: JsonObject
-    is_trusted: bool = False
+    data: JsonObject  # What is pickled is a dict with a description.
+    is_trusted: bool = False  # Its classes may be code of the file.
 
     def told(self, name: str) -> JsonObject:
         """Return what the file says of a space, as far as it does."""

@@ -47,10 +47,7 @@ def reading(part: str = "") -> Iterator[None]:
 def members_of(content: bytes, file_bytes: int | None = None) -> dict[str, bytes]:
     """Return what the members of a zip hold, each as its checksum says.
 
-    Parameters
-    ----------
-    file_bytes
-        Size of the file in which this zip is a member: a compressed zip is no larger than its file.
+    `file_bytes` is the size of the file in which this zip is a member: a compressed zip is no larger than its file.
     """
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         infos = archive.infolist()
