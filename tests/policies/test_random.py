@@ -98,6 +98,18 @@ def test_actions_of_a_nested_space_are_contiguous_trees_of_its_batched_form():
     assert all(leaf.of(actions).flags.c_contiguous for leaf in leaves(Nested.action_space))
 
 
+def test_choices_by_masks_are_allowed_and_do_not_depend_on_other_envs():
+    space, envs = spaces.MultiDiscrete([3, 4], start=[5, 0]), np.arange(70, 130)
+    allowed = np.random.default_rng(0).random((60, 7)) < 0.5
+    allowed[:, [0, 3]] = True
+    packed = np.packbits(allowed, axis=1)
+    whole = RandomPolicy(space, 200, 3).by_masks(5, envs, packed)
+    assert whole.tobytes() == RandomPolicy(space, range(64, 150), 3).by_masks(5, envs, packed).tobytes()
+    assert allowed[np.arange(60), whole[:, 0] - 5].all() and allowed[np.arange(60), 3 + whole[:, 1]].all()
+    assert {*whole[:, 0]} == {5, 6, 7} and {*whole[:, 1]} == {0, 1, 2, 3}
+    assert RandomPolicy(space, 200, 3).by_masks(5, envs[:2], packed[:2] * 0).tolist() == [[5, 0]] * 2
+
+
 @pytest.mark.parametrize("kind", LEAVES)
 def test_random_actions_are_distributed_as_by_gymnasium(kind: str):
     """The largest distance of the two empirical distributions, of each component: Kolmogorov and Smirnov's."""

@@ -120,6 +120,21 @@ def test_masks_are_heeded_in_every_step(room: int, is_chosen: bool):
     assert actions.tobytes() == np.stack([row[-1] for row in take(whole, 70, 0, True)]).tobytes()
 
 
+def test_groups_choose_by_masks_what_one_group_chooses():
+    actions = []
+    for num_groups in (1, 2):
+        driver = driver_of(Masked, 6, num_groups=num_groups, seed=5, is_random=True)
+        driver.do(Command.RESET, 5)
+        for step in range(20):
+            for lane in driver.lanes:
+                driver.send(lane, None, 1, step)
+            while driver.under_way:
+                driver.await_some()
+            exchanges = [lane.exchange for lane in driver.lanes]
+            actions += [np.concatenate([each.take(each.columns.action_arrays[0]) for each in exchanges])]
+    assert np.array_equal(actions[:20], actions[20:])
+
+
 def test_the_steps_before_a_failure_are_there():
     """The fifth step of env 0, which has been reset once, is step 6."""
     driver = begun(8, partial(Failing, "raise", 5))
@@ -194,6 +209,13 @@ def test_a_signal_in_a_step_with_a_restart_is_told_in_the_next_step():
     driver.await_some()
     assert lane.marks.tolist() == [[0, 0, 0, 0, RESTARTED, -15, UNDONE, UNDONE]] and lane.num_rows == 6
     assert driver.stop_signal == 15 and len(driver.restarts) == 1
+
+
+def test_a_slice_knows_the_step_that_the_root_counts():
+    driver = begun(5)
+    for step in (60, 0):
+        take(driver, 5, step)
+        assert driver.worker.slices[0].num_steps == step + 5
 
 
 @pytest.mark.parametrize("is_chosen", [True, False])
