@@ -20,7 +20,7 @@ from mpi_rollout.process.console import fitted, hold, say, settle, show, stdout_
 from mpi_rollout.process.interrupts import raise_on_signals
 from mpi_rollout.process.place import current, started_in
 from mpi_rollout.process.start import is_heeding
-from mpi_rollout.ranks.meeting import share_refusal
+from mpi_rollout.ranks.agreement import share_refusal
 from mpi_rollout.storage.ownership import remove_empty_folders
 
 DEFAULT = "run"  # The command of a command line that names none.

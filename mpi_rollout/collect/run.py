@@ -31,8 +31,8 @@ from mpi_rollout.process.console import name_of_stop, share_line
 from mpi_rollout.process.interrupts import STOP_SIGNALS
 from mpi_rollout.process.launcher import be_last, end_with_launcher, guard, release
 from mpi_rollout.process.terminal import find_terminal
-from mpi_rollout.ranks import meeting
-from mpi_rollout.ranks.meeting import as_refusals
+from mpi_rollout.ranks import agreement
+from mpi_rollout.ranks.agreement import as_refusals
 from mpi_rollout.ranks.set_up import (
     EnvFacts,
     Plan,
@@ -74,7 +74,7 @@ def run(config: RolloutConfig) -> int:
 
 
 def _run(config: RolloutConfig) -> int:
-    comm = meeting.come_together(config.start_timeout_s)
+    comm = agreement.come_together(config.start_timeout_s)
     with job_end.all_or_none(comm):
         with job_end.no_early_end(comm, others_go_on=config.on_rank_loss == "shrink"):
             code, timer = _collect(config, comm, _hear_signals())
@@ -94,12 +94,12 @@ def _run(config: RolloutConfig) -> int:
 
 def _collect(config: RolloutConfig, comm: "MPI.Intracomm", asked: list[int]) -> tuple[int, Timer]:
     """Do the run; return the exit code, and the timer that ends this process if its envs keep it from ending."""
-    (rank_envs, source, output), hosts = meeting.agree(
+    (rank_envs, source, output), hosts = agreement.agree(
         comm,
         lambda: prepare(config, comm),
         lambda prepared: fingerprint(config, prepared[0]),
         config.start_timeout_s,
-        meeting.LIMIT,
+        agreement.LIMIT,
     )
     world.take_names_off_shared_memory(comm)
     envs = rank_envs.plan.division.whole.envs_of(comm.rank)

@@ -20,7 +20,7 @@ from mpi_rollout.data.exports.minari_place import Place, check_id
 from mpi_rollout.errors import DataError, Interrupted, RolloutError, StorageError, UsageError, counted, printable
 from mpi_rollout.exchange.job_end import all_or_none
 from mpi_rollout.exchange.world import ROOT, SingleRankComm, claimed_size
-from mpi_rollout.ranks.meeting import come_together
+from mpi_rollout.ranks.agreement import come_together
 from mpi_rollout.storage.child import in_child
 from mpi_rollout.storage.ownership import give_name, identity, removed, temporary_path, why_no_file
 

@@ -20,10 +20,9 @@ from mpi_rollout.doctor.probe import BAD, WARN, Finding, Report, first_few
 from mpi_rollout.doctor.ranks import RankFacts, judge_clocks, judge_exchange, judge_ranks
 from mpi_rollout.errors import counted, first_line
 from mpi_rollout.exchange import world
-from mpi_rollout.exchange.contents import Contents
 from mpi_rollout.exchange.exchange import Exchange
 from mpi_rollout.exchange.exchanges import Exchanges
-from mpi_rollout.exchange.orders import Command
+from mpi_rollout.exchange.orders import Command, Contents
 from mpi_rollout.exchange.world import INSTALL
 
 if TYPE_CHECKING:

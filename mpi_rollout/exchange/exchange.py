@@ -18,8 +18,7 @@ import numpy as np
 
 from mpi_rollout.core.layout import ALIGNMENT, Block, Columns, Destination
 from mpi_rollout.core.partition import Partition
-from mpi_rollout.exchange.contents import Contents
-from mpi_rollout.exchange.orders import Command, Order
+from mpi_rollout.exchange.orders import Command, Contents, Order
 from mpi_rollout.exchange.slot_infos import SlotInfos
 from mpi_rollout.exchange.transports import Buffers, Message, Transport
 from mpi_rollout.exchange.waiting import Wait
@@ -38,23 +37,17 @@ class Exchange:
         A communicator for exchanges only.
     partition
         Its rank 0 is the rank `first_rank` of the communicator.
-    kind
-        The class of the transport.
-    wait
-        How this rank waits.
 
     Attributes
     ----------
-    order
-        The last one.
-    infos
-        Those that follow the slots.
+    order, infos
+        The last order, and the infos that follow the slots.
     room
         The largest number of steps of a fragment.
     slots
         On the root the slots of all ranks, packed, of shape (num_ranks, room, nbytes).
     marks
-        On the root those of the slots' rows, of shape (num_ranks, room).
+        On the root the marks of the slots' rows, of shape (num_ranks, room).
     step_s
         On the root the seconds that the ranks' envs took for the last order.
     """
@@ -90,7 +83,7 @@ class Exchange:
         return self._slot_rows
 
     def make_room(self, num_rows: int) -> None:
-        """Have slots hold fragments of so many steps from now on.  All ranks do it between the same two orders."""
+        """Make room in slots for fragments of so many steps.  All ranks do it between the same two orders."""
         self._lay_out_slots(num_rows)
         self.transport.use_slots(self._slot, self.slots if self.is_root else None)
         self._show_marks()
@@ -120,14 +113,10 @@ class Exchange:
             self._slot_rows = []
 
     def post_steps(self, actions: Sequence[np.ndarray] | None, num_steps: int, step: int) -> None:
-        """Order steps, on the root; they are the root's side of `await_order`.
+        """Order steps, the first of which is `step`: the root's side of `await_order`.
 
-        Parameters
-        ----------
-        actions
-            For each leaf an array (num_steps, num_envs, ...), see `Order.put`; None leaves them to the ranks.
-        step
-            The first of these steps.
+        The actions are an array (num_steps, num_envs, ...) for each leaf, see `Order.put`; None leaves them to the
+        ranks.
         """
         if actions is not None:
             if num_steps > 1:
@@ -185,13 +174,7 @@ class Exchange:
         ]
 
     def end_episodes(self, slot: int, observation_arrays: Sequence[np.ndarray]) -> None:
-        """Have the slot of a lost rank say from now on that the episodes of its envs are over.
-
-        Parameters
-        ----------
-        observation_arrays
-            The last observations of its envs, leaf by leaf, of shape (envs, ...).
-        """
+        """Mark in the slot of a lost rank that the episodes of its envs are over, whose last observations these are."""
         rows = len(self.partition.envs_of(slot))
         self.slots[slot, :, : self.layout.head_nbytes] = 0
         self.num_ended[slot] = rows
@@ -202,7 +185,7 @@ class Exchange:
             values[slot], mask[slot] = 0, False
 
     def spread(self, value: Message = None) -> Message:
-        """Send a Python object of the root to these ranks, pickled, right after an order.  Use it for rare messages."""
+        """Send a Python object of the root to these ranks, pickled, right after an order; for rare messages."""
         return self.transport.spread(value)
 
     def destination(self, block: Block, slot_columns: slice) -> Destination:

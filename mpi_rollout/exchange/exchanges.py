@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, TypeVar, cast
 import numpy as np
 
 from mpi_rollout.core.partition import Division, Partition
-from mpi_rollout.exchange.contents import Contents
 from mpi_rollout.exchange.direct import DirectTransport, NonblockingTransport
 from mpi_rollout.exchange.exchange import Exchange
+from mpi_rollout.exchange.orders import Contents
 from mpi_rollout.exchange.surviving import ShrinkingTransport
-from mpi_rollout.exchange.transports import CollectiveTransport, Message, SwitchingTransport, Transport
+from mpi_rollout.exchange.switching import SwitchingTransport
+from mpi_rollout.exchange.transports import CollectiveTransport, Message, Transport
 from mpi_rollout.exchange.waiting import SleepWait, wait_maker
 from mpi_rollout.exchange.world import ROOT
 
@@ -36,10 +37,8 @@ class Exchanges:
         The number of ranks that step envs.
     callers
         The exchanges whose orders reach every other rank once: calls by name and switches go by them.
-    is_surviving
-        The job goes on without ranks that are lost, see `surviving`.
-    way
-        How ranks wait: "spin", "sleep", or "adapt" to the processor time that they get.
+    is_surviving, way
+        The job goes on without ranks that are lost, see `surviving`; how ranks wait, see `waiting.wait_maker`.
     """
 
     def __init__(
@@ -101,13 +100,7 @@ class Exchanges:
         return exchange
 
     def arrived(self, wait: bool) -> list[Exchange]:
-        """Return the other ranks' exchanges whose slots have come since the last call; with first ready only.
-
-        Parameters
-        ----------
-        wait
-            Wait until one has come at least.
-        """
+        """Return the other ranks' exchanges whose slots have come since the last call, or `wait` for one at least."""
         requests = _arrivals(self.callers)
         if wait and requests and not self._noted:
             self._noted = self._wait.some(requests)

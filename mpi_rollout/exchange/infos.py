@@ -8,7 +8,6 @@ columns   a mapping of names to dtypes: these infos travel in the slots, typed, 
           for envs with empty infos, such as CartPole-v1.
 """
 
-import pickle
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -17,7 +16,7 @@ import numpy as np
 
 from mpi_rollout.core.info_columns import flat_mask, typed_leaves
 from mpi_rollout.core.spaces import MASK_NAME, Leaf, is_castable
-from mpi_rollout.errors import DataError, UsageError, words_of
+from mpi_rollout.errors import DataError, UsageError
 
 InfoDict: TypeAlias = dict[str, Any]  # An env may give anything.
 Infos = str | Mapping[str, object]  # The trainer's choice.
@@ -93,34 +92,6 @@ def _half_a_dict(key: str, value: object) -> DataError:
     return DataError(f"info {key!r} is a dict in one env and {type(value).__name__} in another; make them alike")
 
 
-def pack_infos(infos: InfoDict) -> bytes:
-    """Pickle the infos of a rank's envs.
-
-    Raises
-    ------
-    DataError
-        Something in them cannot be pickled.
-    """
-    try:
-        return pickle.dumps(infos, pickle.HIGHEST_PROTOCOL)
-    except Exception as error:
-        for key, value in infos.items():
-            try:
-                pickle.dumps(value)
-            except Exception as cause:
-                raise DataError(
-                    f"info {key!r} cannot be sent: {words_of(cause)}; name the infos that are wanted, "
-                    'or connect(..., infos="none")'
-                ) from error
-        raise
-
-
-def unpack_infos(pickled: bytes | memoryview) -> InfoDict:
-    """Undo `pack_infos`."""
-    infos: InfoDict = pickle.loads(pickled)
-    return infos
-
-
 def write_columns(
     infos: InfoDict,
     leaf: Leaf,
@@ -131,15 +102,10 @@ def write_columns(
 ) -> None:
     """Write one info of some envs into its columns; 0 where an env does not have it.
 
-    Parameters
-    ----------
-    first_env_index, way_out
-        For messages.
-
     Raises
     ------
     DataError
-        It does not have the dtype and shape that were asked for.
+        It does not have the dtype and shape that were asked for.  Only messages use `first_env_index` and `way_out`.
     """
     rows, given = _find(infos, leaf, len(mask), way_out)
     mask[:] = False

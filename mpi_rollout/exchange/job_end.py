@@ -76,10 +76,7 @@ def all_or_none(comm: "MPI.Comm") -> Iterator[None]:
 def no_early_end(comm: "MPI.Comm", others_go_on: bool = False) -> Iterator[None]:
     """End the job, with a message, when an env, a policy or a library would end this rank or its MPI; see `exits`.
 
-    Parameters
-    ----------
-    others_go_on
-        Such a call ends this rank alone: the others go on without it.
+    If `others_go_on`, such a call ends this rank alone.
     """
 
     def refuse(what: str) -> NoReturn:
@@ -204,17 +201,8 @@ def watch_end(comm: "MPI.Comm", code: int) -> "EndWatch":
 class EndWatch:
     """Ends this process if it does not end by itself some time after its main thread is through.
 
-    Threads, `atexit` and `__del__` of envs may keep a process from ending.
-
-    Parameters
-    ----------
-    place
-        The name of this process in messages.
-
-    Attributes
-    ----------
-    code
-        The exit code, as far as it is known before the program is through.
+    Threads, `atexit` and `__del__` of envs may keep a process from ending.  Messages call it `place`; `code` is the
+    exit code, as far as it is known before the program is through.
     """
 
     def __init__(self, place: str) -> None:

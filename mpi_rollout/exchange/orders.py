@@ -1,14 +1,16 @@
-"""Orders: what the root asks of the ranks of one partition.
+"""Orders, which say what the root asks of the ranks of one partition, and what they and the slots carry.
 
 An order is a header of six int64 and the actions of all these envs for one step, leaf by leaf.  The actions of a
 fragment are a message of their own, since its length may be another one each time.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
 
+from mpi_rollout.core.layout import SlotLayout
 from mpi_rollout.core.partition import Partition
 from mpi_rollout.core.spaces import Leaf, Space, leaves
 
@@ -31,18 +33,46 @@ class Command(IntEnum):
     LOAD = 8  # New parameters of the ranks' policy follow.  No slot comes back.
 
 
+@dataclass(frozen=True)
+class Contents:
+    """What orders and slots carry: the spaces of a single env, and what slots have besides results and observations.
+
+    With `counts_only`, slots do not have those either: nobody reads what the envs give.  `extras` are what a policy
+    gives besides actions; where slots have actions, they have these too.  With `keeps_infos` the infos are stored.
+    """
+
+    observation_space: Space
+    action_space: Space
+    has_final_observations: bool = False
+    infos: tuple[Leaf, ...] = ()
+    has_actions: bool = False
+    counts_only: bool = False
+    extras: tuple[Leaf, ...] = ()
+    keeps_infos: bool = False
+
+    @property
+    def kept_infos(self) -> tuple[Leaf, ...]:
+        """The infos that blocks have, too."""
+        return self.infos if self.keeps_infos else ()
+
+    def slot_layout(self, capacity: int) -> SlotLayout:
+        """Return how a slot for so many envs is laid out."""
+        return SlotLayout(
+            self.observation_space,
+            capacity,
+            self.has_final_observations,
+            self.infos,
+            leaves(self.action_space) if self.has_actions else (),
+            self.counts_only,
+            self.extras if self.has_actions else (),
+        )
+
+
 class Order:
     """The last order, on the root and on a rank that receives it.
 
-    Parameters
-    ----------
-    own_envs
-        Those of this rank.
-
     Attributes
     ----------
-    command, argument
-        What is asked.
     num_rows
         How many steps it asks for, else 1: as many rows of the slots come back, if any do.
     step
@@ -51,10 +81,8 @@ class Order:
         How long the slowest rank should need for these steps; 0 where nobody knows.
     is_chosen
         The ranks choose the actions of these steps.
-    buffer
-        The order as bytes.
-    fragment
-        The actions of the last fragment, as bytes.
+    buffer, fragment
+        The bytes of the order, and of the actions of the last fragment.
     """
 
     def __init__(self, partition: Partition, own_envs: range, action_space: Space) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 
 from mpi_rollout.core.partition import Partition
 from mpi_rollout.errors import DataError, words_of
-from mpi_rollout.exchange.infos import InfoDict, pack_infos, unpack_infos
+from mpi_rollout.exchange.infos import InfoDict
 from mpi_rollout.exchange.transports import INFOS_TAG
 from mpi_rollout.exchange.world import ROOT
 
@@ -19,11 +19,6 @@ RowInfos = tuple[int, bytes | InfoDict]  # A row of a slot, and what its envs sa
 
 class SlotInfos:
     """The infos of one exchange, on the rank that sends them and on the root.
-
-    Parameters
-    ----------
-    first_rank
-        The partition's rank 0.
 
     Attributes
     ----------
@@ -39,18 +34,7 @@ class SlotInfos:
         self.nbytes = np.zeros(0, np.int64)
 
     def put(self, infos: InfoDict, row: int, is_kept: bool) -> None:
-        """Send infos of a step with this rank's slot.
-
-        Parameters
-        ----------
-        is_kept
-            Nothing is done to them before the root takes them: its own need not be copied.
-
-        Raises
-        ------
-        DataError
-            Something in them cannot be pickled.
-        """
+        """Send infos of a step with this rank's slot; if they `is_kept` as they are, the root's own are not copied."""
         self._own.append((row, infos if self._is_root and is_kept else pack_infos(infos)))
 
     def forget(self) -> None:
@@ -102,10 +86,33 @@ class SlotInfos:
         if isinstance(given, dict):
             return given
         try:
-            return unpack_infos(given)
+            infos: InfoDict = pickle.loads(given)
+            return infos
         except Exception as error:
             first = self._partition.first_env
             raise DataError(
                 f"envs {first + places.start} to {first + places.stop - 1}: their infos cannot be read on rank 0: "
                 f'{words_of(error)}; name the infos that are wanted, or connect(..., infos="none")'
             ) from error
+
+
+def pack_infos(infos: InfoDict) -> bytes:
+    """Pickle the infos of a rank's envs.
+
+    Raises
+    ------
+    DataError
+        Something in them cannot be pickled.
+    """
+    try:
+        return pickle.dumps(infos, pickle.HIGHEST_PROTOCOL)
+    except Exception as error:
+        for key, value in infos.items():
+            try:
+                pickle.dumps(value)
+            except Exception as cause:
+                raise DataError(
+                    f"info {key!r} cannot be sent: {words_of(cause)}; name the infos that are wanted, "
+                    'or connect(..., infos="none")'
+                ) from error
+        raise

@@ -59,9 +59,7 @@ def check_ulfm(comm: "MPI.Intracomm") -> None:
 class ShrinkingTransport(Transport):
     """Bcast and Gatherv among the ranks that are left.
 
-    For rare messages it also has those methods of a communicator that are needed.
-
-    A lost rank's slot stays as it is.
+    For rare messages it also has those methods of a communicator that are needed.  A lost rank's slot stays as it is.
 
     Attributes
     ----------
@@ -176,7 +174,7 @@ class ShrinkingTransport(Transport):
         Parameters
         ----------
         error
-            None if this rank wants it by itself.
+            None if this rank does it by itself.
         has_slot
             The round is at its slots: slots that were sent are sent again.
         is_void

@@ -6,50 +6,33 @@ one message more: the actions of its steps, after the order that says how many t
 
 Transport             no messages: the root to itself
 CollectiveTransport   blocking collectives: all ranks at once, the cheapest per step
-SwitchingTransport    collectives, and direct messages while other programs share the cores
 
-`direct` has those that let a rank wait for several messages at once, or sleep meanwhile; `surviving` one that goes on
-without lost ranks.
+`switching` has the one of a usual run, `direct` those that let a rank wait for several messages at once, or sleep
+meanwhile, and `surviving` one that goes on without lost ranks.
 """
 
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from mpi_rollout.core.layout import SHORT
-from mpi_rollout.exchange.waiting import Adaptation, Wait
+from mpi_rollout.exchange.waiting import Wait
 from mpi_rollout.exchange.world import ROOT
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-    from mpi_rollout.exchange.direct import DirectTransport
-
 Message: TypeAlias = Any  # A Python object that is sent pickled.
 ORDER_TAG, SLOT_TAG, OBJECT_TAG, INFOS_TAG, ACTIONS_TAG = 1, 2, 3, 4, 5
-IS_DIRECT = slice(16, 24)  # An int64 of each order: 1 if messages are direct from this order on, else 0.
 
 
 class Buffers(NamedTuple):
-    """What a transport carries, as one rank has it.
-
-    Parameters
-    ----------
-    order
-        The bytes of an order.
-    slot
-        This rank's own, of shape (num_rows, nbytes); on the root one of `slots`, or None.
-    slots
-        Of shape (num_ranks, num_rows, nbytes) on the root, else None.
-    ranks
-        Those of `slots`, as ranks of `comm`.
-    """
+    """What a transport carries, as one rank has it, in bytes."""
 
     comm: "MPI.Intracomm"
     order: np.ndarray
-    slot: np.ndarray | None
-    slots: np.ndarray | None
-    ranks: range
+    slot: np.ndarray | None  # This rank's own, of shape (num_rows, nbytes); on the root one of `slots`, or None.
+    slots: np.ndarray | None  # Of shape (num_ranks, num_rows, nbytes) on the root, else None.
+    ranks: range  # Those of `slots`, as ranks of `comm`.
 
 
 class Transport:
@@ -175,84 +158,3 @@ class CollectiveTransport(Transport):
 
     def spread(self, value: Message = None) -> Message:
         return self.comm.bcast(value, ROOT)
-
-
-class SwitchingTransport(Transport):
-    """Lockstep by collectives, and by direct messages while other programs share the ranks' cores.
-
-    Blocking collectives cost least, but a rank that waits in one spins.  With nonblocking collectives and direct
-    messages it can sleep.  Both add the same 4 us to an exchange of two ranks (9 us, Open MPI), some percent of a step
-    of 64 CartPoles.  So ranks use these only while they must.
-
-    Each order says how its slots and the next orders travel, so all ranks change at the same place, without a message.
-    A rank that gets too little processor time says so in its slot's mark.  The root decides for all ranks, because in
-    lockstep one such rank delays all of them.
-
-    Parameters
-    ----------
-    wait
-        Of the `DirectTransport`, which is made when it is needed for the first time.
-    """
-
-    def __init__(self, buffers: Buffers, wait: Wait) -> None:
-        super().__init__(buffers, wait)
-        self._collective = CollectiveTransport(buffers, wait)
-        self._order_is_direct = buffers.order[IS_DIRECT].view(np.int64).data
-        self._direct: DirectTransport | None = None
-        self._adaptation, self._is_other_short = Adaptation(), False
-        self._mark: np.ndarray | None = None  # Those of the rows of this rank's slot.
-        self._use(self._collective)
-
-    def see_marks(self, own: np.ndarray | None, of_all: np.ndarray | None) -> None:
-        self._mark = own
-
-    def _use(self, transport: "CollectiveTransport | DirectTransport") -> None:
-        self._now, self._is_direct = transport, transport is self._direct
-        names = ("await_slots", "spread", "listen", "finish", "send_actions", "await_actions")
-        for name in names:  # Steps call these without a detour.
-            setattr(self, name, getattr(transport, name))
-
-    def post_order(self) -> None:
-        if self._adaptation.sleeps(self._is_other_short) == self._is_direct:
-            self._now.post_order()
-            return
-        self._order_is_direct[0] = not self._is_direct
-        self._now.send_order()  # Its slots do not come back this way.
-        self._change()
-        self.listen()
-
-    def await_order(self) -> None:
-        self._now.await_order()
-        if self._order_is_direct[0] != self._is_direct:
-            self._change()  # It listens when this order is obeyed: the next order would take its place.
-
-    def _change(self) -> None:
-        self.finish()
-        self._is_other_short = False
-        if self._is_direct:
-            self._use(self._collective)
-            self._adaptation.watch.restart()
-        else:
-            if self._direct is None:
-                from mpi_rollout.exchange.direct import DirectTransport
-
-                self._direct = DirectTransport(self._collective.buffers, self._wait)
-            self._use(self._direct)
-
-    def note_shortage(self) -> None:
-        self._is_other_short = True
-
-    def use_slots(self, slot: np.ndarray | None, slots: np.ndarray | None) -> None:
-        self._collective.use_slots(slot, slots)
-        if self._direct is not None:
-            self._direct.use_slots(slot, slots)
-
-    def post_slot(self, num_rows: int) -> None:
-        is_short = not self._is_direct and self._adaptation.watch.is_short()
-        if is_short and self._mark is not None and self._mark[0] == 0:
-            self._mark[0] = SHORT
-        self._now.post_slot(num_rows)
-
-    def free(self) -> None:
-        if self._direct is not None:
-            self._direct.free()

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from time import perf_counter, sleep
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, TypeAlias
 
 from mpi_rollout.core.host import processor_quota, processor_time
 from mpi_rollout.exchange.world import ROOT
@@ -54,10 +54,7 @@ def way_to_wait(comm: "MPI.Intracomm") -> str:
 def ranks_per_core(ranks: Sequence[tuple[str, set[int], float | None]]) -> float:
     """Return the ratio on the host where it is largest.
 
-    Parameters
-    ----------
-    ranks
-        For each rank its host, the cores that it may run on, and the quota of its container in cores.
+    Of each rank these are its host, the cores that it may run on, and the quota of its container in cores.
     """
     hosts: dict[str, list[tuple[set[int], float | None]]] = {}
     for host, cores, quota in ranks:
@@ -68,35 +65,23 @@ def ranks_per_core(ranks: Sequence[tuple[str, set[int], float | None]]) -> float
     )
 
 
-class Wait(Protocol):
-    """How to wait for MPI's requests."""
+class SpinWait:
+    """MPI's own waits for requests.  The other waits have the same methods."""
 
     def one(self, request: "MPI.Request") -> None:
         """Wait for a request."""
-
-    def all(self, requests: "Sequence[MPI.Request]") -> None:
-        """Wait for all requests."""
-
-    def any(self, requests: "Sequence[MPI.Request]") -> int:
-        """Wait for any request, and return its index."""
-
-    def some(self, requests: "Sequence[MPI.Request]") -> list[int]:
-        """Wait for one request at least, and return the indices of those that are over."""
-
-
-class SpinWait:
-    """MPI's own waits."""
-
-    def one(self, request: "MPI.Request") -> None:
         request.Wait()
 
     def all(self, requests: "Sequence[MPI.Request]") -> None:
+        """Wait for all requests."""
         requests[0].Waitall(requests)
 
     def any(self, requests: "Sequence[MPI.Request]") -> int:
+        """Wait for any request, and return its index."""
         return requests[0].Waitany(requests)
 
     def some(self, requests: "Sequence[MPI.Request]") -> list[int]:
+        """Wait for one request at least, and return the indices of those that are over."""
         return requests[0].Waitsome(requests) or []
 
 
@@ -195,10 +180,7 @@ class Adaptation:
     def sleeps(self, is_other_short: bool = False) -> bool:
         """Tell whether this rank should sleep while it waits.
 
-        Parameters
-        ----------
-        is_other_short
-            Another rank, for which this one decides too, gets too little processor time.
+        `is_other_short` says that a rank for which this one decides too gets too little processor time.
         """
         if self._sleeps:
             self._sleeps = perf_counter() < self._until
@@ -229,8 +211,11 @@ class AdaptiveWait:
     def some(self, requests: "Sequence[MPI.Request]") -> list[int]:
         return self._now().some(requests)
 
-    def _now(self) -> Wait:
+    def _now(self) -> SpinWait | SleepWait:
         return self._sleeping if self._adaptation.sleeps() else self._spinning
+
+
+Wait: TypeAlias = SpinWait | SleepWait | AdaptiveWait
 
 
 def wait_maker(way: str) -> Callable[[], Wait]:

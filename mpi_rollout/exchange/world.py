@@ -239,7 +239,7 @@ def library_name() -> str:
 
 
 def take_names_off_shared_memory(comm: "MPI.Intracomm") -> None:
-    """Have the system free MPICH's shared memory with its last process, even after SIGKILL.  **Collective**.
+    """Let the system free MPICH's shared memory with its last process, even after SIGKILL.  **Collective**.
 
     MPICH removes the name in MPI_Finalize only, so each killed job would leave 1 MB a rank in /dev/shm.  Nobody needs
     the name after all ranks of the host have mapped it.  (Open MPI's launcher removes its ranks' segments.)

@@ -7,7 +7,7 @@ block b has the envs from b * B on.  Rows of envs that are not asked for are zer
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from gymnasium import spaces
@@ -16,7 +16,7 @@ from mpi_rollout.core.seeding import model_key
 from mpi_rollout.core.spaces import Leaf, Space, Tree, is_castable, leaves, tree_of
 from mpi_rollout.errors import ActionError, words_of
 from mpi_rollout.policies.model import Model
-from mpi_rollout.policies.uniforms import Uniforms
+from mpi_rollout.policies.sampling import Uniforms
 
 
 @dataclass(frozen=True)
@@ -44,34 +44,18 @@ class Acted(NamedTuple):
 
 
 class _Asked(NamedTuple):
-    """Some neighbouring envs, and what a model gets when it is asked for them.
+    """Some neighbouring envs, and what a model gets when it is asked for them."""
 
-    Parameters
-    ----------
-    rows
-        Where these envs are among all envs of their blocks.
-    shown, padding
-        Their rows of the observations of these blocks, for each leaf, and all other rows.
-    blocks
-        Of each block the rows, the observations and the env indices.
-    """
-
-    rows: slice
-    shown: list[np.ndarray]
-    padding: list[np.ndarray]
-    blocks: list[tuple[slice, Tree, np.ndarray]]
+    rows: slice  # Of these envs among all envs of their blocks.
+    shown: list[np.ndarray]  # Their rows of the observations of these blocks, for each leaf.
+    padding: list[np.ndarray]  # All other rows.
+    blocks: list[tuple[slice, Tree, np.ndarray]]  # Of each block the rows, the observations and the env indices.
     uniforms: Uniforms
     no_uniforms: np.ndarray
 
 
 class BlockPolicy:
-    """A model, asked block by block.
-
-    Parameters
-    ----------
-    observation_space, action_space
-        Of a single env.
-    """
+    """A model, asked block by block, for envs of which each has these spaces."""
 
     def __init__(self, model: Model, observation_space: Space, action_space: Space, options: PolicyOptions) -> None:
         self._model, self._block = model, options.block
@@ -131,7 +115,7 @@ class BlockPolicy:
             np.zeros((len(padded), 0)),
         )
 
-    def _read(self, given: Any, size: int) -> list[np.ndarray]:
+    def _read(self, given: Tree, size: int) -> list[np.ndarray]:
         """Return an array (size, ...) for each leaf of the actions, and one for each extra."""
         extras = self._model.extras
         if not extras:
@@ -144,7 +128,7 @@ class BlockPolicy:
         return actions + [_extra(leaf, given[1], size) for leaf in extras]
 
 
-def _extra(leaf: Leaf, given: Any, size: int) -> np.ndarray:
+def _extra(leaf: Leaf, given: Tree, size: int) -> np.ndarray:
     column = _column(f"extra {leaf.path!r}", leaf, given, size)
     if column.shape[1:] != leaf.shape or not is_castable(column.dtype, leaf.dtype):
         raise ActionError(
@@ -154,7 +138,7 @@ def _extra(leaf: Leaf, given: Any, size: int) -> np.ndarray:
     return column.astype(leaf.dtype, copy=False)
 
 
-def refuse_pair(given: Any, space: Space, size: int) -> None:
+def refuse_pair(given: Tree, space: Space, size: int) -> None:
     """Refuse what `predict` of Stable-Baselines3 returns, actions and a state, and tuples like it.
 
     Raises
@@ -170,7 +154,7 @@ def refuse_pair(given: Any, space: Space, size: int) -> None:
         )
 
 
-def _column(name: str, leaf: Leaf, given: Any, size: int) -> np.ndarray:
+def _column(name: str, leaf: Leaf, given: Tree, size: int) -> np.ndarray:
     try:
         array = np.array(leaf.of(given))  # A copy: the model may give the same memory with the next block.
     except (TypeError, ValueError, LookupError) as error:

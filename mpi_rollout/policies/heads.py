@@ -58,13 +58,7 @@ class Head:
         self.num_outputs = 2 if self._is_sampled and self._is_float_box else 1
 
     def __call__(self, outputs: Sequence[np.ndarray], env_indices: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
-        """Return the actions of a batch of a network's outputs.
-
-        Raises
-        ------
-        ActionError
-            The outputs have another shape or dtype, or logits are not numbers.
-        """
+        """Return the actions of a batch of a network's outputs, or raise `ActionError` if they are of other kinds."""
         rows = len(env_indices)
         if self._is_float_box and self._is_sampled:
             return self._drawn(outputs, uniforms)
@@ -116,13 +110,7 @@ def clipped(actions: np.ndarray, space: Space) -> np.ndarray:
 
 
 def refuse_nan(values: np.ndarray, env_indices: np.ndarray, what: str) -> None:
-    """Refuse values of shape (rows, ...) from which no action follows.
-
-    Raises
-    ------
-    ActionError
-        A value is NaN; the message names the env.
-    """
+    """Raise `ActionError`, with the name of the env, where values of shape (rows, ...) are NaN."""
     if not math.isnan(values.sum()):  # Quicker than to look at each value; infinities may make it NaN too.
         return
     wrong = np.isnan(values).reshape(len(env_indices), -1).any(axis=1)

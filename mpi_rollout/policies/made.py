@@ -10,14 +10,14 @@ import numpy as np
 from mpi_rollout.core.column_types import check_names
 from mpi_rollout.core.info_columns import typed_leaves
 from mpi_rollout.core.policy_kinds import MAKE_POLICY, SUFFIXES
-from mpi_rollout.core.spaces import Leaf, Space, leaves, tree_of
+from mpi_rollout.core.spaces import Leaf, Space, Tree, leaves, tree_of
 from mpi_rollout.errors import PolicyError, UsageError, words_of
-from mpi_rollout.policies.model import Model
+from mpi_rollout.policies.model import Model, Policy
 from mpi_rollout.process.loading import colon_hint, load_callable, load_object
 from mpi_rollout.process.place import located
 
 
-def load_policy(spec: str) -> Callable[[Any], Any]:
+def load_policy(spec: str) -> Policy:
     """Return the policy that `--policy` names: a function, or an object that is callable or has a method `act`.
 
     A class is called once, without arguments.
@@ -68,18 +68,18 @@ def _instance(kind: type, spec: str) -> object:
         raise PolicyError(f"--policy {spec}: {kind.__name__}() raises {words_of(error)}") from error
 
 
-def called_model(policy: Callable[[Any], Any], space: Space) -> Model:
+def called_model(policy: Policy, space: Space) -> Model:
     """Return a model that asks a callable block by block; `space` is of one env's observations."""
     parts = leaves(space)
 
-    def act(observations: Any, _env_indices: np.ndarray, _uniforms: np.ndarray) -> Any:
+    def act(observations: Tree, _env_indices: np.ndarray, _uniforms: np.ndarray) -> Tree:
         # What a callable gets is its own: it may keep it.
         return policy(tree_of(space, [np.array(leaf.of(observations)) for leaf in parts]))
 
     return Model(act)
 
 
-def make_model(spec: str | Callable[[], Any]) -> Model:
+def make_model(spec: str | Callable[[], object]) -> Model:
     """Call what `--policy` names, or what `connect` was given.
 
     Raises
@@ -119,7 +119,7 @@ def made_model(policy: Any, name: str) -> Model:
     return Model(policy.act, int(number), _extras_of(policy, name), owner=policy)
 
 
-def _extras_of(policy: Any, name: str) -> tuple[Leaf, ...]:
+def _extras_of(policy: object, name: str) -> tuple[Leaf, ...]:
     extras = getattr(policy, "extras", {})
     try:
         if not isinstance(extras, Mapping):

@@ -2,14 +2,16 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from mpi_rollout.core.spaces import Leaf
+from mpi_rollout.core.spaces import Leaf, Tree
 from mpi_rollout.policies.parameters import load_module
 
 DETERMINISTIC, SAMPLE = "deterministic", "sample"
+Policy: TypeAlias = Callable[[Tree], Tree]  # From a batch of observations to a batch of actions.
+Act: TypeAlias = Callable[[Tree, np.ndarray, np.ndarray], Tree]  # See `Model.act`.
 
 
 class Model:
@@ -25,9 +27,7 @@ class Model:
         What it gives besides actions.
     """
 
-    def __init__(
-        self, act: Callable[..., Any], num_uniforms: int = 0, extras: tuple[Leaf, ...] = (), owner: object = None
-    ):
+    def __init__(self, act: Act, num_uniforms: int = 0, extras: tuple[Leaf, ...] = (), owner: object = None):
         """`owner` has the parameters: a torch module, or an object with `parameters` and `load`."""
         self._act, self._owner = act, owner
         self.num_uniforms, self.extras = num_uniforms, extras
@@ -54,7 +54,7 @@ class Model:
         else:
             owner.load(parameters)
 
-    def act(self, observations: Any, env_indices: np.ndarray, uniforms: np.ndarray) -> Any:
+    def act(self, observations: Tree, env_indices: np.ndarray, uniforms: np.ndarray) -> Tree:
         """Return the actions of the envs of a block.
 
         Parameters
@@ -102,4 +102,4 @@ class PolicySource:
     sha256: str = ""
     mode: str = DETERMINISTIC
     is_trusted: bool = False
-    call: Callable[[Any], Any] | None = None
+    call: Policy | None = None

@@ -1,19 +1,17 @@
 """Networks of files as models: which arrays they take, and a trial that shows whether they fit the envs."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from mpi_rollout.core.spaces import Leaf, Space, leaves, tree_of
+from mpi_rollout.core.spaces import Leaf, Space, Tree, leaves, tree_of
 from mpi_rollout.errors import ActionError, UsageError, first_line
 from mpi_rollout.policies.heads import Head
 from mpi_rollout.policies.model import Model
 
-MOST_BYTES = 1 << 30  # What a network of a file that is not trusted may take to act, besides its weights.
 TRIAL_ROWS = 3, 2  # A network is tried on batches of two sizes.
 NO_ENV = "on observations of zeros, which rows of a block have that belong to no env, "
-TRUST_IT = "add --trust-policy, or trust_policy=True of connect, if you trust the file"
 
 
 class Input(NamedTuple):
@@ -31,7 +29,7 @@ def model_of(
 ) -> Model:
     """Return a model that gives a network its inputs by name, and takes actions from its outputs."""
 
-    def act(observations: Any, env_indices: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
+    def act(observations: Tree, env_indices: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
         arrays = {name: np.ascontiguousarray(leaf.of(observations), dtype) for name, (leaf, dtype) in inputs.items()}
         return head(call(arrays), env_indices, uniforms)
 
@@ -41,15 +39,7 @@ def model_of(
 def match_inputs(inputs: Mapping[str, Input], observation_space: Space, advice: str) -> Inputs:
     """Find the part of the observations that each input takes: by its path, or the only one.
 
-    Parameters
-    ----------
-    advice
-        How a network is saved that takes batches of any size.
-
-    Raises
-    ------
-    UsageError
-        The observations are others than the network takes.
+    `advice` says how a network is saved that takes batches of any size.
     """
     observed = {leaf.path: leaf for leaf in leaves(observation_space)}
     if len(observed) == len(inputs) == 1:

@@ -39,13 +39,7 @@ _OPERATIONS = set(_NAMES.split())
 
 
 def check_network(content: bytes) -> None:
-    """Check that a file has a network, and nothing else.
-
-    Raises
-    ------
-    UsageError
-        It is damaged, or has more.
-    """
+    """Check that a file has a network, and nothing else."""
     for kind, fields in _read(content, is_strict=True):
         if kind == "node":
             name, domain = (_text(fields.get(field)) for field in (_OPERATION, _DOMAIN))
@@ -55,13 +49,7 @@ def check_network(content: bytes) -> None:
 
 
 def weight_files(content: bytes) -> list[str]:
-    """Return the names of the files in which an ONNX file has its weights, relative to its folder, if it has any.
-
-    Raises
-    ------
-    UsageError
-        It is damaged.
-    """
+    """Return the names of the files in which an ONNX file has its weights, relative to its folder, if it has any."""
     entries = [fields for kind, fields in _read(content, is_strict=False) if kind == "entry"]
     return sorted({_text(fields.get(_VALUE)) for fields in entries if _text(fields.get(_KEY)) == "location"})
 

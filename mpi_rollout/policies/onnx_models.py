@@ -18,13 +18,7 @@ _NAMES = {"float": "float32", "double": "float64"}  # Where ONNX Runtime's are o
 
 
 def load(source: PolicySource, observation_space: Space, action_space: Space) -> Model:
-    """Load a network that takes an input for each leaf of the observations.
-
-    Raises
-    ------
-    UsageError
-        It is damaged, or does not fit the spaces.
-    """
+    """Load a network that takes an input for each leaf of the observations."""
     head = Head(action_space, source.mode)
     try:
         session = onnxruntime.InferenceSession(

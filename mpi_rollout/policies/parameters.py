@@ -2,11 +2,14 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from mpi_rollout.errors import UsageError, words_of
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Parameter(NamedTuple):
@@ -25,7 +28,7 @@ class Parameter(NamedTuple):
 Layout = list[Parameter]
 
 
-def array_of(name: str, value: Any) -> np.ndarray:
+def array_of(name: str, value: object) -> np.ndarray:
     """Return a parameter as an array; a tensor may be on another device.
 
     Of bfloat16, which NumPy does not have, it has the bits, as int16.
@@ -39,8 +42,8 @@ def array_of(name: str, value: Any) -> np.ndarray:
         if hasattr(value, "detach"):
             import torch  # Only who has tensors has torch.
 
-            value = value.detach().cpu()
-            value = (value.view(torch.int16) if value.dtype == torch.bfloat16 else value).numpy()
+            tensor: torch.Tensor = value.detach().cpu()
+            value = (tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
         array = np.asarray(value)
     except (TypeError, ValueError, RuntimeError) as error:
         raise UsageError(f"the parameter {name!r} of the policy is no array: {words_of(error)}") from error
@@ -49,13 +52,13 @@ def array_of(name: str, value: Any) -> np.ndarray:
     return array
 
 
-def layout_of(parameters: Mapping[str, Any]) -> Layout:
+def layout_of(parameters: Mapping[str, object]) -> Layout:
     """Return what parameters are, in their order."""
     arrays = {name: array_of(name, value) for name, value in parameters.items()}
     return [Parameter(name, array.dtype.str, array.shape) for name, array in arrays.items()]
 
 
-def packed(parameters: Mapping[str, Any] | Sequence[Any], layout: Layout) -> np.ndarray:
+def packed(parameters: Mapping[str, object] | Sequence[object], layout: Layout) -> np.ndarray:
     """Return arrays or tensors, by their names or in the order of the layout, as the bytes of one array.
 
     Raises
@@ -76,7 +79,7 @@ def packed(parameters: Mapping[str, Any] | Sequence[Any], layout: Layout) -> np.
     return buffer
 
 
-def _in_order(parameters: object, layout: Layout) -> list[Any]:
+def _in_order(parameters: object, layout: Layout) -> list[object]:
     if not isinstance(parameters, Iterable):
         kind = type(parameters).__name__
         raise UsageError(f"parameters must be a dict of arrays, such as a state dict, or all in order, got {kind}")
@@ -86,7 +89,7 @@ def _in_order(parameters: object, layout: Layout) -> list[Any]:
     return values
 
 
-def _by_name(parameters: Mapping[str, Any], layout: Layout) -> list[Any]:
+def _by_name(parameters: Mapping[str, object], layout: Layout) -> list[object]:
     names = [parameter.name for parameter in layout]
     if unknown := [name for name in parameters if name not in names]:
         raise UsageError(f"the policy has no parameter {unknown[0]!r}; it has {', '.join(names)}")
@@ -95,7 +98,7 @@ def _by_name(parameters: Mapping[str, Any], layout: Layout) -> list[Any]:
     return [parameters[name] for name in names]
 
 
-def load_module(module: Any, parameters: Mapping[str, np.ndarray]) -> None:
+def load_module(module: "torch.nn.Module", parameters: Mapping[str, np.ndarray]) -> None:
     """Give a module of torch other parameters."""
     import torch
 

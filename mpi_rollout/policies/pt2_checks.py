@@ -15,7 +15,7 @@ from mpi_rollout.policies.untrusted import damaged
 Given = Mapping[str, Any]  # The arguments of a call by their names.
 
 
-def checked(call: Any) -> Callable[..., Any]:
+def checked(call: torch._ops.OpOverload) -> Callable[..., Any]:
     """Return an operation of torch that checks first what its kernel believes."""
     check = _CHECKS.get(call._schema.name.removeprefix("aten::"))
     if check is None:

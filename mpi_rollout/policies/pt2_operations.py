@@ -7,15 +7,16 @@ import math
 import operator
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
 from mpi_rollout.errors import UsageError
 from mpi_rollout.policies.pt2_checks import checked
-from mpi_rollout.policies.untrusted import TRUST_IT, damaged, unknown
+from mpi_rollout.policies.untrusted import TRUST_IT, Json, JsonObject, damaged, unknown
 from mpi_rollout.policies.weights import DTYPES
 
+Value: TypeAlias = Any  # What operations take and give: tensors, numbers, texts, dtypes, and lists of these.
 DECOMPOSE = f"save what run_decompositions() of the exported program gives, or {TRUST_IT}"
 # Names in torch.ops.aten.
 _OF_ELEMENTS = (
@@ -73,7 +74,7 @@ _CHECKS = {
     *("sym_constrain_range_for_size", "_check_is_size"),
 }
 _ON_NUMBERS = "add sub mul floordiv truediv mod neg eq ne lt le gt ge and_ or_ not_"
-_NUMBERS: dict[str, Callable[..., Any]] = {
+_NUMBERS: dict[str, Callable[..., Value]] = {
     f"_operator.{name}": getattr(operator, name) for name in _ON_NUMBERS.split()
 } | {
     "math.ceil": math.ceil,
@@ -93,7 +94,7 @@ _MEMORY_FORMATS = {
 }
 
 
-class _Value(str):
+class _Name(str):
     """The name of a value that an operation takes."""
 
 
@@ -104,26 +105,15 @@ class _Device:
 class Operation(NamedTuple):
     """A call: what it takes, what its results are called, and which values nobody needs afterwards."""
 
-    call: Callable[..., Any]
-    arguments: list[Any]
-    options: dict[str, Any]
+    call: Callable[..., Value]
+    arguments: list[Value]
+    options: dict[str, Value]
     results: list[str | list[str]]
     last_uses: list[str]
 
 
-def read_operations(nodes: list[dict[str, Any]], kept: set[str]) -> list[Operation]:
-    """Read the operations of a graph.
-
-    Parameters
-    ----------
-    kept
-        Values that are needed until the end.
-
-    Raises
-    ------
-    UsageError
-        One is not listed above.
-    """
+def read_operations(nodes: list[JsonObject], kept: set[str]) -> list[Operation]:
+    """Read the operations of a graph, in which the `kept` values are needed until the end."""
     operations: list[Operation] = []
     needed = set(kept)
     for node in reversed(nodes):
@@ -142,13 +132,13 @@ def read_operations(nodes: list[dict[str, Any]], kept: set[str]) -> list[Operati
     return operations[::-1]
 
 
-def _call_of(target: str) -> tuple[Callable[..., Any], list[Any]]:
+def _call_of(target: str) -> tuple[Callable[..., Value], list[torch._C.Argument]]:
     """Return what an operation calls, and the arguments of its schema, if it has one."""
     if target in _NUMBERS:
         return partial(_small, _NUMBERS[target]), []
     *folder, name, overload = target.split(".")
     is_known = folder == ["torch", "ops", "aten"] and name in _ATEN | _IN_PLACE
-    call: Any = getattr(getattr(torch.ops.aten, name, None), overload, None) if is_known else None
+    call = getattr(getattr(torch.ops.aten, name, None), overload, None) if is_known else None
     if not isinstance(call, torch._ops.OpOverload):
         raise unknown(f"the operation {target[:80]!r}", DECOMPOSE)
     written = [argument.name for argument in call._schema.arguments if argument.is_write]
@@ -157,7 +147,7 @@ def _call_of(target: str) -> tuple[Callable[..., Any], list[Any]]:
     return checked(call), call._schema.arguments
 
 
-def _small(function: Callable[..., Any], *numbers: Any) -> Any:
+def _small(function: Callable[..., Value], *numbers: Value) -> Value:
     """Compute a number of at most 64 bits, as sizes are: a chain of products could be of any length."""
     number = function(*numbers)
     if abs(number) >= 2**63:
@@ -165,7 +155,9 @@ def _small(function: Callable[..., Any], *numbers: Any) -> Any:
     return number
 
 
-def _ordered(target: str, schema: list[Any], given: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+def _ordered(
+    target: str, schema: list[torch._C.Argument], given: dict[str, Value]
+) -> tuple[list[Value], dict[str, Value]]:
     """Return arguments as positional ones and options; a new tensor is made where the call says, not the file."""
     if not schema:
         return list(given.values()), {}
@@ -182,15 +174,15 @@ def _ordered(target: str, schema: list[Any], given: dict[str, Any]) -> tuple[lis
     return arguments, given
 
 
-def _values_in(argument: Any) -> Iterable[str]:
-    if type(argument) is _Value:
+def _values_in(argument: Value) -> Iterable[str]:
+    if type(argument) is _Name:
         yield argument
     elif type(argument) is list:
         for entry in argument:
             yield from _values_in(entry)
 
 
-def _result(output: dict[str, Any]) -> str | list[str]:
+def _result(output: JsonObject) -> str | list[str]:
     ((kind, value),) = output.items()
     if kind == "as_tensors":
         return [str(entry["name"]) for entry in value]
@@ -199,10 +191,10 @@ def _result(output: dict[str, Any]) -> str | list[str]:
     return str(value["name" if kind == "as_tensor" else "as_name"])
 
 
-_PLAIN: dict[str, Callable[[Any], Any]] = {  # Arguments of one kind.
+_PLAIN: dict[str, Callable[[Json], Value]] = {  # Arguments of one kind.
     "as_none": lambda _: None,
-    "as_tensor": lambda entry: _Value(entry["name"]),
-    "as_name": _Value,
+    "as_tensor": lambda entry: _Name(entry["name"]),
+    "as_name": _Name,
     "as_int": int,
     "as_bool": bool,
     "as_float": float,  # Also of the texts Infinity and NaN.
@@ -214,7 +206,7 @@ _PLAIN: dict[str, Callable[[Any], Any]] = {  # Arguments of one kind.
 }
 
 
-def _argument(argument: dict[str, Any]) -> Any:
+def _argument(argument: JsonObject) -> Value:
     """Read an argument: a number, a text, a dtype, the names of values, or a list of these."""
     ((kind, value),) = argument.items()
     if kind in _PLAIN:
@@ -228,16 +220,16 @@ def _argument(argument: dict[str, Any]) -> Any:
     raise unknown(f"an argument that is no tensor and no number ({kind})")
 
 
-def filled(argument: Any, values: Mapping[str, Any], device: str) -> Any:
+def filled(argument: Value, values: Mapping[str, Value], device: str) -> Value:
     """Return an argument with the values that it names."""
-    if type(argument) is _Value:
+    if type(argument) is _Name:
         return values[argument]
     if type(argument) is list:
         return [filled(entry, values, device) for entry in argument]
     return device if type(argument) is _Device else argument
 
 
-def named_results(names: list[str | list[str]], returned: Any) -> Iterable[tuple[str, Any]]:
+def named_results(names: list[str | list[str]], returned: Value) -> Iterable[tuple[str, Value]]:
     """Yield the results of an operation by their names."""
     for name, result in zip(names, [returned] if len(names) == 1 else returned, strict=True):
         yield from [(name, result)] if isinstance(name, str) else zip(name, result, strict=True)

@@ -9,7 +9,6 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from typing import Any
 from weakref import finalize
 
 import torch
@@ -17,8 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from mpi_rollout.errors import UsageError
 from mpi_rollout.policies.networks import Input
-from mpi_rollout.policies.pt2_operations import filled, named_results, read_operations
-from mpi_rollout.policies.untrusted import MOST_BYTES, TRUST_IT, json_of, members_of, without_folder
+from mpi_rollout.policies.pt2_operations import Value, filled, named_results, read_operations
+from mpi_rollout.policies.untrusted import MOST_BYTES, TRUST_IT, JsonObject, json_of, members_of, without_folder
 from mpi_rollout.policies.weights import DTYPES, Stored, numpy_dtype, tensors_of
 
 
@@ -63,7 +62,7 @@ class Program:
         for name, weight in weights.items():
             self._weights[name].copy_(weight)
 
-    def __call__(self, argument: Any) -> tuple[torch.Tensor, ...]:
+    def __call__(self, argument: torch.Tensor | dict[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """Return its outputs for a tensor, or for a dict of tensors by their paths.
 
         Raises
@@ -92,7 +91,7 @@ class Program:
     def _run(
         self, bound: dict[str, torch.Tensor], tensors: list[torch.Tensor], device: str
     ) -> tuple[torch.Tensor, ...]:
-        values: dict[str, Any] = bound | dict(zip(self._users, tensors, strict=True))
+        values: dict[str, Value] = bound | dict(zip(self._users, tensors, strict=True))
         for operation in self._operations:
             arguments = [filled(argument, values, device) for argument in operation.arguments]
             options = {name: filled(option, values, device) for name, option in operation.options.items()}
@@ -111,7 +110,7 @@ class _Bounded(TorchDispatchMode):
         super().__init__()
         self._limit, self._held = limit, 0
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, function: Value, types: object, args: Value = (), kwargs: Value = None) -> Value:
         returned = function(*args, **(kwargs or {}))
         for tensor in returned if isinstance(returned, tuple | list) else [returned]:
             if isinstance(tensor, torch.Tensor):
@@ -130,7 +129,7 @@ _CONVOLUTIONS = {torch.ops.aten.convolution.default}
 
 
 def _scratch_bytes(
-    output: torch.Tensor, image: torch.Tensor, weight: torch.Tensor, _bias: Any, *options: Any, **_more: Any
+    output: torch.Tensor, image: torch.Tensor, weight: torch.Tensor, _bias: Value, *options: Value, **_more: Value
 ) -> int:
     """Return at most how much memory a convolution on a CPU takes besides its tensors, which no tensor shows.
 
@@ -160,7 +159,7 @@ def _tensors(members: dict[str, bytes], kind: str, model: str, file_bytes: int) 
 _TENSORS = {"parameter": "parameter_name", "buffer": "buffer_name", "tensor_constant": "tensor_constant_name"}
 
 
-def _names(specs: list[dict[str, Any]]) -> tuple[dict[str, str], list[str]]:
+def _names(specs: list[JsonObject]) -> tuple[dict[str, str], list[str]]:
     """Return which tensors of the file have which names in the graph, and the names of the inputs."""
     names, users = {}, []
     for spec in specs:
@@ -174,27 +173,21 @@ def _names(specs: list[dict[str, Any]]) -> tuple[dict[str, str], list[str]]:
     return names, users
 
 
-def _output(spec: dict[str, Any]) -> str:
+def _output(spec: JsonObject) -> str:
     ((kind, entry),) = spec.items()
     if kind != "user_output" or "as_tensor" not in entry["arg"]:
         raise UsageError(f"returns more than tensors ({kind}); {TRUST_IT}")
     return str(entry["arg"]["as_tensor"]["name"])
 
 
-def _inputs(call: dict[str, Any], values: list[dict[str, Any]]) -> dict[str, Input]:
-    """Return what a program takes: one tensor, or one dict of them.
-
-    Raises
-    ------
-    UsageError
-        It takes or returns them otherwise.
-    """
+def _inputs(call: JsonObject, values: list[JsonObject]) -> dict[str, Input]:
+    """Return what a program takes: one tensor, or one dict of them."""
     arguments, named = json.loads(call["in_spec"])[1]["children_spec"]
     returned = json.loads(call["out_spec"])[1]
     returns = [returned["type"], *(child["type"] for child in returned["children_spec"])]
     if returns[0] not in (None, "builtins.tuple", "builtins.list") or any(returns[1:]):
         raise UsageError(f"must return a tensor or a tuple of tensors, returns {returns[0]}")
-    several: dict[str, Any] = {"type": "several arguments"}
+    several: JsonObject = {"type": "several arguments"}
     first = arguments["children_spec"][0] if len(arguments["children_spec"]) == 1 else several
     if named["children_spec"] or first["type"] not in (None, "builtins.dict"):
         raise UsageError(f"must take one tensor, or one dict of tensors, takes {first['type']}")
@@ -208,9 +201,9 @@ def _inputs(call: dict[str, Any], values: list[dict[str, Any]]) -> dict[str, Inp
 _SYMBOL = re.compile(r"Symbol\('(\w+)'[^()]*\)|(\w+)")
 
 
-def _range_of_rows(value: Mapping[str, Any], ranges: Mapping[str, Any]) -> tuple[float, float]:
+def _range_of_rows(value: JsonObject, ranges: JsonObject) -> tuple[float, float]:
     """Return for how many rows a program was exported."""
-    size: dict[str, Any] = value["sizes"][0] if value["sizes"] else {"as_int": 0}
+    size: JsonObject = value["sizes"][0] if value["sizes"] else {"as_int": 0}
     if "as_int" in size:
         return size["as_int"], size["as_int"]
     symbol = _SYMBOL.fullmatch(size["as_expr"]["expr_str"])

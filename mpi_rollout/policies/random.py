@@ -1,6 +1,5 @@
 """Random actions, which depend on the seed, the env and the step, and not on ranks."""
 
-from collections.abc import Callable
 from itertools import count
 
 import numpy as np
@@ -8,9 +7,8 @@ from gymnasium import spaces
 
 from mpi_rollout.core.seeding import WordsOfEnvs, policy_key
 from mpi_rollout.core.spaces import Leaf, Space, Tree, bounds_of, leaf_spaces, leaves, mask_sizes, tree_of
-from mpi_rollout.policies.uniforms import BLOCK_STEPS, Uniforms, draw_block
-
-Policy = Callable[[Tree], Tree]
+from mpi_rollout.policies.model import Policy as Policy
+from mpi_rollout.policies.sampling import BLOCK_STEPS, Uniforms, draw_block
 
 
 class RandomPolicy:

@@ -7,7 +7,7 @@ What `VecNormalize` knows of observations is not in these files: a policy that l
 from collections.abc import Iterable
 from contextlib import nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from stable_baselines3.sac.policies import SACPolicy
 from stable_baselines3.td3.policies import TD3Policy
 from torch.overrides import TorchFunctionMode
 
-from mpi_rollout.core.spaces import Space
+from mpi_rollout.core.spaces import Space, Tree
 from mpi_rollout.errors import ActionError, UsageError, first_line
 from mpi_rollout.policies.heads import WAY_OUT, Head, clipped, refuse_nan
 from mpi_rollout.policies.model import SAMPLE, Model, PolicySource
@@ -27,16 +27,11 @@ from mpi_rollout.policies.sb3_spaces import check_space, learned_space
 from mpi_rollout.policies.sb3_zip import ALGORITHMS, SavedPolicy, read_zip
 from mpi_rollout.policies.torch_models import calling
 
+Learned: TypeAlias = Any  # A policy of SB3: of four classes, which have other attributes each.
+
 
 def load(source: PolicySource, observation_space: Space, action_space: Space) -> Model:
-    """Load a policy.
-
-    Raises
-    ------
-    UsageError
-        It is damaged, of another algorithm or other spaces, has code that only a trusted file may have, or nothing to
-        draw from.
-    """
+    """Load a policy."""
     saved = read_zip(source.content, source.is_trusted)
     own_space = learned_space(observation_space, saved.told("observation_space"))
     check_space("actions", action_space, saved.told("action_space"))
@@ -48,13 +43,14 @@ def load(source: PolicySource, observation_space: Space, action_space: Space) ->
     return Model(partial(_greedy, policy, action_space), owner=policy)
 
 
-def _drawing(policy: Any, space: Any, exploration: float) -> Model:
+def _drawing(policy: Learned, space: Any, exploration: float) -> Model:
     """Return a model that draws its actions, where the uniforms say all of it."""
     if isinstance(policy, DQNPolicy):
         return Model(partial(_exploring, policy, space, exploration), 2 if exploration else 0, owner=policy)
     if isinstance(policy, TD3Policy):
         raise UsageError(f"TD3 has nothing to draw from; {WAY_OUT}")
-    if getattr(policy, "actor", policy).use_sde:
+    actor: Learned = getattr(policy, "actor", policy)
+    if actor.use_sde:
         raise UsageError(f"with use_sde the noise belongs to a batch, not to an env; {WAY_OUT}")
     if isinstance(policy, SACPolicy):
         return Model(partial(_squashed, policy, space), num_normal_uniforms(space.low.size), owner=policy)
@@ -62,7 +58,9 @@ def _drawing(policy: Any, space: Any, exploration: float) -> Model:
     return Model(partial(_drawn, policy, head, isinstance(space, spaces.Box)), head.num_uniforms, owner=policy)
 
 
-def _greedy(policy: Any, space: Space, observations: Any, env_indices: np.ndarray, _uniforms: np.ndarray) -> np.ndarray:
+def _greedy(
+    policy: Learned, space: Space, observations: Tree, env_indices: np.ndarray, _uniforms: np.ndarray
+) -> np.ndarray:
     """Return the likeliest actions, as `predict` does."""
     with calling():
         tensor, _ = policy.obs_to_tensor(observations)
@@ -79,7 +77,7 @@ def _greedy(policy: Any, space: Space, observations: Any, env_indices: np.ndarra
     )
 
 
-def _best(policy: Any, tensor: Any, env_indices: np.ndarray) -> np.ndarray:
+def _best(policy: Learned, tensor: torch.Tensor, env_indices: np.ndarray) -> np.ndarray:
     if not isinstance(policy, DQNPolicy):
         return np.asarray(policy._predict(tensor, deterministic=True).numpy())
     values = policy.q_net(tensor)
@@ -88,7 +86,7 @@ def _best(policy: Any, tensor: Any, env_indices: np.ndarray) -> np.ndarray:
 
 
 def _exploring(
-    policy: Any, space: Any, exploration: float, observations: Any, env_indices: np.ndarray, uniforms: np.ndarray
+    policy: Learned, space: Any, exploration: float, observations: Tree, env_indices: np.ndarray, uniforms: np.ndarray
 ) -> np.ndarray:
     """Return DQN's actions: any action with the probability of exploration."""
     actions = _greedy(policy, space, observations, env_indices, uniforms)
@@ -99,7 +97,7 @@ def _exploring(
 
 
 def _drawn(
-    policy: Any, head: Head, is_box: bool, observations: Any, env_indices: np.ndarray, uniforms: np.ndarray
+    policy: Learned, head: Head, is_box: bool, observations: Tree, env_indices: np.ndarray, uniforms: np.ndarray
 ) -> np.ndarray:
     """Return draws of PPO and A2C."""
     with calling():
@@ -112,7 +110,9 @@ def _drawn(
     return head([output.numpy() for output in outputs], env_indices, uniforms)
 
 
-def _squashed(policy: Any, space: Any, observations: Any, _env_indices: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
+def _squashed(
+    policy: Learned, space: Any, observations: Tree, _env_indices: np.ndarray, uniforms: np.ndarray
+) -> np.ndarray:
     """Return draws of SAC: of a Gaussian through tanh, scaled to the bounds."""
     with calling():
         tensor, _ = policy.obs_to_tensor(observations)
@@ -124,7 +124,7 @@ def _squashed(policy: Any, space: Any, observations: Any, _env_indices: np.ndarr
 class _NoOptimizer:
     """What a policy gets that does not learn: to make one of torch's would import its compiler, for a second."""
 
-    def __init__(self, parameters: Iterable[Any], **_options: Any):
+    def __init__(self, parameters: Iterable[object], **_options: object):
         pass
 
 
@@ -148,18 +148,18 @@ class _Weightless(TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
-def _built(saved: SavedPolicy, observation_space: Space, action_space: Space) -> Any:
+def _built(saved: SavedPolicy, observation_space: Space, action_space: Space) -> Learned:
     """Make the policy with its weights.  The process's random numbers stay as they are."""
     kinds = ActorCriticPolicy, DQNPolicy, SACPolicy, TD3Policy
     if not (isinstance(saved.policy_class, type) and issubclass(saved.policy_class, kinds)):
         raise UsageError(f"the policy is {saved.policy_class}, none of {ALGORITHMS}")
-    policy_class: Any = saved.policy_class
+    policy_class: Learned = saved.policy_class
     arguments = dict(saved.policy_kwargs, optimizer_class=_NoOptimizer)
     if issubclass(policy_class, ActorCriticPolicy):
         arguments |= {"use_sde": bool(saved.data.get("use_sde")), "ortho_init": False}
     try:
         with torch.random.fork_rng(devices=[]), nullcontext() if saved.is_trusted else _Weightless():
-            policy: Any = policy_class(observation_space, action_space, lambda _progress: 0.0, **arguments)
+            policy: Learned = policy_class(observation_space, action_space, lambda _progress: 0.0, **arguments)
         policy.load_state_dict(saved.weights, assign=not saved.is_trusted)
     except Exception as error:
         name, reason = policy_class.__name__, " ".join(str(error).split())[:300]

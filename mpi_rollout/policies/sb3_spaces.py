@@ -1,7 +1,6 @@
 """Whether the envs have the spaces that a policy of Stable-Baselines3 has learned on, as far as its file says."""
 
 import re
-from typing import Any
 
 import numpy as np
 from gymnasium import spaces
@@ -10,18 +9,11 @@ from stable_baselines3.common.vec_env import VecTransposeImage
 
 from mpi_rollout.core.spaces import Space
 from mpi_rollout.errors import UsageError
+from mpi_rollout.policies.untrusted import JsonObject
 
-Told = dict[str, Any]  # What a file says of a space.
 
-
-def learned_space(space: Space, told: Told) -> Space:
-    """Return the observation space that the policy has learned on: SB3 puts the channels of images first.
-
-    Raises
-    ------
-    UsageError
-        The envs have another one, or SB3 takes none such.
-    """
+def learned_space(space: Space, told: JsonObject) -> Space:
+    """Return the observation space that the policy has learned on: SB3 puts the channels of images first."""
     parts = list(space.spaces.values()) if isinstance(space, spaces.Dict) else [space]
     if any(isinstance(part, spaces.Dict | spaces.Tuple) for part in parts):
         raise UsageError(f"SB3 takes no observations that are nested as {space}")
@@ -43,14 +35,8 @@ def _channels_first(space: Space) -> Space:
     return space
 
 
-def check_space(what: str, space: Space, told: Told) -> None:
-    """Compare the type, shape, sizes and, for actions, bounds of a space with what a file says of it.
-
-    Raises
-    ------
-    UsageError
-        They are others.
-    """
+def check_space(what: str, space: Space, told: JsonObject) -> None:
+    """Compare the type, shape, sizes and, for actions, bounds of a space with what a file says of it."""
     kind = re.search(r"\.(\w+)'>", str(told.get(":type:", "")))
     is_other = kind is not None and kind[1] != type(space).__name__
     is_other |= space.shape != _shape(told, space)
@@ -64,7 +50,7 @@ def check_space(what: str, space: Space, told: Told) -> None:
         raise _other(what, space, told)
 
 
-def _has_other_parts(space: spaces.Dict, told: Told) -> bool:
+def _has_other_parts(space: spaces.Dict, told: JsonObject) -> bool:
     """Tell whether a file says of a Dict space that it has parts of other names, types or shapes."""
     text = told.get("spaces")
     parts = {match["name"]: match for match in _PART.finditer(text if isinstance(text, str) else "")}
@@ -90,19 +76,19 @@ _PART = re.compile(
 )
 
 
-def _shape(told: Told, space: Space) -> tuple[int, ...] | None:
+def _shape(told: JsonObject, space: Space) -> tuple[int, ...] | None:
     shape = told.get("_shape")
     return tuple(shape) if isinstance(shape, list) else space.shape
 
 
-def _differs(own: Any, text: object) -> bool:
+def _differs(own: object, text: object) -> bool:
     """Tell whether a text shows other numbers; texts of long arrays do not show them all."""
     numbers = re.findall(r"-?(?:inf|\d+\.?\d*(?:e[+-]?\d+)?)", str(text))
     values = np.asarray(own, np.float64).ravel()
     return len(numbers) == values.size and not np.allclose(values, np.array(numbers, np.float64), rtol=1e-5)
 
 
-def _other(what: str, space: Space, told: Told) -> UsageError:
+def _other(what: str, space: Space, told: JsonObject) -> UsageError:
     kind = str(told.get(":type:", "")).rpartition(".")[2].strip("'>")
     keys = "spaces", "n", "start", "nvec", "low", "high", "_shape", "dtype"
     learned = ", ".join(f"{key.removeprefix('_')}={told[key]}" for key in keys if told.get(key) is not None)

@@ -17,7 +17,7 @@ import torch
 from stable_baselines3.common.save_util import load_from_zip_file
 
 from mpi_rollout.errors import UsageError, first_line
-from mpi_rollout.policies.untrusted import TRUST_IT, damaged, json_of, members_of, reading
+from mpi_rollout.policies.untrusted import TRUST_IT, JsonObject, damaged, json_of, members_of, reading
 from mpi_rollout.policies.weights import read_weights
 
 TRUST = f"{TRUST_IT}, whose code is then executed"
@@ -50,36 +50,22 @@ NAMED = {
 
 @dataclass(frozen=True)
 class SavedPolicy:
-    """What a file says of a policy.
-
-    Parameters
-    ----------
-    data
-        Its JSON: what is pickled is a dict with a description.
-    is_trusted
-        Its classes may be code of the file.
-    """
+    """What a file says of a policy."""
 
     policy_class: type
     policy_kwargs: dict[str, Any]
-    weights: dict[str, Any]
-    data: dict[str, Any]
-    is_trusted: bool = False
+    weights: dict[str, torch.Tensor]
+    data: JsonObject  # What is pickled is a dict with a description.
+    is_trusted: bool = False  # Its classes may be code of the file.
 
-    def told(self, name: str) -> dict[str, Any]:
+    def told(self, name: str) -> JsonObject:
         """Return what the file says of a space, as far as it does."""
         entry = self.data.get(name)
         return entry if isinstance(entry, dict) else {}
 
 
 def read_zip(content: bytes, is_trusted: bool) -> SavedPolicy:
-    """Read a file; with `is_trusted` as SB3 does, which executes what is pickled.
-
-    Raises
-    ------
-    UsageError
-        It is damaged, of another algorithm, or has arguments that are code.
-    """
+    """Read a file; with `is_trusted` as SB3 does, which executes what is pickled."""
     members = members_of(content)
     data = json_of(members["data"], len(content))
     if not isinstance(data, dict):
@@ -94,7 +80,7 @@ def read_zip(content: bytes, is_trusted: bool) -> SavedPolicy:
     return SavedPolicy(policy_class, arguments, weights, data)
 
 
-def _unpickled(content: bytes, data: dict[str, Any]) -> SavedPolicy:
+def _unpickled(content: bytes, data: JsonObject) -> SavedPolicy:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Entries that this Python cannot unpickle are not all needed.

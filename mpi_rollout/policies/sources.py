@@ -29,13 +29,7 @@ _OF_WEIGHTS = re.compile(r"collections OrderedDict|torch\._utils |torch \w+Stora
 
 
 def check_file_options(is_file: bool, mode: str, is_trusted: bool) -> None:
-    """Refuse options of policies in files where the policy is another.
-
-    Raises
-    ------
-    UsageError
-        One is given.
-    """
+    """Raise `UsageError` if an option of policies in files is given for another policy."""
     if not is_file and mode != DETERMINISTIC:
         raise UsageError(Field("policy_mode"), f" {mode} is for policies in files, got another policy; leave it out")
     if not is_file and is_trusted:
@@ -58,13 +52,7 @@ def find_source(spec: str, mode: str, is_trusted: bool) -> PolicySource:
 
 
 def read_source(spec: str, mode: str, is_trusted: bool = False) -> PolicySource:
-    """Read a policy's file.  Only the root does this.
-
-    Raises
-    ------
-    UsageError
-        There is no such file, or it is damaged, or not a policy.
-    """
+    """Read a policy's file.  Only the root does this."""
     path = located(spec)
     with reading(f"--policy {spec}"):
         content = _content(path)
@@ -113,13 +101,7 @@ def _digest(content: bytes, path: str) -> str:
 
 @reading()
 def kind_of(content: bytes) -> str:
-    """Return the kind of a policy's file, a key of FORMATS.
-
-    Raises
-    ------
-    UsageError
-        It is damaged or no policy.
-    """
+    """Return the kind of a policy's file, a key of FORMATS."""
     if content.startswith(b"PK"):
         return _kind_of_zip(members_of(content))
     if content.startswith(b"\x08"):  # The first field of an ONNX model, the version of its format.

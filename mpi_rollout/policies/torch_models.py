@@ -28,13 +28,7 @@ BATCH = "give its first axis a dynamic size (dynamic_shapes of torch.export.expo
 
 
 def load(source: PolicySource, observation_space: Space, action_space: Space) -> Model:
-    """Load a network.
-
-    Raises
-    ------
-    UsageError
-        It is damaged, or does not fit the spaces.
-    """
+    """Load a network."""
     head = Head(action_space, source.mode)
     with warnings.catch_warnings(), reading():
         warnings.simplefilter("ignore")  # TorchScript is deprecated: who has such a file cannot act on that here.
@@ -78,7 +72,7 @@ def calling() -> Iterator[None]:
 class Script:
     """TorchScript, with its parameters as constants until it gets others: a small network's call takes a fifth less."""
 
-    def __init__(self, module: Any):
+    def __init__(self, module: torch.jit.ScriptModule):
         self._module = self._call = module
         with suppress(RuntimeError):  # Not all code can be frozen.
             self._call = torch.jit.freeze(module, optimize_numerics=False)  # Optimized, it would round otherwise.

@@ -8,7 +8,7 @@ import json
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeAlias
 
 from mpi_rollout.errors import UsageError, first_line
 
@@ -20,6 +20,8 @@ FREE_BYTES, MOST_TIMES = 64 << 20, 4
 FREE_JSON_BYTES = 4 << 20
 # A pickle of weights may have so much, and so much more for each member of its zip: reading takes a second a MiB.
 FREE_PICKLE_BYTES, MEMBER_PICKLE_BYTES = 1 << 20, 1 << 10
+Json: TypeAlias = Any  # What a file says may be anything.
+JsonObject: TypeAlias = dict[str, Json]
 
 
 def damaged(what: object) -> UsageError:
@@ -45,10 +47,7 @@ def reading(part: str = "") -> Iterator[None]:
 def members_of(content: bytes, file_bytes: int | None = None) -> dict[str, bytes]:
     """Return what the members of a zip hold, each as its checksum says.
 
-    Parameters
-    ----------
-    file_bytes
-        Size of the file in which this zip is a member: a compressed zip is no larger than its file.
+    `file_bytes` is the size of the file in which this zip is a member: a compressed zip is no larger than its file.
     """
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         infos = archive.infolist()
@@ -69,7 +68,7 @@ def without_folder(members: dict[str, bytes]) -> dict[str, bytes]:
     return {name.partition("/")[2]: member for name, member in members.items()}
 
 
-def json_of(member: bytes, file_bytes: int) -> Any:
+def json_of(member: bytes, file_bytes: int) -> Json:
     """Read a member that is JSON, unless it is far larger than its file."""
     if len(member) > FREE_JSON_BYTES + file_bytes:
         raise damaged(f"its {file_bytes:,} bytes have JSON of {len(member):,}")

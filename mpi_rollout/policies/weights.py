@@ -94,12 +94,7 @@ def _view_of(memory: torch.Tensor, stored: Stored) -> torch.Tensor:
 
 
 def read_weights(content: bytes, file_bytes: int) -> dict[str, torch.Tensor]:
-    """Read a state dict that `torch.save` has written.
-
-    Parameters
-    ----------
-    file_bytes
-        Size of the file in which the state dict is.
+    """Read a state dict that `torch.save` has written into a file of this size.
 
     Raises
     ------

@@ -27,14 +27,10 @@ class Driver:
 
     Attributes
     ----------
-    lanes
-        In env order.
     restarts
-        Of envs, where nobody asked for infos; for the run to take.
+        Restarts of envs that infos do not report; the run takes them.
     interrupted
         After a failure: lanes whose slots have come, with steps that nobody has taken in.
-    read
-        Reads the actions of envs.
     serves_first_ready
         Each rank has a lane of its own, and the one that is ready first is served first.
     under_way
@@ -79,17 +75,11 @@ class Driver:
         return Block(*spaces, *sizes, contents.counts_only, contents.extras, infos=contents.kept_infos)
 
     def destinations(self, block: Block) -> dict[Lane, Destination]:
-        """Prepare a block for having the slots of all lanes laid into its rows."""
+        """Return the places in a block's rows into which the slots of each lane are laid."""
         return {lane: lane.exchange.destination(block, lane.slots) for lane in self.lanes}
 
     def do(self, command: Command, *arguments: object) -> None:
-        """Have all envs do something else than a step, and wait for it.
-
-        Parameters
-        ----------
-        arguments
-            Of the `slices.Slice` method that the command is for.
-        """
+        """Order something else than a step of all envs, with the arguments of a `Slice` method, and wait for it."""
         pickled = packed(arguments)
         try:
             for lane in self.lanes:
@@ -104,7 +94,7 @@ class Driver:
             raise
 
     def send(self, lane: Lane, actions: Sequence[np.ndarray] | None, num_steps: int = 1, step: int = -1) -> None:
-        """Have the ranks of a lane take steps.
+        """Order steps of a lane's envs.
 
         Parameters
         ----------
@@ -136,7 +126,7 @@ class Driver:
             lane.num_rows = lane.exchange.order.num_rows
             is_marked |= bool(np.count_nonzero(lane.marks))
         if is_marked:
-            self._heed(lanes)
+            self._act_on_marks(lanes)
         return lanes
 
     def _complete(self, lane: Lane) -> Lane:
@@ -173,7 +163,7 @@ class Driver:
             self.has_fault = True
             raise
 
-    def _heed(self, lanes: Sequence[Lane]) -> None:
+    def _act_on_marks(self, lanes: Sequence[Lane]) -> None:
         """Do what the marks of the last slots ask for."""
         self.interrupted = list(lanes)
         for lane in lanes:
@@ -187,12 +177,12 @@ class Driver:
             self.on_loss(np.flatnonzero((lanes[0].marks == LOST).any(axis=1)).tolist())
 
     def _note(self, lane: Lane) -> None:
-        signal, restarts = lane.heed_marks()
+        signal, restarts = lane.read_marks()
         self._signal_of_others = signal or self._signal_of_others
         self.restarts += restarts
 
     def make_room(self, num_rows: int) -> None:
-        """Have slots hold fragments of so many steps."""
+        """Make room in the slots of all ranks for fragments of so many steps."""
         before = self.lanes[0].exchange.room
         try:
             self.call_ranks("make_room", num_rows)
@@ -201,7 +191,7 @@ class Driver:
             raise
 
     def give_parameters(self, lanes: Sequence[Lane], buffer: np.ndarray) -> None:
-        """Have the ranks of some lanes, which wait for orders, load these bytes as parameters of their policy.
+        """Send parameters of their policy to the ranks of some lanes, which wait for orders.
 
         What fails there fails the next steps.
         """
@@ -218,13 +208,7 @@ class Driver:
         return self.lanes if self.serves_first_ready else self.lanes[:1]
 
     def drain(self, is_void: bool = False) -> None:
-        """Wait for the slots that are under way, and leave them where they are.
-
-        Parameters
-        ----------
-        is_void
-            Nobody needs them: the root does not step its own envs.
-        """
+        """Wait for the slots under way, and leave them there; if they `is_void`, the root steps no envs for them."""
         while self.under_way:
             lane = next(iter(self.under_way))
             if is_void:
@@ -247,7 +231,7 @@ class Driver:
                 lane.exchange.infos.drop()
 
     def switch(self, number: int) -> None:
-        """Have the other ranks await the orders of another connection."""
+        """Tell the other ranks to await the orders of another connection."""
         for exchange in self.exchanges.callers:
             exchange.post_order(Command.SWITCH, number)
 
@@ -258,13 +242,7 @@ class Driver:
         self.has_fault = False
 
     def call_ranks(self, name: str, *args: object) -> list[Any]:
-        """Call a method of every rank's worker; return the results in rank order.
-
-        Raises
-        ------
-        RankError
-            The method failed on some rank.
-        """
+        """Call a method of every rank's worker; return the results in rank order, or raise `RankError`."""
         pickled = packed((name, args))
         self.drain()
         for exchange in self.exchanges.callers:
@@ -302,7 +280,7 @@ class Driver:
 
 
 def packed(value: object) -> bytes:
-    """Pickle what is for all ranks.  This is done before an order is posted: the ranks would wait for it.
+    """Pickle what is for all ranks, before an order is posted, after which they would wait for it.
 
     Raises
     ------

@@ -45,8 +45,8 @@ class Lane:
         exchange, num_rows = self.exchange, self.exchange.order.num_rows
         return exchange.marks if num_rows == exchange.room else exchange.marks[:, :num_rows]
 
-    def heed_marks(self) -> "tuple[int, list[LaneRestart]]":
-        """Heed what the ranks say with their slots; return the signal that asks the run to stop, or 0, and restarts."""
+    def read_marks(self) -> "tuple[int, list[LaneRestart]]":
+        """Act on the marks of the last slots; return the signal that asks the run to stop, or 0, and restarts."""
         marks, restarts = self.marks, []
         is_missing = ((marks == FAULT) | (marks == UNDONE)).any(axis=0)
         if is_missing.any():
@@ -110,13 +110,7 @@ def infos_of(lanes: Sequence[Lane], num_steps: int = 1) -> list[Info]:
 
 
 def lanes_of(lanes: Sequence[Lane], lane_of_env: np.ndarray, env_indices: np.ndarray | slice) -> list[Lane]:
-    """Return the lanes of these envs; they must be whole and in env order.
-
-    Parameters
-    ----------
-    lane_of_env
-        For each env the place of its lane among `lanes`.
-    """
+    """Return the lanes of these envs, whole and in env order; `lane_of_env` has the place of each env's lane."""
     indices = np.arange(len(lane_of_env))[env_indices] if isinstance(env_indices, slice) else np.asarray(env_indices)
     try:
         chosen = [lanes[place] for place in dict.fromkeys(lane_of_env[indices].tolist())]
@@ -132,12 +126,7 @@ def final_observations(
 ) -> np.ndarray:
     """Return the last observation of each env that ended, else None: an array of objects, as Gymnasium has it.
 
-    They come from the slots, or as the env gave them where these infos have them.
-
-    Parameters
-    ----------
-    ended, infos
-        Of step `step` of the last slots.
+    They come from the slots, or as the env gave them where the infos of this step of the slots have them.
     """
     is_in_infos = infos.get(f"_{FINAL_OBS}", np.zeros(len(ended), np.bool_))
     observations, start = np.full(len(ended), None, object), 0
@@ -212,7 +201,7 @@ class Outcomes:
         return tree_of(self._space, arrays) if self._has_parts else arrays[0]
 
     def _pieces(self, lanes: Sequence[Lane]) -> list[Piece]:
-        """Where the last outcomes of some lanes are: those of neighbours in the same row are one piece."""
+        """Return where the last outcomes of some lanes are: those of neighbours in the same row are one piece."""
         pieces: list[Piece] = []
         for lane in lanes:
             row = self._row[lane]

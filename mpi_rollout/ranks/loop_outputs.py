@@ -55,7 +55,7 @@ class LoopOutputs:
         self._loop.write_to(columns)
 
     def put(self, _outputs: Reset | Step, row: int, _names: Sequence[str] = ()) -> None:
-        """See that a row of the slot has what a step or reset gave."""
+        """Complete a row of the slot after a step or reset."""
         if self._copies_rows:
             self._exchange.slot_bytes[row] = self._row_bytes
         self._exchange.own_num_ended[row] = self._loop.num_ended
@@ -70,25 +70,19 @@ class LoopOutputs:
         return self._loop.columns.observations
 
     def show(self, arrays: Sequence[np.ndarray]) -> None:
-        """Have these be the last observations, for each leaf an array (num_envs, ...)."""
+        """Take these as the last observations, for each leaf an array (num_envs, ...)."""
         for column, array in zip(self._loop.columns.observation_arrays, arrays, strict=True):
             column[...] = array
 
     def keep_observations(self) -> None:
-        """Have the observations of each step for a policy on this rank: a loop always has them."""
+        """Keep the observations of each step, for a policy on this rank; a loop always does."""
 
     def columns_of(self, row: int) -> Columns:
         """Return the columns whose bytes go to a row of the slot."""
         return self._loop.columns
 
     def at_work(self, key: int, _num_calls: int, step: int) -> Work | None:
-        """Return the call of an env that is under way; for another thread to ask.
-
-        Parameters
-        ----------
-        key, step
-            The slice, and the step that it is in.
-        """
+        """Return the call of an env that is under way, in step `step` of slice `key`; for another thread to ask."""
         work = self._loop.at_work()
         if work is None:
             return None

@@ -30,19 +30,10 @@ OF_STEP = "observations", "rewards", "terminations", "truncations", "infos"
 class NativeOutputs:
     """Natively vectorized envs, and where their outputs go; the same methods as those of `LoopOutputs`.
 
-    Parameters
-    ----------
-    wants_infos
-        Somebody looks at the infos of each step.
-    masks
-        Takes the action masks that come with infos; None if nobody wants them.
-
     Attributes
     ----------
     rollout
         The envs, if they can take all steps of a fragment in one call, and nobody looks at each step.
-    last_observations
-        Those that came last, (num_envs, ...).
     """
 
     def __init__(
@@ -68,7 +59,7 @@ class NativeOutputs:
             self._unread = layout.columns(np.zeros(layout.nbytes, np.uint8), num_envs)
 
     def roll(self, actions: np.ndarray) -> None:
-        """Have the envs take all steps in one call, which no signal cuts short."""
+        """Take all steps in one call, which no signal cuts short."""
         assert self.rollout is not None
         num_rows = len(actions)
         if num_rows not in self._columns_of_length:
@@ -132,12 +123,7 @@ class NativeOutputs:
         return self._envs
 
     def put(self, outputs: Reset | Step, row: int, names: Sequence[str]) -> None:
-        """Copy and check what a step or reset gave; where nobody reads it, of a fragment the first row.
-
-        Parameters
-        ----------
-        names
-            Of what it is to give, `OF_RESET` or `OF_STEP`.
+        """Copy and check what a step or reset gave, `OF_STEP` or `OF_RESET`; in an unread fragment its first row only.
 
         Raises
         ------

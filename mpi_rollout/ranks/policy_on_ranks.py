@@ -17,17 +17,8 @@ from mpi_rollout.ranks.lanes import Lane
 class PolicyOnRanks:
     """The policy that ranks ask for the actions of their own envs.
 
-    Each rank may have made it with random numbers of its own.  Then all get the parameters of the root's.
-
-    Parameters
-    ----------
-    actions
-        The mode in which its actions are read, see `action_check.ActionReader`.
-
-    Attributes
-    ----------
-    version
-        How many times it got new parameters.
+    Each rank may have made it with random numbers of its own.  Then all get the parameters of the root's.  `actions`
+    is the mode of an `ActionReader`, and `version` says how many times the policy got new parameters.
 
     Raises
     ------
@@ -75,7 +66,7 @@ class PolicyOnRanks:
         self.version += 1
 
     def bring(self, lane: Lane) -> None:
-        """See that the ranks of a lane have the newest parameters before they take its next steps."""
+        """Send the newest parameters to the ranks of a lane that do not have them, before its next steps."""
         if self._driver.serves_first_ready and self._version_of.get(lane, 0) != self.version:
             self._driver.give_parameters([lane], self._newest)
             self._version_of[lane] = self.version

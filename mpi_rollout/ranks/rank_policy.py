@@ -16,14 +16,9 @@ from mpi_rollout.ranks.slices import Slice
 
 
 class RankPolicy:
-    """A rank's policy: the root has it made, seeded and loaded by `methods`, and this rank's envs ask it.
+    """A rank's policy: the root makes, seeds and loads it by `methods`, and the envs of these slices ask it.
 
-    Parameters
-    ----------
-    slices
-        This rank's envs.
-    model
-        The policy that this rank has made; None where it loads one, or has none.
+    `model` is the policy that this rank has made; None where it loads one, or has none.
     """
 
     def __init__(self, slices: Sequence[Slice], model: Model | None):
@@ -38,13 +33,7 @@ class RankPolicy:
         return self.use_policy, self.seed_policy, self.show_observations, self.parameter_facts, self.load_parameters
 
     def use_policy(self, source: PolicySource, options: PolicyOptions, actions: str) -> None:
-        """Let this policy choose the actions of this rank's envs.
-
-        Parameters
-        ----------
-        actions
-            The mode in which its actions are read, see `action_check.ActionReader`.
-        """
+        """Let this policy choose the actions of this rank's envs, read in this mode of an `ActionReader`."""
         for slice_ in self._slices:
             spaces = slice_.envs.single_observation_space, slice_.envs.single_action_space
             self.model = self.model or load_model(source, *spaces)
@@ -88,10 +77,7 @@ class RankPolicy:
     def parameter_facts(self, is_compared: bool) -> tuple[Layout, str] | None:
         """Return which parameters the policy has, and their SHA-256; None if it has none that can be set.
 
-        Parameters
-        ----------
-        is_compared
-            The hash is needed, which takes some seconds for a gigabyte; else it is "".
+        The hash takes some seconds for a gigabyte; it is "" unless it `is_compared`.
         """
         parameters = self.model.parameters() if self.model is not None else None
         if parameters is None:

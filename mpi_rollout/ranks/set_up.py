@@ -23,9 +23,9 @@ from mpi_rollout.envs.loop import LoopVectorEnv
 from mpi_rollout.envs.native import NativeVectorEnv
 from mpi_rollout.envs.sharing import Holding, check_instances
 from mpi_rollout.errors import Field, UsageError, words_of
-from mpi_rollout.exchange.contents import Contents
 from mpi_rollout.exchange.exchanges import Exchanges
 from mpi_rollout.exchange.infos import Infos, info_leaves, names_of
+from mpi_rollout.exchange.orders import Contents
 from mpi_rollout.exchange.waiting import way_to_wait
 from mpi_rollout.policies.model import Model
 from mpi_rollout.policies.random import RandomPolicy
@@ -252,18 +252,18 @@ def assemble(comm: "MPI.Intracomm", rank_envs: RankEnvs) -> tuple[Worker, EnvFac
         keeps_infos=plan.keeps_infos,
     )
     exchanges = Exchanges(comm, plan.division, contents, plan.is_surviving, _way_to_wait(comm, plan))
+
+    def random_policy(env_indices: range) -> RandomPolicy | None:
+        return RandomPolicy(facts.action_space, env_indices, plan.seed or 0) if plan.is_random else None
+
     own = [exchange for exchange in exchanges.all if exchange.envs]
     slices = [
-        Slice(exchange, envs, wanted, plan.on_fault, _random_policy(plan, facts, exchange.envs), plan.keeps_infos)
+        Slice(exchange, envs, wanted, plan.on_fault, random_policy(exchange.envs), plan.keeps_infos)
         for exchange, envs in zip(own, rank_envs.envs, strict=True)
     ]
     worker = Worker(exchanges, slices, rank_envs.model)
     worker.watch(plan.on_fault.timeout_s)
     return worker, facts
-
-
-def _random_policy(plan: Plan, facts: EnvFacts, env_indices: range) -> RandomPolicy | None:
-    return RandomPolicy(facts.action_space, env_indices, plan.seed or 0) if plan.is_random else None
 
 
 def _shared_facts(comm: "MPI.Intracomm", rank_envs: RankEnvs) -> EnvFacts:
@@ -283,7 +283,7 @@ def _shared_facts(comm: "MPI.Intracomm", rank_envs: RankEnvs) -> EnvFacts:
 
 
 def _way_to_wait(comm: "MPI.Intracomm", plan: Plan) -> str:
-    """How ranks are to wait; only MPI's own waits report ranks that are lost."""
+    """Return how ranks are to wait; only MPI's own waits report ranks that are lost."""
     if plan.is_surviving:
         return "spin"
     return way_to_wait(comm) if plan.wait == "auto" else plan.wait

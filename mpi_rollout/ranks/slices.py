@@ -41,13 +41,10 @@ class Slice:
 
     Parameters
     ----------
-    envs
-        A `LoopVectorEnv` writes into the slot, or into a row that is copied there; what others return is copied.
     infos
         "none", "all" or a mapping, see `infos`.
     policy
-        The random policy of a run, which chooses where an order leaves that to the ranks, or where the envs have action
-        masks.
+        The random policy of a run: it chooses where an order leaves that to the ranks, or where envs have action masks.
     keeps_infos
         The infos are stored: they are of a run, not of a trainer.
 
@@ -55,12 +52,10 @@ class Slice:
     ----------
     num_steps
         Steps that the envs have taken: the index of the step that they are in, or that comes after a reset.
-    num_done
-        How many steps of the last order are complete.
-    restarts
-        Of its envs in these steps.
+    num_done, restarts
+        How many steps of the last order are complete; the restarts of envs in these steps.
     sends_restarts
-        The infos of the slot tell of them.
+        The infos of the slot report them.
     """
 
     def __init__(
@@ -125,13 +120,7 @@ class Slice:
         return self._outputs.at_work(id(self), self._num_calls, self.num_steps)
 
     def do(self, command: int, arguments: tuple[Any, ...], is_to_stop: Callable[[], bool]) -> None:
-        """Do what an order says, and fill the slot.
-
-        Parameters
-        ----------
-        is_to_stop
-            Asked after each step: a fragment is then cut short.
-        """
+        """Do what an order says, and fill the slot; a fragment ends after the step at which this `is_to_stop`."""
         self.num_done = 0
         self.restarts = []
         if command == Command.STEP:
@@ -160,7 +149,7 @@ class Slice:
         has_masks = masks is not None and bool(masks.places)
         is_rolled = self._outputs.rollout is not None and self._replaying is None and not has_masks
         if (has_masks or (masks is not None and order.num_rows > 1)) and not is_rolled:
-            # Those by masks, which may come, take their place.
+            # Actions by masks, which may come, are written into these arrays.
             dtypes = [leaf.dtype for leaf in leaves(self.envs.single_action_space)]
             actions = [np.array(array, dtype) for array, dtype in zip(actions, dtypes, strict=True)]
         try:
@@ -210,7 +199,7 @@ class Slice:
         return bool(self.restarts) and self.restarts[-1].row == row
 
     def _batches(self, actions: list[np.ndarray]) -> Iterator[Tree]:
-        """Yield the actions of one step after the other, views of these arrays."""
+        """Yield the actions of each step, views of these arrays."""
         if self._has_action_parts:
             return (tree_of(self.envs.single_action_space, rows) for rows in zip(*actions, strict=True))
         return iter(actions[0])
@@ -232,10 +221,7 @@ class Slice:
             yield tree_of(self.envs.single_action_space, [array[row] for array in actions])
 
     def show(self, arrays: Sequence[np.ndarray]) -> None:
-        """Have the policy see these as the last observations of all envs of the job, an array for each leaf.
-
-        Envs that were brought back show theirs, but for those that are to begin an episode.
-        """
+        """Show the policy these arrays, one for each leaf, as the last observations of all envs of the job."""
         self._outputs.show([array[self.env_indices.start : self.env_indices.stop] for array in arrays])
 
     def _room_for_actions(self) -> list[np.ndarray]:
@@ -256,7 +242,7 @@ class Slice:
             actions[places] = self._policy.by_masks(self.num_steps, env_indices, packed)
 
     def _note_restarts(self, row: int, step: int) -> None:
-        """Note which envs were restarted in a step; where infos do not say it, they go with the slot."""
+        """Note which envs were restarted in a step, and report it with the slot where infos do not."""
         faults = self._outputs.faults[:]
         self._outputs.faults.clear()
         self.restarts += [StepRestart(row, step, message, times) for _, message, times in faults]
@@ -302,7 +288,7 @@ class Slice:
         return dict(zip(self.env_indices, self.envs.render() or (), strict=True))
 
     def _fill(self, outputs: Reset | Step, row: int = 0, names: Sequence[str] = OF_RESET) -> None:
-        """See that a row of the slot has what the envs gave, and that their infos follow."""
+        """Fill a row of the slot with what the envs gave, and send their infos after it."""
         self._outputs.put(outputs, row, names)
         infos, leaves_of_infos = outputs[-1], self.exchange.layout.infos
         if infos and self._pickles_infos:

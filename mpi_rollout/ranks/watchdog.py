@@ -27,30 +27,17 @@ SLACK_S = 1.0  # More than the thread ever waits for its turn.
 
 @dataclass(frozen=True)
 class Work:
-    """A call of an env that is under way.
+    """A call of an env that is under way."""
 
-    Parameters
-    ----------
-    key
-        A value that is another for each call.
-    patience
-        How many times the limit the call may take.
-    """
-
-    key: Hashable
+    key: Hashable  # Another one for each call.
     describe: Callable[[], str]
-    patience: float = 1.0
+    patience: float = 1.0  # The call may take so many times the limit.
 
 
 class Watchdog:
     """A thread that looks again and again whether the same call is still under way; made by the thread that steps.
 
-    Parameters
-    ----------
-    look
-        Returns the call that is under way in the main thread; any thread calls it.
-    say, give_up
-        Print a message; print a message and end the job.
+    Any thread calls `look`, which returns the call under way in the main thread.  `give_up` also ends the job.
     """
 
     def __init__(

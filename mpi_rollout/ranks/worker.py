@@ -1,9 +1,9 @@
-"""What every rank does with an order: step its slice, fill its slot.  The root obeys its own orders too.
+"""What every rank does with an order: it steps its slice and fills its slot.  The root obeys its own orders too.
 
-When an env fails, the rank does not leave: it marks its slot and stays in the exchange, so the root learns of the
-failure, and gets the steps before it.  A trainer may then reset all envs and go on.  A run commits all whole steps and
-ends the job with the cause.  If the root of a run does not do that in time (another rank may be amid a long step), the
-rank reports the failure and aborts the job by itself.
+When an env fails, the rank marks its slot and stays in the exchange, so the root learns of the failure, and gets the
+steps before it.  A trainer may then reset all envs and go on.  A run commits all whole steps and ends the job with the
+cause.  If the root of a run does not do that in time (another rank may be in a long step), the rank reports the failure
+and aborts the job by itself.
 """
 
 import os
@@ -12,8 +12,8 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
-from time import monotonic
 from types import FrameType
+from typing import TypeAlias
 
 import numpy as np
 
@@ -36,6 +36,7 @@ from mpi_rollout.ranks.watchdog import Watchdog, Work
 
 GRACE_S = 1.5
 CLOSE_LIMIT_S = 60.0  # An env may have a video to write.
+Method: TypeAlias = Callable[..., object]
 
 
 class Worker:
@@ -45,63 +46,46 @@ class Worker:
     ----------
     slices
         This rank's envs for each exchange that it steps envs for, in env order; none on a dedicated root.
-    model
-        The policy that this rank has made.
 
     Attributes
     ----------
     methods
         What the root may call by name on all ranks.
-    error
-        What user code raised here in the last failure.
     aborts_if_unheard
         After a failure, end the job if the root does not learn of it soon.
-    on_stop
-        Called at once by the signal that asks this rank to stop.
+    stop_signal, on_stop
+        The signal by which somebody asked this rank to stop, or 0; it calls `on_stop` at once.
     is_wanted
         Asked between the steps of a fragment: something else is due, and the fragment is to end here.
     """
 
     def __init__(self, exchanges: Exchanges, slices: list[Slice], model: Model | None = None):
         self.exchanges, self.slices, self.policy = exchanges, slices, RankPolicy(slices, model)
-        self.clock = Clock()
-        self.stop_signal = 0  # The signal by which somebody asked this rank to stop.
+        self.rank, self.clock = exchanges.control.rank, Clock()
+        ranges = [slice_.env_indices for slice_ in slices]
+        envs = ", ".join(f"{indices.start} to {indices.stop - 1}" for indices in ranges) or "none"
+        self._place = f"rank {self.rank} ({os.uname().nodename}, envs {envs})"
+        self.stop_signal = 0
         self.on_stop: Callable[[], None] = lambda: None
         self.is_wanted: Callable[[], bool] = lambda: False
         self._slice_of = {slice_.exchange: slice_ for slice_ in slices}
-        own = (self.report, self.call_envs, self.end_replay, self.begin_anew, self.make_room)
-        methods: tuple[Callable[..., object], ...] = (*own, *self.policy.methods)
-        self.methods: dict[str, Callable[..., object]] = {method.__name__: method for method in methods}
-        self.error: BaseException | None = None
+        own: tuple[Method, ...] = (self.report, self.call_envs, self.end_replay, self.begin_anew, self.make_room)
+        self.methods: dict[str, Method] = {method.__name__: method for method in (*own, *self.policy.methods)}
+        self.error: BaseException | None = None  # What user code raised here in the last failure.
         self.aborts_if_unheard = False
         self._is_calling = False
         self._fault: Fault | None = None
-        self._grace: threading.Timer | None = None
+        self._grace = threading.Timer(GRACE_S, lambda: None)
         self._active: Slice | None = None  # Whose envs are at work.
         self._watchdog: Watchdog | None = None
         self._stop_asked_at = 0.0
         self._processor_time = processor_time()
 
-    @property
-    def _place(self) -> str:
-        ranges = [slice_.env_indices for slice_ in self.slices]
-        envs = ", ".join(f"{indices.start} to {indices.stop - 1}" for indices in ranges) or "none"
-        return f"rank {self.rank} ({os.uname().nodename}, envs {envs})"
-
-    @property
-    def rank(self) -> int:
-        return self.exchanges.control.rank
-
     def stop_on_signals(self, asked: Sequence[int] = ()) -> None:
-        """Have SIGINT, SIGTERM and SIGUSR1, on any rank, end the run between two steps, and a second signal at once.
+        """End the run between two steps at SIGINT, SIGTERM or SIGUSR1 on any rank, or at those that came before.
 
-        A signal marks the slot, so the root learns of it with the step's data.  Launchers deliver one Ctrl-C to
-        several ranks, or twice to one: signals within a second are the same one.
-
-        Parameters
-        ----------
-        asked
-            Signals that came before.
+        A second signal ends it at once.  A signal marks the slot, so the root learns of it with the step's data.
+        Launchers deliver one Ctrl-C to several ranks, or twice to one: signals within a second are the same one.
         """
         for number in STOP_SIGNALS:
             if signal.getsignal(number) != signal.SIG_IGN:
@@ -110,9 +94,9 @@ class Worker:
             self._ask_to_stop(asked[0], None)
 
     def _ask_to_stop(self, number: int, _frame: FrameType | None) -> None:
-        if self._stop_asked_at and monotonic() - self._stop_asked_at > 1.0:
+        if self._stop_asked_at and time.monotonic() - self._stop_asked_at > 1.0:
             raise SignalInterrupt
-        self._stop_asked_at = self._stop_asked_at or monotonic()
+        self._stop_asked_at = self._stop_asked_at or time.monotonic()
         self.stop_signal = number
         self.on_stop()
 
@@ -122,7 +106,7 @@ class Worker:
             self._watchdog = Watchdog(self._at_work, timeout_s, self._say, self._give_up)
 
     def _at_work(self) -> Work | None:
-        active = self._active
+        active = self._active  # Another thread asks.
         return None if active is None else active.at_work()
 
     def _say(self, what: str) -> None:
@@ -133,10 +117,7 @@ class Worker:
         abort(self.exchanges.control, EnvError.exit_code)
 
     def serve(self) -> tuple[int, int]:
-        """Obey orders until the root says stop or switches to another connection; return that order and its code.
-
-        For all ranks but the root.
-        """
+        """Obey the root's orders until one says stop or switches to another connection; return it and its code."""
         self.clock.restart()
         while True:
             try:
@@ -150,7 +131,7 @@ class Worker:
             self.clock.lap("wait")
             command, code = exchange.order.command, exchange.order.argument
             if command == Command.STOP:
-                self._end_grace()
+                self._grace.cancel()
                 for other in self.exchanges.all:
                     if other is not exchange:
                         other.await_order()
@@ -176,20 +157,16 @@ class Worker:
     def obey(self, exchange: Exchange, arguments: tuple[object, ...] = ()) -> None:
         """Fill this rank's slot as the order says.  Never raises: a failure is marked in the slot.
 
-        Parameters
-        ----------
-        arguments
-            Of the `Slice` method that the command is for; a step has none.
+        `arguments` are for the `Slice` method that the command is for; a step has none.
         """
         slice_, marks = self._slice_of.get(exchange), exchange.own_marks
         exchange.infos.forget()
-        num_rows = num_done = exchange.order.num_rows
+        num_rows = exchange.order.num_rows
+        num_done = num_rows if self._fault is None else 0
         marks.fill(0)
         if slice_ is not None and self._fault is None:
             self._do(slice_, arguments)
             num_done = slice_.num_done
-        elif self._fault is not None:
-            num_done = 0
         if num_done < num_rows:
             marks[num_done:num_rows] = UNDONE if self._fault is None else FAULT
         if self.stop_signal and self._fault is None and marks[num_done - 1] == 0:
@@ -197,7 +174,7 @@ class Worker:
         exchange.own_step_s[0] = self.clock.lap("step")
 
     def _do(self, slice_: Slice, arguments: tuple[object, ...]) -> None:
-        """Have a slice do what an order says, and tell of its faults."""
+        """Let a slice do what an order says, and report its failures."""
         try:
             self._active = slice_
             with ends_forked:
@@ -230,7 +207,7 @@ class Worker:
         return self.stop_signal != 0 or self.is_wanted()
 
     def make_room(self, num_rows: int) -> None:
-        """Have all slots hold fragments of so many steps; for between two orders, on all ranks."""
+        """Make room in all slots for fragments of so many steps; for between two orders, on all ranks."""
         for exchange in self.exchanges.all:
             exchange.make_room(num_rows)
         for slice_ in self.slices:
@@ -263,54 +240,44 @@ class Worker:
         return self._is_calling or self._active is not None
 
     def begin_anew(self) -> None:
-        """Forget a failure: all envs will be reset."""
-        self._end_grace()
+        """Forget a failure, before all envs are reset."""
+        self._grace.cancel()
         self._fault = self.error = None
 
     def end_replay(self, lost: Sequence[int]) -> None:
-        """Go on from where the run was, see `Slice.end_replay`."""
+        """End the replay of all slices, see `Slice.end_replay`."""
         for slice_ in self.slices:
             slice_.end_replay(lost)
 
     def report(self) -> dict[str, object]:
         """Return this rank's facts for the end of a run.  The root asks for them, so it is in charge."""
-        self._end_grace()
+        self._grace.cancel()
+        before, now = self._processor_time, processor_time()
         return {
             "rank": self.rank,
             "host": os.uname().nodename,
             "cores": sorted(os.sched_getaffinity(0)),
             "physical_cores": sorted(physical_cores(os.sched_getaffinity(0))),
             "cpu_share": time.process_time() / (time.time() - process_start()),
-            "core_share": self._core_share(),
+            # Of a core, while this rank had work; None where the system does not say.
+            "core_share": None if before is None or now is None else now.since(before).share,
             "num_envs": sum(len(slice_.env_indices) for slice_ in self.slices),
             "seconds": self.clock.seconds,
             "fault": self._fault,
         }
 
-    def _core_share(self) -> float | None:
-        """Return the share of a core that this rank had while it had work; None where the system does not say."""
-        before, now = self._processor_time, processor_time()
-        return None if before is None or now is None else now.since(before).share
-
     def _begin_grace(self, fault: Fault) -> None:
+        def end() -> None:
+            say(f"{fault.stack}mpi_rollout: {fault.message}\n")
+            abort(self.exchanges.control, fault.exit_code)
+
         others_ms = max(exchange.order.expected_ms for exchange in self.exchanges.all)  # For their fragments.
-        self._grace = threading.Timer(GRACE_S + 2 * others_ms / 1000, self._tell_and_abort, (fault,))
+        self._grace = threading.Timer(GRACE_S + 2 * others_ms / 1000, end)
         self._grace.daemon = True
         self._grace.start()
 
-    def _end_grace(self) -> None:
-        if self._grace is not None:
-            self._grace.cancel()
-
-    def _tell_and_abort(self, fault: Fault) -> None:
-        say(f"{fault.stack}mpi_rollout: {fault.message}\n")
-        abort(self.exchanges.control, fault.exit_code)
-
     def close(self) -> None:
-        """Close the envs.  The run is over and its data are safe: an env that cannot close is only reported.
-
-        In a run the closing has a time limit, as all work at its end has.
-        """
+        """Close the envs, in a run within a time limit.  Its data are safe: an env that cannot close is reported."""
         if self.aborts_if_unheard and self._watchdog is None:
             self.watch(end_timeout_s(CLOSE_LIMIT_S))
         for slice_ in self.slices:

@@ -24,7 +24,7 @@ from mpi_rollout.process import exits
 from mpi_rollout.process.console import say, without_stdin
 from mpi_rollout.process.interrupts import Interrupts, exit_by_signals, is_main_thread, unheeded
 from mpi_rollout.process.place import current, located, started_in
-from mpi_rollout.ranks import meeting
+from mpi_rollout.ranks import agreement
 from mpi_rollout.ranks.driver import Driver
 from mpi_rollout.ranks.set_up import EnvFacts, RankEnvs, assemble, make_rank_envs, unwatched_by_gc
 from mpi_rollout.ranks.worker import Worker
@@ -146,7 +146,7 @@ class Connection:
             sys.exit(code)  # The trainer has failed.
 
     def _meet(self) -> Turns:
-        meeting.meet(self._comm, self._timeout_s, "mpi_rollout.connect")
+        agreement.meet(self._comm, self._timeout_s, "mpi_rollout.connect")
         return Turns(self._comm)
 
     def _make(self, turns: Turns) -> tuple[Worker, EnvFacts]:
@@ -166,7 +166,7 @@ class Connection:
                 turns.add(another._made[0])
 
         with nullcontext() if comm.size == 1 else job_end.no_early_end(comm):
-            rank_envs, self._hosts = meeting.agree(comm, self._prepare, self._fingerprint, timeout_s)
+            rank_envs, self._hosts = agreement.agree(comm, self._prepare, self._fingerprint, timeout_s)
             with job_end.all_or_none(comm):
                 worker, facts = assemble(comm, rank_envs)
         worker.methods["connect"] = connect

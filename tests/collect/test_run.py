@@ -98,7 +98,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     monkeypatch.setattr(run_module, "share_line", lambda is_shared: noted.append(f"share {is_shared}"))
     monkeypatch.setattr(run_module, "find_terminal", lambda: object())
     monkeypatch.setattr(run_module, "is_ulfm_on", lambda: False)
-    monkeypatch.setattr(run_module.meeting, "come_together", lambda timeout_s: SingleRankComm())
+    monkeypatch.setattr(run_module.agreement, "come_together", lambda timeout_s: SingleRankComm())
     monkeypatch.setattr(run_module.world, "library_name", lambda: "no MPI library")
     timer = SimpleNamespace(cancel=lambda: noted.append("cancel"))
     monkeypatch.setattr(run_module.job_end, "watch_end", lambda *_: SimpleNamespace(begin=lambda: timer))

@@ -130,4 +130,4 @@ def test_of_what_a_factory_raises_the_message_comes_last_and_our_frames_are_left
     [result] = job.series([start("dividing")])
     first, *_, last = result.err.splitlines()
     assert (result.code, first) == (70, "Traceback (most recent call last):")
-    assert last == "mpi_rollout: ZeroDivisionError: division by zero" and "meeting.py" not in result.err
+    assert last == "mpi_rollout: ZeroDivisionError: division by zero" and "agreement.py" not in result.err

@@ -7,16 +7,13 @@ import pytest
 from envs import Counting, Nested
 from gymnasium import spaces
 
-from mpi_rollout.core.layout import ALIGNMENT
 from mpi_rollout.core.partition import Partition
 from mpi_rollout.core.spaces import Leaf, leaves
 from mpi_rollout.errors import DataError
-from mpi_rollout.exchange.contents import Contents
 from mpi_rollout.exchange.exchange import Exchange
-from mpi_rollout.exchange.orders import HEADER_NBYTES, Command
+from mpi_rollout.exchange.orders import HEADER_NBYTES, Command, Contents
 from mpi_rollout.exchange.transports import Transport
 from mpi_rollout.exchange.waiting import SpinWait
-from mpi_rollout.exchange.world import SingleRankComm
 
 LIVES = Leaf(("lives",), np.dtype(np.int64), ())
 
@@ -36,28 +33,6 @@ def test_an_order_has_aligned_columns_for_the_actions_of_all_envs():
     assert exchange.order.nbytes == HEADER_NBYTES + sum(sizes)
     places = [array.ctypes.data - exchange.order.buffer.ctypes.data for array in exchange.order.actions]
     assert places == [HEADER_NBYTES + sum(sizes[:index]) for index in range(len(sizes))]
-
-
-def test_each_rank_sees_the_actions_of_its_own_envs():
-    """Envs 10 to 16 on three ranks: rank 1 has 13 and 14."""
-    space = spaces.Discrete(100)
-    exchange = exchange_of(Partition(7, 3, first_env=10), rank=1, action_space=space)
-    exchange.order.put([np.arange(10, 17)])
-    assert exchange.envs == range(13, 15) and exchange.order.own_actions[0][0].tolist() == [13, 14]
-    assert exchange.order.actions[0].tolist() == [list(range(10, 17))]
-
-
-def test_an_order_says_what_to_do_and_with_which_code():
-    exchange = exchange_of(Partition(2, 1))
-    for command, code in (
-        (Command.STEP, 1),
-        (Command.STEP, 1),
-        (Command.STOP, 75),
-        (Command.STOP, 0),
-        (Command.STEP, 1),
-    ):
-        exchange.post_order(command, code)
-        assert (exchange.order.command, exchange.order.argument) == (command, code)
 
 
 @pytest.mark.parametrize("space", [spaces.Discrete(100), Nested.action_space], ids=str)
@@ -110,13 +85,6 @@ def test_the_root_without_envs_has_no_slot():
     assert worker.has_own_slot and not hasattr(worker, "slots")
 
 
-def test_what_the_root_writes_into_its_own_slot_is_among_all_slots():
-    exchange = exchange_of(Partition(3, 1))
-    exchange.slot.rewards[...] = [1, 2, 3]
-    exchange.own_marks[0] = 7
-    assert exchange.columns.rewards.tolist() == [[[1, 2, 3]]] and exchange.marks.tolist() == [[7]]
-
-
 def test_rows_are_taken_in_env_order_without_the_empty_ones():
     exchange = exchange_of(Partition(5, 2))
     exchange.columns.rewards[:, 0] = [[1, 2, 3], [4, 5, 9]]
@@ -125,21 +93,6 @@ def test_rows_are_taken_in_env_order_without_the_empty_ones():
     taken = exchange.take(exchange.columns.rewards, slice(2, 4))
     exchange.columns.rewards[...] = 0
     assert taken.tolist() == [3, 4]
-
-
-def test_slots_get_room_for_more_steps():
-    root, worker = exchange_of(Partition(5, 2)), exchange_of(Partition(5, 2), rank=1)
-    noted = []
-    for exchange in (root, worker):
-        exchange.transport.use_slots = lambda slot, slots: noted.append((slot.shape, slots is None))
-        exchange.make_room(4)
-        assert exchange.room == 4 and exchange.own_marks.shape == (4,) and len(exchange.slot_rows) == 4
-        assert exchange.slot_bytes.shape == (4, exchange.layout.nbytes - ALIGNMENT)
-    nbytes = root.layout.nbytes
-    assert noted == [((4, nbytes), False), ((4, nbytes), True)]
-    assert root.slots.shape == (2, 4, nbytes) and root.marks.shape == (2, 4) and root.step_s.shape == (2,)
-    assert root.columns.rewards.shape == (2, 4, 3) and root.slot.rewards.shape == (4, 3)
-    assert worker.slot.rewards.shape == (4, 2)
 
 
 def test_each_step_of_a_fragment_has_a_row_of_the_slot():
@@ -160,14 +113,6 @@ def test_each_step_of_a_fragment_has_a_row_of_the_slot():
     assert exchange.marks[0, 1] == 0 and np.isnan(exchange.slot.rewards[1]).all()
 
 
-def test_infos_of_a_fragment_are_told_with_their_rows():
-    exchange = exchange_of(Partition(4, 2, first_env=6))
-    exchange.make_room(3)
-    for row in (0, 2):
-        exchange.infos.put({"a": row}, row, is_kept=False)
-    assert exchange.infos.take() == [(0, slice(0, 2), {"a": 0}), (2, slice(0, 2), {"a": 2})]
-
-
 def test_the_roots_own_infos_need_no_message_and_are_taken_once():
     exchange = exchange_of(Partition(4, 2, first_env=6))
     exchange.infos.put({"a": 1}, 0, is_kept=True)
@@ -176,18 +121,6 @@ def test_the_roots_own_infos_need_no_message_and_are_taken_once():
     exchange.infos.put({"a": 1}, 0, is_kept=True)
     exchange.infos.drop()
     assert exchange.infos.take() == []
-
-
-def test_a_worker_says_how_many_bytes_its_infos_have():
-    exchange = exchange_of(Partition(4, 2), rank=1)
-    sent = []
-    exchange.comm.Isend = lambda pickled, *_: sent.append(len(pickled))
-    exchange.infos.put({"a": np.arange(3)}, 0, is_kept=True)
-    exchange.post_slot()
-    assert sent == [exchange._own_infos_nbytes[0]] and sent[0] > 0
-    exchange.infos.forget()
-    exchange.post_slot()
-    assert exchange._own_infos_nbytes[0] == 0 and len(sent) == 1
 
 
 def test_infos_that_cannot_be_read_are_refused_with_their_envs():
@@ -215,9 +148,3 @@ def test_all_rows_of_a_lost_ranks_slot_say_that_its_episodes_are_over():
     exchange.end_episodes(1, [np.arange(8).reshape(2, 4)])
     assert exchange.columns.truncations[1].all() and not exchange.columns.truncations[0].any()
     assert exchange.columns.observation_arrays[0][1, :, :2].tolist() == [np.arange(8).reshape(2, 4).tolist()] * 3
-
-
-def test_a_single_rank_has_its_object_without_a_message():
-    exchange = exchange_of(Partition(2, 1))
-    assert exchange.spread({"seed": 3}) == {"seed": 3} and SingleRankComm().rank == exchange.comm.rank
-    exchange.free()

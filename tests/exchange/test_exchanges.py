@@ -13,10 +13,8 @@ from jobs import Job, once
 from oracle import differences, walk
 
 from mpi_rollout.core.partition import Division
-from mpi_rollout.exchange.contents import Contents
-from mpi_rollout.exchange.exchange import Command
 from mpi_rollout.exchange.exchanges import Exchanges
-from mpi_rollout.exchange.transports import Transport
+from mpi_rollout.exchange.orders import Contents
 from mpi_rollout.exchange.world import SingleRankComm
 
 NUM_ENVS, NUM_STEPS = 17, 15
@@ -174,25 +172,3 @@ def test_a_rank_in_a_long_step_keeps_no_other_from_its_turn(passed, way: str):
 def alone(**options: Any) -> Exchanges:
     contents = Contents(spaces.Discrete(9), spaces.Discrete(5))
     return Exchanges(SingleRankComm(), Division(6, 1, **options), contents)
-
-
-def test_a_single_rank_has_an_exchange_for_each_group():
-    exchanges = alone(num_groups=3)
-    assert [list(exchange.envs) for exchange in exchanges.all] == [[0, 1], [2, 3], [4, 5]]
-    assert exchanges.slots == [slice(0, 1), slice(1, 2), slice(2, 3)] and exchanges.num_slots == 3
-    assert exchanges.rank_of_slot.tolist() == [0, 0, 0] and exchanges.callers == exchanges.all[:1]
-    assert {type(exchange.transport) for exchange in exchanges.all} == {Transport}
-
-
-@pytest.mark.parametrize("wait", [True, False])
-def test_a_root_without_other_ranks_has_no_slots_to_wait_for(wait: bool):
-    exchanges = alone(first_ready=True)
-    assert exchanges.callers == [] and exchanges.arrived(wait) == []
-
-
-def test_a_single_rank_spreads_and_collects_to_itself():
-    exchanges = alone()
-    assert exchanges.spread(b"order") == b"order" and exchanges.collect(7) == [7]
-    exchanges.all[0].post_order(Command.STEP)
-    assert exchanges.await_order() is exchanges.all[0] and exchanges.all[0].order.command == Command.STEP
-    exchanges.free()

@@ -168,15 +168,6 @@ def test_two_losses_one_after_the_other(ulfm, job, shelf, num_ranks, image, fact
     assert_whole_but(lost, job.folder / "run.h5", undisturbed(factory, 10, NUM_STEPS, shelf))
 
 
-@pytest.mark.mpi(4)
-def test_two_losses_in_the_same_step(ulfm, job, shelf, num_ranks):
-    result = run(job, num_ranks, *dying({1: 0, 2: 0}))
-    assert result.code == 0, result.err
-    lost = losses(result)
-    assert lost == dict.fromkeys(range(3, 8), 0)
-    assert_whole_but(lost, job.folder / "run.h5", undisturbed("envs:Nested", 10, NUM_STEPS, shelf))
-
-
 @pytest.mark.mpi(3)
 def test_the_root_goes_on_alone(ulfm, job, shelf, num_ranks):
     result = run(job, num_ranks, *dying({1: 20, 2: 100}))
@@ -453,14 +444,6 @@ def test_an_order_with_more_than_actions_is_void_when_a_rank_is_lost_in_it(shrin
     assert run.transport.ranks.tolist() == [0, 1] and not run.marks.any()
     run.transport.post_order()
     assert run.transport.spread("seed") == "seed" and run.calls[-2:] == ["Bcast 2", "bcast 2"]
-
-
-def test_slots_after_more_than_actions_are_void_too(shrinking):
-    run = shrinking([2], Gatherv=[Gone()])
-    run.transport.post_order()
-    run.transport.spread("seed")
-    with pytest.raises(RankLost):
-        run.transport.await_slots(1)
 
 
 def test_nobody_leaves_before_all_have_the_last_order(shrinking):

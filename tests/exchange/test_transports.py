@@ -7,8 +7,9 @@ import pytest
 from jobs import Job
 
 from mpi_rollout.core.layout import RESTARTED, SHORT
-from mpi_rollout.exchange import direct, transports
-from mpi_rollout.exchange.transports import IS_DIRECT, Buffers, SwitchingTransport, Transport
+from mpi_rollout.exchange import switching as switching_module
+from mpi_rollout.exchange.switching import IS_DIRECT, SwitchingTransport
+from mpi_rollout.exchange.transports import Buffers, Transport
 
 PROGRAM = """
 import numpy as np
@@ -16,9 +17,10 @@ from gymnasium import spaces
 from mpi4py import MPI
 from mpi_rollout.core.layout import SHORT
 from mpi_rollout.core.partition import Partition
-from mpi_rollout.exchange.contents import Contents
+from mpi_rollout.exchange.orders import Contents
 from mpi_rollout.exchange.direct import *
 from mpi_rollout.exchange.exchange import Command, Exchange
+from mpi_rollout.exchange.switching import *
 from mpi_rollout.exchange.transports import *
 from mpi_rollout.exchange.waiting import SleepWait
 
@@ -155,8 +157,8 @@ def direct_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
         collective.buffers = buffers
         return collective
 
-    monkeypatch.setattr(transports, "CollectiveTransport", make_collective)
-    monkeypatch.setattr(direct, "DirectTransport", lambda buffers, _: buffers.comm.make_direct())
+    monkeypatch.setattr(switching_module, "CollectiveTransport", make_collective)
+    monkeypatch.setattr(switching_module, "DirectTransport", lambda buffers, _: buffers.comm.make_direct())
 
 
 def test_the_root_changes_its_way_with_an_order_and_listens_by_the_new_one():
@@ -181,50 +183,6 @@ def test_the_root_changes_its_way_with_an_order_and_listens_by_the_new_one():
     assert switching.num_made == 1
     transport.free()
     assert switching.take_calls()[-1] == "direct free"
-
-
-def test_the_actions_of_a_fragment_travel_as_its_order_does():
-    switching = Switching()
-    switching.transport.post_order()
-    switching.transport.send_actions(np.zeros(3))
-    switching.sleeps = True
-    switching.transport.post_order()
-    switching.transport.send_actions(np.zeros(3))
-    assert [call for call in switching.take_calls() if "order" in call or "actions" in call] == [
-        "collective post_order", "collective send_actions", "collective send_order", "direct send_actions",
-    ]  # fmt: skip
-
-
-def test_both_ways_have_the_slots_of_now():
-    switching = Switching()
-    switching.transport.use_slots(None, None)
-    assert switching.take_calls() == ["collective use_slots"]
-    switching.sleeps = True
-    switching.transport.post_order()
-    switching.take_calls()
-    switching.transport.use_slots(None, None)
-    assert switching.take_calls() == ["collective use_slots", "direct use_slots"]
-
-
-def test_one_shortage_on_another_rank_changes_the_way_once():
-    switching = Switching()
-    switching.transport.note_shortage()
-    switching.transport.post_order()
-    assert switching.header[0] == 1
-    switching.transport.post_order()
-    assert switching.header[0] == 0
-
-
-def test_a_worker_changes_its_way_when_an_order_says_so():
-    switching = Switching()
-    transport = switching.transport
-    transport.await_order()
-    switching.header[0] = 1
-    transport.await_order()
-    transport.post_slot(1)
-    assert switching.take_calls() == [
-        "collective await_order", "collective await_order", "collective finish", "direct post_slot",
-    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("mark", "is_told"), [(0, True), (RESTARTED, False), (-15, False), (None, False)])

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 
 import pytest
 from jobs import Job, assert_same_bytes, datasets
-from oracle import differences
 
 from mpi_rollout.core.host import ProcessorTime, num_usable_cores, processor_time
 from mpi_rollout.exchange import waiting
@@ -24,7 +23,6 @@ from mpi_rollout.exchange.waiting import (
     NUM_REMEMBERED,
     SHORTEST_S,
     WINDOW_S,
-    YIELDING_S,
     Adaptation,
     ProcessorWatch,
     SleepWait,
@@ -98,13 +96,6 @@ def test_waits_that_take_long_each_time_need_few_looks_and_are_seldom_too_late(c
     assert late_s <= NEXT_SHARE * seconds + 2 * SHORTEST_S
 
 
-def test_short_waits_end_when_what_they_wait_for_is_there(clock: Clock):
-    sleeping = SleepWait()
-    for _ in range(20):
-        _, late_s = wait(clock, sleeping, 0.9 * YIELDING_S)
-        assert late_s <= 3 * LOOK_S
-
-
 def test_one_long_wait_does_not_delay_the_next_short_one(clock: Clock):
     sleeping = SleepWait()
     for _ in range(10):
@@ -129,13 +120,6 @@ def test_what_is_over_is_told_by_its_index(clock: Clock):
     assert sleeping.some(requests) == [1, 2] and clock.now < 0.3
     sleeping.all(requests)
     assert 0.5 <= clock.now < 0.6
-
-
-def test_a_single_request_can_be_waited_for_in_all_ways(clock: Clock):
-    sleeping = SleepWait()
-    assert sleeping.any([Request(clock, 0.5)]) == 0 and sleeping.some([Request(clock, 1.0)]) == [0]
-    sleeping.all([Request(clock, 1.5)])
-    assert clock.now >= 1.5
 
 
 def test_a_spinning_rank_leaves_the_waiting_to_mpi():
@@ -247,14 +231,6 @@ def test_a_rank_spins_again_when_its_core_is_quiet_and_then_does_not_rest_as_lon
     assert [sleeps for sleeps, _ in found] == [False, True, False, True][: len(found)] and len(found) >= 3
 
 
-def test_a_rank_that_gets_its_core_never_sleeps(processor: Processor):
-    assert changes(Adaptation(), processor, 100.0) == [(False, pytest.approx(100.0))]
-
-
-def test_the_root_sleeps_when_another_rank_is_short_too(processor: Processor):
-    assert Adaptation().sleeps(is_other_short=True)
-
-
 def test_processor_time_is_what_the_system_says(tmp_path: Path):
     (tmp_path / "schedstat").write_text("3000000000 1000000000 7\n")
     found = processor_time(str(tmp_path / "schedstat"))
@@ -274,20 +250,6 @@ def test_data_do_not_depend_on_how_and_how_often_ranks_change_their_way_to_wait(
     expected = datasets(job.collect(None, *run))
     for number in range(len(ways)):
         assert_same_bytes(datasets(job.folder / f"{number}.h5"), expected)
-
-
-@pytest.mark.mpi(2)
-def test_trainers_get_the_same_when_ranks_change_their_way_to_wait(job: Job, num_ranks: int):
-    ways = [{}, {"num_groups": 2}, {"dedicated_root": True}]
-    cases = [(form, way, {}) for way in ways for form in ("both on all ranks", "the second on the root")]
-    expected = job.train(1, "two_at_once", [(form, {}, {}) for form, _, _ in cases])
-    found, num_changes = job.train(num_ranks, "amid_sharing", "two_at_once", cases)
-    assert num_changes > 30
-    assert [differences(*pair) for pair in zip(flat(found), flat(expected), strict=True)] == [[]] * len(flat(found))
-
-
-def flat(found: list[list]) -> list:
-    return [rows for recordings in found for rows in recordings]
 
 
 @pytest.mark.parametrize(("ratio", "way"), [(1, "adapt"), (MANY - 0.1, "spin"), (MANY, "sleep"), (20, "sleep")])

@@ -13,7 +13,7 @@ from mpi_rollout.core.spaces import leaves, tree_of
 from mpi_rollout.errors import ActionError
 from mpi_rollout.policies.blocks import BlockPolicy, PolicyOptions
 from mpi_rollout.policies.made import made_model
-from mpi_rollout.policies.uniforms import Uniforms
+from mpi_rollout.policies.sampling import Uniforms
 
 PENDULUM, CARTPOLE = spaces.Box(-8, 8, (3,)), spaces.Box(-np.inf, np.inf, (4,))
 TORQUE, PUSH = spaces.Box(-2, 2, (1,)), spaces.Discrete(2)
@@ -36,13 +36,6 @@ def test_a_row_has_the_same_bits_whichever_rows_are_asked_for(cuts: list[int], b
     whole = policy(observations, range(300), 0).actions
     parts = [policy(observations[envs.start : envs.stop], envs, 0).actions for envs in slices(cuts, 300)]
     assert whole.shape == (300, 1) and whole.tobytes() == np.concatenate(parts).tobytes()
-
-
-def test_without_blocks_a_model_gets_the_envs_that_are_asked_for():
-    seen = []
-    policy = policy_of(Acting(lambda _, indices: seen.append(indices) or indices % 2), CARTPOLE, PUSH, block=0)
-    policy(np.zeros((5, 4), np.float32), range(70, 75), 0)
-    assert [indices.tolist() for indices in seen] == [[70, 71, 72, 73, 74]]
 
 
 def test_a_block_is_filled_up_with_zeros_and_with_the_indices_of_its_envs():

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from block_policies import Steering
 
-from mpi_rollout.core.policy_kinds import is_maker
 from mpi_rollout.errors import PolicyError, UsageError
 from mpi_rollout.policies.made import made_model, make_model
 from mpi_rollout.policies.parameters import layout_of, packed, unpacked
@@ -89,10 +88,6 @@ class Loading:
         pass
 
 
-def test_numbers_of_numpy_are_numbers():
-    assert make_model(lambda: Loading({})).num_uniforms == 2
-
-
 @pytest.mark.parametrize("value", [{"nested": 1}, [1, [2, 3]], object()])
 def test_what_is_no_array_is_no_parameter(value: Any):
     with pytest.raises(UsageError, match=r"the parameter 'w' of the policy is no array"):
@@ -109,14 +104,6 @@ def test_a_policy_that_cannot_load_parameters_has_none_that_can_be_set():
             return 0
 
     assert make_model(Fixed).parameters() is None
-
-
-@pytest.mark.parametrize(
-    ("spec", "is_one"),
-    [("mine:make_policy", True), ("mine.py:a.make_policy", True), ("mine:act", False), ("make_policy", False)],
-)
-def test_a_maker_is_known_by_its_name(spec: str, is_one: bool):
-    assert is_maker(spec) == is_one
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,7 @@ from gymnasium import spaces
 from jobs import Job, Start, datasets
 
 from mpi_rollout.core.spaces import leaves
-from mpi_rollout.errors import UsageError
 from mpi_rollout.policies.random import RandomPolicy
-from mpi_rollout.process.loading import load_callable
 
 
 def drawn(space: spaces.Space, envs: int | range, num_steps: int, seed: int = 0) -> list[np.ndarray]:
@@ -26,13 +24,6 @@ def test_random_actions_are_in_the_space(kind: str):
     (actions,) = drawn(space, 7, 130)
     assert actions.dtype == space.dtype and actions.shape == (130, 7, *space.shape)
     assert all(space.contains(np.asarray(action)) for row in actions for action in row)
-
-
-@pytest.mark.parametrize("num_envs", [1, 3, 63, 64, 65, 100])
-@pytest.mark.parametrize("kind", LEAVES)
-def test_random_actions_do_not_depend_on_the_number_of_envs(kind: str, num_envs: int):
-    (few,), (many,) = drawn(LEAVES[kind], num_envs, 70), drawn(LEAVES[kind], 200, 70)
-    assert few.tobytes() == many[:, :num_envs].tobytes()
 
 
 @pytest.mark.parametrize("start", [0, 3])
@@ -71,12 +62,6 @@ def test_rows_are_the_actions_of_as_many_steps(step: int, num_steps: int):
         assert actions.tobytes() == column[step : step + num_steps, 3:67].tobytes()
 
 
-def test_rows_of_one_block_of_steps_are_not_copied():
-    policy = RandomPolicy(spaces.Discrete(9), 4, 0)
-    first, second = policy.rows(0, 64, range(4))[0], policy.rows(3, 5, range(1, 3))[0]
-    assert np.shares_memory(first, second)
-
-
 @pytest.mark.parametrize("order", [[130, 0, 64, 63, 0, 200, 129], list(range(199, -1, -1))], ids=["some", "backwards"])
 def test_random_actions_are_the_same_in_whatever_order_steps_are_asked_for(order: list[int]):
     expected = drawn(Nested.action_space, 3, 201)
@@ -93,18 +78,6 @@ def test_random_actions_that_were_forgotten_are_drawn_again_and_the_others_kept(
     policy.forget(64 + 63)
     assert np.shares_memory(policy.at(70), kept)
     assert not np.shares_memory(policy.at(5), first) and policy.at(5).tobytes() == first.tobytes()
-
-
-def test_random_actions_step_by_step_keep_no_more_than_a_block_of_steps():
-    policy = RandomPolicy(spaces.Discrete(3), 2, 0)
-    for _ in range(300):
-        policy()
-    assert len(policy._drawn) == 1
-
-
-def test_random_actions_do_not_depend_on_observations():
-    policy, other = RandomPolicy(spaces.Discrete(9), 4, 0), RandomPolicy(spaces.Discrete(9), 4, 0)
-    assert [policy(np.zeros(4)).tolist() for _ in range(70)] == [other(None).tolist() for _ in range(70)]
 
 
 def test_random_actions_depend_on_the_seed_the_env_and_the_step():
@@ -125,6 +98,18 @@ def test_actions_of_a_nested_space_are_contiguous_trees_of_its_batched_form():
     assert all(leaf.of(actions).flags.c_contiguous for leaf in leaves(Nested.action_space))
 
 
+def test_choices_by_masks_are_allowed_and_do_not_depend_on_other_envs():
+    space, envs = spaces.MultiDiscrete([3, 4], start=[5, 0]), np.arange(70, 130)
+    allowed = np.random.default_rng(0).random((60, 7)) < 0.5
+    allowed[:, [0, 3]] = True
+    packed = np.packbits(allowed, axis=1)
+    whole = RandomPolicy(space, 200, 3).by_masks(5, envs, packed)
+    assert whole.tobytes() == RandomPolicy(space, range(64, 150), 3).by_masks(5, envs, packed).tobytes()
+    assert allowed[np.arange(60), whole[:, 0] - 5].all() and allowed[np.arange(60), 3 + whole[:, 1]].all()
+    assert {*whole[:, 0]} == {5, 6, 7} and {*whole[:, 1]} == {0, 1, 2, 3}
+    assert RandomPolicy(space, 200, 3).by_masks(5, envs[:2], packed[:2] * 0).tolist() == [[5, 0]] * 2
+
+
 @pytest.mark.parametrize("kind", LEAVES)
 def test_random_actions_are_distributed_as_by_gymnasium(kind: str):
     """The largest distance of the two empirical distributions, of each component: Kolmogorov and Smirnov's."""
@@ -136,20 +121,6 @@ def test_random_actions_are_distributed_as_by_gymnasium(kind: str):
         places = np.union1d(first, second)
         shares = [np.searchsorted(np.sort(values), places, side="right") / 4000 for values in (first, second)]
         assert np.abs(shares[0] - shares[1]).max() < 0.06
-
-
-@pytest.mark.parametrize(
-    ("spec", "message"),
-    [
-        ("no_such_module:policy", "--policy no_such_module:policy: cannot import 'no_such_module': ModuleNotFound"),
-        ("policies:no_such_policy", "--policy policies:no_such_policy: module 'policies' has no attribute"),
-        ("policies:np.pi", "--policy policies:np.pi is float, not callable"),
-        ("policies", "--policy must be MODULE:CALLABLE or FILE.py:CALLABLE, got 'policies'"),
-    ],
-)
-def test_a_policy_that_cannot_be_loaded_is_refused(spec: str, message: str):
-    with pytest.raises(UsageError, match=message):
-        load_callable(spec, "--policy")
 
 
 @pytest.mark.parametrize(

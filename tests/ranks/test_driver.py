@@ -28,21 +28,6 @@ def reset(driver: Driver, *arguments: object) -> Driver:
     return driver
 
 
-@pytest.mark.parametrize("num_groups", [1, 3])
-def test_envs_are_reset_with_seeds_in_env_order(num_groups: int):
-    driver = reset(driver_of(num_groups=num_groups))
-    assert observed(driver, driver.lanes) == [[10, 0, 0, -1], [11, 0, 0, -1], [12, 0, 0, -1]]
-    assert not driver.under_way
-
-
-def test_actions_of_all_envs_reach_each_its_own():
-    driver = reset(driver_of(num_groups=2))
-    send(driver, driver.lanes, ACTIONS)
-    lanes = driver.await_some() + driver.await_some()
-    assert lanes == driver.lanes and not driver.under_way
-    assert [row[3] for row in observed(driver, lanes)] == [2, 3, 4]
-
-
 def test_the_oldest_order_is_awaited_first():
     driver = reset(driver_of(num_groups=3))
     first, second, third = driver.lanes
@@ -52,13 +37,6 @@ def test_the_oldest_order_is_awaited_first():
     assert [driver.await_some() for _ in range(3)] == [[second], [third], [first]]
 
 
-def test_the_only_rank_is_ready_first():
-    driver = reset(driver_of(first_ready=True))
-    send(driver, driver.lanes, ACTIONS)
-    assert driver.await_some(least=4) == driver.lanes
-    assert [row[3] for row in observed(driver, driver.lanes)] == [2, 3, 4]
-
-
 def test_wrong_actions_are_not_sent():
     driver = reset(driver_of())
     with pytest.raises(ActionError, match=r"action for env 1 must be in 2 to 6, got 7"):
@@ -66,14 +44,6 @@ def test_wrong_actions_are_not_sent():
     assert not driver.under_way
     send(driver, driver.lanes, ACTIONS)
     assert driver.await_some() == driver.lanes
-
-
-def test_a_reset_by_a_mask_leaves_the_other_envs_where_they_are():
-    driver = reset(driver_of())
-    send(driver, driver.lanes, ACTIONS)
-    driver.await_some()
-    reset(driver, None, np.array([False, True, False]), None)
-    assert [row[1:] for row in observed(driver, driver.lanes)] == [[0, 1, 2], [1, 0, -1], [0, 1, 4]]
 
 
 def failing_first(env_index: int) -> Failing:
@@ -118,13 +88,6 @@ def test_what_is_under_way_when_all_begin_anew_is_not_stepped():
     assert observed(driver, driver.lanes) == [[10, 0, 0, -1], [11, 0, 0, -1], [12, 0, 0, -1]]
 
 
-def test_a_drain_takes_the_steps_that_are_under_way():
-    driver = reset(driver_of(num_groups=2))
-    send(driver, driver.lanes, ACTIONS)
-    driver.drain()
-    assert not driver.under_way and [row[2] for row in observed(driver, driver.lanes)] == [1, 1, 1]
-
-
 def stumbling(env_index: int) -> Stumbling:
     env = Stumbling()
     env.fails = "step" if env_index == 1 else ""
@@ -145,15 +108,6 @@ def test_a_restart_is_told_where_nobody_asks_for_infos(infos: str, capfd: pytest
     assert driver.restarts == []
 
 
-def test_infos_of_all_lanes_are_one_dict():
-    driver = reset(driver_of(num_groups=2, infos="all"))
-    driver.take_infos(driver.lanes)
-    send(driver, driver.lanes, ACTIONS)
-    lanes = driver.await_some() + driver.await_some()
-    [infos] = driver.take_infos(lanes)
-    assert infos["step"].tolist() == [1, 1, 1] and infos["_step"].all()
-
-
 def test_infos_that_do_not_go_together_are_a_failure():
     def telling(env_index: int) -> Counting:
         env = Counting()
@@ -165,13 +119,6 @@ def test_infos_that_do_not_go_together_are_a_failure():
     with pytest.raises(DataError, match="'kind' is a dict in one env"):
         driver.take_infos(driver.lanes)
     assert driver.has_fault
-
-
-def test_methods_of_envs_are_called_on_their_ranks():
-    driver = reset(driver_of(Telling, num_groups=2))
-    assert driver.call_envs("call_some", [2, 0], "weigh", (2,), {"offset": 1}) == {0: 14.0, 2: 16.0}
-    driver.call_envs("set_some", [1, 2], "mass", [5.0, 7.0])
-    assert driver.call_envs("call_some", [0, 1, 2], "mass", (), {}) == {0: 1.5, 1: 5.0, 2: 7.0}
 
 
 def test_a_method_that_fails_is_the_error_of_its_rank():
@@ -208,37 +155,3 @@ def test_what_cannot_be_sent_is_refused_before_anything_is(send: Callable[[Drive
     with pytest.raises(TypeError, match="what is sent to the ranks must be picklable, got "):
         send(driver)
     assert not driver.under_way and reset(driver)
-
-
-def test_a_signal_is_known_to_the_root():
-    driver = reset(driver_of())
-    assert driver.stop_signal == 0
-    driver.worker.stop_signal = 15
-    send(driver, driver.lanes, ACTIONS)
-    driver.await_some()
-    assert driver.stop_signal == 15
-
-
-def test_a_stop_closes_the_envs():
-    closed: list[int] = []
-
-    def make(env_index: int) -> Counting:
-        env = Counting()
-        env.close = lambda: closed.append(env_index)
-        return env
-
-    driver = reset(driver_of(make, num_groups=2))
-    send(driver, driver.lanes, ACTIONS)
-    driver.stop(5)
-    assert driver.has_stopped and closed == [0, 1, 2] and not driver.under_way
-
-
-def test_blocks_and_destinations_are_for_all_envs():
-    driver = reset(driver_of(num_groups=2))
-    block = driver.block(2)
-    assert block.observations.shape == (2, 3, 4)
-    destinations = driver.destinations(block)
-    assert list(destinations) == driver.lanes
-    for lane in driver.lanes:
-        destinations[lane].lay_observations(1)
-    assert block.observations[1].tolist() == observed(driver, driver.lanes)

@@ -2,14 +2,14 @@
 
 import numpy as np
 import pytest
-from envs import Agreeing, Counting, Nested
+from envs import Agreeing, Nested
 from gymnasium.vector import AutoresetMode
 from single_rank import driver_of, send
 
 from mpi_rollout.core.spaces import leaves
 from mpi_rollout.exchange.exchange import Command
 from mpi_rollout.ranks.driver import Driver
-from mpi_rollout.ranks.lanes import NUM_ROWS, Outcomes, final_observations, indices_of, infos_of, lanes_of
+from mpi_rollout.ranks.lanes import NUM_ROWS, Outcomes, final_observations, infos_of, lanes_of
 
 LANE_OF_ENV = np.array([0, 0, 1, 1, 2])
 ACTIONS = np.array([2, 3, 4, 5, 6])
@@ -30,13 +30,6 @@ def step(driver: Driver) -> None:
 def outcomes_of(driver: Driver, copy: bool = False) -> Outcomes:
     block = driver.block(NUM_ROWS)
     return Outcomes(driver.observation_space, block, driver.destinations(block), copy)
-
-
-def test_lanes_are_named_by_their_envs():
-    lanes = driver_of(num_envs=5, num_groups=3).lanes
-    assert [lane.env_indices.tolist() for lane in lanes] == [[0, 1], [2, 3], [4]]
-    assert [lane.num_envs for lane in lanes] == [2, 2, 1] and [lane.envs.stop for lane in lanes] == [2, 4, 5]
-    assert indices_of(lanes[1:]).tolist() == [2, 3, 4] and indices_of(lanes[:1]).tolist() == [0, 1]
 
 
 @pytest.mark.parametrize(
@@ -61,19 +54,6 @@ def test_infos_of_lanes_are_merged_in_env_order():
     assert infos["text"].tolist() == ["step 0"] * 5 and infos["_third"].tolist() == [False, False, True, False, False]
     assert infos["third"]["of"][2] == 12
     assert infos_of(driver.lanes) == [{}]  # They are taken.
-
-
-def test_infos_that_have_names_are_columns():
-    driver = reset(driver_of(Counting, 5, num_groups=2, infos={"step": int}))
-    assert infos_of(driver.lanes) == [{}]
-    step(driver)
-    [infos] = infos_of(driver.lanes[1:])
-    assert infos["step"].tolist() == [1, 1] and infos["_step"].tolist() == [True, True]
-
-
-def test_nobody_who_wants_no_infos_gets_any():
-    driver = reset(driver_of(Agreeing, 5))
-    assert infos_of(driver.lanes) == [{}]
 
 
 @pytest.mark.parametrize("copy", [True, False])

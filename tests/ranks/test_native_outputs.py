@@ -22,6 +22,16 @@ WRONG_STEPS = {
     "one reward": (lambda step: (step[0], 1.0, *step[2:]), r"reward should be float64 of shape \(3,\), got .* \(\)"),
     "no rewards": (lambda step: (step[0], None, *step[2:]), "reward should be float64 of .*, got object"),
     "columns": (lambda step: (step[0], step[1][:, None], *step[2:]), r"reward should be .* got .* \(3, 1\)"),
+    "words": (lambda step: (step[0], np.array(["much"] * 3), *step[2:]), "env 0: its reward"),
+    "objects": (lambda step: (step[0], np.array([None, 1.0, 2.0]), *step[2:]), "env 0: its reward"),
+    "another shape": (
+        lambda step: (np.ones((3, 9), np.float32), *step[1:]),
+        r"envs 0 to 2: .* got float32 of shape \(3, 9\)",
+    ),
+    "letters": (
+        lambda step: (np.full(step[0].shape, "a"), *step[1:]),
+        "envs 0 to 2: .* should be float32 of .* got <U1",
+    ),
     "too many": (lambda step: (*step[:2], np.zeros(4, bool), *step[3:]), r"terminated should be .* got .* \(4,\)"),
 }
 

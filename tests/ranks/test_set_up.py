@@ -3,15 +3,12 @@
 import gc
 import json
 import threading
-from functools import cache
 
 import gymnasium
 import pytest
 from envs import Counting
 from gymnasium import spaces
-from gymnasium.vector import AutoresetMode
 from native_envs import Drift, drift
-from single_rank import driver_of
 
 from mpi_rollout.core.partition import Division
 from mpi_rollout.core.reproducibility import Reproducibility
@@ -87,19 +84,6 @@ def test_another_number_of_ranks_to_await_is_refused(division: Division, batch_s
         check_batch_size(division, batch_size)
 
 
-def test_a_rank_makes_its_own_envs():
-    made: list[int] = []
-
-    def make(env_index: int) -> gymnasium.Env:
-        made.append(env_index)
-        return Counting()
-
-    plan = Plan(EnvMaker(make), Division(7, 3, num_groups=2))
-    rank_envs = make_rank_envs(plan, 1)
-    assert [envs.num_envs for envs in rank_envs.envs] == [len(part) for part in plan.division.envs_of(1)]
-    assert made == [index for part in plan.division.envs_of(1) for index in part]
-
-
 def test_a_rank_without_envs_knows_nothing_of_them():
     rank_envs = make_rank_envs(Plan(EnvMaker(Counting), READY), 0)
     assert rank_envs.envs == () and rank_envs.facts is None and rank_envs.fingerprint() == {}
@@ -113,12 +97,6 @@ def test_the_fingerprint_has_the_spaces():
 
 class Other(Counting):
     action_space = spaces.Discrete(6, start=2)
-
-
-def test_the_same_object_twice_is_refused():
-    make = cache(lambda: Counting())
-    with pytest.raises(UsageError, match="env 2 and env 3 are the same object; what makes envs must return a new one"):
-        make_rank_envs(Plan(EnvMaker(lambda: make()), LOCKSTEP), 1)
 
 
 def test_the_same_object_in_two_wrappers_and_groups_is_refused():
@@ -165,24 +143,9 @@ def test_native_envs_share_a_generator():
     assert facts.is_native and facts.reproducibility == Reproducibility.SLICE
 
 
-@pytest.mark.parametrize(("options", "num_infos"), [({}, 0), ({"infos": {"a": int}}, 1), ({"is_random": True}, 0)])
-@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
-def test_slots_have_room_for_what_is_asked_for(options: dict, num_infos: int, mode: AutoresetMode):
-    contents = driver_of(autoreset_mode=mode, **options).exchanges.contents
-    is_same = mode == AutoresetMode.SAME_STEP
-    assert contents.has_final_observations is is_same
-    assert len(contents.infos) == num_infos * (2 if is_same else 1)
-    assert contents.has_actions is ("is_random" in options)
-
-
 def test_wrong_infos_are_refused_before_envs_are_made():
     with pytest.raises(UsageError, match="infos must be"):
         make_rank_envs(Plan(EnvMaker(pytest.fail), Division(1, 1), infos=3), 0)
-
-
-@pytest.mark.parametrize(("options", "way"), [({"wait": "sleep"}, "sleep"), ({"wait": "spin"}, "spin")])
-def test_how_ranks_wait_is_what_the_plan_says(options: dict, way: str):
-    assert driver_of(**options).exchanges.way == way
 
 
 def test_objects_of_now_are_not_watched_for_some_time():

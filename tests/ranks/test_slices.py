@@ -6,19 +6,18 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-from envs import Counting, Failing, Stumbling, Telling
+from envs import Counting, Failing, Telling
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
-from masked_envs import Masked
 from single_rank import driver_of
 
 from mpi_rollout.core.partition import Division
 from mpi_rollout.envs.faults import OnFault
 from mpi_rollout.errors import DataError
-from mpi_rollout.exchange.contents import Contents
 from mpi_rollout.exchange.exchange import Command
 from mpi_rollout.exchange.exchanges import Exchanges
 from mpi_rollout.exchange.infos import merge_infos
+from mpi_rollout.exchange.orders import Contents
 from mpi_rollout.exchange.world import SingleRankComm
 from mpi_rollout.ranks.slices import Slice
 
@@ -126,28 +125,6 @@ def test_what_natively_vectorized_envs_give_is_copied_into_the_slot():
     assert slot.truncations.tolist() == [False, True, False] and not slot.terminations.any()
 
 
-@pytest.mark.parametrize(
-    ("outputs", "message"),
-    [
-        (
-            {"observations": np.ones((3, 3), np.float32)},
-            r"^envs 0 to 2: .* should be float32 of shape \(3, 2\), got ",
-        ),
-        (
-            {"observations": np.array([["a", "b"]] * 3)},
-            r"^envs 0 to 2: .* should be float32 of shape \(3, 2\), got",
-        ),
-        ({"rewards": np.array(["much", "more", "most"])}, r"^env 0: .*reward"),
-        ({"rewards": np.array([None, 1.0, 2.0])}, r"^env 0: .*reward"),
-    ],
-)
-def test_what_does_not_fit_is_refused_with_the_envs(outputs: dict[str, Any], message: str):
-    part, _ = native(**outputs)
-    with pytest.raises(DataError, match=message):
-        step(part)
-    assert part.num_steps == 0
-
-
 def test_observations_of_another_dtype_are_cast_unless_that_is_refused():
     part, _ = native(observations=np.full((3, 2), 0.5))
     with warnings.catch_warnings(record=True) as caught:
@@ -192,15 +169,6 @@ def test_infos_go_with_the_slot_if_all_are_wanted():
     assert row == 0 and envs == slice(0, 3) and infos["lives"].tolist() == [3, 2, 1]
 
 
-def test_an_order_is_obeyed_by_its_command():
-    part = loop()
-    part.do(Command.RESET, (10, None, None), never)
-    assert [row[:3] for row in observed(part)] == [[13, 0, 0], [14, 0, 0], [15, 0, 0]] and part.num_steps == 0
-    part.exchange.order.put([np.array([2, 3, 4])])
-    step(part)
-    assert [row[2:] for row in observed(part)] == [[1, 2], [1, 3], [1, 4]] and part.num_steps == 1
-
-
 def test_methods_and_attributes_are_those_of_the_envs_that_are_here():
     part = loop(Telling)
     part.reset(10)
@@ -220,42 +188,6 @@ def test_natively_vectorized_envs_are_called_all_together():
             call()
     part.set_some([7], "mass", [1])
     assert part.render() == {0: "a", 1: "b", 2: "c"}
-
-
-def test_frames_are_named_by_env():
-    part = loop(lambda: Telling(render_mode="ansi"))
-    part.reset(10)
-    assert part.render() == {3: "env 13, step 0", 4: "env 14, step 0", 5: "env 15, step 0"}
-
-
-def stumbling(env_index: int) -> gymnasium.Env:
-    env = Stumbling()
-    env.fails = "step" if env_index == 4 else ""
-    return env
-
-
-@pytest.mark.parametrize("infos", ["none", "all"])
-def test_restarts_are_told_once_and_go_with_the_slot_where_nobody_wants_infos(infos: str):
-    part = loop(stumbling, infos=infos, on_fault=OnFault(max_restarts=1))
-    part.do(Command.RESET, (1, None, None), never)
-    assert part.restarts == []
-    part.exchange.infos.take()
-    step(part)
-    [restart] = part.restarts
-    assert (restart.row, restart.step) == (0, 0) and part.sends_restarts is (infos == "none")
-    assert restart.message.startswith("env 4") and "the simulator has stumbled" in restart.message
-    [(row, _, sent)] = part.exchange.infos.take()
-    assert row == 0 and ("faults" in sent) == (infos == "none")
-    step(part)
-    assert part.restarts == [] and not any("faults" in sent for _, _, sent in part.exchange.infos.take())
-
-
-def test_action_masks_are_heeded_where_actions_are_random():
-    part = loop(Masked, is_random=True)
-    part.reset([None] * 3 + [1, 2, 3])  # Those with a seed that three divides have no mask.
-    assert part.masks is not None and part.masks.places == {0, 1}
-    assert part.masks.given()[0].tolist() == [0, 1]
-    assert loop(Masked).masks is None
 
 
 def test_the_call_that_is_under_way_is_named():

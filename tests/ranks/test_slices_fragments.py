@@ -10,10 +10,9 @@ import pytest
 from envs import Counting, Failing, Nested, Stumbling
 from gymnasium import spaces
 from masked_envs import Masked
-from single_rank import driver_of, send
+from single_rank import driver_of
 
 from mpi_rollout.core.layout import FAULT, RESTARTED, UNDONE
-from mpi_rollout.core.spaces import leaves
 from mpi_rollout.envs.faults import OnFault
 from mpi_rollout.errors import RankError
 from mpi_rollout.exchange.exchange import Command
@@ -75,18 +74,6 @@ def test_a_fragment_gives_what_as_many_steps_give(way: str, is_chosen: bool):
     assert_same(rows, expected)
 
 
-@pytest.mark.parametrize("is_chosen", [False, True], ids=["root", "workers"])
-@pytest.mark.parametrize("way", WAYS)
-def test_the_actions_that_envs_were_given_come_back(way: str, is_chosen: bool):
-    driver = begun(room=80, **WAYS[way])
-    rows = take(driver, 70, 60, is_chosen)
-    drawn = RandomPolicy(driver.action_space, 3, 5).rows(60, 70, range(3))
-    group = leaves(driver.action_space)
-    for index, (leaf, array) in enumerate(zip(group, drawn, strict=True)):
-        sent = [row[len(row) - len(group) + index] for row in rows]
-        assert sent[0].dtype == leaf.dtype and np.stack(sent).tobytes() == array.tobytes()
-
-
 class Scribbling(gymnasium.vector.VectorEnv):
     """Natively vectorized, and uses its actions as memory of its own."""
 
@@ -131,6 +118,21 @@ def test_masks_are_heeded_in_every_step(room: int, is_chosen: bool):
     assert 50 < np.count_nonzero(actions != drawn) < 300
     whole = begun(70, Masked, num_envs=5)
     assert actions.tobytes() == np.stack([row[-1] for row in take(whole, 70, 0, True)]).tobytes()
+
+
+def test_groups_choose_by_masks_what_one_group_chooses():
+    actions = []
+    for num_groups in (1, 2):
+        driver = driver_of(Masked, 6, num_groups=num_groups, seed=5, is_random=True)
+        driver.do(Command.RESET, 5)
+        for step in range(20):
+            for lane in driver.lanes:
+                driver.send(lane, None, 1, step)
+            while driver.under_way:
+                driver.await_some()
+            exchanges = [lane.exchange for lane in driver.lanes]
+            actions += [np.concatenate([each.take(each.columns.action_arrays[0]) for each in exchanges])]
+    assert np.array_equal(actions[:20], actions[20:])
 
 
 def test_the_steps_before_a_failure_are_there():
@@ -209,23 +211,11 @@ def test_a_signal_in_a_step_with_a_restart_is_told_in_the_next_step():
     assert driver.stop_signal == 15 and len(driver.restarts) == 1
 
 
-def test_a_reset_comes_in_the_first_row():
-    driver = begun(5)
-    take(driver, 5, 0)
-    driver.do(Command.RESET, 40)
-    [lane] = driver.lanes
-    [column] = lane.exchange.columns.observation_arrays
-    assert lane.num_rows == 1 and lane.exchange.take(column)[:, 2:].tolist() == [[0, -1]] * 3
-
-
 def test_a_slice_knows_the_step_that_the_root_counts():
     driver = begun(5)
-    assert driver.worker.slices[0].num_steps == 0
-    take(driver, 5, 60)
-    assert driver.worker.slices[0].num_steps == 65
-    send(driver, driver.lanes, np.array([2, 3, 4]))
-    driver.await_some()
-    assert driver.worker.slices[0].num_steps == 66
+    for step in (60, 0):
+        take(driver, 5, step)
+        assert driver.worker.slices[0].num_steps == step + 5
 
 
 @pytest.mark.parametrize("is_chosen", [True, False])

@@ -21,8 +21,8 @@ from mpi_rollout.core.spaces import Bounds, bounds_of
 from mpi_rollout.envs.faults import OnFault
 from mpi_rollout.envs.loop import LoopVectorEnv
 from mpi_rollout.errors import ContentError, DataError
-from mpi_rollout.exchange.contents import Contents
 from mpi_rollout.exchange.exchange import Command, Exchange
+from mpi_rollout.exchange.orders import Contents
 from mpi_rollout.exchange.transports import Transport
 from mpi_rollout.exchange.waiting import SpinWait
 from mpi_rollout.exchange.world import SingleRankComm

@@ -1,4 +1,4 @@
-"""The meeting of the ranks before a run: all of them have come, could prepare, and mean the same."""
+"""How ranks wait for each other before a run, and agree that all could prepare and mean the same."""
 
 import faulthandler
 import os
@@ -47,11 +47,11 @@ if TYPE_CHECKING:
 COMMAND, LIMIT = "python -m mpi_rollout run", "--start-timeout-s"  # Whose options a rank may refuse alone.
 Prepared = TypeVar("Prepared")
 SAY_APART_S = 0.05
-MEETING_TAG = 32123  # On a communicator that may be the user's; every MPI has tags up to 32767.
+ARRIVAL_TAG = 32123  # On a communicator that may be the user's; every MPI has tags up to 32767.
 
 
 @dataclass
-class Report:
+class Preparation:
     """What a rank tells the others when it has prepared: its host, its fingerprint, or why it could not prepare."""
 
     host: str
@@ -68,8 +68,8 @@ class Verdict(NamedTuple):
     raised: Raised | None = None
 
 
-class Deed(NamedTuple):
-    """What the ranks wait for each other to do, in words: "make their envs", "made its envs"."""
+class Milestone(NamedTuple):
+    """What each rank is to reach before any goes on, in words: "make its envs", "made its envs"."""
 
     to_do: str
     done: str
@@ -77,35 +77,28 @@ class Deed(NamedTuple):
     exit_code: int
 
 
-MAKING_ENVS = Deed("make its envs", "made its envs", "give it more time by", EnvError.exit_code)
+MAKING_ENVS = Milestone("make its envs", "made its envs", "give it more time by", EnvError.exit_code)
 
 
 def meet(comm: "MPI.Intracomm", timeout_s: float, what: str, limit: str = "timeout_s") -> None:
-    """Wait until all ranks have called this.  **Collective**.
+    """Wait until all ranks have called this, where the user calls or starts `what`.  **Collective**.
 
-    A rank that never does would leave the others in their first collective for ever: after `timeout_s` seconds they
-    say who is missing, and end the job.
-
-    Parameters
-    ----------
-    what
-        What the user calls, or starts, on all ranks.
-    limit
-        The user's name for the time limit.
+    A rank that never does would leave the others in their first collective for ever.  After `timeout_s` seconds, a
+    time that the user calls `limit`, they say who is missing, and end the job.
     """
     way_out = "call it on all ranks, or give them more time by"
-    _await_all(comm, timeout_s, Deed(f"call {what}", f"called {what}", way_out, LaunchError.exit_code), limit)
+    _await_all(comm, timeout_s, Milestone(f"call {what}", f"called {what}", way_out, LaunchError.exit_code), limit)
 
 
-def _await_all(comm: "MPI.Intracomm", timeout_s: float, deed: Deed, limit: str, grace_s: float = 0.0) -> None:
+def _await_all(comm: "MPI.Intracomm", timeout_s: float, milestone: Milestone, limit: str, grace_s: float = 0.0) -> None:
     if comm.rank == ROOT:
-        missing = {rank: comm.irecv(source=rank, tag=MEETING_TAG) for rank in range(1, comm.size)}
+        missing = {rank: comm.irecv(source=rank, tag=ARRIVAL_TAG) for rank in range(1, comm.size)}
     else:
-        comm.isend(None, ROOT, MEETING_TAG).Wait()
-        missing = {ROOT: comm.irecv(source=ROOT, tag=MEETING_TAG)}
-    _await_missing(comm, missing, timeout_s, deed, limit, grace_s)
+        comm.isend(None, ROOT, ARRIVAL_TAG).Wait()
+        missing = {ROOT: comm.irecv(source=ROOT, tag=ARRIVAL_TAG)}
+    _await_missing(comm, missing, timeout_s, milestone, limit, grace_s)
     if comm.rank == ROOT:
-        for request in [comm.isend(None, rank, MEETING_TAG) for rank in range(1, comm.size)]:
+        for request in [comm.isend(None, rank, ARRIVAL_TAG) for rank in range(1, comm.size)]:
             request.Wait()
 
 
@@ -113,7 +106,7 @@ def _await_missing(
     comm: "MPI.Intracomm",
     missing: dict[int, "MPI.Request"],
     timeout_s: float,
-    deed: Deed,
+    milestone: Milestone,
     limit: str,
     grace_s: float,
 ) -> None:
@@ -128,10 +121,11 @@ def _await_missing(
             place = f"mpi_rollout: {rank_and_host(comm.rank)}"
             ranks = ", ".join(map(str, list(missing)[:8])) + (" ..." if len(missing) > 8 else "")
             if now > deadline:
-                say(f"{place}: rank {ranks} has not {deed.done} within {timeout_s:g} s; {deed.way_out} {limit}\n")
-                abort(comm, deed.exit_code)
+                late = f"has not {milestone.done} within {timeout_s:g} s"
+                say(f"{place}: rank {ranks} {late}; {milestone.way_out} {limit}\n")
+                abort(comm, milestone.exit_code)
             tell_at = inf
-            say(f"{place}: waits for rank {ranks} to {deed.to_do}, {timeout_s:g} s at most ({limit})\n")
+            say(f"{place}: waits for rank {ranks} to {milestone.to_do}, {timeout_s:g} s at most ({limit})\n")
         sleep(pause_s)
         pause_s = min(pause_s + 1e-4, 0.02)
 
@@ -163,25 +157,25 @@ def agree(
         On all ranks alike: `prepare` raised on some rank, or fingerprints differ.  The first rank's reason stands for
         all.
     """
-    report, cause = Report(os.uname().nodename), None
+    own, cause = Preparation(os.uname().nodename), None
     try:
         with _in_time(comm, timeout_s, limit), as_refusals():
             prepared = prepare()
-            report.fingerprint = fingerprint(prepared)
+            own.fingerprint = fingerprint(prepared)
     except RolloutError as error:
-        report.problem = error
+        own.problem = error
         if error.__cause__ is not None:
             cause = without_our_frames(error.__cause__, not isinstance(error, UsageError))
-            report.raised = Raised.of(cause)
+            own.raised = Raised.of(cause)
     # A rank says by itself that it takes too long, unless it is in C code that lets no thread of Python run.
     _await_all(comm, timeout_s, MAKING_ENVS, limit, GRACE_S)
-    reports = comm.gather(report, ROOT)
-    verdict = comm.bcast(_verdict(reports) if reports is not None else None, ROOT)
+    of_all = comm.gather(own, ROOT)
+    verdict = comm.bcast(_verdict(of_all) if of_all is not None else None, ROOT)
     if verdict is not None:
         if verdict.raised is not None and verdict.rank != comm.rank:
             cause = verdict.raised.again()
         raise caused_by(verdict.problem, cause)
-    return prepared, [report.host for report in reports or ()]
+    return prepared, [each.host for each in of_all or ()]
 
 
 @contextmanager
@@ -232,26 +226,23 @@ def as_refusals() -> Iterator[None]:
         raise EnvError("; ".join(words)) from error
 
 
-def _verdict(reports: Sequence[Report]) -> Verdict | None:
-    problems = {rank: report.problem for rank, report in enumerate(reports) if report.problem is not None}
+def _verdict(preparations: Sequence[Preparation]) -> Verdict | None:
+    problems = {rank: own.problem for rank, own in enumerate(preparations) if own.problem is not None}
     if problems:
         rank, problem = next(iter(problems.items()))
         # Output and policy concern no rank in particular.
         is_of_the_run = [*problems] == [ROOT] and isinstance(problem, UsageError | StorageError | AlreadyComplete)
-        is_of_all = is_of_the_run or len(problems) == len(reports)
-        told = type(problem)("" if is_of_all else f"rank {rank} ({reports[rank].host}): ", *problem.args)
-        return Verdict(told, rank, reports[rank].raised)
+        is_of_all = is_of_the_run or len(problems) == len(preparations)
+        told = type(problem)("" if is_of_all else f"rank {rank} ({preparations[rank].host}): ", *problem.args)
+        return Verdict(told, rank, preparations[rank].raised)
     expected: dict[str, tuple[str, int]] = {}
-    for rank, report in enumerate(reports):
-        for key, got in report.fingerprint.items():
+    for rank, own in enumerate(preparations):
+        for key, got in own.fingerprint.items():
             first, first_rank = expected.setdefault(key, (got, rank))
             if got != first:
-                return Verdict(
-                    LaunchError(
-                        f"the ranks do not agree on {key}: rank {first_rank} has {first}, rank {rank} ({report.host}) "
-                        f"has {got}; start all ranks with the same command in the same environment"
-                    )
-                )
+                both = f"rank {first_rank} has {first}, rank {rank} ({own.host}) has {got}"
+                way_out = "start all ranks with the same command in the same environment"
+                return Verdict(LaunchError(f"the ranks do not agree on {key}: {both}; {way_out}"))
     return None
 
 

@@ -7,7 +7,7 @@ import pytest
 from jobs import Job, Start, run_job
 from stopped_runs import HOST, OUT
 
-from mpi_rollout.ranks import meeting
+from mpi_rollout.ranks import agreement
 
 SHORT = (
     "--env",
@@ -66,8 +66,8 @@ def test_a_limit_that_is_none_is_refused(job: Job):
 def test_who_is_awaited_for_long_is_told_once(monkeypatch, capfd):
     """Time goes on by a second with each look; the ranks 2 and 3 come after 100."""
     seconds = count()
-    monkeypatch.setattr(meeting, "monotonic", lambda: next(seconds))
-    monkeypatch.setattr(meeting, "sleep", lambda _: None)
+    monkeypatch.setattr(agreement, "monotonic", lambda: next(seconds))
+    monkeypatch.setattr(agreement, "sleep", lambda _: None)
     looks = count()
     late = SimpleNamespace(test=lambda: (next(looks) > 200, None))
     there = SimpleNamespace(test=lambda: (True, None))
@@ -75,7 +75,7 @@ def test_who_is_awaited_for_long_is_told_once(monkeypatch, capfd):
         rank=0, size=4, irecv=lambda source, tag: there if source == 1 else late,
         isend=lambda *_: SimpleNamespace(Wait=lambda: None),
     )  # fmt: skip
-    meeting.meet(comm, 600.0, "python -m mpi_rollout run", "--start-timeout-s")
+    agreement.meet(comm, 600.0, "python -m mpi_rollout run", "--start-timeout-s")
     waits = f"rank 0 ({HOST}): waits for rank 2, 3 to call python -m mpi_rollout run, 600 s at most (--start-timeout-s)"
     assert capfd.readouterr().err == f"mpi_rollout: {waits}\n"
 
