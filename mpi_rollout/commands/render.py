@@ -31,7 +31,7 @@ from mpi_rollout.envs.faults import raised_at
 from mpi_rollout.envs.loop import LoopVectorEnv
 from mpi_rollout.errors import DataError, EnvError, RolloutError, UsageError, counted, words_of
 from mpi_rollout.storage.objects import open_unmarked
-from mpi_rollout.storage.reader import committed_resets
+from mpi_rollout.storage.structure import committed_resets
 
 MODE = "rgb_array"
 NAMES = ("best", "worst", "longest", "first")

@@ -15,8 +15,8 @@ from mpi_rollout.commands.inspection import PHASES
 from mpi_rollout.errors import counted
 from mpi_rollout.storage.checked_file import CheckedFile, checked
 from mpi_rollout.storage.objects import Tell, count, number, parsed, text
-from mpi_rollout.storage.reader import steadily
 from mpi_rollout.storage.schema import INTERVAL, LIMIT, RANK, is_recording
+from mpi_rollout.storage.structure import steadily
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -14,7 +14,11 @@ from mpi_rollout.errors import DataError, UsageError, counted
 from mpi_rollout.storage.chunks import is_sparse
 from mpi_rollout.storage.episodes import first_impossible, num_reset_rows_of
 from mpi_rollout.storage.objects import Tell, attributes_of, check_room, count, number, object_of, text
-from mpi_rollout.storage.reader import (
+from mpi_rollout.storage.schema import EPISODE, FAULT, LIST, RESET, is_recording
+from mpi_rollout.storage.stored_file import StoredFile
+from mpi_rollout.storage.structure import (
+    check_datasets,
+    expected_rows,
     leaf_datasets,
     num_steps_of,
     opened,
@@ -22,9 +26,6 @@ from mpi_rollout.storage.reader import (
     reproducibility_of,
     within,
 )
-from mpi_rollout.storage.schema import EPISODE, FAULT, LIST, RESET, is_recording
-from mpi_rollout.storage.stored_file import StoredFile
-from mpi_rollout.storage.structure import check_datasets, expected_rows
 from mpi_rollout.storage.values import wrong_in
 
 

@@ -20,9 +20,9 @@ from mpi_rollout.storage.codecs import check_available
 from mpi_rollout.storage.episodes import num_reset_rows_of
 from mpi_rollout.storage.objects import open_unmarked
 from mpi_rollout.storage.ownership import Lock, check_name, identity, lock, make_folder
-from mpi_rollout.storage.reader import committed_episodes, identity_of, reproducibility_of
 from mpi_rollout.storage.same_run import check_same_run
 from mpi_rollout.storage.status import read_status, status_path
+from mpi_rollout.storage.structure import committed_episodes, identity_of, reproducibility_of
 
 DEFAULT_FOLDER = "results"  # Of outputs without `--out`: it is made in the folder where a command is started.
 FRESH_S = 60.0  # An older status is not of a run that is under way on another host.
@@ -140,7 +140,7 @@ def check_output(config: RolloutConfig) -> None:
         lock(unfinished).release()
     if os.path.lexists(part):
         with suppress(DataError):
-            stored = in_child("mpi_rollout.storage.reader:identity", part)
+            stored = in_child("mpi_rollout.storage.structure:identity", part)
             check_same_run(config, stored, part)
 
 
@@ -180,7 +180,7 @@ def check_extends(config: RolloutConfig, path: str) -> None:
     AlreadyComplete if it is this run with all its steps; UsageError if it is something else, or cannot be extended.
     """
     try:
-        stored = in_child("mpi_rollout.storage.reader:identity", path)
+        stored = in_child("mpi_rollout.storage.structure:identity", path)
     except DataError as error:
         raise UsageError(f"--out {config.out}: {path} exists; move it away or use another --out ({error})") from error
     if not stored["complete"]:

@@ -18,9 +18,9 @@ from mpi_rollout.core.spaces import Leaf
 from mpi_rollout.errors import ContentError, DataError, first_line
 from mpi_rollout.storage.checked_file import checked
 from mpi_rollout.storage.objects import open_unmarked
-from mpi_rollout.storage.reader import leaf_datasets, steadily
 from mpi_rollout.storage.stored import StoredChunks, one_thread
 from mpi_rollout.storage.stored_file import StoredFile
+from mpi_rollout.storage.structure import leaf_datasets, steadily
 
 ATTEMPTS = 3
 Content = TypeVar("Content")

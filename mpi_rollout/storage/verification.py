@@ -9,9 +9,9 @@ import numpy as np
 from mpi_rollout.storage.checked_file import CheckedFile, checked
 from mpi_rollout.storage.episodes import make_table, stored_results
 from mpi_rollout.storage.objects import Tell, attributes_of, text
-from mpi_rollout.storage.reader import steadily
 from mpi_rollout.storage.schema import EPISODE, RESET, is_recording
 from mpi_rollout.storage.stored import StoredChunks
+from mpi_rollout.storage.structure import steadily
 from mpi_rollout.storage.values import ValueCheck, ValueChecks
 
 NUM_NAMED = 3  # Damaged chunks that a message names.

@@ -23,7 +23,7 @@ from mpi_rollout.core.layout import Block
 from mpi_rollout.errors import StorageError, UsageError
 from mpi_rollout.storage.episodes import EpisodeTable
 from mpi_rollout.storage.objects import open_unmarked
-from mpi_rollout.storage.reader import committed_episodes
+from mpi_rollout.storage.structure import committed_episodes
 
 
 def contents(path: Path) -> dict[str, np.ndarray]:
