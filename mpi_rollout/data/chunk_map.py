@@ -35,7 +35,7 @@ class ChunkMap:
 
 
 class MappedColumn:
-    """One column; its chunks are numbered as `StoredChunks` does."""
+    """One column; its chunks are numbered as `ChunkReader` does."""
 
     def __init__(self, source: StoredRun, name: str, file_bytes: np.ndarray):
         self._source, self._name, self._bytes = source, name, file_bytes

@@ -15,7 +15,7 @@ import numpy as np
 from mpi_rollout.core.columns import FURTHER, TABLE, has_last_row
 from mpi_rollout.core.spaces import Space, Tree
 from mpi_rollout.data.columns import group_tree
-from mpi_rollout.data.passing import Part, parts_of
+from mpi_rollout.data.passing import StepSpan, parts_of
 from mpi_rollout.data.rlds import steps_rlds
 from mpi_rollout.storage.stored_run import StoredRun
 
@@ -24,7 +24,7 @@ Arrays = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True)
-class Shelf:
+class EpisodeColumns:
     """Rows of some episodes, one after the other, by the names of columns.
 
     Attributes
@@ -58,10 +58,10 @@ class Episode:
         The number of its transitions.
     """
 
-    __slots__ = ("_index", "_place", "_seen_place", "_shelf", "length")
+    __slots__ = ("_columns", "_index", "_place", "_seen_place", "length")
 
-    def __init__(self, shelf: Shelf, index: int, place: int, seen_place: int, length: int):
-        self._shelf, self._index, self._place, self._seen_place = shelf, index, place, seen_place
+    def __init__(self, columns: EpisodeColumns, index: int, place: int, seen_place: int, length: int):
+        self._columns, self._index, self._place, self._seen_place = columns, index, place, seen_place
         self.length = length
 
     def __repr__(self) -> str:
@@ -71,7 +71,7 @@ class Episode:
     @property
     def row(self) -> np.void:
         """Its row of `data.episodes`."""
-        return self._shelf.rows[self._index]
+        return self._columns.rows[self._index]
 
     @property
     def env_index(self) -> int:
@@ -114,25 +114,25 @@ class Episode:
     @property
     def file(self) -> int:
         """The index of its file in `data.paths`."""
-        return self._shelf.file
+        return self._columns.file
 
     @property
     def knows_final(self) -> bool:
         """Whether the last row of `observations` is what the env gave; if not, it repeats the one before."""
-        return not self._has_gap or any(name.startswith("final_observations") for name in self._shelf.arrays)
+        return not self._has_gap or any(name.startswith("final_observations") for name in self._columns.arrays)
 
     @property
     def observations(self) -> Tree:
         """The (length + 1, ...) observations, of which the last came with the last transition."""
-        shelf = self._shelf
-        if shelf.single_observations is not None:  # Short episodes are many: this is half a microsecond.
-            return shelf.single_observations[self._seen_place : self._seen_place + self.length + 1]
-        return group_tree(shelf.arrays, "observations", shelf.spaces["observations"], self._seen)
+        columns = self._columns
+        if columns.single_observations is not None:  # Short episodes are many: this is half a microsecond.
+            return columns.single_observations[self._seen_place : self._seen_place + self.length + 1]
+        return group_tree(columns.arrays, "observations", columns.spaces["observations"], self._seen)
 
     @property
     def actions(self) -> Tree:
         """The (length, ...) actions."""
-        return self._slice("actions") if "actions" in self._shelf.arrays else self._tree("actions")
+        return self._slice("actions") if "actions" in self._columns.arrays else self._tree("actions")
 
     @property
     def rewards(self) -> np.ndarray:
@@ -157,7 +157,7 @@ class Episode:
     @property
     def further(self) -> dict[str, np.ndarray]:
         """The other columns that the file has: arrays (length, ...) by name."""
-        return {name: self._slice(name) for name in FURTHER if name in self._shelf.arrays}
+        return {name: self._slice(name) for name in FURTHER if name in self._columns.arrays}
 
     @property
     def infos(self) -> Tree:
@@ -165,7 +165,7 @@ class Episode:
 
         Beside NAME is the mask `_NAME`: whether the env gave it.
         """
-        return group_tree(self._shelf.arrays, "infos", None, self._seen)
+        return group_tree(self._columns.arrays, "infos", None, self._seen)
 
     def steps_rlds(self) -> Iterator[dict[str, Any]]:
         """Yield its length + 1 steps as RLDS has them; see `data.rlds.steps_rlds`."""
@@ -173,21 +173,21 @@ class Episode:
 
     @property
     def _has_gap(self) -> bool:
-        return self._shelf.has_gaps and (self.terminated or self.truncated)
+        return self._columns.has_gaps and (self.terminated or self.truncated)
 
     def _tree(self, group: str) -> Tree:
-        return group_tree(self._shelf.arrays, group, self._shelf.spaces.get(group), self._slice)
+        return group_tree(self._columns.arrays, group, self._columns.spaces.get(group), self._slice)
 
     def _slice(self, name: str) -> np.ndarray:
-        return self._shelf.arrays[name][self._place : self._place + self.length]
+        return self._columns.arrays[name][self._place : self._place + self.length]
 
     def _seen(self, name: str) -> np.ndarray:
         """Return observations or infos, with the last one where it belongs."""
-        rows = self._shelf.arrays[name][self._seen_place : self._seen_place + self.length + 1]
+        rows = self._columns.arrays[name][self._seen_place : self._seen_place + self.length + 1]
         if not self._has_gap:
             return rows
         rows = rows.copy()
-        final = self._shelf.arrays.get(f"final_{name}")
+        final = self._columns.arrays.get(f"final_{name}")
         if final is not None:
             rows[-1] = final[self._place + self.length - 1]
         elif name.startswith("infos"):
@@ -237,11 +237,11 @@ class Reading:
             yield self._of_part(part, np.sort(active[is_over]), active[~is_over])
             active = active[~is_over]
 
-    def _of_part(self, part: Part, over: np.ndarray, running: np.ndarray) -> Iterable[Episode]:
+    def _of_part(self, part: StepSpan, over: np.ndarray, running: np.ndarray) -> Iterable[Episode]:
         """Make the episodes that end in a part, one when it is wanted; keep what the part has of those that go on."""
         arrays = {name: _by_env(array) for name, array in part.arrays.items()}
         num_rows = part.stop - part.start
-        shelf = Shelf(
+        columns = EpisodeColumns(
             {name: array.reshape(-1, *array.shape[2:]) for name, array in arrays.items()},
             self.rows, self.spaces, self.file, self.has_gaps,
         )  # fmt: skip
@@ -249,15 +249,15 @@ class Reading:
         envs, first = rows["env_index"] - part.first_env, rows["start"] - part.start
         has_begun = first < 0
         places = [np.where(has_begun, 0, envs * size + first).tolist() for size in (num_rows, num_rows + 1)]
-        shelves = [shelf] * len(over)
+        columns_of = [columns] * len(over)
         for place in np.flatnonzero(has_begun).tolist():
             index = int(over[place])
-            shelves[place] = self._joined(index, part, arrays)
+            columns_of[place] = self._joined(index, part, arrays)
         for index in running.tolist():
             self._keep(index, part, arrays)
-        return map(Episode, shelves, over.tolist(), *places, rows["length"].tolist())
+        return map(Episode, columns_of, over.tolist(), *places, rows["length"].tolist())
 
-    def _keep(self, index: int, part: Part, arrays: Arrays) -> Arrays:
+    def _keep(self, index: int, part: StepSpan, arrays: Arrays) -> Arrays:
         """Copy what a part has of an episode that others have more of; return its arrays so far."""
         env, start, length = (int(self.rows[name][index]) for name in ("env_index", "start", "length"))
         if index not in self._begun:
@@ -272,10 +272,10 @@ class Reading:
             array[first - start : end - start] = arrays[name][env - part.first_env, rows]
         return self._begun[index]
 
-    def _joined(self, index: int, part: Part, arrays: Arrays) -> Shelf:
+    def _joined(self, index: int, part: StepSpan, arrays: Arrays) -> EpisodeColumns:
         """Return the whole of an episode that ends in a part."""
         self._keep(index, part, arrays)
-        return Shelf(self._begun.pop(index), self.rows, self.spaces, self.file, self.has_gaps)
+        return EpisodeColumns(self._begun.pop(index), self.rows, self.spaces, self.file, self.has_gaps)
 
 
 def _by_env(array: np.ndarray) -> np.ndarray:

@@ -17,7 +17,7 @@ PART_NBYTES = 2**24
 
 
 @dataclass(frozen=True)
-class Part:
+class StepSpan:
     """The steps `start` to `stop` - 1 of all envs, or of those from `first_env` on.
 
     Attributes
@@ -42,7 +42,7 @@ def rows_per_part(source: StoredRun, names: Iterable[str], num_envs: int) -> int
 
 def parts_of(
     source: StoredRun, groups: Iterable[str], start: int = 0, stop: int | None = None, envs: slice | None = None
-) -> Iterator[Part]:
+) -> Iterator[StepSpan]:
     """Yield the parts of a file that hold steps `start` to `stop` - 1 of some envs, cut where chunks begin."""
     envs = slice(0, source.config.num_envs) if envs is None else envs
     names = columns_of(groups, source.leaves)
@@ -60,7 +60,7 @@ def parts_of(
             waiting = _read(source, ahead, end, min(end + rows, last + 1), envs, 1)
             for name, array in arrays.items():
                 array[-1] = waiting[name][0]
-        yield Part(begin, end, envs.start, arrays | _read(source, of_steps, begin, end, envs, 0))
+        yield StepSpan(begin, end, envs.start, arrays | _read(source, of_steps, begin, end, envs, 0))
 
 
 def _read(source: StoredRun, names: list[str], start: int, stop: int, envs: slice, more: int) -> dict[str, np.ndarray]:

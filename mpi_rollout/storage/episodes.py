@@ -9,8 +9,8 @@ from gymnasium.vector import AutoresetMode
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.layout import Block
 from mpi_rollout.core.seeding import seeds_of_episodes
+from mpi_rollout.storage.file_chunks import FileChunks
 from mpi_rollout.storage.schema import EPISODE, RESET
-from mpi_rollout.storage.stored_file import StoredFile
 
 ROWS_AT_A_TIME = 2**13
 WIDE = 512  # With so many envs, a row at a time takes a tenth of the time of segments; with few, three times as long.
@@ -232,7 +232,7 @@ def num_reset_rows_of(attributes: Mapping[str, object]) -> int:
     return int(attributes.get("autoreset_mode", AutoresetMode.NEXT_STEP.value) == AutoresetMode.NEXT_STEP.value)
 
 
-def stored_results(stored: StoredFile, num_steps: int, nbytes: int = 2**22) -> Iterator[StoredResults]:
+def stored_results(stored: FileChunks, num_steps: int, nbytes: int = 2**22) -> Iterator[StoredResults]:
     """Read rewards and ends of the first steps of a file, block by block; ContentError if they are damaged."""
     rewards, *ends = (stored.chunks(f"trajectories/{name}") for name in ("rewards", "terminations", "truncations"))
     row_nbytes = 8 * rewards.shape[1]

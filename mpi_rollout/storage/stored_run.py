@@ -17,10 +17,10 @@ from mpi_rollout.core.columns import has_last_row
 from mpi_rollout.core.spaces import Leaf
 from mpi_rollout.errors import ContentError, DataError, first_line
 from mpi_rollout.storage.checked_file import checked
-from mpi_rollout.storage.objects import open_unmarked
-from mpi_rollout.storage.stored import StoredChunks, one_thread
-from mpi_rollout.storage.stored_file import StoredFile
+from mpi_rollout.storage.chunk_reader import ChunkReader, one_thread
+from mpi_rollout.storage.file_chunks import FileChunks
 from mpi_rollout.storage.structure import leaf_datasets, steadily
+from mpi_rollout.storage.untrusted import open_unmarked
 
 ATTEMPTS = 3
 Content = TypeVar("Content")
@@ -59,7 +59,7 @@ class StoredRun:
     def __init__(self, path: str):
         self.path = path
         self._file: h5py.File | None = None
-        self._stored: StoredFile
+        self._stored: FileChunks
         self._pid = 0
         self.look()
 
@@ -106,14 +106,14 @@ class StoredRun:
     def _open(self) -> None:
         file = open_unmarked(self.locate())
         try:
-            self._stored = StoredFile(file, self.path, self.num_steps, self.is_sealed, is_at_least=True)
+            self._stored = FileChunks(file, self.path, self.num_steps, self.is_sealed, is_at_least=True)
         except BaseException:
             file.close()
             raise
         self._file, self._pid = file, os.getpid()
         _sources.add(self)
 
-    def stored(self, name: str) -> StoredChunks:
+    def stored(self, name: str) -> ChunkReader:
         """Return the chunks of a column."""
         assert self._opened is not None
         return self._stored.chunks(f"trajectories/{name}")

@@ -18,17 +18,6 @@ from mpi_rollout.core.reproducibility import Reproducibility
 from mpi_rollout.core.spaces import Leaf
 from mpi_rollout.errors import ContentError, DataError
 from mpi_rollout.storage.codecs import compression_of, is_available, pays, why_missing
-from mpi_rollout.storage.objects import (
-    Tell,
-    attributes_of,
-    check_objects,
-    count,
-    object_of,
-    parsed,
-    reading,
-    table_of,
-    text,
-)
 from mpi_rollout.storage.schema import (
     CHUNK,
     COMMIT,
@@ -44,6 +33,17 @@ from mpi_rollout.storage.schema import (
     is_recording,
     tables_of,
 )
+from mpi_rollout.storage.untrusted import (
+    Tell,
+    attributes_of,
+    check_objects,
+    count,
+    object_of,
+    parsed,
+    reading,
+    table_of,
+    text,
+)
 from mpi_rollout.storage.values import described_leaves
 
 ATTEMPTS = 3
@@ -54,7 +54,7 @@ Rows = dict[str, tuple[np.dtype, tuple[int, ...]]]
 
 @contextmanager
 def opened(path: str, tell: Tell) -> Iterator[tuple[h5py.File, Tell]]:
-    """Open a file of a run that may be damaged, or made to harm; see `objects.reading`.
+    """Open a file of a run that may be damaged, or made to harm; see `untrusted.reading`.
 
     DataError if it is not one, or cannot be read, here or in the `with` block.
     """

@@ -16,11 +16,11 @@ from written_data import IMAGES, LARGE_ROWS, NUM_STEPS, SMALL, Feed, flip, quiet
 
 from mpi_rollout.errors import DataError
 from mpi_rollout.storage.checked_file import checked
-from mpi_rollout.storage.child import in_child
 from mpi_rollout.storage.chunks import ChunkList
 from mpi_rollout.storage.filters import lookup3
-from mpi_rollout.storage.objects import open_unmarked
 from mpi_rollout.storage.recovery import copy_prefix, schema_of
+from mpi_rollout.storage.sandbox import in_sandbox
+from mpi_rollout.storage.untrusted import open_unmarked
 from mpi_rollout.storage.verification import check_chunks, verify
 
 
@@ -206,7 +206,7 @@ def test_a_file_is_verified_while_it_is_written(tmp_path: Path):
     feed = Feed()
     writer = feed.writer(tmp_path / "run.h5", 8)
     for step in feed.fill(writer, 60, range(1, 60, 28)):
-        report = in_child("mpi_rollout.storage.verification:verify", str(tmp_path / "run.h5.part"))
+        report = in_sandbox("mpi_rollout.storage.verification:verify", str(tmp_path / "run.h5.part"))
         assert report["num_steps"] <= step
     writer.discard()
 

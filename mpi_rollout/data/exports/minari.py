@@ -1,8 +1,8 @@
 """A Minari data set: `main_data.hdf5` and `metadata.json`, as Minari 0.5 loads them.
 
-Each task here runs in a child process, see `storage.child`, and gets the folder of the new data set, which nobody else
-knows yet.  Several ranks write a file with a share of the episodes each, and the root copies them into the first one,
-compressed as they are.
+Each task here runs in a child process, see `storage.sandbox`, and gets the folder of the new data set, which nobody
+else knows yet.  Several ranks write a file with a share of the episodes each, and the root copies them into the first
+one, compressed as they are.
 """
 
 import json
@@ -25,7 +25,7 @@ from mpi_rollout.data.exports.selection import (
     share_of,
 )
 from mpi_rollout.data.exports.writing import check_room, writing
-from mpi_rollout.storage.objects import Tell
+from mpi_rollout.storage.untrusted import Tell
 
 MAIN, ROWS, METADATA = "main_data.hdf5", "rows.npy", "metadata.json"
 LARGE_STEP_NBYTES = 2**10  # Smaller steps are not compressed by default: it takes long, and saves little room.

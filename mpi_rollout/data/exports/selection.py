@@ -12,7 +12,7 @@ import numpy as np
 
 from mpi_rollout.data.opening import open as open_data
 from mpi_rollout.errors import DataError
-from mpi_rollout.storage.child import MEMORY_PER_BYTE, allow_memory
+from mpi_rollout.storage.sandbox import MEMORY_PER_BYTE, allow_memory
 
 RUNNING_NBYTES = 2**28  # Of the episodes that are in memory at a time.
 COPIES = 3  # Of them, while they are put together and written.

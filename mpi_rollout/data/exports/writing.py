@@ -7,8 +7,8 @@ from contextlib import contextmanager
 
 from mpi_rollout.core.host import ANYWAY, format_bytes, is_any_size
 from mpi_rollout.errors import RolloutError, StorageError, system_words
-from mpi_rollout.storage.objects import is_of_reading
 from mpi_rollout.storage.ownership import free_space
+from mpi_rollout.storage.untrusted import is_of_reading
 
 COMPRESSIONS = ("none", "gzip")
 

@@ -13,17 +13,17 @@ from mpi_rollout.core.columns import FURTHER, TABLE, Rows, column_of
 from mpi_rollout.core.spaces import Tree
 from mpi_rollout.data.columns import Column, group_tree
 from mpi_rollout.data.episodes import Episode, Reading, as_table, check_groups, chosen, ordered
-from mpi_rollout.data.passing import Part, parts_of
+from mpi_rollout.data.passing import StepSpan, parts_of
 from mpi_rollout.data.spaces import space_of
 from mpi_rollout.data.transitions import Batch, FileTransitions, Transitions
 from mpi_rollout.data.unfinished import unfinished_episodes
 from mpi_rollout.errors import DataError
-from mpi_rollout.storage.objects import parsed
 from mpi_rollout.storage.schema import EPISODE
 from mpi_rollout.storage.stored_run import StoredRun
+from mpi_rollout.storage.untrusted import parsed
 
 
-class Rollout:
+class RunData:
     """The data of one file: complete, recovered, or what a run has committed of a `.part`.
 
     Attributes
@@ -69,7 +69,7 @@ class Rollout:
         make = lambda name: Column(self._source, name)  # noqa: E731
         return group_tree(self._source.leaves, group, self.spaces.get(group), make)
 
-    def __enter__(self) -> "Rollout":
+    def __enter__(self) -> "RunData":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -276,7 +276,9 @@ class Rollout:
         """Whether the row after an end is the next episode's, so that the last observation is elsewhere."""
         return self.final_observations is not None or self.autoreset_mode != AutoresetMode.NEXT_STEP
 
-    def passing(self, columns: Iterable[str] | None = None, start: int = 0, stop: int | None = None) -> Iterator[Part]:
+    def passing(
+        self, columns: Iterable[str] | None = None, start: int = 0, stop: int | None = None
+    ) -> Iterator[StepSpan]:
         """Iterate over the columns in order of steps, some whole chunks at a time; each chunk is read once.
 
         Parameters
@@ -290,10 +292,10 @@ class Rollout:
 
     def __repr__(self) -> str:
         env = self.env_id or self.config.env_factory
-        return f"<Rollout {self.path}: {env}, {self.num_envs:,} envs x {self.num_steps:,} steps>"
+        return f"<RunData {self.path}: {env}, {self.num_envs:,} envs x {self.num_steps:,} steps>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Rollout, (os.path.abspath(self.path),)
+        return RunData, (os.path.abspath(self.path),)
 
 
 def _plain(value: Any) -> Any:

@@ -16,8 +16,8 @@ import numpy as np
 from mpi_rollout.errors import ContentError
 from mpi_rollout.storage.chunks import is_sparse
 from mpi_rollout.storage.filters import CHECKSUM_NBYTES, Filters, fletcher32
-from mpi_rollout.storage.objects import is_of_reading
 from mpi_rollout.storage.schema import CHUNK
+from mpi_rollout.storage.untrusted import is_of_reading
 
 one_thread = threading.RLock()  # The chunk that was read last is kept, and h5py's own lock is not held meanwhile.
 os.register_at_fork(after_in_child=one_thread._at_fork_reinit)  # type: ignore[attr-defined]
@@ -30,7 +30,7 @@ class Entries(NamedTuple):
     rows: np.ndarray
 
 
-class StoredChunks:
+class ChunkReader:
     """The chunks of one dataset, numbered in the order of rows, then of envs.
 
     Parameters
