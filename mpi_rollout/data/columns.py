@@ -106,3 +106,12 @@ def columns_of(groups: Iterable[str], leaves_by_name: dict[str, Leaf]) -> list[s
     """Return the names of all columns of some groups."""
     wanted = set(groups)
     return [name for name in leaves_by_name if name.partition("/")[0] in wanted]
+
+
+def map_tree(function: Callable[..., Any], *trees: Tree) -> Tree:
+    """Call a function for each leaf, with the arrays that some trees have there; return the tree of its results."""
+    if isinstance(trees[0], dict):
+        return {key: map_tree(function, *(tree[key] for tree in trees)) for key in trees[0]}
+    if isinstance(trees[0], tuple):
+        return tuple(map_tree(function, *members) for members in zip(*trees, strict=True))
+    return function(*trees)

@@ -8,7 +8,8 @@ from typing import Any, overload
 import numpy as np
 
 from mpi_rollout.core.spaces import Space, describe
-from mpi_rollout.data.episodes import Episode, as_table
+from mpi_rollout.data.episodes import Episode
+from mpi_rollout.data.reading import as_table
 from mpi_rollout.data.run_data import RunData
 from mpi_rollout.data.transitions import Batch, Transitions
 from mpi_rollout.errors import DataError, UsageError

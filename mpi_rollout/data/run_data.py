@@ -12,15 +12,15 @@ from gymnasium.vector import AutoresetMode
 from mpi_rollout.core.columns import FURTHER, TABLE, Rows, column_of
 from mpi_rollout.core.spaces import Tree
 from mpi_rollout.data.columns import Column, group_tree
-from mpi_rollout.data.episodes import Episode, Reading, as_table, check_groups, chosen, ordered
-from mpi_rollout.data.passing import StepSpan, parts_of
-from mpi_rollout.data.spaces import space_of
+from mpi_rollout.data.episodes import Episode
+from mpi_rollout.data.reading import Reading, StepSpan, as_table, check_groups, chosen, ordered, spans_of
 from mpi_rollout.data.transitions import Batch, FileTransitions, Transitions
 from mpi_rollout.data.unfinished import unfinished_episodes
 from mpi_rollout.errors import DataError
 from mpi_rollout.storage.schema import EPISODE
 from mpi_rollout.storage.stored_run import StoredRun
 from mpi_rollout.storage.untrusted import parsed
+from mpi_rollout.storage.values import space_of
 
 
 class RunData:
@@ -288,7 +288,7 @@ class RunData:
         start, stop
             The steps that are wanted; parts begin where chunks do.
         """
-        return parts_of(self._source, check_groups(columns), start, stop)
+        return spans_of(self._source, check_groups(columns), start, stop)
 
     def __repr__(self) -> str:
         env = self.env_id or self.config.env_factory

@@ -12,10 +12,17 @@ import h5py
 import numpy as np
 
 from mpi_rollout.core.spaces import Tree
-from mpi_rollout.data.exports.minari_columns import extras_name
+from mpi_rollout.data.exports.minari import extras_name
 from mpi_rollout.data.exports.minari_metadata import name_of_env, policies_of
-from mpi_rollout.data.exports.selection import allow_longest, exported_rows, groups_of, open_files, row_nbytes
-from mpi_rollout.data.exports.writing import check_room, writing
+from mpi_rollout.data.exports.selection import (
+    allow_longest,
+    check_room,
+    exported_rows,
+    groups_of,
+    open_files,
+    row_nbytes,
+    writing,
+)
 from mpi_rollout.errors import DataError
 from mpi_rollout.storage.filters import GZIP_LEVEL
 from mpi_rollout.storage.untrusted import Tell
