@@ -1,7 +1,7 @@
 """Rows of single envs, picked from where they lie in a file: the file is mapped into memory.
 
 HDF5 reads whole chunks, to hand out a row of one.  Where a chunk is stored as it is in memory, its rows are taken from
-there instead.  Its checksum is compared before the first of them is.  Chunks that are compressed come through HDF5.
+there instead.  Its checksum is compared before the first of them is.  Compressed chunks are decompressed whole.
 """
 
 import mmap
@@ -85,5 +85,6 @@ class MappedColumn:
             down, across = divmod(int(chunks[group[0]]), self._across)
             rows, envs = np.divmod(within[group], self._envs)
             start, first = down * self._rows, across * self._envs
-            chunk = self._source.read(self._name, np.s_[start : start + self._rows, first : first + self._envs])
+            stops = min(start + self._rows, self._num_rows), min(first + self._envs, self._source.config.num_envs)
+            chunk = self._source.read(self._name, slice(start, stops[0]), slice(first, stops[1]))
             values[group] = chunk[rows, envs]

@@ -76,7 +76,7 @@ def _read(source: StoredRun, names: list[str], start: int, stop: int, envs: slic
         leaf = source.leaves[name]
         array = np.empty((stop - start + more, envs.stop - envs.start, *leaf.shape), leaf.dtype)
         if stop > start:
-            source.read_into(name, slice(start, stop), envs, array)
+            source.read(name, slice(start, stop), envs, array)
         arrays[name] = array
     return arrays
 

@@ -15,7 +15,6 @@ from mpi_rollout.data.columns import Column, group_tree
 from mpi_rollout.data.episodes import Episode
 from mpi_rollout.data.reading import Reading, StepSpan, as_table, check_groups, chosen, ordered, spans_of
 from mpi_rollout.data.transitions import Batch, FileTransitions, Transitions
-from mpi_rollout.data.unfinished import unfinished_episodes
 from mpi_rollout.errors import DataError
 from mpi_rollout.storage.schema import EPISODE
 from mpi_rollout.storage.stored_run import StoredRun
@@ -158,7 +157,7 @@ class RunData:
     @cached_property
     def unfinished(self) -> np.ndarray:
         """The episodes that the end of the data cuts: neither terminated nor truncated."""
-        return unfinished_episodes(self._source)
+        return self._source.unfinished()
 
     @property
     def num_transitions(self) -> int:
