@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Iterable, Iterator
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -65,8 +65,7 @@ class RunData:
         self.further = {name: self._columns(name) for name in FURTHER if name in names}
 
     def _columns(self, group: str) -> Tree:
-        make = lambda name: Column(self._source, name)  # noqa: E731
-        return group_tree(self._source.leaves, group, self.spaces.get(group), make)
+        return group_tree(self._source.leaves, group, self.spaces.get(group), partial(Column, self._source))
 
     def __enter__(self) -> "RunData":
         return self
@@ -84,9 +83,8 @@ class RunData:
         When the run is complete, the file has lost the `.part` in its name: `path` is then the new name.
         """
         self._source.look()
-        self.__dict__.pop("episodes", None)
-        self.__dict__.pop("unfinished", None)
-        self.__dict__.pop("transitions", None)
+        for name in ("episodes", "unfinished", "transitions"):
+            self.__dict__.pop(name, None)
         return self.num_steps
 
     @property

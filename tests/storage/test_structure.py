@@ -1,6 +1,5 @@
 """Reading files that may change meanwhile, or that are another program's."""
 
-import os
 from pathlib import Path
 
 import h5py
@@ -101,10 +100,3 @@ def test_only_rows_of_committed_steps_count(tmp_path: Path):
             file["trajectories"].attrs["num_steps"] = num_steps
             rows = structure.committed_episodes(file)
             assert (rows["start"] + rows["length"] <= num_steps).all() and len(rows)
-
-
-def test_the_state_of_a_file_that_is_gone_is_none(tmp_path: Path):
-    assert structure._state(str(tmp_path / "none")) is None
-    (tmp_path / "file").write_text("abc")
-    size, _ = structure._state(str(tmp_path / "file"))
-    assert size == os.path.getsize(tmp_path / "file") == 3
