@@ -15,7 +15,7 @@ from mpi_rollout.process.console import say
 from mpi_rollout.ranks.driver import Driver
 
 if TYPE_CHECKING:
-    from mpi_rollout.storage.objects import OpenFile  # For the root alone: imports are the job's start-up time.
+    from mpi_rollout.storage.untrusted import OpenFile  # For the root alone: imports are the job's start-up time.
 
 WAY_OUT = "keep what there is with mpi_rollout recover"
 MOST_SAID = 8  # Envs that are named one by one.

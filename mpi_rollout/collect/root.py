@@ -45,7 +45,9 @@ from mpi_rollout.ranks.worker import Worker
 from mpi_rollout.storage.status import Status
 
 if TYPE_CHECKING:
-    from mpi_rollout.storage.output import Output  # Imports h5py: a worker's imports are the job's start-up time.
+    from mpi_rollout.storage.output import (
+        ClaimedOutput,  # Imports h5py: a worker's imports are the job's start-up time.
+    )
 
 NUM_PARTS = 5  # Of a run whose limit is measured before, between and after them.
 NUM_BLOCKS = 3
@@ -69,7 +71,7 @@ class Root:
         self,
         config: RolloutConfig,
         source: PolicySource,
-        output: "Output",
+        output: "ClaimedOutput",
         worker: Worker,
         facts: EnvFacts,
         hosts: list[str],
@@ -152,7 +154,7 @@ class Root:
 
     def _resume(self, past: Past) -> Collector:
         """Be where an earlier start of the run came to."""
-        from mpi_rollout.storage.objects import open_unmarked
+        from mpi_rollout.storage.untrusted import open_unmarked
 
         self._status.tell("running", num_steps=self._state.num_safe)
         with open_unmarked(self._output.source) as source:  # Also when another file has taken its place.

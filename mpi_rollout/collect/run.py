@@ -47,7 +47,7 @@ from mpi_rollout.storage.values import check_storable
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-    from mpi_rollout.storage.output import Output
+    from mpi_rollout.storage.output import ClaimedOutput
 
 
 def run(config: RolloutConfig) -> int:
@@ -148,7 +148,9 @@ def no_other_interrupt() -> Iterator[None]:
 
 
 @no_other_interrupt()
-def prepare(config: RolloutConfig, comm: "MPI.Intracomm") -> tuple[RankEnvs, PolicySource | None, "Output | None"]:
+def prepare(
+    config: RolloutConfig, comm: "MPI.Intracomm"
+) -> tuple[RankEnvs, PolicySource | None, "ClaimedOutput | None"]:
     """Check and make on this rank what can be made before the first message; policy and output on the root."""
     world.check_size(comm, config.expect_ranks)
     seed_global_generators(config.seed, comm.rank)  # Before any code of envs and policy, which may do it otherwise.
@@ -157,9 +159,9 @@ def prepare(config: RolloutConfig, comm: "MPI.Intracomm") -> tuple[RankEnvs, Pol
     plan = plan_of(config, comm.size)
     source = output = None
     if comm.rank == world.ROOT:
-        from mpi_rollout.storage.output import open_output  # h5py is for the root alone.
+        from mpi_rollout.storage.output import claim_output  # h5py is for the root alone.
 
-        output = open_output(config)
+        output = claim_output(config)
         source = find_source(config.policy, config.policy_mode, config.trust_policy)
     rank_envs = make_rank_envs(plan, comm.rank)
     check_facts(config, rank_envs.facts)

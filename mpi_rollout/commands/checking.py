@@ -13,8 +13,8 @@ from typing import Any
 from mpi_rollout.core.spaces import wrong_values_text
 from mpi_rollout.errors import AlreadyComplete, DataError, RolloutError, StorageError, UsageError, counted, printable
 from mpi_rollout.process.place import coming_back
-from mpi_rollout.storage.child import in_child
 from mpi_rollout.storage.ownership import removed, temporary_path, why_no_file
+from mpi_rollout.storage.sandbox import in_sandbox
 
 SUFFIX = ".part"
 
@@ -26,7 +26,7 @@ def verify(path: str, num_replayed: int = 0, replay_seed: int = 0, as_json: bool
     `Consent`: which envs may be made to replay episodes.
     """
     start = time.perf_counter()
-    report = in_child("mpi_rollout.storage.verification:verify", path)
+    report = in_sandbox("mpi_rollout.storage.verification:verify", path)
     report["seconds"] = time.perf_counter() - start
     if num_replayed > 0:
         from mpi_rollout.commands.consent import Consent  # Only this needs envs.
@@ -46,7 +46,7 @@ def recover(path: str, new_path: str | None, num_steps: int | None = None, as_js
     temporary = temporary_path(new_path, "recovering")
     start = time.perf_counter()
     with removed(temporary):
-        report = in_child("mpi_rollout.storage.recovery:recover", path, new_path, temporary, num_steps)
+        report = in_sandbox("mpi_rollout.storage.recovery:recover", path, new_path, temporary, num_steps)
     report["seconds"] = time.perf_counter() - start
     return [json.dumps(report)] if as_json else _report_lines(report)
 
@@ -69,7 +69,7 @@ def _checked_new_path(path: str, new_path: str | None) -> str:
 
 def _without_suffix(path: str) -> RolloutError:
     """Return why a file that does not end with .part cannot be recovered without a second name."""
-    if in_child("mpi_rollout.storage.reader:identity", path)["complete"]:
+    if in_sandbox("mpi_rollout.storage.structure:identity", path)["complete"]:
         return AlreadyComplete(f"{path} is complete already; there is nothing to recover")
     return UsageError(f"recover: {path} does not end with {SUFFIX}; give the new file's name, too")
 

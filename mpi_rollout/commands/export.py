@@ -21,8 +21,8 @@ from mpi_rollout.errors import DataError, Interrupted, RolloutError, StorageErro
 from mpi_rollout.exchange.job_end import all_or_none
 from mpi_rollout.exchange.world import ROOT, SingleRankComm, claimed_size
 from mpi_rollout.ranks.agreement import come_together
-from mpi_rollout.storage.child import in_child
 from mpi_rollout.storage.ownership import give_name, identity, removed, temporary_path, why_no_file
+from mpi_rollout.storage.sandbox import in_sandbox
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -63,7 +63,7 @@ def _export_minari(
     arguments = [list(files), "", {**options, "dataset_id": dataset_id}]
     try:
         arguments[1] = _all_do(comm, lambda: _made(place) if comm.rank == ROOT else "")[ROOT]
-        do = lambda task, *more: in_child(f"{TASKS}:{task}", files[0], *arguments, *more)  # noqa: E731
+        do = lambda task, *more: in_sandbox(f"{TASKS}:{task}", files[0], *arguments, *more)  # noqa: E731
         if comm.size == 1:
             report = do("export")
         else:
@@ -152,7 +152,7 @@ def export_d4rl(files: Sequence[str], out: str, options: Options) -> list[str]:
         raise StorageError(f"cannot write {out}: there is no folder {folder}; mkdir -p {quote(folder)}")
     start, replaces, temporary = perf_counter(), identity(out), temporary_path(os.path.abspath(out), "exporting")
     with _stopped_by_signals(), removed(temporary):
-        report = in_child("mpi_rollout.data.exports.d4rl:export", files[0], list(files), temporary, options)
+        report = in_sandbox("mpi_rollout.data.exports.d4rl:export", files[0], list(files), temporary, options)
         _give_name(temporary, out, replaces)
     report |= {"path": out, "seconds": perf_counter() - start}
     return _d4rl_lines(report, options["json"])

@@ -13,8 +13,8 @@ from typing import Any
 from mpi_rollout.core.reproducibility import Reproducibility
 from mpi_rollout.core.spaces import wrong_values_text
 from mpi_rollout.errors import UsageError, counted, printable
-from mpi_rollout.storage.child import in_child
 from mpi_rollout.storage.ownership import check_place
+from mpi_rollout.storage.sandbox import in_sandbox
 
 PATIENCE_S = 20.0  # `inspect` reads little, and its user waits.
 SUFFIX = ".part"
@@ -34,9 +34,9 @@ def inspect(path: str, as_json: bool = False, plot: str | None = None) -> list[s
     """Return the lines to print about a file, complete or not; draw it into the file `plot` if that is given."""
     if plot:
         check_place("--plot", plot, way_out="; --plot --out FOLDER draws into another folder")
-    summary = in_child("mpi_rollout.commands.run_summary:summary", path, patience_s=PATIENCE_S)
+    summary = in_sandbox("mpi_rollout.commands.run_summary:summary", path, patience_s=PATIENCE_S)
     if plot is not None:
-        plot = in_child("mpi_rollout.commands.run_summary:plot_run", path, plot)
+        plot = in_sandbox("mpi_rollout.commands.run_summary:plot_run", path, plot)
     if as_json:
         figure = {"figure": plot} if plot else {}
         return [json.dumps(finite(summary | figure), allow_nan=False)]

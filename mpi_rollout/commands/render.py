@@ -25,13 +25,13 @@ from mpi_rollout.commands.replay import (
 )
 from mpi_rollout.commands.video import MOST_FPS, Video, kind_of, written
 from mpi_rollout.data.opening import open as open_data
-from mpi_rollout.data.rollout import Rollout
+from mpi_rollout.data.run_data import RunData
 from mpi_rollout.envs.env_maker import EnvMaker, make_slice, maker_of
 from mpi_rollout.envs.faults import raised_at
 from mpi_rollout.envs.loop import LoopVectorEnv
 from mpi_rollout.errors import DataError, EnvError, RolloutError, UsageError, counted, words_of
-from mpi_rollout.storage.objects import open_unmarked
-from mpi_rollout.storage.reader import committed_resets
+from mpi_rollout.storage.structure import committed_resets
+from mpi_rollout.storage.untrusted import open_unmarked
 
 MODE = "rgb_array"
 NAMES = ("best", "worst", "longest", "first")
@@ -93,7 +93,7 @@ def render(path: str, shot: Shot, consent: Consent, as_json: bool = False) -> li
     return [json.dumps(told)] if as_json else _lines(told)
 
 
-def chosen(data: Rollout, which: str, path: str) -> np.void:
+def chosen(data: RunData, which: str, path: str) -> np.void:
     """Return the row of the episode that is meant: of those that ended, if any has; one that failed by number only.
 
     Raises
@@ -125,7 +125,7 @@ def chosen(data: Rollout, which: str, path: str) -> np.void:
     return candidates[np.lexsort((candidates["env_index"], candidates["start"], order))[0]]
 
 
-def check_can_begin(data: Rollout, row: np.void, path: str) -> None:
+def check_can_begin(data: RunData, row: np.void, path: str) -> None:
     """Raise UsageError if an episode cannot be taken again by itself in one env."""
     mode = data.config.vectorization_mode
     if mode != "sync":

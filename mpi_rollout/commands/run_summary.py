@@ -1,6 +1,6 @@
 """What `inspect` shows of a run: what is in its file, and a picture of it.
 
-All of it runs in a child process, see `storage.child`.
+All of it runs in a child process, see `storage.sandbox`.
 """
 
 import os
@@ -14,9 +14,9 @@ from mpi_rollout.commands import style
 from mpi_rollout.commands.inspection import PHASES
 from mpi_rollout.errors import counted
 from mpi_rollout.storage.checked_file import CheckedFile, checked
-from mpi_rollout.storage.objects import Tell, count, number, parsed, text
-from mpi_rollout.storage.reader import steadily
 from mpi_rollout.storage.schema import INTERVAL, LIMIT, RANK, is_recording
+from mpi_rollout.storage.structure import steadily
+from mpi_rollout.storage.untrusted import Tell, count, number, parsed, text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

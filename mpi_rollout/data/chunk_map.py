@@ -1,7 +1,7 @@
 """Rows of single envs, picked from where they lie in a file: the file is mapped into memory.
 
 HDF5 reads whole chunks, to hand out a row of one.  Where a chunk is stored as it is in memory, its rows are taken from
-there instead.  Its checksum is compared before the first of them is.  Chunks that are compressed come through HDF5.
+there instead.  Its checksum is compared before the first of them is.  Compressed chunks are decompressed whole.
 """
 
 import mmap
@@ -35,7 +35,7 @@ class ChunkMap:
 
 
 class MappedColumn:
-    """One column; its chunks are numbered as `StoredChunks` does."""
+    """One column; its chunks are numbered as `ChunkReader` does."""
 
     def __init__(self, source: StoredRun, name: str, file_bytes: np.ndarray):
         self._source, self._name, self._bytes = source, name, file_bytes
@@ -85,5 +85,6 @@ class MappedColumn:
             down, across = divmod(int(chunks[group[0]]), self._across)
             rows, envs = np.divmod(within[group], self._envs)
             start, first = down * self._rows, across * self._envs
-            chunk = self._source.read(self._name, np.s_[start : start + self._rows, first : first + self._envs])
+            stops = min(start + self._rows, self._num_rows), min(first + self._envs, self._source.config.num_envs)
+            chunk = self._source.read(self._name, slice(start, stops[0]), slice(first, stops[1]))
             values[group] = chunk[rows, envs]

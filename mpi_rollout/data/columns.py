@@ -42,9 +42,15 @@ class Column:
         return self.shape[0]
 
     def __getitem__(self, key: Any) -> np.ndarray:
-        steps, *others = _keys(key, self.ndim)
-        selection = (_committed(steps, len(self)), *others)
-        return self._source.read(self.name, selection)
+        keys = _keys(key, self.ndim)
+        steps, envs, *others = keys if len(keys) > 1 else (*keys, slice(None))
+        rows, row_key = _places(steps, len(self), "step")
+        if isinstance(rows, np.ndarray) and any(not isinstance(each, int | np.integer | slice) for each in keys[1:]):
+            raise TypeError("only one axis can have an array, a list or a mask as its index")
+        span, env_key = _places(envs, self.shape[1], "env")
+        if isinstance(span, np.ndarray):
+            span, env_key = slice(0, self.shape[1]), envs
+        return self._source.read(self.name, rows, span)[(row_key, env_key, *others)]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return np.asarray(self[...], dtype)
@@ -63,23 +69,24 @@ def _keys(key: Any, num_axes: int) -> tuple[Any, ...]:
     return keys or (slice(None),)
 
 
-def _committed(steps: Any, num_rows: int) -> Any:
-    """Return an index of the step axis that leads to committed rows only: a dataset may be longer."""
-    if isinstance(steps, slice):
-        start, stop, stride = steps.indices(num_rows)
-        return slice(start, max(start, stop), stride)
-    if isinstance(steps, int | np.integer):
-        if not -num_rows <= steps < num_rows:
-            raise IndexError(f"step {steps} is out of range: there are {num_rows:,} rows")
-        return int(steps) % num_rows
-    places = np.asarray(steps)
-    if places.dtype == np.bool_:
-        if places.shape != (num_rows,):
-            raise IndexError(f"a mask of steps should have {num_rows:,} elements, got shape {places.shape}")
-        return np.flatnonzero(places)
-    if places.size and not (-num_rows <= places.min() and places.max() < num_rows):
-        raise IndexError(f"steps {places.min()} to {places.max()} are out of range: there are {num_rows:,} rows")
-    return places % num_rows if num_rows else places
+def _places(index: Any, size: int, word: str) -> tuple[slice | np.ndarray, Any]:
+    """Return the range or the places that an index of one axis leads to, and the index of what is read there."""
+    if isinstance(index, slice):
+        start, stop, stride = index.indices(size)
+        places = slice(start, max(start, stop)) if stride == 1 else np.arange(start, stop, stride)
+        return places, slice(None)
+    if isinstance(index, int | np.integer):
+        if not -size <= index < size:
+            raise IndexError(f"{word} {index} is out of range: there are {size:,}")
+        return slice(int(index) % size, int(index) % size + 1), 0
+    array = np.asarray(index)
+    if array.dtype == np.bool_:
+        if array.shape != (size,):
+            raise IndexError(f"a mask of {word}s should have {size:,} elements, got shape {array.shape}")
+        return np.flatnonzero(array), slice(None)
+    if array.size and not (-size <= array.min() and array.max() < size):
+        raise IndexError(f"{word}s {array.min()} to {array.max()} are out of range: there are {size:,}")
+    return array.astype(np.int64) % size if size else array.astype(np.int64), slice(None)
 
 
 def group_tree(names: Iterable[str], group: str, space: Space | None, make: Callable[[str], Tree]) -> Tree:
@@ -106,3 +113,12 @@ def columns_of(groups: Iterable[str], leaves_by_name: dict[str, Leaf]) -> list[s
     """Return the names of all columns of some groups."""
     wanted = set(groups)
     return [name for name in leaves_by_name if name.partition("/")[0] in wanted]
+
+
+def map_tree(function: Callable[..., Any], *trees: Tree) -> Tree:
+    """Call a function for each leaf, with the arrays that some trees have there; return the tree of its results."""
+    if isinstance(trees[0], dict):
+        return {key: map_tree(function, *(tree[key] for tree in trees)) for key in trees[0]}
+    if isinstance(trees[0], tuple):
+        return tuple(map_tree(function, *members) for members in zip(*trees, strict=True))
+    return function(*trees)

@@ -1,30 +1,25 @@
 """Episodes: the transitions of one env from a reset to an end, with every observation that it gave.
 
-Episodes are read many at a time.  What is read is laid env after env, so that each array of an episode is a slice of
-it: contiguous, and no copy.
+What `reading` has read is laid env after env, so that each array of an episode is a slice of it: contiguous, and no
+copy.
 """
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
-from functools import cached_property
-from itertools import chain
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 
-from mpi_rollout.core.columns import FURTHER, TABLE, has_last_row
+from mpi_rollout.core.columns import FURTHER
 from mpi_rollout.core.spaces import Space, Tree
-from mpi_rollout.data.columns import group_tree
-from mpi_rollout.data.passing import Part, parts_of
-from mpi_rollout.data.rlds import steps_rlds
-from mpi_rollout.storage.stored_run import StoredRun
+from mpi_rollout.data.columns import group_tree, map_tree
 
-FEW_NBYTES = 64
 Arrays = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True)
-class Shelf:
+class EpisodeColumns:
     """Rows of some episodes, one after the other, by the names of columns.
 
     Attributes
@@ -58,10 +53,10 @@ class Episode:
         The number of its transitions.
     """
 
-    __slots__ = ("_index", "_place", "_seen_place", "_shelf", "length")
+    __slots__ = ("_columns", "_index", "_place", "_seen_place", "length")
 
-    def __init__(self, shelf: Shelf, index: int, place: int, seen_place: int, length: int):
-        self._shelf, self._index, self._place, self._seen_place = shelf, index, place, seen_place
+    def __init__(self, columns: EpisodeColumns, index: int, place: int, seen_place: int, length: int):
+        self._columns, self._index, self._place, self._seen_place = columns, index, place, seen_place
         self.length = length
 
     def __repr__(self) -> str:
@@ -71,7 +66,7 @@ class Episode:
     @property
     def row(self) -> np.void:
         """Its row of `data.episodes`."""
-        return self._shelf.rows[self._index]
+        return self._columns.rows[self._index]
 
     @property
     def env_index(self) -> int:
@@ -114,25 +109,25 @@ class Episode:
     @property
     def file(self) -> int:
         """The index of its file in `data.paths`."""
-        return self._shelf.file
+        return self._columns.file
 
     @property
     def knows_final(self) -> bool:
         """Whether the last row of `observations` is what the env gave; if not, it repeats the one before."""
-        return not self._has_gap or any(name.startswith("final_observations") for name in self._shelf.arrays)
+        return not self._has_gap or any(name.startswith("final_observations") for name in self._columns.arrays)
 
     @property
     def observations(self) -> Tree:
         """The (length + 1, ...) observations, of which the last came with the last transition."""
-        shelf = self._shelf
-        if shelf.single_observations is not None:  # Short episodes are many: this is half a microsecond.
-            return shelf.single_observations[self._seen_place : self._seen_place + self.length + 1]
-        return group_tree(shelf.arrays, "observations", shelf.spaces["observations"], self._seen)
+        columns = self._columns
+        if columns.single_observations is not None:  # Short episodes are many: this is half a microsecond.
+            return columns.single_observations[self._seen_place : self._seen_place + self.length + 1]
+        return group_tree(columns.arrays, "observations", columns.spaces["observations"], self._seen)
 
     @property
     def actions(self) -> Tree:
         """The (length, ...) actions."""
-        return self._slice("actions") if "actions" in self._shelf.arrays else self._tree("actions")
+        return self._slice("actions") if "actions" in self._columns.arrays else self._tree("actions")
 
     @property
     def rewards(self) -> np.ndarray:
@@ -157,7 +152,7 @@ class Episode:
     @property
     def further(self) -> dict[str, np.ndarray]:
         """The other columns that the file has: arrays (length, ...) by name."""
-        return {name: self._slice(name) for name in FURTHER if name in self._shelf.arrays}
+        return {name: self._slice(name) for name in FURTHER if name in self._columns.arrays}
 
     @property
     def infos(self) -> Tree:
@@ -165,29 +160,52 @@ class Episode:
 
         Beside NAME is the mask `_NAME`: whether the env gave it.
         """
-        return group_tree(self._shelf.arrays, "infos", None, self._seen)
+        return group_tree(self._columns.arrays, "infos", None, self._seen)
 
     def steps_rlds(self) -> Iterator[dict[str, Any]]:
-        """Yield its length + 1 steps as RLDS has them; see `data.rlds.steps_rlds`."""
-        return steps_rlds(self)
+        """Yield the length + 1 steps of an episode as RLDS has them.
+
+        Step t has `observation` t, `action` t, the `reward` that followed, `discount`, `is_first`, `is_last` and
+        `is_terminal`; where the file has them also `info` of the observation, and `extra`, what the policy gave besides
+        the action.  The last step has the last observation; its action, reward, discount and extra are zeros, without
+        meaning.  The discount is 0 where the env has ended the episode, else 1.
+
+        Yields
+        ------
+        dict
+            Arrays are views, numbers NumPy's; nested observations and actions are nested alike.
+        """
+        seen = {"observation": self.observations, **({"info": self.infos} if self.infos else {})}
+        taken = {"action": self.actions, "reward": self.rewards, **({"extra": self.extras} if self.extras else {})}
+        taken |= self.further
+        for step in range(self.length + 1):
+            is_last = step == self.length
+            ends = self.terminated and step == self.length - 1
+            yield {
+                **{name: map_tree(partial(_row, step=step), tree) for name, tree in (seen | taken).items()},
+                "discount": np.float64(0 if is_last or ends else 1),
+                "is_first": np.bool_(step == 0),
+                "is_last": np.bool_(is_last),
+                "is_terminal": np.bool_(is_last and self.terminated),
+            }
 
     @property
     def _has_gap(self) -> bool:
-        return self._shelf.has_gaps and (self.terminated or self.truncated)
+        return self._columns.has_gaps and (self.terminated or self.truncated)
 
     def _tree(self, group: str) -> Tree:
-        return group_tree(self._shelf.arrays, group, self._shelf.spaces.get(group), self._slice)
+        return group_tree(self._columns.arrays, group, self._columns.spaces.get(group), self._slice)
 
     def _slice(self, name: str) -> np.ndarray:
-        return self._shelf.arrays[name][self._place : self._place + self.length]
+        return self._columns.arrays[name][self._place : self._place + self.length]
 
     def _seen(self, name: str) -> np.ndarray:
         """Return observations or infos, with the last one where it belongs."""
-        rows = self._shelf.arrays[name][self._seen_place : self._seen_place + self.length + 1]
+        rows = self._columns.arrays[name][self._seen_place : self._seen_place + self.length + 1]
         if not self._has_gap:
             return rows
         rows = rows.copy()
-        final = self._shelf.arrays.get(f"final_{name}")
+        final = self._columns.arrays.get(f"final_{name}")
         if final is not None:
             rows[-1] = final[self._place + self.length - 1]
         elif name.startswith("infos"):
@@ -197,135 +215,6 @@ class Episode:
         return rows
 
 
-@dataclass
-class Reading:
-    """Reads some episodes of one file, in the order of their ends.
-
-    Parameters
-    ----------
-    rows
-        Of `data.episodes`, sorted by their ends.
-    """
-
-    source: StoredRun
-    rows: np.ndarray
-    groups: Iterable[str]
-    spaces: dict[str, Space | None]
-    has_gaps: bool
-    file: int = 0
-    _begun: dict[int, Arrays] = field(default_factory=dict)  # Of episodes that go on in the next part.
-
-    def episodes(self) -> Iterator[Episode]:
-        """Iterate over the episodes, while the file is read once."""
-        return chain.from_iterable(self._by_part())
-
-    def _by_part(self) -> Iterator[Iterable[Episode]]:
-        """Yield the episodes that end in a part of the file, part after part."""
-        ends = self.rows["start"] + self.rows["length"]
-        if not len(ends):
-            return
-        by_start = np.argsort(self.rows["start"], kind="stable")
-        starts, active, num_begun = self.rows["start"][by_start], np.zeros(0, np.int64), 0
-        envs = slice(int(self.rows["env_index"].min()), int(self.rows["env_index"].max()) + 1)
-        for part in parts_of(self.source, self.groups, int(starts[0]), int(ends.max()), envs):
-            stop = int(np.searchsorted(starts, part.stop))
-            active = np.concatenate([active, by_start[num_begun:stop]])
-            num_begun = stop
-            if not len(active):
-                continue
-            is_over = ends[active] <= part.stop
-            yield self._of_part(part, np.sort(active[is_over]), active[~is_over])
-            active = active[~is_over]
-
-    def _of_part(self, part: Part, over: np.ndarray, running: np.ndarray) -> Iterable[Episode]:
-        """Make the episodes that end in a part, one when it is wanted; keep what the part has of those that go on."""
-        arrays = {name: _by_env(array) for name, array in part.arrays.items()}
-        num_rows = part.stop - part.start
-        shelf = Shelf(
-            {name: array.reshape(-1, *array.shape[2:]) for name, array in arrays.items()},
-            self.rows, self.spaces, self.file, self.has_gaps,
-        )  # fmt: skip
-        rows = self.rows[over]
-        envs, first = rows["env_index"] - part.first_env, rows["start"] - part.start
-        has_begun = first < 0
-        places = [np.where(has_begun, 0, envs * size + first).tolist() for size in (num_rows, num_rows + 1)]
-        shelves = [shelf] * len(over)
-        for place in np.flatnonzero(has_begun).tolist():
-            index = int(over[place])
-            shelves[place] = self._joined(index, part, arrays)
-        for index in running.tolist():
-            self._keep(index, part, arrays)
-        return map(Episode, shelves, over.tolist(), *places, rows["length"].tolist())
-
-    def _keep(self, index: int, part: Part, arrays: Arrays) -> Arrays:
-        """Copy what a part has of an episode that others have more of; return its arrays so far."""
-        env, start, length = (int(self.rows[name][index]) for name in ("env_index", "start", "length"))
-        if index not in self._begun:
-            self._begun[index] = {
-                name: np.empty((length + has_last_row(name), *array.shape[2:]), array.dtype)
-                for name, array in arrays.items()
-            }
-        first, stop = max(start, part.start), min(start + length, part.stop)
-        for name, array in self._begun[index].items():
-            end = stop + has_last_row(name)  # The next observation may be the first of the next part.
-            rows = slice(first - part.start, end - part.start)
-            array[first - start : end - start] = arrays[name][env - part.first_env, rows]
-        return self._begun[index]
-
-    def _joined(self, index: int, part: Part, arrays: Arrays) -> Shelf:
-        """Return the whole of an episode that ends in a part."""
-        self._keep(index, part, arrays)
-        return Shelf(self._begun.pop(index), self.rows, self.spaces, self.file, self.has_gaps)
-
-
-def _by_env(array: np.ndarray) -> np.ndarray:
-    """Return rows of envs as envs of rows, contiguous."""
-    shape, nbytes = array.shape, array[0, 0].nbytes
-    if not 0 < nbytes <= FEW_NBYTES:
-        return np.ascontiguousarray(array.swapaxes(0, 1))
-    whole = array.reshape(*shape[:2], -1).view(np.dtype((np.void, nbytes)))[..., 0]  # A row at a time.
-    return np.ascontiguousarray(whole.T).view(array.dtype).reshape(shape[1], shape[0], *shape[2:])
-
-
-def chosen(
-    rows: np.ndarray,
-    min_return: float | None = None,
-    max_return: float | None = None,
-    min_length: int | None = 1,
-    max_length: int | None = None,
-    terminated: bool | None = None,
-) -> np.ndarray:
-    """Return the rows of a table of episodes that fit; bounds are inclusive."""
-    fits = np.ones(len(rows), np.bool_)
-    for name, low, high in (("return", min_return, max_return), ("length", min_length, max_length)):
-        if low is not None:
-            fits &= rows[name] >= low
-        if high is not None:
-            fits &= rows[name] <= high
-    if terminated is not None:
-        fits &= rows["terminated"] == terminated
-    return rows[fits]
-
-
-def check_groups(columns: Iterable[str] | None) -> tuple[str, ...]:
-    """Return which groups of columns to read; ValueError for a name that there is not."""
-    groups = tuple(TABLE if columns is None else columns)
-    if unknown := [name for name in groups if name not in TABLE]:
-        raise ValueError(f"columns should be some of {', '.join(TABLE)}; got {unknown[0]!r}")
-    # Where a file has them, they are the last rows of an episode.
-    return (*groups, *(name for name in TABLE if name.removeprefix("final_") in groups and name not in groups))
-
-
-def ordered(rows: np.ndarray) -> np.ndarray:
-    """Sort rows by the ends of their episodes, then by env."""
-    ends, envs = rows["start"] + rows["length"], rows["env_index"]
-    is_later = (ends[1:] > ends[:-1]) | ((ends[1:] == ends[:-1]) & (envs[1:] >= envs[:-1]))
-    return rows if is_later.all() else rows[np.lexsort((envs, ends))]
-
-
-def as_table(rows: Any, dtype: np.dtype) -> np.ndarray:
-    """Return rows of episodes, one or several, as a table; ValueError if they are something else."""
-    table = np.atleast_1d(np.asarray(rows))
-    if table.dtype.names is None or not set(dtype.names or ()) <= set(table.dtype.names) or table.ndim != 1:
-        raise ValueError("episodes should be rows of data.episodes, such as data.episodes[:10]")
-    return table
+def _row(rows: np.ndarray, step: int) -> np.ndarray:
+    """Return a row; zeros behind the last one."""
+    return np.asarray(rows[step] if step < len(rows) else np.zeros(rows.shape[1:], rows.dtype))[()]

@@ -7,7 +7,7 @@ import numpy as np
 
 from mpi_rollout.core.spaces import Space, Tree
 from mpi_rollout.data.chunk_map import ChunkMap
-from mpi_rollout.data.columns import group_tree
+from mpi_rollout.data.columns import group_tree, map_tree
 from mpi_rollout.storage.stored_run import StoredRun
 
 
@@ -138,7 +138,8 @@ class Transitions:
             for index, (file, places) in enumerate(zip(self.files, chosen, strict=True))
         ]
         order = np.argsort(np.concatenate(chosen), kind="stable")
-        return Batch(*(_joined(parts, order) for parts in zip(*batches, strict=True)))
+        joined = lambda *parts: np.concatenate(parts)[order]  # noqa: E731
+        return Batch(*(map_tree(joined, *trees) for trees in zip(*batches, strict=True)))
 
     def sample(self, size: int, rng: np.random.Generator | int | None = None) -> Batch:
         """Draw transitions, each with the same probability, independently; ValueError if there are none."""
@@ -147,21 +148,6 @@ class Transitions:
         return self.take(np.random.default_rng(rng).integers(len(self), size=size))
 
 
-def _row(tree: Any, index: int) -> Any:
+def _row(batch: Batch, index: int) -> Batch:
     """Take one row out of all arrays."""
-    if isinstance(tree, Batch):
-        return Batch(*(_row(value, index) for value in tree))
-    if isinstance(tree, dict):
-        return {key: _row(value, index) for key, value in tree.items()}
-    if isinstance(tree, tuple):
-        return tuple(_row(value, index) for value in tree)
-    return tree[index]
-
-
-def _joined(parts: tuple[Any, ...], order: np.ndarray) -> Any:
-    """Put arrays of several files together, in the order that was asked for."""
-    if isinstance(parts[0], dict):
-        return {key: _joined(tuple(part[key] for part in parts), order) for key in parts[0]}
-    if isinstance(parts[0], tuple):
-        return tuple(_joined(members, order) for members in zip(*parts, strict=True))
-    return np.concatenate(parts)[order]
+    return Batch(*(map_tree(lambda array: array[index], tree) for tree in batch))

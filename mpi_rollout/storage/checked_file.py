@@ -13,8 +13,11 @@ from mpi_rollout.core.reproducibility import Reproducibility
 from mpi_rollout.errors import DataError, UsageError, counted
 from mpi_rollout.storage.chunks import is_sparse
 from mpi_rollout.storage.episodes import first_impossible, num_reset_rows_of
-from mpi_rollout.storage.objects import Tell, attributes_of, check_room, count, number, object_of, text
-from mpi_rollout.storage.reader import (
+from mpi_rollout.storage.file_chunks import FileChunks
+from mpi_rollout.storage.schema import EPISODE, FAULT, LIST, RESET, is_recording
+from mpi_rollout.storage.structure import (
+    check_datasets,
+    expected_rows,
     leaf_datasets,
     num_steps_of,
     opened,
@@ -22,9 +25,7 @@ from mpi_rollout.storage.reader import (
     reproducibility_of,
     within,
 )
-from mpi_rollout.storage.schema import EPISODE, FAULT, LIST, RESET, is_recording
-from mpi_rollout.storage.stored_file import StoredFile
-from mpi_rollout.storage.structure import check_datasets, expected_rows
+from mpi_rollout.storage.untrusted import Tell, attributes_of, check_room, count, number, object_of, text
 from mpi_rollout.storage.values import wrong_in
 
 
@@ -32,7 +33,7 @@ from mpi_rollout.storage.values import wrong_in
 def checked(path: str, tell: Tell, num_steps: int | None = None, is_rescue: bool = False) -> Iterator["CheckedFile"]:
     """Open a file that may be damaged or hostile, after checks that read its tables and none of its columns.
 
-    What they find is enough to read a column without harm; what is in it `StoredChunks` checks, chunk by chunk.
+    What they find is enough to read a column without harm; what is in it `ChunkReader` checks, chunk by chunk.
 
     Parameters
     ----------
@@ -77,7 +78,7 @@ class CheckedFile:
         self.is_sealed = self.is_complete or "recovered" in self.root
         self.has_trajectories = "trajectories" in file
         self.num_steps = self.num_committed = num_steps_of(file) if self.has_trajectories else 0
-        self.stored: StoredFile
+        self.stored: FileChunks
         self._tables: dict[str, np.ndarray] = {}
 
     def quickly(self, num_steps: int | None = None) -> None:
@@ -126,7 +127,7 @@ class CheckedFile:
         """Check without reading the columns that what counts is there: the list of chunks, its chunks, all tables."""
         self.tell("its list of chunks")
         num_steps, is_rescue = self.num_steps if self._is_rescue else self.num_committed, self._is_rescue
-        self.stored = StoredFile(self.file, self.path, num_steps, self.is_sealed, not is_rescue, is_rescue)
+        self.stored = FileChunks(self.file, self.path, num_steps, self.is_sealed, not is_rescue, is_rescue)
         for name, num_rows in self.counting_rows().items():
             self.tell(f"where {name} is")
             if not is_sparse(self.file[name]):  # It has no more rows than the observations, which are not.

@@ -9,8 +9,8 @@ from gymnasium.vector import AutoresetMode
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.layout import Block
 from mpi_rollout.core.seeding import seeds_of_episodes
+from mpi_rollout.storage.file_chunks import FileChunks
 from mpi_rollout.storage.schema import EPISODE, RESET
-from mpi_rollout.storage.stored_file import StoredFile
 
 ROWS_AT_A_TIME = 2**13
 WIDE = 512  # With so many envs, a row at a time takes a tenth of the time of segments; with few, three times as long.
@@ -66,6 +66,18 @@ class EpisodeTable:
     def note_fault(self, env_index: int, step: int) -> None:
         """Take in a fault, before the row of its step is added."""
         self._faults.append((env_index, step))
+
+    def skip(self, ended: np.ndarray) -> np.ndarray:
+        """Begin behind episodes that have ended; return for each env the step from which its rows are to be added.
+
+        Of a file without /resets, which says by itself where episodes begin.
+        """
+        ends = np.zeros(len(self._start), np.int64)
+        np.maximum.at(ends, ended["env_index"], ended["start"] + ended["length"])
+        has_ended = np.bincount(ended["env_index"], minlength=len(ends))
+        self._start = np.where(has_ended > 0, ends + self._to_next - 1, 0)
+        self._count = has_ended
+        return ends
 
     def lose(self, lost: Collection[int], num_steps: int) -> np.ndarray:
         """End the running episodes of some envs after `num_steps` steps, as truncated and faulted; return their rows.
@@ -232,12 +244,12 @@ def num_reset_rows_of(attributes: Mapping[str, object]) -> int:
     return int(attributes.get("autoreset_mode", AutoresetMode.NEXT_STEP.value) == AutoresetMode.NEXT_STEP.value)
 
 
-def stored_results(stored: StoredFile, num_steps: int, nbytes: int = 2**22) -> Iterator[StoredResults]:
-    """Read rewards and ends of the first steps of a file, block by block; ContentError if they are damaged."""
+def stored_results(stored: FileChunks, num_steps: int, nbytes: int = 2**22, first: int = 0) -> Iterator[StoredResults]:
+    """Read rewards and ends of steps `first` to `num_steps` - 1, block by block; ContentError if they are damaged."""
     rewards, *ends = (stored.chunks(f"trajectories/{name}") for name in ("rewards", "terminations", "truncations"))
     row_nbytes = 8 * rewards.shape[1]
     num_rows = -(-nbytes // (row_nbytes * rewards.rows)) * rewards.rows
-    for start in range(0, num_steps, num_rows):
+    for start in range(first, num_steps, num_rows):
         stop = min(start + num_rows, num_steps)
         yield StoredResults(start, *(column.read(start, stop) for column in (rewards, *ends)))
 

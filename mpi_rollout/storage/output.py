@@ -15,21 +15,21 @@ from mpi_rollout.envs.replaying import Past
 from mpi_rollout.errors import AlreadyComplete, DataError, UsageError
 from mpi_rollout.process.place import located
 from mpi_rollout.storage import ownership
-from mpi_rollout.storage.child import in_child
 from mpi_rollout.storage.codecs import check_available
 from mpi_rollout.storage.episodes import num_reset_rows_of
-from mpi_rollout.storage.objects import open_unmarked
 from mpi_rollout.storage.ownership import Lock, check_name, identity, lock, make_folder
-from mpi_rollout.storage.reader import committed_episodes, identity_of, reproducibility_of
 from mpi_rollout.storage.same_run import check_same_run
+from mpi_rollout.storage.sandbox import in_sandbox
 from mpi_rollout.storage.status import read_status, status_path
+from mpi_rollout.storage.structure import committed_episodes, identity_of, reproducibility_of
+from mpi_rollout.storage.untrusted import open_unmarked
 
 DEFAULT_FOLDER = "results"  # Of outputs without `--out`: it is made in the folder where a command is started.
 FRESH_S = 60.0  # An older status is not of a run that is under way on another host.
 
 
 @dataclass(frozen=True)
-class Output:
+class ClaimedOutput:
     """An output that this run may write.
 
     Parameters
@@ -59,7 +59,7 @@ class Output:
             self.lock.release()
 
 
-def open_output(config: RolloutConfig) -> Output:
+def claim_output(config: RolloutConfig) -> ClaimedOutput:
     """Look what is there, before anything is made.
 
     Raises
@@ -79,16 +79,16 @@ def open_output(config: RolloutConfig) -> Output:
     replaces = identity(path)
     if not os.path.lexists(part):
         past = look_into(config, path) if replaces else None
-        return Output(past, warning, replaces=replaces, source=path)
+        return ClaimedOutput(past, warning, replaces=replaces, source=path)
     lock_of_part = lock(part)
     try:
         if past := past_to_continue(config, part):
-            return Output(past, warning, lock_of_part, replaces, part)
+            return ClaimedOutput(past, warning, lock_of_part, replaces, part)
     except BaseException:
         lock_of_part.release()
         raise
     lock_of_part.release()
-    return open_output(config)
+    return claim_output(config)
 
 
 def past_to_continue(config: RolloutConfig, part: str) -> Past | None:
@@ -130,7 +130,7 @@ def check_place(config: RolloutConfig) -> str:
 
 
 def check_output(config: RolloutConfig) -> None:
-    """Refuse what `open_output` refuses, as far as it can be told quickly; change nothing.
+    """Refuse what `claim_output` refuses, as far as it can be told quickly; change nothing.
 
     It does not look for damage in an unfinished file, which takes time.
     """
@@ -140,7 +140,7 @@ def check_output(config: RolloutConfig) -> None:
         lock(unfinished).release()
     if os.path.lexists(part):
         with suppress(DataError):
-            stored = in_child("mpi_rollout.storage.reader:identity", part)
+            stored = in_sandbox("mpi_rollout.storage.structure:identity", part)
             check_same_run(config, stored, part)
 
 
@@ -180,7 +180,7 @@ def check_extends(config: RolloutConfig, path: str) -> None:
     AlreadyComplete if it is this run with all its steps; UsageError if it is something else, or cannot be extended.
     """
     try:
-        stored = in_child("mpi_rollout.storage.reader:identity", path)
+        stored = in_sandbox("mpi_rollout.storage.structure:identity", path)
     except DataError as error:
         raise UsageError(f"--out {config.out}: {path} exists; move it away or use another --out ({error})") from error
     if not stored["complete"]:
@@ -218,7 +218,7 @@ def look_into(config: RolloutConfig, part: str) -> Past | None:
     DataError if the file is damaged, UsageError if it is another run's.
     """
     try:
-        in_child("mpi_rollout.storage.verification:verify", part)
+        in_sandbox("mpi_rollout.storage.verification:verify", part)
     except DataError as error:
         raise DataError(
             f"{error}; {part} cannot be continued and was left as it is: `python -m mpi_rollout recover {quote(part)}` "

@@ -15,9 +15,7 @@ from mpi_rollout.errors import ContentError, DataError, StorageError, system_wor
 from mpi_rollout.storage.checked_file import CheckedFile, checked
 from mpi_rollout.storage.chunks import ChunkList, ChunkWriter, TableWriter, fill, open_tables, places, read_chunk
 from mpi_rollout.storage.episodes import EpisodeTable, make_table, stored_results
-from mpi_rollout.storage.objects import Tell
 from mpi_rollout.storage.ownership import free_space, give_name
-from mpi_rollout.storage.reader import leaf_datasets
 from mpi_rollout.storage.schema import (
     FAULT,
     FORMAT_VERSION,
@@ -28,7 +26,8 @@ from mpi_rollout.storage.schema import (
     Schema,
     fault_row,
 )
-from mpi_rollout.storage.structure import expected_leaves
+from mpi_rollout.storage.structure import expected_leaves, leaf_datasets
+from mpi_rollout.storage.untrusted import Tell
 from mpi_rollout.storage.values import ValueChecks
 from mpi_rollout.storage.verification import verify
 

@@ -17,10 +17,11 @@ from mpi_rollout.core.columns import has_last_row
 from mpi_rollout.core.spaces import Leaf
 from mpi_rollout.errors import ContentError, DataError, first_line
 from mpi_rollout.storage.checked_file import checked
-from mpi_rollout.storage.objects import open_unmarked
-from mpi_rollout.storage.reader import leaf_datasets, steadily
-from mpi_rollout.storage.stored import StoredChunks, one_thread
-from mpi_rollout.storage.stored_file import StoredFile
+from mpi_rollout.storage.chunk_reader import ChunkReader, one_thread
+from mpi_rollout.storage.episodes import StoredResults, make_table, stored_results
+from mpi_rollout.storage.file_chunks import FileChunks
+from mpi_rollout.storage.structure import leaf_datasets, steadily
+from mpi_rollout.storage.untrusted import open_unmarked
 
 ATTEMPTS = 3
 Content = TypeVar("Content")
@@ -59,7 +60,7 @@ class StoredRun:
     def __init__(self, path: str):
         self.path = path
         self._file: h5py.File | None = None
-        self._stored: StoredFile
+        self._stored: FileChunks
         self._pid = 0
         self.look()
 
@@ -95,28 +96,26 @@ class StoredRun:
         return np.asarray(is_inside & (rows["length"] >= 0) & (rows["start"] + rows["length"] <= self.num_steps))
 
     @property
-    def _opened(self) -> h5py.File:
-        """The open file; a process that was forked opens its own, since places in files are shared otherwise."""
+    def _chunks(self) -> FileChunks:
+        """What the open file has.  A forked process opens its own: places in files are shared otherwise."""
         with one_thread:
             if self._file is None or self._pid != os.getpid():
                 self._open()
-        assert self._file is not None
-        return self._file
+        return self._stored
 
     def _open(self) -> None:
         file = open_unmarked(self.locate())
         try:
-            self._stored = StoredFile(file, self.path, self.num_steps, self.is_sealed, is_at_least=True)
+            self._stored = FileChunks(file, self.path, self.num_steps, self.is_sealed, is_at_least=True)
         except BaseException:
             file.close()
             raise
         self._file, self._pid = file, os.getpid()
         _sources.add(self)
 
-    def stored(self, name: str) -> StoredChunks:
+    def stored(self, name: str) -> ChunkReader:
         """Return the chunks of a column."""
-        assert self._opened is not None
-        return self._stored.chunks(f"trajectories/{name}")
+        return self._chunks.chunks(f"trajectories/{name}")
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a copy in another process needs: it opens the file itself."""
@@ -133,21 +132,34 @@ class StoredRun:
         """Return how many committed rows a column has: before the first step, none."""
         return self.num_steps + has_last_row(name) if self.num_steps else 0
 
-    def read(self, name: str, selection: Any) -> np.ndarray:
-        """Read some elements of a column, after the checksums of the chunks that may have them were compared."""
+    def read(self, name: str, rows: slice | np.ndarray, envs: slice, into: np.ndarray | None = None) -> np.ndarray:
+        """Read a range of a column's rows, or single rows in any order, of some envs; every chunk is checked.
 
-        def read() -> np.ndarray:
-            rows = selection[0] if isinstance(selection, tuple) and len(selection) == 1 else selection
-            if isinstance(rows, slice) and rows.step in (None, 1) and None not in (rows.start, rows.stop):
-                return self.stored(name).read(rows.start, rows.stop)
-            self.stored(name).check(selection, self.num_rows(name))
-            return np.asarray(self._opened["trajectories"][name][selection])
+        A range is laid into the first rows of an array, if one is given.
+        """
+        if isinstance(rows, slice):
+            return self.attempt(lambda: self.stored(name).read(rows.start, rows.stop, envs, into), name)
+        return self.attempt(lambda: self.stored(name).pick(rows, envs), name)
 
-        return self.attempt(read, name)
+    def unfinished(self) -> np.ndarray:
+        """Return the rows of the episodes that the end of the data cuts: neither terminated nor truncated.
 
-    def read_into(self, name: str, rows: slice, envs: slice, array: np.ndarray) -> None:
-        """Read rows of some envs into the first rows of an array."""
-        self.attempt(lambda: self.stored(name).read(rows.start, rows.stop, envs, array), name)
+        A killed run has not written them.  Then they follow from the steps behind the last ends; in a file with
+        /resets, from all steps.
+        """
+        is_cut = ~(self.episodes["terminated"] | self.episodes["truncated"])
+        if self.is_sealed or is_cut.any():
+            return np.asarray(self.episodes[is_cut])
+        return self.attempt(self._computed_unfinished, "rewards")
+
+    def _computed_unfinished(self) -> np.ndarray:
+        table = make_table(self.config, self.attributes, (), self.resets)
+        begin = np.zeros(self.config.num_envs, np.int64) if self.resets is not None else table.skip(self.episodes)
+        for results in stored_results(self._chunks, self.num_steps, first=int(begin.min())):
+            is_new = results.start + np.arange(len(results.rewards))[:, None] >= begin
+            ends = results.terminations & is_new, results.truncations & is_new
+            table.add(StoredResults(results.start, np.where(is_new, results.rewards, 0.0), *ends), 0, len(is_new))
+        return table.unfinished(self.num_steps)
 
     def attempt(self, read: Callable[[], Content], name: str) -> Content:
         """Call what reads a column.  DataError if it fails, in a file that is written more than once."""

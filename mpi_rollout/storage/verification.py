@@ -7,11 +7,11 @@ from itertools import islice
 import numpy as np
 
 from mpi_rollout.storage.checked_file import CheckedFile, checked
+from mpi_rollout.storage.chunk_reader import ChunkReader
 from mpi_rollout.storage.episodes import make_table, stored_results
-from mpi_rollout.storage.objects import Tell, attributes_of, text
-from mpi_rollout.storage.reader import steadily
 from mpi_rollout.storage.schema import EPISODE, RESET, is_recording
-from mpi_rollout.storage.stored import StoredChunks
+from mpi_rollout.storage.structure import steadily
+from mpi_rollout.storage.untrusted import Tell, attributes_of, text
 from mpi_rollout.storage.values import ValueCheck, ValueChecks
 
 NUM_NAMED = 3  # Damaged chunks that a message names.
@@ -85,9 +85,7 @@ class Verification:
                 yield from self._count_values(chunks, *chunks.place(place), num_rows, check)
         self.num_chunks, self.nbytes = self.num_chunks + chunks.num_chunks, self.nbytes + chunks.nbytes
 
-    def _count_values(
-        self, chunks: StoredChunks, row: int, env: int, num_rows: int, check: ValueCheck
-    ) -> Iterator[str]:
+    def _count_values(self, chunks: ChunkReader, row: int, env: int, num_rows: int, check: ValueCheck) -> Iterator[str]:
         """Count the wrong values in the chunk that was read last; yield what is wrong with the chunk itself."""
         try:
             check.add(chunks.values()[: num_rows - row, : self._file.config.num_envs - env], row, env)

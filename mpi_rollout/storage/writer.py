@@ -98,7 +98,7 @@ class Writer:
         return self._wait_for(self._free)
 
     def submit(self, block: Block, num_rows: int) -> None:
-        """Have rows written and committed; see `collector.Sink`."""
+        """Write and commit rows, in the thread; see `collector.Sink`."""
         self.check()
         self._work.put(lambda: self._append(block, num_rows))
 
@@ -108,15 +108,15 @@ class Writer:
             self._free.put(block)
 
     def add_interval(self, time_s: float, env_steps: int, env_steps_per_s: float) -> None:
-        """Have a row of /throughput/intervals written at the next commit."""
+        """Write a row of /throughput/intervals at the next commit."""
         self._work.put(lambda: self._file.add_interval(time_s, env_steps, env_steps_per_s))
 
     def add_fault(self, env_index: int, step: int, message: str) -> None:
-        """Have a row of /faults written at the next commit; call it before the step is submitted."""
+        """Write a row of /faults at the next commit; call it before the step is submitted."""
         self._work.put(lambda: self._file.add_fault(env_index, step, message))
 
     def add_resets(self, resets: np.ndarray) -> None:
-        """Have rows of /resets written at the next commit; call it before the steps before them are submitted."""
+        """Write rows of /resets at the next commit; call it before the steps before them are submitted."""
         self._work.put(lambda: self._file.add_resets(resets))
 
     def drain(self) -> None:
@@ -138,7 +138,7 @@ class Writer:
             self._file.lock = None
 
     def _ask(self, task: Callable[[], Answer]) -> Answer:
-        """Have the thread call `task`; wait for what it returns."""
+        """Call `task` in the thread; wait for what it returns."""
         answer: queue.SimpleQueue[Answer] = queue.SimpleQueue()
         self._work.put(lambda: answer.put(task()))
         return self._wait_for(answer)

@@ -193,7 +193,7 @@ def test_natively_vectorized_envs_are_reset_with_the_seed_of_the_run(out: Path):
 
 
 def test_what_the_user_must_take_care_of_is_said_at_the_start(out: Path, monkeypatch, capfd):
-    opened = single_rank.open_output
-    monkeypatch.setattr(single_rank, "open_output", lambda config: replace(opened(config), warning="beware"))
+    opened = single_rank.claim_output
+    monkeypatch.setattr(single_rank, "claim_output", lambda config: replace(opened(config), warning="beware"))
     assert drive(root_of(out)) == 0
     assert capfd.readouterr().err == "mpi_rollout: beware\n"

@@ -8,7 +8,7 @@ from episode_checks import check
 from written_data import NUM_STEPS, SMALL, Feed, written
 
 import mpi_rollout
-from mpi_rollout.data import passing
+from mpi_rollout.data import reading
 
 
 @pytest.mark.parametrize("kind", ["complete", "killed", "running"])
@@ -23,7 +23,7 @@ def test_episodes_are_what_was_written(tmp_path: Path, kind: str) -> None:
 
 
 def test_an_episode_may_go_through_many_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(passing, "PART_NBYTES", 1)
+    monkeypatch.setattr(reading, "SPAN_NBYTES", 1)
     expected = Feed(SMALL).expected(200)
     writer = Feed(SMALL).writer(tmp_path / "run.h5", 4)
     for _ in Feed(SMALL).fill(writer, 200, {200}):

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from mpi_rollout.errors import StorageError
-from mpi_rollout.storage.child import BLOCKED_SIGNALS
+from mpi_rollout.storage.sandbox import BLOCKED_SIGNALS
 
 Tell = Callable[[str], None]
 

@@ -25,7 +25,7 @@ import h5py
 import numpy as np
 import pytest
 
-from mpi_rollout.storage.objects import open_unmarked
+from mpi_rollout.storage.untrusted import open_unmarked
 
 HELPERS = Path(__file__).parent
 CLONE = HELPERS.parents[1]

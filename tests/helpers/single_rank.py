@@ -20,7 +20,7 @@ from mpi_rollout.policies.random import Policy
 from mpi_rollout.ranks.driver import Driver
 from mpi_rollout.ranks.lanes import Lane, indices_of, parts_of
 from mpi_rollout.ranks.set_up import Plan, assemble, make_rank_envs
-from mpi_rollout.storage.output import open_output
+from mpi_rollout.storage.output import claim_output
 from mpi_rollout.train.vector_env import MPIVectorEnv
 
 
@@ -57,7 +57,7 @@ def root_of(out: Path, policy: Policy | None = None, **options: object) -> Root:
         sizes["policy"] = "policies:given"  # Nobody loads it.
         source = PolicySource("called", "policies:given", call=policy)
     config = RolloutConfig(out=str(out), **sizes | options)
-    output = open_output(config)
+    output = claim_output(config)
     worker, facts = assemble(SingleRankComm(), make_rank_envs(plan_of(config, 1), 0))
     envs = worker.exchanges.division.whole.envs_of(0)
     limit = Limit(config, worker.exchanges.control, envs, facts.action_space)

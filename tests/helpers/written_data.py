@@ -19,10 +19,10 @@ from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.clock import PHASES
 from mpi_rollout.core.layout import Block
 from mpi_rollout.core.spaces import describe
-from mpi_rollout.storage.objects import open_unmarked
-from mpi_rollout.storage.reader import committed_episodes, leaf_datasets
 from mpi_rollout.storage.run_file import Ending, Prefix
 from mpi_rollout.storage.schema import CHUNK, COMMIT, digest_of, first_digest, next_digest
+from mpi_rollout.storage.structure import committed_episodes, leaf_datasets
+from mpi_rollout.storage.untrusted import open_unmarked
 from mpi_rollout.storage.writer import Writer, open_writer
 
 SMALL = spaces.Dict({"x": spaces.Box(-1, 1, (3,), np.float32), "n": spaces.Tuple((spaces.Discrete(2**40),))})

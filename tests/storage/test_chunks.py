@@ -12,8 +12,8 @@ from written_data import IMAGES, LARGE_ROWS, SMALL, Feed, ending
 
 from mpi_rollout.storage.chunks import ChunkWriter, TableWriter, places, read_chunk
 from mpi_rollout.storage.codecs import PLUGINS, compression_of
-from mpi_rollout.storage.reader import leaf_datasets
 from mpi_rollout.storage.recovery import recover
+from mpi_rollout.storage.structure import leaf_datasets
 from mpi_rollout.storage.verification import verify
 
 

@@ -59,36 +59,14 @@ EPISODE_RUNS = [
 
 
 @pytest.mark.parametrize(("num_steps", "num_envs", "share_of_ends", "seed"), EPISODE_RUNS)
-def test_the_episode_table_is_what_one_finds_step_by_step(
+def test_the_episode_table_is_what_one_finds_step_by_step_however_a_run_is_cut_into_blocks(
     num_steps: int, num_envs: int, share_of_ends: float, seed: int
 ):
     columns = random_results(num_steps, num_envs, share_of_ends, seed)
-    found = table_of(columns, [(0, 0, num_steps)], seed)
-    assert found.dtype == EPISODE
-    assert found.tolist() == episodes_by_hand(columns, seed)
-
-
-@pytest.mark.parametrize(("num_steps", "num_envs", "share_of_ends", "seed"), EPISODE_RUNS)
-def test_how_a_run_is_cut_into_blocks_does_not_change_the_episode_table(
-    num_steps: int, num_envs: int, share_of_ends: float, seed: int
-):
-    columns = random_results(num_steps, num_envs, share_of_ends, seed)
-    for cut in range(5):
-        found = table_of(columns, random_cuts(num_steps, cut), seed)
+    for cuts in ([(0, 0, num_steps)], *(random_cuts(num_steps, cut) for cut in range(5))):
+        found = table_of(columns, cuts, seed)
+        assert found.dtype == EPISODE
         assert found.tolist() == episodes_by_hand(columns, seed)
-
-
-@pytest.mark.parametrize(("num_steps", "num_envs", "share_of_ends", "seed"), EPISODE_RUNS)
-def test_every_transition_is_in_exactly_one_episode(num_steps: int, num_envs: int, share_of_ends: float, seed: int):
-    columns = random_results(num_steps, num_envs, share_of_ends, seed)
-    episodes = table_of(columns, random_cuts(num_steps, 0), seed)
-    num_episodes = np.zeros((num_steps, num_envs), int)
-    for row in episodes:
-        num_episodes[row["start"] : row["start"] + row["length"], row["env_index"]] += 1
-    is_reset = np.zeros((num_steps, num_envs), bool)
-    is_reset[1:] = (columns["terminations"] | columns["truncations"])[:-1]
-    assert (num_episodes == ~is_reset).all()
-    assert episodes["length"].sum() + is_reset.sum() == num_steps * num_envs
 
 
 def test_an_episode_is_taken_only_when_all_its_steps_are_committed():

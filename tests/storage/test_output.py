@@ -17,10 +17,10 @@ from mpi_rollout.config import RolloutConfig
 from mpi_rollout.errors import AlreadyComplete, DataError, StorageError, UsageError
 from mpi_rollout.policies.sources import sha256_of
 from mpi_rollout.storage import output
-from mpi_rollout.storage.objects import open_unmarked
 from mpi_rollout.storage.output import DEFAULT_FOLDER, check_folder, refuse_running, warning_of
 from mpi_rollout.storage.ownership import lock, make_locked
 from mpi_rollout.storage.same_run import check_same_run
+from mpi_rollout.storage.untrusted import open_unmarked
 
 
 @pytest.fixture
@@ -164,7 +164,7 @@ def test_a_part_without_a_committed_step_is_begun_anew(tmp_path: Path, monkeypat
     ],
 )
 def test_only_a_complete_file_with_fewer_steps_is_extended(monkeypatch, is_complete, is_longer, error, message):
-    monkeypatch.setattr(output, "in_child", lambda task, path: {"config": "", "complete": is_complete})
+    monkeypatch.setattr(output, "in_sandbox", lambda task, path: {"config": "", "complete": is_complete})
     monkeypatch.setattr(output, "check_same_run", lambda *arguments, **options: is_longer)
     config = RolloutConfig(env="CartPole-v1", out="run.h5")
     if error is None:
@@ -221,7 +221,7 @@ def config_of(folder: Path, **options: object) -> RolloutConfig:
 
 def test_another_runs_unfinished_file_is_refused_whole_or_not(tmp_path: Path):
     config = config_of(tmp_path, seed=1)
-    for check in (output.check_output, output.open_output):
+    for check in (output.check_output, output.claim_output):
         with pytest.raises(UsageError, match=r"run\.h5\.part is of another run: --seed was 0, is 1"):
             check(config)
     lock(f"{config.out}.part").release()  # Nobody holds it.
@@ -240,7 +240,7 @@ def test_a_damaged_file_is_not_continued(tmp_path: Path):
     config = config_of(tmp_path)
     os.truncate(f"{config.out}.part", 50_000)
     with pytest.raises(DataError, match=r"cannot be continued and was left as it is: `python -m mpi_rollout recover "):
-        output.open_output(config)
+        output.claim_output(config)
 
 
 @pytest.mark.parametrize(

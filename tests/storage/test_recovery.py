@@ -9,8 +9,8 @@ from written_data import LARGE_ROWS, NUM_STEPS, Feed, ending, quiet, written
 
 from mpi_rollout.storage.checked_file import checked
 from mpi_rollout.storage.chunks import ChunkList
-from mpi_rollout.storage.reader import leaf_datasets
 from mpi_rollout.storage.recovery import copy_prefix, recover, schema_of
+from mpi_rollout.storage.structure import leaf_datasets
 
 INTERVALS = [(0.5, 30, 60.0), (0.7, 40, 50.0), (1.0, 55, 50.0)]
 

@@ -1,8 +1,6 @@
 """The file of a run as the writer's thread fills it: what is committed when, and what is left of a failure."""
 
-import errno
 import json
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -184,18 +182,6 @@ def test_a_complete_file_that_is_extended_stays_until_the_end(left: RunFile):
     file.append(block_of(8), 6)
     assert file.finish(ending(14)) == left.path
     assert names(folder) == ["run.h5"] and steps_in(left.path) == 14
-
-
-def test_what_an_earlier_start_has_left_stays_where_a_new_file_has_no_room(left: RunFile, monkeypatch):
-    before = Path(left.part).read_bytes()
-
-    def fail(*_: object, **__: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(run_file, "copy_prefix", fail)
-    with pytest.raises(OSError, match="No space left on device"):
-        file_of(Path(left.path).parent).go_on_from(Prefix(10, left.part))
-    assert names(Path(left.path).parent) == ["run.h5.part"] and Path(left.part).read_bytes() == before
 
 
 def test_a_damaged_file_gets_no_name(file: RunFile, monkeypatch: pytest.MonkeyPatch):

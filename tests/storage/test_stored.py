@@ -13,8 +13,8 @@ from written_data import LARGE_ROWS, NUM_STEPS, Feed, as_of_version_2, damage, e
 
 import mpi_rollout
 from mpi_rollout.errors import DataError
-from mpi_rollout.storage.objects import open_unmarked
 from mpi_rollout.storage.recovery import recover
+from mpi_rollout.storage.untrusted import open_unmarked
 from mpi_rollout.storage.verification import verify
 
 NAMES = "trajectories/observations/x", "trajectories/actions", "trajectories/terminations", "episodes"

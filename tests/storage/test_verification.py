@@ -16,11 +16,11 @@ from written_data import IMAGES, LARGE_ROWS, NUM_STEPS, SMALL, Feed, flip, quiet
 
 from mpi_rollout.errors import DataError
 from mpi_rollout.storage.checked_file import checked
-from mpi_rollout.storage.child import in_child
 from mpi_rollout.storage.chunks import ChunkList
 from mpi_rollout.storage.filters import lookup3
-from mpi_rollout.storage.objects import open_unmarked
 from mpi_rollout.storage.recovery import copy_prefix, schema_of
+from mpi_rollout.storage.sandbox import in_sandbox
+from mpi_rollout.storage.untrusted import open_unmarked
 from mpi_rollout.storage.verification import check_chunks, verify
 
 
@@ -79,9 +79,10 @@ def test_no_changed_byte_anywhere_goes_unseen(path: Path):
     """
     original, draws = path.read_bytes(), random.Random(0)
     whole = everything_in(path)
-    flipped = {*range(48), *draws.sample(range(len(original)), 360)}
+    superblock, size, num_regions = range(0, 48, 4), len(original), 48
+    regions = [range(number * size // num_regions, (number + 1) * size // num_regions) for number in range(num_regions)]
     num_seen = 0
-    for place in sorted(flipped):
+    for place in (*superblock, *map(draws.choice, regions)):
         flip(path, place, 1 << draws.randrange(8))
         try:
             verify(quiet, str(path))
@@ -90,7 +91,7 @@ def test_no_changed_byte_anywhere_goes_unseen(path: Path):
         else:
             assert everything_in(path) == whole, f"byte {place} of {len(original)}"
         path.write_bytes(original)
-    assert num_seen > 100
+    assert num_seen > 15
 
 
 def everything_in(path: Path) -> dict[str, object]:
@@ -206,7 +207,7 @@ def test_a_file_is_verified_while_it_is_written(tmp_path: Path):
     feed = Feed()
     writer = feed.writer(tmp_path / "run.h5", 8)
     for step in feed.fill(writer, 60, range(1, 60, 28)):
-        report = in_child("mpi_rollout.storage.verification:verify", str(tmp_path / "run.h5.part"))
+        report = in_sandbox("mpi_rollout.storage.verification:verify", str(tmp_path / "run.h5.part"))
         assert report["num_steps"] <= step
     writer.discard()
 
@@ -214,7 +215,10 @@ def test_a_file_is_verified_while_it_is_written(tmp_path: Path):
 def test_what_is_being_read_is_told_in_turn(tmp_path: Path):
     told: list[str] = []
     verify(told.append, str(written(tmp_path, "complete")))
-    parts = ("the list of objects in /", "the list of its datasets", "its list of chunks")
+    parts = (
+        "the list of objects in /", "the list of its datasets", "its list of chunks",
+        "trajectories/rewards from row 8 on",
+    )  # fmt: skip
     assert {f"reading {part}" for part in parts} <= {*told}
     assert told[-2:] == ["reading rewards and ends from step 0 on", "reading episodes"]
 
@@ -324,24 +328,9 @@ def test_writing_can_go_on_behind_a_copied_prefix(tmp_path: Path, num_steps: int
     assert len(table.unfinished(num_steps)) > 0
 
 
-def test_counts_of_wrong_values_are_compared_with_the_values(tmp_path: Path):
-    path = written(tmp_path, "complete")
-    verify(quiet, str(path))
-    name = "trajectories/observations/n/_index_0"
-    change(path, lambda file: file[name].attrs.modify("out_of_bounds", np.array([0, -1, -1])))
-    assert re.search(rf"{name}: its attribute out_of_bounds is \[ 0 -1 -1\], from its values follows ", refused(path))
-
-
 def test_a_file_that_lacks_rows_is_not_whole(tmp_path: Path):
     path = written(tmp_path, "ended")
     check_chunks(str(path))
     change(path, lambda file: file["trajectories/rewards"].resize(20, axis=0))
     with pytest.raises(DataError, match="trajectories/rewards has 20 rows, expected 21"):
         check_chunks(str(path))
-
-
-def test_who_waits_is_told_what_is_read(tmp_path: Path):
-    told: list[str] = []
-    verify(told.append, str(written(tmp_path, "complete")))
-    for words in ("trajectories/rewards from row 8 on", "rewards and ends from step 0 on", "episodes"):
-        assert any(doing.endswith(words) for doing in told), told

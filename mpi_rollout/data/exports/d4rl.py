@@ -12,13 +12,20 @@ import h5py
 import numpy as np
 
 from mpi_rollout.core.spaces import Tree
-from mpi_rollout.data.exports.minari_columns import extras_name
+from mpi_rollout.data.exports.minari import extras_name
 from mpi_rollout.data.exports.minari_metadata import name_of_env, policies_of
-from mpi_rollout.data.exports.selection import allow_longest, exported_rows, groups_of, open_files, row_nbytes
-from mpi_rollout.data.exports.writing import check_room, writing
+from mpi_rollout.data.exports.selection import (
+    allow_longest,
+    check_room,
+    exported_rows,
+    groups_of,
+    open_files,
+    row_nbytes,
+    writing,
+)
 from mpi_rollout.errors import DataError
 from mpi_rollout.storage.filters import GZIP_LEVEL
-from mpi_rollout.storage.objects import Tell
+from mpi_rollout.storage.untrusted import Tell
 
 CHUNK_NBYTES = 2**20
 BLOCK_NBYTES = 2**24  # Of columns, before they are written.
@@ -27,7 +34,7 @@ LOG_PROB = "log_prob"
 
 
 def export(tell: Tell, path: str, files: Sequence[str], out: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Write a file, in a child process (see `storage.child`); return what there is to say about it."""
+    """Write a file, in a child process (see `storage.sandbox`); return what there is to say about it."""
     with open_files(files) as data:
         check_same_columns(getattr(data, "files", [data]))
         tell("reading the list of its episodes")

@@ -13,7 +13,7 @@ from h5py import h5a, h5d, h5f, h5g, h5o, h5p, h5s, h5t
 
 from mpi_rollout.core.spaces import Tree
 from mpi_rollout.storage.filters import GZIP_LEVEL
-from mpi_rollout.storage.objects import Tell
+from mpi_rollout.storage.untrusted import Tell
 
 CHUNK_NBYTES = 2**20
 LEAST_NBYTES = 2**12  # Smaller leaves are not compressed.

@@ -1,36 +1,40 @@
 """A Minari data set: `main_data.hdf5` and `metadata.json`, as Minari 0.5 loads them.
 
-Each task here runs in a child process, see `storage.child`, and gets the folder of the new data set, which nobody else
-knows yet.  Several ranks write a file with a share of the episodes each, and the root copies them into the first one,
-compressed as they are.
+Each task here runs in a child process, see `storage.sandbox`, and gets the folder of the new data set, which nobody
+else knows yet.  Several ranks write a file with a share of the episodes each, and the root copies them into the first
+one, compressed as they are.
 """
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from mpi_rollout.core.spaces import Tree
+from mpi_rollout.data.columns import map_tree
 from mpi_rollout.data.exports.episode_groups import EpisodeGroups
-from mpi_rollout.data.exports.minari_columns import attributes_of, columns_of
 from mpi_rollout.data.exports.minari_metadata import facts_of
 from mpi_rollout.data.exports.selection import (
     allow_longest,
+    check_room,
     exported_rows,
     groups_of,
     open_files,
     row_nbytes,
     share_of,
+    writing,
 )
-from mpi_rollout.data.exports.writing import check_room, writing
-from mpi_rollout.storage.objects import Tell
+from mpi_rollout.storage.untrusted import Tell
 
 MAIN, ROWS, METADATA = "main_data.hdf5", "rows.npy", "metadata.json"
 LARGE_STEP_NBYTES = 2**10  # Smaller steps are not compressed by default: it takes long, and saves little room.
 GROUP_NBYTES = 3000  # What HDF5 needs for an episode besides its data.
 PIECE = 20  # Episodes that are copied between two signs of life.
+STATISTICS = tuple(f"rewards_{name}" for name in ("sum", "mean", "std", "max", "min"))
 Options = Mapping[str, Any]
 
 
@@ -118,3 +122,48 @@ def _planned(folder: str) -> np.ndarray:
 def _write_json(path: str, values: Mapping[str, Any]) -> None:
     with open(path, "w") as file:
         json.dump(values, file)
+
+
+def columns_of(episode: Any) -> dict[str, Tree]:
+    """Return the members of an episode's group, as Minari names them."""
+    truncations = episode.truncations
+    if not (episode.terminated or episode.truncated):  # The end of the data has cut it: Minari's way to say so.
+        truncations = truncations.copy()
+        truncations[-1] = True
+    return {
+        "observations": episode.observations,
+        "actions": episode.actions,
+        "rewards": episode.rewards,
+        "terminations": episode.terminations,
+        "truncations": truncations,
+        "infos": infos_of(episode),  # An empty group, where there are none: without it Minari cannot print an episode.
+    }
+
+
+def infos_of(episode: Any) -> dict[str, Tree]:
+    """Return infos, further columns, and what the policy gave besides actions as `extras`, all of length + 1."""
+    extras = episode.extras
+    named = {**episode.further, **episode.infos, **({extras_name(episode.infos): extras} if extras else {})}
+    return {name: map_tree(partial(_longer, num_rows=episode.length + 1), tree) for name, tree in named.items()}
+
+
+def extras_name(infos: Container[str]) -> str:
+    """Return what a group of extras beside infos is called: an env may give an info of that name."""
+    return "extras" if "extras" not in infos else "policy_extras"
+
+
+def _longer(rows: np.ndarray, num_rows: int) -> np.ndarray:
+    """Add a row of zeros if there is one too few: no policy was asked about the last observation."""
+    return rows if len(rows) == num_rows else np.concatenate([rows, np.zeros_like(rows[:1])])
+
+
+def attributes_of(row: np.void, rewards: np.ndarray) -> dict[str, Any]:
+    """Return the attributes of an episode's group: what Minari's collector stores, to the last bit."""
+    number, length, seed = int(row["number"]), len(rewards), int(row["seed"])
+    total = np.add.reduce(rewards)
+    mean = total / length
+    away = rewards - mean
+    std = np.sqrt(np.add.reduce(away * away) / length)
+    statistics = (total, mean, std, np.maximum.reduce(rewards), np.minimum.reduce(rewards))
+    values = {"id": number, "total_steps": length, **({"seed": seed} if seed >= 0 else {})}
+    return values | dict(zip(STATISTICS, map(float, statistics), strict=True))

@@ -1,18 +1,23 @@
-"""Which episodes are exported, as which number, and in what order they are read.
+"""What all exports share: which episodes, as which number, in what order; memory and room; errors of writing.
 
 The number of an episode is its place in /episodes; those that the end of the data has cut come last.  So it depends on
 the data alone.  They are read in groups of envs: running episodes are in memory, and images of many envs would not fit.
 """
 
 import os
+import shutil
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
+from mpi_rollout.core.host import ANYWAY, format_bytes, is_any_size
 from mpi_rollout.data.opening import open as open_data
-from mpi_rollout.errors import DataError
-from mpi_rollout.storage.child import MEMORY_PER_BYTE, allow_memory
+from mpi_rollout.errors import DataError, RolloutError, StorageError, system_words
+from mpi_rollout.storage.ownership import free_space
+from mpi_rollout.storage.sandbox import MEMORY_PER_BYTE, allow_memory
+from mpi_rollout.storage.untrusted import is_of_reading
 
 RUNNING_NBYTES = 2**28  # Of the episodes that are in memory at a time.
 COPIES = 3  # Of them, while they are put together and written.
@@ -80,3 +85,26 @@ def groups_of(rows: np.ndarray) -> Iterator[np.ndarray]:
     """Yield the rows of each group, which one pass reads."""
     places = np.flatnonzero(np.diff(rows["group"])) + 1
     yield from np.split(rows, places)
+
+
+@contextmanager
+def writing(path: str) -> Iterator[None]:
+    """Blame the new file for what HDF5 or the system raise here; who reads raises errors of its own."""
+    try:
+        yield
+    except RolloutError:
+        raise
+    except Exception as error:
+        if not is_of_reading(error):
+            raise
+        raise StorageError(f"cannot write {path}: {system_words(error)} ({free_space(path)})") from error
+
+
+def check_room(folder: str, nbytes: int, compression: str) -> None:
+    """Raise StorageError if a file system has not as much room; the size of a compressed file is not known before."""
+    free = shutil.disk_usage(folder).free
+    if compression == "none" and nbytes > free and not is_any_size():
+        raise StorageError(
+            f"the export takes about {format_bytes(nbytes)}, and {os.path.abspath(folder)} has {format_bytes(free)} "
+            f"free; use --compression gzip, another place, {ANYWAY}"
+        )

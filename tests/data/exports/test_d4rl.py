@@ -11,7 +11,7 @@ from jobs import Job
 from written_data import quiet, written
 
 import mpi_rollout
-from mpi_rollout.data.exports import d4rl, minari_columns, selection
+from mpi_rollout.data.exports import d4rl, minari, selection
 from mpi_rollout.errors import DataError
 
 SPACE = spaces.Box(-1, 1, (2,), np.float64)
@@ -98,4 +98,4 @@ def test_infos_and_extras_of_one_name_are_both_there():
     assert columns["infos/extras/value"] is ones
     episode.infos["extras"] = zeros
     assert d4rl.columns_of(episode)["infos/policy_extras/value"] is ones
-    assert minari_columns.infos_of(episode)["policy_extras"]["value"].tolist() == [1, 1, 0]
+    assert minari.infos_of(episode)["policy_extras"]["value"].tolist() == [1, 1, 0]

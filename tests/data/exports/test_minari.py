@@ -13,11 +13,10 @@ from jobs import Job
 from written_data import LARGE_ROWS, quiet, written
 
 import mpi_rollout
-from mpi_rollout.data import passing
+from mpi_rollout.data import reading
 from mpi_rollout.data.exports import episode_groups, selection
 from mpi_rollout.data.exports import minari as tasks
-from mpi_rollout.data.exports.minari_metadata import policies_of, why_not_recovered
-from mpi_rollout.data.exports.minari_spaces import as_text
+from mpi_rollout.data.exports.minari_metadata import as_text, policies_of, why_not_recovered
 from mpi_rollout.errors import DataError, StorageError, UsageError
 from mpi_rollout.ranks.set_up import describe_spec
 
@@ -124,7 +123,7 @@ def test_several_ranks_write_the_same_data_set(tmp_path: Path):
 def test_envs_whose_episodes_do_not_fit_into_memory_are_read_in_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     file = written(tmp_path, "complete")
     monkeypatch.setattr(selection, "RUNNING_NBYTES", 1)
-    monkeypatch.setattr(passing, "PART_NBYTES", 1)
+    monkeypatch.setattr(reading, "SPAN_NBYTES", 1)
     with mpi_rollout.open(file) as data:
         assert len([*selection.groups_of(selection.exported_rows(data))]) == data.num_envs
     assert_same_data(exported(file, num_shares=2), file)
@@ -220,7 +219,7 @@ def test_a_dict_with_a_slash_in_a_key_is_refused():
 
 def test_a_full_disk_is_told_before_it_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("MPI_ROLLOUT_ANY_SIZE", raising=False)
-    monkeypatch.setattr("mpi_rollout.data.exports.writing.shutil.disk_usage", lambda _: type("", (), {"free": 10}))
+    monkeypatch.setattr("mpi_rollout.data.exports.selection.shutil.disk_usage", lambda _: type("", (), {"free": 10}))
     with pytest.raises(StorageError, match="free; use --compression gzip"):
         exported(written(tmp_path, "complete"))
 

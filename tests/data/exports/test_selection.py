@@ -10,7 +10,7 @@ from written_data import quiet, written
 import mpi_rollout
 from mpi_rollout.data.exports import d4rl, minari, selection
 from mpi_rollout.data.exports.selection import envs_per_group, share_of
-from mpi_rollout.storage.child import MEMORY_PER_BYTE
+from mpi_rollout.storage.sandbox import MEMORY_PER_BYTE
 
 
 @pytest.mark.parametrize("num_shares", [1, 2, 3, 7, 40])

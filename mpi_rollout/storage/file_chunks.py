@@ -4,13 +4,13 @@ import h5py
 import numpy as np
 
 from mpi_rollout.errors import ContentError
-from mpi_rollout.storage.objects import attributes_of, object_of, parsed, table_of
+from mpi_rollout.storage.chunk_reader import ChunkReader
 from mpi_rollout.storage.schema import CHUNK, COMMIT, first_digest, next_digest
-from mpi_rollout.storage.stored import StoredChunks
+from mpi_rollout.storage.untrusted import attributes_of, object_of, parsed, table_of
 
 
-class StoredFile:
-    """What the datasets of a file have in the first `num_steps` steps, by names; see `StoredChunks`.
+class FileChunks:
+    """What the datasets of a file have in the first `num_steps` steps, by names; see `ChunkReader`.
 
     Attributes
     ----------
@@ -36,18 +36,18 @@ class StoredFile:
         self.has_list = "chunks" in file
         self._listed = listed_chunks(file, num_steps, is_sealed, is_at_least) if self.has_list else {}
         self._bytes = open(path, "rb", buffering=0)  # noqa: SIM115  # As long as the file.
-        self._chunks: dict[str, StoredChunks] = {}
+        self._chunks: dict[str, ChunkReader] = {}
 
     def close(self) -> None:
         """Close the descriptor."""
         self._bytes.close()
 
-    def chunks(self, name: str) -> StoredChunks:
+    def chunks(self, name: str) -> ChunkReader:
         """Return the chunks of a dataset."""
         if name not in self._chunks:
             listed = self._listed.get(name, np.zeros(0, CHUNK)) if self.has_list else None
             dataset, descriptor = self._file[name], self._bytes.fileno()
-            self._chunks[name] = StoredChunks(dataset, descriptor, listed, self._is_sealed, self._needs_index)
+            self._chunks[name] = ChunkReader(dataset, descriptor, listed, self._is_sealed, self._needs_index)
         return self._chunks[name]
 
     def num_rows(self, name: str) -> int:

@@ -16,7 +16,7 @@ from written_data import flip, quiet, written
 from mpi_rollout.commands.run_summary import summary
 from mpi_rollout.errors import DataError
 from mpi_rollout.storage.codecs import MOST_SMALLER
-from mpi_rollout.storage.objects import ContentError, check_room, open_unmarked
+from mpi_rollout.storage.untrusted import ContentError, check_room, open_unmarked
 from mpi_rollout.storage.verification import verify
 
 READERS = {"inspect": summary, "verify": verify}
@@ -51,7 +51,8 @@ def test_every_damage_is_refused_in_one_line_or_in_what_is_not_read(tmp_path: Pa
     path.write_bytes(original)
     expected, num_refused = summary(quiet, str(path)), 0
     heap = original.index(b"GCOL")  # Damage there can have HDF5 go round in circles for ever: the child ends that.
-    places = {*range(0, 48, 5), *draws.sample(range(len(original)), 150)} - {*range(heap, heap + 4096)}
+    regions = [range(number * len(original) // 50, (number + 1) * len(original) // 50) for number in range(50)]
+    places = {*range(0, 48, 5), *map(draws.choice, regions)} - {*range(heap, heap + 4096)}
     if kind == "running":  # Its last episodes have no checksum yet.
         with h5py.File(path, libver="latest", swmr=True) as file:
             last = file["episodes"].id.get_chunk_info(file["episodes"].id.get_num_chunks() - 1)
@@ -64,7 +65,7 @@ def test_every_damage_is_refused_in_one_line_or_in_what_is_not_read(tmp_path: Pa
             assert str(error).startswith(str(path)) and "\n" not in str(error)
             num_refused += 1
         path.write_bytes(original)
-    assert num_refused > 20
+    assert num_refused > 8
 
 
 def test_one_damaged_byte_in_what_a_run_has_left_does_not_hang(job: Job, whole: dict[str, Path]):

@@ -14,9 +14,9 @@ from written_data import ACTIONS, NUM_STEPS, SMALL, Feed, ending, relist, writte
 
 import mpi_rollout
 from mpi_rollout.core.spaces import describe
-from mpi_rollout.data import passing
-from mpi_rollout.data.spaces import space_of
+from mpi_rollout.data import reading
 from mpi_rollout.errors import DataError
+from mpi_rollout.storage.values import space_of
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,7 @@ def test_rows_beyond_the_last_commit_are_not_given(tmp_path: Path) -> None:
 
 
 def test_parts_of_a_pass_are_the_columns(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(passing, "PART_NBYTES", 1)
+    monkeypatch.setattr(reading, "SPAN_NBYTES", 1)
     data = mpi_rollout.open(path)
     parts = list(data.passing(["observations", "rewards"], start=9))
     assert parts[0].start == 8 and parts[-1].stop == NUM_STEPS

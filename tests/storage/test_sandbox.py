@@ -11,14 +11,14 @@ import pytest
 from jobs import Job, are_gone, processes_in
 
 from mpi_rollout.errors import DataError, Interrupted, RolloutError, StorageError
-from mpi_rollout.storage import child
-from mpi_rollout.storage.child import BLOCKED_SIGNALS, CRASH_SIGNALS, MEMORY_NBYTES, MEMORY_PER_BYTE, in_child
+from mpi_rollout.storage import sandbox
+from mpi_rollout.storage.sandbox import BLOCKED_SIGNALS, CRASH_SIGNALS, MEMORY_NBYTES, MEMORY_PER_BYTE, in_sandbox
 
 STOPPED = """
 from mpi_rollout.errors import RolloutError
-from mpi_rollout.storage.child import in_child
+from mpi_rollout.storage.sandbox import in_sandbox
 try:
-    in_child("child_tasks:{task}", "run.h5")
+    in_sandbox("child_tasks:{task}", "run.h5")
 except RolloutError as error:
     print(error.exit_code, error, flush=True)
 """
@@ -26,28 +26,28 @@ except RolloutError as error:
 
 def test_a_child_that_hangs_is_ended_and_what_it_was_doing_told():
     with pytest.raises(DataError, match=r"run\.h5: no answer for 0\.5 s while (starting|reading its middle); the file"):
-        in_child("child_tasks:hang", "run.h5", patience_s=0.5)
+        in_sandbox("child_tasks:hang", "run.h5", patience_s=0.5)
 
 
 @pytest.mark.parametrize("number", CRASH_SIGNALS)
 def test_a_child_that_crashes_is_told_with_what_it_was_doing(number: signal.Signals):
     words = rf"run\.h5: HDF5 crashed while reading its end \({number.name}\); the file is damaged"
     with pytest.raises(DataError, match=words):
-        in_child("child_tasks:die", "run.h5", number)
+        in_sandbox("child_tasks:die", "run.h5", number)
 
 
 def test_a_child_that_was_killed_says_nothing_about_the_file():
     with pytest.raises(
         RolloutError, match=r"was killed \(SIGKILL\) while reading its end: .* for want of memory"
     ) as caught:
-        in_child("child_tasks:die", "run.h5", signal.SIGKILL)
+        in_sandbox("child_tasks:die", "run.h5", signal.SIGKILL)
     assert caught.value.exit_code == 70 and "damaged" not in str(caught.value)
 
 
 @pytest.mark.parametrize(("task", "doing"), [("err", "reading its end"), ("leave", "starting"), ("gone", "starting")])
 def test_a_mistake_of_ours_is_told_as_one(task: str, doing: str, capfd: pytest.CaptureFixture):
     with pytest.raises(RolloutError, match=f"reading it failed while {doing} .* is an error of mpi_rollout") as caught:
-        in_child(f"child_tasks:{task}", "run.h5")
+        in_sandbox(f"child_tasks:{task}", "run.h5")
     assert caught.value.exit_code == 70 and "damaged" not in str(caught.value)
     words = {"err": "KeyError: 'a mistake of ours'", "leave": "", "gone": "has no attribute 'gone'"}
     assert words[task] in capfd.readouterr().err
@@ -55,18 +55,18 @@ def test_a_mistake_of_ours_is_told_as_one(task: str, doing: str, capfd: pytest.C
 
 def test_an_error_is_told_before_what_it_has_interrupted_is_closed():
     with pytest.raises(StorageError, match=r"cannot write run\.h5"):
-        in_child("child_tasks:refuse_amid_writing", "run.h5")
+        in_sandbox("child_tasks:refuse_amid_writing", "run.h5")
 
 
 def test_what_asks_a_job_to_stop_does_not_end_the_child():
-    assert in_child("child_tasks:ask_myself", "run.h5") == "whole"
+    assert in_sandbox("child_tasks:ask_myself", "run.h5") == "whole"
 
 
 @pytest.mark.parametrize("number", BLOCKED_SIGNALS)
 def test_a_parent_that_is_asked_to_stop_says_so_at_once(number: signal.Signals):
     before = signal.getsignal(number)
     with pytest.raises(Interrupted, match=rf"run\.h5: stopped by {number.name} while reading its middle; the file was"):
-        in_child("child_tasks:ask_my_parent", "run.h5", number)
+        in_sandbox("child_tasks:ask_my_parent", "run.h5", number)
     assert signal.getsignal(number) == before
 
 
@@ -86,14 +86,14 @@ def test_a_child_ends_with_its_parent(job: Job):
 
 def test_what_takes_more_memory_than_a_file_of_its_size_is_damaged():
     with pytest.raises(DataError, match=r"run\.h5: reading it takes more memory than a file of its size can need"):
-        in_child("child_tasks:fill_memory", "run.h5")
+        in_sandbox("child_tasks:fill_memory", "run.h5")
 
 
 def test_a_signal_that_came_too_late_to_stop_anything_is_for_who_had_it_before():
     numbers: list[int] = []
     before = signal.signal(signal.SIGUSR2, lambda number, _: numbers.append(number))
     try:
-        with child._heeding() as asked:
+        with sandbox._heeding() as asked:
             os.kill(os.getpid(), signal.SIGUSR2)
             assert (asked, numbers) == ([signal.SIGUSR2], [])
         assert numbers == [signal.SIGUSR2]
@@ -103,7 +103,7 @@ def test_a_signal_that_came_too_late_to_stop_anything_is_for_who_had_it_before()
 
 def test_who_has_read_a_file_is_asked_to_stop_as_before():
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
-    assert in_child("child_tasks:ask_myself", "run.h5") == "whole"
+    assert in_sandbox("child_tasks:ask_myself", "run.h5") == "whole"
     assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == before
 
 
@@ -121,11 +121,11 @@ def test_the_memory_for_a_file_grows_with_its_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int | None, most: int, expected: int
 ):
     limits: list[tuple[int, int]] = []
-    monkeypatch.setattr(child.resource, "getrlimit", lambda kind: (RLIM_INFINITY, most))
-    monkeypatch.setattr(child.resource, "setrlimit", lambda kind, limit: limits.append(limit))
+    monkeypatch.setattr(sandbox.resource, "getrlimit", lambda kind: (RLIM_INFINITY, most))
+    monkeypatch.setattr(sandbox.resource, "setrlimit", lambda kind, limit: limits.append(limit))
     if size is not None:
         (tmp_path / "run.h5").write_bytes(bytes(size))
-    child.limit_memory(str(tmp_path / "run.h5"))
+    sandbox.limit_memory(str(tmp_path / "run.h5"))
     assert limits == [(expected, most)]
 
 
@@ -142,15 +142,15 @@ def test_a_task_that_needs_more_memory_may_have_it(
     monkeypatch: pytest.MonkeyPatch, now: int, most: int, expected: list[tuple[int, int]]
 ):
     limits: list[tuple[int, int]] = []
-    monkeypatch.setattr(child.resource, "getrlimit", lambda kind: (now, most))
-    monkeypatch.setattr(child.resource, "setrlimit", lambda kind, limit: limits.append(limit))
-    child.allow_memory(1000)
+    monkeypatch.setattr(sandbox.resource, "getrlimit", lambda kind: (now, most))
+    monkeypatch.setattr(sandbox.resource, "setrlimit", lambda kind, limit: limits.append(limit))
+    sandbox.allow_memory(1000)
     assert limits == expected
 
 
 def test_what_is_read_is_told_when_it_changes():
     signs = io.StringIO()
-    tell = child.teller(signs)
+    tell = sandbox.teller(signs)
     for doing in ("reading its middle", "reading its middle", "reading its end"):
         tell(doing)
     lines = signs.getvalue().splitlines()

@@ -36,10 +36,10 @@ CRASH_SIGNALS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, s
 MEMORY_NBYTES, MEMORY_PER_BYTE = 2**30, 4
 # No filter that a file names is loaded from a library; one thread, since each would count as 40 MB of memory.
 VARIABLES = {"HDF5_PLUGIN_PRELOAD": "::", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-PROGRAM = "from mpi_rollout.storage.child import serve; serve()"
+PROGRAM = "from mpi_rollout.storage.sandbox import serve; serve()"
 
 
-def in_child(task: str, path: str, *arguments: object, patience_s: float = PATIENCE_S) -> Any:
+def in_sandbox(task: str, path: str, *arguments: object, patience_s: float = PATIENCE_S) -> Any:
     """Call `task`, a `module:function`, with a function to tell what it does, a path and arguments that JSON can hold.
 
     Return what the task has returned, as JSON can hold it.
@@ -60,7 +60,7 @@ def in_child(task: str, path: str, *arguments: object, patience_s: float = PATIE
 def _answer_of(
     child: subprocess.Popen[bytes], path: str, patience_s: float, asked: list[int], words: IO[bytes]
 ) -> object:
-    """Wait for what the task has returned, or raise what `in_child` does."""
+    """Wait for what the task has returned, or raise what `in_sandbox` does."""
     doing = "starting"
     try:
         for line in _lines(child, patience_s, asked):

@@ -8,7 +8,7 @@ import os
 import threading
 import zlib
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import h5py
 import numpy as np
@@ -16,8 +16,8 @@ import numpy as np
 from mpi_rollout.errors import ContentError
 from mpi_rollout.storage.chunks import is_sparse
 from mpi_rollout.storage.filters import CHECKSUM_NBYTES, Filters, fletcher32
-from mpi_rollout.storage.objects import is_of_reading
 from mpi_rollout.storage.schema import CHUNK
+from mpi_rollout.storage.untrusted import is_of_reading
 
 one_thread = threading.RLock()  # The chunk that was read last is kept, and h5py's own lock is not held meanwhile.
 os.register_at_fork(after_in_child=one_thread._at_fork_reinit)  # type: ignore[attr-defined]
@@ -30,7 +30,7 @@ class Entries(NamedTuple):
     rows: np.ndarray
 
 
-class StoredChunks:
+class ChunkReader:
     """The chunks of one dataset, numbered in the order of rows, then of envs.
 
     Parameters
@@ -66,7 +66,6 @@ class StoredChunks:
         self._listed = self._last_of_each(np.zeros(0, CHUNK) if listed is None else listed)
         self._stored, self._mask = np.empty(0, np.uint8), 0  # The chunk that was read last, as it is in the file.
         self.num_chunks = self.nbytes = 0
-        self._whole: set[int] = set()  # Chunks that `check` need not read again.
 
     def _last_of_each(self, entries: np.ndarray) -> Entries:
         """Return the last entry of each chunk, in the order of chunks."""
@@ -227,13 +226,14 @@ class StoredChunks:
                 array[outer] = self._decoded(number)[inner]
         return array
 
-    def check(self, selection: Any, num_rows: int) -> None:
-        """Compare the checksums of the chunks that a NumPy index may lead to, once; ContentError if one is damaged."""
-        rows, envs = (*(selection if isinstance(selection, tuple) else (selection,)), ...)[:2]
-        for number in self.numbers(_span(rows, num_rows), _span(envs, self._num_envs)):
-            if number not in self._whole:
-                self.compare(number, num_rows)
-                self._whole.add(number)
+    def pick(self, rows: np.ndarray, envs: slice) -> np.ndarray:
+        """Read single rows, in any order, of some envs; ContentError if one of their chunks is damaged."""
+        array = np.empty((len(rows), *self.read(0, 0, envs).shape[1:]), self.dtype)
+        order = np.argsort(rows, kind="stable")
+        for places in np.split(order, np.flatnonzero(np.diff(rows[order] // self.rows)) + 1) if len(rows) else ():
+            first = int(rows[places[0]])
+            array[places] = self.read(first, int(rows[places[-1]]) + 1, envs)[rows[places] - first]
+        return array
 
     def compare(self, number: int, num_rows: int) -> None:
         """Compare the checksum of a chunk; ContentError if it is damaged."""
@@ -249,18 +249,6 @@ class StoredChunks:
             return self.values()
         except zlib.error as error:
             raise ContentError(self._named(number, f"it cannot be decompressed: {error}")) from error
-
-
-def _span(index: Any, size: int) -> slice:
-    """Return a range that holds all that an index of one axis leads to."""
-    if isinstance(index, slice):
-        places = range(size)[index]
-        return slice(min(places[0], places[-1]), max(places[0], places[-1]) + 1) if places else slice(0, 0)
-    if isinstance(index, int | np.integer):
-        return slice(int(index) % size, int(index) % size + 1) if size else slice(0, 0)
-    if isinstance(index, np.ndarray) and index.dtype.kind in "iu" and index.size and index.min() >= 0:
-        return slice(int(index.min()), int(index.max()) + 1)
-    return slice(0, size)
 
 
 def _overlap(start: int, stop: int, first: int, size: int) -> tuple[slice, slice]:

@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Iterable, Iterator
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -12,18 +12,17 @@ from gymnasium.vector import AutoresetMode
 from mpi_rollout.core.columns import FURTHER, TABLE, Rows, column_of
 from mpi_rollout.core.spaces import Tree
 from mpi_rollout.data.columns import Column, group_tree
-from mpi_rollout.data.episodes import Episode, Reading, as_table, check_groups, chosen, ordered
-from mpi_rollout.data.passing import Part, parts_of
-from mpi_rollout.data.spaces import space_of
+from mpi_rollout.data.episodes import Episode
+from mpi_rollout.data.reading import Reading, StepSpan, as_table, check_groups, chosen, ordered, spans_of
 from mpi_rollout.data.transitions import Batch, FileTransitions, Transitions
-from mpi_rollout.data.unfinished import unfinished_episodes
 from mpi_rollout.errors import DataError
-from mpi_rollout.storage.objects import parsed
 from mpi_rollout.storage.schema import EPISODE
 from mpi_rollout.storage.stored_run import StoredRun
+from mpi_rollout.storage.untrusted import parsed
+from mpi_rollout.storage.values import space_of
 
 
-class Rollout:
+class RunData:
     """The data of one file: complete, recovered, or what a run has committed of a `.part`.
 
     Attributes
@@ -66,10 +65,9 @@ class Rollout:
         self.further = {name: self._columns(name) for name in FURTHER if name in names}
 
     def _columns(self, group: str) -> Tree:
-        make = lambda name: Column(self._source, name)  # noqa: E731
-        return group_tree(self._source.leaves, group, self.spaces.get(group), make)
+        return group_tree(self._source.leaves, group, self.spaces.get(group), partial(Column, self._source))
 
-    def __enter__(self) -> "Rollout":
+    def __enter__(self) -> "RunData":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -85,9 +83,8 @@ class Rollout:
         When the run is complete, the file has lost the `.part` in its name: `path` is then the new name.
         """
         self._source.look()
-        self.__dict__.pop("episodes", None)
-        self.__dict__.pop("unfinished", None)
-        self.__dict__.pop("transitions", None)
+        for name in ("episodes", "unfinished", "transitions"):
+            self.__dict__.pop(name, None)
         return self.num_steps
 
     @property
@@ -158,7 +155,7 @@ class Rollout:
     @cached_property
     def unfinished(self) -> np.ndarray:
         """The episodes that the end of the data cuts: neither terminated nor truncated."""
-        return unfinished_episodes(self._source)
+        return self._source.unfinished()
 
     @property
     def num_transitions(self) -> int:
@@ -276,7 +273,9 @@ class Rollout:
         """Whether the row after an end is the next episode's, so that the last observation is elsewhere."""
         return self.final_observations is not None or self.autoreset_mode != AutoresetMode.NEXT_STEP
 
-    def passing(self, columns: Iterable[str] | None = None, start: int = 0, stop: int | None = None) -> Iterator[Part]:
+    def passing(
+        self, columns: Iterable[str] | None = None, start: int = 0, stop: int | None = None
+    ) -> Iterator[StepSpan]:
         """Iterate over the columns in order of steps, some whole chunks at a time; each chunk is read once.
 
         Parameters
@@ -286,14 +285,14 @@ class Rollout:
         start, stop
             The steps that are wanted; parts begin where chunks do.
         """
-        return parts_of(self._source, check_groups(columns), start, stop)
+        return spans_of(self._source, check_groups(columns), start, stop)
 
     def __repr__(self) -> str:
         env = self.env_id or self.config.env_factory
-        return f"<Rollout {self.path}: {env}, {self.num_envs:,} envs x {self.num_steps:,} steps>"
+        return f"<RunData {self.path}: {env}, {self.num_envs:,} envs x {self.num_steps:,} steps>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Rollout, (os.path.abspath(self.path),)
+        return RunData, (os.path.abspath(self.path),)
 
 
 def _plain(value: Any) -> Any:

@@ -1,0 +1,215 @@
+"""One pass over a file, in the order of its steps: each chunk is read once, and memory is bounded.
+
+Rows of observations are one more than steps.  So the observations of the next span are read before a span is given.
+Episodes are made of the spans in which they end.
+"""
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from mpi_rollout.core.columns import TABLE, has_last_row
+from mpi_rollout.core.spaces import Space
+from mpi_rollout.data.columns import columns_of
+from mpi_rollout.data.episodes import Arrays, Episode, EpisodeColumns
+from mpi_rollout.storage.stored_run import StoredRun
+
+FEW_NBYTES = 64
+SPAN_NBYTES = 2**24
+
+
+@dataclass(frozen=True)
+class StepSpan:
+    """The steps `start` to `stop` - 1 of all envs, or of those from `first_env` on.
+
+    Attributes
+    ----------
+    arrays
+        By the names of columns, of shape (stop - start, envs, ...); observations and infos have the row `stop` as well.
+    """
+
+    start: int
+    stop: int
+    first_env: int
+    arrays: dict[str, np.ndarray]
+
+
+def rows_per_span(source: StoredRun, names: Iterable[str], num_envs: int) -> int:
+    """Return how many steps to read at a time: whole chunks of all columns, in SPAN_NBYTES if chunks are no larger."""
+    names = list(names)
+    rows = math.lcm(*(source.chunks[name][0] for name in names)) if names else 1024
+    row_nbytes = sum(source.leaves[name].nbytes for name in names) * num_envs
+    return rows * max(SPAN_NBYTES // max(rows * row_nbytes, 1), 1)
+
+
+def spans_of(
+    source: StoredRun, groups: Iterable[str], start: int = 0, stop: int | None = None, envs: slice | None = None
+) -> Iterator[StepSpan]:
+    """Yield the spans of a file that hold steps `start` to `stop` - 1 of some envs, cut where chunks begin."""
+    envs = slice(0, source.config.num_envs) if envs is None else envs
+    names = columns_of(groups, source.leaves)
+    of_steps, ahead = ([name for name in names if has_last_row(name) == is_ahead] for is_ahead in (False, True))
+    rows = rows_per_span(source, names, envs.stop - envs.start)
+    last = source.num_steps if stop is None else min(stop, source.num_steps)
+    first = start - start % rows
+    if first >= last:
+        return
+    waiting = _read(source, ahead, first, min(first + rows, last + 1), envs, 1)
+    for begin in range(first, last, rows):
+        end = min(begin + rows, last)
+        arrays = {name: array[: end - begin + 1] for name, array in waiting.items()}
+        if end - begin == rows:
+            waiting = _read(source, ahead, end, min(end + rows, last + 1), envs, 1)
+            for name, array in arrays.items():
+                array[-1] = waiting[name][0]
+        yield StepSpan(begin, end, envs.start, arrays | _read(source, of_steps, begin, end, envs, 0))
+
+
+def _read(source: StoredRun, names: list[str], start: int, stop: int, envs: slice, more: int) -> dict[str, np.ndarray]:
+    """Read rows of some columns into arrays that have room for `more` rows."""
+    arrays: dict[str, np.ndarray] = {}
+    for name in names:
+        leaf = source.leaves[name]
+        array = np.empty((stop - start + more, envs.stop - envs.start, *leaf.shape), leaf.dtype)
+        if stop > start:
+            source.read(name, slice(start, stop), envs, array)
+        arrays[name] = array
+    return arrays
+
+
+@dataclass
+class Reading:
+    """Reads some episodes of one file, in the order of their ends.
+
+    Parameters
+    ----------
+    rows
+        Of `data.episodes`, sorted by their ends.
+    """
+
+    source: StoredRun
+    rows: np.ndarray
+    groups: Iterable[str]
+    spaces: dict[str, Space | None]
+    has_gaps: bool
+    file: int = 0
+    _begun: dict[int, Arrays] = field(default_factory=dict)  # Of episodes that go on in the next span.
+
+    def episodes(self) -> Iterator[Episode]:
+        """Iterate over the episodes, while the file is read once."""
+        return chain.from_iterable(self._by_span())
+
+    def _by_span(self) -> Iterator[Iterable[Episode]]:
+        """Yield the episodes that end in a span of the file, part after span."""
+        ends = self.rows["start"] + self.rows["length"]
+        if not len(ends):
+            return
+        by_start = np.argsort(self.rows["start"], kind="stable")
+        starts, active, num_begun = self.rows["start"][by_start], np.zeros(0, np.int64), 0
+        envs = slice(int(self.rows["env_index"].min()), int(self.rows["env_index"].max()) + 1)
+        for span in spans_of(self.source, self.groups, int(starts[0]), int(ends.max()), envs):
+            stop = int(np.searchsorted(starts, span.stop))
+            active = np.concatenate([active, by_start[num_begun:stop]])
+            num_begun = stop
+            if not len(active):
+                continue
+            is_over = ends[active] <= span.stop
+            yield self._of_span(span, np.sort(active[is_over]), active[~is_over])
+            active = active[~is_over]
+
+    def _of_span(self, span: StepSpan, over: np.ndarray, running: np.ndarray) -> Iterable[Episode]:
+        """Make the episodes that end in a span, one when it is wanted; keep what the span has of those that go on."""
+        arrays = {name: _by_env(array) for name, array in span.arrays.items()}
+        num_rows = span.stop - span.start
+        columns = EpisodeColumns(
+            {name: array.reshape(-1, *array.shape[2:]) for name, array in arrays.items()},
+            self.rows, self.spaces, self.file, self.has_gaps,
+        )  # fmt: skip
+        rows = self.rows[over]
+        envs, first = rows["env_index"] - span.first_env, rows["start"] - span.start
+        has_begun = first < 0
+        places = [np.where(has_begun, 0, envs * size + first).tolist() for size in (num_rows, num_rows + 1)]
+        columns_of = [columns] * len(over)
+        for place in np.flatnonzero(has_begun).tolist():
+            index = int(over[place])
+            columns_of[place] = self._joined(index, span, arrays)
+        for index in running.tolist():
+            self._keep(index, span, arrays)
+        return map(Episode, columns_of, over.tolist(), *places, rows["length"].tolist())
+
+    def _keep(self, index: int, span: StepSpan, arrays: Arrays) -> Arrays:
+        """Copy what a span has of an episode that others have more of; return its arrays so far."""
+        env, start, length = (int(self.rows[name][index]) for name in ("env_index", "start", "length"))
+        if index not in self._begun:
+            self._begun[index] = {
+                name: np.empty((length + has_last_row(name), *array.shape[2:]), array.dtype)
+                for name, array in arrays.items()
+            }
+        first, stop = max(start, span.start), min(start + length, span.stop)
+        for name, array in self._begun[index].items():
+            end = stop + has_last_row(name)  # The next observation may be the first of the next span.
+            rows = slice(first - span.start, end - span.start)
+            array[first - start : end - start] = arrays[name][env - span.first_env, rows]
+        return self._begun[index]
+
+    def _joined(self, index: int, span: StepSpan, arrays: Arrays) -> EpisodeColumns:
+        """Return the whole of an episode that ends in a span."""
+        self._keep(index, span, arrays)
+        return EpisodeColumns(self._begun.pop(index), self.rows, self.spaces, self.file, self.has_gaps)
+
+
+def _by_env(array: np.ndarray) -> np.ndarray:
+    """Return rows of envs as envs of rows, contiguous."""
+    shape, nbytes = array.shape, array[0, 0].nbytes
+    if not 0 < nbytes <= FEW_NBYTES:
+        return np.ascontiguousarray(array.swapaxes(0, 1))
+    whole = array.reshape(*shape[:2], -1).view(np.dtype((np.void, nbytes)))[..., 0]  # A row at a time.
+    return np.ascontiguousarray(whole.T).view(array.dtype).reshape(shape[1], shape[0], *shape[2:])
+
+
+def chosen(
+    rows: np.ndarray,
+    min_return: float | None = None,
+    max_return: float | None = None,
+    min_length: int | None = 1,
+    max_length: int | None = None,
+    terminated: bool | None = None,
+) -> np.ndarray:
+    """Return the rows of a table of episodes that fit; bounds are inclusive."""
+    fits = np.ones(len(rows), np.bool_)
+    for name, low, high in (("return", min_return, max_return), ("length", min_length, max_length)):
+        if low is not None:
+            fits &= rows[name] >= low
+        if high is not None:
+            fits &= rows[name] <= high
+    if terminated is not None:
+        fits &= rows["terminated"] == terminated
+    return rows[fits]
+
+
+def check_groups(columns: Iterable[str] | None) -> tuple[str, ...]:
+    """Return which groups of columns to read; ValueError for a name that there is not."""
+    groups = tuple(TABLE if columns is None else columns)
+    if unknown := [name for name in groups if name not in TABLE]:
+        raise ValueError(f"columns should be some of {', '.join(TABLE)}; got {unknown[0]!r}")
+    # Where a file has them, they are the last rows of an episode.
+    return (*groups, *(name for name in TABLE if name.removeprefix("final_") in groups and name not in groups))
+
+
+def ordered(rows: np.ndarray) -> np.ndarray:
+    """Sort rows by the ends of their episodes, then by env."""
+    ends, envs = rows["start"] + rows["length"], rows["env_index"]
+    is_later = (ends[1:] > ends[:-1]) | ((ends[1:] == ends[:-1]) & (envs[1:] >= envs[:-1]))
+    return rows if is_later.all() else rows[np.lexsort((envs, ends))]
+
+
+def as_table(rows: Any, dtype: np.dtype) -> np.ndarray:
+    """Return rows of episodes, one or several, as a table; ValueError if they are something else."""
+    table = np.atleast_1d(np.asarray(rows))
+    if table.dtype.names is None or not set(dtype.names or ()) <= set(table.dtype.names) or table.ndim != 1:
+        raise ValueError("episodes should be rows of data.episodes, such as data.episodes[:10]")
+    return table
