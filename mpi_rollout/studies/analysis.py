@@ -10,11 +10,11 @@ from functools import cached_property
 
 import numpy as np
 
-from mpi_rollout.bench import statistics
-from mpi_rollout.bench.samples import Sample
-from mpi_rollout.bench.statistics import Fit, Interval, NoFit, median_interval, median_of
-from mpi_rollout.bench.study import StudyFile
 from mpi_rollout.config import AUTO
+from mpi_rollout.studies import statistics
+from mpi_rollout.studies.samples import Sample
+from mpi_rollout.studies.statistics import Fit, Interval, NoFit, median_interval, median_of
+from mpi_rollout.studies.study import StudyFile
 
 PHASES = ("env", "idle", "exchange", "policy", "write")
 

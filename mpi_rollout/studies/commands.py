@@ -3,10 +3,10 @@
 import argparse
 from functools import partial
 
-from mpi_rollout.bench.plan import JobOptions, numbers
 from mpi_rollout.config import AUTO
 from mpi_rollout.errors import UsageError
 from mpi_rollout.options import Commands, add_run_options, path
+from mpi_rollout.studies.plan import JobOptions, numbers
 
 # The options of a run that a study takes from its user; the others are the study's own affair.
 SCALING_OPTIONS = (
@@ -92,8 +92,8 @@ def _add_kind(kinds: Commands, kind: str, size: str, where: str) -> None:
 
 def scaling_command(options: argparse.Namespace) -> int:
     """Measure a study."""
-    from mpi_rollout.bench.scaling import Task, measure, show_plan
-    from mpi_rollout.bench.study import Study, scaling_points
+    from mpi_rollout.studies.scaling import Task, measure, show_plan
+    from mpi_rollout.studies.study import Study, scaling_points
 
     run = {name: getattr(options, name) for name in SCALING_OPTIONS}
     points = scaling_points(options.ranks, options.fragment_length)
@@ -108,7 +108,7 @@ def scaling_command(options: argparse.Namespace) -> int:
 
 def gather_command(options: argparse.Namespace) -> int:
     """Put the parts of a study together."""
-    from mpi_rollout.bench.scaling import gather
+    from mpi_rollout.studies.scaling import gather
 
     return gather(options.out)
 
@@ -128,7 +128,7 @@ def add_tune(commands: Commands) -> None:
 
 def tune_command(options: argparse.Namespace) -> int:
     """Tune."""
-    from mpi_rollout.bench.tune import tune
+    from mpi_rollout.studies.tune import tune
 
     run = {name: getattr(options, name) for name in TUNE_OPTIONS}
     return tune(run, options.ranks, options.trial_s, JobOptions.read(options))

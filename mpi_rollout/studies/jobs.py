@@ -13,11 +13,11 @@ from time import monotonic
 from types import FrameType
 from typing import Any
 
-from mpi_rollout.bench.plan import run_command
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.errors import Interrupted
 from mpi_rollout.exchange.waiting import CROWDED
 from mpi_rollout.process.interrupts import STOP_SIGNALS
+from mpi_rollout.studies.plan import run_command
 
 Summary = dict[str, Any]  # What a job prints as JSON when it ends.
 

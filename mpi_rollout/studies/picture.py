@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mpi_rollout.bench.analysis import Analysis, PointFigures, analyses
-from mpi_rollout.bench.report import disturbance, title
-from mpi_rollout.bench.statistics import NoFit, reaches, serial_fraction
-from mpi_rollout.bench.study import StudyFile, read_study
 from mpi_rollout.commands import style
 from mpi_rollout.errors import DataError
+from mpi_rollout.studies.analysis import Analysis, PointFigures, analyses
+from mpi_rollout.studies.report import disturbance, title
+from mpi_rollout.studies.statistics import NoFit, reaches, serial_fraction
+from mpi_rollout.studies.study import StudyFile, read_study
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -2,12 +2,12 @@
 
 import math
 
-from mpi_rollout.bench.analysis import Analysis, PointFigures, analyses
-from mpi_rollout.bench.statistics import Fit, NoFit, serial_fraction
-from mpi_rollout.bench.study import StudyFile
-from mpi_rollout.bench.tables import aligned
-from mpi_rollout.bench.workplace import place_and_time
 from mpi_rollout.errors import counted
+from mpi_rollout.studies.analysis import Analysis, PointFigures, analyses
+from mpi_rollout.studies.statistics import Fit, NoFit, serial_fraction
+from mpi_rollout.studies.study import StudyFile
+from mpi_rollout.studies.tables import aligned
+from mpi_rollout.studies.workplace import place_and_time
 
 QUIET = 0.9  # Of a core: ranks spin while they wait, so on a quiet machine they have all of it.
 CAUSES = {

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from mpi_rollout.bench.jobs import JobFailed, JobRunner
-from mpi_rollout.bench.samples import Point, Sample, sample_of
-from mpi_rollout.bench.study import StudyFile
-from mpi_rollout.bench.workplace import tell
 from mpi_rollout.core.clock import utc_now
 from mpi_rollout.errors import Interrupted, UsageError
+from mpi_rollout.studies.jobs import JobFailed, JobRunner
+from mpi_rollout.studies.samples import Point, Sample, sample_of
+from mpi_rollout.studies.study import StudyFile
+from mpi_rollout.studies.workplace import tell
 
 WARM_UP = -1
 

@@ -6,9 +6,9 @@ from dataclasses import MISSING, dataclass, fields, is_dataclass
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
-from mpi_rollout.bench.jobs import Summary
 from mpi_rollout.config import AUTO, flag
 from mpi_rollout.errors import ContentError
+from mpi_rollout.studies.jobs import Summary
 
 
 @dataclass(frozen=True)

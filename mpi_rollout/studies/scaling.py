@@ -4,12 +4,16 @@ import json
 import shlex
 from dataclasses import dataclass, replace
 
-from mpi_rollout.bench import report
-from mpi_rollout.bench.jobs import JobRunner, stopping_on_signals
-from mpi_rollout.bench.plan import check_packages, printable_launcher, run_command, usable_launcher
-from mpi_rollout.bench.runner import Runner, job_out, warm_up_of
-from mpi_rollout.bench.samples import Point
-from mpi_rollout.bench.study import (
+from mpi_rollout.core.clock import utc_now
+from mpi_rollout.errors import DataError, Interrupted, RolloutError, UsageError, counted
+from mpi_rollout.process.console import STDOUT, say
+from mpi_rollout.storage.output import check_folder
+from mpi_rollout.studies import report
+from mpi_rollout.studies.jobs import JobRunner, stopping_on_signals
+from mpi_rollout.studies.plan import check_packages, printable_launcher, run_command, usable_launcher
+from mpi_rollout.studies.runner import Runner, job_out, warm_up_of
+from mpi_rollout.studies.samples import Point
+from mpi_rollout.studies.study import (
     Study,
     StudyFile,
     check_same_study,
@@ -17,11 +21,7 @@ from mpi_rollout.bench.study import (
     make_folder,
     part_of,
 )
-from mpi_rollout.bench.workplace import claimed, job_folder, machine_facts, origin, tell
-from mpi_rollout.core.clock import utc_now
-from mpi_rollout.errors import DataError, Interrupted, RolloutError, UsageError, counted
-from mpi_rollout.process.console import STDOUT, say
-from mpi_rollout.storage.output import check_folder
+from mpi_rollout.studies.workplace import claimed, job_folder, machine_facts, origin, tell
 
 
 @dataclass(frozen=True)

@@ -17,12 +17,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from mpi_rollout.bench.plan import JobOptions, Options, check_enough_envs, check_least, in_order
-from mpi_rollout.bench.samples import Point, Sample, record
-from mpi_rollout.bench.workplace import Facts
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.errors import ContentError, DataError, StorageError, UsageError, counted, first_line
 from mpi_rollout.options import difference
+from mpi_rollout.studies.plan import JobOptions, Options, check_enough_envs, check_least, in_order
+from mpi_rollout.studies.samples import Point, Sample, record
+from mpi_rollout.studies.workplace import Facts
 
 FORMAT, FORMAT_VERSION = "mpi_rollout-study", 1
 

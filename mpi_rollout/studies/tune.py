@@ -12,8 +12,12 @@ from pathlib import Path
 
 import gymnasium
 
-from mpi_rollout.bench.jobs import JobRunner, stopping_on_signals
-from mpi_rollout.bench.plan import (
+from mpi_rollout.config import RolloutConfig
+from mpi_rollout.core.host import num_usable_cores
+from mpi_rollout.errors import RolloutError, StorageError, counted
+from mpi_rollout.options import check_seconds
+from mpi_rollout.studies.jobs import JobRunner, stopping_on_signals
+from mpi_rollout.studies.plan import (
     JobOptions,
     Options,
     arguments_of,
@@ -22,16 +26,12 @@ from mpi_rollout.bench.plan import (
     run_command,
     usable_launcher,
 )
-from mpi_rollout.bench.runner import WARM_UP, Runner, job_out
-from mpi_rollout.bench.samples import Point, Sample
-from mpi_rollout.bench.statistics import Interval, median_interval, median_of
-from mpi_rollout.bench.study import Study, StudyFile
-from mpi_rollout.bench.tables import aligned
-from mpi_rollout.bench.workplace import machine_facts, machine_words, origin
-from mpi_rollout.config import RolloutConfig
-from mpi_rollout.core.host import num_usable_cores
-from mpi_rollout.errors import RolloutError, StorageError, counted
-from mpi_rollout.options import check_seconds
+from mpi_rollout.studies.runner import WARM_UP, Runner, job_out
+from mpi_rollout.studies.samples import Point, Sample
+from mpi_rollout.studies.statistics import Interval, median_interval, median_of
+from mpi_rollout.studies.study import Study, StudyFile
+from mpi_rollout.studies.tables import aligned
+from mpi_rollout.studies.workplace import machine_facts, machine_words, origin
 
 LENGTHS = ("1", "16", "64")  # Of fragments, beside auto.
 LEAST_RATE = 0.75  # Of the fastest first job's: jobs do not differ by that much.

@@ -7,13 +7,13 @@ import pytest
 from gymnasium.vector import SyncVectorEnv
 from jobs import Job, assert_same_bytes, processes_in
 
-from mpi_rollout.bench.compare import command, stepping, systems
-from mpi_rollout.bench.compare.comparison import Sample, lines
-from mpi_rollout.bench.compare.point import summed
-from mpi_rollout.bench.compare.pool import process_pool
-from mpi_rollout.bench.compare.stepping import Stepper, Turn, drawn_actions
-from mpi_rollout.bench.compare.systems import Setup, System, systems_of
 from mpi_rollout.errors import UsageError
+from mpi_rollout.studies.compare import command, stepping, systems
+from mpi_rollout.studies.compare.comparison import Sample, lines
+from mpi_rollout.studies.compare.point import summed
+from mpi_rollout.studies.compare.pool import process_pool
+from mpi_rollout.studies.compare.stepping import Stepper, Turn, drawn_actions
+from mpi_rollout.studies.compare.systems import Setup, System, systems_of
 
 NUM_ENVS, SWEEPS = 6, 41
 LENGTHS = 3 + np.arange(NUM_ENVS) % 5  # Of the episodes of `envs.Counting`, seeded with 0, 1, ...

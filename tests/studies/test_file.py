@@ -8,8 +8,8 @@ import h5py
 import pytest
 from made_up_studies import FACTS, ORIGIN, RUN, made_up, make_study
 
-from mpi_rollout.bench.study import StudyFile, _digest, check_same_study, read_study
 from mpi_rollout.errors import DataError, StorageError, UsageError
+from mpi_rollout.studies.study import StudyFile, _digest, check_same_study, read_study
 
 UPDATED = "2026-01-02T04:05:06+00:00"
 

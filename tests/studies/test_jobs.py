@@ -2,8 +2,8 @@
 
 import pytest
 
-from mpi_rollout.bench.jobs import tail
 from mpi_rollout.exchange.waiting import CROWDED
+from mpi_rollout.studies.jobs import tail
 
 MPIRUN = "-" * 74 + "\nThere are not enough slots available\nin the system.\n" + "-" * 74 + "\n"
 TRACEBACK = """Traceback (most recent call last):

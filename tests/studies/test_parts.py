@@ -10,8 +10,8 @@ from jobs import Job, Result
 from made_up_studies import FACTS, made_up, make_study
 from studies import LAUNCHER, STUDY, started, stored, study
 
-from mpi_rollout.bench.study import StudyFile, gathered, make_folder, part_of, read_study
 from mpi_rollout.errors import DataError
+from mpi_rollout.studies.study import StudyFile, gathered, make_folder, part_of, read_study
 
 RANKS = (1, 2, 4)
 NOW = "2026-01-02T03:04:05+00:00"

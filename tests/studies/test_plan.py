@@ -5,8 +5,8 @@ import importlib.util
 import pytest
 from jobs import Job
 
-from mpi_rollout.bench.plan import JobOptions, check_packages, numbers
 from mpi_rollout.errors import UsageError
+from mpi_rollout.studies.plan import JobOptions, check_packages, numbers
 
 
 def test_a_study_without_its_packages_says_what_to_install(monkeypatch: pytest.MonkeyPatch):

@@ -11,8 +11,8 @@ import pytest
 from jobs import Job, Running, processes_in
 from studies import ALL, LAUNCHER, STUDY, start, started, stored, study
 
-from mpi_rollout.bench.samples import Point
-from mpi_rollout.bench.statistics import median_interval
+from mpi_rollout.studies.samples import Point
+from mpi_rollout.studies.statistics import median_interval
 
 
 def test_a_study_runs_all_jobs_in_its_stored_order_after_a_warm_up(job: Job):

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from mpi_rollout.bench import statistics
-from mpi_rollout.bench.statistics import Interval, NoFit, median_interval
+from mpi_rollout.studies import statistics
+from mpi_rollout.studies.statistics import Interval, NoFit, median_interval
 
 RANKS = (1, 2, 4, 8, 16, 32)
 

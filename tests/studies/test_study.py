@@ -7,17 +7,17 @@ import pytest
 from fake_launcher import ALPHA_S, BARE_PER_S, BETA_S, ROOT_S, outcome
 from made_up_studies import made_up, make_study, with_outcome
 
-from mpi_rollout.bench import report, statistics
-from mpi_rollout.bench.analysis import Analysis, analyses
-from mpi_rollout.bench.commands import lengths_list
-from mpi_rollout.bench.plan import arguments_of, run_command
-from mpi_rollout.bench.samples import Point, ranges, sample_of
-from mpi_rollout.bench.statistics import NoFit
-from mpi_rollout.bench.study import StudyFile, differences, scaling_points
-from mpi_rollout.bench.workplace import machine_facts
 from mpi_rollout.cli import make_parser
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.errors import UsageError
+from mpi_rollout.studies import report, statistics
+from mpi_rollout.studies.analysis import Analysis, analyses
+from mpi_rollout.studies.commands import lengths_list
+from mpi_rollout.studies.plan import arguments_of, run_command
+from mpi_rollout.studies.samples import Point, ranges, sample_of
+from mpi_rollout.studies.statistics import NoFit
+from mpi_rollout.studies.study import StudyFile, differences, scaling_points
+from mpi_rollout.studies.workplace import machine_facts
 
 RANKS = (1, 2, 4, 8, 16, 32)
 

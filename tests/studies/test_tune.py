@@ -11,12 +11,12 @@ import pytest
 from jobs import HELPERS, Job, Result, processes_in
 from made_up_studies import FACTS, ORIGIN
 
-from mpi_rollout.bench.samples import Point, Sample
-from mpi_rollout.bench.study import Study, StudyFile
-from mpi_rollout.bench.tune import _has_native, candidates, choose, command, limit_of, lines, rate_points
 from mpi_rollout.cli import main
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.partition import Division
+from mpi_rollout.studies.samples import Point, Sample
+from mpi_rollout.studies.study import Study, StudyFile
+from mpi_rollout.studies.tune import _has_native, candidates, choose, command, limit_of, lines, rate_points
 
 LAUNCHER = shlex.join([sys.executable, str(HELPERS / "fake_tune_launcher.py")])
 ENV = ("--env-factory", "tuned_envs:Plain", "--num-envs", "6")

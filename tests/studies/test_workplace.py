@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from mpi_rollout.bench.workplace import claimed, job_folder
 from mpi_rollout.errors import UsageError
+from mpi_rollout.studies.workplace import claimed, job_folder
 
 
 @pytest.fixture

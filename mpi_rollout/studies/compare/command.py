@@ -2,12 +2,12 @@
 
 import argparse
 
-from mpi_rollout.bench.compare.systems import NAMES, Setup, System, systems_of
-from mpi_rollout.bench.plan import JobOptions, check_least, check_packages
 from mpi_rollout.config import ENV_OPTIONS
 from mpi_rollout.core.host import num_usable_cores
 from mpi_rollout.errors import UsageError
 from mpi_rollout.options import Commands, add_run_options, check_seconds
+from mpi_rollout.studies.compare.systems import NAMES, Setup, System, systems_of
+from mpi_rollout.studies.plan import JobOptions, check_least, check_packages
 
 
 def add_compare(commands: Commands) -> None:
@@ -31,7 +31,7 @@ def add_compare(commands: Commands) -> None:
 
 def compare_command(options: argparse.Namespace) -> int:
     """Compare."""
-    from mpi_rollout.bench.compare.comparison import compare
+    from mpi_rollout.studies.compare.comparison import compare
 
     num_cores = num_usable_cores()
     num_ranks = num_cores if options.ranks is None else options.ranks

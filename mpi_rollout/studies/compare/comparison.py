@@ -9,16 +9,16 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-from mpi_rollout.bench.compare.stepping import Turn
-from mpi_rollout.bench.compare.systems import Setup, System
-from mpi_rollout.bench.jobs import JobFailed, JobRunner, stopping_on_signals
-from mpi_rollout.bench.plan import JobOptions, in_order, usable_launcher
-from mpi_rollout.bench.statistics import Interval, median_interval, ratio
-from mpi_rollout.bench.tables import aligned
-from mpi_rollout.bench.workplace import machine_facts, place_and_time, tell
 from mpi_rollout.core.clock import utc_now
 from mpi_rollout.errors import RolloutError, counted
 from mpi_rollout.process.console import show
+from mpi_rollout.studies.compare.stepping import Turn
+from mpi_rollout.studies.compare.systems import Setup, System
+from mpi_rollout.studies.jobs import JobFailed, JobRunner, stopping_on_signals
+from mpi_rollout.studies.plan import JobOptions, in_order, usable_launcher
+from mpi_rollout.studies.statistics import Interval, median_interval, ratio
+from mpi_rollout.studies.tables import aligned
+from mpi_rollout.studies.workplace import machine_facts, place_and_time, tell
 
 NOTES = (
     "medians and intervals over turns, each of a process of its own; `or` stands between systems whose intervals meet",
@@ -52,7 +52,7 @@ def measure(
             if system.name in failed:
                 continue
             ranks = [*shlex.split(launcher), "-n", str(system.num_ranks)] if system.num_ranks else []
-            module = [*(["-m", "mpi4py"] if ranks else []), "-m", "mpi_rollout.bench.compare.point"]  # One ends all.
+            module = [*(["-m", "mpi4py"] if ranks else []), "-m", "mpi_rollout.studies.compare.point"]  # One ends all.
             words = [system.maker, str(window_s), given, *(["rank"] if ranks else [])]
             command = [*ranks, pythons.get(system.needs, sys.executable), *module, *words]
             try:

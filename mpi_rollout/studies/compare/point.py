@@ -1,4 +1,4 @@
-"""The process that gives one system one turn: `python -m mpi_rollout.bench.compare.point MAKER WINDOW_S SETUP [COMM]`.
+"""The process of one turn of a system: `python -m mpi_rollout.studies.compare.point MAKER WINDOW_S SETUP [COMM]`.
 
 It prints the turn as a line of JSON.  With a fourth word it is a rank of a job; where ranks step envs without an
 exchange, their rates are summed.  Another Python may run this for `benchmarks/`; it needs NumPy and a Gymnasium.
@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
-from mpi_rollout.bench.compare.stepping import Turn
-from mpi_rollout.bench.compare.systems import Setup
+from mpi_rollout.studies.compare.stepping import Turn
+from mpi_rollout.studies.compare.systems import Setup
 
 START_S = 60.0  # For all ranks to start.
 

@@ -13,8 +13,8 @@ from functools import cached_property, partial
 from itertools import cycle
 from typing import Any
 
-from mpi_rollout.bench.compare.stepping import SEED, Stepper, count_rows, drawn_actions, of_loop, of_vector_env
 from mpi_rollout.errors import counted
+from mpi_rollout.studies.compare.stepping import SEED, Stepper, count_rows, drawn_actions, of_loop, of_vector_env
 
 NAMES = "bare, bare-all, mpi, sync, async, pool, sb3-dummy, sb3-subproc, envpool"
 INSTALLS = {"stable_baselines3": "'mpi_rollout[sb3]'", "envpool": "'mpi_rollout[envpool]'"}
@@ -141,7 +141,7 @@ def pool(setup: Setup) -> Iterator[Stepper]:
     """Make several envs in each of as many processes as there are cores."""
     from gymnasium.vector.utils import batch_space
 
-    from mpi_rollout.bench.compare.pool import process_pool
+    from mpi_rollout.studies.compare.pool import process_pool
 
     actions = cycle(drawn_actions(batch_space(setup.make(0).action_space, setup.num_envs)))
     with process_pool(setup.functions, setup.num_cores, SEED) as step:
