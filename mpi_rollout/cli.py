@@ -126,9 +126,8 @@ def add_list(commands: Commands) -> None:
 def add_study(name: str, commands: Commands) -> None:
     """Add one of the commands that start jobs by themselves."""
     from mpi_rollout.studies import commands as studies
-    from mpi_rollout.studies.compare.command import add_compare
 
-    {"scaling": studies.add_scaling, "compare": add_compare, "tune": studies.add_tune}[name](commands)
+    {"scaling": studies.add_scaling, "compare": studies.add_compare, "tune": studies.add_tune}[name](commands)
 
 
 def add_plot(commands: Commands) -> None:

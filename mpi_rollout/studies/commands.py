@@ -1,9 +1,8 @@
-"""The command lines of `scaling` and `tune`.  A command loads what it needs when it is called."""
+"""The command lines of `scaling`, `tune` and `compare`.  A command loads what it needs when it is called."""
 
 import argparse
-from functools import partial
 
-from mpi_rollout.config import AUTO
+from mpi_rollout.config import AUTO, ENV_OPTIONS
 from mpi_rollout.errors import UsageError
 from mpi_rollout.options import Commands, add_run_options, path
 from mpi_rollout.studies.plan import JobOptions, numbers
@@ -19,34 +18,25 @@ TUNE_OPTIONS = (
 )
 
 
+LIMITED = "seconds that a job may take; a longer one fails"
+
+
 def add_job_options(
-    parser: argparse._ActionsContainer, repeats: int, repeated: str, timeout_s: float, limited: str, dry_run: str
+    parser: argparse.ArgumentParser, repeated: str, dry_run: str, timeout_s: float, limited: str = LIMITED
 ) -> None:
-    """Add the options that all studies have, see `JobOptions`.
-
-    `repeated`, `limited` and `dry_run` are the help texts of --repeats, --timeout-s and --dry-run.
-    """
-    parser.add_argument("--repeats", type=int, default=repeats, metavar="N", help=f"{repeated} (default: {repeats})")
-    parser.add_argument(
-        "--order-seed", type=int, default=0, metavar="SEED", help="seed of the order of the jobs (default: 0)"
-    )
-    parser.add_argument(
-        "--timeout-s", type=float, default=timeout_s, metavar="S", help=f"{limited} (default: {timeout_s:g})"
-    )
+    """Add the options of `JobOptions`; the texts are the help of --repeats, --dry-run and --timeout-s."""
+    add = parser.add_argument
+    add("--repeats", type=int, default=5, metavar="N", help=f"{repeated} (default: 5)")
+    add("--order-seed", type=int, default=0, metavar="SEED", help="seed of the order of the jobs (default: 0)")
+    add("--timeout-s", type=float, default=timeout_s, metavar="S", help=f"{limited} (default: {timeout_s:g})")
     launcher = "command that starts the ranks, up to -n, such as 'srun --mpi=pmix' (default: mpirun)"
-    parser.add_argument("--launcher", type=str.strip, default="", metavar="COMMAND", help=launcher)
-    parser.add_argument("--dry-run", action="store_true", help=dry_run)
+    add("--launcher", type=str.strip, default="", metavar="COMMAND", help=launcher)
+    add("--dry-run", action="store_true", help=dry_run)
 
 
-LIMITED = "seconds that a job, or an env measured by itself, may take; a longer one fails"
-
-
-def _ranks_of(option: str, example: str, text: str) -> tuple[int, ...]:
+def ranks_list(text: str) -> tuple[int, ...]:
     """Read numbers of ranks, to which 1 is added."""
-    return tuple(sorted({1, *numbers(option, "numbers of ranks", example, text)}))
-
-
-ranks_list = partial(_ranks_of, "--ranks", "1,2,4,8")
+    return tuple(sorted({1, *numbers("--ranks", "numbers of ranks", "1,2,4,8", text)}))
 
 
 def lengths_list(text: str) -> tuple[str, ...]:
@@ -73,7 +63,7 @@ def _add_kind(kinds: Commands, kind: str, size: str, where: str) -> None:
     ranks = "numbers of ranks; 1 is always among them, because the base case is measured there (default: 1,2,4,8)"
     add("--ranks", type=ranks_list, default="1,2,4,8", help=ranks)
     repeated, dry_run = "number of jobs of each number of ranks", "print the commands of what is left, start none"
-    add_job_options(parser, 5, repeated, 600.0, LIMITED, dry_run)
+    add_job_options(parser, repeated, dry_run, 600.0)
     add(size, dest="size", type=int, default=64, metavar="N", help=f"envs {where} (default: 64)")
     lengths = "steps between two exchanges; a curve for each (default: auto, as for `run`)"
     add("--fragment-length", type=lengths_list, default=AUTO, metavar="L,...", help=lengths)
@@ -120,8 +110,8 @@ def add_tune(commands: Commands) -> None:
     text = "numbers of ranks to try, at most as many as envs (default: 1, 2, 4, ... and all cores of this machine)"
     parser.add_argument("--ranks", type=ranks_list, default=(), help=text)
     parser.add_argument("--trial-s", type=float, default=3.0, help="seconds of steps in a job (default: 3)")
-    dry_run = "print the command of each way to run it, start none"
-    add_job_options(parser, 5, "number of jobs of each way to run it that may win", 300.0, LIMITED, dry_run)
+    repeated = "number of jobs of each way to run it that may win"
+    add_job_options(parser, repeated, "print the command of each way to run it, start none", 300.0)
     add_run_options(parser, TUNE_OPTIONS)
     parser.set_defaults(command=tune_command)
 
@@ -132,3 +122,29 @@ def tune_command(options: argparse.Namespace) -> int:
 
     run = {name: getattr(options, name) for name in TUNE_OPTIONS}
     return tune(run, options.ranks, options.trial_s, JobOptions.read(options))
+
+
+def add_compare(commands: Commands) -> None:
+    """Add the command `compare`."""
+    from mpi_rollout.studies.compare.systems import NAMES
+
+    text = "find the fastest vector env for an env on this machine; starts mpirun by itself"
+    parser = commands.add_parser("compare", help=text)
+    add, text = parser.add_argument, "number of ranks of this program (default: one for each core that may be used)"
+    add("--systems", default="", metavar="NAMES", help=f"systems to measure, with commas, of {NAMES} (default: all)")
+    add("--ranks", type=int, metavar="R", help=text)
+    add("--window-s", type=float, default=1.0, metavar="S", help="length of one turn in seconds (default: 1)")
+    add("--json", action="store_true", help="print machine and all samples as one line of JSON")
+    limited = "seconds that a turn may take with all that comes before it; what takes longer has failed"
+    add_job_options(parser, "number of turns of each system", "say what would be measured", 120.0, limited)
+    add_run_options(parser, (*ENV_OPTIONS, "num_envs"))
+    parser.set_defaults(command=compare_command)
+
+
+def compare_command(options: argparse.Namespace) -> int:
+    """Compare."""
+    from mpi_rollout.studies.compare.comparison import compare
+
+    env = {name: getattr(options, name) for name in ENV_OPTIONS}
+    settings = options.num_envs, options.ranks, options.systems, options.window_s, options.json
+    return compare(env, *settings, JobOptions.read(options))

@@ -7,9 +7,9 @@ import shlex
 import shutil
 import sys
 from collections.abc import Sequence
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -17,9 +17,6 @@ from mpi_rollout.config import AUTO, RolloutConfig, flag, vectorization_of
 from mpi_rollout.errors import LaunchError, UsageError, counted
 from mpi_rollout.exchange.world import claimed_size
 from mpi_rollout.options import MOST, check_seconds, switch, unused
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
 
 Options = dict[str, Any]  # Options of a run, by the names of `RolloutConfig`'s fields.
 Kind = TypeVar("Kind")
@@ -29,25 +26,9 @@ PACKAGES = ("scipy", "psutil")
 
 @dataclass(frozen=True)
 class JobOptions:
-    """How a study starts its jobs: the options that all commands of studies have.
+    """The options that all commands of studies have; see `commands.add_job_options`.
 
-    Parameters
-    ----------
-    repeats
-        The number of jobs, or turns, of each kind.
-    order_seed
-        Seed of the order of the jobs.
-    launcher
-        The command that starts the ranks, without `-n`; empty for the mpirun of this installation.
-    timeout_s
-        The longest time that one job may take.
-    dry_run
-        Print what would be done; start nothing.
-
-    Raises
-    ------
-    UsageError
-        An option has a value that it cannot have.
+    `repeats` counts jobs, or turns, of each kind.  `launcher` has no `-n`; "" means the mpirun of this installation.
     """
 
     repeats: int = 5
@@ -69,17 +50,6 @@ class JobOptions:
     def read(cls, options: argparse.Namespace) -> "JobOptions":
         """Take them from a command line that was parsed."""
         return cls(**{field.name: getattr(options, field.name) for field in fields(cls)})
-
-
-STORED = {"repeats": "--repeats", "order_seed": "--order-seed", "launcher": "--launcher"}
-"""The job options that belong to a study, by field; a study may go on with another value of the others."""
-
-
-def as_stored(study: "DataclassInstance") -> Options:
-    """Return a study as its file has it: what is stored of its `jobs` lies beside its other fields."""
-    stored = asdict(study)
-    jobs = stored.pop("jobs")
-    return stored | {name: jobs[name] for name in STORED}
 
 
 def check_least(option: str, value: int, least: int) -> None:
@@ -105,13 +75,7 @@ def check_packages(names: Sequence[str] = PACKAGES) -> None:
 
 
 def numbers(option: str, what: str, example: str, text: str) -> tuple[int, ...]:
-    """Read a list of whole numbers from 1 to `MOST`; return them in ascending order.
-
-    Raises
-    ------
-    UsageError
-        The text is no such list.
-    """
+    """Read a list of whole numbers from 1 to `MOST`; return them in ascending order.  UsageError if it is none."""
     try:
         values = {int(part) for part in text.split(",")}
     except ValueError:
@@ -124,7 +88,7 @@ def numbers(option: str, what: str, example: str, text: str) -> tuple[int, ...]:
 
 
 def in_order(kinds: Sequence[Kind], jobs: JobOptions) -> list[tuple[int, Kind]]:
-    """Return repeat and kind of all jobs, repeat by repeat; the kinds have another random order in each repeat.
+    """Return repeat and kind of all jobs; each repeat has another random order.
 
     So a machine that gets slower meanwhile slows all kinds alike.
     """
@@ -158,13 +122,7 @@ def arguments_of(config: RolloutConfig) -> list[str]:
 
 
 def default_launcher() -> str:
-    """Return the mpirun beside this interpreter, or else the system's.
-
-    Raises
-    ------
-    LaunchError
-        There is none.
-    """
+    """Return the mpirun beside this interpreter, or else the system's; LaunchError if there is none."""
     beside = Path(sys.executable).parent / "mpirun"
     launcher = str(beside) if beside.exists() else shutil.which("mpirun")
     if launcher is None:
@@ -176,12 +134,9 @@ def default_launcher() -> str:
 
 
 def usable_launcher(given: str) -> str:
-    """Return the launcher that was given, or else the default one, after a check that it can be started.
+    """Return the launcher that was given, or else the default one.
 
-    Raises
-    ------
-    LaunchError
-        There is no such program, or a launcher started this process itself as one of several ranks.
+    LaunchError if there is no such program, or a launcher started this process itself as one of several ranks.
     """
     launcher = given or default_launcher()
     program = shlex.split(launcher)[0]

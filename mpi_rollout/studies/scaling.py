@@ -8,7 +8,7 @@ from mpi_rollout.core.clock import utc_now
 from mpi_rollout.errors import DataError, Interrupted, RolloutError, UsageError, counted
 from mpi_rollout.process.console import STDOUT, say
 from mpi_rollout.storage.output import check_folder
-from mpi_rollout.studies import report
+from mpi_rollout.studies import scaling_report
 from mpi_rollout.studies.jobs import JobRunner, stopping_on_signals
 from mpi_rollout.studies.plan import check_packages, printable_launcher, run_command, usable_launcher
 from mpi_rollout.studies.runner import Runner, job_out, warm_up_of
@@ -130,7 +130,7 @@ def measure(task: Task) -> int:
             runner.warm_up(warm_up_of(left))
         runner.run(order)
     if task.only is None:
-        print("\n".join(report.lines(runner.file)))
+        print("\n".join(scaling_report.lines(runner.file)))
     else:
         print(f"`scaling gather {task.out}` puts this file and the others together")
     print(f"file: {path}")
@@ -165,7 +165,7 @@ def gather(out: str) -> int:
         if file is None:
             raise DataError(f"there is nothing of a study in {out}.parts; `scaling strong --only R` writes into it")
         file.write(out, utc_now())
-    print("\n".join([*report.lines(file), f"file: {out}"]))
+    print("\n".join([*scaling_report.lines(file), f"file: {out}"]))
     order = file.study.order()
     missing = [point for point in order if point not in file.done]
     if missing:

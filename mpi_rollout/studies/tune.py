@@ -28,9 +28,9 @@ from mpi_rollout.studies.plan import (
 )
 from mpi_rollout.studies.runner import WARM_UP, Runner, job_out
 from mpi_rollout.studies.samples import Point, Sample
+from mpi_rollout.studies.scaling_report import aligned
 from mpi_rollout.studies.statistics import Interval, median_interval, median_of
 from mpi_rollout.studies.study import Study, StudyFile
-from mpi_rollout.studies.tables import aligned
 from mpi_rollout.studies.workplace import machine_facts, machine_words, origin
 
 LENGTHS = ("1", "16", "64")  # Of fragments, beside auto.

@@ -8,7 +8,7 @@ from gymnasium.vector import SyncVectorEnv
 from jobs import Job, assert_same_bytes, processes_in
 
 from mpi_rollout.errors import UsageError
-from mpi_rollout.studies.compare import command, stepping, systems
+from mpi_rollout.studies.compare import stepping, systems
 from mpi_rollout.studies.compare.comparison import Sample, lines
 from mpi_rollout.studies.compare.point import summed
 from mpi_rollout.studies.compare.pool import process_pool
@@ -142,8 +142,8 @@ def test_systems_that_do_not_apply_say_why():
 
 def test_a_system_that_is_not_there_is_refused_and_the_bare_loop_is_always_measured():
     with pytest.raises(UsageError, match="--systems: there is no gym; there are bare, bare-all, mpi, sync"):
-        command.chosen("sync,gym", systems_of(2, 2))
-    assert [system.name for system in command.chosen(" sync, ", systems_of(2, 2))] == ["bare", "sync"]
+        systems.chosen("sync,gym", systems_of(2, 2))
+    assert [system.name for system in systems.chosen(" sync, ", systems_of(2, 2))] == ["bare", "sync"]
 
 
 COUNTING = ("--env", "registered_envs:Counting-v0", "--num-envs", "4", "--window-s", "0.02", "--ranks", "2")

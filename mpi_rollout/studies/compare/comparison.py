@@ -7,23 +7,27 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import MappingProxyType
 from typing import NamedTuple
 
 from mpi_rollout.core.clock import utc_now
+from mpi_rollout.core.host import num_usable_cores
 from mpi_rollout.errors import RolloutError, counted
+from mpi_rollout.options import check_seconds
 from mpi_rollout.process.console import show
 from mpi_rollout.studies.compare.stepping import Turn
-from mpi_rollout.studies.compare.systems import Setup, System
+from mpi_rollout.studies.compare.systems import Setup, System, chosen, systems_of
 from mpi_rollout.studies.jobs import JobFailed, JobRunner, stopping_on_signals
-from mpi_rollout.studies.plan import JobOptions, in_order, usable_launcher
+from mpi_rollout.studies.plan import JobOptions, Options, check_least, check_packages, in_order, usable_launcher
+from mpi_rollout.studies.scaling_report import aligned
 from mpi_rollout.studies.statistics import Interval, median_interval, ratio
-from mpi_rollout.studies.tables import aligned
 from mpi_rollout.studies.workplace import machine_facts, place_and_time, tell
 
 NOTES = (
     "medians and intervals over turns, each of a process of its own; `or` stands between systems whose intervals meet",
     "EnvPool: another implementation of the env",
 )
+NO_OTHERS: Mapping[str, str] = MappingProxyType({})
 
 
 class Sample(NamedTuple):
@@ -36,9 +40,9 @@ class Sample(NamedTuple):
 
 
 def measure(
-    setup: Setup, systems: Sequence[System], jobs: JobOptions, window_s: float, pythons: Mapping[str, str]
+    setup: Setup, systems: Sequence[System], jobs: JobOptions, window_s: float, pythons: Mapping[str, str] = NO_OTHERS
 ) -> Iterator[Sample]:
-    """Let each system have its turns, in another random order in each repeat; one that fails has no more.
+    """Yield the turns of all systems, in another random order in each repeat; one that fails has no more.
 
     `pythons` are those of systems that another Python has, by the package that they need.
     """
@@ -64,27 +68,33 @@ def measure(
                 yield Sample(system.name, repeat, None, str(error))
 
 
-def compare(setup: Setup, systems: Sequence[System], jobs: JobOptions, window_s: float, as_json: bool) -> int:
-    """Measure the systems that apply; print the table, or all samples as one line of JSON.
+def compare(
+    env: Options, num_envs: int, num_ranks: int | None, names: str, window_s: float, as_json: bool, jobs: JobOptions
+) -> int:
+    """Measure the systems that are named and apply; print the table, or all samples as one line of JSON.
 
-    Raises
-    ------
-    RolloutError
-        Some systems failed, which was no reason to stop.
+    RolloutError if some systems failed, which was no reason to stop.
     """
+    num_cores = num_usable_cores()
+    num_ranks = num_cores if num_ranks is None else num_ranks
+    check_least("--ranks", num_ranks, 1)
+    check_seconds("--window-s", window_s)
+    check_packages()
+    systems, setup = chosen(names, systems_of(num_ranks, num_cores)), Setup(env, num_envs, num_cores)
+    setup.make(0).close()  # What is wrong of the env is said once, and at once.
     reasons = {system: why for system in systems if (why := system.reason_to_skip(setup))}
     applying = [system for system in systems if system not in reasons]
     skipped = [f"skipped: {system.title}: {why}" for system, why in reasons.items()]
     if jobs.dry_run:
         show([*(f"{system.name}: {system.title}" for system in applying), *skipped])
         return 0
-    started, samples = utc_now(), list(measure(setup, applying, jobs, window_s, {}))
+    started, samples = utc_now(), list(measure(setup, applying, jobs, window_s))
     facts, host = machine_facts(), os.uname().nodename
     if as_json:
         rows = [sample._asdict() | {"turn": sample.turn and sample.turn._asdict()} for sample in samples]
-        show([json.dumps({"host": host, "started": started, **facts, "env": setup.env, "samples": rows})])
+        show([json.dumps({"host": host, "started": started, **facts, "env": env, "samples": rows})])
     else:
-        point = f"{setup.env['env'] or setup.env['env_factory']}, {counted(setup.num_envs, 'env')}"
+        point = f"{env['env'] or env['env_factory']}, {counted(num_envs, 'env')}"
         head = f"{point}: {place_and_time(host, facts, [], started)}", f"with {facts['versions']}", ""
         show([*head, *lines(applying, samples), "", *NOTES, *skipped])
     if failed := [sample.system for sample in samples if sample.error]:

@@ -13,10 +13,9 @@ from functools import cached_property, partial
 from itertools import cycle
 from typing import Any
 
-from mpi_rollout.errors import counted
+from mpi_rollout.errors import UsageError, counted
 from mpi_rollout.studies.compare.stepping import SEED, Stepper, count_rows, drawn_actions, of_loop, of_vector_env
 
-NAMES = "bare, bare-all, mpi, sync, async, pool, sb3-dummy, sb3-subproc, envpool"
 INSTALLS = {"stable_baselines3": "'mpi_rollout[sb3]'", "envpool": "'mpi_rollout[envpool]'"}
 
 
@@ -100,6 +99,17 @@ def systems_of(num_ranks: int, num_cores: int) -> list[System]:
         System("sb3-subproc", "SB3 SubprocVecEnv", f"{at}sb3_subproc", needs="stable_baselines3"),
         System("envpool", f"EnvPool, {cores}", f"{at}envpool", needs="envpool", kind="native"),
     ]
+
+
+NAMES = ", ".join(system.name for system in systems_of(1, 1))
+
+
+def chosen(text: str, systems: list[System]) -> list[System]:
+    """Return the systems that are named, and the bare loop, which they are compared with."""
+    names = [part.strip() for part in text.split(",") if part.strip()]
+    if unknown := [name for name in names if name not in {system.name for system in systems}]:
+        raise UsageError(f"--systems: there is no {', '.join(unknown)}; there are {NAMES}")
+    return [system for system in systems if not names or system.name in (*names, "bare")]
 
 
 @contextmanager

@@ -1,12 +1,12 @@
 """What a study of scaling shows, as text: speed-up, efficiency, fits, what holds it back."""
 
 import math
+from collections.abc import Sequence
 
 from mpi_rollout.errors import counted
 from mpi_rollout.studies.analysis import Analysis, PointFigures, analyses
 from mpi_rollout.studies.statistics import Fit, NoFit, serial_fraction
 from mpi_rollout.studies.study import StudyFile
-from mpi_rollout.studies.tables import aligned
 from mpi_rollout.studies.workplace import place_and_time
 
 QUIET = 0.9  # Of a core: ranks spin while they wait, so on a quiet machine they have all of it.
@@ -84,6 +84,18 @@ def _cells(point: PointFigures) -> tuple[str, ...]:
         f"{point.communication_efficiency:.3f}",
         "-" if math.isnan(point.karp_flatt) else f"{point.karp_flatt:.4f}",
     )
+
+
+def aligned(rows: Sequence[Sequence[str]], names_left: bool = False) -> list[str]:
+    """Lay out cells as columns, flush right; with `names_left` the first column is flush left."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
+        if names_left:
+            cells[0] = row[0].ljust(widths[0])
+        lines.append("  ".join(cells).rstrip())
+    return lines
 
 
 def notes(several: list[Analysis]) -> list[str]:
