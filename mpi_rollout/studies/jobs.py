@@ -28,13 +28,7 @@ MOST_KEPT = 2000  # Characters of a failed job's stderr that are kept.
 
 
 class JobFailed(Exception):
-    """A job gave no result.
-
-    Parameters
-    ----------
-    code
-        Its exit code; None if it was ended because it took too long.
-    """
+    """A job gave no result; `code` is None if it was ended because it took too long."""
 
     def __init__(self, message: str, code: int | None = None):
         super().__init__(message)
@@ -42,7 +36,6 @@ class JobFailed(Exception):
 
     @property
     def headline(self) -> str:
-        """The first line of the message."""
         return str(self).splitlines()[0]
 
 
@@ -76,15 +69,7 @@ def stopping_on_signals(what: str = "the study") -> Iterator[Stop]:
 
 @dataclass(frozen=True)
 class JobRunner:
-    """Runs jobs one after the other, in a folder that is empty after each.
-
-    Parameters
-    ----------
-    launcher
-        The command that starts the ranks, without `-n`.
-    timeout_s
-        The longest time that one job may take.
-    """
+    """Runs jobs one after the other, in a folder that is empty after each; `launcher` has no `-n`."""
 
     folder: Path
     launcher: str
@@ -99,13 +84,7 @@ class JobRunner:
         """Run a command to its end; return the summary that it printed as a line of JSON.
 
         Its output goes to files, not pipes: processes that outlive a killed launcher would keep pipes open.
-
-        Raises
-        ------
-        JobFailed
-            It ended with another code than 0, printed no such line, or took too long.
-        Interrupted
-            Somebody asked us to stop; the job was ended.
+        JobFailed if it gave no summary; Interrupted if somebody asked us to stop, and the job was ended.
         """
         self.stop.check()
         try:

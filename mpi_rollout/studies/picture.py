@@ -27,15 +27,7 @@ PHASES = {
 
 
 def plot_study(path: str) -> list[str]:
-    """Draw a study beside its file; return the lines to print: the files that were made.
-
-    Raises
-    ------
-    DataError
-        It is not a study, or one without any result.
-    UsageError
-        matplotlib is missing, or cannot write there.
-    """
+    """Draw a study beside its file; return the names of the files.  DataError if it is none, or has no result."""
     file = read_study(path)
     several = [analysis for analysis in analyses(file) if analysis.points]
     if not several:

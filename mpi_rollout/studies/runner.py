@@ -4,6 +4,7 @@ Each job is started by mpirun, as a person would start it, with the command that
 waits meanwhile.  It starts no MPI, so it runs where mpirun runs.
 """
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,8 +12,9 @@ from pathlib import Path
 from mpi_rollout.core.clock import utc_now
 from mpi_rollout.errors import Interrupted, UsageError
 from mpi_rollout.studies.jobs import JobFailed, JobRunner
+from mpi_rollout.studies.plan import printable_launcher, run_command
 from mpi_rollout.studies.samples import Point, Sample, sample_of
-from mpi_rollout.studies.study import StudyFile
+from mpi_rollout.studies.study import Study, StudyFile
 from mpi_rollout.studies.workplace import tell
 
 WARM_UP = -1
@@ -29,19 +31,17 @@ def job_out(folder: Path, point: Point) -> str:
     return str(folder / f"{point.num_ranks}{words}-{'warm-up' if point.repeat == WARM_UP else point.repeat}.h5")
 
 
+def commands_of(study: Study, points: Sequence[Point], folder: Path) -> dict[Point, str]:
+    """Return what `--dry-run` prints: the commands of jobs, for a shell."""
+    launcher = printable_launcher(study.jobs.launcher)
+    return {
+        point: shlex.join(run_command(launcher, point.num_ranks, study.config(point, job_out(folder, point))))
+        for point in points
+    }
+
+
 class Runner:
-    """Does the jobs of a study.
-
-    Parameters
-    ----------
-    path
-        The file that is written after each job; "" for none.
-
-    Attributes
-    ----------
-    file
-        The study with all samples so far.
-    """
+    """Does the jobs of a study, and keeps in `file` all samples so far; writes it to `path` after each job."""
 
     def __init__(self, file: StudyFile, jobs: JobRunner, path: str = ""):
         self.file, self._jobs, self._path = file, jobs, path
@@ -59,14 +59,7 @@ class Runner:
     def warm_up(self, point: Point) -> Sample | None:
         """Do a job whose sample is not kept; return it, or None if it failed.
 
-        It also shows whether jobs would be of another MPI library than those there are.
-
-        Raises
-        ------
-        Interrupted
-            Somebody asked us to stop.
-        UsageError
-            It is what no job can do, or of another MPI library.
+        UsageError if it is what no job can do, or of another MPI library than the samples there are.
         """
         known = {sample.mpi_library for sample in self.file.samples if not sample.error}
         try:

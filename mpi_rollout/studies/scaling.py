@@ -1,7 +1,6 @@
 """What `scaling` does: plans a study, does it or a part of it, puts parts together, and shows the results."""
 
 import json
-import shlex
 from dataclasses import dataclass, replace
 
 from mpi_rollout.core.clock import utc_now
@@ -10,32 +9,18 @@ from mpi_rollout.process.console import STDOUT, say
 from mpi_rollout.storage.output import check_folder
 from mpi_rollout.studies import scaling_report
 from mpi_rollout.studies.jobs import JobRunner, stopping_on_signals
-from mpi_rollout.studies.plan import check_packages, printable_launcher, run_command, usable_launcher
-from mpi_rollout.studies.runner import Runner, job_out, warm_up_of
+from mpi_rollout.studies.plan import check_packages, usable_launcher
+from mpi_rollout.studies.runner import Runner, commands_of, warm_up_of
 from mpi_rollout.studies.samples import Point
-from mpi_rollout.studies.study import (
-    Study,
-    StudyFile,
-    check_same_study,
-    gathered,
-    make_folder,
-    part_of,
-)
+from mpi_rollout.studies.study import Study, StudyFile, check_same_study, gathered, make_folder, part_of
 from mpi_rollout.studies.workplace import claimed, job_folder, machine_facts, origin, tell
 
 
 @dataclass(frozen=True)
 class Task:
-    """A study, or a part of it, that is to be done.
+    """A study to be done into the file `out`, or the jobs of `only` one number of ranks into a file of their own.
 
-    Parameters
-    ----------
-    out
-        The file of the study.
-    only
-        Do only the jobs of this number of ranks, into a file of their own; `gather` puts such files together.
-    redo_failed
-        Do again what has failed before; otherwise it stays as it is.
+    What has failed before stays as it is, unless `redo_failed`.
     """
 
     study: Study
@@ -57,13 +42,7 @@ class Task:
         return file.done - (file.failed if self.redo_failed else set())
 
     def check(self) -> None:
-        """Refuse what cannot be done before anything is started.
-
-        Raises
-        ------
-        UsageError, StorageError
-            An option cannot be, or there is no folder for the file.
-        """
+        """Refuse what cannot be done: UsageError for --only, StorageError if there is no folder for the file."""
         if self.only not in (None, *self.study.num_ranks):
             ranks = ", ".join(map(str, self.study.num_ranks))
             raise UsageError(f"--only must be one of --ranks ({ranks}), got {self.only}")
@@ -79,11 +58,7 @@ def show_plan(task: Task, as_json: bool) -> int:
     study, file = task.study, _to_continue(task)
     done = task.done(file)
     left = [point for point in task.order if point not in done]
-    launcher, folder = printable_launcher(study.jobs.launcher), job_folder(task.path)
-    commands = {
-        point: shlex.join(run_command(launcher, point.num_ranks, study.config(point, job_out(folder, point))))
-        for point in ([warm_up_of(left)] if left else []) + left
-    }
+    commands = commands_of(study, ([warm_up_of(left)] if left else []) + left, job_folder(task.path))
     if as_json:
         jobs = [{"num_ranks": p.num_ranks, "repeat": p.repeat, "command": commands[p]} for p in left]
         warm_up = commands[warm_up_of(left)] if left else None
@@ -107,14 +82,7 @@ def _to_continue(task: Task) -> StudyFile:
 def measure(task: Task) -> int:
     """Do a study, or what is left of it; print its results; return the exit code.
 
-    Raises
-    ------
-    RolloutError
-        Some jobs failed, which was no reason to stop; the message says how many.
-    Interrupted
-        Somebody asked us to stop; the same command continues.
-    UsageError, DataError, StorageError, LaunchError
-        There is something else in the file's place, or no launcher, or no way to write.
+    RolloutError if some jobs failed, which was no reason to stop; Interrupted if somebody asked us to stop.
     """
     task.check()
     check_packages()
@@ -149,14 +117,7 @@ def _open(task: Task) -> StudyFile:
 def gather(out: str) -> int:
     """Put the parts of a study together, print its results; return the exit code.
 
-    Raises
-    ------
-    RolloutError
-        Some jobs failed; the message says how many.
-    Interrupted
-        Some numbers of ranks are missing; what there is was put together.
-    DataError, StorageError
-        There is nothing to put together, or it is not of one study; or it cannot be written.
+    RolloutError if some jobs failed; Interrupted if some are missing, after what there is was put together.
     """
     check_packages()
     check_folder(out)

@@ -24,13 +24,7 @@ class NoFit(ValueError):
 
 @dataclass(frozen=True)
 class Interval:
-    """A median and an interval around the true one.
-
-    Parameters
-    ----------
-    coverage
-        The probability with which such intervals hold the true median.
-    """
+    """A median, and an interval; `coverage` is the probability with which such intervals hold the true median."""
 
     median: float
     low: float
@@ -61,12 +55,7 @@ def median_interval(samples: Sequence[float] | np.ndarray, confidence: float = 0
     Nothing is assumed of the distribution: each sample is below the true median with probability 1/2, so that the
     number of samples below it is binomial.  Where the samples are too few for that confidence, the interval is all of
     them, and `coverage` says what it is worth: 0.9375 for five samples, 0 for one.  (`scipy.stats.quantile_test` has
-    the same intervals, but no coverage, and NaN where there are too few samples.)
-
-    Raises
-    ------
-    ValueError
-        There are no samples.
+    the same intervals, but no coverage, and NaN where there are too few samples.)  ValueError without samples.
     """
     from scipy.special import bdtr
 
@@ -111,12 +100,8 @@ def karp_flatt(speed_up: float, num_ranks: int) -> float:
 class Fit:
     """A linear model by least squares of relative errors.
 
-    Parameters
-    ----------
-    worst_error
-        The largest relative error at a point of the fit.
-    held_out_error
-        The relative error at the largest number of ranks of the same model, fitted without that point.
+    `worst_error` is the largest relative error at a point of the fit; `held_out_error` that at the largest number of
+    ranks, of the same model fitted without that point.
     """
 
     coefficients: tuple[float, ...]
@@ -127,10 +112,7 @@ class Fit:
 def fit(columns: np.ndarray, values: np.ndarray) -> Fit:
     """Fit `values` by a sum of columns, (num_points, num_columns); the last row is held out for the check.
 
-    Raises
-    ------
-    NoFit
-        There are too few points, with the last one or without, or they do not tell the columns apart.
+    NoFit if there are too few points, with the last one or without, or they do not tell the columns apart.
     """
     num_points = len(values)
     if num_points < NEEDED_POINTS:
@@ -179,15 +161,8 @@ def serial_fraction(law: Fit) -> float:
 def alpha_beta(seconds: Mapping[int, float], nbytes: Mapping[int, float]) -> Fit:
     """Fit root + alpha * ceil(log2 num_ranks) + beta * nbytes to the seconds that one exchange takes.
 
-    Parameters
-    ----------
-    nbytes
-        What the root sends and receives in it; of 1 rank 0.
-
-    Returns
-    -------
-    Fit
-        Coefficients: seconds of the root, alpha in seconds per message, beta in seconds per byte.
+    `nbytes` is what the root sends and receives in it; of 1 rank 0.  The coefficients are seconds of the root, alpha in
+    seconds per message, beta in seconds per byte.
     """
     ranks, values = _ordered(seconds)
     hops = np.ceil(np.log2(ranks))

@@ -29,7 +29,7 @@ FORMAT, FORMAT_VERSION = "mpi_rollout-study", 1
 
 @dataclass(frozen=True)
 class Study:
-    """Points, each repeated, every time as a job of its own.
+    """Points, each repeated, every time as a job of its own; UsageError for a value that no study can have.
 
     Parameters
     ----------
@@ -39,11 +39,6 @@ class Study:
         Without repeats.  A study of scaling has 1 rank among its numbers of ranks: the base case is measured there.
     run
         What all jobs have in common: options of a run.
-
-    Raises
-    ------
-    UsageError
-        A value that no study can have.
     """
 
     kind: str
@@ -141,14 +136,10 @@ def differing_facts(stored: Facts, facts: Facts) -> list[str]:
 
 @dataclass(frozen=True)
 class StudyFile:
-    """What a file holds.
+    """What a file holds: a study with its samples.
 
-    Parameters
-    ----------
-    facts
-        Of machine and program, as `workplace.machine_facts` gives them; they stay the same for all samples.
-    origin
-        command, host, started: of the first start of the study.
+    `facts` of machine and program (`workplace.machine_facts`) stay the same for all samples; `origin` has command, host
+    and time (started) of the first start.
     """
 
     study: Study
@@ -169,13 +160,7 @@ class StudyFile:
         return replace(self, samples=tuple(sample for sample in self.samples if sample.point in points))
 
     def write(self, path: str, updated: str) -> None:
-        """Write it to the disk, in the place of what was there.
-
-        Raises
-        ------
-        StorageError
-            It cannot be written; what was there is as before.
-        """
+        """Write it to the disk, in the place of what was there; StorageError leaves that as it was."""
         contents: dict[str, Any] = {"format": FORMAT, "format_version": FORMAT_VERSION, "updated": updated}
         contents |= {"base_case": self.study.base_case, **asdict(self)}
         contents["digest"] = _digest(contents)
@@ -197,13 +182,7 @@ def _digest(contents: dict[str, Any]) -> str:
 
 
 def read_study(path: str) -> StudyFile:
-    """Read a file of a study.
-
-    Raises
-    ------
-    DataError
-        It is not one, of a version that this program does not know, or not as it was written.
-    """
+    """Read a file of a study; DataError if it is none, of an unknown version, or not as it was written."""
     try:
         with open(path, "rb") as file:
             contents = json.loads(file.read())
@@ -240,13 +219,7 @@ def _checked_file(path: str, contents: dict[str, Any]) -> StudyFile:
 
 
 def check_same_study(path: str, stored: StudyFile, study: Study, facts: Facts) -> None:
-    """Refuse to go on with another study, or with this one on another machine or by another program.
-
-    Raises
-    ------
-    UsageError
-        The message says what differs.
-    """
+    """Refuse to go on with another study, or with this one on another machine or by another program."""
     if differing := differences(stored.study, study) + differing_facts(stored.facts, facts):
         raise UsageError(
             f"--out {path}: it is of another study: {'; '.join(differing)}; give the same to continue it, "
@@ -270,12 +243,8 @@ def make_folder(part: str) -> None:
 def gathered(out: str) -> StudyFile | None:
     """Put together what all files of a study hold; None if there are no files.
 
-    Of a point that two files have, the first one's sample is taken: a part's before the whole's.
-
-    Raises
-    ------
-    DataError
-        They are not of one study on machines of one kind, or one cannot be read.
+    Of a point that two files have, the first one's sample is taken: a part's before the whole's.  DataError if they
+    are not of one study on machines of one kind, or one cannot be read.
     """
     parts = sorted(Path(f"{out}.parts").glob("*.json"), key=lambda path: (len(path.name), path.name))
     paths = [*map(str, parts), *[out] * os.path.lexists(out)]

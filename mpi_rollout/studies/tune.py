@@ -17,16 +17,8 @@ from mpi_rollout.core.host import num_usable_cores
 from mpi_rollout.errors import RolloutError, StorageError, counted
 from mpi_rollout.options import check_seconds
 from mpi_rollout.studies.jobs import JobRunner, stopping_on_signals
-from mpi_rollout.studies.plan import (
-    JobOptions,
-    Options,
-    arguments_of,
-    check_packages,
-    printable_launcher,
-    run_command,
-    usable_launcher,
-)
-from mpi_rollout.studies.runner import WARM_UP, Runner, job_out
+from mpi_rollout.studies.plan import JobOptions, Options, arguments_of, check_packages, usable_launcher
+from mpi_rollout.studies.runner import WARM_UP, Runner, commands_of
 from mpi_rollout.studies.samples import Point, Sample
 from mpi_rollout.studies.scaling_report import aligned
 from mpi_rollout.studies.statistics import Interval, median_interval, median_of
@@ -46,23 +38,22 @@ def candidates(ranks: Sequence[int], num_envs: int, is_native: bool, is_random: 
     Random actions can be sent for several steps at a time, and be chosen by the ranks.
     """
     most = ranks[-1]
-    ways: list[Options] = [{"num_ranks": num_ranks} for num_ranks in ranks]
+    ways: list[tuple[int, Options]] = [(num_ranks, {}) for num_ranks in ranks]
     if is_random and most > 1:
-        ways += [{"num_ranks": most, "fragment_length": length} for length in LENGTHS]
-        ways += [{"num_ranks": most, "inference": "workers"}]
+        ways += [(most, {"fragment_length": length}) for length in LENGTHS] + [(most, {"inference": "workers"})]
     if most > 1:
         batch: Options = {"batch_size": most // 2} if most > 3 else {}
         overlapping: list[Options] = [{"num_groups": 2}, {"mode": "async", **batch}]
-        ways += [{"num_ranks": most, **options} for options in overlapping]
+        ways += [(most, options) for options in overlapping]
         for num_ranks in (most, most + 1) if most > 2 else (most + 1,):
-            ways += [{"num_ranks": num_ranks, "dedicated_root": True, **options} for options in overlapping]
+            ways += [(num_ranks, {"dedicated_root": True, **options}) for options in overlapping]
     if is_native:
-        ways += [{"num_ranks": n, "vectorization_mode": "vector_entry_point"} for n in sorted({1, most})]
+        ways += [(num_ranks, {"vectorization_mode": "vector_entry_point"}) for num_ranks in sorted({1, most})]
     return tuple(
-        Point(way.pop("num_ranks"), tuple(way.items()))
-        for way in ways
-        if (way["num_ranks"] - ("dedicated_root" in way)) * way.get("num_groups", 1)
-        <= num_envs  # As `Division` has it.
+        Point(num_ranks, tuple(options.items()))
+        for num_ranks, options in ways
+        # As `Division` has it: each rank that steps envs needs one for each group.
+        if (num_ranks - ("dedicated_root" in options)) * options.get("num_groups", 1) <= num_envs
     )
 
 
@@ -103,16 +94,10 @@ def rate_points(samples: Sequence[Sample]) -> list[Rating]:
     for sample in samples:
         if (point := replace(sample.point, repeat=0)) not in failed:
             rates.setdefault(point, []).append(sample.env_steps_per_s)
-    intervals = {point: median_interval(rate) for point, rate in rates.items()}
-    if not intervals:
-        return []
-    best = max(intervals.values(), key=lambda rate: rate.median)
-    slower = max((rate.median for rate in intervals.values() if rate.high < best.low), default=0.0)
-    ratings = [
-        Rating(point, len(rates[point]), rate, rate.high >= best.low and rate.median > slower)
-        for point, rate in intervals.items()
-    ]
-    return sorted(ratings, key=lambda rating: -rating.rate.median)
+    found = [(point, len(each), median_interval(each)) for point, each in rates.items()]
+    found.sort(key=lambda each: -each[2].median)
+    slower = max((rate.median for *_, rate in found if rate.high < found[0][2].low), default=0.0)
+    return [Rating(*each, each[2].high >= found[0][2].low and each[2].median > slower) for each in found]
 
 
 def choose(ratings: Sequence[Rating]) -> Rating:
@@ -122,27 +107,15 @@ def choose(ratings: Sequence[Rating]) -> Rating:
 
 def limit_of(samples: Sequence[Sample], most: int, is_native: bool) -> float:
     """Return the env steps per second of bare loops on all ranks at once; 0 where no job measured it."""
-    limits = [
-        bare
-        for sample in samples
-        if sample.point.num_ranks == most and "dedicated_root" not in dict(sample.point.options)
-        if _is_native(sample.point) == is_native
-        for _, bare in sample.limit
-    ]
+    on_all = [each for each in samples if each.point.num_ranks == most and _is_native(each.point) == is_native]
+    limits = [bare for each in on_all if "dedicated_root" not in dict(each.point.options) for _, bare in each.limit]
     return median_of(limits) if limits else 0.0
 
 
 def tune(run: Options, ranks: Sequence[int], trial_s: float, jobs: JobOptions) -> int:
-    """Try all ways to run an env, print the results; return the exit code.
+    """Try all ways to run an env, print the results, also where somebody stops it; return the exit code.
 
-    Raises
-    ------
-    RolloutError
-        Some jobs failed, which was no reason to stop; or the first one, which was.
-    Interrupted
-        Somebody asked us to stop; the results so far are printed.
-    UsageError, StorageError, LaunchError
-        There is no such env, or no way to start jobs or to write here.
+    RolloutError if some jobs failed, which was no reason to stop; or the first one, which was.
     """
     check_seconds("--trial-s", trial_s)
     num_envs = run["num_envs"]
@@ -153,13 +126,13 @@ def tune(run: Options, ranks: Sequence[int], trial_s: float, jobs: JobOptions) -
     points = candidates(ranks, num_envs, _has_native(run["env"]), run["policy"] == "random")
     study = replace(first, points=points)
     if jobs.dry_run:
-        return _show_commands(study)
+        print("\n".join(commands_of(study, points, Path()).values()))
+        return 0
     check_packages()
     launcher = usable_launcher(jobs.launcher)
     with _folder() as folder, stopping_on_signals("tuning") as stop:
-        runner = Runner(
-            StudyFile(study, machine_facts(), origin()), JobRunner(Path(folder), launcher, jobs.timeout_s, stop)
-        )
+        job_runner = JobRunner(Path(folder), launcher, jobs.timeout_s, stop)
+        runner = Runner(StudyFile(study, machine_facts(), origin()), job_runner)
         try:
             _try_all(runner, ranks[-1], trial_s)
         finally:
@@ -178,14 +151,6 @@ def _usual_ranks(num_envs: int) -> tuple[int, ...]:
     cores = num_usable_cores()
     usual = sorted({2**power for power in range(cores.bit_length())} | {cores})
     return tuple(num_ranks for num_ranks in usual if num_ranks <= max(1, num_envs))
-
-
-def _show_commands(study: Study) -> int:
-    launcher = printable_launcher(study.jobs.launcher)
-    for point in study.points:
-        command = run_command(launcher, point.num_ranks, study.config(point, job_out(Path(), point)))
-        print(shlex.join(command))
-    return 0
 
 
 def _folder() -> tempfile.TemporaryDirectory:
@@ -222,24 +187,17 @@ def _calibrate(runner: Runner, most: int, trial_s: float) -> float:
 def lines(file: StudyFile, most: int) -> list[str]:
     """Return the results as text: a table, and the command to use."""
     study, ratings = file.study, rate_points(file.samples)
-    host = machine_words(file.origin["host"], file.facts)
-    text = [
-        f"{study.env_name}, {counted(study.size, 'env')}, {counted(study.run['num_steps'], 'step')} a job: {host}",
-        "",
-    ]
+    host, steps = machine_words(file.origin["host"], file.facts), counted(study.run["num_steps"], "step")
+    text = [f"{study.env_name}, {counted(study.size, 'env')}, {steps} a job: {host}", ""]
     failed = [f"failed: {sample.point.way}: {sample.error.splitlines()[0]}" for sample in file.samples if sample.error]
     if not ratings:
         return [*text, *failed, "no way to run it gave a result"]
     cells = [("options", "jobs", "env steps/s", "of the fastest", "of the limit")]
     for rating in ratings:
-        share, limit = (
-            rating.rate.median / ratings[0].rate.median,
-            limit_of(file.samples, most, _is_native(rating.point)),
-        )
-        tie = " tie" * (rating.is_tie and rating is not ratings[0])
-        of_limit = f"{rating.rate.median / limit:.3f}" if limit else "-"
-        rate = rating.rate.shown(",.0f")
-        cells.append((rating.point.way, str(rating.num_jobs), rate, f"{share:.3f}{tie}", of_limit))
+        median, limit = rating.rate.median, limit_of(file.samples, most, _is_native(rating.point))
+        share = f"{median / ratings[0].rate.median:.3f}" + " tie" * (rating.is_tie and rating is not ratings[0])
+        of_limit = f"{median / limit:.3f}" if limit else "-"
+        cells.append((rating.point.way, str(rating.num_jobs), rating.rate.shown(",.0f"), share, of_limit))
     most_jobs = max(rating.num_jobs for rating in ratings)
     coverage = min(rating.rate.coverage for rating in ratings if rating.num_jobs == most_jobs)
     note = "too few jobs to know how much they differ; give more --repeats"
@@ -273,10 +231,8 @@ def _verdict(file: StudyFile, ratings: Sequence[Rating], most: int) -> list[str]
 def command(study: Study, point: Point) -> str:
     """Return the command line of a run, for a shell."""
     given = {name: value for name, value in study.run.items() if name not in ("num_steps", "limit_s")}
-    arguments = arguments_of(RolloutConfig(**given, num_envs=study.size))
-    words = [
-        word for argument in arguments if not argument.startswith("--num-envs=") for word in argument.split("=", 1)
-    ]
+    arguments = [word for word in arguments_of(RolloutConfig(**given)) if not word.startswith("--num-envs=")]
+    words = [word for argument in arguments for word in argument.split("=", 1)]
     words = [*words, "--num-envs", str(study.size), *point.words]
     return f"{study.jobs.launcher or 'mpirun'} -n {point.num_ranks} python -m mpi_rollout {shlex.join(words)}"
 

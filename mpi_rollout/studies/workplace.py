@@ -28,7 +28,7 @@ def machine_facts() -> Facts:
     return {
         "cpu_model": cpu_model(),
         "num_cores": _num_cores(),
-        "versions": ", ".join(f"{name} {version}" for name, version in (versions() | mpi4py_version()).items()),
+        "versions": ", ".join(f"{name} {version}" for name, version in _versions().items()),
         "commit": commit(),
     }
 
@@ -42,12 +42,12 @@ def _num_cores() -> int:
     return num_cores_of_host() if "SLURM_JOB_ID" in os.environ else num_usable_cores()
 
 
-def mpi4py_version() -> dict[str, str]:
-    """Find the version of mpi4py without importing it, which would start MPI."""
-    try:
-        return {"mpi4py": importlib.metadata.version("mpi4py")}
-    except importlib.metadata.PackageNotFoundError:
-        return {}
+def _versions() -> dict[str, str]:
+    """Return the versions of packages, that of mpi4py without importing it, which would start MPI."""
+    found = versions()
+    with suppress(importlib.metadata.PackageNotFoundError):
+        found |= {"mpi4py": importlib.metadata.version("mpi4py")}
+    return found
 
 
 def cpu_model() -> str:
@@ -90,14 +90,7 @@ def claimed(out: str) -> Iterator[Path]:
     """Make an empty folder for the jobs' own files beside the study's, and remove it in the end.
 
     What a killed study left in it is removed first; but not on a file system without locks, where these may be the
-    files of a study that is still running.
-
-    Raises
-    ------
-    UsageError
-        Another process does this study.
-    StorageError
-        The folder cannot be made.
+    files of a study that is still running.  UsageError if another process does this study.
     """
     folder = job_folder(out)
     try:
@@ -117,13 +110,7 @@ def claimed(out: str) -> Iterator[Path]:
 
 
 def _open_locked(folder: Path) -> tuple[int, bool]:
-    """Open and lock the folder; return its descriptor and whether it is locked.
-
-    Raises
-    ------
-    BlockingIOError
-        Another process has the lock.
-    """
+    """Open and lock the folder; return its descriptor and whether it is locked.  BlockingIOError if another has it."""
     while True:
         folder.mkdir(exist_ok=True)
         descriptor = os.open(folder, os.O_RDONLY)

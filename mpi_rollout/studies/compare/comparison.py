@@ -7,7 +7,6 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import MappingProxyType
 from typing import NamedTuple
 
 from mpi_rollout.core.clock import utc_now
@@ -27,7 +26,6 @@ NOTES = (
     "medians and intervals over turns, each of a process of its own; `or` stands between systems whose intervals meet",
     "EnvPool: another implementation of the env",
 )
-NO_OTHERS: Mapping[str, str] = MappingProxyType({})
 
 
 class Sample(NamedTuple):
@@ -40,7 +38,7 @@ class Sample(NamedTuple):
 
 
 def measure(
-    setup: Setup, systems: Sequence[System], jobs: JobOptions, window_s: float, pythons: Mapping[str, str] = NO_OTHERS
+    setup: Setup, systems: Sequence[System], jobs: JobOptions, window_s: float, pythons: Mapping[str, str]
 ) -> Iterator[Sample]:
     """Yield the turns of all systems, in another random order in each repeat; one that fails has no more.
 
@@ -88,7 +86,7 @@ def compare(
     if jobs.dry_run:
         show([*(f"{system.name}: {system.title}" for system in applying), *skipped])
         return 0
-    started, samples = utc_now(), list(measure(setup, applying, jobs, window_s))
+    started, samples = utc_now(), list(measure(setup, applying, jobs, window_s, {}))
     facts, host = machine_facts(), os.uname().nodename
     if as_json:
         rows = [sample._asdict() | {"turn": sample.turn and sample.turn._asdict()} for sample in samples]
@@ -122,12 +120,9 @@ def lines(systems: Sequence[System], samples: Sequence[Sample]) -> list[str]:
             table.append([system.title, f"{rate.median:,.0f}", f"{rate.low:,.0f} to {rate.high:,.0f}", over])
     text = [*aligned(table, names_left=True), ""]
     for words, kinds in (("fastest", ("step",)), ("fastest of all", ("step", "native"))):
-        if titles := fastest(rates, [system for system in systems if system.kind in kinds]):
+        ranked = [system for system in systems if system.name in rates and system.kind in kinds]
+        ranked.sort(key=lambda system: -rates[system.name].median)
+        # The highest median comes first, then the systems whose intervals reach its own.
+        if titles := [each.title for each in ranked if rates[each.name].high >= rates[ranked[0].name].low]:
             text.append(f"{words}: {' or '.join(titles)}")
     return text
-
-
-def fastest(rates: Mapping[str, Interval], systems: Sequence[System]) -> list[str]:
-    """Return the system with the highest median, then those whose intervals reach its own."""
-    measured = sorted((each for each in systems if each.name in rates), key=lambda each: -rates[each.name].median)
-    return [each.title for each in measured if rates[each.name].high >= rates[measured[0].name].low]

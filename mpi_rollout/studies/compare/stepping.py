@@ -29,12 +29,8 @@ class Turn(NamedTuple):
 class Stepper:
     """How a system's envs are stepped.
 
-    Parameters
-    ----------
-    sweep
-        Steps all envs once, or takes what one `recv` brings; returns what `count` needs to know of it.
-    count
-        The env steps of all sweeps since the reset.  Nothing is counted while the clock runs.
+    `sweep` steps all envs once, or takes what one `recv` brings; from what it returns, `count` finds the env steps of
+    all sweeps since the reset.  Nothing is counted while the clock runs.
     """
 
     reset: Callable[[], object]

@@ -49,19 +49,22 @@ class Setup:
 
         return Partition(self.num_envs, self.size).envs_of(self.rank)
 
+    @property
+    def actions(self) -> Iterator[Any]:
+        """Actions of all envs, in turn for ever."""
+        from gymnasium.vector.utils import batch_space
+
+        with closing(self.make(0)) as env:
+            return cycle(drawn_actions(batch_space(env.action_space, self.num_envs)))
+
 
 @dataclass(frozen=True)
 class System:
-    """One of the systems that are compared, whose `maker` is MODULE:FUNCTION, see the top of this module.
+    """One of the systems that are compared.
 
-    Parameters
-    ----------
-    num_ranks
-        0: it is started without mpirun.
-    least
-        The number of envs that it needs at least.
-    kind
-        "base": bare loops; "step": steps the env itself; "native": another implementation of the env.
+    `maker` is MODULE:FUNCTION, see the top of this module.  With `num_ranks` 0 it is started without mpirun.  It needs
+    `least` envs at least, and the package `needs`.  The kind is "base" (bare loops), "step" (steps the env itself) or
+    "native" (another implementation of the env).
     """
 
     name: str
@@ -140,20 +143,16 @@ def _of_gymnasium(setup: Setup, kind: str, **options: Any) -> Iterator[Stepper]:
         yield of_vector_env(envs)
 
 
-sync, async_ = (
-    partial(_of_gymnasium, kind="SyncVectorEnv"),
-    partial(_of_gymnasium, kind="AsyncVectorEnv", context="fork"),
-)
+sync = partial(_of_gymnasium, kind="SyncVectorEnv")
+async_ = partial(_of_gymnasium, kind="AsyncVectorEnv", context="fork")
 
 
 @contextmanager
 def pool(setup: Setup) -> Iterator[Stepper]:
     """Make several envs in each of as many processes as there are cores."""
-    from gymnasium.vector.utils import batch_space
-
     from mpi_rollout.studies.compare.pool import process_pool
 
-    actions = cycle(drawn_actions(batch_space(setup.make(0).action_space, setup.num_envs)))
+    actions = setup.actions
     with process_pool(setup.functions, setup.num_cores, SEED) as step:
         yield Stepper(lambda: step(None), lambda: step(next(actions))[2:4], count_rows)
 
@@ -161,19 +160,16 @@ def pool(setup: Setup) -> Iterator[Stepper]:
 @contextmanager
 def _of_sb3(setup: Setup, kind: str, **options: Any) -> Iterator[Stepper]:
     """Make SB3's loop, or its process for each env; the step that ends an episode resets: all rows are env steps."""
-    from gymnasium.vector.utils import batch_space
     from stable_baselines3.common import vec_env
 
     with closing(getattr(vec_env, kind)(setup.functions, **options)) as envs:
-        actions = cycle(drawn_actions(batch_space(envs.action_space, envs.num_envs)))
+        actions = setup.actions
         envs.seed(SEED)
         yield Stepper(envs.reset, lambda: len(envs.step(next(actions))[1]))
 
 
-sb3_dummy, sb3_subproc = (
-    partial(_of_sb3, kind="DummyVecEnv"),
-    partial(_of_sb3, kind="SubprocVecEnv", start_method="fork"),
-)
+sb3_dummy = partial(_of_sb3, kind="DummyVecEnv")
+sb3_subproc = partial(_of_sb3, kind="SubprocVecEnv", start_method="fork")
 
 
 def envpool_id(setup: Setup) -> str:
