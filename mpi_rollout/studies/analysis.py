@@ -27,17 +27,13 @@ class PointFigures:
     ----------
     limit
         Env steps per second of bare loops on all of these ranks at once.
-    cpu_share
-        Of the rank that had the least of a core.
-    slept
-        Ranks slept while they waited, in some job.
-    speed_up, efficiency
-        None without a base case.
-    shares
-        Of the run time, by `PHASES`: medians over jobs.
-    losses
-        What takes the efficiency from 1 to what it is, as shares of the run time: all phases but `env`, and `env` as
-        far as an env step takes longer than in the base case.  Empty without a base case.
+    speed_up, efficiency, losses
+        None, or empty, without a base case.
+    cpu_share, slept
+        Of the rank that had the least of a core; whether ranks slept while they waited, in some job.
+    shares, losses
+        Shares of the run time by `PHASES`, medians over jobs; and those that take the efficiency from 1 to what it is:
+        all phases but `env`, and `env` as far as an env step takes longer than in the base case.
     """
 
     num_ranks: int
@@ -63,16 +59,9 @@ class PointFigures:
 class Analysis:
     """The figures of a study, complete or not, for one length of fragments.
 
-    Attributes
-    ----------
-    base
-        Env steps per second of the base case; None if no job of one rank gave a result.
-    num_base_jobs
-        Jobs of one rank that gave a result, whatever their fragments: bare loops have none.
-    fragment_length
-        The largest number of steps between two exchanges.
-    points
-        Of the numbers of ranks with results, ascending.
+    `base` is env steps per second of the base case, or None if no job of one rank gave a result; it is of all
+    `num_base_jobs`, whatever their fragments: bare loops have none.  `fragment_length` is the largest number of steps
+    between two exchanges.  `points` are of the numbers of ranks with results, ascending.
     """
 
     def __init__(self, file: StudyFile, asked_length: str = ""):
@@ -92,7 +81,7 @@ class Analysis:
         speed_up = statistics.ratio(rate, self.base) if self.base else None
         shares = {name: median_of(getattr(job, f"{name}_s") / job.seconds for job in jobs) for name in PHASES}
         env_step_s = median_of(job.env_s * num_ranks / job.env_steps for job in jobs)
-        useful_s = [[rank.env_s for rank in job.ranks] for job in jobs]
+        useful_s, seconds = [[rank.env_s for rank in job.ranks] for job in jobs], [job.seconds for job in jobs]
         return PointFigures(
             num_ranks=num_ranks,
             num_envs=jobs[0].num_envs,
@@ -104,10 +93,7 @@ class Analysis:
             speed_up=speed_up,
             efficiency=speed_up.scaled(1 / num_ranks) if speed_up else None,
             load_balance=median_of(map(statistics.load_balance, useful_s)),
-            communication_efficiency=median_of(
-                statistics.communication_efficiency(useful, job.seconds)
-                for useful, job in zip(useful_s, jobs, strict=True)
-            ),
+            communication_efficiency=median_of(map(statistics.communication_efficiency, useful_s, seconds)),
             karp_flatt=statistics.karp_flatt(speed_up.median, num_ranks) if speed_up else np.nan,
             cpu_share=median_of(min(rank.cpu_share for rank in job.ranks) for job in jobs),
             slept=any(job.slept for job in jobs),

@@ -36,8 +36,14 @@ def plot_study(path: str) -> list[str]:
     panels = figure.subplot_mosaic([["speed-up", "efficiency"], ["phases", "phases"]], height_ratios=(1.25, 1))
     headline, *fine = _words(file, several)
     style.head(figure, headline, fine)
-    _plot_speed_ups(panels["speed-up"], several)
-    _plot_efficiencies(panels["efficiency"], several)
+    style.frame(panels["speed-up"], "Speed-up", "ranks")
+    style.frame(panels["efficiency"], "Efficiency: speed-up over ranks", "ranks")
+    if several[0].base is None:
+        for name in ("speed-up", "efficiency"):
+            style.say(panels[name], "no base case")
+    else:
+        _plot_speed_ups(panels["speed-up"], several, several[0].base.median)
+        _plot_efficiencies(panels["efficiency"], several, several[0].base.median)
     if len(several) == 1:
         _plot_phases(panels["phases"], several[0].points)
     else:
@@ -56,18 +62,13 @@ def _words(file: StudyFile, several: list[Analysis]) -> list[str]:
     return text + disturbance(several)
 
 
-def _plot_speed_ups(axes: "Axes", several: list[Analysis]) -> None:
-    style.frame(axes, "Speed-up", "ranks")
-    analysis = several[0]
-    if analysis.base is None:
-        return style.say(axes, "no base case")
-    points, base = analysis.points, analysis.base.median
-    ranks = [point.num_ranks for point in points]
+def _plot_speed_ups(axes: "Axes", several: list[Analysis], base: float) -> None:
+    ranks = [point.num_ranks for point in several[0].points]
     axes.plot(ranks, ranks, "--", color=style.GREY, linewidth=1, label="ideal")
-    limits = [point.limit.median / base for point in points]
+    limits = [point.limit.median / base for point in several[0].points]
     axes.plot(ranks, limits, "x", color=style.RED, markersize=6, label="bare loops on all ranks at once")
     if len(several) == 1:
-        _plot_law(axes, analysis, ranks)
+        _plot_law(axes, several[0], ranks)
     _plot_points(axes, several, "speed_up")
     axes.set_yscale("log", base=2)
     axes.yaxis.set_major_formatter("{x:g}")
@@ -90,14 +91,10 @@ def _plot_law(axes: "Axes", analysis: Analysis, ranks: list[int]) -> None:
     axes.plot(x, y, "-", color=style.SKY, linewidth=2, label=f"{name}, serial {serial_fraction(law):.3g}")
 
 
-def _plot_efficiencies(axes: "Axes", several: list[Analysis]) -> None:
-    style.frame(axes, "Efficiency: speed-up over ranks", "ranks")
-    analysis, points = several[0], several[0].points
-    if analysis.base is None:
-        return style.say(axes, "no base case")
-    ranks = [point.num_ranks for point in points]
+def _plot_efficiencies(axes: "Axes", several: list[Analysis], base: float) -> None:
+    ranks = [point.num_ranks for point in several[0].points]
     axes.axhline(1.0, linestyle="--", color=style.GREY, linewidth=1)
-    limits = [point.limit.median / analysis.base.median / point.num_ranks for point in points]
+    limits = [point.limit.median / base / point.num_ranks for point in several[0].points]
     axes.plot(ranks, limits, "x", color=style.RED, markersize=6)
     _plot_points(axes, several, "efficiency")
     axes.set_ylim(0, max(1.1, axes.get_ylim()[1]))

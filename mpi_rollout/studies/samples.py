@@ -13,10 +13,7 @@ from mpi_rollout.studies.jobs import Summary
 
 @dataclass(frozen=True)
 class Point:
-    """What a job is of: a number of ranks, and options of the run; and which of several such jobs.
-
-    Options are hashable: `env_kwargs` is a text of JSON.
-    """
+    """A job: its ranks, options of its run (hashable: `env_kwargs` is a text of JSON), and which repeat it is."""
 
     num_ranks: int
     options: tuple[tuple[str, object], ...] = ()
@@ -52,10 +49,8 @@ class Rank:
     cpu_share
         Processor time over time, from its start to its end.  What spins while it waits has 1, if nobody else runs on
         its core and its envs do not sleep.
-    env_s
-        Its seconds in its envs' steps.
-    policy_s, send_s, wait_s, gather_s, write_s
-        The rest of its time, as `mpi_rollout.core.clock.PHASES` has it.
+    env_s, policy_s, send_s, wait_s, gather_s, write_s
+        Its seconds in its envs' steps, and the rest of its time, as `mpi_rollout.core.clock.PHASES` has it.
     """
 
     rank: int

@@ -233,7 +233,7 @@ def part_of(out: str, num_ranks: int) -> str:
 
 
 def make_folder(part: str) -> None:
-    """Make the folder of parts, if this is the first; StorageError if it cannot be made."""
+    """Make the folder of parts, if this is the first."""
     try:
         Path(part).parent.mkdir(exist_ok=True)
     except OSError as error:
@@ -251,8 +251,12 @@ def gathered(out: str) -> StudyFile | None:
     if not paths:
         return None
     files = [_read_part(path) for path in paths]
-    for path, file in zip(paths[1:], files[1:], strict=True):
-        _check_same_part(paths[0], files[0], path, file)
+    for path, file in zip(paths, files, strict=True):
+        if differing := differences(files[0].study, file.study) + differing_facts(files[0].facts, file.facts):
+            raise DataError(
+                f"{paths[0]} and {path} cannot be put together: {'; '.join(differing)}; remove one of them and measure "
+                "it again like the others (under SLURM, --constraint chooses nodes of one kind)"
+            )
     first = min(files, key=lambda file: file.origin["started"])
     by_point = {sample.point: sample for file in reversed(files) for sample in file.samples}
     return replace(first, samples=tuple(sorted(by_point.values(), key=lambda sample: sample.started)))
@@ -263,11 +267,3 @@ def _read_part(path: str) -> StudyFile:
         return read_study(path)
     except DataError as error:
         raise DataError(f"{error}; move it away, and the command that began the study measures it again") from error
-
-
-def _check_same_part(first_path: str, first: StudyFile, path: str, other: StudyFile) -> None:
-    if differing := differences(first.study, other.study) + differing_facts(first.facts, other.facts):
-        raise DataError(
-            f"{first_path} and {path} cannot be put together: {'; '.join(differing)}; remove one of them and measure "
-            "it again like the others (under SLURM, --constraint chooses nodes of one kind)"
-        )

@@ -187,14 +187,6 @@ def test_no_number_of_ranks_has_a_rate_above_the_ceiling(env_step_s, root_s, way
     assert max(rates) <= highest and max(rates) == pytest.approx(highest, rel=0.01)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_rates_come_close_to_the_ceiling_and_never_above(way):
-    highest = ceiling(MADE_UP, WORK, way)
-    rates = [4 * ranks / predict(MADE_UP, WORK, ranks, way).seconds for ranks in (64, 4096, 2**24)]
-    assert rates == sorted(rates) and rates[-1] < highest
-    assert rates[-1] == pytest.approx(highest, rel=0.01)
-
-
 MEASURED = CLONE / "results" / "measured"
 
 

@@ -4,7 +4,6 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-import h5py
 import pytest
 from made_up_studies import FACTS, ORIGIN, RUN, made_up, make_study
 
@@ -70,13 +69,6 @@ def test_other_files_are_refused_with_what_they_are(tmp_path: Path, contents: st
     with pytest.raises(DataError) as refusal:
         read_study(str(tmp_path / "study.json"))
     assert words in str(refusal.value)
-
-
-def test_hdf5_and_what_is_not_there_are_refused(tmp_path: Path):
-    h5py.File(tmp_path / "study.h5", "w").close()
-    for name, words in (("study.h5", "is no study, which is a file of JSON"), ("none.json", "none.json: no such file")):
-        with pytest.raises(DataError, match=words):
-            read_study(str(tmp_path / name))
 
 
 def _without(place: dict, name: str) -> None:

@@ -11,7 +11,7 @@ from made_up_studies import FACTS, made_up, make_study
 from studies import LAUNCHER, STUDY, started, stored, study
 
 from mpi_rollout.errors import DataError
-from mpi_rollout.studies.study import StudyFile, gathered, make_folder, part_of, read_study
+from mpi_rollout.studies.study import StudyFile, gathered, make_folder, part_of
 
 RANKS = (1, 2, 4)
 NOW = "2026-01-02T03:04:05+00:00"
@@ -169,9 +169,3 @@ def test_a_dry_run_of_a_part_has_the_commands_of_the_part(job: Job):
     assert [command[3] for command in commands] == ["2"] * 3
     assert commands[0][:3] == [*shlex.split(LAUNCHER), "-n"]
     assert any("study.json.parts/2.json.job/" in word for word in commands[0])
-
-
-def test_a_part_holds_the_whole_question(job: Job):
-    study(job, "--only", "2")
-    part = read_study(part_of(str(job.folder / "study.json"), 2))
-    assert part.study.num_ranks == RANKS and {each.point.num_ranks for each in part.samples} == {2}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from fake_launcher import outcome
-from jobs import Job, job_environment
+from jobs import job_environment
 from made_up_studies import made_up, make_study, with_outcome
 
 from mpi_rollout.cli import main
@@ -69,7 +69,7 @@ def test_the_points_are_where_the_samples_are():
     study = make_study(num_ranks=(1, 2, 4))
     analysis = Analysis(made_up(study, num_cores=2, spread=0.1))
     axes = Figure().subplots()
-    picture._plot_efficiencies(axes, [analysis])
+    picture._plot_efficiencies(axes, [analysis], analysis.base.median)
     markers = {tuple(line.get_xdata()): line for line in axes.lines if line.get_marker() == "o"}
     assert {ranks: line.get_markerfacecolor() for ranks, line in markers.items()} == {(1, 2): BLUE, (4,): "w"}
     drawn = [y for ranks in ((1, 2), (4,)) for y in markers[ranks].get_ydata()]
@@ -104,16 +104,6 @@ def test_what_cannot_be_drawn_is_refused(tmp_path: Path, capsys):
     for name, words in (("failed.json", "failed.json has no result yet"), ("none.json", "none.json: no such file")):
         assert main(["plot", str(tmp_path / name)]) == 65
         assert words in capsys.readouterr().err
-
-
-def test_a_rollout_is_refused_with_the_command_that_draws_it(job: Job):
-    path = job.collect(None, "--env", "CartPole-v1", "--num-envs", "2", "--num-steps", "5")
-    result = job(None, "plot", str(path))
-    assert (result.code, result.out) == (65, "")
-    assert result.messages == [
-        f"{path} is no study, which is a file of JSON; if it is a rollout, `python -m mpi_rollout inspect {path} "
-        "--plot PNG` draws it"
-    ]
 
 
 def test_without_matplotlib_the_extra_to_install_is_named(tmp_path: Path):
