@@ -6,7 +6,7 @@
     measure native          CartPole implemented anew, with up to 16,384 envs
     tables|draw FILE.json   tables, or pictures beside the file
 
-Each turn is a process of its own, and repeats are in random order: see `mpi_rollout/bench/compare`, whose turns these
+Each turn is a process of its own, and repeats are in random order: see `mpi_rollout/studies/compare`, whose turns these
 are.  The file has all of them; it is results/measured/compare-NAME.json unless --out names another.  Libraries that ask
 for an older Gymnasium or NumPy have an environment of their own, whose Python --python names: it needs no more than
 NumPy, Gymnasium and the library, on Python 3.10 or later.
@@ -23,12 +23,12 @@ from typing import Any
 from measuring import MEASURED, environment
 from systems import all_systems, reason_to_skip
 
-from mpi_rollout.bench.compare.comparison import measure as take_turns
-from mpi_rollout.bench.compare.systems import Setup
-from mpi_rollout.bench.plan import JobOptions
-from mpi_rollout.bench.workplace import machine_facts
 from mpi_rollout.core.clock import utc_now
 from mpi_rollout.core.host import num_usable_cores
+from mpi_rollout.studies.compare.comparison import measure as take_turns
+from mpi_rollout.studies.compare.systems import Setup
+from mpi_rollout.studies.plan import JobOptions
+from mpi_rollout.studies.workplace import machine_facts
 
 LOOPS = "bare,bare-all,mpi-1,mpi-R,mpi-fragments-R,sync,async,pool,sb3-dummy,sb3-subproc,envpool,envpool-async,minari"
 NATIVE = "bare,native,envpool-1,envpool-async-1,envpool,envpool-async,numba,torch,gymnax,mpi-native-R,mpi-native-run-R,"

@@ -5,8 +5,8 @@ from typing import Any
 
 from compare_tables import ALL_CORES, BASE, FIRST_NATIVE, NEEDED_SIZES, ROWS, Analysis, place
 
-from mpi_rollout.bench.statistics import Interval, ratio, reaches
 from mpi_rollout.commands import style
+from mpi_rollout.studies.statistics import Interval, ratio, reaches
 
 YARDSTICK, BAR_ENVS = "sync", 64
 FAMILIES = {  # By title: the systems that work in the same way, and how they are drawn.

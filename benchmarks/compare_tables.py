@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from mpi_rollout.bench.statistics import Interval, median_interval, ratio
-from mpi_rollout.bench.tables import aligned
+from mpi_rollout.studies.scaling_report import aligned
+from mpi_rollout.studies.statistics import Interval, median_interval, ratio
 
 BASE, ALL_CORES = "bare", "bare-all"
 NEEDED_SIZES = 5  # Of a fit.

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import gymnasium
 import numpy as np
-from measuring import MEASURED, command_of, environment, machine
+from measuring import MEASURED, command_of, environment, machine, table
 
 DATA, PICTURE = MEASURED / "day.json", MEASURED / "day.png"
 MARK = "MPI_ROLLOUT_MEASURED"  # In the environment of the job's processes.
@@ -147,19 +147,12 @@ def quarters(values: list[float]) -> tuple[float, float]:
     return statistics.median(values[part : 2 * part]), statistics.median(values[-part:])
 
 
-def tables(data: dict) -> str:
-    lines = [
-        "| job | seconds | steps of each env | root, MB | worker, MB | descriptors of both |",
-        "|---|---|---|---|---|---|",
-    ]
-    for name, job in data["jobs"].items():
-        samples = job["samples"]
-        cells = [f"{samples[-1]['time_s'] - samples[0]['time_s']:.0f}", f"{job['num_steps']:,}"]
-        for rank in (0, 1):
-            cells.append("{:.1f}, {:.1f}".format(*quarters([each["memory_mb"][rank] for each in samples])))
-        cells.append("{:.0f}, {:.0f}".format(*quarters([sum(each["descriptors"]) for each in samples])))
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+def cells(name: str, job: dict) -> tuple[str, ...]:
+    samples = job["samples"]
+    memory = ("{:.1f}, {:.1f}".format(*quarters([each["memory_mb"][rank] for each in samples])) for rank in (0, 1))
+    descriptors = "{:.0f}, {:.0f}".format(*quarters([sum(each["descriptors"]) for each in samples]))
+    seconds = samples[-1]["time_s"] - samples[0]["time_s"]
+    return name, f"{seconds:.0f}", f"{job['num_steps']:,}", *memory, descriptors
 
 
 def draw(data: dict) -> None:
@@ -193,5 +186,7 @@ if __name__ == "__main__":
         found = {"machine": machine(), "jobs": {name: measure_job(name, seconds) for name in (*RUNS, *TRAINERS)}}
         DATA.write_text(json.dumps(found) + "\n")
     else:
-        draw(json.loads(DATA.read_text()))
-        print(tables(json.loads(DATA.read_text())))
+        found = json.loads(DATA.read_text())
+        draw(found)
+        head = "job", "seconds", "steps of each env", "root, MB", "worker, MB", "descriptors of both"
+        table(head, (cells(name, job) for name, job in found["jobs"].items()))

@@ -90,22 +90,11 @@ def by_sb3(vec_env: Any, seed: int) -> dict[str, Any]:
         "MlpPolicy", vec_env, n_steps=BATCH // vec_env.num_envs, batch_size=512, n_epochs=8, learning_rate=1e-3,
         gamma=0.98, gae_lambda=0.9, seed=seed, device="cpu",
     )  # fmt: skip
-    collecting_s, collect = 0.0, model.collect_rollouts
-
-    def timed(*arguments: Any, **options: Any) -> bool:
-        nonlocal collecting_s
-        start = time.perf_counter()
-        goes_on = collect(*arguments, **options)
-        collecting_s += time.perf_counter() - start
-        return goes_on
-
-    model.collect_rollouts = timed
     start = time.perf_counter()
     model.learn(MOST_STEPS, callback=Note())
-    collecting_s -= evaluation.spent_s  # It evaluates where it begins to collect.
     act = lambda observations: model.predict(observations)[0]  # noqa: E731
     evaluation.note(model.num_timesteps, time.perf_counter() - start, act)
-    return {"curve": evaluation.curve, "waited_s": round(collecting_s, 3)}
+    return {"curve": evaluation.curve}
 
 
 def by_ranks(num_envs: int, seed: int) -> dict[str, Any] | None:
@@ -179,8 +168,7 @@ def watched(system: str, num_envs: int, seed: int) -> dict[str, Any]:
 
 def run_all(path: Path, num_seeds: int) -> None:
     """All runs one after the other, seed by seed, so that a busy spell of the machine meets every system."""
-    before = json.loads(path.read_text())["runs"] if path.exists() else []
-    runs = [run for run in before if run["what"] != "envs"]  # Others are of a former program.
+    runs: list[dict[str, Any]] = []
     for seed in range(num_seeds):
         for num_envs, system in itertools.product(NUM_ENVS, SYSTEMS):
             if system == "SubprocVecEnv" and num_envs > MOST_PROCESSES:
@@ -201,19 +189,14 @@ def one(system: str, num_envs: int, seed: int) -> None:
 
 
 def main() -> None:
+    if sys.argv[1:2] == ["one"]:  # Of the runs, under mpirun.
+        return one(sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = parser.add_subparsers(dest="command", required=True)
-    for name, text in (("run", "train, and write the curves"), ("draw", "draw the curves, and print the table")):
-        add = commands.add_parser(name, help=text).add_argument
-        add("--data", type=Path, default=MEASURED / "study.json")
-        add("--seeds", type=int, default=5)
-    single = commands.add_parser("one", help="one of the runs, under mpirun")
-    for name, kind in (("system", str), ("num_envs", int), ("seed", int)):
-        single.add_argument(name, type=kind)
+    parser.add_argument("command", choices=("run", "draw"))
+    parser.add_argument("--data", type=Path, default=MEASURED / "study.json")
+    parser.add_argument("--seeds", type=int, default=5)
     options = parser.parse_args()
-    if options.command == "one":
-        one(options.system, options.num_envs, options.seed)
-    elif options.command == "run":
+    if options.command == "run":
         run_all(options.data, options.seeds)
     else:
         import learning_figures

@@ -8,8 +8,6 @@ import json
 import os
 import platform
 import random
-import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -19,6 +17,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 from typing import TypeVar
+
+from mpi_rollout.studies.plan import printable_launcher
+from mpi_rollout.studies.workplace import cpu_model
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 MEASURED, HELPERS = CHECKOUT / "results/measured", CHECKOUT / "tests/helpers"
@@ -31,17 +32,13 @@ Rates = Sequence[float]
 
 def machine() -> str:
     """One line that says where and when."""
-    model = re.search(r"model name\s*:\s*(.*)", Path("/proc/cpuinfo").read_text())
-    name = model.group(1) if model else platform.machine()
     when = datetime.now(UTC).date().isoformat()
-    return f"{name}, {os.cpu_count()} cores, Python {platform.python_version()}, {when}"
+    return f"{cpu_model()}, {os.cpu_count()} cores, Python {platform.python_version()}, {when}"
 
 
 def command_of(num_ranks: int, *arguments: object) -> list[str]:
     """The command that runs Python on some ranks, or without mpirun on 0."""
-    beside = Path(sys.executable).parent / "mpirun"
-    mpirun = str(beside) if beside.exists() else shutil.which("mpirun") or "mpirun"
-    launcher = [mpirun, "-n", str(num_ranks)] if num_ranks else []
+    launcher = [printable_launcher(""), "-n", str(num_ranks)] if num_ranks else []
     return [*launcher, sys.executable, *map(str, arguments)]
 
 

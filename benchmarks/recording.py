@@ -68,19 +68,10 @@ def cost(rounds: int = 5, only: str = "") -> None:
             taken = json.loads(python(num_ranks, "-c", COST, *words).splitlines()[-1])
         pairs = [taken[place : place + 2][:: 1 if place // 2 % 2 else -1] for place in range(0, len(taken), 2)]
         over = spread(plain[0] / (recorded[0] + recorded[1]) for plain, recorded in pairs)
-        plain_s, writer_s, closing_s = (
-            median(each) for each in zip(*((p[0], r[1], r[2]) for p, r in pairs), strict=True)
-        )
-        return (
-            env,
-            num_ranks,
-            mode,
-            way,
-            f"{1e6 * plain_s:,.0f} us",
-            f"{1e6 * writer_s:.1f} us",
-            over,
-            f"{closing_s:.2f} s",
-        )
+        seconds = zip(*((plain[0], *recorded[1:]) for plain, recorded in pairs), strict=True)
+        plain_s, writer_s, closing_s = map(median, seconds)
+        cells = f"{1e6 * plain_s:,.0f} us", f"{1e6 * writer_s:.1f} us", over, f"{closing_s:.2f} s"
+        return env, num_ranks, mode, way, *cells
 
     ways = ("next_step", "step"), ("same_step", "step"), ("next_step", "collect")
     head = "env", "ranks", "autoreset", "by", "a step without", "writer", "rate with over without", "closing"

@@ -10,9 +10,11 @@ from collections.abc import Iterator
 from functools import partial
 from statistics import median
 
-from measuring import ROUNDS, busy, main, ratios, run, spread, table, turns
+from measuring import CHECKOUT, ROUNDS, busy, main, ratios, run, spread, table, turns
 
-SLEEPING = '--env-factory sleeping:SleepingEnv --env-kwargs {"step_s":0.005} --num-steps 150'
+SLEEPING = (
+    f'--env-factory {CHECKOUT}/benchmarks/sleeping.py:SleepingEnv --env-kwargs {{"step_s":0.005}} --num-steps 150'
+)
 MANY = (1, 16, 64)
 REAL = (("CartPole-v1", 2, 20000), ("Acrobot-v1", 2, 4000), ("CartPole-v1", 4, 10000), ("Acrobot-v1", 4, 2000))
 

@@ -125,10 +125,9 @@ def add_list(commands: Commands) -> None:
 
 def add_study(name: str, commands: Commands) -> None:
     """Add one of the commands that start jobs by themselves."""
-    from mpi_rollout.bench import commands as studies
-    from mpi_rollout.bench.compare.command import add_compare
+    from mpi_rollout.studies import commands as studies
 
-    {"scaling": studies.add_scaling, "compare": add_compare, "tune": studies.add_tune}[name](commands)
+    {"scaling": studies.add_scaling, "compare": studies.add_compare, "tune": studies.add_tune}[name](commands)
 
 
 def add_plot(commands: Commands) -> None:
@@ -295,8 +294,8 @@ def list_command(options: argparse.Namespace) -> int:
 
 def plot_command(options: argparse.Namespace) -> int:
     """Draw files of studies."""
-    from mpi_rollout.bench.picture import plot_study
-    from mpi_rollout.bench.plan import check_packages
+    from mpi_rollout.studies.picture import plot_study
+    from mpi_rollout.studies.plan import check_packages
 
     check_packages(["scipy"])
     for file in options.files:

@@ -25,9 +25,9 @@ LONGEST_FIRST = (  # Else the last of them runs alone, while the other processes
     "runs/test_env_faults.py",
     "train/test_connection.py",
     "runs/test_failures.py",
-    "bench/test_runner.py",
+    "studies/test_runner.py",
     "train/test_modes.py",
-    "bench/test_parts.py",
+    "studies/test_parts.py",
     "runs/test_rank_faults.py",
     "runs/test_rank_counts.py",
 )

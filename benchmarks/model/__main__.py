@@ -18,16 +18,16 @@ import numpy as np
 from model_study import Check, Fitting, make_study
 from step_model import LOCKSTEP, Way, ceiling, predict, saturation
 
-from mpi_rollout.bench.commands import lengths_list, ranks_list
-from mpi_rollout.bench.jobs import JobRunner, stopping_on_signals
-from mpi_rollout.bench.plan import JobOptions, usable_launcher
-from mpi_rollout.bench.runner import Runner
-from mpi_rollout.bench.statistics import NoFit, reaches
-from mpi_rollout.bench.study import StudyFile, check_same_study, read_study
-from mpi_rollout.bench.tables import aligned
-from mpi_rollout.bench.workplace import claimed, machine_facts, machine_words, origin
 from mpi_rollout.commands import style
 from mpi_rollout.errors import RolloutError
+from mpi_rollout.studies.commands import lengths_list, ranks_list
+from mpi_rollout.studies.jobs import JobRunner, stopping_on_signals
+from mpi_rollout.studies.plan import JobOptions, usable_launcher
+from mpi_rollout.studies.runner import Runner
+from mpi_rollout.studies.scaling_report import aligned
+from mpi_rollout.studies.statistics import NoFit, reaches
+from mpi_rollout.studies.study import StudyFile, check_same_study, read_study
+from mpi_rollout.studies.workplace import claimed, machine_facts, machine_words, origin
 
 RANKS = [2**power for power in range(15)]
 CURVES = ((style.BLUE, "-"), (style.RED, "--"), (style.GREEN, "-."), (style.PURPLE, ":"))
@@ -37,7 +37,7 @@ def measure(options: argparse.Namespace) -> None:
     """Do the study, or what is left of it."""
     jobs = JobOptions(options.repeats, launcher=options.launcher)
     envs = options.step_s, options.spread_s, options.bytes, options.envs_per_rank
-    study = make_study(*envs, options.probe, options.check, _counts(options.fragment_length), jobs)
+    study = make_study(*envs, options.probe, options.check, options.fragment_length, jobs)
     file = StudyFile(study, machine_facts(), origin())
     if os.path.exists(options.out):
         stored = read_study(options.out)
@@ -48,15 +48,11 @@ def measure(options: argparse.Namespace) -> None:
         Runner(file, runner, options.out).run(study.order())
 
 
-def _counts(lengths: tuple[str, ...]) -> list[int]:
-    return [int(length) for length in lengths]
-
-
 def show(options: argparse.Namespace) -> None:
     """Print what follows from a file, and draw it beside the file."""
     file = read_study(options.file)
-    fitting, lengths = Fitting(file), _counts(options.fragment_length)
-    ways = [LOCKSTEP, *(Way(length, options.inference == "workers") for length in sorted({*lengths} - {1}))]
+    fitting, lengths = Fitting(file), sorted({*options.fragment_length} - {1})
+    ways = [LOCKSTEP, *(Way(length, options.inference == "workers") for length in lengths)]
     where = f"{machine_words(file.origin['host'], file.facts)}, {file.origin['started'][:10]}"
     crowded = ", on more ranks than cores: curves tend to be too low" * fitting.is_crowded
     result = fitting.result
@@ -100,9 +96,8 @@ def _beside(checks: list[Check]) -> list[str]:
     for check in checks:
         ranks = f"{check.num_ranks}{'*' * check.oversubscribed}"
         shown = check.measured.scaled(1e3).shown(".2f"), f"{1e3 * check.computed_s:.2f}", f"{100 * check.error:+.1f} %"
-        cells.append(
-            (str(check.way.fragment_length), ranks, str(check.num_jobs), *shown, f"{check.efficiency.median:.3f}")
-        )
+        length, efficiency = str(check.way.fragment_length), f"{check.efficiency.median:.3f}"
+        cells.append((length, ranks, str(check.num_jobs), *shown, efficiency))
     return [*aligned(cells), "medians of jobs and their intervals; * more ranks than cores"]
 
 
@@ -116,9 +111,8 @@ def _draw(fitting: Fitting, ways: list[Way], title: str, stem: str) -> list[str]
     for way, (color, line) in zip(ways, CURVES, strict=False):
         steps = [predict(fitting.result.constants, fitting.work, ranks, way) for ranks in RANKS]
         look: style.Look = {"color": color, "linestyle": line}
-        efficiency.plot(
-            RANKS, [step.efficiency for step in steps], label=f"{_label(way).partition(',')[0]} (computed)", **look
-        )
+        label = f"{_label(way).partition(',')[0]} (computed)"
+        efficiency.plot(RANKS, [step.efficiency for step in steps], label=label, **look)
         rate.plot(RANKS, [n * size / step.seconds for n, step in zip(RANKS, steps, strict=True)], **look)
         refits = [[predict(refit, fitting.work, n, way).efficiency for n in RANKS] for refit in fitting.refits]
         if refits:
@@ -134,9 +128,8 @@ def _draw(fitting: Fitting, ways: list[Way], title: str, stem: str) -> list[str]
             efficiency.errorbar(ranks, medians, reaches(spans), **marks)
             if some and is_open:
                 computed = [median / (1 + check.error) for median, check in zip(medians, some, strict=True)]
-                efficiency.plot(
-                    ranks, computed, "x", color=color, label="computed, on shared cores" * (way == LOCKSTEP)
-                )
+                label = "computed, on shared cores" * (way == LOCKSTEP)
+                efficiency.plot(ranks, computed, "x", color=color, label=label)
     efficiency.set_ylim(0, 1.05)
     style.log_y(rate)
     for axes in (efficiency, rate):
@@ -168,7 +161,7 @@ def main() -> None:
     shown.add_argument("--inference", choices=("root", "workers"), default="workers")
     shown.set_defaults(program=show)
     for each in (jobs, shown):
-        each.add_argument("--fragment-length", type=lengths_list, default="32")
+        each.add_argument("--fragment-length", type=lambda text: [*map(int, lengths_list(text))], default="32")
     options = parser.parse_args()
     try:
         options.program(options)

@@ -13,10 +13,10 @@ from pathlib import Path
 
 from step_model import Calibration, Constants, ExchangePoint, Way, Workload, calibrate, predict
 
-from mpi_rollout.bench.plan import JobOptions
-from mpi_rollout.bench.samples import Point, Sample
-from mpi_rollout.bench.statistics import Interval, NoFit, median_interval, median_of
-from mpi_rollout.bench.study import Study, StudyFile
+from mpi_rollout.studies.plan import JobOptions
+from mpi_rollout.studies.samples import Point, Sample
+from mpi_rollout.studies.statistics import Interval, NoFit, median_interval, median_of
+from mpi_rollout.studies.study import Study, StudyFile
 
 SLEEPING = str(Path(__file__).resolve().parents[1] / "sleeping.py") + ":SleepingEnv"
 PROBE_ENVS, MANY_ENVS = 4, (16, 64)  # Envs of a rank; times as many on one rank, for what the root does for each.
@@ -76,25 +76,12 @@ class Check:
 
 
 class Fitting:
-    """What the jobs of a study say of the machine, and how far the model is from them.
+    """What the jobs of a study say of the machine, and how far the model is from them; NoFit if they do not show it.
 
-    Attributes
-    ----------
-    held_out
-        The largest number of ranks, if there are probes and none has as many: it is in no fit.
-    is_crowded
-        The constants are of jobs that had more ranks than cores.
-    refits
-        Constants that are fitted without one of the numbers of ranks each: how far they differ shows what hangs on a
-        single number of ranks.
-    sharing_s
-        Seconds of a step that all ranks wait for one that shares its core, for each rank of the job.  It counts only
-        in comparisons with jobs of more ranks than cores.
-
-    Raises
-    ------
-    NoFit
-        The jobs do not show the constants.
+    `held_out` is the largest number of ranks, if there are probes and none has as many: it is in no fit.  `is_crowded`
+    says that the constants are of jobs that had more ranks than cores.  How far `refits` differ, each without one
+    number of ranks, shows what hangs on a single one.  `sharing_s` are seconds of a step that all ranks wait for one
+    that shares its core, for each rank of the job, in comparisons with jobs of more ranks than cores.
     """
 
     def __init__(self, file: StudyFile):
@@ -154,9 +141,8 @@ class Fitting:
     def _workload(self, point: Point) -> Workload:
         """Return the envs of a point; a step takes as long as on one rank, since sleeps take longer than asked for."""
         lockstep = replace(point, options=tuple({**dict(point.options), "fragment_length": "1"}.items()))
-        first = next(
-            (jobs[0] for other, jobs in self._done.items() if _kind(other) == _kind(lockstep)), self._done[point][0]
-        )
+        same = [jobs[0] for other, jobs in self._done.items() if _kind(other) == _kind(lockstep)]
+        first = (same or self._done[point])[0]
         envs = first.num_envs // point.num_ranks
         alone = [
             job.env_s / job.num_steps / job.num_envs

@@ -19,7 +19,7 @@ from dataclasses import astuple, dataclass, replace
 
 import numpy as np
 
-from mpi_rollout.bench.statistics import NEEDED_POINTS, NoFit
+from mpi_rollout.studies.statistics import NEEDED_POINTS, NoFit
 
 _MOST_RANKS = 2**40
 _LONGEST = 30.0  # Of a logarithm: e**-30 of the mean.

@@ -7,7 +7,8 @@ the modules of other libraries: they need NumPy and some Gymnasium.
 import importlib.util
 from functools import cache
 
-from mpi_rollout.bench.compare.systems import Setup, System, systems_of
+from mpi_rollout.studies.compare import systems as built_in
+from mpi_rollout.studies.compare.systems import Setup, System, systems_of
 
 KERNELS = {"CartPole-v1": {"numba": "mpi_rollout/CartPoleNumba-v0", "torch": "mpi_rollout/CartPoleTorch-v0"}}
 GYMNAX = ("CartPole-v1", "Acrobot-v1", "Pendulum-v1", "MountainCar-v0", "MountainCarContinuous-v0")
@@ -26,7 +27,7 @@ FEW = 64  # More envs than these are for native systems alone: a process for eac
 def all_systems(num_cores: int) -> dict[str, System]:
     """All systems by name, in the order of tables."""
     here = systems_of(num_cores, num_cores)
-    one = [System("mpi-1", "mpi_rollout, 1 rank", "mpi_rollout.bench.compare.systems:mpi", 1)]
+    one = [System("mpi-1", "mpi_rollout, 1 rank", f"{built_in.__name__}:mpi", 1)]
     systems = [
         *here[:2],
         *one,
@@ -48,7 +49,7 @@ def _ours(cores: int) -> list[System]:
     """This program's other ways to step the env itself."""
     at, title = "systems.ours:", f"mpi_rollout, {cores} ranks"
     return [
-        System(f"mpi-{cores}", title, "mpi_rollout.bench.compare.systems:mpi", cores, cores),
+        System(f"mpi-{cores}", title, f"{built_in.__name__}:mpi", cores, cores),
         System(f"mpi-fragments-{cores}", f"{title}, fragments", at + "fragments", cores, cores, kind="ahead"),
         System("mpi-groups", f"{title} and a root, 2 groups", at + "groups", cores + 1, 2 * cores),
         System("mpi-ready", f"{title} and a root, first ready", at + "first_ready", cores + 1, cores),
@@ -96,7 +97,7 @@ def _native(cores: int) -> list[System]:
         System("native", "Gymnasium vector_entry_point", "systems.native:entry_point", kind="native"),
         System("envpool-1", "EnvPool, sync, 1 thread", "systems.native:envpool_1", **of_envpool),
         System("envpool-async-1", "EnvPool, async, 1 thread", "systems.native:envpool_async_1", 0, 2, **of_envpool),
-        System("envpool", f"EnvPool, sync, {cores} threads", "mpi_rollout.bench.compare.systems:envpool", **of_envpool),
+        System("envpool", f"EnvPool, sync, {cores} threads", f"{built_in.__name__}:envpool", **of_envpool),
         System("envpool-async", f"EnvPool, async, {cores} threads", "systems.native:envpool_async", 0, 2, **of_envpool),
         System("numba", f"Numba kernel, {cores} cores", "systems.native:numba", cores, cores, "numba", "native"),
         System("torch", f"torch kernel, {cores} cores", "systems.native:torch", cores, cores, "torch", "native"),

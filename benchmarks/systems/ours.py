@@ -1,5 +1,6 @@
 """This program in its other ways: fragments, groups, first ready, runs, and slices of native envs."""
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
@@ -10,10 +11,10 @@ import numpy as np
 from measuring import run as run_once
 
 import mpi_rollout
-from mpi_rollout.bench.compare.stepping import SEED, Stepper, Turn, count_rows, drawn_actions, of_vector_env
-from mpi_rollout.bench.compare.systems import Setup, envpool_id
 from mpi_rollout.core.spaces import rows_of
-from systems import KERNELS
+from mpi_rollout.studies.compare.stepping import SEED, Stepper, Turn, count_rows, drawn_actions, of_vector_env
+from mpi_rollout.studies.compare.systems import Setup, envpool_id
+from systems import FORMS, KERNELS
 
 FRAGMENT_STEPS = 64
 MOST_GROWTH = 50.0  # Of the number of steps, from one run to the next.
@@ -85,11 +86,8 @@ def form_of(form: str, setup: Setup) -> dict[str, Any]:
     if form == "envpool":
         return {"env": envpool_id(setup), "vectorization_mode": "envpool", "env_kwargs": {"num_threads": 1}}
     if form == "jax":
-        return {
-            "env": "mpi_rollout.envs.jax_slices:gymnax",
-            "vectorization_mode": "native",
-            "env_kwargs": {"task": env},
-        }
+        factory = "mpi_rollout.envs.jax_slices:gymnax"
+        return {"env": factory, "vectorization_mode": "native", "env_kwargs": {"task": env}}
     return {"env": KERNELS.get(env, {}).get(form, env), "vectorization_mode": "vector_entry_point"}
 
 
@@ -108,8 +106,6 @@ class Run:
     """A run of the program, of as many steps as fill the window; its file is dropped."""
 
     def __init__(self, setup: Setup, form: str, is_stored: bool):
-        import json
-
         options = form_of(form, setup) if form else {"env": setup.env["env"]}
         name, kwargs = "--env-factory" if form == "jax" else "--env", json.dumps(options.get("env_kwargs", {}))
         self._words = [name, options["env"], "--env-kwargs", kwargs, "--num-envs", str(setup.num_envs)]
@@ -133,9 +129,5 @@ def _run(setup: Setup, form: str = "", is_stored: bool = False) -> Iterator[Run]
 
 
 run, record = partial(_run), partial(_run, is_stored=True)
-native, envpool, numba, torch, jax = (
-    partial(_connected, form=form) for form in ("native", "envpool", "numba", "torch", "jax")
-)
-native_run, envpool_run, numba_run, torch_run, jax_run = (
-    partial(_run, form=form) for form in ("native", "envpool", "numba", "torch", "jax")
-)
+native, envpool, numba, torch, jax = (partial(_connected, form=form) for form in FORMS)
+native_run, envpool_run, numba_run, torch_run, jax_run = (partial(_run, form=form) for form in FORMS)

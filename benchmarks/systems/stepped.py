@@ -6,8 +6,8 @@ from importlib import import_module
 from itertools import cycle
 from typing import Any
 
-from mpi_rollout.bench.compare.stepping import Stepper, count_rows, drawn_actions
-from mpi_rollout.bench.compare.systems import Setup
+from mpi_rollout.studies.compare.stepping import Stepper, count_rows, drawn_actions
+from mpi_rollout.studies.compare.systems import Setup
 
 
 def make_env(env: str) -> Any:

@@ -22,12 +22,8 @@ from mpi_rollout.process.console import STDOUT, say
 def doctor(out: str | None, env_id: str | None, as_json: bool, timeout_s: float) -> int:
     """Examine this machine; the root prints.  Return the exit code.  **Collective**, if there is a world.
 
-    Parameters
-    ----------
-    out
-        The folder of the output; None for where `run` writes.
-    timeout_s
-        How long each of the two processes may take.
+    `out` is the folder of the output, None for where `run` writes; `timeout_s` how long each of the two processes may
+    take.
     """
     world = Probe(lambda report: examine_world(report, timeout_s))
     try:
@@ -62,9 +58,9 @@ def _stand_by(world: Probe, timeout_s: float) -> int:
     """
     for _ in world.findings(timeout_s + GRACE_S):
         pass
-    if world.done is None:
+    if world.is_alone is None:
         sleep(timeout_s)  # Until the root has printed its findings; its exit ends the job.
         return LaunchError.exit_code
-    if not world.done.is_alone:
+    if not world.is_alone:
         world.wait(2 * timeout_s)
     return 0

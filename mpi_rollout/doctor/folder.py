@@ -54,8 +54,7 @@ def mount_of(folder: str, mounts: str) -> Mount:
 
 def judge_folder(folder: str) -> Iterator[Finding]:
     """Yield all findings on a folder; if nobody can write to it, that one alone."""
-    refusal = judge_access(folder)
-    if refusal is not None:
+    if refusal := judge_access(folder):
         yield refusal
         return
     yield judge_kind(mount_of(folder, Path("/proc/self/mounts").read_text()), folder)
@@ -84,7 +83,7 @@ def judge_access(folder: str) -> Finding | None:
 def judge_kind(mount: Mount, folder: str) -> Finding:
     """Check the type of the folder's file system."""
     judgements = [(state, advice) for prefixes, state, advice in KINDS if mount.kind.startswith(prefixes)]
-    state, advice = judgements[0] if judgements else (OK, "")
+    state, advice = next(iter(judgements), (OK, ""))
     return Finding("folder", f"{os.path.abspath(folder)} on {mount.kind} ({mount.point})", state, advice)
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from mpi_rollout.core.policy_kinds import FORMATS
 from mpi_rollout.core.spaces import leaves
 from mpi_rollout.doctor.folder import judge_folder
-from mpi_rollout.doctor.probe import FILES, LAUNCH, OK, WARN, Finding, Report, first_few
+from mpi_rollout.doctor.probe import FILES, LAUNCH, OK, WARN, Finding, Reporter, first_few
 from mpi_rollout.doctor.world import judge_slurm
 from mpi_rollout.envs.bare import time_steps
 
@@ -37,7 +37,7 @@ YOUNG_S = 60.0  # A segment can be made before it is mapped.
 _LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_NTASKS_PER_NODE")
 
 
-def examine_host(report: Report, folder: str, env_id: str | None) -> None:
+def examine_host(report: Reporter, folder: str, env_id: str | None) -> None:
     """Examine this host as the root of a run."""
     report.check("slurm", "start the doctor again", LAUNCH, lambda: judge_slurm(os.environ))
     report.check("HDF5", "pip install --force-reinstall h5py", LAUNCH, judge_hdf5)

@@ -26,18 +26,12 @@ _ENDING_S = 2.0
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of one check.
+    """The result of one check, which is called `check`.
 
     Parameters
     ----------
-    check
-        What was checked, in a word.
-    found
-        What the check found.
     state
         OK; WARN, a run will work but less well than it could; BAD, a run will fail or lose data.
-    advice
-        What to do, in one sentence.
     area
         LAUNCH or FILES: a BAD finding of each has an exit code of its own.
     figures
@@ -78,24 +72,11 @@ def first_few(items: Iterable[object], most: int = 8) -> str:
     return ", ".join(map(str, items[:most])) + (f", ... ({len(items)} in all)" if len(items) > most else "")
 
 
-@dataclass(frozen=True)
-class Doing:
-    """A check that begins, and what to do if the examining process never says more."""
+class Reporter:
+    """The examining process's side: what it sends to the doctor.
 
-    check: str
-    advice: str
-    area: str = LAUNCH
-
-
-@dataclass(frozen=True)
-class Done:
-    """The examination is over.  `is_alone`: there is no world to hold together until the root has finished."""
-
-    is_alone: bool
-
-
-class Report:
-    """The examining process's side: what it sends to the doctor."""
+    A finding without words says that a check begins, and what to do if this process never says more.
+    """
 
     def __init__(self, connection: Connection):
         self._connection = connection
@@ -105,7 +86,7 @@ class Report:
             self._connection.send(finding)
 
     def doing(self, check: str, advice: str, area: str = LAUNCH) -> None:
-        self._connection.send(Doing(check, advice, area))
+        self(Finding(check, "", BAD, advice, area))
 
     def check(self, check: str, advice: str, area: str, examine: Callable[[], Iterable[Finding]]) -> None:
         """Report each finding of `examine` at once, for the next may never come; report what it raises, too.
@@ -120,7 +101,8 @@ class Report:
             self(Finding(check, f"{type(error).__name__}: {first_line(error)}", BAD, advice, area))
 
     def done(self, is_alone: bool = True) -> None:
-        self._connection.send(Done(is_alone))
+        """End the examination; `is_alone`: there is no world to hold together until the root has finished."""
+        self._connection.send(is_alone)
 
     def await_release(self) -> None:
         """Wait until the doctor has no more use for this process."""
@@ -130,27 +112,25 @@ class Report:
 class Probe:
     """The doctor's side: start `examine` in a process of its own, and listen to it.
 
-    Attributes
-    ----------
-    done
-        The last message of the process; None if it did not come so far.
+    `is_alone` is what the process said last, see `Reporter.done`; None until it has.
     """
 
-    def __init__(self, examine: Callable[[Report], None]):
-        self.done: Done | None = None
-        self._doing = Doing("start", "start the doctor again")
+    def __init__(self, examine: Callable[[Reporter], None]):
+        self.is_alone: bool | None = None
+        self._doing = Finding("start", "", BAD, "start the doctor again")
+        self._code: int | None = None
         self._connection, theirs = Pipe()
         sys.stdout.flush()
         self._pid = os.fork()
         if self._pid == 0:
             self._connection.close()
-            _examine_and_leave(examine, Report(theirs))
+            _examine_and_leave(examine, Reporter(theirs))
         theirs.close()
 
     def findings(self, timeout_s: float) -> Iterator[Finding]:
         """Yield the findings until the process is done, has ended, or `timeout_s` seconds are over."""
         deadline = monotonic() + timeout_s
-        while self.done is None:
+        while self.is_alone is None:
             if not self._connection.poll(max(0.0, deadline - monotonic())):
                 yield self._unfinished(f"has not come to an end within {timeout_s:g} s")
                 return
@@ -159,37 +139,36 @@ class Probe:
             except (EOFError, ConnectionResetError):
                 yield self._unfinished(f"the process {self._how_it_ended()}")
                 return
-            if isinstance(message, Finding):
+            if not isinstance(message, Finding):
+                self.is_alone = message
+            elif message.found:
                 yield message
-            elif isinstance(message, Doing):
-                self._doing = message
             else:
-                self.done = message
+                self._doing = message
 
     def _unfinished(self, why: str) -> Finding:
-        return Finding(self._doing.check, why, BAD, self._doing.advice, self._doing.area)
+        return replace(self._doing, found=why)
 
     def end(self) -> None:
         """Release the process, and kill it if it does not leave."""
         with suppress(OSError):  # It may have gone.
             self._connection.send(None)
-        if self.wait(_ENDING_S if self.done else 0.0) is None:
+        if self.wait(0.0 if self.is_alone is None else _ENDING_S) is None:
             os.kill(self._pid, signal.SIGKILL)
             self.wait(_ENDING_S)  # Not for ever: no signal ends a process that waits for a file system.
 
     def wait(self, timeout_s: float) -> int | None:
         """Wait until the process has left, and return its exit status; None if it still runs after `timeout_s`."""
         deadline = monotonic() + timeout_s
-        while True:
-            try:
-                pid, status = os.waitpid(self._pid, os.WNOHANG)
-            except ChildProcessError:
-                return 0  # Waited for before.
+        while self._code is None:
+            pid, status = os.waitpid(self._pid, os.WNOHANG)
             if pid:
-                return os.waitstatus_to_exitcode(status)
-            if monotonic() > deadline:
-                return None
-            sleep(0.01)
+                self._code = os.waitstatus_to_exitcode(status)
+            elif monotonic() > deadline:
+                break
+            else:
+                sleep(0.01)
+        return self._code
 
     def _how_it_ended(self) -> str:
         code = self.wait(_ENDING_S)
@@ -198,7 +177,7 @@ class Probe:
         return f"ended with exit code {code}" if code >= 0 else f"was ended by {signal.Signals(-code).name}"
 
 
-def _examine_and_leave(examine: Callable[[Report], None], report: Report) -> None:
+def _examine_and_leave(examine: Callable[[Reporter], None], report: Reporter) -> None:
     """Examine, then end this process: it never returns, since all that it has inherited is the doctor's.
 
     It leaves by C's exit, not by `os._exit`: MPICH tells its launcher of MPI_Finalize in an exit handler, and without

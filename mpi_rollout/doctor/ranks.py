@@ -30,14 +30,10 @@ class RankFacts:
 
     Parameters
     ----------
-    cores
-        The hardware threads that its host lets it run on.
+    cores, physical_cores
+        The hardware threads that its host lets it run on, and the cores that these belong to.
     quota
         Processor time in cores, where a container limits it.
-    threads
-        The values of those `THREAD_VARIABLES` that are set.
-    physical_cores
-        The cores that the hardware threads belong to.
     core_share
         The part of a core that a busy loop got; None where the system does not say.
     """

@@ -5,18 +5,17 @@ The launcher is known from the environment alone.  One of another MPI than the l
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from time import monotonic, perf_counter, sleep, time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import mpi4py
 import numpy as np
 from gymnasium import spaces
 
 from mpi_rollout.core.partition import Division
-from mpi_rollout.doctor.probe import BAD, WARN, Finding, Report, first_few
+from mpi_rollout.doctor.probe import BAD, WARN, Finding, Reporter, first_few
 from mpi_rollout.doctor.ranks import RankFacts, judge_clocks, judge_exchange, judge_ranks
 from mpi_rollout.errors import counted, first_line
 from mpi_rollout.exchange import world
@@ -36,8 +35,7 @@ SLOT_NBYTES, SLOTS_NBYTES = 2**20, 2**28  # Of a rank, and of all: the root has 
 INSTALL_MPI = f"module load an MPI, or {INSTALL}; python -m mpi4py --mpi-library"
 
 
-@dataclass(frozen=True)
-class Launcher:
+class Launcher(NamedTuple):
     """What started the ranks; `vendor` is empty where it starts ranks of any MPI."""
 
     name: str
@@ -122,7 +120,7 @@ def judge_slurm(environ: Mapping[str, str]) -> list[Finding]:
     return [Finding("slurm", text)]
 
 
-def examine_world(report: Report, timeout_s: float) -> None:
+def examine_world(report: Reporter, timeout_s: float) -> None:
     """Examine MPI.  **Collective**, of ranks of which some may never come."""
     report.doing("library", INSTALL_MPI)
     try:
@@ -167,7 +165,7 @@ def _start_mpi() -> "tuple[MPI.Intracomm, int]":
     return MPI.COMM_WORLD, levels.index(MPI.Query_thread())
 
 
-def _examine_as_root(comm: "MPI.Intracomm", report: Report, facts: RankFacts, deadline: float) -> None:
+def _examine_as_root(comm: "MPI.Intracomm", report: Reporter, facts: RankFacts, deadline: float) -> None:
     requests = {rank: comm.irecv(source=rank, tag=TAG) for rank in range(1, comm.size)}
     arrived = {world.ROOT: facts} | _arrivals(requests, deadline)
     missing = sorted(set(range(comm.size)) - set(arrived))
@@ -202,7 +200,7 @@ def _large_nbytes(comm: "MPI.Intracomm") -> int:
     return min(SLOT_NBYTES, SLOTS_NBYTES // comm.size)
 
 
-def _leave_together(comm: "MPI.Intracomm", report: Report) -> None:
+def _leave_together(comm: "MPI.Intracomm", report: Reporter) -> None:
     """End MPI when the root does: a launcher ends the job when a rank leaves before, and may forget who did not."""
     from mpi4py import MPI
 

@@ -35,8 +35,9 @@ def frames_of(path: Path, height: int = 34, width: int = 46) -> np.ndarray:
     return np.frombuffer(raw, np.uint8).reshape(-1, height, width, 3)
 
 
-@pytest.mark.parametrize("kind", ["mp4", "gif"])
-@pytest.mark.parametrize("which", ["best", "worst", "longest", "first", "3"])
+@pytest.mark.parametrize(
+    ("which", "kind"), [("best", "mp4"), ("worst", "gif"), ("longest", "mp4"), ("first", "mp4"), ("3", "gif")]
+)
 def test_the_episode_that_is_named_is_filmed(job: Job, drawn: Path, which: str, kind: str):
     result = job.forked("render", str(drawn), *MAKE, "--episode", which, "--out", f"film.{kind}", "--json")
     assert result.code == 0, result.err

@@ -23,7 +23,7 @@ for name in (
     "mpi_rollout.storage.writer",
     "mpi_rollout.commands.checking",
     "mpi_rollout.commands.inspection",
-    "mpi_rollout.bench.scaling",
+    "mpi_rollout.studies.scaling",
 ):
     importlib.import_module(name)
 with suppress(ImportError):  # The extra `studies` may be missing.

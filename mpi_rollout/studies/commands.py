@@ -1,0 +1,150 @@
+"""The command lines of `scaling`, `tune` and `compare`.  A command loads what it needs when it is called."""
+
+import argparse
+
+from mpi_rollout.config import AUTO, ENV_OPTIONS
+from mpi_rollout.errors import UsageError
+from mpi_rollout.options import Commands, add_run_options, path
+from mpi_rollout.studies.plan import JobOptions, numbers
+
+# The options of a run that a study takes from its user; the others are the study's own affair.
+SCALING_OPTIONS = (
+    *("env", "env_factory", "env_kwargs", "num_steps", "seed", "policy", "vectorization_mode", "mode", "num_groups"),
+    *("trajectories", "wait", "limit_s", "actions", "strict_dtypes", "inference"),
+)
+TUNE_OPTIONS = (
+    *("env", "env_factory", "env_kwargs", "num_envs", "seed", "policy", "trajectories", "wait", "actions"),
+    "strict_dtypes",
+)
+
+
+LIMITED = "seconds that a job may take; a longer one fails"
+
+
+def add_job_options(
+    parser: argparse.ArgumentParser, repeated: str, dry_run: str, timeout_s: float, limited: str = LIMITED
+) -> None:
+    """Add the options of `JobOptions`; the texts are the help of --repeats, --dry-run and --timeout-s."""
+    add = parser.add_argument
+    add("--repeats", type=int, default=5, metavar="N", help=f"{repeated} (default: 5)")
+    add("--order-seed", type=int, default=0, metavar="SEED", help="seed of the order of the jobs (default: 0)")
+    add("--timeout-s", type=float, default=timeout_s, metavar="S", help=f"{limited} (default: {timeout_s:g})")
+    launcher = "command that starts the ranks, up to -n, such as 'srun --mpi=pmix' (default: mpirun)"
+    add("--launcher", type=str.strip, default="", metavar="COMMAND", help=launcher)
+    add("--dry-run", action="store_true", help=dry_run)
+
+
+def ranks_list(text: str) -> tuple[int, ...]:
+    """Read numbers of ranks, to which 1 is added."""
+    return tuple(sorted({1, *numbers("--ranks", "numbers of ranks", "1,2,4,8", text)}))
+
+
+def lengths_list(text: str) -> tuple[str, ...]:
+    """Read lengths of fragments, numbers or auto."""
+    counted = ",".join(word for word in text.split(",") if word != AUTO)
+    steps = () if text == AUTO else numbers("--fragment-length", "numbers of steps, or auto,", "1,16,auto", counted)
+    return (*map(str, steps), *[AUTO] * (AUTO in text))
+
+
+def add_scaling(commands: Commands) -> None:
+    """Add `scaling strong` and `weak`, with their own options and those of a run; and `gather`."""
+    scaling = commands.add_parser("scaling", help="measure how much faster more ranks are; starts mpirun by itself")
+    kinds = scaling.add_subparsers(required=True, metavar="strong|weak|gather")
+    _add_kind(kinds, "strong", "--num-envs", "over all ranks, the same on any number of ranks")
+    _add_kind(kinds, "weak", "--envs-per-rank", "on each rank")
+    gather = kinds.add_parser("gather", help="put together a study that was done with --only; show the results")
+    gather.add_argument("out", metavar="FILE", type=path, help="file of the study; its parts are in FILE.parts")
+    gather.set_defaults(command=gather_command)
+
+
+def _add_kind(kinds: Commands, kind: str, size: str, where: str) -> None:
+    parser = kinds.add_parser(kind, help=f"{size}: envs {where}")
+    add = parser.add_argument
+    ranks = "numbers of ranks; 1 is always among them, because the base case is measured there (default: 1,2,4,8)"
+    add("--ranks", type=ranks_list, default="1,2,4,8", help=ranks)
+    repeated, dry_run = "number of jobs of each number of ranks", "print the commands of what is left, start none"
+    add_job_options(parser, repeated, dry_run, 600.0)
+    add(size, dest="size", type=int, default=64, metavar="N", help=f"envs {where} (default: 64)")
+    lengths = "steps between two exchanges; a curve for each (default: auto, as for `run`)"
+    add("--fragment-length", type=lengths_list, default=AUTO, metavar="L,...", help=lengths)
+    out = f"file of the study; an interrupted study is continued (default: results/{kind}.json)"
+    add("--out", type=path, default=f"results/{kind}.json", metavar="FILE", help=out)
+    only = (
+        "do only the jobs of R ranks, for example in a batch job of their own; they go to FILE.parts; "
+        "`scaling gather FILE` puts them together"
+    )
+    add("--only", type=int, metavar="R", help=only)
+    add("--json", action="store_true", help="with --dry-run: print what is left as one line of JSON")
+    add("--redo-failed", action="store_true", help="do failed jobs again; by default they stay failed")
+    add_run_options(parser, SCALING_OPTIONS)
+    parser.set_defaults(command=scaling_command, kind=kind)
+
+
+def scaling_command(options: argparse.Namespace) -> int:
+    """Measure a study."""
+    from mpi_rollout.studies.scaling import Task, measure, show_plan
+    from mpi_rollout.studies.study import Study, scaling_points
+
+    run = {name: getattr(options, name) for name in SCALING_OPTIONS}
+    points = scaling_points(options.ranks, options.fragment_length)
+    study = Study(options.kind, points, options.size, run, JobOptions.read(options))
+    task = Task(study, options.out, options.only, options.redo_failed)
+    if options.dry_run:
+        return show_plan(task, options.json)
+    if options.json:
+        raise UsageError("--json is for --dry-run; the results are in the file of the study")
+    return measure(task)
+
+
+def gather_command(options: argparse.Namespace) -> int:
+    """Put the parts of a study together."""
+    from mpi_rollout.studies.scaling import gather
+
+    return gather(options.out)
+
+
+def add_tune(commands: Commands) -> None:
+    """Add the command `tune`."""
+    text = "find the ranks and the mode that suit an env on this machine; starts mpirun by itself"
+    parser = commands.add_parser("tune", help=text)
+    text = "numbers of ranks to try, at most as many as envs (default: 1, 2, 4, ... and all cores of this machine)"
+    parser.add_argument("--ranks", type=ranks_list, default=(), help=text)
+    parser.add_argument("--trial-s", type=float, default=3.0, help="seconds of steps in a job (default: 3)")
+    repeated = "number of jobs of each way to run it that may win"
+    add_job_options(parser, repeated, "print the command of each way to run it, start none", 300.0)
+    add_run_options(parser, TUNE_OPTIONS)
+    parser.set_defaults(command=tune_command)
+
+
+def tune_command(options: argparse.Namespace) -> int:
+    """Tune."""
+    from mpi_rollout.studies.tune import tune
+
+    run = {name: getattr(options, name) for name in TUNE_OPTIONS}
+    return tune(run, options.ranks, options.trial_s, JobOptions.read(options))
+
+
+def add_compare(commands: Commands) -> None:
+    """Add the command `compare`."""
+    from mpi_rollout.studies.compare.systems import NAMES
+
+    text = "find the fastest vector env for an env on this machine; starts mpirun by itself"
+    parser = commands.add_parser("compare", help=text)
+    add, text = parser.add_argument, "number of ranks of this program (default: one for each core that may be used)"
+    add("--systems", default="", metavar="NAMES", help=f"systems to measure, with commas, of {NAMES} (default: all)")
+    add("--ranks", type=int, metavar="R", help=text)
+    add("--window-s", type=float, default=1.0, metavar="S", help="length of one turn in seconds (default: 1)")
+    add("--json", action="store_true", help="print machine and all samples as one line of JSON")
+    limited = "seconds that a turn may take with all that comes before it; what takes longer has failed"
+    add_job_options(parser, "number of turns of each system", "say what would be measured", 120.0, limited)
+    add_run_options(parser, (*ENV_OPTIONS, "num_envs"))
+    parser.set_defaults(command=compare_command)
+
+
+def compare_command(options: argparse.Namespace) -> int:
+    """Compare."""
+    from mpi_rollout.studies.compare.comparison import compare
+
+    env = {name: getattr(options, name) for name in ENV_OPTIONS}
+    settings = options.num_envs, options.ranks, options.systems, options.window_s, options.json
+    return compare(env, *settings, JobOptions.read(options))

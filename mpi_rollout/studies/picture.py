@@ -1,0 +1,144 @@
+"""What a study of scaling shows, as a picture: speed-up, efficiency, where the time goes."""
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mpi_rollout.commands import style
+from mpi_rollout.errors import DataError
+from mpi_rollout.studies.analysis import Analysis, PointFigures, analyses
+from mpi_rollout.studies.scaling_report import disturbance, title
+from mpi_rollout.studies.statistics import NoFit, reaches, serial_fraction
+from mpi_rollout.studies.study import StudyFile, read_study
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+PHASES = {
+    "env": ("envs", style.BLUE, ""),
+    "idle": ("waiting for the slowest rank", style.LIGHT, "///"),
+    "exchange": ("exchange", style.GREEN, "\\\\\\"),
+    "policy": ("policy", style.ORANGE, "..."),
+    "write": ("waiting for the disk", style.RED, ""),
+}
+"""The name, colour and hatch of each of `analysis.PHASES`, in their order."""
+
+
+def plot_study(path: str) -> list[str]:
+    """Draw a study beside its file; return the names of the files.  DataError if it is none, or has no result."""
+    file = read_study(path)
+    several = [analysis for analysis in analyses(file) if analysis.points]
+    if not several:
+        raise DataError(f"{path} has no result yet; there is nothing to draw")
+    figure = style.new_figure("plot", 6.4)
+    panels = figure.subplot_mosaic([["speed-up", "efficiency"], ["phases", "phases"]], height_ratios=(1.25, 1))
+    headline, *fine = _words(file, several)
+    style.head(figure, headline, fine)
+    style.frame(panels["speed-up"], "Speed-up", "ranks")
+    style.frame(panels["efficiency"], "Efficiency: speed-up over ranks", "ranks")
+    if several[0].base is None:
+        for name in ("speed-up", "efficiency"):
+            style.say(panels[name], "no base case")
+    else:
+        _plot_speed_ups(panels["speed-up"], several, several[0].base.median)
+        _plot_efficiencies(panels["efficiency"], several, several[0].base.median)
+    if len(several) == 1:
+        _plot_phases(panels["phases"], several[0].points)
+    else:
+        points = [analysis.points[-1] for analysis in several]
+        where = f"fragment length, on {points[0].num_ranks:,} ranks{' (more than cores)' * points[0].oversubscribed}"
+        _plot_phases(panels["phases"], points, where, [analysis.asked_length for analysis in several])
+    return style.save_study(figure, os.path.splitext(path)[0])
+
+
+def _words(file: StudyFile, several: list[Analysis]) -> list[str]:
+    """Return what was measured, then the fine print."""
+    subject, _, place = title(file).partition(", ")
+    text = [subject[0].upper() + subject[1:], place]
+    if (base := several[0].base) is not None:
+        text.append(f"1 = {file.study.base_case}: {base.median:,.0f} env steps/s")
+    return text + disturbance(several)
+
+
+def _plot_speed_ups(axes: "Axes", several: list[Analysis], base: float) -> None:
+    ranks = [point.num_ranks for point in several[0].points]
+    axes.plot(ranks, ranks, "--", color=style.GREY, linewidth=1, label="ideal")
+    limits = [point.limit.median / base for point in several[0].points]
+    axes.plot(ranks, limits, "x", color=style.RED, markersize=6, label="bare loops on all ranks at once")
+    if len(several) == 1:
+        _plot_law(axes, several[0], ranks)
+    _plot_points(axes, several, "speed_up")
+    axes.set_yscale("log", base=2)
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.tick_params(axis="y", which="minor", left=False, labelleft=False)
+    style.count_x(axes, ranks)
+    low, high = axes.get_ylim()
+    axes.set_ylim(low, high * (high / low) ** 0.35)  # Room for the legend, whatever the points.
+    style.legend(axes, loc="upper left", borderaxespad=0)
+
+
+def _plot_law(axes: "Axes", analysis: Analysis, ranks: list[int]) -> None:
+    """Draw the curve of Amdahl's or Gustafson's law, where it could be fitted."""
+    name = next(iter(analysis.fits))
+    law = analysis.fits[name]
+    if isinstance(law, NoFit):
+        return
+    x = np.geomspace(ranks[0], max(point.num_ranks for point in analysis.fit_points), 100)
+    serial, parallel = law.coefficients
+    y = 1 / (serial + parallel / x) if name == "Amdahl" else serial + parallel * x
+    axes.plot(x, y, "-", color=style.SKY, linewidth=2, label=f"{name}, serial {serial_fraction(law):.3g}")
+
+
+def _plot_efficiencies(axes: "Axes", several: list[Analysis], base: float) -> None:
+    ranks = [point.num_ranks for point in several[0].points]
+    axes.axhline(1.0, linestyle="--", color=style.GREY, linewidth=1)
+    limits = [point.limit.median / base / point.num_ranks for point in several[0].points]
+    axes.plot(ranks, limits, "x", color=style.RED, markersize=6)
+    _plot_points(axes, several, "efficiency")
+    axes.set_ylim(0, max(1.1, axes.get_ylim()[1]))
+    style.count_x(axes, ranks)
+
+
+def _plot_points(axes: "Axes", several: list[Analysis], name: str) -> None:
+    """Draw the points of one length of fragments, or a line for each length."""
+    if len(several) == 1:
+        return _plot_measured(axes, several[0].points, name)
+    for place, analysis in enumerate(several):
+        ranks, intervals = zip(*((point.num_ranks, getattr(point, name)) for point in analysis.points), strict=True)
+        look: style.Look = {"label": analysis.label, "capsize": 3, "markersize": 5, **style.look(place)}
+        axes.errorbar(ranks, [interval.median for interval in intervals], reaches(intervals), **look)
+
+
+def _plot_measured(axes: "Axes", points: list[PointFigures], name: str) -> None:
+    """Draw medians and intervals; open where there were more ranks than cores."""
+    for is_open in (False, True):
+        some = [point for point in points if point.oversubscribed == is_open]
+        if not some:
+            continue
+        intervals = [getattr(point, name) for point in some]
+        medians = [interval.median for interval in intervals]
+        coverage = min(interval.coverage for interval in intervals)
+        spread = f"{100 * coverage:.0f} % interval" if coverage else "range"  # Of two samples it is worth nothing.
+        label = "more ranks than cores" if is_open else f"median, {spread}"
+        look: style.Look = {"fmt": "o", "color": style.BLUE, "capsize": 3, "markersize": 5}
+        look["markerfacecolor"] = "w" if is_open else style.BLUE
+        axes.errorbar([point.num_ranks for point in some], medians, reaches(intervals), label=label, **look)
+
+
+def _plot_phases(axes: "Axes", points: list[PointFigures], xlabel: str = "", names: Sequence[str] = ()) -> None:
+    is_crowded = any(point.oversubscribed for point in points)
+    xlabel = xlabel or ("ranks (* more than cores)" if is_crowded else "ranks")
+    names = names or [f"{point.num_ranks:,}{'*' * point.oversubscribed}" for point in points]
+    style.frame(axes, "Where the time goes", xlabel, "% of the run time", "y")
+    places, bottom = np.arange(len(points)), np.zeros(len(points))
+    for phase, (name, color, hatch) in PHASES.items():
+        values = np.array([100 * point.shares[phase] for point in points])
+        axes.bar(places, values, 0.6, bottom, facecolor=color, edgecolor="w", linewidth=0.4, hatch=hatch, label=name)
+        bottom += values
+    axes.set_ylim(0, 100)
+    margin = max(0.7, 2 - len(points) / 2)  # A few bars do not become walls.
+    axes.set_xlim(-margin, len(points) - 1 + margin)
+    axes.set_xticks(places, labels=names)
+    style.legend_below(axes, len(PHASES))

@@ -1,0 +1,249 @@
+"""Tuning: which ranks and which mode suit an env on this machine, found by real jobs.
+
+Every way to run it has a job.  Those that are far slower than the fastest are left out; the others have more jobs.
+"""
+
+import shlex
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import gymnasium
+
+from mpi_rollout.config import RolloutConfig
+from mpi_rollout.core.host import num_usable_cores
+from mpi_rollout.errors import RolloutError, StorageError, counted
+from mpi_rollout.options import check_seconds
+from mpi_rollout.studies.jobs import JobRunner, stopping_on_signals
+from mpi_rollout.studies.plan import JobOptions, Options, arguments_of, check_packages, usable_launcher
+from mpi_rollout.studies.runner import WARM_UP, Runner, commands_of
+from mpi_rollout.studies.samples import Point, Sample
+from mpi_rollout.studies.scaling_report import aligned
+from mpi_rollout.studies.statistics import Interval, median_interval, median_of
+from mpi_rollout.studies.study import Study, StudyFile
+from mpi_rollout.studies.workplace import machine_facts, machine_words, origin
+
+LENGTHS = ("1", "16", "64")  # Of fragments, beside auto.
+LEAST_RATE = 0.75  # Of the fastest first job's: jobs do not differ by that much.
+LEAST_STEPS, MOST_STEPS = 20, 1_000_000
+CALIBRATIONS = 3  # At most: the first one has too few steps to show a rate.
+LIMIT_SHARE = 1 / 30  # Of a job's seconds, for each measurement of the limit.
+
+
+def candidates(ranks: Sequence[int], num_envs: int, is_native: bool, is_random: bool) -> tuple[Point, ...]:
+    """Return all ways with these numbers of ranks, ascending; one rank more where the root steps no envs.
+
+    Random actions can be sent for several steps at a time, and be chosen by the ranks.
+    """
+    most = ranks[-1]
+    ways: list[tuple[int, Options]] = [(num_ranks, {}) for num_ranks in ranks]
+    if is_random and most > 1:
+        ways += [(most, {"fragment_length": length}) for length in LENGTHS] + [(most, {"inference": "workers"})]
+    if most > 1:
+        batch: Options = {"batch_size": most // 2} if most > 3 else {}
+        overlapping: list[Options] = [{"num_groups": 2}, {"mode": "async", **batch}]
+        ways += [(most, options) for options in overlapping]
+        for num_ranks in (most, most + 1) if most > 2 else (most + 1,):
+            ways += [(num_ranks, {"dedicated_root": True, **options}) for options in overlapping]
+    if is_native:
+        ways += [(num_ranks, {"vectorization_mode": "vector_entry_point"}) for num_ranks in sorted({1, most})]
+    return tuple(
+        Point(num_ranks, tuple(options.items()))
+        for num_ranks, options in ways
+        # As `Division` has it: each rank that steps envs needs one for each group.
+        if (num_ranks - ("dedicated_root" in options)) * options.get("num_groups", 1) <= num_envs
+    )
+
+
+def _has_native(env: str | None) -> bool:
+    """Tell whether a registered env has a vectorized version of its own."""
+    with suppress(Exception):  # What is wrong with it the first job says.
+        return gymnasium.spec(env or "").vector_entry_point is not None
+    return False
+
+
+def _is_native(point: Point) -> bool:
+    return "vectorization_mode" in dict(point.options)
+
+
+@dataclass(frozen=True)
+class Rating:
+    """A way's rate over its jobs; a tie if it is not known to be slower than the fastest."""
+
+    point: Point
+    num_jobs: int
+    rate: Interval
+    is_tie: bool
+
+    @property
+    def simplicity(self) -> tuple[bool, int, int]:
+        """Less is simpler: the same data on any number of ranks, few options, few ranks."""
+        return _is_native(self.point), len(self.point.options), self.point.num_ranks
+
+
+def rate_points(samples: Sequence[Sample]) -> list[Rating]:
+    """Rate the ways without a failed job, the fastest median first.
+
+    Two are a tie where their intervals overlap: these jobs do not show which is faster.  But a way is no tie if its
+    median is below that of another one that is surely slower than the fastest: a wide interval makes it no faster.
+    """
+    rates: dict[Point, list[float]] = {}
+    failed = {replace(sample.point, repeat=0) for sample in samples if sample.error}
+    for sample in samples:
+        if (point := replace(sample.point, repeat=0)) not in failed:
+            rates.setdefault(point, []).append(sample.env_steps_per_s)
+    found = [(point, len(each), median_interval(each)) for point, each in rates.items()]
+    found.sort(key=lambda each: -each[2].median)
+    slower = max((rate.median for *_, rate in found if rate.high < found[0][2].low), default=0.0)
+    return [Rating(*each, each[2].high >= found[0][2].low and each[2].median > slower) for each in found]
+
+
+def choose(ratings: Sequence[Rating]) -> Rating:
+    """Return the simplest of those that tie with the fastest."""
+    return min((rating for rating in ratings if rating.is_tie), key=lambda rating: rating.simplicity)
+
+
+def limit_of(samples: Sequence[Sample], most: int, is_native: bool) -> float:
+    """Return the env steps per second of bare loops on all ranks at once; 0 where no job measured it."""
+    on_all = [each for each in samples if each.point.num_ranks == most and _is_native(each.point) == is_native]
+    limits = [bare for each in on_all if "dedicated_root" not in dict(each.point.options) for _, bare in each.limit]
+    return median_of(limits) if limits else 0.0
+
+
+def tune(run: Options, ranks: Sequence[int], trial_s: float, jobs: JobOptions) -> int:
+    """Try all ways to run an env, print the results, also where somebody stops it; return the exit code.
+
+    RolloutError if some jobs failed, which was no reason to stop; or the first one, which was.
+    """
+    check_seconds("--trial-s", trial_s)
+    num_envs = run["num_envs"]
+    ranks = ranks or _usual_ranks(num_envs)
+    run = {name: value for name, value in run.items() if name != "num_envs"}
+    own: Options = {"num_steps": LEAST_STEPS, "limit_s": LIMIT_SHARE * trial_s}
+    first = Study("tune", (Point(ranks[-1]),), num_envs, run | own, jobs)  # Refuses what every job would refuse.
+    points = candidates(ranks, num_envs, _has_native(run["env"]), run["policy"] == "random")
+    study = replace(first, points=points)
+    if jobs.dry_run:
+        print("\n".join(commands_of(study, points, Path()).values()))
+        return 0
+    check_packages()
+    launcher = usable_launcher(jobs.launcher)
+    with _folder() as folder, stopping_on_signals("tuning") as stop:
+        job_runner = JobRunner(Path(folder), launcher, jobs.timeout_s, stop)
+        runner = Runner(StudyFile(study, machine_facts(), origin()), job_runner)
+        try:
+            _try_all(runner, ranks[-1], trial_s)
+        finally:
+            if runner.file.samples:
+                print("\n".join(lines(runner.file, ranks[-1])), flush=True)
+    failed = runner.file.failed
+    if failed:
+        raise RolloutError(
+            f"{len(failed)} of {counted(len(runner.file.samples), 'job')} failed; the others are in the table"
+        )
+    return 0
+
+
+def _usual_ranks(num_envs: int) -> tuple[int, ...]:
+    """Return 1, 2, 4, ... and all cores; none has more ranks than envs."""
+    cores = num_usable_cores()
+    usual = sorted({2**power for power in range(cores.bit_length())} | {cores})
+    return tuple(num_ranks for num_ranks in usual if num_ranks <= max(1, num_envs))
+
+
+def _folder() -> tempfile.TemporaryDirectory:
+    """Make a folder here, not in /tmp: jobs write as runs do, to the same disk."""
+    try:
+        return tempfile.TemporaryDirectory(prefix=".mpi_rollout-tune-", dir=".", ignore_cleanup_errors=True)
+    except OSError as error:
+        raise StorageError(f"cannot make a folder for the jobs here: {error.strerror}; start it elsewhere") from error
+
+
+def _try_all(runner: Runner, most: int, trial_s: float) -> None:
+    """Do short jobs to see how many steps a trial has, then a job of each way, and more of those that may win."""
+    order = runner.file.study.order()
+    for _ in range(CALIBRATIONS):
+        seconds = _calibrate(runner, most, trial_s)
+        if seconds > trial_s / 2:
+            break
+    runner.run([point for point in order if point.repeat == 0])
+    ratings = rate_points(runner.file.samples)
+    kept = {rating.point for rating in ratings if rating.rate.median >= LEAST_RATE * ratings[0].rate.median}
+    runner.run([point for point in order if point in runner.file.done or replace(point, repeat=0) in kept])
+
+
+def _calibrate(runner: Runner, most: int, trial_s: float) -> float:
+    """Do a job that is in no table, and set how many steps the next ones have; return the seconds that it took."""
+    sample, study = runner.warm_up(Point(most, repeat=WARM_UP)), runner.file.study
+    if sample is None:
+        raise RolloutError(f"the first job failed, -n {most} without more options; try {study.env_name} in a run")
+    num_steps = round(min(max(trial_s * sample.num_steps / sample.seconds, LEAST_STEPS), MOST_STEPS))
+    runner.file = replace(runner.file, study=replace(study, run=study.run | {"num_steps": num_steps}))
+    return sample.seconds
+
+
+def lines(file: StudyFile, most: int) -> list[str]:
+    """Return the results as text: a table, and the command to use."""
+    study, ratings = file.study, rate_points(file.samples)
+    host, steps = machine_words(file.origin["host"], file.facts), counted(study.run["num_steps"], "step")
+    text = [f"{study.env_name}, {counted(study.size, 'env')}, {steps} a job: {host}", ""]
+    failed = [f"failed: {sample.point.way}: {sample.error.splitlines()[0]}" for sample in file.samples if sample.error]
+    if not ratings:
+        return [*text, *failed, "no way to run it gave a result"]
+    cells = [("options", "jobs", "env steps/s", "of the fastest", "of the limit")]
+    for rating in ratings:
+        median, limit = rating.rate.median, limit_of(file.samples, most, _is_native(rating.point))
+        share = f"{median / ratings[0].rate.median:.3f}" + " tie" * (rating.is_tie and rating is not ratings[0])
+        of_limit = f"{median / limit:.3f}" if limit else "-"
+        cells.append((rating.point.way, str(rating.num_jobs), rating.rate.shown(",.0f"), share, of_limit))
+    most_jobs = max(rating.num_jobs for rating in ratings)
+    coverage = min(rating.rate.coverage for rating in ratings if rating.num_jobs == most_jobs)
+    note = "too few jobs to know how much they differ; give more --repeats"
+    if coverage:
+        note = (
+            f"medians over jobs; the range in brackets holds the true median with a probability of "
+            f"{100 * coverage:.0f} %; tie: these jobs do not tell it from the fastest; what had one job was below "
+            f"{LEAST_RATE:g} of the fastest"
+        )
+    return [*text, *aligned(cells), note, *failed, "", *_verdict(file, ratings, most)]
+
+
+def _verdict(file: StudyFile, ratings: Sequence[Rating], most: int) -> list[str]:
+    """Return the command to use, why, and how far it is from the limit."""
+    chosen = choose(ratings)
+    is_native = _is_native(chosen.point)
+    text = [f"use: {command(file.study, chosen.point)}", f"why: {_why(chosen, ratings)}"]
+    if limit := limit_of(file.samples, most, is_native):
+        loops = "loops over its vectorized version" if is_native else "env.step loops"
+        text.append(
+            f"limit: {limit:,.0f} env steps/s, bare {loops} on {counted(most, 'rank')} at once; this command "
+            f"reached {chosen.rate.median / limit:.3f} of it"
+        )
+    if is_native:
+        text.append("its data depend on the number of ranks: with vector_entry_point a rank's envs share one generator")
+        if others := rate_points([sample for sample in file.samples if not _is_native(sample.point)]):
+            text.append(f"for the same data on any number of ranks: {command(file.study, choose(others).point)}")
+    return text
+
+
+def command(study: Study, point: Point) -> str:
+    """Return the command line of a run, for a shell."""
+    given = {name: value for name, value in study.run.items() if name not in ("num_steps", "limit_s")}
+    arguments = [word for word in arguments_of(RolloutConfig(**given)) if not word.startswith("--num-envs=")]
+    words = [word for argument in arguments for word in argument.split("=", 1)]
+    words = [*words, "--num-envs", str(study.size), *point.words]
+    return f"{study.jobs.launcher or 'mpirun'} -n {point.num_ranks} python -m mpi_rollout {shlex.join(words)}"
+
+
+def _why(chosen: Rating, ratings: Sequence[Rating]) -> str:
+    ties = [rating.point.way for rating in ratings if rating.is_tie and rating is not chosen]
+    slower = [rating for rating in ratings if not rating.is_tie]
+    reasons = []
+    if ties:
+        reasons.append(f"as fast as {' and '.join(ties)}, as far as these jobs tell, and the simplest")
+    if slower:
+        ratio = chosen.rate.median / slower[0].rate.median
+        reasons.append(f"{ratio:.2f} times as fast as the next, {slower[0].point.way}")
+    return "; ".join(reasons) or "it is the only one that gave a result"
