@@ -49,20 +49,18 @@ def candidates(ranks: Sequence[int], num_envs: int, is_native: bool, is_random: 
     ways: list[Options] = [{"num_ranks": num_ranks} for num_ranks in ranks]
     if is_random and most > 1:
         ways += [{"num_ranks": most, "fragment_length": length} for length in LENGTHS]
-        ways += [{"num_ranks": most, "inference": "workers"}]
+        ways += [{"num_ranks": most, "policy_on": "workers"}]
     if most > 1:
-        batch: Options = {"batch_size": most // 2} if most > 3 else {}
-        overlapping: list[Options] = [{"num_groups": 2}, {"mode": "async", **batch}]
+        overlapping: list[Options] = [{"num_groups": 2}, {"batch_size": max(most // 2, 1)}]
         ways += [{"num_ranks": most, **options} for options in overlapping]
         for num_ranks in (most, most + 1) if most > 2 else (most + 1,):
-            ways += [{"num_ranks": num_ranks, "dedicated_root": True, **options} for options in overlapping]
+            ways += [{"num_ranks": num_ranks, "root_envs": 0, **options} for options in overlapping]
     if is_native:
         ways += [{"num_ranks": n, "vectorization_mode": "vector_entry_point"} for n in sorted({1, most})]
     return tuple(
         Point(way.pop("num_ranks"), tuple(way.items()))
         for way in ways
-        if (way["num_ranks"] - ("dedicated_root" in way)) * way.get("num_groups", 1)
-        <= num_envs  # As `Division` has it.
+        if (way["num_ranks"] - ("root_envs" in way)) * way.get("num_groups", 1) <= num_envs  # As `Division` has it.
     )
 
 
@@ -125,7 +123,7 @@ def limit_of(samples: Sequence[Sample], most: int, is_native: bool) -> float:
     limits = [
         bare
         for sample in samples
-        if sample.point.num_ranks == most and "dedicated_root" not in dict(sample.point.options)
+        if sample.point.num_ranks == most and "root_envs" not in dict(sample.point.options)
         if _is_native(sample.point) == is_native
         for _, bare in sample.limit
     ]

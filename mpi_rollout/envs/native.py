@@ -24,14 +24,14 @@ from mpi_rollout.envs.inputs import Reset
 from mpi_rollout.envs.pool import make_pool
 from mpi_rollout.envs.rollout import Rollout
 from mpi_rollout.envs.seeded_episodes import SEEDS_31_BITS, SeededEpisodes
-from mpi_rollout.errors import Field, UsageError
+from mpi_rollout.errors import Option, UsageError
 
 Make = Callable[[int], VectorEnv]  # By the seed of the run.
 NEEDED = "num_envs", "single_observation_space", "single_action_space"  # Of a factory's envs.
 MASKED_RESETS = [0, 12, 1]  # The first ale-py whose resets of some envs do not hang.
-SYNC = Field("vectorization_mode"), " sync"
-GIVEN_BY_THE_RUN: dict[str, tuple[str, ...]] = {
-    "num_envs": ("it is the rank's share of ", Field("num_envs")),
+SYNC = Option("vectorization_mode"), " sync"
+GIVEN_BY_THE_RUN: dict[str, tuple[str | Option, ...]] = {
+    "num_envs": ("it is the rank's share of ", Option("num_envs")),
     "seed": ("it comes from --seed, or in a trainer from reset(seed=...)",),
     "first_env": ("each rank has its own",),
     "batch_size": ("all envs of a rank are stepped at once",),
@@ -184,7 +184,7 @@ def takes_episode_seeds(wanted: bool | None, ale_version: str) -> bool:
     can = [int(number) for number in re.findall(r"\d+", ale_version)[:3]] >= MASKED_RESETS
     if wanted and not can:
         what = f": episode_seeds needs ale-py {'.'.join(map(str, MASKED_RESETS))} or later, got {ale_version}"
-        raise UsageError(Field("env_kwargs"), what)
+        raise UsageError(Option("env_kwargs"), what)
     return can if wanted is None else bool(wanted)
 
 
@@ -196,7 +196,7 @@ def _parameters_of(env_id: str) -> Mapping[str, object]:
             import_module(module)
         entry_point = gymnasium.spec(registered).vector_entry_point
         if entry_point is None:
-            raise UsageError(Field("env"), f" {env_id} has no vectorized version registered; use ", *SYNC)
+            raise UsageError(Option("env"), f" {env_id} has no vectorized version registered; use ", *SYNC)
         creator = load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
         return signature(creator).parameters
     except (gymnasium.error.Error, ImportError, TypeError, ValueError, AttributeError):
@@ -255,10 +255,10 @@ def check_kwargs(kwargs: Mapping[str, Any]) -> None:
     """
     for name, way_out in GIVEN_BY_THE_RUN.items():
         if name in kwargs:
-            raise UsageError(Field("env_kwargs"), f" cannot have {name}, got {kwargs[name]!r}: ", *way_out)
+            raise UsageError(Option("env_kwargs"), f" cannot have {name}, got {kwargs[name]!r}: ", *way_out)
     num_threads = kwargs.get("num_threads", 1)
     if isinstance(num_threads, bool) or not isinstance(num_threads, int) or num_threads < 1:
-        raise UsageError(Field("env_kwargs"), f": num_threads must be a whole number from 1 on, got {num_threads!r}")
+        raise UsageError(Option("env_kwargs"), f": num_threads must be a whole number from 1 on, got {num_threads!r}")
 
 
 def checked(envs: NativeVectorEnv, name: str, is_of_factory: bool) -> NativeVectorEnv:
@@ -281,4 +281,4 @@ def checked(envs: NativeVectorEnv, name: str, is_of_factory: bool) -> NativeVect
     )
     if is_of_factory:
         raise UsageError(f"{got}; have the factory make such envs, which say AutoresetMode.NEXT_STEP")
-    raise UsageError(f"{got}; leave autoreset_mode out of ", Field("env_kwargs"), ", or use ", *SYNC)
+    raise UsageError(f"{got}; leave autoreset_mode out of ", Option("env_kwargs"), ", or use ", *SYNC)

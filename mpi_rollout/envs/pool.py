@@ -14,7 +14,7 @@ from gymnasium.vector import VectorEnv
 
 from mpi_rollout.core.spaces import Leaf, Tree, leaves, set_spaces, tree_of
 from mpi_rollout.envs.inputs import Reset, Step
-from mpi_rollout.errors import Field, UsageError, first_line
+from mpi_rollout.errors import Option, UsageError, first_line
 
 
 class PoolVectorEnv(VectorEnv):
@@ -70,21 +70,21 @@ def make_pool(task: str, kwargs: Mapping[str, Any], seeds: list[int], num_thread
         import envpool
     except ImportError as error:
         raise UsageError(
-            Field("vectorization_mode"), f" envpool: {first_line(error)}; pip install 'mpi_rollout[envpool]'"
+            Option("vectorization_mode"), f" envpool: {first_line(error)}; pip install 'mpi_rollout[envpool]'"
         ) from error
     known = envpool.list_all_envs()
     if task not in known:
-        raise UsageError(Field("env"), f" {task}: EnvPool has no such task{_near(task, known)}")
+        raise UsageError(Option("env"), f" {task}: EnvPool has no such task{_near(task, known)}")
     options = {"num_threads": num_threads} | dict(kwargs)
     try:
         pool = envpool.make_gymnasium(task, num_envs=len(seeds), seed=seeds, **options)
     except (TypeError, ValueError, AssertionError, RuntimeError) as error:
         what = f" {dict(kwargs)} do not fit {task} of EnvPool: {first_line(error)}"
-        raise UsageError(Field("env_kwargs"), what) from error
+        raise UsageError(Option("env_kwargs"), what) from error
     num_players = pool.spec.config.max_num_players
     if num_players > 1:
         what = f" {task} has up to {num_players} players; envs of several agents cannot be stepped yet"
-        raise UsageError(Field("env"), what)
+        raise UsageError(Option("env"), what)
     return PoolVectorEnv(pool)
 
 

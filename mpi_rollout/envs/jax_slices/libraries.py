@@ -7,7 +7,7 @@ import numpy as np
 from gymnasium import spaces
 
 from mpi_rollout.envs.jax_slices.functional import Array, Key, State
-from mpi_rollout.errors import Field, UsageError, first_line
+from mpi_rollout.errors import Option, UsageError, first_line
 
 
 class GymnaxEnv:
@@ -56,7 +56,7 @@ def gymnax_env(library: Any, task: str, params: dict[str, Any], kwargs: dict[str
         return GymnaxEnv(env, default.replace(**params))
     except TypeError as error:
         what = f" {params | kwargs} do not fit {task} of gymnax: {first_line(error)}"
-        raise UsageError(Field("env_kwargs"), what) from error
+        raise UsageError(Option("env_kwargs"), what) from error
 
 
 def brax_env(library: Any, task: str, kwargs: dict[str, Any]) -> BraxEnv:
@@ -66,14 +66,14 @@ def brax_env(library: Any, task: str, kwargs: dict[str, Any]) -> BraxEnv:
         return BraxEnv(library.get_environment(task, **kwargs))
     except (TypeError, ValueError, AssertionError) as error:
         what = f" {kwargs} do not fit {task} of brax: {first_line(error)}"
-        raise UsageError(Field("env_kwargs"), what) from error
+        raise UsageError(Option("env_kwargs"), what) from error
 
 
 def _check_task(library: str, task: str, known: list[str]) -> None:
     if task in known:
         return
     near = get_close_matches(str(task), known, 3) or sorted(known)
-    raise UsageError(Field("env_kwargs"), f": {library} has no task {task!r}; there are {', '.join(near)}")
+    raise UsageError(Option("env_kwargs"), f": {library} has no task {task!r}; there are {', '.join(near)}")
 
 
 def space_of_gymnax(space: Any) -> spaces.Space:
