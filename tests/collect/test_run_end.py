@@ -9,7 +9,7 @@ import pytest
 from mpi_rollout.collect.monitor import RunState
 from mpi_rollout.collect.run_end import RunEnd
 from mpi_rollout.config import RolloutConfig
-from mpi_rollout.errors import DataError, Option, Interrupted, RolloutError, StorageError, UsageError
+from mpi_rollout.errors import DataError, Interrupted, Option, RolloutError, StorageError, UsageError
 
 pytestmark = pytest.mark.any_mpi
 

@@ -176,7 +176,10 @@ NATIVE = ("--vectorization-mode", "vector_entry_point")
     ids=["single envs", "natively vectorized envs"],
 )
 def test_a_run_casts_and_says_so_unless_it_is_strict(job: Job, env: tuple[str, ...], who: str):
-    starts = [Start((*env, *FEW, "--out", "cast.h5")), Start((*env, *FEW, "--out", "strict.h5", "--strict-dtypes"))]
+    starts = [
+        Start((*env, *FEW, "--out", "cast.h5")),
+        Start((*env, *FEW, "--out", "strict.h5", "--env-checks", "dtypes")),
+    ]
     cast, strict = job.series(starts)
     assert cast.code == 0, cast.err
     assert len(re.findall(f"UserWarning: {who} is float64, its space is float32; it is cast", cast.err)) == 1

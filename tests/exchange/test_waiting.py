@@ -266,7 +266,16 @@ def test_processor_time_is_what_the_system_says(tmp_path: Path):
 @pytest.mark.mpi(2, 3)
 def test_data_do_not_depend_on_how_and_how_often_ranks_change_their_way_to_wait(job: Job, num_ranks: int):
     run = ("--env", "CartPole-v1", "--num-envs", "7", "--num-steps", "150", "--seed", "3")
-    ways = [(), ("--dedicated-root",), ("--num-groups", "2"), ("--mode", "async"), ("--measure-limit",)]
+    ways = [
+        (),
+        (
+            "--root-envs",
+            "0",
+        ),
+        ("--num-groups", "2"),
+        ("--batch-size", "1"),
+        ("--measure-limit",),
+    ]
     lengths = [("--fragment-length", "1" if number % 2 else "3") for number in range(len(ways))]
     commands = [(*run, *way, *lengths[number], "--out", f"{number}.h5") for number, way in enumerate(ways)]
     codes, num_changes = job.train(num_ranks, "amid_sharing", "runs", commands)
@@ -278,7 +287,7 @@ def test_data_do_not_depend_on_how_and_how_often_ranks_change_their_way_to_wait(
 
 @pytest.mark.mpi(2)
 def test_trainers_get_the_same_when_ranks_change_their_way_to_wait(job: Job, num_ranks: int):
-    ways = [{}, {"num_groups": 2}, {"dedicated_root": True}]
+    ways = [{}, {"num_groups": 2}, {"root_envs": 0}]
     cases = [(form, way, {}) for way in ways for form in ("both on all ranks", "the second on the root")]
     expected = job.train(1, "two_at_once", [(form, {}, {}) for form, _, _ in cases])
     found, num_changes = job.train(num_ranks, "amid_sharing", "two_at_once", cases)
