@@ -6,12 +6,12 @@ served by the same ranks.  In one process `envs = connect(...)` is enough.
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from inspect import cleandoc, signature
 from textwrap import wrap
-from typing import TYPE_CHECKING, TypedDict, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack
 
 import numpy as np
 from gymnasium.vector import AutoresetMode
@@ -143,7 +143,7 @@ def connect(
         copy=copy,
         policy=policy,
         record=record if record is None else os.fspath(record),
-        options=replace(SharedOptions(), **{name: _plain(value) for name, value in options.items()}),
+        options=_shared(options),
     )
     try:
         return _connect(request, comm, timeout_s)
@@ -170,6 +170,10 @@ def _connect(request: "Request", comm: "MPI.Intracomm | None", timeout_s: float)
     envs = connection.__enter__()
     assert envs is not None, "in one process there is nobody but the root"
     return envs
+
+
+def _shared(options: Mapping[str, Any]) -> SharedOptions:
+    return SharedOptions(**{name: _plain(value) for name, value in options.items()})
 
 
 def _plain(value: Number) -> Number:

@@ -78,7 +78,7 @@ def test_what_no_study_can_be_is_refused(change, words):
 
 
 def test_what_no_run_can_be_is_refused_before_any_job():
-    with pytest.raises(UsageError, match="--num-steps must be at least 1, got 0"):
+    with pytest.raises(UsageError, match="num_steps must be at least 1, got 0"):
         make_study(num_steps=0)
 
 
