@@ -85,7 +85,7 @@ def plot(options: argparse.Namespace) -> None:
     fine = [f"{study['label']}: {study['machine']}, {study['rounds']} runs of each" for study in studies]
     what = f"{first['num_envs']} {first['env']} envs, {first['ranks']} ranks"
     head = f"Longer fragments, less waiting: {what}"
-    style.head(figure, head, ["Medians and ranges. Open markers: --mode async.", *fine])
+    style.head(figure, head, ["Medians and ranges. Open markers: --batch-size 1.", *fine])
     panels = figure.subplots(1, 2, sharey=True)
     for axes, stored in zip(panels, (False, True), strict=True):
         style.frame(axes, "Everything stored" if stored else "Not stored", "steps between two exchanges")

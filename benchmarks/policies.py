@@ -25,7 +25,7 @@ TRUST = "--trust-policy"  # TorchScript is code.
 WAYS = {
     "on the ranks, L = 64": ("--fragment-length", "64"),
     "the same, blocks of 32": ("--fragment-length", "64", "--policy-block", "32"),
-    "on the root": ("--inference", "root"),
+    "on the root": ("--policy-on", "root"),
 }
 
 

@@ -73,13 +73,13 @@ def independent() -> float | None:
     return sum(rates) if rates else None
 
 
-grouped = partial(parts, 4, {"step_s": 0.002}, SECONDS, 0.001, dedicated_root=True)
+grouped = partial(parts, 4, {"step_s": 0.002}, SECONDS, 0.001, root_envs=0)
 ready = partial(parts, 8, SLOW, 2 * SECONDS)
 SYSTEMS: dict[str, tuple[int, Callable[[], float | None]]] = {  # Name: ranks (0: no mpirun), what runs on each.
     "num_groups=2": (3, partial(grouped, num_groups=2)),
     "num_groups=1": (3, grouped),
-    "batch_size=1, dedicated root": (9, partial(ready, batch_size=1, dedicated_root=True)),
-    "lockstep, dedicated root": (9, partial(ready, dedicated_root=True)),
+    "batch_size=1, dedicated root": (9, partial(ready, batch_size=1, root_envs=0)),
+    "lockstep, dedicated root": (9, partial(ready, root_envs=0)),
     "batch_size=1": (8, partial(ready, batch_size=1)),
     "lockstep": (8, ready),
     "independent workers": (8, independent),

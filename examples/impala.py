@@ -137,7 +137,7 @@ def main():
         partial(make_env, options.num_envs),
         options.num_envs,
         policy=partial(ActorCritic, ENV),
-        dedicated_root=True,
+        root_envs=0,
         infos="none",
         wait="sleep",
         **first_ready,

@@ -12,7 +12,7 @@ from functools import partial
 
 from mpi_rollout import __version__
 from mpi_rollout.config import ENV_OPTIONS, RolloutConfig, flag
-from mpi_rollout.errors import Interrupted, RolloutError, SignalInterrupt, UsageError
+from mpi_rollout.errors import Interrupted, RolloutError, SignalInterrupt, UsageError, as_flag
 from mpi_rollout.exchange.job_end import with_stacks
 from mpi_rollout.exchange.world import claimed_rank, claimed_size
 from mpi_rollout.options import Commands, Parser, add_run_options, check_seconds, check_used, path, with_command
@@ -21,6 +21,7 @@ from mpi_rollout.process.interrupts import raise_on_signals
 from mpi_rollout.process.place import current, started_in
 from mpi_rollout.process.start import is_heeding
 from mpi_rollout.ranks.agreement import share_refusal
+from mpi_rollout.shared_options import SharedOptions
 from mpi_rollout.storage.ownership import remove_empty_folders
 
 DEFAULT = "run"  # The command of a command line that names none.
@@ -47,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         if claimed_rank() == 0:
             stack = error.stack if getattr(options, "command", None) is run_command else ""
-            say(f"{stack}mpi_rollout: {error.shown(flag)}\n")
+            say(f"{stack}mpi_rollout: {error.shown(as_flag)}\n")
         return error.exit_code
     except SignalInterrupt as error:
         say(f"mpi_rollout: stopped by {error}\n")
@@ -81,13 +82,15 @@ def make_parser(command: str = "") -> Parser:
 def add_run(commands: Commands) -> None:
     """Add the command `run`."""
     parser = commands.add_parser("run", help="collect experience (the default command)")
-    add_run_options(parser, [field.name for field in fields(RolloutConfig)])
+    shared = [field.name for field in fields(SharedOptions)]
+    add_run_options(parser, [field.name for field in fields(RolloutConfig) if field.name not in shared])
     parser.add_argument(
         "--dry-run",
         action="store_true",
         help="check options, output, policy and one env, in one process without MPI, and run nothing; --expect-ranks "
         "tells for how many ranks",
     )
+    add_run_options(parser.add_argument_group("options that mpi_rollout.connect has as well"), shared)
     parser.set_defaults(command=run_command)
 
 
@@ -245,9 +248,9 @@ def show_files(files: Sequence[str], lines_of: Callable[[str], list[str]], as_js
         except RolloutError as error:
             if len(files) == 1 or isinstance(error, Interrupted):
                 raise
-            say(f"mpi_rollout: {error.shown(flag)}\n")
+            say(f"mpi_rollout: {error.shown(as_flag)}\n")
             codes.append(error.exit_code)
-            lines = [json.dumps({"file": file, "error": error.shown(flag)})] if as_json else []
+            lines = [json.dumps({"file": file, "error": error.shown(as_flag)})] if as_json else []
         if lines:
             _show(lines, as_json)
     return max(codes)

@@ -2,56 +2,24 @@
 
 import json
 import platform
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 import numpy as np
 
 from mpi_rollout import __version__
-from mpi_rollout.core.clock import MAX_TIMEOUT_S, seconds_of
+from mpi_rollout.core.clock import seconds_of
 from mpi_rollout.core.info_types import checked_types
 from mpi_rollout.core.policy_kinds import FILE, FILES, MADE, MAKE_POLICY, RANDOM, kind_of_name
-from mpi_rollout.errors import DataError, UsageError
+from mpi_rollout.errors import DataError, Option, UsageError, as_flag
 from mpi_rollout.process.place import located
+from mpi_rollout.shared_options import AUTO, POLICY_BLOCK, SharedOptions, option, vectorization_of
 
-VECTORIZATION_MODES = ("auto", "sync", "vector_entry_point", "envpool", "native")
-MODES = ("sync", "async")
-ON_ENV_ERROR = ("abort", "restart")
 ON_RANK_LOSS = ("abort", "shrink")
 ACTION_MODES = ("check", "clip", "pass")
-WAITS = ("auto", "spin", "sleep")
-COMPRESSIONS = ("none", "gzip", "lz4", "zstd", "blosc")
-AUTO = "auto"
-INFERENCES = (AUTO, "root", "workers")
-PROGRESS = ("auto", "bar", "lines", "none")
-
-
-def option(default: Any, help_text: str, **extra: Any) -> Any:
-    """Make a dataclass field with its help text beside its default.
-
-    Parameters
-    ----------
-    extra
-        What the command line has besides: `choices` and `metavar`, as argparse takes them; `old_name`, by which the
-        option was called before: it is still read, on the command line and in files.
-    """
-    metadata = {"help": help_text, **extra}
-    return (
-        field(default_factory=default, metadata=metadata)
-        if callable(default)
-        else field(default=default, metadata=metadata)
-    )
-
-
-def vectorization_of(mode: str, env: object) -> str:
-    """Return how envs are stepped where "auto" may stand."""
-    if mode != AUTO:
-        return mode
-    is_own = isinstance(env, str) and env.rpartition(":")[2].startswith("mpi_rollout/")
-    return "vector_entry_point" if is_own else "sync"
-
-
+POLICY_ON = (AUTO, "root", "workers")
+PROGRESS = (AUTO, "bar", "lines", "none")
 ENV_OPTIONS = ("env", "env_factory", "env_kwargs")
 # What decides on the data, and so must not change when a run is continued.
 DATA_OPTIONS = (
@@ -59,25 +27,10 @@ DATA_OPTIONS = (
     *("num_envs", "num_steps", "seed", "policy", "policy_mode", "policy_block", "vectorization_mode"),
     *("trajectories", "actions", "store_extras", "store_infos"),
 )
-POLICY_MODES = "deterministic", "sample"
-POLICY_BLOCK = 64  # Where a policy is asked in blocks.
-LEAST = {"seed": 0, "policy_block": 0} | dict.fromkeys(
-    (
-        "num_envs",
-        "num_steps",
-        "num_groups",
-        "batch_size",
-        "expect_ranks",
-        "max_env_restarts",
-        "env_threads",
-        "root_envs",
-    ),
-    1,
-)
 
 
 @dataclass(frozen=True)
-class RolloutConfig:
+class RolloutConfig(SharedOptions):
     """The options of `run`.  The same values give the same data, whatever the number of ranks.
 
     Raises
@@ -100,28 +53,15 @@ class RolloutConfig:
         "keyword arguments of the envs: a JSON object for all envs, or a list with one object for each env",
         metavar="JSON",
     )
-    num_envs: int = option(64, "number of envs over all ranks")
-    num_steps: int = option(1000, "number of steps of each env")
-    seed: int = option(0, "seed of all random numbers")
+    num_envs: int = option(64, "number of envs over all ranks", least=1)
+    num_steps: int = option(1000, "number of steps of each env", least=1)
+    seed: int = option(0, "seed of all random numbers", least=0)
     policy: str = option(
         RANDOM,
         "random; or a callable that makes a batch of actions from a batch of observations (FILE.py:CALLABLE is "
         f"possible, too; a class is called once, without arguments); or a file: {FILES} (with --trust-policy); or "
         "MODULE:make_policy, which returns an object with act(observations, env_indices, uniforms)",
         metavar="MODULE:CALLABLE|FILE",
-    )
-    policy_mode: str = option(
-        "deterministic",
-        "which action a policy of a file takes: deterministic, the one that it thinks best; sample, one that is drawn "
-        "from its distribution, by random numbers that depend on seed, env and step",
-        choices=POLICY_MODES,
-    )
-    policy_block: int | None = option(
-        None,
-        "number of envs for which the policy is asked at a time, so that actions do not depend on ranks and groups; "
-        "0 asks for all envs that are there, and actions may then differ in the last bits (default: 64 for a file and "
-        "for make_policy, 0 for a callable)",
-        metavar="B",
     )
     store_extras: bool = option(
         False, "store what the policy of make_policy gives besides actions, such as log_prob and value, in extras/NAME"
@@ -132,11 +72,6 @@ class RolloutConfig:
         'such as \'{"lives": int, "position": [float, 3]}\', with / between the keys of nested dicts; all is what is '
         "numeric in the infos of env 0's first reset and step; an action mask is the info action_mask",
         metavar="TYPES|all",
-    )
-    trust_policy: bool = option(
-        False,
-        "execute the code that is in a policy's file: TorchScript, pickled code of Stable-Baselines3, and whatever is "
-        "not known to be harmless; give it for your own files only",
     )
     actions: str = option(
         "check",
@@ -151,36 +86,12 @@ class RolloutConfig:
         "command with more --num-steps extends it",
         metavar="FILE",
     )
-    vectorization_mode: str = option(
-        "auto",
-        "how a rank steps its envs: sync, one after the other; vector_entry_point, by the vectorized version that is "
-        "registered with the env; envpool, by EnvPool's version of it; native, by what the factory makes of the env "
-        "indices of a rank and a seed; auto is vector_entry_point for mpi_rollout/... envs, else sync",
-        choices=VECTORIZATION_MODES,
-    )
     env_threads: int | None = option(
         None,
         "threads of a rank's natively vectorized envs: of EnvPool's and ALE's, and of JAX and torch if the envs are "
         "the first to load them; by default the rank's share of the cores that it may use",
         metavar="N",
-    )
-    mode: str = option(
-        "sync",
-        "sync: all ranks take each step together; async: the rank that is ready first is served first",
-        choices=MODES,
-    )
-    num_groups: int = option(
-        1,
-        "number of groups of envs that are stepped in turn; with 2, the ranks step one group while the policy works "
-        "on the other",
-    )
-    batch_size: int = option(1, "with --mode async, the number of ranks whose envs the policy gets in one call")
-    dedicated_root: bool = option(False, "rank 0 steps no envs; it only drives the other ranks")
-    root_envs: int | None = option(
-        None,
-        "number of envs of rank 0, which drives the other ranks and writes besides; by default as many as each of "
-        "them; the end of a run says how many would make ranks wait less",
-        metavar="N",
+        least=1,
     )
     fragment_length: str = option(
         AUTO,
@@ -189,59 +100,20 @@ class RolloutConfig:
         "on a rank and take at most 0.4 s, and 1 for a callable; the data do not depend on it",
         metavar="L|auto",
     )
-    inference: str = option(
+    policy_on: str = option(
         AUTO,
         "who chooses actions: root, which sends them to the ranks; workers, each for its own envs; auto is the workers "
         "for a policy of a file or of make_policy, and the root for a callable; random actions come from the root, and "
         "after a fifth of a second from the workers if they took the root more than 1 % of that time; the data do not "
         "depend on it",
-        choices=INFERENCES,
-    )
-    wait: str = option(
-        "auto",
-        "how a rank waits for messages: spin (fastest, uses the core) or sleep; auto spins, and sleeps where a "
-        "host has four ranks or more for each core and while other programs share the cores",
-        choices=WAITS,
-    )
-    compression: str = option(
-        "none",
-        "compress the trajectories in the file, on the core that rank 0 runs on; lz4, zstd and blosc (extra "
-        "'compression') compress images and other large arrays of whole numbers, many times as fast as gzip; gzip "
-        "compresses everything, and every HDF5 reader has it",
-        choices=COMPRESSIONS,
+        choices=POLICY_ON,
     )
     trajectories: bool = option(True, "measure throughput only; store no trajectories")
     measure_limit: bool = option(
         False, "between parts of the run, measure bare env.step loops too, and compare the run with them"
     )
-    limit_s: float = option(1.0, "with --measure-limit, seconds of each of the six measurements", metavar="S")
-    on_env_error: str = option(
-        "abort",
-        "what to do when an env raises: abort ends the run; restart makes the env again and marks its episode "
-        "as truncated and faulted",
-        choices=ON_ENV_ERROR,
-    )
-    max_env_restarts: int = option(10, "with --on-env-error restart, how often each env may be restarted", metavar="N")
-    env_timeout_s: float | None = option(
-        None,
-        "seconds that a step or reset of an env may take; a longer one is an error of that env",
-        metavar="S",
-        old_name="env_timeout",
-    )
-    check_finite: bool = option(
-        False,
-        "treat NaN and infinity in observations and rewards as errors of the env; by default they are stored, "
-        "counted in the file, and a warning names the first",
-    )
-    check_bounds: bool = option(
-        False,
-        "treat observations outside of their space, rounding errors aside, as errors of the env; by default "
-        "they are stored, counted in the file, and a warning names the first",
-    )
-    strict_dtypes: bool = option(
-        False,
-        "refuse observations whose dtype is not that of their space; by default they are cast, as Gymnasium "
-        "does it, and a warning names the env",
+    limit_s: float = option(
+        1.0, "with --measure-limit, seconds of each of the six measurements", metavar="S", is_time=True
     )
     max_walltime: str | None = option(
         None,
@@ -253,16 +125,15 @@ class RolloutConfig:
         "what to do when a rank is lost: abort ends the job; shrink goes on without its envs, and needs "
         "mpirun --with-ft ulfm",
         choices=ON_RANK_LOSS,
-        old_name="ft",
     )
     start_timeout_s: float = option(
         600.0,
         "seconds that ranks wait for each other at the start; imports can take minutes where thousands of ranks "
         "share a file system",
         metavar="S",
-        old_name="start_timeout",
+        is_time=True,
     )
-    expect_ranks: int | None = option(None, "refuse to run on another number of ranks", metavar="N")
+    expect_ranks: int | None = option(None, "refuse to run on another number of ranks", metavar="N", least=1)
     progress: str = option(
         "auto", "how to show the progress; auto is a bar on a terminal, else lines", choices=PROGRESS
     )
@@ -311,27 +182,16 @@ class RolloutConfig:
     @property
     def acts_on_ranks(self) -> bool:
         """The ranks ask the policy for the actions of their own envs."""
-        return self.has_model and self.inference != "root"
+        return self.has_model and self.policy_on != "root"
 
     def _check_values(self) -> None:
         """Check each option by itself."""
-        for name, least in LEAST.items():
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise UsageError(f"{flag(name)} must be at least {least}, got {value}")
+        self.check()
         for kwargs in self.env_kwargs if isinstance(self.env_kwargs, list) else [self.env_kwargs]:
             if not isinstance(kwargs, dict):
                 raise UsageError(
                     f"--env-kwargs must be a JSON object, or a list of one for each env, got {json.dumps(kwargs)}"
                 )
-        for own_field in fields(self):
-            choices, value = own_field.metadata.get("choices"), getattr(self, own_field.name)
-            if choices is not None and value not in choices:
-                raise UsageError(f"{flag(own_field.name)} must be one of {', '.join(choices)}, got {value}")
-        for name in ("limit_s", "env_timeout_s", "start_timeout_s"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value <= MAX_TIMEOUT_S:
-                raise UsageError(f"{flag(name)} must be more than 0 s and at most {MAX_TIMEOUT_S:g}, got {value:g}")
         if self.max_walltime is not None:
             seconds_of(self.max_walltime)
         length = self.fragment_length
@@ -340,15 +200,9 @@ class RolloutConfig:
 
     def _check_pairs(self) -> None:
         """Refuse options that do not go together."""
-        if self.mode == "async" and self.num_groups > 1:
+        if self.policy_on == "workers" and not self.is_random and not self.has_model:
             raise UsageError(
-                f"--mode async makes a group of each rank, got --num-groups {self.num_groups} too; use one"
-            )
-        if self.dedicated_root and self.root_envs is not None:
-            raise UsageError(f"--dedicated-root gives rank 0 no envs, got --root-envs {self.root_envs} too; use one")
-        if self.inference == "workers" and not self.is_random and not self.has_model:
-            raise UsageError(
-                "--inference workers is for random actions and for policies that every rank can load: files, and "
+                "--policy-on workers is for random actions and for policies that every rank can load: files, and "
                 f"MODULE:{MAKE_POLICY}; --policy {self.policy} is on rank 0 alone; leave one of the two out"
             )
         if self.store_infos and not self.trajectories:
@@ -358,20 +212,20 @@ class RolloutConfig:
 
     def _check_shrinking(self) -> None:
         """Refuse what does not go together with ranks that may be lost."""
-        if self.mode != "sync" or self.num_groups > 1:
-            got = f"--num-groups {self.num_groups}" if self.num_groups > 1 else f"--mode {self.mode}"
+        if self.batch_size is not None or self.num_groups > 1:
+            got = f"--num-groups {self.num_groups}" if self.num_groups > 1 else f"--batch-size {self.batch_size}"
             raise UsageError(f"--on-rank-loss shrink is for ranks in lockstep, got {got}; leave one of the two out")
         if self.wait == "sleep":
             raise UsageError("--on-rank-loss shrink needs MPI's own waits, got --wait sleep; leave one of the two out")
-        if self.on_env_error == "restart":
+        if self.max_env_restarts:
             raise UsageError(
-                "--on-rank-loss shrink and --on-env-error restart do not go together yet; leave one of the two out"
+                "--on-rank-loss shrink and --max-env-restarts do not go together yet; leave one of the two out"
             )
-        is_chosen_there = self.acts_on_ranks or (self.is_random and self.inference != "root")
+        is_chosen_there = self.acts_on_ranks or (self.is_random and self.policy_on != "root")
         if self.fragment_length not in (AUTO, "1") and not is_chosen_there:
             raise UsageError(
                 f"--on-rank-loss shrink with --fragment-length {self.fragment_length} is for random actions that the "
-                "ranks draw; use --inference workers, or --fragment-length 1"
+                "ranks draw; use --policy-on workers, or --fragment-length 1"
             )
 
     def to_json(self) -> str:
@@ -392,7 +246,10 @@ class RolloutConfig:
         values = _json_object(text)
         if values is None:
             raise DataError(f"{path}: its attribute config should be a JSON object, got {str(text)[:80]!r}")
-        values = {NEW_NAMES.get(name, name): value for name, value in values.items()}
+        try:
+            values = renamed(values)
+        except ValueError as error:
+            raise DataError(f"{path}: {error}") from None
         types = get_type_hints(cls)
         if unknown := sorted(values.keys() - types.keys()):
             raise DataError(
@@ -405,10 +262,47 @@ class RolloutConfig:
         try:
             return cls(**values)
         except UsageError as error:
-            raise DataError(f"{path}: no run has its options: {error}") from error
+            raise DataError(f"{path}: no run has its options: {error.shown(as_flag)}") from error
 
 
-NEW_NAMES = {field.metadata["old_name"]: field.name for field in fields(RolloutConfig) if "old_name" in field.metadata}
+NEW_NAMES = {
+    "env_timeout": "env_timeout_s",
+    "ft": "on_rank_loss",
+    "inference": "policy_on",
+    "start_timeout": "start_timeout_s",
+}
+
+
+def renamed(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of an older version's file by the names and values of today.
+
+    Raises
+    ------
+    ValueError
+        An option of then has a value that it could not have.
+    """
+    meanings = {  # For each value that an option of then could have, what is said instead today.
+        "mode": {"sync": {"batch_size": None}, "async": {"batch_size": values.get("batch_size", 1)}},
+        "dedicated_root": {"false": {}, "true": {"root_envs": 0}},
+        "on_env_error": {
+            "abort": {"max_env_restarts": 0},
+            "restart": {"max_env_restarts": values.get("max_env_restarts", 10)},
+        },
+        "check_finite": {"false": {}, "true": {"env_checks": "finite"}},
+        "check_bounds": {"false": {}, "true": {"env_checks": "bounds"}},
+        "strict_dtypes": {"false": {}, "true": {"env_checks": "dtypes"}},
+    }
+    new = {NEW_NAMES.get(name, name): value for name, value in values.items()}
+    for name in [name for name in meanings if name in values]:
+        value = new.pop(name)
+        word = value if isinstance(value, str) else json.dumps(value)
+        if word not in meanings[name]:
+            raise ValueError(f"{flag(name)} of its run cannot be {json.dumps(value)[:80]}")
+        meant = meanings[name][word]
+        if "env_checks" in meant and "env_checks" in new:
+            meant = {"env_checks": f"{new['env_checks']},{meant['env_checks']}"}
+        new |= meant
+    return new
 
 
 def _json_object(text: object) -> dict[str, Any] | None:
@@ -429,7 +323,7 @@ def _is_of(value: object, annotation: Any) -> bool:
 
 def flag(name: str) -> str:
     """Return a field's option as the user types it."""
-    return "--" + name.replace("_", "-")
+    return as_flag(Option(name))
 
 
 def versions() -> dict[str, str]:

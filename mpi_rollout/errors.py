@@ -7,21 +7,36 @@ import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeGuard, TypeVar
+from typing import Any, NamedTuple, TypeGuard, TypeVar
 
 Error = TypeVar("Error", bound=BaseException)
 Own = TypeVar("Own", bound="RolloutError")
 PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 
-class Field(str):
-    """The name of an option in a message, such as num_envs: `connect` has it as an argument, the command line not."""
+class Option(NamedTuple):
+    """An option in a message, with its value if that is said too: `--num-envs 3` in a shell, num_envs=3 in Python."""
+
+    name: str
+    value: object = None
+
+
+def as_flag(option: Option) -> str:
+    """Return an option as it is typed on the command line."""
+    words = "--" + option.name.replace("_", "-")
+    return words if option.value is None else f"{words} {option.value}"
+
+
+def as_argument(option: Option) -> str:
+    """Return an option as it is given to `connect`."""
+    name = {"out": "record", "store_infos": "infos"}.get(option.name, option.name)
+    return name if option.value is None else f"{name}={option.value}"
 
 
 class RolloutError(Exception):
     """A run cannot go on.  The message is one that its user can act on.
 
-    It may be given in parts, of which those that are a `Field` are shown as each user types them.
+    It may be given in parts, of which those that are an `Option` are shown as each user types them.
     """
 
     exit_code = 70
@@ -33,11 +48,11 @@ class RolloutError(Exception):
         return stack_of(self.__cause__) if self.shows_cause and self.__cause__ is not None else ""
 
     def __str__(self) -> str:
-        return self.shown(str)
+        return self.shown(as_argument)
 
-    def shown(self, name: Callable[[str], str]) -> str:
-        """Return the message, with the options called as `name` calls them."""
-        text = "".join(name(part) if isinstance(part, Field) else str(part) for part in self.args)
+    def shown(self, spell: Callable[[Option], str]) -> str:
+        """Return the message, with its options in the words of `as_flag` or `as_argument`."""
+        text = "".join(spell(part) if isinstance(part, Option) else str(part) for part in self.args)
         return "\n".join(map(printable, text.split("\n")))
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -140,7 +140,7 @@ def number(text: str) -> float:
 
 
 def add_option(parser: ParserOrGroup, field: Field[Any]) -> None:
-    """Add one field of the configuration as an option, also under the name that it had before."""
+    """Add one field of the configuration as an option."""
     default = field.default_factory() if field.default_factory is not MISSING else field.default
     help_text = field.metadata["help"].replace("%", "%%")  # A lone % would be argparse's own.
     if isinstance(default, bool):
@@ -152,8 +152,6 @@ def add_option(parser: ParserOrGroup, field: Field[Any]) -> None:
     if default not in (None, {}):
         help_text += f" (default: {default})"
     parser.add_argument(flag(field.name), help=help_text, **extra)
-    if "old_name" in field.metadata:
-        parser.add_argument(flag(field.metadata["old_name"]), help=argparse.SUPPRESS, **extra)
 
 
 def add_run_options(parser: ParserOrGroup, names: Sequence[str]) -> None:
@@ -220,8 +218,6 @@ def difference(name: str, before: object, now: object, as_text: Callable[[Any], 
 
 USES: dict[str, tuple[Callable[[RolloutConfig], bool], str]] = {  # Options that not every run uses, and what they need.
     "limit_s": (lambda run: run.measure_limit, "--measure-limit"),
-    "max_env_restarts": (lambda run: run.on_env_error == "restart", "--on-env-error restart"),
-    "batch_size": (lambda run: run.mode == "async", "--mode async"),
     "env_threads": (
         lambda run: run.vectorization_mode != "sync",
         "--vectorization-mode native, envpool or vector_entry_point",

@@ -15,15 +15,15 @@ the outermost one.
 """
 
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from copy import deepcopy
 from typing import Any
 
-import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from mpi_rollout.core.spaces import Tree, leaves, tree_of
+from mpi_rollout.envs.env_maker import EnvFunction
 from mpi_rollout.envs.inputs import Info
 from mpi_rollout.train.connect import connect
 from mpi_rollout.train.vector_env import MPIVectorEnv
@@ -60,7 +60,7 @@ class MPIVecEnv(VecEnv):
         Stable-Baselines3 has no use for nested observation spaces.
     """
 
-    def __init__(self, envs: MPIVectorEnv | Sequence[Callable[[], gymnasium.Env]], **options: Any):
+    def __init__(self, envs: MPIVectorEnv | Sequence[EnvFunction], **options: Any):
         if isinstance(envs, list | tuple):
             envs = connect_alone(envs, options)
         elif not isinstance(envs, MPIVectorEnv):
@@ -189,7 +189,7 @@ class MPIVecEnv(VecEnv):
         self._envs.close()
 
 
-def connect_alone(env_fns: Sequence[Callable[[], gymnasium.Env]], options: dict[str, Any]) -> MPIVectorEnv:
+def connect_alone(env_fns: Sequence[EnvFunction], options: dict[str, Any]) -> MPIVectorEnv:
     """Connect the envs of one process.
 
     Raises
@@ -197,11 +197,11 @@ def connect_alone(env_fns: Sequence[Callable[[], gymnasium.Env]], options: dict[
     ValueError
         There are several ranks.  The others would have to connect as well, and to serve until this one is done.
     """
-    envs = connect(env_fns=env_fns, **{"autoreset_mode": AutoresetMode.SAME_STEP} | options)
+    envs = connect(list(env_fns), **{"autoreset_mode": AutoresetMode.SAME_STEP} | options)
     if not isinstance(envs, MPIVectorEnv):
         raise ValueError(
             "MPIVecEnv makes envs in one process only, got several ranks; on all of them use "
-            '`with mpi_rollout.connect(env_fns=..., autoreset_mode="same_step") as envs:` and '
+            '`with mpi_rollout.connect([...], autoreset_mode="same_step") as envs:` and '
             "there, on the root, MPIVecEnv(envs)"
         )
     return envs

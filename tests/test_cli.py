@@ -21,11 +21,11 @@ OUT = ("--out", "run.h5")
 OTHER_VALUES = {
     "env": "Acrobot-v1", "env_factory": "envs:Counting", "env_kwargs": '{"a": [1, null]}', "num_envs": "7",
     "num_steps": "8", "seed": "9", "policy": "policies:leaning", "out": "other.h5",
-    "vectorization_mode": "vector_entry_point", "expect_ranks": "3", "progress": "bar", "mode": "async",
+    "vectorization_mode": "vector_entry_point", "expect_ranks": "3", "progress": "bar",
     "num_groups": "2", "batch_size": "3", "max_walltime": "10:00",
-    "on_env_error": "restart", "max_env_restarts": "3", "env_timeout_s": "2.5", "on_rank_loss": "shrink",
+    "max_env_restarts": "3", "env_checks": "finite,dtypes", "env_timeout_s": "2.5", "on_rank_loss": "shrink",
     "wait": "sleep", "compression": "gzip", "limit_s": "0.5", "actions": "clip", "start_timeout_s": "30",
-    "fragment_length": "16", "inference": "workers", "env_threads": "2", "root_envs": "3", "policy_mode": "sample",
+    "fragment_length": "16", "policy_on": "workers", "env_threads": "2", "root_envs": "3", "policy_mode": "sample",
     "policy_block": "16", "store_infos": '{"lives": int}',
 }  # fmt: skip
 
@@ -85,7 +85,7 @@ def test_the_help_has_every_option_with_its_meaning(field, capsys):
 
 
 def test_the_configuration_checks_itself_without_a_command_line():
-    with pytest.raises(UsageError, match="--progress must be one of auto, bar, lines, none, got dots"):
+    with pytest.raises(UsageError, match="progress must be one of auto, bar, lines, none, got dots"):
         RolloutConfig(env="CartPole-v1", progress="dots")
 
 
@@ -130,21 +130,20 @@ BAD = [
     ([*GOOD, "--expect-ranks", "0"], "--expect-ranks must be at least 1, got 0"),
     ([*GOOD, "--num-groups", "0"], "--num-groups must be at least 1, got 0"),
     ([*GOOD, "--num-groups", "5"], "--num-groups 5 needs at least 5 envs for each rank that steps envs, got"),
-    ([*GOOD, "--mode", "fast"], "argument --mode: invalid choice: 'fast'"),
-    ([*GOOD, "--mode", "async", "--num-groups", "2"], "makes a group of each rank, got --num-groups 2 too;"),
+    ([*GOOD, "--batch-size", "1", "--num-groups", "2"], "--batch-size makes a group of each rank, got --num-groups 2"),
     ([*GOOD, "--batch-size", "0"], "--batch-size must be at least 1, got 0"),
-    ([*GOOD, "--batch-size", "2"], "--batch-size 2 is for --mode async, which is not given; add it, or leave this out"),
-    ([*GOOD, "--mode", "async", "--batch-size", "2"], "--batch-size must be 1 where one rank steps all envs, got 2"),
+    ([*GOOD, "--batch-size", "2"], "--batch-size must be 1 where one rank steps all envs, got 2"),
     ([*GOOD, "--limit-s", "3"], "--limit-s 3 is for --measure-limit, which is not given; add it, or leave this out"),
     ([*GOOD, "--dry-run", "--limit-s", "3"], "--limit-s 3 is for --measure-limit"),
-    ([*GOOD, "--max-env-restarts", "3"], "--max-env-restarts 3 is for --on-env-error restart, which is not given"),
     ([*GOOD, "--env-threads", "2"], "--env-threads 2 is for --vectorization-mode native, envpool or vector_entry"),
     ([*GOOD, "--store-extras"], "--store-extras is for --policy MODULE:make_policy, which is not given"),
     ([*GOOD, "--policy-block", "2"], "--policy-block 2 is for another --policy than random, which is not given"),
     ([*GOOD, "--compression", "gzip", "--no-trajectories"], "--compression gzip is for trajectories, got --no-traj"),
     ([*GOOD, "--ranks", "4"], "--ranks; the launcher starts the ranks: mpirun -n 4 python -m mpi_rollout ..."),
-    ([*GOOD, "--strict-dtypes", "True"], "--strict-dtypes takes no value, got 'True'"),
-    ([*GOOD, "--strict-dtypes=True"], "--strict-dtypes takes no value, got 'True'"),
+    ([*GOOD, "--store-extras", "True"], "--store-extras takes no value, got 'True'"),
+    ([*GOOD, "--store-extras=True"], "--store-extras takes no value, got 'True'"),
+    ([*GOOD, "--env-checks", "nan"], "--env-checks must be none, or some of finite, bounds, dtypes with commas"),
+    ([*GOOD, "--env-checks", ""], "--env-checks must be none, or some of finite, bounds, dtypes with commas"),
     (["num_envs=4"], "there is no command 'num_envs=4'; did you mean --num-envs 4?"),
     (["CartPole-v1"], "there is no command 'CartPole-v1'; did you mean --env CartPole-v1?"),
     (["run", "CartPole-v1"], "'CartPole-v1' is one argument too many; did you mean --env CartPole-v1?"),
@@ -376,7 +375,7 @@ def test_inspect_tells_the_name_of_the_figure_that_it_wrote(files: tuple[Path, l
             [*GOOD, "--num-groups", "3"],
             "--num-groups 3 needs at least 3 envs for each rank that steps envs",
         ),
-        ([*GOOD, "--mode", "async", "--batch-size", "4"], "--batch-size must be 1 to "),
+        ([*GOOD, "--batch-size", "4"], "--batch-size must be 1 to "),
     ],
     ids=["all", "before", "root", "few", "groups", "batch"],
 )

@@ -75,7 +75,7 @@ def test_every_reader_takes_files_of_older_versions_and_refuses_those_of_newer_o
     readers = [("inspect", path), ("verify", path), ("verify", path, "--replay", "1"), (*RUN, "--out", path)]
     readers = [("recover", part, job.folder / "new.h5"), *readers]
     for each in (path, part):
-        change(each, check_finite=None, wait=None, policy=None)
+        change(each, env_checks=None, wait=None, policy=None)
     assert [(result.code, result.num_tracebacks) for result in job.series([Start(each) for each in readers])] == [
         (0, 0)
     ] * 5
@@ -95,6 +95,33 @@ def test_a_file_is_read_by_the_names_that_options_had():
     assert (config.env_timeout_s, config.start_timeout_s, config.on_rank_loss) == (2.5, 30.0, "shrink")
 
 
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ({"mode": "sync", "batch_size": 1}, {"batch_size": None}),
+        ({"mode": "async"}, {"batch_size": 1}),
+        ({"mode": "async", "batch_size": 3}, {"batch_size": 3}),
+        ({"dedicated_root": True, "root_envs": None}, {"root_envs": 0}),
+        ({"dedicated_root": False, "root_envs": 2}, {"root_envs": 2}),
+        ({"on_env_error": "abort", "max_env_restarts": 10}, {"max_env_restarts": 0}),
+        ({"on_env_error": "restart"}, {"max_env_restarts": 10}),
+        ({"on_env_error": "restart", "max_env_restarts": 3}, {"max_env_restarts": 3}),
+        ({"check_finite": False, "check_bounds": False, "strict_dtypes": False}, {"env_checks": "none"}),
+        ({"check_finite": True, "strict_dtypes": True}, {"env_checks": "finite,dtypes"}),
+        ({"inference": "workers"}, {"policy_on": "workers"}),
+    ],
+)
+def test_a_file_is_read_by_the_values_that_options_had(old: dict[str, Any], new: dict[str, Any]):
+    config = RolloutConfig.from_json(json.dumps({"env": "CartPole-v1"} | old), "old.h5")
+    assert {name: getattr(config, name) for name in new} == new
+
+
+@pytest.mark.parametrize(("name", "value"), [("mode", 3), ("dedicated_root", "yes"), ("check_finite", None)])
+def test_a_value_that_an_option_of_then_could_not_have_is_refused(name: str, value: Any):
+    text = json.dumps({"env": "CartPole-v1", name: value})
+    assert f"-{name.replace('_', '-')} of its run cannot be " in refusal(text)
+
+
 FRAGMENTS = {"fragment_length": "16", "policy": "policies:leaning"}
 
 
@@ -104,10 +131,10 @@ FRAGMENTS = {"fragment_length": "16", "policy": "policies:leaning"}
         ({"fragment_length": "0"}, "--fragment-length must be auto or a number of steps, at least 1, got 0"),
         ({"fragment_length": "-3"}, "--fragment-length must be auto or a number of steps, at least 1, got -3"),
         ({"fragment_length": "many"}, "--fragment-length must be auto or a number of steps, at least 1, got many"),
-        ({"inference": "both"}, "--inference must be one of auto, root, workers, got both"),
-        ({"inference": "workers", "policy": "a:b"}, "--inference workers is for random actions and .* --policy a:b is"),
+        ({"policy_on": "both"}, "policy_on must be one of auto, root, workers, got both"),
+        ({"policy_on": "workers", "policy": "a:b"}, "--policy-on workers is for random actions and .* --policy a:b is"),
         ({"on_rank_loss": "shrink", **FRAGMENTS}, "--on-rank-loss shrink with --fragment-length 16 is for random act"),
-        ({"on_rank_loss": "shrink", "fragment_length": "16", "inference": "root"}, "use --inference workers, or --fr"),
+        ({"on_rank_loss": "shrink", "fragment_length": "16", "policy_on": "root"}, "use --policy-on workers, or --fr"),
     ],
 )
 def test_fragments_that_no_run_can_have_are_refused(options: dict[str, str], message: str):

@@ -28,7 +28,7 @@ def assert_refused(result: Result, variable: str) -> None:
 
 
 def test_one_rank_runs_in_all_ways_and_says_what_more_ranks_need(job: Job):
-    options = (("--measure-limit", "--limit-s", "0.01"), ("--mode", "async"), ("--num-groups", "2"))
+    options = (("--measure-limit", "--limit-s", "0.01"), ("--batch-size", "1"), ("--num-groups", "2"))
     starts = [
         Start((*RUN, *more, "--out", f"{place}.h5"), environment=NO_LIBRARY) for place, more in enumerate(options)
     ]

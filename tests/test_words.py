@@ -13,6 +13,7 @@ from mpi_rollout.errors import UsageError
 from mpi_rollout.options import check_used, unused
 from mpi_rollout.storage.same_run import check_same_run
 from mpi_rollout.studies.plan import arguments_of
+from mpi_rollout.train.connect import Options
 from mpi_rollout.words import OF_CONNECT, OF_RUN, SAME
 
 RUN = ("run", "--env", "CartPole-v1")
@@ -46,8 +47,19 @@ def refusal(*words: str) -> str:
         ("--time 10:00", "did you mean --max-walltime?"),
         ("--timeout 3", "did you mean --env-timeout-s or --start-timeout-s?"),
         ("--record_compression gzip", "did you mean --compression?"),
-        ("--strict_dtypes", "did you mean --strict-dtypes?"),
-        ("--env-error restart", "did you mean --on-env-error?"),
+        ("--strict_dtypes", "did you mean --env-checks dtypes?"),
+        ("--check-finite", "did you mean --env-checks finite?"),
+        ("--check-bounds", "did you mean --env-checks bounds?"),
+        ("--dedicated-root", "did you mean --root-envs 0?"),
+        ("--on-env-error restart", "did you mean --max-env-restarts N?"),
+        ("--inference workers", "did you mean --policy-on?"),
+        ("--ft shrink", "did you mean --on-rank-loss?"),
+        ("--env-timeout 3", "did you mean --env-timeout-s?"),
+        ("--start-timeout 3", "did you mean --start-timeout-s?"),
+        (
+            "--mode async",
+            "all ranks take each step together unless --batch-size K is given: --batch-size 1 was --mode async",
+        ),
         ("--NUM-ENVS 3", "did you mean --num-envs?"),
     ],
 )
@@ -79,9 +91,9 @@ def test_the_tables_name_options_that_are_there_and_mend_none_of_run():
     known = {name for parser in (shown["run"], *scaling.values()) for name in parser._names}
     assert {name for names in SAME.values() for name in names.split()} <= known
     answers = " ".join([*OF_RUN.values(), *SAME.values()])
-    assert set(re.findall(r"--([a-z-]+)", answers)) <= known | {"replay"}
+    assert set(re.findall(r"--([a-z-]+)", answers)) <= known | {"replay", "mode"}
     assert not set(OF_RUN) & set(shown["run"]._names)
-    assert not OF_CONNECT.keys() & set(mpi_rollout.connect.__annotations__)
+    assert not OF_CONNECT.keys() & set({*mpi_rollout.connect.__annotations__, *Options.__annotations__})
 
 
 @pytest.mark.parametrize(
@@ -89,7 +101,9 @@ def test_the_tables_name_options_that_are_there_and_mend_none_of_run():
     [
         ("n_envs", "; did you mean num_envs?"),
         ("num_env", "; did you mean num_envs?"),
-        ("strict_dtype", "; did you mean strict_dtypes?"),
+        ("strict_dtypes", '; did you mean env_checks="dtypes"?'),
+        ("dedicated_root", "; did you mean root_envs=0?"),
+        ("record_compression", "; did you mean compression?"),
         ("out", "; did you mean record?"),
         ("seed", "; give it to reset(seed=...)"),
         ("num_ranks", "; the launcher starts the ranks: mpirun -n 4 python trainer.py"),
@@ -104,9 +118,9 @@ def test_connect_names_the_argument_that_works(name: str, words: str):
 
 
 IDLE = {
-    "limit_s": 3.0, "max_env_restarts": 3, "batch_size": 2, "env_threads": 2, "store_extras": True, "policy_block": 16,
+    "limit_s": 3.0, "env_threads": 2, "store_extras": True, "policy_block": 16,
 }  # fmt: skip
-USED = {"measure_limit": True, "on_env_error": "restart", "mode": "async", "vectorization_mode": "envpool"}
+USED = {"measure_limit": True, "vectorization_mode": "envpool"}
 
 
 @pytest.mark.parametrize("name", IDLE)

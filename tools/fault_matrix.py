@@ -119,10 +119,16 @@ def late(how: str, **more: object) -> tuple[str, ...]:
 def restarted(how: str, num_steps: int = 450) -> tuple[str, ...]:
     """An env of rank 1 that fails now and then in a run that goes on."""
     env = "--env-factory", "failing_envs:failing", *kwargs(how=how, rank=1, after=LATE)
-    return *env, "--num-steps", str(num_steps), *ENVS, *OUT, "--on-env-error", "restart"
+    return *env, "--num-steps", str(num_steps), *ENVS, *OUT, "--max-env-restarts", "10"
 
 
-LIMITED, CHECKED = ("--env-timeout-s", "1"), ("--check-finite",)
+LIMITED, CHECKED = (
+    ("--env-timeout-s", "1"),
+    (
+        "--env-checks",
+        "finite",
+    ),
+)
 SHORT = ("--env-factory", "envs:Image", "--num-steps", "450", *ENVS, *OUT)
 ENDLESS = ("--env-factory", "envs:Image", *LONG, *ENVS, *OUT)
 DIFFERENT = (["--num-steps", "20", *ENVS, *OUT, "--env", "CartPole-v1"], ["--seed", "7"])
@@ -138,13 +144,13 @@ FAULTS = [
         "exception in the policy",
         ("--env-factory", "failing_envs:Continuous", *LONG, *ENVS, *OUT, "--policy", "failing_envs:raises_later"),
     ),
-    Fault("exception in an env, `--on-env-error restart`", restarted("raise"), goes_on=True),
-    Fault("the same, more often than `--max-env-restarts`", (*restarted("raise", 10**6), "--max-env-restarts", "1")),
+    Fault("exception in an env, `--max-env-restarts 10`", restarted("raise"), goes_on=True),
+    Fault("the same, more often than `--max-env-restarts`", (*restarted("raise", 10**6)[:-1], "1")),
     Fault("an env hangs, `--env-timeout-s 1`", (*late("hang"), *LIMITED)),
-    Fault("an env hangs, with `--on-env-error restart` too", (*restarted("hang", 250), *LIMITED), goes_on=True),
+    Fault("an env hangs, with `--max-env-restarts 10` too", (*restarted("hang", 250), *LIMITED), goes_on=True),
     Fault("an env works in C for ever, `--env-timeout-s 1`", (*late("work in C"), *LIMITED)),
     Fault("an env hangs in C and holds Python's lock, `--env-timeout-s 1`", (*late("hold the lock"), *LIMITED)),
-    Fault("NaN, `--check-finite`", (*MOODY, *kwargs(how="nan"), *LONG, *ENVS, *OUT, *CHECKED)),
+    Fault("NaN, `--env-checks finite`", (*MOODY, *kwargs(how="nan"), *LONG, *ENVS, *OUT, *CHECKED)),
     Fault("`os._exit(7)` in an env", late("os_exit")),
     Fault("segmentation fault in an env", late("segfault")),
     Fault("`kill -9` of a worker", strike=lambda run: os.kill(last_rank(run), signal.SIGKILL)),

@@ -26,7 +26,16 @@ from jobs import Job, Result, Running, are_gone, assert_same_bytes, datasets, pr
 
 HANGS_AFTER_S = 120.0
 LEFT_AFTER_S = 30.0  # What is left of a killed job must be gone by then.
-WAYS = ((), (), ("--mode", "async"), ("--num-groups", "2"), ("--dedicated-root",))
+WAYS = (
+    (),
+    (),
+    ("--batch-size", "1"),
+    ("--num-groups", "2"),
+    (
+        "--root-envs",
+        "0",
+    ),
+)
 
 
 @dataclass
@@ -88,7 +97,7 @@ def is_gone(folder: Path) -> bool:
 def start(job: Job, arguments: list[str], draws: random.Random) -> tuple[Running, int, tuple[str, ...]]:
     """Start or continue the run on some ranks, in some mode."""
     num_ranks, way = draws.choice((1, 2, 2, 3, 4)), draws.choice(WAYS)
-    if way == ("--dedicated-root",) and num_ranks == 1:
+    if "--root-envs" in way and num_ranks == 1:
         way = ()
     return job.start(num_ranks, *arguments, "--out", "run.h5", "--progress", "none", *way), num_ranks, way
 

@@ -52,7 +52,7 @@ def show(options: argparse.Namespace) -> None:
     """Print what follows from a file, and draw it beside the file."""
     file = read_study(options.file)
     fitting, lengths = Fitting(file), sorted({*options.fragment_length} - {1})
-    ways = [LOCKSTEP, *(Way(length, options.inference == "workers") for length in lengths)]
+    ways = [LOCKSTEP, *(Way(length, options.policy_on == "workers") for length in lengths)]
     where = f"{machine_words(file.origin['host'], file.facts)}, {file.origin['started'][:10]}"
     crowded = ", on more ranks than cores: curves tend to be too low" * fitting.is_crowded
     result = fitting.result
@@ -158,7 +158,7 @@ def main() -> None:
     jobs.set_defaults(program=measure)
     shown = programs.add_parser("show")
     shown.add_argument("file")
-    shown.add_argument("--inference", choices=("root", "workers"), default="workers")
+    shown.add_argument("--policy-on", choices=("root", "workers"), default="workers")
     shown.set_defaults(program=show)
     for each in (jobs, shown):
         each.add_argument("--fragment-length", type=lambda text: [*map(int, lengths_list(text))], default="32")

@@ -42,8 +42,8 @@ def make_study(
     points += [_probe(1, times * PROBE_ENVS, probe_s / times, SMALL_BYTES) for times in MANY_ENVS]
     points += [_probe(ranks, PROBE_ENVS, probe_s, LARGE_BYTES) for ranks in probe[-2:]]
     run = {"env": None, "env_factory": SLEEPING, "env_kwargs": kwargs, "policy": "random", "seed": 0}
-    run |= {"trajectories": False, "vectorization_mode": "sync", "mode": "sync", "num_groups": 1, "limit_s": 0.02}
-    return Study("weak", tuple(points), size, run | {"inference": "auto"}, jobs)
+    run |= {"trajectories": False, "vectorization_mode": "sync", "batch_size": None, "num_groups": 1, "limit_s": 0.02}
+    return Study("weak", tuple(points), size, run | {"policy_on": "auto"}, jobs)
 
 
 def _probe(ranks: int, envs: int, step_s: float, nbytes: int) -> Point:

@@ -63,7 +63,7 @@ def of_parts(num_envs: int, actions: list[Any], reset: Callable, send: Callable,
 
 @contextmanager
 def _by_parts(setup: Setup, **options: Any) -> Iterator[Stepper | None]:
-    with mpi_rollout.connect(setup.env["env"], setup.num_envs, dedicated_root=True, **options) as envs:
+    with mpi_rollout.connect(setup.env["env"], setup.num_envs, root_envs=0, **options) as envs:
         if envs is None:
             yield None
             return

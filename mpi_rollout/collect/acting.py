@@ -147,7 +147,7 @@ class Actor:
             raise ActionError(f"the policy gave the actions of one step, after plans of {self._plan_length} steps")
         elif self._lengths.most > 1:
             way = f"return actions of shape (num_steps, {sum(lane.num_envs for lane in lanes)}, ...)"
-            way = "leave out --inference root" if self._model is not None else way
+            way = "leave out --policy-on root" if self._model is not None else way
             raise ActionError(
                 f"--fragment-length {self._lengths.most} has the actions of so many steps sent at a time, and the "
                 f"policy gave those of one step, since it needs each observation; use --fragment-length 1, or {way}"

@@ -88,7 +88,7 @@ def prepare_lengths(config: RolloutConfig, driver: Driver) -> FragmentLengths:
     row_nbytes, num_ranks = exchange.layout.nbytes, driver.exchanges.num_slots
     asked, seconds = config.fragment_length, FRAGMENT_S if config.fragment_length == AUTO else None
     # An order that is sent again, to the ranks that are left, has no second message with actions.
-    is_surviving_by_order = config.on_rank_loss == "shrink" and config.inference == "root"
+    is_surviving_by_order = config.on_rank_loss == "shrink" and config.policy_on == "root"
     is_by_order = not (config.is_random or config.acts_on_ranks) or is_surviving_by_order
     if asked == AUTO:
         held_nbytes = row_nbytes + actions_nbytes(leaves(driver.action_space), exchange.partition.capacity)

@@ -191,10 +191,9 @@ class RunFigures:
         if balanced is None or balanced[1] < ROOT_GAIN or self.seconds < ADVICE_S:
             return []
         best, gain = balanced
-        way = f"--root-envs {best}" if best else "--dedicated-root"
         own = self.ranks[0]["num_envs"]
         what = f"rank 0 had {counted(own, 'env')} beside its own work"
-        return [f"{what}; {way} would save about {100 * gain:.0f}% of the time"]
+        return [f"{what}; --root-envs {best} would save about {100 * gain:.0f}% of the time"]
 
     def _limit(self) -> list[str]:
         """Return a line about the limit, if it was measured."""

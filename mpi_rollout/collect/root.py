@@ -178,11 +178,11 @@ class Root:
         config, sink = self._config, self._make_sink(lost)
         self._status.tell("running", num_steps=self._state.num_safe)
         reset_seed = config.seed if self._facts.is_native else None
-        inference = "workers" if config.acts_on_ranks else config.inference
+        inference = "workers" if config.acts_on_ranks else config.policy_on
         if config.on_rank_loss == "shrink" and self._lengths.most > 1:
             inference = "workers"  # An order that is sent again has no second message.
         options = CollectorOptions(
-            NUM_BLOCKS, config.batch_size, reset_seed, lengths=self._lengths, inference=inference
+            NUM_BLOCKS, config.batch_size or 1, reset_seed, lengths=self._lengths, inference=inference
         )
         self._state.collector = Collector(self._driver, self._policy, sink, options, self._monitor)
         return self._state.collector

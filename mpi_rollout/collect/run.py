@@ -207,16 +207,14 @@ def plan_of(config: RolloutConfig, num_ranks: int) -> Plan:
     UsageError
         There are too few envs for so many ranks, or nothing makes them.
     """
-    is_first_ready = config.mode == "async"
-    division = Division(
-        config.num_envs, num_ranks, config.dedicated_root, config.num_groups, is_first_ready, config.root_envs
-    )
-    check_batch_size(division, config.batch_size)
+    is_first_ready = config.batch_size is not None
+    division = Division(config.num_envs, num_ranks, config.root_envs, config.num_groups, is_first_ready)
+    check_batch_size(division, config.batch_size or 1)
     return Plan(
         maker_of(config),
         division,
         config.seed,
-        on_fault=on_fault_of(config),
+        on_fault=OnFault.of(config),
         is_surviving=config.on_rank_loss == "shrink",
         wait=config.wait,
         is_random=config.is_random,
@@ -236,12 +234,6 @@ def check_facts(config: RolloutConfig, facts: EnvFacts | None) -> None:
         raise UsageError("--on-rank-loss shrink is for envs that begin the next episode in the step after an end")
     if config.trajectories and facts is not None:
         check_storable(facts.observation_space, facts.action_space)
-
-
-def on_fault_of(config: RolloutConfig) -> OnFault:
-    """Return what a run does about envs that fail."""
-    max_restarts = config.max_env_restarts if config.on_env_error == "restart" else 0
-    return OnFault(max_restarts, config.check_finite, config.env_timeout_s, config.strict_dtypes, config.check_bounds)
 
 
 def fingerprint(config: RolloutConfig, rank_envs: RankEnvs) -> dict[str, str]:

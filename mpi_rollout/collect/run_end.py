@@ -7,9 +7,18 @@ import traceback
 from mpi_rollout.collect.collector import Collector
 from mpi_rollout.collect.monitor import LostRanks, Monitor, RankReport, RunState
 from mpi_rollout.collect.report import RunFigures
-from mpi_rollout.config import RolloutConfig, flag
+from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.clock import utc_now
-from mpi_rollout.errors import Interrupted, PolicyError, RankError, RolloutError, StorageError, UsageError, counted
+from mpi_rollout.errors import (
+    Interrupted,
+    PolicyError,
+    RankError,
+    RolloutError,
+    StorageError,
+    UsageError,
+    as_flag,
+    counted,
+)
 from mpi_rollout.exchange import world
 from mpi_rollout.process.console import STDOUT, say
 from mpi_rollout.ranks.driver import Driver
@@ -52,7 +61,7 @@ class RunEnd:
             except RolloutError as second:
                 error.args = (*error.args, "; then ", *second.args)
                 error.exit_code = second.exit_code
-        message = error.shown(flag)
+        message = error.shown(as_flag)
         say(f"mpi_rollout: {message}{kept}\n")
         if not isinstance(error, UsageError):  # Else another run writes there, and the status is its own.
             self.tell_failed(error, error.exit_code, message)
@@ -123,8 +132,8 @@ class RunEnd:
             phases=state.phases,
             ranks=[{key: value for key, value in rank.items() if key != "fault"} for rank in ranks],
             step_s=tally.step_s.tolist(),
-            in_lockstep=self._config.mode == "sync" and self._config.num_groups == 1,
-            first_ready=self._config.mode == "async",
+            in_lockstep=self._config.batch_size is None and self._config.num_groups == 1,
+            first_ready=self._config.batch_size is not None,
             slowest_s=tally.slowest_s,
             mean_s=tally.mean_s,
             num_waits=state.file.num_waits,

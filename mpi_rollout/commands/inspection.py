@@ -33,7 +33,7 @@ Summary = Mapping[str, Any]  # What a child says of a file.
 def inspect(path: str, as_json: bool = False, plot: str | None = None) -> list[str]:
     """Return the lines to print about a file, complete or not; draw it into the file `plot` if that is given."""
     if plot:
-        check_place("--plot", plot, way_out="; --plot --out FOLDER draws into another folder")
+        check_place("plot", plot, way_out="; --plot --out FOLDER draws into another folder")
     summary = in_sandbox("mpi_rollout.commands.run_summary:summary", path, patience_s=PATIENCE_S)
     if plot is not None:
         plot = in_sandbox("mpi_rollout.commands.run_summary:plot_run", path, plot)

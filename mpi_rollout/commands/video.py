@@ -83,7 +83,7 @@ def kind_of(path: str) -> str:
     kind = os.path.splitext(path)[1].lower()
     if kind not in OUTPUT:
         raise UsageError(f"--out must end with {' or '.join(OUTPUT)}, got {path!r}")
-    check_place("--out", path)
+    check_place("out", path)
     try:
         import imageio_ffmpeg  # noqa: F401
     except ImportError as error:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from mpi_rollout.errors import Field, UsageError
+from mpi_rollout.errors import Option, UsageError
 
 CGROUPS = Path("/sys/fs/cgroup")
 CGROUP_FILES = (  # Limit and use, of version 2 and 1.
@@ -163,7 +163,7 @@ def check_num_envs(num_envs: int, num_ranks: int) -> None:
     if least > free and not is_any_size():
         needs = f"{num_envs:,} envs take at least {format_bytes(least)} of memory on each rank, and this host has"
         way_out = f"use fewer envs, more hosts, {ANYWAY}"
-        raise UsageError(Field("num_envs"), f": {needs} {format_bytes(free)} free; {way_out}")
+        raise UsageError(Option("num_envs"), f": {needs} {format_bytes(free)} free; {way_out}")
 
 
 def make_with_room(makers: Sequence[Callable[[], T]]) -> Iterator[T]:
@@ -188,7 +188,7 @@ def _check_rest(env_nbytes: float, num_envs: int, num_missing: int) -> None:
     if needed > free and not is_any_size():
         needs = f"an env takes {format_bytes(env_nbytes)} of memory here, the {num_envs:,} of this rank"
         needs = f"{needs} {format_bytes(needed)} more, and this host has {format_bytes(free)} free"
-        raise UsageError(Field("num_envs"), f": {needs}; use fewer envs, more hosts, {ANYWAY}")
+        raise UsageError(Option("num_envs"), f": {needs}; use fewer envs, more hosts, {ANYWAY}")
 
 
 def resident_nbytes() -> int:
@@ -207,7 +207,7 @@ def check_blocks(nbytes: int) -> None:
     free = free_memory()
     if nbytes > free and not is_any_size():
         needs = f"rank 0 needs {format_bytes(nbytes)} of memory for the steps of all envs, and its host has"
-        raise UsageError(Field("num_envs"), f": {needs} {format_bytes(free)} free; use fewer envs, {ANYWAY}")
+        raise UsageError(Option("num_envs"), f": {needs} {format_bytes(free)} free; use fewer envs, {ANYWAY}")
 
 
 def check_length(name: str, length: int, row_nbytes: int, num_ranks: int, order_nbytes: int) -> None:

@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 from mpi_rollout.core.column_types import check_names, mask_name, read_type
-from mpi_rollout.errors import UsageError, shortened
+from mpi_rollout.errors import Option, UsageError, shortened
 
 ALL = "all"
 EXAMPLE = '\'{"lives": int, "position": [float, 3]}\''
-OPTION = "--store-infos"
+OPTION = Option("store_infos")
 STORED = "biuf"  # Kinds of dtypes.
 WORDS = re.compile(r'"(?:[^"\\]|\\.)*"|([A-Za-z_]\w*)')  # Texts, which stay as they are, and words outside of them.
 Types: TypeAlias = dict[str, Any]
@@ -33,7 +33,8 @@ def read_types(text: str) -> Types | str:
     try:
         value = json.loads(WORDS.sub(lambda match: match[0] if match[1] is None else f'"{match[1]}"', text))
     except ValueError as error:
-        raise UsageError(f"{OPTION} must be {ALL} or types such as {EXAMPLE}, got {text!r:.200}: {error}") from error
+        expected = f" must be {ALL} or types such as {EXAMPLE}, got {text!r:.200}: {error}"
+        raise UsageError(OPTION, expected) from error
     return checked_types(value)
 
 
@@ -48,15 +49,16 @@ def checked_types(value: object) -> Types | str:
     if value == ALL:
         return ALL
     if not isinstance(value, Mapping):
-        raise UsageError(f"{OPTION} must be {ALL} or types such as {EXAMPLE}, got {shortened(json.dumps(value), 80)}")
+        got = shortened(json.dumps(value), 80)
+        raise UsageError(OPTION, f" must be {ALL} or types such as {EXAMPLE}, got {got}")
     types = {str(name): _stored(name, kind) for name, kind in value.items()}
     names = dict.fromkeys([*types, *map(mask_name, types)])  # Those that the user has typed are refused first.
     try:
         check_names(names)
     except ValueError as error:
-        raise UsageError(f"{OPTION}: {error}") from error
+        raise UsageError(OPTION, f": {error}") from error
     if len(names) < 2 * len(types):
-        raise UsageError(f"{OPTION}: the mask of 'x' is stored as '_x'; an info may not have that name")
+        raise UsageError(OPTION, ": the mask of 'x' is stored as '_x'; an info may not have that name")
     return types
 
 
@@ -64,7 +66,8 @@ def _stored(name: object, kind: object) -> str | list[object]:
     try:
         dtype, shape = read_type(kind)
     except ValueError as error:
-        raise UsageError(f"{OPTION}: {name!r} {error}") from error
+        raise UsageError(OPTION, f": {name!r} {error}") from error
     if dtype.kind not in STORED or dtype.itemsize > 8:
-        raise UsageError(f"{OPTION}: {name!r} must have a dtype of numbers, such as int, float or uint8, got {dtype}")
+        expected = f": {name!r} must have a dtype of numbers, such as int, float or uint8, got {dtype}"
+        raise UsageError(OPTION, expected)
     return [dtype.name, *shape] if shape else dtype.name

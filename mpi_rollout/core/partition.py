@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mpi_rollout.errors import Field, UsageError, counted
+from mpi_rollout.errors import Option, UsageError, counted
 
 
 class RankRange(NamedTuple):
@@ -30,8 +30,8 @@ class RankRange(NamedTuple):
 class Partition:
     """`num_envs` envs over `num_ranks` ranks in rank order; slices differ by one env at most.
 
-    With `dedicated_root` rank 0 owns none, with `root_envs` so many.  `first_env` is the index of the first env, where
-    these envs are some of all envs.
+    `root_envs` are those of rank 0, which may have none.  `first_env` is the index of the first env, where these envs
+    are some of all envs.
 
     Raises
     ------
@@ -41,24 +41,22 @@ class Partition:
 
     num_envs: int
     num_ranks: int
-    dedicated_root: bool = False
-    first_env: int = 0
     root_envs: int | None = None
+    first_env: int = 0
 
     def __post_init__(self) -> None:
-        option = "root_envs" if self.root_envs is not None else "dedicated_root"
-        if self.num_workers < 1 or (self.root_envs is not None and self.num_ranks < 2):
-            raise UsageError(
-                Field(option), " needs at least 2 ranks, got 1; start the program with mpirun -n 2 or more"
-            )
+        if self.root_envs is not None and self.num_ranks < 2:
+            needs = " needs at least 2 ranks, got 1; start the program with mpirun -n 2 or more"
+            raise UsageError(Option("root_envs", self.root_envs), needs)
         if self.num_envs < self.num_workers:
             got = f"{counted(self.num_envs, 'env')} on {counted(self.num_workers, 'rank')}"
             needs = f" must be at least the number of ranks that step envs, got {got}; use more envs or fewer ranks"
-            raise UsageError(Field("num_envs"), needs)
+            raise UsageError(Option("num_envs"), needs)
         most = self.num_envs - self.num_ranks + 1
-        if self.root_envs is not None and not 1 <= self.root_envs <= most:
+        if self.root_envs is not None and not 0 <= self.root_envs <= most:
             got = f"got {self.root_envs} of {counted(self.num_envs, 'env')} on {counted(self.num_ranks, 'rank')}"
-            raise UsageError(Field("root_envs"), f" must be from 1 to {most}, so that each rank has an env, {got}")
+            needs = f" must be from 0 to {most}, so that each other rank has an env, {got}"
+            raise UsageError(Option("root_envs"), needs)
 
     @property
     def envs(self) -> range:
@@ -68,7 +66,7 @@ class Partition:
     @property
     def num_workers(self) -> int:
         """Return the number of ranks that step envs."""
-        return self.num_ranks - self.dedicated_root
+        return self.num_ranks - (self.root_envs == 0)
 
     @property
     def capacity(self) -> int:
@@ -78,8 +76,8 @@ class Partition:
     @cached_property
     def ranges(self) -> tuple[RankRange, ...]:
         """Return the ranks with envs, grouped by their number of envs: two groups at most, and rank 0 by itself."""
-        if self.root_envs is None:
-            return _even_ranges(int(self.dedicated_root), self.num_workers, self.envs)
+        if not self.root_envs:
+            return _even_ranges(self.num_ranks - self.num_workers, self.num_workers, self.envs)
         root = RankRange(0, 1, self.first_env, self.root_envs)
         return root, *_even_ranges(1, self.num_ranks - 1, range(root.envs.stop, self.envs.stop))
 
@@ -121,27 +119,26 @@ class Division:
 
     num_envs: int
     num_ranks: int
-    dedicated_root: bool = False
+    root_envs: int | None = None
     num_groups: int = 1
     first_ready: bool = False
-    root_envs: int | None = None
 
     def __post_init__(self) -> None:
         num_workers = self.whole.num_workers
-        if self.root_envs is not None and self.root_envs < self.num_groups:
+        if self.root_envs and self.root_envs < self.num_groups:
             raise UsageError(
-                Field("root_envs"), f" must be at least the number of groups, {self.num_groups}, got {self.root_envs}"
+                Option("root_envs"), f" must be at least the number of groups, {self.num_groups}, got {self.root_envs}"
             )
         if self.num_envs < self.num_groups * num_workers:
             needs = f"needs at least {counted(self.num_groups, 'env')} for each rank that steps envs"
             got = f"got {counted(self.num_envs, 'env')} on {counted(num_workers, 'rank')}"
             message = f" {self.num_groups} {needs}, {got}; use more envs or fewer groups"
-            raise UsageError(Field("num_groups"), message)
+            raise UsageError(Option("num_groups"), message)
 
     @property
     def whole(self) -> Partition:
         """Return the partition of all envs over all ranks."""
-        return Partition(self.num_envs, self.num_ranks, self.dedicated_root, root_envs=self.root_envs)
+        return Partition(self.num_envs, self.num_ranks, self.root_envs)
 
     @cached_property
     def partitions(self) -> tuple[tuple[int, Partition], ...]:
@@ -154,19 +151,19 @@ class Division:
             )
         groups = map(Partition(self.num_envs, self.num_groups).envs_of, range(self.num_groups))
         return tuple(
-            (0, Partition(len(envs), self.num_ranks, self.dedicated_root, envs.start, self._root_envs_of(group)))
+            (0, Partition(len(envs), self.num_ranks, self._root_envs_of(group), envs.start))
             for group, envs in enumerate(groups)
         )
 
     def _root_envs_of(self, group: int) -> int | None:
-        if self.root_envs is None:
-            return None
+        if not self.root_envs:
+            return self.root_envs
         return len(Partition(self.root_envs, self.num_groups).envs_of(group))
 
     @cached_property
     def stepping_ranks(self) -> tuple[int, ...]:
         """Return the ranks that own envs."""
-        return tuple(range(int(self.dedicated_root), self.num_ranks))
+        return tuple(range(self.num_ranks - self.whole.num_workers, self.num_ranks))
 
     def envs_of(self, rank: int) -> tuple[range, ...]:
         """Return the env indices of one rank in each group that it belongs to."""

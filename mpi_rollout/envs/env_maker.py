@@ -25,7 +25,7 @@ from mpi_rollout.envs.faults import ABORT, OnFault, of_old_gym
 from mpi_rollout.envs.loop import LoopVectorEnv
 from mpi_rollout.envs.native import NativeVectorEnv
 from mpi_rollout.envs.native_makers import SYNC, check_kwargs, checked, of_entry_point, of_envpool, of_factory
-from mpi_rollout.errors import Field, RolloutError, UsageError, first_line, shortened
+from mpi_rollout.errors import Option, RolloutError, UsageError, first_line, shortened
 from mpi_rollout.exchange.world import claimed_local_size
 from mpi_rollout.process.loading import load_callable
 
@@ -79,23 +79,25 @@ class EnvMaker:
 
     def check(self, num_envs: int) -> None:
         """Raise UsageError unless there is a description of each of `num_envs` envs."""
-        for name, values in (("env_fns", self.env), ("env_kwargs", self.kwargs)):
+        for name, values in (("env", self.env), ("env_kwargs", self.kwargs)):
             if isinstance(values, tuple) and len(values) != num_envs:
                 expected = f"one element for each of the {num_envs} envs"
-                raise UsageError(Field(name), f" must have {expected}, got {len(values)}")
+                raise UsageError(Option(name), f" must have {expected}, got {len(values)}")
         for function in self.env if isinstance(self.env, tuple) else (self.env,):
             if not isinstance(function, str | EnvSpec) and not callable(function):
                 raise UsageError(f"envs are made by an env id or a callable, got {function!r}")
             if isinstance(function, str) and function.startswith(":"):
-                raise UsageError(Field("env"), f" must be ID or MODULE:ID, got {function!r}")
+                raise UsageError(Option("env"), f" must be ID or MODULE:ID, got {function!r}")
             if isinstance(function, str) and ".py:" in function:
                 way_out = f"on the command line --env-factory {function}"
                 raise UsageError(
-                    Field("env"), f" {function} is the callable of a file, not the id of an env; {way_out}"
+                    Option("env"), f" {function} is the callable of a file, not the id of an env; {way_out}"
                 )
         for kwargs in self.kwargs if isinstance(self.kwargs, tuple) else (self.kwargs,):
             if not isinstance(kwargs, Mapping):
-                raise UsageError(Field("env_kwargs"), f" must be a dict, or a list of one for each env, got {kwargs!r}")
+                raise UsageError(
+                    Option("env_kwargs"), f" must be a dict, or a list of one for each env, got {kwargs!r}"
+                )
 
     def __call__(self, env_index: int = 0) -> gymnasium.Env:
         """Make the env with this index; UsageError if that cannot be done, or if what was made is no env."""
@@ -121,12 +123,14 @@ class EnvMaker:
         num_threads = self.num_threads or share_of_cores(claimed_local_size())
         if isinstance(kwargs, tuple):
             problem = f" must be the same for all envs with {self.vectorization_mode}, got some for each env; use "
-            raise UsageError(Field("env_kwargs"), problem, *SYNC)
+            raise UsageError(Option("env_kwargs"), problem, *SYNC)
         make: Callable[[], NativeVectorEnv]
         if is_of_factory := self.vectorization_mode == "native":
             if isinstance(env, str | EnvSpec | tuple):
                 problem = f" native needs a callable that makes the envs of a rank, got {self.name}"
-                raise UsageError(Field("vectorization_mode"), problem, "; on the command line, --env-factory names one")
+                raise UsageError(
+                    Option("vectorization_mode"), problem, "; on the command line, --env-factory names one"
+                )
             make = partial(of_factory, env, self.name, kwargs, indices, seed)
         else:
             make = self._registered(kwargs, indices, seed, num_threads)
@@ -137,7 +141,7 @@ class EnvMaker:
         """Return what makes natively vectorized envs by an id."""
         if not isinstance(self.env, str):
             problem = f" {self.vectorization_mode} needs the id of a registered env, got {self.name}"
-            raise UsageError(Field("vectorization_mode"), problem)
+            raise UsageError(Option("vectorization_mode"), problem)
         check_kwargs(kwargs)
         if self.vectorization_mode == "envpool":
             return partial(of_envpool, self.env, kwargs, indices, seed, num_threads)
@@ -154,7 +158,7 @@ def _make_registered(make: Callable[..., Made], env_id: str | EnvSpec, *argument
 
 
 def _try(name: str, kwargs: Kwargs, make: Callable[[], Made]) -> Made:
-    option = Field("env")
+    option = Option("env")
     try:
         return make()
     except RolloutError:
@@ -173,7 +177,7 @@ def _try(name: str, kwargs: Kwargs, make: Callable[[], Made]) -> Made:
     except TypeError as error:
         if not _is_of_call(error):
             raise
-        raise UsageError(Field("env_kwargs"), f" {dict(kwargs)} do not fit {name}: {error}") from error
+        raise UsageError(Option("env_kwargs"), f" {dict(kwargs)} do not fit {name}: {error}") from error
 
 
 def of_unknown_id(env_id: str, error: gymnasium.error.Error) -> str:

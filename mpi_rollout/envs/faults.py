@@ -16,6 +16,7 @@ from mpi_rollout.core.spaces import Bounds, Leaf, Tree, bounds_of, first_of, lea
 from mpi_rollout.envs.inputs import Info
 from mpi_rollout.errors import DataError, EnvError, RolloutError, is_ours, message_of, words_of
 from mpi_rollout.exchange.world import claimed_rank, rank_and_host
+from mpi_rollout.shared_options import SharedOptions
 
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
@@ -49,6 +50,14 @@ class OnFault:
     timeout_s: float | None = None
     strict_dtypes: bool = False
     check_bounds: bool = False
+
+    @classmethod
+    def of(cls, options: SharedOptions) -> "OnFault":
+        """Return what the options of a run or of `connect` say."""
+        checks = options.checks
+        return cls(
+            options.max_env_restarts, "finite" in checks, options.env_timeout_s, "dtypes" in checks, "bounds" in checks
+        )
 
 
 ABORT = OnFault()

@@ -17,13 +17,13 @@ from mpi_rollout.core.reproducibility import Reproducibility
 from mpi_rollout.core.seeding import episode_seeds, seed_of_slice
 from mpi_rollout.core.spaces import leaves
 from mpi_rollout.envs.native import SEEDS_31_BITS, NativeVectorEnv, PoolVectorEnv, SeededEpisodes, SeededWhenMade
-from mpi_rollout.errors import Field, UsageError, first_line
+from mpi_rollout.errors import Option, UsageError, first_line
 
 NEEDED = "num_envs", "single_observation_space", "single_action_space"  # Of a factory's envs.
 MASKED_RESETS = [0, 12, 1]  # The first ale-py whose resets of some envs do not hang.
-SYNC = Field("vectorization_mode"), " sync"
-GIVEN_BY_THE_RUN: dict[str, tuple[str, ...]] = {
-    "num_envs": ("it is the rank's share of ", Field("num_envs")),
+SYNC = Option("vectorization_mode"), " sync"
+GIVEN_BY_THE_RUN: dict[str, tuple[str | Option, ...]] = {
+    "num_envs": ("it is the rank's share of ", Option("num_envs")),
     "seed": ("it comes from --seed, or in a trainer from reset(seed=...)",),
     "first_env": ("each rank has its own",),
     "batch_size": ("all envs of a rank are stepped at once",),
@@ -78,7 +78,7 @@ def takes_episode_seeds(wanted: bool | None, ale_version: str) -> bool:
     can = [int(number) for number in re.findall(r"\d+", ale_version)[:3]] >= MASKED_RESETS
     if wanted and not can:
         what = f": episode_seeds needs ale-py {'.'.join(map(str, MASKED_RESETS))} or later, got {ale_version}"
-        raise UsageError(Field("env_kwargs"), what)
+        raise UsageError(Option("env_kwargs"), what)
     return can if wanted is None else bool(wanted)
 
 
@@ -90,7 +90,7 @@ def _parameters_of(env_id: str) -> Mapping[str, object]:
             import_module(module)
         entry_point = gymnasium.spec(registered).vector_entry_point
         if entry_point is None:
-            raise UsageError(Field("env"), f" {env_id} has no vectorized version registered; use ", *SYNC)
+            raise UsageError(Option("env"), f" {env_id} has no vectorized version registered; use ", *SYNC)
         creator = load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
         return signature(creator).parameters
     except (gymnasium.error.Error, ImportError, TypeError, ValueError, AttributeError):
@@ -132,21 +132,21 @@ def _make_pool(task: str, kwargs: Mapping[str, Any], seeds: list[int], num_threa
         import envpool
     except ImportError as error:
         raise UsageError(
-            Field("vectorization_mode"), f" envpool: {first_line(error)}; pip install 'mpi_rollout[envpool]'"
+            Option("vectorization_mode"), f" envpool: {first_line(error)}; pip install 'mpi_rollout[envpool]'"
         ) from error
     known = envpool.list_all_envs()
     if task not in known:
-        raise UsageError(Field("env"), f" {task}: EnvPool has no such task{_near(task, known)}")
+        raise UsageError(Option("env"), f" {task}: EnvPool has no such task{_near(task, known)}")
     options = {"num_threads": num_threads} | dict(kwargs)
     try:
         pool = envpool.make_gymnasium(task, num_envs=len(seeds), seed=seeds, **options)
     except (TypeError, ValueError, AssertionError, RuntimeError) as error:
         what = f" {dict(kwargs)} do not fit {task} of EnvPool: {first_line(error)}"
-        raise UsageError(Field("env_kwargs"), what) from error
+        raise UsageError(Option("env_kwargs"), what) from error
     num_players = pool.spec.config.max_num_players
     if num_players > 1:
         what = f" {task} has up to {num_players} players; envs of several agents cannot be stepped yet"
-        raise UsageError(Field("env"), what)
+        raise UsageError(Option("env"), what)
     return PoolVectorEnv(pool)
 
 
@@ -169,10 +169,10 @@ def check_kwargs(kwargs: Mapping[str, Any]) -> None:
     """
     for name, way_out in GIVEN_BY_THE_RUN.items():
         if name in kwargs:
-            raise UsageError(Field("env_kwargs"), f" cannot have {name}, got {kwargs[name]!r}: ", *way_out)
+            raise UsageError(Option("env_kwargs"), f" cannot have {name}, got {kwargs[name]!r}: ", *way_out)
     num_threads = kwargs.get("num_threads", 1)
     if isinstance(num_threads, bool) or not isinstance(num_threads, int) or num_threads < 1:
-        raise UsageError(Field("env_kwargs"), f": num_threads must be a whole number from 1 on, got {num_threads!r}")
+        raise UsageError(Option("env_kwargs"), f": num_threads must be a whole number from 1 on, got {num_threads!r}")
 
 
 def checked(envs: NativeVectorEnv, name: str, is_of_factory: bool) -> NativeVectorEnv:
@@ -195,4 +195,4 @@ def checked(envs: NativeVectorEnv, name: str, is_of_factory: bool) -> NativeVect
     )
     if is_of_factory:
         raise UsageError(f"{got}; have the factory make such envs, which say AutoresetMode.NEXT_STEP")
-    raise UsageError(f"{got}; leave autoreset_mode out of ", Field("env_kwargs"), ", or use ", *SYNC)
+    raise UsageError(f"{got}; leave autoreset_mode out of ", Option("env_kwargs"), ", or use ", *SYNC)

@@ -48,7 +48,7 @@ class Casting:
             self._warned.add(leaf)
             warnings.warn(
                 f"{envs}: its {noun(leaf)} is {values.dtype}, its space is {leaf.dtype}; it is cast from now on; "
-                "set strict_dtypes to refuse it instead",
+                "env_checks with dtypes refuses it instead",
                 stacklevel=2,
             )
         return fitted

@@ -12,7 +12,7 @@ from importlib import import_module
 
 from mpi_rollout.core.policy_kinds import CALLED, FILE, FILES, FORMATS, MADE, kind_of_name
 from mpi_rollout.core.spaces import Space
-from mpi_rollout.errors import ActionError, Field, UsageError, first_line, system_words
+from mpi_rollout.errors import ActionError, Option, UsageError, first_line, system_words
 from mpi_rollout.policies.made import load_policy, make_model
 from mpi_rollout.policies.model import DETERMINISTIC, Model, PolicySource
 from mpi_rollout.policies.networks import try_model
@@ -31,9 +31,9 @@ _OF_WEIGHTS = re.compile(r"collections OrderedDict|torch\._utils |torch \w+Stora
 def check_file_options(is_file: bool, mode: str, is_trusted: bool) -> None:
     """Raise `UsageError` if an option of policies in files is given for another policy."""
     if not is_file and mode != DETERMINISTIC:
-        raise UsageError(Field("policy_mode"), f" {mode} is for policies in files, got another policy; leave it out")
+        raise UsageError(Option("policy_mode"), f" {mode} is for policies in files, got another policy; leave it out")
     if not is_file and is_trusted:
-        raise UsageError(Field("trust_policy"), " is for policies in files, got another policy; leave it out")
+        raise UsageError(Option("trust_policy"), " is for policies in files, got another policy; leave it out")
 
 
 def find_source(spec: str, mode: str, is_trusted: bool) -> PolicySource:

@@ -22,7 +22,7 @@ from mpi_rollout.envs.infos import first_types
 from mpi_rollout.envs.loop import LoopVectorEnv
 from mpi_rollout.envs.native import NativeVectorEnv
 from mpi_rollout.envs.sharing import Holding, check_instances
-from mpi_rollout.errors import Field, UsageError, words_of
+from mpi_rollout.errors import Option, UsageError, words_of
 from mpi_rollout.exchange.exchanges import Exchanges
 from mpi_rollout.exchange.infos import Infos, info_leaves, names_of
 from mpi_rollout.exchange.orders import Contents
@@ -200,7 +200,7 @@ def check_batch_size(division: Division, batch_size: int) -> None:
         what = "1 unless ranks are served as ready"
         if division.first_ready:
             what = f"1 to {most}, the ranks that step envs" if most > 1 else "1 where one rank steps all envs"
-        raise UsageError(Field("batch_size"), f" must be {what}, got {batch_size!r}")
+        raise UsageError(Option("batch_size"), f" must be {what}, got {batch_size!r}")
 
 
 def make_rank_envs(plan: Plan, rank: int) -> RankEnvs:

@@ -14,7 +14,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from mpi_rollout.errors import UsageError
+from mpi_rollout.errors import Option, UsageError
 
 EXTRA = "mpi_rollout[compression]"
 FILTER_CODES = {"gzip": h5py.h5z.FILTER_DEFLATE, "lz4": 32004, "zstd": 32015, "blosc": 32001}
@@ -66,7 +66,8 @@ def why_missing(compression: str) -> str:
 def check_available(compression: str) -> None:
     """Refuse a compression of a run that this Python does not have; UsageError."""
     if not is_available(compression):
-        raise UsageError(f"--compression {why_missing(compression)}, or use --compression gzip")
+        why = why_missing(compression).removeprefix(compression)
+        raise UsageError(Option("compression", compression), f"{why}, or use ", Option("compression", "gzip"))
 
 
 def register_for(file: h5py.File) -> None:

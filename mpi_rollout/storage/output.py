@@ -255,4 +255,4 @@ def check_folder(path: str) -> str:
     place = located(path)
     if os.path.dirname(path) == DEFAULT_FOLDER:
         make_folder(os.path.dirname(place))
-    return ownership.check_place("--out", path, place)
+    return ownership.check_place("out", path, place)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from shlex import quote
 
-from mpi_rollout.errors import StorageError, UsageError
+from mpi_rollout.errors import Option, StorageError, UsageError
 from mpi_rollout.process.place import located
 
 FAR = 2**62  # The byte that is locked, far from any data.  HDF5's own locks are of another kind.
@@ -51,7 +51,8 @@ class Lock:
 
 def refusal(path: str) -> UsageError:
     """Return the error for a file that belongs to another run."""
-    return UsageError(f"{path.removesuffix('.new')}: another run is writing it; wait for its end or use another --out")
+    name = path.removesuffix(".new")
+    return UsageError(f"{name}: another run is writing it; wait for its end or use another ", Option("out"))
 
 
 def lock(path: str) -> Lock:
@@ -61,7 +62,8 @@ def lock(path: str) -> Lock:
     except FileNotFoundError as error:
         raise refusal(path) from error
     except OSError as error:
-        raise StorageError(f"cannot write {path}: {error.strerror}; move it away or use another --out") from error
+        words = f"cannot write {path}: {error.strerror}; move it away or use another "
+        raise StorageError(words, Option("out")) from error
 
 
 def make_locked(path: str) -> Lock:
@@ -142,21 +144,25 @@ def check_name(path: str) -> None:
     The UsageError has a name that can be used.
     """
     if not path:
-        raise UsageError("--out must name a file, got ''")
+        raise UsageError(Option("out"), " must name a file, got ''")
     place = located(path)
     if path == "-":
-        raise UsageError("--out - is no file, and HDF5 cannot be written to stdout; use --out run.h5")
+        words = " is no file, and HDF5 cannot be written to stdout; use "
+        raise UsageError(Option("out", path), words, Option("out", "run.h5"))
     if path.endswith("/") or os.path.isdir(place):
         inside = quote(os.path.join(path, "run.h5"))
-        raise UsageError(f"--out must name a file, got the folder {path}; use --out {inside}")
+        raise UsageError(Option("out"), f" must name a file, got the folder {path}; use ", Option("out", inside))
     if path.endswith(".part"):
         name = quote(path.removesuffix(".part"))
-        raise UsageError(f"--out {path}: .part is for files that are not complete; use --out {name}")
+        words = ": .part is for files that are not complete; use "
+        raise UsageError(Option("out", path), words, Option("out", name))
     if os.path.islink(place) and not os.path.exists(place):
         target = os.readlink(place)
-        raise UsageError(f"--out {path} is a link to {target}, which is not there; remove it or use another --out")
+        words = f" is a link to {target}, which is not there; remove it or use another "
+        raise UsageError(Option("out", path), words, Option("out"))
     if os.path.lexists(place) and not os.path.isfile(place):
-        raise UsageError(f"--out {path} exists and is no file but a device, pipe or socket; use another --out")
+        words = " exists and is no file but a device, pipe or socket; use another "
+        raise UsageError(Option("out", path), words, Option("out"))
 
 
 def put_in_free_place(temporary: str, path: str) -> None:
@@ -207,11 +213,13 @@ def free_space(path: str) -> str:
         return f"{folder}: {error.strerror}"
 
 
-def check_place(option: str, path: str, place: str = "", way_out: str = "") -> str:
+def check_place(name: str, path: str, place: str = "", way_out: str = "") -> str:
     """Refuse a path where no file can be written, before the work for it is done; StorageError.
 
     Parameters
     ----------
+    name
+        Of the option that has the path.
     place
         Where the path is, if that is not seen from the current folder.
 
@@ -222,8 +230,9 @@ def check_place(option: str, path: str, place: str = "", way_out: str = "") -> s
     folder = os.path.dirname(place or path) or "."
     if not os.path.isdir(folder):
         is_file = os.path.lexists(folder)
-        advice = f"that is a file; use another {option}" if is_file else f"mkdir -p {quote(os.path.dirname(path))}"
-        raise StorageError(f"{option} {path}: there is no folder {folder}; {advice}")
+        make_it = f"mkdir -p {quote(os.path.dirname(path))}"
+        advice = ("that is a file; use another ", Option(name)) if is_file else (make_it,)
+        raise StorageError(Option(name, path), f": there is no folder {folder}; ", *advice)
     probe = temporary_path(place or path, "probe")  # Access rights do not tell: a file system can be read-only.
     try:
         descriptor = os.open(probe, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
@@ -232,7 +241,8 @@ def check_place(option: str, path: str, place: str = "", way_out: str = "") -> s
         os.unlink(probe)
         return why_not
     except OSError as error:
-        raise StorageError(f"{option} {path}: cannot write to {folder}: {error.strerror}{way_out}") from error
+        words = f": cannot write to {folder}: {error.strerror}{way_out}"
+        raise StorageError(Option(name, path), words) from error
 
 
 def make_folder(path: str) -> None:

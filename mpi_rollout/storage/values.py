@@ -23,19 +23,21 @@ if TYPE_CHECKING:
     import h5py
 
 NONE_WRONG = (0, -1, -1)
-OPTIONS = {"out_of_bounds": "--check-bounds", "not_finite": "--check-finite"}
+OPTIONS = {"out_of_bounds": "--env-checks bounds", "not_finite": "--env-checks finite"}
 
 
-def check_storable(observation_space: Space, action_space: Space) -> None:
+def check_storable(observation_space: Space, action_space: Space, way_out: str = "use --no-trajectories") -> None:
     """Refuse spaces that no file can hold: a key cannot be a name in HDF5, or a leaf has no numbers."""
     for name, space in (("observation", observation_space), ("action", action_space)):
         for key in _keys(space):
             if not isinstance(key, str) or "/" in key or not is_name(key):
-                raise _not_storable(name, f"has the key {key!r}, which cannot be a name in HDF5; rename it")
+                raise _not_storable(name, f"has the key {key!r}, which cannot be a name in HDF5; rename it", way_out)
         for leaf in leaves(space):
             if 0 in leaf.shape:
                 place = f"its part {leaf.path!r}" if leaf.path else f"it is a {type(space).__name__}"
-                raise _not_storable(name, f"has no numbers to store, {place} of shape {leaf.shape}; leave it out")
+                raise _not_storable(
+                    name, f"has no numbers to store, {place} of shape {leaf.shape}; leave it out", way_out
+                )
 
 
 def _keys(space: Space) -> Iterator[object]:
@@ -47,9 +49,9 @@ def _keys(space: Space) -> Iterator[object]:
             yield from _keys(child)
 
 
-def _not_storable(name: str, what: str) -> UsageError:
+def _not_storable(name: str, what: str, way_out: str) -> UsageError:
     wrapper = f"gymnasium.wrappers.Transform{name.capitalize()}"
-    return UsageError(f"the {name} space {what} with {wrapper} around the env, or use --no-trajectories")
+    return UsageError(f"the {name} space {what} with {wrapper} around the env, or {way_out}")
 
 
 class ValueCheck:

@@ -135,7 +135,7 @@ class Analysis:
 
     def fit_exchange(self, points: list[PointFigures]) -> Fit:
         """Fit what an exchange takes; NoFit if these points do not show it."""
-        if self.study.run["mode"] != "sync" or self.study.run["num_groups"] != 1 or self.fragment_length > 1:
+        if self.study.run["batch_size"] is not None or self.study.run["num_groups"] != 1 or self.fragment_length > 1:
             raise NoFit("only lockstep (--fragment-length 1) shows what one exchange takes")
         seconds = {point.num_ranks: point.exchange_s for point in points}
         return statistics.alpha_beta(seconds, {point.num_ranks: point.exchange_bytes for point in points})

@@ -9,12 +9,22 @@ from mpi_rollout.studies.plan import JobOptions, numbers
 
 # The options of a run that a study takes from its user; the others are the study's own affair.
 SCALING_OPTIONS = (
-    *("env", "env_factory", "env_kwargs", "num_steps", "seed", "policy", "vectorization_mode", "mode", "num_groups"),
-    *("trajectories", "wait", "limit_s", "actions", "strict_dtypes", "inference"),
+    *(
+        "env",
+        "env_factory",
+        "env_kwargs",
+        "num_steps",
+        "seed",
+        "policy",
+        "vectorization_mode",
+        "batch_size",
+        "num_groups",
+    ),
+    *("trajectories", "wait", "limit_s", "actions", "env_checks", "policy_on"),
 )
 TUNE_OPTIONS = (
     *("env", "env_factory", "env_kwargs", "num_envs", "seed", "policy", "trajectories", "wait", "actions"),
-    "strict_dtypes",
+    "env_checks",
 )
 
 

@@ -12,12 +12,13 @@ import hashlib
 import json
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from mpi_rollout.config import RolloutConfig
+from mpi_rollout.config import RolloutConfig, renamed
 from mpi_rollout.errors import ContentError, DataError, StorageError, UsageError, counted, first_line
 from mpi_rollout.options import difference
 from mpi_rollout.studies.plan import JobOptions, Options, check_enough_envs, check_least, in_order
@@ -211,6 +212,8 @@ def _checked_file(path: str, contents: dict[str, Any]) -> StudyFile:
     if digest != _digest(contents):
         raise ContentError("what it holds is not what was written: its digest does not fit")
     stored: Options = {name: contents[name] for name in ("study", "facts", "origin", "samples") if name in contents}
+    with suppress(KeyError, TypeError, ValueError, AttributeError):  # What is no study is refused below.
+        stored["study"] = stored["study"] | {"run": renamed(stored["study"]["run"])}
     file: StudyFile = record("it", stored, StudyFile)
     if missing := {"cpu_model", "num_cores", "command", "host", "started"} - {*file.facts, *file.origin}:
         raise ContentError(f"it has no {min(missing)}")

@@ -40,20 +40,19 @@ def candidates(ranks: Sequence[int], num_envs: int, is_native: bool, is_random: 
     most = ranks[-1]
     ways: list[tuple[int, Options]] = [(num_ranks, {}) for num_ranks in ranks]
     if is_random and most > 1:
-        ways += [(most, {"fragment_length": length}) for length in LENGTHS] + [(most, {"inference": "workers"})]
+        ways += [(most, {"fragment_length": length}) for length in LENGTHS] + [(most, {"policy_on": "workers"})]
     if most > 1:
-        batch: Options = {"batch_size": most // 2} if most > 3 else {}
-        overlapping: list[Options] = [{"num_groups": 2}, {"mode": "async", **batch}]
+        overlapping: list[Options] = [{"num_groups": 2}, {"batch_size": max(most // 2, 1)}]
         ways += [(most, options) for options in overlapping]
         for num_ranks in (most, most + 1) if most > 2 else (most + 1,):
-            ways += [(num_ranks, {"dedicated_root": True, **options}) for options in overlapping]
+            ways += [(num_ranks, {"root_envs": 0, **options}) for options in overlapping]
     if is_native:
         ways += [(num_ranks, {"vectorization_mode": "vector_entry_point"}) for num_ranks in sorted({1, most})]
     return tuple(
         Point(num_ranks, tuple(options.items()))
         for num_ranks, options in ways
         # As `Division` has it: each rank that steps envs needs one for each group.
-        if (num_ranks - ("dedicated_root" in options)) * options.get("num_groups", 1) <= num_envs
+        if (num_ranks - ("root_envs" in options)) * options.get("num_groups", 1) <= num_envs
     )
 
 
@@ -108,7 +107,7 @@ def choose(ratings: Sequence[Rating]) -> Rating:
 def limit_of(samples: Sequence[Sample], most: int, is_native: bool) -> float:
     """Return the env steps per second of bare loops on all ranks at once; 0 where no job measured it."""
     on_all = [each for each in samples if each.point.num_ranks == most and _is_native(each.point) == is_native]
-    limits = [bare for each in on_all if "dedicated_root" not in dict(each.point.options) for _, bare in each.limit]
+    limits = [bare for each in on_all if "root_envs" not in dict(each.point.options) for _, bare in each.limit]
     return median_of(limits) if limits else 0.0
 
 

@@ -176,7 +176,7 @@ class Connection:
         request, is_alone = self._loaded_request(), self._comm.size == 1
         driver = Driver(worker.exchanges, worker, request.actions, "the action")
         self._envs = envs = MPIVectorEnv(
-            driver, facts, request.mode, request.batch_size or 1, request.copy, None if is_alone else turns
+            driver, facts, request.mode, request.options.batch_size or 1, request.copy, None if is_alone else turns
         )
         if not is_alone:
             turns.add(envs)
@@ -212,7 +212,7 @@ class Connection:
             types_of(request.infos)
             self._record = located(request.record)
             if self._comm.rank == world.ROOT:
-                check_record(self._record, request.record_compression)
+                check_record(self._record, request.options.compression)
         rank_envs = make_rank_envs(request.plan(self._comm.size), self._comm.rank)
         if request.record is not None and rank_envs.facts is not None:
             check_spaces(rank_envs.facts)

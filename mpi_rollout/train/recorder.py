@@ -36,7 +36,7 @@ from mpi_rollout.train.recorded_rows import Rows
 COMMIT_EVERY_S = 10.0
 NUM_OPEN = 2  # So many of the last rows tell in which state the envs are.
 VERSION = "policy_version"  # The last of the extras.
-ARGUMENTS = ("--check-bounds", "check_bounds=True"), ("--check-finite", "check_finite=True"), ("--store-infos", "infos")
+ARGUMENTS = ("--env-checks ", "env_checks="), ("--store-infos", "infos")
 
 
 class Recorder:

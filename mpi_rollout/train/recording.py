@@ -6,8 +6,7 @@ run can promise of its file and a recording cannot, is in `LIMITS`.
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +23,7 @@ from mpi_rollout.core.layout import Block
 from mpi_rollout.core.reproducibility import Reproducibility
 from mpi_rollout.core.spaces import Leaf, describe, describe_leaves
 from mpi_rollout.envs.env_maker import name_of
-from mpi_rollout.errors import RolloutError, UsageError
+from mpi_rollout.errors import UsageError
 from mpi_rollout.exchange import world
 from mpi_rollout.exchange.infos import Infos, info_leaves
 from mpi_rollout.ranks.driver import Driver
@@ -54,11 +53,10 @@ def check_record(path: str, compression: str) -> None:
     from mpi_rollout.storage.codecs import check_available
     from mpi_rollout.storage.output import check_folder, remove_unfinished
 
-    with _in_its_words():
-        check_available(compression)
-        check_folder(path)
-        if not os.path.lexists(path) and not os.path.lexists(path + ".part"):
-            remove_unfinished(path + ".part.new")
+    check_available(compression)
+    check_folder(path)
+    if not os.path.lexists(path) and not os.path.lexists(path + ".part"):
+        remove_unfinished(path + ".part.new")
     if os.path.lexists(path):
         raise UsageError(f"record={path}: there is such a file; move it away or give another name")
     if os.path.lexists(part := path + ".part"):
@@ -66,17 +64,6 @@ def check_record(path: str, compression: str) -> None:
             f"record={path}: {part} is what a trainer or run has not completed, or still writes; keep what there is "
             f"with `python -m mpi_rollout recover {quote(part)}`, or move it away, or give another name"
         )
-
-
-@contextmanager
-def _in_its_words() -> Iterator[None]:
-    """Have messages about the option of a run name the argument of `connect`."""
-    try:
-        yield
-    except RolloutError as error:
-        words = str(error).replace("another --out", "another name").replace("--out ", "record=")
-        words = words.replace("--compression ", "record_compression=")
-        raise type(error)(words.replace("--store-infos: ", "record: infos: ")) from None
 
 
 def types_of(infos: Infos) -> Types:
@@ -88,18 +75,14 @@ def types_of(infos: Infos) -> Types:
         No file can hold them.
     """
     types = {leaf.path: [leaf.dtype.name, *leaf.shape] for leaf in info_leaves(infos)}
-    with _in_its_words():
-        checked = checked_types(types)
+    checked = checked_types(types)
     assert isinstance(checked, dict)
     return checked
 
 
 def check_spaces(facts: EnvFacts) -> None:
     """Raise UsageError where no file can hold what these envs show or take."""
-    try:
-        check_storable(facts.observation_space, facts.action_space)
-    except UsageError as error:
-        raise UsageError(str(error).replace("use --no-trajectories", "leave out record")) from None
+    check_storable(facts.observation_space, facts.action_space, "leave out record")
 
 
 def start_recording(path: str, request: "Request", driver: Driver, facts: EnvFacts, hosts: Sequence[str]) -> "Recorder":
@@ -137,9 +120,8 @@ def start_recording(path: str, request: "Request", driver: Driver, facts: EnvFac
     config = config_of(request, path, driver.num_envs)
     attributes = attributes_of(config, facts, request.mode, {"extra": extras, "info": infos}, hosts)
     blocks = [make_block() for _ in range(NUM_BLOCKS)]
-    with _in_its_words():
-        file = writer.open_writer(config, attributes, blocks, len(hosts))
-    return Recorder(file, make_block, driver, facts, request.mode, hosts, columns, request.on_fault.max_restarts > 0)
+    file = writer.open_writer(config, attributes, blocks, len(hosts))
+    return Recorder(file, make_block, driver, facts, request.mode, hosts, columns, request.options.max_env_restarts > 0)
 
 
 def config_of(request: "Request", path: str, num_envs: int) -> RolloutConfig:
@@ -163,23 +145,11 @@ def config_of(request: "Request", path: str, num_envs: int) -> RolloutConfig:
         num_envs=num_envs,
         num_steps=1,
         policy=str(policy) if policy is not None else "trainer",
-        policy_mode=request.policy_mode,
-        policy_block=request.policy_block,
-        trust_policy=request.trust_policy,
         store_extras=request.policy is not None,
         store_infos=types_of(request.infos),
         actions=request.actions,
-        vectorization_mode=make.vectorization_mode,
-        dedicated_root=request.dedicated_root,
-        on_env_error="restart" if request.on_fault.max_restarts else "abort",
-        max_env_restarts=max(request.on_fault.max_restarts, 1),
-        check_finite=request.on_fault.check_finite,
-        check_bounds=request.on_fault.check_bounds,
-        strict_dtypes=request.on_fault.strict_dtypes,
-        env_timeout_s=request.on_fault.timeout_s,
-        wait=request.wait,
-        compression=request.record_compression,
         out=path,
+        **vars(request.options) | {"vectorization_mode": make.vectorization_mode},
     )
 
 

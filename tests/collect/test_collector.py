@@ -112,13 +112,13 @@ WHAT = {
 WAYS = {
     "two groups": ("--num-groups", "2"),
     "three groups": ("--num-groups", "3"),
-    "two groups, dedicated root": ("--num-groups", "2", "--dedicated-root"),
+    "two groups, dedicated root": ("--num-groups", "2", "--root-envs", "0"),
     "two groups, limit": ("--num-groups", "2", "--measure-limit"),
-    "first ready": ("--mode", "async"),
-    "first two ready": ("--mode", "async", "--batch-size", "2"),
-    "first ready, dedicated root": ("--mode", "async", "--dedicated-root"),
-    "first two ready, dedicated root": ("--mode", "async", "--batch-size", "2", "--dedicated-root"),
-    "first ready, limit": ("--mode", "async", "--measure-limit"),
+    "first ready": ("--batch-size", "1"),
+    "first two ready": ("--batch-size", "2"),
+    "first ready, dedicated root": ("--batch-size", "1", "--root-envs", "0"),
+    "first two ready, dedicated root": ("--batch-size", "2", "--root-envs", "0"),
+    "first ready, limit": ("--batch-size", "1", "--measure-limit"),
 }
 
 
@@ -167,7 +167,7 @@ def test_groups_and_first_ready_write_the_bytes_of_the_plain_run(collected, plai
 @pytest.mark.mpi(1, 3)
 def test_a_policy_may_write_into_all_that_it_gets(plain, tmp_path: Path, num_ranks: int):
     """What is stored is what the envs gave; also where the policy keeps it, and writes into the actions it returned."""
-    ways = [(), ("--num-groups", "3"), ("--mode", "async"), ("--mode", "async", "--batch-size", "2")]
+    ways = [(), ("--num-groups", "3"), ("--batch-size", "1"), ("--batch-size", "2")]
     ways = [way for way in ways if num_ranks > 1 or "--batch-size" not in way]
     commands = [(*DOZING, "--policy", "policies:scribbling_by_look", *way) for way in ways]
     commands.append((*WHAT["nested"], "--policy", "policies:scribbling_nested"))
@@ -181,7 +181,7 @@ def test_a_policy_may_write_into_all_that_it_gets(plain, tmp_path: Path, num_ran
 
 @pytest.mark.any_mpi
 @pytest.mark.mpi(3)
-@pytest.mark.parametrize("way", [("--num-groups", "2"), ("--mode", "async")], ids=["two groups", "first ready"])
+@pytest.mark.parametrize("way", [("--num-groups", "2"), ("--batch-size", "1")], ids=["two groups", "first ready"])
 def test_throughput_can_be_measured_alone(job: Job, num_ranks: int, way: tuple[str, ...]):
     result = job(num_ranks, *DOZING, *way, *OUT, "--no-trajectories", "--progress", "none")
     assert result.code == 0 and result.err == ""
@@ -192,8 +192,8 @@ def test_throughput_can_be_measured_alone(job: Job, num_ranks: int, way: tuple[s
 
 FAILING_WAYS = {
     "two groups": ("--num-groups", "2"),
-    "first ready": ("--mode", "async"),
-    "first ready, dedicated root": ("--mode", "async", "--dedicated-root"),
+    "first ready": ("--batch-size", "1"),
+    "first ready, dedicated root": ("--batch-size", "1", "--root-envs", "0"),
 }
 
 

@@ -154,7 +154,7 @@ WATCHED = ("--env-factory", "unruly_envs:Watched", "--num-envs", "6", "--num-ste
 @pytest.mark.parametrize("launched", [True, False], ids=["mpiexec", "alone"])
 def test_a_terminal_gets_a_bar_while_the_run_goes_on_and_messages_take_its_place(job, num_ranks, launched):
     """The run waits for somebody to see the bar.  Launchers may hold back what is no whole line."""
-    code, out, seen = on_a_terminal(job, num_ranks if launched else None, *WATCHED, "--on-env-error", "restart")
+    code, out, seen = on_a_terminal(job, num_ranks if launched else None, *WATCHED, "--max-env-restarts", "10")
     assert code == 0 and out.endswith(f"file: {job.folder / 'run.h5'} (complete)\n")
     bars = [line for line in re.split(r"[\r\n]+", seen) if "%|" in line]
     assert bars and max(map(len, bars)) < TERMINAL_COLUMNS and not LINE.search(seen)
@@ -218,7 +218,7 @@ def figures(seconds: float, num_envs: list[int], step_s: list[float], **more: bo
 def test_the_best_share_of_the_root_follows_from_measured_rates(taken: RunFigures, best: int):
     balanced = taken.balanced_root_envs()
     assert balanced is not None and abs(balanced[0] - best) <= 1
-    lines = [line for line in taken.lines() if "--root-envs" in line or "--dedicated-root" in line]
+    lines = [line for line in taken.lines() if "--root-envs" in line]
     assert bool(lines) == (best != taken.ranks[0]["num_envs"])
 
 

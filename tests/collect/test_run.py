@@ -194,11 +194,11 @@ def test_a_rehearsal_makes_one_env_and_closes_it(tmp_path: Path, monkeypatch):
     assert text.startswith(f"ready: 3 envs on 1 rank, --out {tmp_path / 'run.h5'}; 3 envs x 1,000,000 steps take about")
 
 
-@pytest.mark.parametrize(("mode", "first_ready"), [("sync", False), ("async", True)])
-def test_ranks_are_served_as_they_get_ready_if_they_shall(tmp_path: Path, mode: str, first_ready: bool):
-    plan = run_module.plan_of(config(tmp_path, mode=mode), 2)
+@pytest.mark.parametrize(("batch_size", "first_ready"), [(None, False), (1, True)])
+def test_ranks_are_served_as_they_get_ready_if_they_shall(tmp_path: Path, batch_size: int | None, first_ready: bool):
+    plan = run_module.plan_of(config(tmp_path, batch_size=batch_size), 2)
     assert plan.division.first_ready is first_ready and plan.is_random and plan.on_fault == ABORT
-    other = run_module.plan_of(config(tmp_path, policy="policies:by_look", on_env_error="restart"), 2)
+    other = run_module.plan_of(config(tmp_path, policy="policies:by_look", max_env_restarts=10), 2)
     assert not other.is_random and other.on_fault.max_restarts > 0
 
 

@@ -9,7 +9,7 @@ import pytest
 from mpi_rollout.collect.monitor import RunState
 from mpi_rollout.collect.run_end import RunEnd
 from mpi_rollout.config import RolloutConfig
-from mpi_rollout.errors import DataError, Field, Interrupted, RolloutError, StorageError, UsageError
+from mpi_rollout.errors import DataError, Interrupted, Option, RolloutError, StorageError, UsageError
 
 pytestmark = pytest.mark.any_mpi
 
@@ -24,7 +24,7 @@ def run_end(folder: Path, state: RunState, as_json: bool = False) -> tuple[RunEn
 @pytest.mark.parametrize(
     ("error", "code", "state"),
     [
-        (StorageError(Field("num_envs"), " is too large"), 74, "failed"),
+        (StorageError(Option("num_envs"), " is too large"), 74, "failed"),
         (Interrupted("stopped"), 75, "interrupted"),
         (DataError("wrong actions"), 65, "failed"),
     ],

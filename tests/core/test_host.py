@@ -9,7 +9,7 @@ from jobs import Job
 
 from mpi_rollout import connect
 from mpi_rollout.core import host
-from mpi_rollout.errors import UsageError
+from mpi_rollout.errors import UsageError, as_flag
 
 NO_OVERRIDE = {"MPI_ROLLOUT_ANY_SIZE": ""}
 
@@ -44,8 +44,8 @@ def test_what_the_first_envs_take_tells_of_all_others(monkeypatch: pytest.Monkey
         for env in host.make_with_room([Large] * 5000):
             made.append(env)
     assert len(made) == host.FEW + 1
-    assert refused.value.shown(lambda name: f"--{name}").startswith(
-        "--num_envs: an env takes 1.0 MB of memory here, the 5,000 of this rank 4.9 GB more, and this host has 1.0 GB"
+    assert refused.value.shown(as_flag).startswith(
+        "--num-envs: an env takes 1.0 MB of memory here, the 5,000 of this rank 4.9 GB more, and this host has 1.0 GB"
     )
 
 

@@ -218,8 +218,8 @@ def test_a_leaf_is_called_in_messages_by_what_it_is():
 class Slots:
     """Those of five envs on three ranks, of `room` rows: the last rank's second env is nobody's."""
 
-    def __init__(self, dedicated_root: bool, room: int, has_actions: bool = False):
-        self.partition = Partition(5, 3 + dedicated_root, dedicated_root)
+    def __init__(self, root_envs: int | None, room: int, has_actions: bool = False):
+        self.partition = Partition(5, 3 + (root_envs == 0), root_envs)
         actions = leaves(Nested.action_space) if has_actions else ()
         layout = SlotLayout(Nested.observation_space, self.partition.capacity, actions=actions)
         self.num_ranks = self.partition.num_ranks
@@ -239,9 +239,9 @@ class Slots:
         return [[column[rank, row, place].copy() for column in columns] for row in range(self.slots.shape[1])]
 
 
-@pytest.mark.parametrize("dedicated_root", [False, True])
-def test_the_slots_of_all_ranks_are_laid_into_rows_in_env_order(dedicated_root: bool):
-    slots = Slots(dedicated_root, 1)
+@pytest.mark.parametrize("root_envs", [None, 0])
+def test_the_slots_of_all_ranks_are_laid_into_rows_in_env_order(root_envs: int | None):
+    slots = Slots(root_envs, 1)
     block, destination = slots.block, slots.destination
     sent = []
     for row in range(3):
@@ -259,10 +259,10 @@ def test_the_slots_of_all_ranks_are_laid_into_rows_in_env_order(dedicated_root: 
 
 
 @pytest.mark.parametrize("has_actions", [False, True])
-@pytest.mark.parametrize("dedicated_root", [False, True])
-def test_fragments_of_any_length_are_laid_row_by_row(dedicated_root: bool, has_actions: bool):
+@pytest.mark.parametrize("root_envs", [None, 0])
+def test_fragments_of_any_length_are_laid_row_by_row(root_envs: int | None, has_actions: bool):
     """Of a slot with room for more, the first rows are laid, and actions beside the results if it has some."""
-    slots = Slots(dedicated_root, 4, has_actions)
+    slots = Slots(root_envs, 4, has_actions)
     block, destination, row = slots.block, slots.destination, 0
     sent = []
     for num_rows in (3, 1, 4, 2):
@@ -291,7 +291,7 @@ def test_rows_after_a_blocks_end_are_laid_into_the_next_one():
 
 
 def test_the_seconds_of_a_fragment_are_in_its_first_row():
-    slots = Slots(False, 3)
+    slots = Slots(None, 3)
     for row in (0, 3):
         slots.fill(row + 1)
         slots.destination.lay_results(row, 3)

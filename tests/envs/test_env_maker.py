@@ -60,7 +60,7 @@ def test_each_env_is_made_with_its_own_arguments(maker: EnvMaker, expected: list
 @pytest.mark.parametrize(
     ("maker", "message"),
     [
-        (EnvMaker((plain,) * 4), "env_fns must have one element for each of the 3 envs, got 4"),
+        (EnvMaker((plain,) * 4), "env must have one element for each of the 3 envs, got 4"),
         (EnvMaker(plain, ({}, {})), "env_kwargs must have one element for each of the 3 envs, got 2"),
         (EnvMaker((plain, plain, 5)), "envs are made by an env id or a callable, got 5"),
         (EnvMaker(plain, ({}, {}, 3)), "env_kwargs must be a dict, or a list of one for each env, got 3"),

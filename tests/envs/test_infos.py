@@ -36,7 +36,7 @@ def test_a_run_gives_its_envs_only_actions_that_they_allow(whole: dict[str, np.n
 @pytest.mark.any_mpi
 @pytest.mark.mpi(3)
 def test_ranks_and_modes_do_not_change_the_actions(job: Job, whole: dict[str, np.ndarray], num_ranks: int):
-    for number, mode in enumerate(((), ("--mode", "async"), ("--num-groups", "2", "--dedicated-root"))):
+    for number, mode in enumerate(((), ("--batch-size", "1"), ("--num-groups", "2", "--root-envs", "0"))):
         assert_same_bytes(datasets(job.collect(num_ranks, *RUN, *mode, out=f"{number}.h5")), whole)
 
 

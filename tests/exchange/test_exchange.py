@@ -76,7 +76,7 @@ def test_an_order_says_how_many_rows_come_back(command: Command, argument: int, 
 
 
 def test_the_root_without_envs_has_no_slot():
-    with_envs, without = exchange_of(Partition(4, 2)), exchange_of(Partition(4, 3, dedicated_root=True))
+    with_envs, without = exchange_of(Partition(4, 2)), exchange_of(Partition(4, 3, root_envs=0))
     assert with_envs.has_own_slot and hasattr(with_envs, "slot")
     assert without.has_own_slot and len(without.envs) == 0
     other = exchange_of(Partition(2, 1), first_rank=1)

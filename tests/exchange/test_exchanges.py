@@ -23,17 +23,17 @@ WAYS: dict[str, dict[str, Any]] = {
     "one group": {},
     "two groups": {"num_groups": 2},
     "three groups": {"num_groups": 3},
-    "two groups of views, dedicated root": {"num_groups": 2, "copy": False, "dedicated_root": True},
+    "two groups of views, dedicated root": {"num_groups": 2, "copy": False, "root_envs": 0},
     "first ready": {"batch_size": 1},
     "first two ready": {"batch_size": 2},
-    "first ready views, dedicated root": {"batch_size": 1, "copy": False, "dedicated_root": True},
-    "first two ready, dedicated root": {"batch_size": 2, "dedicated_root": True},
+    "first ready views, dedicated root": {"batch_size": 1, "copy": False, "root_envs": 0},
+    "first two ready, dedicated root": {"batch_size": 2, "root_envs": 0},
 }
 
 
 def can_be(way: str, num_ranks: int) -> bool:
     options = WAYS[way]
-    return num_ranks - options.get("dedicated_root", False) >= options.get("batch_size", 1)
+    return num_ranks - ("root_envs" in options) >= options.get("batch_size", 1)
 
 
 RUNS = [(num_ranks, way) for num_ranks in (1, 2, 4) for way in WAYS if can_be(way, num_ranks)]
@@ -63,7 +63,7 @@ def parts_of(way: str, num_ranks: int) -> list[list[int]]:
     """The envs that are always received together."""
     options = WAYS[way]
     division = Division(
-        NUM_ENVS, num_ranks, options.get("dedicated_root", False), options.get("num_groups", 1), "batch_size" in options
+        NUM_ENVS, num_ranks, options.get("root_envs"), options.get("num_groups", 1), "batch_size" in options
     )
     return [list(partition.envs) for _, partition in division.partitions]
 
@@ -141,7 +141,7 @@ SLOW_RANK, LEAST = 2, 6
 PATIENT = {
     "first": {"batch_size": 1},
     "first two": {"batch_size": 2},
-    "first, dedicated root": {"batch_size": 1, "dedicated_root": True},
+    "first, dedicated root": {"batch_size": 1, "root_envs": 0},
 }
 
 
@@ -160,7 +160,7 @@ def passed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 @pytest.mark.parametrize("way", PATIENT)
 def test_a_rank_in_a_long_step_keeps_no_other_from_its_turn(passed, way: str):
     came, num_more = passed[way]
-    whole = Division(8, 4, PATIENT[way].get("dedicated_root", False), first_ready=True).whole
+    whole = Division(8, 4, PATIENT[way].get("root_envs"), first_ready=True).whole
     assert set(came) == set(range(8)) - set(whole.envs_of(SLOW_RANK))
     assert min(came.count(index) for index in set(came)) >= LEAST
     assert num_more >= 1

@@ -179,11 +179,11 @@ def test_the_root_goes_on_alone(ulfm, job, shelf, num_ranks):
 @pytest.mark.mpi(3)
 def test_a_root_without_envs_goes_on_until_no_rank_is_left_that_has_some(ulfm, job, shelf, num_ranks):
     whole = undisturbed("envs:Nested", 10, NUM_STEPS, shelf)
-    result = run(job, num_ranks, *dying({2: 100}), "--dedicated-root")
+    result = run(job, num_ranks, *dying({2: 100}), "--root-envs", "0")
     assert result.code == 0, result.err
     assert_whole_but(losses(result), job.folder / "run.h5", whole)
     (job.folder / "run.h5").unlink()
-    result = run(job, num_ranks, *dying({1: 20, 2: 100}), "--dedicated-root", *STEP_BY_STEP)
+    result = run(job, num_ranks, *dying({1: 20, 2: 100}), "--root-envs", "0", *STEP_BY_STEP)
     assert result.code == 70 and len(messages(result)) == 2
     assert re.search(
         r"lost rank 2 \(.*\), envs 5 to 9, at step \d+; no rank is left that steps envs; the \d+ steps",
@@ -331,7 +331,7 @@ def assert_verified(job: Job, name: str) -> None:
 @pytest.mark.parametrize(
     ("num_ranks", "arguments", "code", "message"),
     [
-        (2, ("--mode", "async"), 64, "--on-rank-loss shrink is for ranks in lockstep, got --mode async"),
+        (2, ("--batch-size", "1"), 64, "--on-rank-loss shrink is for ranks in lockstep, got --batch-size 1"),
         (2, ("--num-groups", "2"), 64, "--on-rank-loss shrink is for ranks in lockstep, got --num-groups 2"),
         (2, ("--wait", "sleep"), 64, "--on-rank-loss shrink needs MPI's own waits, got --wait sleep"),
         (

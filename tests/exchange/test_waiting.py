@@ -242,7 +242,16 @@ def test_processor_time_is_what_the_system_says(tmp_path: Path):
 @pytest.mark.mpi(2, 3)
 def test_data_do_not_depend_on_how_and_how_often_ranks_change_their_way_to_wait(job: Job, num_ranks: int):
     run = ("--env", "CartPole-v1", "--num-envs", "7", "--num-steps", "150", "--seed", "3")
-    ways = [(), ("--dedicated-root",), ("--num-groups", "2"), ("--mode", "async"), ("--measure-limit",)]
+    ways = [
+        (),
+        (
+            "--root-envs",
+            "0",
+        ),
+        ("--num-groups", "2"),
+        ("--batch-size", "1"),
+        ("--measure-limit",),
+    ]
     lengths = [("--fragment-length", "1" if number % 2 else "3") for number in range(len(ways))]
     commands = [(*run, *way, *lengths[number], "--out", f"{number}.h5") for number, way in enumerate(ways)]
     codes, num_changes = job.train(num_ranks, "amid_sharing", "runs", commands)

@@ -12,7 +12,7 @@ from mpi_rollout.studies.study import Study, StudyFile, scaling_points
 
 RUN = {
     "env": "Acrobot-v1", "env_factory": None, "env_kwargs": {}, "num_steps": 1000, "seed": 0, "policy": "random",
-    "vectorization_mode": "sync", "mode": "sync", "num_groups": 1, "trajectories": False,
+    "vectorization_mode": "sync", "batch_size": None, "num_groups": 1, "trajectories": False,
 }  # fmt: skip
 FACTS = {"cpu_model": "Made-up 9000", "num_cores": 64, "versions": "mpi_rollout 0.1.0", "commit": "abc1234"}
 ORIGIN = {"command": "python -m mpi_rollout scaling", "host": "node7", "started": "2026-01-02T03:04:05+00:00"}

@@ -281,7 +281,7 @@ CHECKS: dict[str, Check] = {
     "CartPole, ready by three": Check(stepping, cart, 7, {"batch_size": 3}),
     "infos, groups": Check(stepping, Rich, 7, {"num_groups": 2}),
     "Dict, ready singly": Check(stepping, Several, 7, {"batch_size": 1}),
-    "Tuple, ready by two": Check(stepping, Pair, 6, {"batch_size": 2, "dedicated_root": True}),
+    "Tuple, ready by two": Check(stepping, Pair, 6, {"batch_size": 2, "root_envs": 0}),
     "no infos": Check(infos, Rich, 3, {"infos": "none"}),
     "one info": Check(infos, Rich, 3, {"infos": {"step": int}}),
     "attributes": Check(attributes),

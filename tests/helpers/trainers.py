@@ -170,7 +170,7 @@ def past_a_slow_rank(slow: int, least: int, ways: Sequence[dict[str, Any]]) -> l
     for options in ways:
         with connect("envs:Gated", 8, env_kwargs={"rank": slow}, **options) as envs:
             if envs is not None:
-                whole = Division(8, 4, options.get("dedicated_root", False), first_ready=True).whole
+                whole = Division(8, 4, options.get("root_envs"), first_ready=True).whole
                 found.append(_pass(envs, 8 - len(whole.envs_of(slow)), least))
         if envs is not None:
             Path("go").unlink()

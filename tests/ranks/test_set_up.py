@@ -62,7 +62,7 @@ def test_envs_that_compile_do_it_when_they_are_made(is_read: bool):
     assert compiled == [is_read] * 2
 
 
-LOCKSTEP, READY = Division(6, 3), Division(6, 3, dedicated_root=True, first_ready=True)
+LOCKSTEP, READY = Division(6, 3), Division(6, 3, root_envs=0, first_ready=True)
 
 
 @pytest.mark.parametrize(("division", "batch_size"), [(LOCKSTEP, 1), (READY, 1), (READY, 2)])

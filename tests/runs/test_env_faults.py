@@ -22,7 +22,7 @@ KINDS = {
 
 def arguments_of(kind: str, num_steps: int = 60) -> tuple[str, ...]:
     fixed = ("--num-envs", "7", "--num-steps", str(num_steps), "--seed", "4", "--progress", "none")
-    forgiving = ("--on-env-error", "restart", "--max-env-restarts", "1000", "--check-finite")
+    forgiving = ("--max-env-restarts", "1000", "--env-checks", "finite")
     return "--env-factory", "seeded_faults:Moody", "--env-kwargs", json.dumps(KINDS[kind]), *fixed, *forgiving
 
 
@@ -81,7 +81,7 @@ def test_the_file_is_verified_and_replayed(alone, job: Job, kind: str):
     assert re.search(r"faults +\d+, the last in step \d+: env \d", inspected.out)
 
 
-WAYS = {"lockstep": (), "groups": ("--num-groups", "2"), "ready": ("--mode", "async")}
+WAYS = {"lockstep": (), "groups": ("--num-groups", "2"), "ready": ("--batch-size", "1")}
 
 
 @pytest.mark.any_mpi
@@ -122,7 +122,7 @@ def hanging(how: str, num_steps: int, only: int | None, **more: Any) -> tuple[st
 @pytest.mark.mpi(2)
 @pytest.mark.parametrize("how", ["sleep", "wait in C"])
 def test_an_env_that_hangs_is_named_interrupted_and_restarted(job: Job, num_ranks: int, how: str):
-    result = job(num_ranks, *hanging(how, 12, num_ranks - 1), "--on-env-error", "restart")
+    result = job(num_ranks, *hanging(how, 12, num_ranks - 1), "--max-env-restarts", "10")
     assert result.code == 0, result.err
     named = [message for message in result.messages if "takes longer than 1 s, in" in message]
     anew = [message for message in result.messages if "took longer than 1 s (seeded_faults.py, line " in message]
@@ -150,14 +150,14 @@ def test_an_env_that_hangs_ends_the_run_with_all_steps_before(job: Job, num_rank
 
 @pytest.mark.mpi(2)
 def test_an_env_that_works_in_c_for_ever_ends_the_job(job: Job, num_ranks: int):
-    result = job(num_ranks, *hanging("work in C", 100, 1), "--on-env-error", "restart", timeout=30)
+    result = job(num_ranks, *hanging("work in C", 100, 1), "--max-env-restarts", "10", timeout=30)
     assert result.code not in (0, None) and are_gone(job.folder, 1.0)
     assert "cannot be interrupted; ending the job" in result.messages[-1] and result.messages[-1].startswith("rank 1 ")
 
 
 @pytest.mark.mpi(2)
 def test_an_env_that_holds_the_interpreters_lock_is_named_and_ends_the_job(job: Job, num_ranks: int):
-    result = job(num_ranks, *hanging("hold the lock", 100, 1), "--on-env-error", "restart", timeout=30)
+    result = job(num_ranks, *hanging("hold the lock", 100, 1), "--max-env-restarts", "10", timeout=30)
     assert result.code not in (0, None) and are_gone(job.folder, 1.0)
     assert re.search(
         r'seeded_faults.py", line \d+ in <lambda>\n.*\n  File "<rank 1 \(\S+\)>", line \d+ in env [23]\n', result.err
@@ -167,7 +167,7 @@ def test_an_env_that_holds_the_interpreters_lock_is_named_and_ends_the_job(job: 
 @pytest.mark.parametrize(("closing", "when"), [("sleep", "restart"), ("exit", "restart"), ("sleep", "end")])
 def test_an_env_that_does_not_even_close_hinders_nothing(job: Job, closing: str, when: str):
     kwargs = json.dumps({"closing": closing, "share": float(when == "restart")})
-    steps = ("--num-envs", "2", "--num-steps", "9", "--env-timeout-s", "0.4", "--on-env-error", "restart")
+    steps = ("--num-envs", "2", "--num-steps", "9", "--env-timeout-s", "0.4", "--max-env-restarts", "10")
     result = job(
         None, "--env-factory", "seeded_faults:Stuck", "--env-kwargs", kwargs, *steps, "--seed", "3", *QUIET, timeout=30
     )

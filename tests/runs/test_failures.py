@@ -265,7 +265,7 @@ def test_whatever_an_env_or_a_policy_raises_is_named_and_loses_no_step(job):
         policy = ("--env-factory", "envs:Counting", "--policy", f"unruly_envs:{what}", "--num-steps", "20", *ENVS, *OUT)
         runs[f"{what} env"] = (env, f"envs 0 to 5), step 4: env 0, step 4 of its episode: {words}; the 4 steps")
         runs[f"{what} policy"] = (policy, f"({HOST}), step 7: policy: {words}; the 7 steps")
-        runs[f"{what} restarted"] = ((*env, "--on-env-error", "restart"), f"{words} (unruly_envs.py, line ")
+        runs[f"{what} restarted"] = ((*env, "--max-env-restarts", "10"), f"{words} (unruly_envs.py, line ")
     folders = {name: job.folder / name.replace(" ", "-") for name in runs}
     for folder in folders.values():
         folder.mkdir()

@@ -34,12 +34,12 @@ RUNS = {
 }
 LOCKSTEP = ("--fragment-length", "1")
 EVERY = [
-    ("--fragment-length", length, "--inference", inference)
+    ("--fragment-length", length, "--policy-on", inference)
     for length in ("1", "4", "64")
     for inference in ("root", "workers")
 ]
-SOME = [(), ("--fragment-length", "4", "--inference", "workers"), ("--fragment-length", "64", "--inference", "root")]
-OTHERS = [("--fragment-length", "16", "--mode", "async"), ("--fragment-length", "5", "--num-groups", "2")]
+SOME = [(), ("--fragment-length", "4", "--policy-on", "workers"), ("--fragment-length", "64", "--policy-on", "root")]
+OTHERS = [("--fragment-length", "16", "--batch-size", "1"), ("--fragment-length", "5", "--num-groups", "2")]
 WAYS = {
     "CartPole": [*EVERY, *SOME[:1], *OTHERS],
     "Dict": [*SOME[1:], *OTHERS],

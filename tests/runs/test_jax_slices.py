@@ -8,7 +8,7 @@ from jobs import Job, assert_same_bytes, datasets, once
 pytest.importorskip("jax")
 
 RUN = ("--env-factory", "jax_envs:hops", "--vectorization-mode", "native", "--num-envs", "7", "--num-steps", "80")
-WAYS = [(), ("--fragment-length", "9", "--inference", "workers")]
+WAYS = [(), ("--fragment-length", "9", "--policy-on", "workers")]
 
 
 @pytest.fixture(scope="module")

@@ -117,7 +117,7 @@ def test_more_ranks_than_cores_give_the_same_data(job):
 
 
 def test_a_dedicated_root_needs_another_rank(job):
-    result = job(None, *RUN, *OUT, "--dedicated-root")
+    result = job(None, *RUN, *OUT, "--root-envs", "0")
     assert result.code == 64 and len(result.messages) == 1 and result.num_tracebacks == 0
     assert "ranks" in result.messages[0]
     assert list(job.folder.iterdir()) == []

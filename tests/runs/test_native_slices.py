@@ -37,7 +37,7 @@ RUNS = {
 BY_HISTORY = {"envpool", "factory", "same step"}  # They promise ENV.
 RUNS["same step"] = ("--env-factory", "native_envs:drift_on", *RUNS["factory"][2:])
 NEEDS = {"kernel": "numba", "envpool": "envpool", "ale": "ale_py"}
-WAYS = [(), ("--fragment-length", "1"), ("--fragment-length", "7", "--mode", "async", "--inference", "workers")]
+WAYS = [(), ("--fragment-length", "1"), ("--fragment-length", "7", "--batch-size", "1", "--policy-on", "workers")]
 QUIET = ("--wait", "sleep", "--progress", "none")
 Collected = Callable[[int], dict[str, list[Path]]]
 

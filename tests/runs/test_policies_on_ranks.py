@@ -34,17 +34,17 @@ if find_spec("numba"):
         *("--env", "mpi_rollout/CartPoleNumba-v0", "--num-envs", "70", "--num-steps", "90", "--store-extras"),
         *("--policy", "block_policies:sampling.make_policy"),
     )
-ROOT = ("--inference", "root")
+ROOT = ("--policy-on", "root")
 WAYS = [
     (),
     ROOT,
-    *(("--inference", "workers", "--fragment-length", length) for length in ("1", "16", "64")),
-    ("--mode", "async"),
-    ("--mode", "async", *ROOT),
+    *(("--policy-on", "workers", "--fragment-length", length) for length in ("1", "16", "64")),
+    ("--batch-size", "1"),
+    ("--batch-size", "1", *ROOT),
     ("--num-groups", "2", "--fragment-length", "7"),
     ("--num-groups", "2", *ROOT),
 ]
-ON_THE_ROOT = (), ROOT, ("--mode", "async"), ("--num-groups", "2", *ROOT)  # Where a callable may be asked.
+ON_THE_ROOT = (), ROOT, ("--batch-size", "1"), ("--num-groups", "2", *ROOT)  # Where a callable may be asked.
 Collected = Callable[[int | None], dict[str, list[Path]]]
 
 
@@ -54,7 +54,17 @@ def collected(tmp_path_factory: pytest.TempPathFactory) -> Collected:
 
     @once
     def of(num_ranks: int | None) -> dict[str, list[Path]]:
-        dedicated = [("--dedicated-root", *ROOT), ("--dedicated-root",)] if num_ranks == 3 else []
+        dedicated = (
+            [
+                ("--root-envs", "0", *ROOT),
+                (
+                    "--root-envs",
+                    "0",
+                ),
+            ]
+            if num_ranks == 3
+            else []
+        )
         ways = [ROOT] if num_ranks is None else [*WAYS, *dedicated]
         if num_ranks == 5:
             ways = [way for way in ways if "--num-groups" not in way and "64" not in way]
@@ -138,7 +148,7 @@ def test_a_wrong_policy_ends_the_run_in_one_line(
 ):
     policy = f"block_policies:{policy}.make_policy"
     run = ("--env", "CartPole-v1", "--num-envs", "9", "--num-steps", "50", "--policy", policy, "--store-extras")
-    result = job(num_ranks, *run, "--inference", inference, "--progress", "none")
+    result = job(num_ranks, *run, "--policy-on", inference, "--progress", "none")
     assert result.code == code and len(result.messages) == 1 and re.search(message, result.messages[0]), result.err
 
 
@@ -161,10 +171,10 @@ def test_envs_have_no_part_in_what_a_slow_policy_takes(job: Job, mode: str):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--policy", "policies:leaning", "--inference", "workers"), r"--inference workers is for random actions and"),
+        (("--policy", "policies:leaning", "--policy-on", "workers"), r"--policy-on workers is for random actions and"),
         (
             ("--policy", "block_policies:sampling.make_policy", *ROOT, "--fragment-length", "8"),
-            r"--fragment-length 8 has .* use --fragment-length 1, or leave out --inference root",
+            r"--fragment-length 8 has .* use --fragment-length 1, or leave out --policy-on root",
         ),
         (("--policy-block", "-1"), "--policy-block must be at least 0, got -1"),
         (("--policy", "policies:leaning", "--policy-mode", "sample"), "--policy-mode sample is for policies in files"),

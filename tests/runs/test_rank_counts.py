@@ -25,9 +25,12 @@ RUNS = {
 pytestmark = pytest.mark.any_mpi
 
 FEW_ON_ROOT = {
-    "dedicated root": ("--dedicated-root",),
+    "dedicated root": (
+        "--root-envs",
+        "0",
+    ),
     "one on the root": ("--root-envs", "1"),
-    "one on the root, async": ("--root-envs", "1", "--mode", "async"),
+    "one on the root, async": ("--root-envs", "1", "--batch-size", "1"),
 }
 OTHERS = {"few envs": ("--num-envs", "3"), "few steps": ("--num-steps", "20")}  # The last of an option counts.
 
@@ -96,7 +99,7 @@ def test_another_seed_changes_the_data(job: Job):
 
 @pytest.mark.mpi(3)
 def test_the_file_says_how_many_ranks_made_it(job: Job, num_ranks: int):
-    path = job.collect(num_ranks, "--env", "CartPole-v1", "--num-envs", "7", "--num-steps", "9", "--dedicated-root")
+    path = job.collect(num_ranks, "--env", "CartPole-v1", "--num-envs", "7", "--num-steps", "9", "--root-envs", "0")
     with h5py.File(path) as file:
         assert file.attrs["num_ranks"] == 3
         assert file["throughput/ranks"]["rank"].tolist() == [0, 1, 2]

@@ -180,10 +180,22 @@ def test_chunks_that_hold_some_of_the_envs_are_continued_too(job: Job, whole: Re
 @pytest.mark.parametrize(
     ("before", "after"),
     [
-        (("--mode", "async"), ()),
-        ((), ("--mode", "async")),
-        (("--num-groups", "2"), ("--dedicated-root",)),
-        (("--dedicated-root",), ("--num-groups", "2")),
+        (("--batch-size", "1"), ()),
+        ((), ("--batch-size", "1")),
+        (
+            ("--num-groups", "2"),
+            (
+                "--root-envs",
+                "0",
+            ),
+        ),
+        (
+            (
+                "--root-envs",
+                "0",
+            ),
+            ("--num-groups", "2"),
+        ),
     ],
     ids=lambda options: " ".join(options) or "sync",
 )
@@ -316,7 +328,7 @@ def test_another_run_is_refused_with_what_differs(job: Job, stopped: Path, is_co
 
 
 def test_options_that_do_not_decide_on_the_data_may_change(job: Job, whole: References, stopped: Path):
-    more = ("--progress", "lines", "--mode", "async", "--max-walltime", "10:00", "--json", "--batch-size", "2")
+    more = ("--progress", "lines", "--batch-size", "1", "--max-walltime", "10:00", "--json", "--batch-size", "2")
     assert_same_bytes(finish(job, RUNS["Counting"], 3, *more), whole(RUNS["Counting"]))
 
 

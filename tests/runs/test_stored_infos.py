@@ -17,7 +17,7 @@ RUNS = {
     "all": ("--env-factory", "telling_envs:Telling", *FEW, "--store-infos", "all"),
     "masks": ("--env-factory", "telling_envs:TwoMasks", *FEW, "--store-infos", "all"),
     "restarted": (
-        *("--env-factory", "telling_envs:Restarting", "--on-env-error", "restart", *FEW),
+        *("--env-factory", "telling_envs:Restarting", "--max-env-restarts", "10", *FEW),
         *("--store-infos", '{"lives": int}'),
     ),
     "native": (
@@ -28,8 +28,8 @@ RUNS = {
 WAYS = [
     (),
     ("--fragment-length", "1"),
-    ("--inference", "workers", "--fragment-length", "16"),
-    ("--mode", "async"),
+    ("--policy-on", "workers", "--fragment-length", "16"),
+    ("--batch-size", "1"),
     ("--num-groups", "2", "--fragment-length", "7"),
 ]
 Collected = Callable[[int | None], dict[str, list[Path]]]

@@ -81,7 +81,7 @@ def test_a_run_says_the_first_of_each_leaf_once(said: tuple[Path, list[Any]]):
     assert (result.code, len(result.err.splitlines())) == (0, 4)
     assert (
         "mpi_rollout: env 3, step 4: its observation 'x' is 1.5 at [0], outside of its bounds -1.0 to 1.0; such values "
-        "are stored as they are, and counted in the file; --check-bounds makes them errors of the env\n"
+        "are stored as they are, and counted in the file; --env-checks bounds makes them errors of the env\n"
     ) in result.err
     assert "env 1, step 2: its observation 'n' is 7, outside of its bounds 0 to 4; " in result.err
     assert "env 2, step 6: its observation 'free' is nan, which is not finite; " in result.err

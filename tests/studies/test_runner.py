@@ -138,13 +138,13 @@ def test_two_processes_do_not_do_the_same_study(job: Job):
 
 
 def test_a_dry_run_prints_the_commands_and_starts_none(job: Job):
-    result = study(job, "--actions", "clip", "--strict-dtypes", "--dry-run")
+    result = study(job, "--actions", "clip", "--env-checks", "dtypes", "--dry-run")
     assert (result.code, result.err) == (0, "") and list(job.folder.iterdir()) == []
     commands = [shlex.split(line) for line in result.out.splitlines()]
     assert len(commands) == 7
     for command in commands:
         assert command[:3] == [*shlex.split(LAUNCHER), "-n"]
-        assert {"--env=CartPole-v1", "--actions=clip", "--strict-dtypes"} <= {*command}
+        assert {"--env=CartPole-v1", "--actions=clip", "--env-checks", "dtypes"} <= {*command}
     assert Counter(command[3] for command in commands[1:]) == ALL
 
 

@@ -40,7 +40,7 @@ def test_strong_keeps_the_envs_in_all_and_weak_those_of_a_rank(kind, num_envs):
 
 OTHERS = {
     "env": None, "env_factory": "envs:Counting", "env_kwargs": {"a b": [1, "-'\""]}, "policy": "policies:act",
-    "mode": "async", "vectorization_mode": "vector_entry_point", "num_steps": 7, "seed": 3, "trajectories": False,
+    "batch_size": 1, "vectorization_mode": "vector_entry_point", "num_steps": 7, "seed": 3, "trajectories": False,
 }  # fmt: skip
 
 
@@ -76,7 +76,7 @@ def test_what_differs_between_studies_is_said_in_the_words_of_the_command_line()
 
 def test_a_study_that_was_stored_before_there_was_an_option_had_its_default():
     stored = make_study()
-    assert differences(stored, make_study(actions="check", strict_dtypes=False)) == []
+    assert differences(stored, make_study(actions="check", env_checks="none")) == []
     assert differences(stored, make_study(actions="clip")) == ["--actions was check, is clip"]
 
 
@@ -180,7 +180,7 @@ def test_points_with_more_ranks_than_cores_are_marked_and_in_no_fit():
     assert enough.fits["Amdahl"] == statistics.amdahl(speed_ups)
 
 
-@pytest.mark.parametrize("run", [{"mode": "async"}, {"num_groups": 2}])
+@pytest.mark.parametrize("run", [{"batch_size": 1}, {"num_groups": 2}])
 def test_only_lockstep_shows_what_an_exchange_takes(run):
     study = make_study("strong", RANKS, **run)
     found = Analysis(made_up(study)).fits["exchange"]

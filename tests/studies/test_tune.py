@@ -20,9 +20,9 @@ from mpi_rollout.studies.tune import _has_native, candidates, choose, command, l
 
 LAUNCHER = shlex.join([sys.executable, str(HELPERS / "fake_tune_launcher.py")])
 ENV = ("--env-factory", "tuned_envs:Plain", "--num-envs", "6")
-FAST = {"-n 2": 1800.0, "-n 2 --num-groups 2": 1700.0, "-n 2 --mode async": 1600.0,
-        "-n 3 --dedicated-root --num-groups 2": 1500.0, "-n 3 --dedicated-root --mode async": 1400.0}  # fmt: skip
-SLOW = {"-n 1", "-n 2 --inference workers", *(f"-n 2 --fragment-length {length}" for length in (1, 16, 64))}
+FAST = {"-n 2": 1800.0, "-n 2 --num-groups 2": 1700.0, "-n 2 --batch-size 1": 1600.0,
+        "-n 3 --root-envs 0 --num-groups 2": 1500.0, "-n 3 --root-envs 0 --batch-size 1": 1400.0}  # fmt: skip
+SLOW = {"-n 1", "-n 2 --policy-on workers", *(f"-n 2 --fragment-length {length}" for length in (1, 16, 64))}
 
 
 def tune(job: Job, *arguments: str, rates: dict[str, float] = FAST, **trouble: str) -> Result:
@@ -47,16 +47,16 @@ def test_every_way_is_a_run_that_can_be_started(num_envs: int):
     assert len(points) == len(set(points)) and Point(ranks[-1]) in points
     for point in points:
         config = RolloutConfig(env="CartPole-v1", num_envs=num_envs, **dict(point.options))
-        division = Division(num_envs, point.num_ranks, config.dedicated_root, config.num_groups, config.mode == "async")
-        assert config.batch_size <= len(division.stepping_ranks)
+        division = Division(
+            num_envs, point.num_ranks, config.root_envs, config.num_groups, config.batch_size is not None
+        )
+        assert (config.batch_size or 1) <= len(division.stepping_ranks)
 
 
 def test_random_actions_have_fragments_to_try_and_others_have_not():
     ways = {each.way for each in candidates((1, 2), 64, False, True)}
     assert ways - {each.way for each in candidates((1, 2), 64, False, False)} == SLOW - {"-n 1"}
-    assert "-n 5 --dedicated-root --mode async --batch-size 2" in {
-        each.way for each in candidates((1, 2, 4), 64, False, False)
-    }
+    assert "-n 5 --root-envs 0 --batch-size 2" in {each.way for each in candidates((1, 2, 4), 64, False, False)}
 
 
 def test_an_env_with_a_vectorized_version_is_known():
@@ -120,10 +120,10 @@ def test_a_single_job_of_each_is_said_to_be_too_few():
 
 def test_a_command_can_be_given_to_a_shell():
     file = study_file({TWO: [1.0]}, "srun --mpi=pmix", env_kwargs={"level": 3})
-    point = Point(3, (("dedicated_root", True), ("num_groups", 2)))
+    point = Point(3, (("root_envs", 0), ("num_groups", 2)))
     assert shlex.split(command(file.study, point)) == [
         "srun", "--mpi=pmix", "-n", "3", "python", "-m", "mpi_rollout", "--env", "Acrobot-v1",
-        "--env-kwargs", '{"level": 3}', "--num-envs", "6", "--dedicated-root", "--num-groups", "2",
+        "--env-kwargs", '{"level": 3}', "--num-envs", "6", "--root-envs", "0", "--num-groups", "2",
     ]  # fmt: skip
 
 
@@ -151,12 +151,12 @@ def test_a_vectorized_version_is_named_with_what_it_means_for_the_data(job: Job)
 
 
 def test_ways_that_fail_or_hang_are_told_once_and_the_others_are_tried(job: Job):
-    result = tune(job, *ENV, "--timeout-s", "6", FAIL="-n 2 --mode async", HANG="-n 1")
+    result = tune(job, *ENV, "--timeout-s", "6", FAIL="-n 2 --batch-size 1", HANG="-n 1")
     assert result.code == 70
     assert result.messages[-1] == "2 of 14 jobs failed; the others are in the table"
-    assert "failed: -n 2 --mode async: exit code 70: rank 1 (node7): the env has lost its licence" in result.out
+    assert "failed: -n 2 --batch-size 1: exit code 70: rank 1 (node7): the env has lost its licence" in result.out
     assert "failed: -n 1: did not end within 6 s" in result.out
-    assert {*rows(result)} == ({*FAST} | SLOW) - {"-n 1", "-n 2 --mode async"} and processes_in(job.folder) == []
+    assert {*rows(result)} == ({*FAST} | SLOW) - {"-n 1", "-n 2 --batch-size 1"} and processes_in(job.folder) == []
 
 
 def test_an_env_that_fails_is_told_by_the_first_job(job: Job):
@@ -180,10 +180,10 @@ def test_what_was_found_before_it_is_stopped_is_told(job: Job):
 
 
 def test_a_dry_run_prints_the_jobs_and_starts_none(job: Job):
-    result = tune(job, *ENV, "--actions", "pass", "--strict-dtypes", "--dry-run")
+    result = tune(job, *ENV, "--actions", "pass", "--env-checks", "dtypes", "--dry-run")
     assert result.code == 0, result.err
     commands = [shlex.split(line) for line in result.out.splitlines()]
-    passed_on = {"--env-factory=tuned_envs:Plain", "--actions=pass", "--strict-dtypes"}
+    passed_on = {"--env-factory=tuned_envs:Plain", "--actions=pass", "--env-checks=dtypes"}
     assert len(commands) == len({*FAST} | SLOW) and all(passed_on <= {*command} for command in commands)
     assert list(job.folder.iterdir()) == []
 

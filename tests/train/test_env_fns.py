@@ -43,11 +43,11 @@ def thunk(index):
 
 
 @pytest.mark.mpi(1, 3)
-def test_env_fns_are_called_by_the_rank_of_their_env_alone_and_give_what_sync_vector_env_gives(
+def test_listed_callables_are_called_by_the_rank_of_their_env_alone_and_give_what_sync_vector_env_gives(
     job: Job, num_ranks: int
 ):
     code = """
-with mpi_rollout.connect(env_fns=[thunk(index) for index in range(NUM_ENVS)]) as envs:
+with mpi_rollout.connect([thunk(index) for index in range(NUM_ENVS)]) as envs:
     if envs is not None:
         made = [path.name.split()[1] for path in Path().glob("env *")]
         assert sorted(made) == ["0", "1", "2", "3", "4"], made
@@ -69,7 +69,7 @@ listed = [{"max_episode_steps": 7 + index} for index in range(NUM_ENVS)]
 ways = [
     (dict(env=by_index, num_envs=NUM_ENVS, env_kwargs={"base": 7})),
     (dict(env=POLE, num_envs=NUM_ENVS, env_kwargs=listed)),
-    (dict(env_fns=(by_index,) * NUM_ENVS, num_envs=NUM_ENVS, env_kwargs=tuple({"base": 7} for _ in listed))),
+    (dict(env=(by_index,) * NUM_ENVS, num_envs=NUM_ENVS, env_kwargs=tuple({"base": 7} for _ in listed))),
     (dict(env=[partial(gymnasium.make, POLE, **kwargs) for kwargs in listed])),
     (dict(env=gymnasium.spec(POLE), num_envs=NUM_ENVS, env_kwargs=listed)),
 ]
@@ -88,11 +88,11 @@ def test_what_does_not_go_together_is_refused_in_one_line(job: Job):
 make = partial(gymnasium.make, POLE)
 env = make()
 for way in [
-    dict(), dict(env=POLE, env_fns=[make]), dict(env_fns=[make] * 2, num_envs=3), dict(env_fns=[]), dict(env_fns=make),
-    dict(env_fns=[make, env]), dict(env=POLE, num_envs=2, env_kwargs=[{}]), dict(env=POLE, num_envs=2, env_kwargs=3),
+    dict(), dict(env=[make] * 2, num_envs=3), dict(env=[]),
+    dict(env=[make, env]), dict(env=POLE, num_envs=2, env_kwargs=[{}]), dict(env=POLE, num_envs=2, env_kwargs=3),
     dict(env=POLE, num_envs=2, env_kwargs=[{}, {}], vectorization_mode="vector_entry_point"), dict(env=4, num_envs=1),
-    dict(env=[make], env_fns=[make]), dict(env=gymnasium.spec(POLE), num_envs=1, vectorization_mode="envpool"),
-    dict(env_fns=[lambda: env, lambda: env]), dict(env=lambda: env, num_envs=2, num_groups=2), dict(env=POLE),
+    dict(env=gymnasium.spec(POLE), num_envs=1, vectorization_mode="envpool"),
+    dict(env=[lambda: env, lambda: env]), dict(env=lambda: env, num_envs=2, num_groups=2), dict(env=POLE),
 ]:
     try:
         mpi_rollout.connect(**way)
@@ -102,17 +102,14 @@ for way in [
     result = job.script(None, BEGIN + "import mpi_rollout.errors\n" + code)
     refused = result.out.splitlines()
     expected = [
-        "give one of env and env_fns, got none",
-        "give one of env and env_fns, got both",
-        "env_fns must have one element for each of the 3 envs, got 2",
+        "give env: an env id, a callable that returns one env, or a list of callables, got none",
+        "env must have one element for each of the 3 envs, got 2",
         "num_envs must be a whole number of at least 1, got 0",
-        "env_fns must be a list of callables, one for each env, got functools.partial",
         "envs are made by an env id or a callable, got <TimeLimit",
         "env_kwargs must have one element for each of the 2 envs, got 1",
         "env_kwargs must be a dict, or a list of one for each env, got 3",
         "env_kwargs must be the same for all envs with vector_entry_point, got some for each env; use ",
         "envs are made by an env id or a callable, got 4",
-        "give one of env and env_fns, got both",
         "vectorization_mode envpool needs the id of a registered env, got CartPole-v1",
         "env 0 and env 1 are the same object; what makes envs must return a new one each time",
         "env 0 and env 1 are the same object; what makes envs must return a new one each time",

@@ -38,7 +38,7 @@ def row(space: spaces.Space, tree: Any, step: int) -> list[bytes]:
 @pytest.mark.parametrize("infos", ["none", "all"])
 def test_a_fragment_is_as_many_steps(make: type, mode: str, infos: str):
     def connected() -> Any:
-        return mpi_rollout.connect(env_fns=[make] * 3, autoreset_mode=mode, infos=infos)
+        return mpi_rollout.connect([make] * 3, autoreset_mode=mode, infos=infos)
 
     with connected() as envs:
         observed, actor = envs.single_observation_space, envs.single_action_space
@@ -70,14 +70,14 @@ def _tree(space: spaces.Space, tree: Any, step: int) -> Any:
 
 
 def test_infos_are_as_they_were_in_their_step():
-    with mpi_rollout.connect(env_fns=[Trailing] * 2, infos="all") as envs:
+    with mpi_rollout.connect([Trailing] * 2, infos="all") as envs:
         envs.reset(seed=0)
         batch = envs.collect(3)
         assert [told["trail"][0] for told in batch["infos"]] == [[0], [0, 1], [0, 1, 2]]
 
 
 def test_envs_that_are_not_reset_keep_their_observations_when_slots_grow():
-    with mpi_rollout.connect(env_fns=[Counting] * 3) as envs:
+    with mpi_rollout.connect([Counting] * 3) as envs:
         before, _ = envs.reset(seed=1)
         with pytest.raises(ActionError, match=r"step 1: .* for env 2 "):
             envs.collect(3, np.array([[2, 2, 2], [2, 2, 99], [2, 2, 2]]))
@@ -87,7 +87,7 @@ def test_envs_that_are_not_reset_keep_their_observations_when_slots_grow():
 
 @pytest.mark.parametrize("actions", [np.zeros((3, 2), np.int64), np.full((2, 3), 2), np.full((3, 3, 1), 2), [2, 2, 2]])
 def test_actions_of_another_shape_are_refused(actions: Any):
-    with mpi_rollout.connect(env_fns=[Counting] * 3) as envs:
+    with mpi_rollout.connect([Counting] * 3) as envs:
         envs.reset(seed=1)
         with pytest.raises(ActionError, match=r"^actions must be of shape \(3, 3, \.\.\.\), got "):
             envs.collect(3, actions)
@@ -118,7 +118,7 @@ def test_what_is_called_amid_a_fragment_is_refused_with_the_way_out():
 
 
 def test_without_autoreset_an_end_amid_a_fragment_makes_it_void():
-    with mpi_rollout.connect(env_fns=[Counting] * 3, autoreset_mode="disabled") as envs:
+    with mpi_rollout.connect([Counting] * 3, autoreset_mode="disabled") as envs:
         envs.reset(seed=1)
         with pytest.raises(RankError, match=r"the fragment is void: call reset\(\) for all envs"):
             envs.collect(200)

@@ -32,15 +32,15 @@ WAYS: dict[str, dict[str, Any]] = {
     "lockstep": {},
     "two groups": {"num_groups": 2},
     "first ready": {"batch_size": 1},
-    "dedicated root": {"dedicated_root": True},
-    "dedicated root, first ready": {"dedicated_root": True, "batch_size": 1},
+    "dedicated root": {"root_envs": 0},
+    "dedicated root, first ready": {"root_envs": 0, "batch_size": 1},
     "views": {"copy": False},
     "spinning": {"wait": "spin"},
     "two groups, spinning": {"wait": "spin", "num_groups": 2},
     "first ready, spinning": {"wait": "spin", "batch_size": 1},
     "sleeping": {"wait": "sleep"},
     "two groups, sleeping": {"wait": "sleep", "num_groups": 2},
-    "first ready, sleeping": {"wait": "sleep", "batch_size": 1, "dedicated_root": True},
+    "first ready, sleeping": {"wait": "sleep", "batch_size": 1, "root_envs": 0},
     "views of two groups": {"copy": False, "num_groups": 2},
 }
 IN_ALL_WAYS = ("CartPole-v1", "envs:Nested", "envs:Telling")  # The others in lockstep only.
@@ -59,7 +59,7 @@ def num_steps_of(env: str) -> int:
 def ways(env: str, num_ranks: int) -> list[str]:
     if env not in IN_ALL_WAYS:
         return ["lockstep"]
-    return [name for name, way in WAYS.items() if num_ranks > 1 or "dedicated_root" not in way]
+    return [name for name, way in WAYS.items() if num_ranks > 1 or "root_envs" not in way]
 
 
 @cache
@@ -121,7 +121,7 @@ def test_natively_vectorized_slices_give_what_each_gives_in_gymnasium(job: Job, 
     """Each slice has a seed of its own, so these data depend on how envs are divided; rewards are float64 here."""
     options = {"vectorization_mode": "vector_entry_point", **WAYS[way]}
     [found] = job.train(num_ranks, "recordings", [("CartPole-v1", NUM_ENVS, 40, options)])
-    division = Division(NUM_ENVS, num_ranks, False, WAYS[way].get("num_groups", 1), "batch_size" in WAYS[way])
+    division = Division(NUM_ENVS, num_ranks, None, WAYS[way].get("num_groups", 1), "batch_size" in WAYS[way])
     for envs in (envs for rank in range(num_ranks) for envs in division.envs_of(rank)):
         oracle = gymnasium.make_vec("CartPole-v1", len(envs), vectorization_mode="vector_entry_point")
         policy, mine = RandomPolicy(oracle.single_action_space, NUM_ENVS, 5), slice(envs.start, envs.stop)

@@ -39,7 +39,7 @@ def test_fragments_are_those_of_the_newest_parameters_whatever_the_ranks(job: Jo
 
 @pytest.mark.any_mpi
 @pytest.mark.mpi(1, 2, 3)
-@pytest.mark.parametrize("options", [{}, {"dedicated_root": True}], ids=["root steps", "dedicated root"])
+@pytest.mark.parametrize("options", [{}, {"root_envs": 0}], ids=["root steps", "dedicated root"])
 def test_each_rank_acts_by_the_parameters_that_were_the_newest_when_its_fragment_began(
     job: Job, num_ranks: int, options: dict[str, Any]
 ):
@@ -189,7 +189,7 @@ with mpi_rollout.connect("CartPole-v1", 4, policy="absent.zip") as envs:
 
 
 @pytest.mark.mpi(2)
-@pytest.mark.parametrize("options", ["", "dedicated_root=True"])
+@pytest.mark.parametrize("options", ["", "root_envs=0"])
 def test_ranks_must_make_the_same_policies(job: Job, num_ranks: int, options: str):
     code = f"""
 class Extras(Sampling):

@@ -59,7 +59,7 @@ def test_the_file_has_what_the_trainer_saw(
 
 @pytest.mark.mpi(2, 3)
 def test_it_does_so_however_envs_are_served(job: Job, num_ranks: int):
-    ways: list[dict[str, Any]] = [{}, {"num_groups": 2}, {"batch_size": 1}, {"dedicated_root": True, "batch_size": 1}]
+    ways: list[dict[str, Any]] = [{}, {"num_groups": 2}, {"batch_size": 1}, {"root_envs": 0, "batch_size": 1}]
     cases = [
         (
             "CartPole-v1",
@@ -115,7 +115,7 @@ def test_infos_that_are_named_stand_beside_their_observations(
 
 @pytest.mark.mpi(2, 3)
 def test_infos_that_are_named_are_stored_from_all_ranks(job: Job, num_ranks: int):
-    ways: list[dict[str, Any]] = [{}, {"num_groups": 2}, {"batch_size": 1}, {"dedicated_root": True}]
+    ways: list[dict[str, Any]] = [{}, {"num_groups": 2}, {"batch_size": 1}, {"root_envs": 0}]
     cases = [
         ("telling_envs:Echoing", 11, f"{mode}{place}.h5", {"autoreset_mode": mode, "infos": ECHOED, **way})
         for mode in MODES[:2]
@@ -129,7 +129,7 @@ def test_infos_that_are_named_are_stored_from_all_ranks(job: Job, num_ranks: int
 @pytest.mark.parametrize(
     ("infos", "words"),
     [
-        ({"x": np.complex64}, "record: infos: 'x' must have a dtype of numbers"),
+        ({"x": np.complex64}, "infos: 'x' must have a dtype of numbers"),
         ({"x": int, "_x": int}, "the mask of 'x' is stored as '_x'"),
         ({"..": int}, "'..' cannot be a name in HDF5"),
     ],
@@ -222,7 +222,7 @@ class NoNumbers(Counting):
 def test_images_of_a_recording_are_compressed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     pytest.importorskip("hdf5plugin")
     for compression in ("none", "gzip", "zstd"):
-        recorded_steps(tmp_path / f"{compression}.h5", Image, record_compression=compression).close()
+        recorded_steps(tmp_path / f"{compression}.h5", Image, compression=compression).close()
         verify(str(tmp_path / f"{compression}.h5"))
     plain, gzip, zstd = (mpi_rollout.open(tmp_path / f"{name}.h5") for name in ("none", "gzip", "zstd"))
     assert np.array_equal(plain.observations[:], zstd.observations[:])
@@ -230,13 +230,13 @@ def test_images_of_a_recording_are_compressed(tmp_path: Path, monkeypatch: pytes
     with h5py.File(zstd.path) as file:
         assert codecs.compression_of(file["trajectories/final_observations"]) == "zstd"
         assert codecs.compression_of(file["trajectories/rewards"]) == "none"
-    assert "record_compression must be one of none, gzip" in refusal_of(
-        lambda: recorded_steps(tmp_path / "run.h5", record_compression="zip"), UsageError
+    assert "compression must be one of none, gzip" in refusal_of(
+        lambda: recorded_steps(tmp_path / "run.h5", compression="zip"), UsageError
     )
     monkeypatch.setattr(codecs, "find_spec", lambda name: None)
-    words = refusal_of(lambda: recorded_steps(tmp_path / "run.h5", record_compression="lz4"), UsageError)
-    assert words.startswith("record_compression=lz4 needs the package hdf5plugin")
-    assert words.endswith("or use record_compression=gzip")
+    words = refusal_of(lambda: recorded_steps(tmp_path / "run.h5", compression="lz4"), UsageError)
+    assert words.startswith("compression=lz4 needs the package hdf5plugin")
+    assert words.endswith("or use compression=gzip")
 
 
 def test_a_trainer_that_changes_its_folder_gets_the_file_where_it_was_asked_for(

@@ -18,8 +18,8 @@ WAYS: dict[str, dict[str, Any]] = {
     "lockstep": {},
     "two groups": {"num_groups": 2},
     "first ready": {"batch_size": 1},
-    "dedicated root": {"dedicated_root": True},
-    "dedicated root, first ready": {"dedicated_root": True, "batch_size": 1},
+    "dedicated root": {"root_envs": 0},
+    "dedicated root, first ready": {"root_envs": 0, "batch_size": 1},
 }
 
 CLOSING = """
@@ -94,7 +94,7 @@ POLE = "CartPole-v1"
 DIRECT: dict[str, tuple[str, str, dict[str, Any]]] = {  # Code for the root, env, and how to connect to 7 of them.
     "spec": (
         "print(isinstance(envs, VectorEnv), envs.unwrapped is envs, envs, envs.spec.id, envs.spec.kwargs, envs.closed)",
-        POLE, {"dedicated_root": True, "env_kwargs": {"sutton_barto_reward": True}},
+        POLE, {"root_envs": 0, "env_kwargs": {"sutton_barto_reward": True}},
     ),
     "no spec": ("print(envs, envs.spec)", "envs:Counting", {}),
     "closing": (CLOSING, POLE, {}),
@@ -134,7 +134,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int], dict[
 
     @once
     def by(function: str, num_ranks: int) -> dict[str, Any]:
-        ways = {name: way for name, way in WAYS.items() if num_ranks > 1 or "dedicated_root" not in way}
+        ways = {name: way for name, way in WAYS.items() if num_ranks > 1 or "root_envs" not in way}
         found = Job(tmp_path_factory.mktemp(function)).train(num_ranks, function, list(ways.values()))
         return dict(zip(ways, found, strict=True))
 

@@ -12,7 +12,7 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import VectorEnv
 
-from mpi_rollout.errors import Field, UsageError, first_line
+from mpi_rollout.errors import Option, UsageError, first_line
 
 INSTALLS = {"jax": "'mpi_rollout[jax]'", "gymnax": "gymnax six", "brax": "brax"}
 Key: TypeAlias = Any  # A key of `jax.random`.
@@ -173,7 +173,7 @@ def _gymnax_env(task: str, params: tuple[tuple[str, Any], ...], kwargs: tuple[tu
         return GymnaxEnv(env, default.replace(**dict(params)))
     except TypeError as error:
         what = f" {dict(params + kwargs)} do not fit {task} of gymnax: {first_line(error)}"
-        raise UsageError(Field("env_kwargs"), what) from error
+        raise UsageError(Option("env_kwargs"), what) from error
 
 
 @lru_cache(maxsize=16)
@@ -185,7 +185,7 @@ def _brax_env(task: str, kwargs: tuple[tuple[str, Any], ...]) -> FunctionalEnv:
         return BraxEnv(library.get_environment(task, **dict(kwargs)))
     except (TypeError, ValueError, AssertionError) as error:
         what = f" {dict(kwargs)} do not fit {task} of brax: {first_line(error)}"
-        raise UsageError(Field("env_kwargs"), what) from error
+        raise UsageError(Option("env_kwargs"), what) from error
 
 
 def _imported(module: str, package: str) -> Any:
@@ -200,7 +200,7 @@ def _check_task(library: str, task: str, known: list[str]) -> None:
     if task in known:
         return
     near = get_close_matches(str(task), known, 3) or sorted(known)
-    raise UsageError(Field("env_kwargs"), f": {library} has no task {task!r}; there are {', '.join(near)}")
+    raise UsageError(Option("env_kwargs"), f": {library} has no task {task!r}; there are {', '.join(near)}")
 
 
 def space_of_gymnax(space: Any) -> spaces.Space:

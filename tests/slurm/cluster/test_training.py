@@ -9,7 +9,7 @@ TRAIN = """
 import json, os, mpi_rollout
 from mpi4py import MPI
 hosts = MPI.COMM_WORLD.gather((os.uname().nodename, os.environ["OMP_NUM_THREADS"]), 0)
-with mpi_rollout.connect("CartPole-v1", num_envs=6, dedicated_root=True) as envs:
+with mpi_rollout.connect("CartPole-v1", num_envs=6, root_envs=0) as envs:
     if envs is not None:
         envs.reset(seed=1)
         rewards = envs.step(envs.action_space.sample())[1]

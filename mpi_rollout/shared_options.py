@@ -1,0 +1,155 @@
+"""The options that runs and `connect` have alike: one name, one default and one help text for each."""
+
+from dataclasses import Field, dataclass, field, fields
+from typing import Any
+
+from mpi_rollout.core.clock import MAX_TIMEOUT_S
+from mpi_rollout.errors import Option, UsageError
+
+AUTO = "auto"
+VECTORIZATION_MODES = (AUTO, "sync", "vector_entry_point", "envpool", "native")
+POLICY_MODES = ("deterministic", "sample")
+WAITS = (AUTO, "spin", "sleep")
+COMPRESSIONS = ("none", "gzip", "lz4", "zstd", "blosc")
+NONE, CHECKS = "none", ("finite", "bounds", "dtypes")
+POLICY_BLOCK = 64  # Of a policy that the ranks can load.
+
+
+def option(default: Any, help_text: str, **extra: Any) -> Any:
+    """Make a dataclass field with its help text beside its default.
+
+    Parameters
+    ----------
+    extra
+        `choices` and `metavar`, as argparse takes them; `least`, the smallest number that the option may have;
+        `is_time`, where it is a number of seconds.
+    """
+    metadata = {"help": help_text, **extra}
+    if callable(default):
+        return field(default_factory=default, metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True)
+class SharedOptions:
+    """What a run and `connect` are told alike.  Nothing is checked before `check` is called."""
+
+    vectorization_mode: str = option(
+        AUTO,
+        "how a rank steps its envs: sync, one after the other; vector_entry_point, by the vectorized version that is "
+        "registered with the env; envpool, by EnvPool's version of it; native, by what the factory makes of the env "
+        "indices of a rank and a seed; auto is vector_entry_point for mpi_rollout/... envs, else sync",
+        choices=VECTORIZATION_MODES,
+    )
+    num_groups: int = option(
+        1,
+        "number of groups of envs that are stepped in turn; with 2, the ranks step one group while the policy or the "
+        "trainer works on the other",
+        least=1,
+    )
+    batch_size: int | None = option(
+        None,
+        "first ready, first served: the policy or the trainer gets the envs of the K ranks that are ready first; "
+        "by default all ranks take each step together",
+        metavar="K",
+        least=1,
+    )
+    root_envs: int | None = option(
+        None,
+        "number of envs of rank 0, which drives the other ranks and writes besides; with 0 it steps none; by default "
+        "as many as each of them; the end of a run says how many would make ranks wait less",
+        metavar="N",
+        least=0,
+    )
+    policy_mode: str = option(
+        "deterministic",
+        "which action a policy of a file takes: deterministic, the one that it thinks best; sample, one that is drawn "
+        "from its distribution, by random numbers that depend on seed, env and step",
+        choices=POLICY_MODES,
+    )
+    policy_block: int | None = option(
+        None,
+        "number of envs for which the policy is asked at a time, so that actions do not depend on ranks and groups; "
+        f"0 asks for all envs that are there, and actions may then differ in the last bits (default: {POLICY_BLOCK} "
+        "for a file and for make_policy, 0 for a callable)",
+        metavar="B",
+        least=0,
+    )
+    trust_policy: bool = option(
+        False,
+        "execute the code that is in a policy's file: TorchScript, pickled code of Stable-Baselines3, and whatever is "
+        "not known to be harmless; give it for your own files only",
+    )
+    wait: str = option(
+        AUTO,
+        "how a rank waits for messages: spin (fastest, uses the core) or sleep; auto spins, and sleeps where a "
+        "host has four ranks or more for each core and while other programs share the cores",
+        choices=WAITS,
+    )
+    compression: str = option(
+        NONE,
+        "compress the trajectories in the file, on the core that rank 0 runs on; lz4, zstd and blosc (extra "
+        "'compression') compress images and other large arrays of whole numbers, many times as fast as gzip; gzip "
+        "compresses everything, and every HDF5 reader has it",
+        choices=COMPRESSIONS,
+    )
+    max_env_restarts: int = option(
+        0,
+        "how often each env may be made again when it fails, which ends its episode as truncated and faulted; with 0 "
+        "the first failure ends the run",
+        metavar="N",
+        least=0,
+    )
+    env_timeout_s: float | None = option(
+        None,
+        "seconds that a step or reset of an env may take; a longer one is a failure of that env",
+        metavar="S",
+        is_time=True,
+    )
+    env_checks: str = option(
+        NONE,
+        "what else is a failure of an env, with commas between: finite, NaN and infinity in observations and rewards; "
+        "bounds, observations outside of their space, rounding errors aside; dtypes, observations whose dtype is not "
+        "that of their space; by default the first two are stored and counted, dtypes are cast as Gymnasium does it, "
+        "and a warning names the first of each",
+        metavar="finite,bounds,dtypes",
+    )
+
+    @property
+    def checks(self) -> frozenset[str]:
+        """The names in `env_checks`."""
+        return frozenset() if self.env_checks == NONE else frozenset(self.env_checks.split(","))
+
+    def check(self) -> None:
+        """Raise UsageError if an option has a value that cannot work, or does not go with another."""
+        for own in fields(self):
+            check_value(own, getattr(self, own.name))
+        if not isinstance(self.env_checks, str) or not self.checks <= {*CHECKS}:
+            expected = f" must be {NONE}, or some of {', '.join(CHECKS)} with commas between, got {self.env_checks!r}"
+            raise UsageError(Option("env_checks"), expected)
+        if self.batch_size is not None and self.num_groups > 1:
+            groups = Option("num_groups", self.num_groups)
+            raise UsageError(Option("batch_size"), " makes a group of each rank, got ", groups, " too; use one")
+
+
+def check_value(own: "Field[Any]", value: object) -> None:
+    """Raise UsageError if a field cannot have a value, as far as its metadata tell."""
+    choices, least = own.metadata.get("choices"), own.metadata.get("least")
+    if choices is not None and value not in choices:
+        raise UsageError(Option(own.name), f" must be one of {', '.join(choices)}, got {value}")
+    if value is None and own.default is None:
+        return
+    if least is not None and type(value) is not int:
+        raise UsageError(Option(own.name), f" must be a whole number of at least {least}, got {value!r}")
+    if least is not None and value < least:
+        raise UsageError(Option(own.name), f" must be at least {least}, got {value}")
+    if own.metadata.get("is_time") and not (isinstance(value, int | float) and 0 < value <= MAX_TIMEOUT_S):
+        raise UsageError(Option(own.name), f" must be more than 0 s and at most {MAX_TIMEOUT_S:g}, got {value!r}")
+
+
+def vectorization_of(mode: str, env: object) -> str:
+    """Return how envs are stepped where "auto" may stand."""
+    if mode != AUTO:
+        return mode
+    is_own = isinstance(env, str) and env.rpartition(":")[2].startswith("mpi_rollout/")
+    return "vector_entry_point" if is_own else "sync"
