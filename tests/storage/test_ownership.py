@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mpi_rollout.errors import UsageError
+from mpi_rollout.errors import UsageError, as_flag
 from mpi_rollout.storage import ownership
 from mpi_rollout.storage.ownership import (
     check_name,
@@ -187,4 +187,4 @@ def test_what_cannot_name_an_output_is_refused_with_a_name_that_can(tmp_path, mo
     (tmp_path / "link").symlink_to("gone")
     with pytest.raises(UsageError) as error:
         check_name(name)
-    assert words in str(error.value)
+    assert words in error.value.shown(as_flag)

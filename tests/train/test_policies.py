@@ -106,8 +106,8 @@ def test_without_parameters_there_are_none_to_set(policy: Any, problem: str):
     ("options", "problem"),
     [
         ({"policy": 3}, "policy must be 'mine:make_policy', a function or a file, got 3"),
-        ({"policy": Sampling, "policy_block": -1}, "policy_block must be a whole number of at least 0, got -1"),
-        ({"policy": Sampling, "policy_mode": "best"}, "policy_mode must be one of deterministic, sample, got 'best'"),
+        ({"policy": Sampling, "policy_block": -1}, "policy_block must be at least 0, got -1"),
+        ({"policy": Sampling, "policy_mode": "best"}, "policy_mode must be one of deterministic, sample, got best"),
         ({"policy": Sampling, "policy_mode": "sample"}, "policy_mode sample is for policies in files, got another"),
         ({"policy": Sampling, "trust_policy": True}, "trust_policy is for policies in files, got another policy"),
         ({"trust_policy": True}, "trust_policy is for policies in files, got another policy"),
