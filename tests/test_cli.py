@@ -382,11 +382,3 @@ def test_inspect_tells_the_name_of_the_figure_that_it_wrote(files: tuple[Path, l
 def test_all_ranks_refuse_together_and_the_line_appears_once(job, num_ranks, arguments, words):
     line = refused(job, *arguments, "--out", "run.h5", num_ranks=num_ranks)
     assert words in line and not line.startswith("rank ")
-
-
-def test_options_are_read_by_the_names_that_they_had(monkeypatch: pytest.MonkeyPatch):
-    """What somebody typed yesterday works, and no help text has it."""
-    words = ["run", "--env", "CartPole-v1", "--env-timeout", "2.5", "--start-timeout", "30", "--ft", "shrink"]
-    options = make_parser().read(words, default="run")
-    assert (options.env_timeout_s, options.start_timeout_s, options.on_rank_loss) == (2.5, 30.0, "shrink")
-    assert "--ft" not in make_parser().commands["run"].format_help().split()

@@ -183,7 +183,7 @@ def test_a_dry_run_prints_the_jobs_and_starts_none(job: Job):
     result = tune(job, *ENV, "--actions", "pass", "--env-checks", "dtypes", "--dry-run")
     assert result.code == 0, result.err
     commands = [shlex.split(line) for line in result.out.splitlines()]
-    passed_on = {"--env-factory=tuned_envs:Plain", "--actions=pass", "--env-checks", "dtypes"}
+    passed_on = {"--env-factory=tuned_envs:Plain", "--actions=pass", "--env-checks=dtypes"}
     assert len(commands) == len({*FAST} | SLOW) and all(passed_on <= {*command} for command in commands)
     assert list(job.folder.iterdir()) == []
 

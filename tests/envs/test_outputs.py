@@ -66,7 +66,7 @@ def test_it_is_cast_as_by_gymnasium_with_one_warning(name: str, mode: AutoresetM
     ours, said = recorded(LoopVectorEnv(makes, autoreset_mode=mode, first_env_index=4, infos=False))
     theirs, _ = recorded(SyncVectorEnv(makes, autoreset_mode=mode))
     assert [bytes_of(each[0]) for each in ours] == [bytes_of(each[0]) for each in theirs]
-    assert len(said) == 1 and said[0].startswith(f"env 4: its {warned}; it is cast from now on; set strict_dtypes")
+    assert len(said) == 1 and said[0].startswith(f"env 4: its {warned}; it is cast from now on; env_checks with dtypes")
 
 
 def test_an_env_that_differs_only_later_is_named():

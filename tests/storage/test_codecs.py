@@ -43,7 +43,7 @@ def test_who_reads_without_the_plugin_is_told_what_to_install(packed: Path, monk
 def test_a_run_without_the_plugin_ends_before_it_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     without_plugin(monkeypatch)
     config = RolloutConfig(env="CartPole-v1", compression="zstd", out=str(tmp_path / "run.h5"))
-    with pytest.raises(UsageError, match=r"^--compression zstd needs the package hdf5plugin"):
+    with pytest.raises(UsageError, match=r"^compression=zstd needs the package hdf5plugin"):
         check_place(config)
 
 

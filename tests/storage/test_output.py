@@ -107,7 +107,7 @@ def test_a_missing_folder_is_made_only_if_it_is_the_usual_one(tmp_path: Path, mo
     assert check_folder(f"{DEFAULT_FOLDER}/run.h5") == "" and os.listdir(tmp_path) == [DEFAULT_FOLDER]
     assert os.listdir(tmp_path / DEFAULT_FOLDER) == []
     (tmp_path / "file").touch()
-    with pytest.raises(StorageError, match="that is a file; use another --out"):
+    with pytest.raises(StorageError, match="that is a file; use another record"):
         check_folder("file/run.h5")
 
 

@@ -129,7 +129,7 @@ def test_infos_that_are_named_are_stored_from_all_ranks(job: Job, num_ranks: int
 @pytest.mark.parametrize(
     ("infos", "words"),
     [
-        ({"x": np.complex64}, "record: infos: 'x' must have a dtype of numbers"),
+        ({"x": np.complex64}, "infos: 'x' must have a dtype of numbers"),
         ({"x": int, "_x": int}, "the mask of 'x' is stored as '_x'"),
         ({"..": int}, "'..' cannot be a name in HDF5"),
     ],
