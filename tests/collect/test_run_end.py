@@ -9,7 +9,7 @@ import pytest
 from mpi_rollout.collect.monitor import RunState
 from mpi_rollout.collect.run_end import RunEnd
 from mpi_rollout.config import RolloutConfig
-from mpi_rollout.errors import DataError, Interrupted, Option, RolloutError, StorageError, UsageError
+from mpi_rollout.errors import DataError, Interrupted, Option, RolloutError, StorageError, UsageError, as_flag
 
 pytestmark = pytest.mark.any_mpi
 
@@ -34,7 +34,7 @@ def test_user_status_and_code_are_told_the_same(
 ):
     """Options are called as they are typed."""
     end, status = run_end(tmp_path, RunState(None), as_json=True)
-    message = error.shown(lambda name: "--" + name.replace("_", "-"))
+    message = error.shown(as_flag)
     assert end.fail(error) == code
     out, err = capfd.readouterr()
     assert err == f"mpi_rollout: {message}\n" and json.loads(out) == {"error": message, "exit_code": code}
