@@ -29,7 +29,7 @@ def sample_of(options: argparse.Namespace, length: str, mode: str, stored: bool)
     words = (
         f"--env {options.env} --num-envs {options.num_envs} --num-steps {max(500, round(options.num_steps * share))}"
     )
-    words += f" --mode {mode}"
+    words += " --batch-size 1" * (mode == "async")
     words += f" --fragment-length {length} --measure-limit --limit-s {options.limit_s}"
     summary = run(options.ranks, words, *([] if stored else ["--no-trajectories"]))
     kept = ("ratio_to_limit", "env_steps_per_s", "limit", "losses", "seconds", "num_steps", "fragment_length")

@@ -144,7 +144,7 @@ def test_a_dry_run_prints_the_commands_and_starts_none(job: Job):
     assert len(commands) == 7
     for command in commands:
         assert command[:3] == [*shlex.split(LAUNCHER), "-n"]
-        assert {"--env=CartPole-v1", "--actions=clip", "--env-checks", "dtypes"} <= {*command}
+        assert {"--env=CartPole-v1", "--actions=clip", "--env-checks=dtypes"} <= {*command}
     assert Counter(command[3] for command in commands[1:]) == ALL
 
 
