@@ -4,22 +4,19 @@ The loops of a trainer and of a run are the same for one lane over all ranks, fo
 lane a rank, where the rank that is ready first is served first.
 """
 
-from collections.abc import Mapping, Sequence
-from itertools import chain
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from gymnasium import spaces
 
-from mpi_rollout.core.layout import FAULT, RESTARTED, SHORT, UNDONE, Block, Destination
-from mpi_rollout.core.spaces import Tree, tree_of
+from mpi_rollout.core.layout import FAULT, RESTARTED, SHORT, UNDONE
+from mpi_rollout.core.spaces import tree_of
 from mpi_rollout.envs.inputs import Info
 from mpi_rollout.exchange.exchange import Exchange
 from mpi_rollout.exchange.infos import FINAL_OBS, add_columns, merge_infos
 
 EVERYTHING = slice(None)
-NUM_ROWS = 2  # Of observations: those before a step and those after it.
-Piece = tuple[int, slice]  # A row of a block, and neighbouring envs of it.
 
 
 class Lane:
@@ -139,86 +136,3 @@ def final_observations(
     for index in np.flatnonzero(is_in_infos & ended):
         observations[index] = infos[FINAL_OBS][index]
     return observations
-
-
-class Outcomes:
-    """The last two outcomes of each lane, for a trainer.
-
-    Parameters
-    ----------
-    block
-        Of `NUM_ROWS` rows: a lane's slots are laid into them in turn.
-    destinations
-        The lanes' places in this block.
-    copy
-        False: observations of neighbours in one row are views, which the lane's next but one outcome overwrites.
-    """
-
-    def __init__(self, space: spaces.Space, block: Block, destinations: Mapping[Lane, Destination], copy: bool):
-        self._space, self._block, self._copy = space, block, copy
-        self._has_parts = isinstance(space, spaces.Dict | spaces.Tuple)
-        self._row = dict.fromkeys(destinations, 0)  # Of each lane's last outcome.
-        self.use(destinations)
-
-    def use(self, destinations: Mapping[Lane, Destination]) -> None:
-        """Take outcomes from other slots from now on."""
-        self._destinations = destinations
-        self._results = {lane: lane.exchange.result_views() for lane in destinations}
-
-    def lay(self, lanes: Sequence[Lane]) -> None:
-        """Keep the slots of some lanes, which have just come."""
-        for lane in lanes:
-            self._row[lane] = row = 1 - self._row[lane]
-            self._destinations[lane].lay_observations(row)
-
-    def keep(self, lanes: Sequence[Lane], arrays: Sequence[np.ndarray]) -> None:
-        """Keep observations of some lanes' envs, leaf by leaf, as their last ones."""
-        start = 0
-        for lane in lanes:
-            self._row[lane] = row = 1 - self._row[lane]
-            for array, given in zip(self._block.observation_arrays, arrays, strict=True):
-                array[row, lane.envs] = given[start : start + lane.num_envs]
-            start += lane.num_envs
-
-    def last_arrays(self, lanes: Sequence[Lane]) -> list[np.ndarray]:
-        """Return the last observations of some lanes, an array for each leaf."""
-        pieces = self._pieces(lanes)
-        return [_joined(array, pieces, copy=False) for array in self._block.observation_arrays]
-
-    def observations(self, lanes: Sequence[Lane]) -> Tree:
-        """Return the last observations of some lanes, C-contiguous, as a tree of arrays."""
-        return self._tree(self._pieces(lanes))
-
-    def outcome(self, lanes: Sequence[Lane]) -> tuple[Tree, list[np.ndarray]]:
-        """Return the last observations of some lanes, and copies of their rewards, terminations and truncations."""
-        columns = self._results[lanes[0]]
-        if len(lanes) > 1:
-            columns = [[*chain(*views)] for views in zip(*[self._results[lane] for lane in lanes], strict=True)]
-        return self._tree(self._pieces(lanes)), [_flat(views) for views in columns]
-
-    def _tree(self, pieces: Sequence[Piece]) -> Tree:
-        arrays = [_joined(array, pieces, self._copy) for array in self._block.observation_arrays]
-        return tree_of(self._space, arrays) if self._has_parts else arrays[0]
-
-    def _pieces(self, lanes: Sequence[Lane]) -> list[Piece]:
-        """Return where the last outcomes of some lanes are: those of neighbours in the same row are one piece."""
-        pieces: list[Piece] = []
-        for lane in lanes:
-            row = self._row[lane]
-            if pieces and pieces[-1][0] == row and pieces[-1][1].stop == lane.envs.start:
-                pieces[-1] = row, slice(pieces[-1][1].start, lane.envs.stop)
-            else:
-                pieces.append((row, lane.envs))
-        return pieces
-
-
-def _joined(array: np.ndarray, pieces: Sequence[Piece], copy: bool) -> np.ndarray:
-    """Return pieces of a (num_rows, num_envs, ...) array as one; a single piece is a view unless `copy`."""
-    if len(pieces) > 1:
-        return np.concatenate([array[piece] for piece in pieces])
-    return array[pieces[0]].copy() if copy else array[pieces[0]]
-
-
-def _flat(views: Sequence[np.ndarray]) -> np.ndarray:
-    """Return a copy of numbers in env order, one after the other."""
-    return views[0].flatten() if len(views) == 1 else np.concatenate([view.ravel() for view in views])

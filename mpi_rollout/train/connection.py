@@ -179,7 +179,8 @@ class Connection:
             driver, facts, request.mode, request.options.batch_size or 1, request.copy, None if is_alone else turns
         )
         if not is_alone:
-            turns.add(envs)
+            envs.end.envs = envs
+            turns.add(envs.end)
         try:
             if request.policy is not None:
                 with started_in(self._folder):
@@ -190,7 +191,7 @@ class Connection:
         except BaseException as error:
             envs.close(code=getattr(error, "exit_code", RolloutError.exit_code))
             raise
-        envs.recorder = recorder
+        envs.steps.recorder = recorder
         if recorder is not None:
             exit_by_signals()
         if is_alone:
@@ -236,7 +237,7 @@ class Connection:
             return
         code = exits.exit_code_of(error)
         try:
-            self._envs.finish_recording()  # Launchers end the job when other ranks leave with a failure.
+            self._envs.end.finish_recording()  # Launchers end the job when other ranks leave with a failure.
         except StorageError as failure:
             code = code or failure.exit_code
             raise
@@ -283,8 +284,8 @@ def _check_closed() -> None:
                 f"mpi_rollout: {world.rank_and_host(world.ROOT)}: the trainer ended without closing its envs; "
                 "use `with mpi_rollout.connect(...) as envs:`, or call envs.close()\n"
             )
-            for envs in turns.open.values():
-                envs.finish_recording()
+            for end in turns.open.values():
+                end.finish_recording()
             job_end.abort(turns.comm, RolloutError.exit_code)
 
 

@@ -1,22 +1,24 @@
-"""Fragments for a trainer: several steps of all envs in one exchange."""
+"""Fragments of a trainer: several steps of all envs in one exchange."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
-from gymnasium import spaces
+from gymnasium.vector import AutoresetMode
 
 from mpi_rollout.core.host import check_length
 from mpi_rollout.core.layout import Block
-from mpi_rollout.core.spaces import Tree, tree_of
-from mpi_rollout.errors import ActionError
+from mpi_rollout.core.spaces import tree_of
+from mpi_rollout.errors import ActionError, RankError, UsageError
 from mpi_rollout.policies.random import RandomPolicy
-from mpi_rollout.ranks.driver import Driver
 from mpi_rollout.ranks.lanes import Lane, indices_of
 from mpi_rollout.ranks.policy_on_ranks import PolicyOnRanks
+from mpi_rollout.train.call_state import CallState
+from mpi_rollout.train.steps import Steps
 
 Batch = dict[str, Any]
+NO_POLICY = "there is no policy on the ranks: give connect a policy, such as policy='mine:make_policy'"
 
 
 class Sent(NamedTuple):
@@ -39,25 +41,26 @@ class Fragments:
 
     Attributes
     ----------
-    num_steps
-        Of the fragments under way; 0 if there is none.
-    under_way
-        The lanes that have been sent a fragment, and have not been received.
     policy
         The ranks ask it for actions where the trainer gives none; None: random ones.
     """
 
-    def __init__(self, driver: Driver, policy: PolicyOnRanks | None = None):
-        self._driver, self.policy = driver, policy
+    def __init__(self, steps: Steps, state: CallState):
+        self._steps, self._driver, self._state = steps, steps.driver, state
+        self.policy: PolicyOnRanks | None = None
         self._random: RandomPolicy | None = None
-        self._next_step = dict.fromkeys(driver.lanes, 0)  # Of what is drawn.
-        self.under_way: dict[Lane, Sent] = {}
-        self._num_steps = self._room = 0
+        self._next_step = dict.fromkeys(self._driver.lanes, 0)  # Of what is drawn.
+        self._sent: dict[Lane, Sent] = {}  # What was sent last.
+        self._num_steps = self._room = 0  # `_num_steps` are those of the fragments under way.
         self._block: Block
 
-    @property
-    def num_steps(self) -> int:
-        return self._num_steps if self.under_way else 0
+    def set_parameters(self, parameters: Mapping[str, Any] | Sequence[Any]) -> None:
+        """Give the policy new parameters, see `MPIVectorEnv.set_policy`."""
+        if self.policy is None:
+            raise UsageError(NO_POLICY)
+        if not self._driver.serves_first_ready:
+            self._state.check_idle("set_policy")
+        self.policy.set_parameters(parameters)
 
     def seed(self, seed: int) -> None:
         """Begin to draw random actions, or what the policy draws from, from this seed."""
@@ -67,27 +70,6 @@ class Fragments:
         else:
             self._random = RandomPolicy(self._driver.action_space, self._driver.num_envs, seed)
 
-    def make_room(self, num_steps: int) -> bool:
-        """Have slots hold so many steps; return whether they are others now.
-
-        Raises
-        ------
-        ValueError
-            The fragments under way do not leave that to be done now.
-        """
-        if self.num_steps not in (0, num_steps):
-            raise ValueError(f"num_steps must be {self.num_steps} while fragments of so many are under way")
-        if self._room >= num_steps:
-            return False
-        exchange = max((lane.exchange for lane in self._driver.lanes), key=lambda exchange: exchange.layout.nbytes)
-        num_slots = self._driver.exchanges.num_slots
-        check_length(f"collect({num_steps})", num_steps, exchange.layout.nbytes, num_slots, exchange.order.nbytes)
-        self._driver.make_room(num_steps)
-        self._block = self._driver.block(num_steps + 1)
-        self._destinations = self._driver.destinations(self._block)
-        self._room = num_steps
-        return True
-
     def send(self, lanes: Sequence[Lane], num_steps: int, actions: object) -> None:
         """Send the actions of several steps; None for random ones, or those of the policy on the ranks.
 
@@ -96,26 +78,51 @@ class Fragments:
         ActionError
             The actions are not of shape (num_steps, num_envs, ...), or not in their space; nothing was sent.
         ValueError
-            The policy chooses the actions of other fragments under way, or of these alone; nothing was sent.
+            The policy chooses the actions of other fragments under way, or of these alone, or they have another number
+            of steps; nothing was sent.
         """
+        if self._steps.recorder is not None:
+            self._steps.recorder.make_room(lanes, num_steps)
+        self._make_room(num_steps)
         given = None if actions is None else self._read(num_steps, actions, indices_of(lanes))
-        if self.policy is not None and any(bool(sent.actions) == (given is None) for sent in self.under_way.values()):
+        if self.policy is not None and any(bool(sent.actions) == (given is None) for sent in self._under_way):
             raise ValueError("actions must be given for all fragments under way, or left to the policy for all of them")
         self._num_steps, start = num_steps, 0
         for lane in lanes:
             if given is None and self.policy is not None:
-                self._have_chosen(lane, num_steps, self.policy)
+                self._sent[lane] = self._leave_to(self.policy, lane, num_steps)
             else:
                 rows = slice(start, start := start + lane.num_envs)
                 drawn = self._draw(lane, num_steps) if given is None else [array[:, rows] for array in given]
                 self._driver.send(lane, drawn, num_steps)
-                self.under_way[lane] = Sent(drawn, 0)
+                self._sent[lane] = Sent(drawn, 0)
+            self._state.fragments.add(lane)
 
-    def _have_chosen(self, lane: Lane, num_steps: int, policy: PolicyOnRanks) -> None:
+    @property
+    def _under_way(self) -> list[Sent]:
+        return [self._sent[lane] for lane in self._state.fragments]
+
+    def _make_room(self, num_steps: int) -> None:
+        """Let slots hold so many steps, if the fragments under way allow that to be done now."""
+        if self._state.fragments and self._num_steps != num_steps:
+            raise ValueError(f"num_steps must be {self._num_steps} while fragments of so many are under way")
+        if self._room >= num_steps:
+            return
+        driver = self._driver
+        exchange = max((lane.exchange for lane in driver.lanes), key=lambda exchange: exchange.layout.nbytes)
+        num_slots = driver.exchanges.num_slots
+        check_length(f"collect({num_steps})", num_steps, exchange.layout.nbytes, num_slots, exchange.order.nbytes)
+        driver.make_room(num_steps)
+        self._block = driver.block(num_steps + 1)
+        self._destinations = driver.destinations(self._block)
+        self._room = num_steps
+        self._steps.outcomes.use_slots()
+
+    def _leave_to(self, policy: PolicyOnRanks, lane: Lane, num_steps: int) -> Sent:
         policy.bring(lane)
         self._driver.send(lane, None, num_steps, self._next_step[lane])
         self._next_step[lane] += num_steps
-        self.under_way[lane] = Sent([], policy.version)
+        return Sent([], policy.version)
 
     def _draw(self, lane: Lane, num_steps: int) -> list[np.ndarray]:
         if self._random is None:
@@ -129,67 +136,69 @@ class Fragments:
     def _read(self, num_steps: int, actions: object, indices: np.ndarray) -> list[np.ndarray]:
         arrays = self._driver.read.plan(actions, indices, 0)
         if arrays is None or len(arrays[0]) != num_steps:
-            got = f", got {len(arrays[0])} steps" if arrays is not None else f", got {_shape_of(actions)}"
+            shape = getattr(actions, "shape", type(actions).__name__)
+            got = f", got {shape}" if arrays is None else f", got {len(arrays[0])} steps"
             raise ActionError(f"actions must be of shape ({num_steps}, {len(indices)}, ...){got}")
         return arrays
 
-    def take(self, lanes: Sequence[Lane]) -> None:
-        """Lay the slots of some lanes, which have just come."""
+    def receive(self, num_lanes: int) -> tuple[list[Lane], Batch]:
+        """Wait for the fragments of so many lanes, or of all that are under way; return the lanes and their batch."""
+        try:
+            self._steps.take_in(num_lanes, self._lay)
+        except RankError as error:
+            if self._steps.mode is AutoresetMode.DISABLED:
+                error.args = (f"{error}; the fragment is void: call reset() for all envs",)
+            raise
+        lanes = self._steps.receive(num_lanes)
+        self._state.fragments.difference_update(lanes)
+        batch = self._batch(lanes, [self._sent[lane] for lane in lanes])
+        ended = batch["terminations"] | batch["truncations"]
+        self._state.note_ends(lanes, ended[-1])
+        batch["infos"] = self._steps.infos(lanes, len(ended), ended)
+        if self._steps.recorder is not None:
+            self._steps.recorder.take_batch(lanes, batch)
+        return lanes, batch
+
+    def _lay(self, lanes: Sequence[Lane]) -> None:
+        """Keep the slots of some lanes, which have just come."""
         for lane in lanes:
-            self._destinations[lane].lay_observations(1, 0, self.num_steps)
-            self._destinations[lane].lay_results(0, self.num_steps)
+            self._destinations[lane].lay_observations(1, 0, self._num_steps)
+            self._destinations[lane].lay_results(0, self._num_steps)
 
-    def batch(self, lanes: Sequence[Lane], first_observations: Sequence[np.ndarray]) -> tuple[Batch, list[np.ndarray]]:
-        """Return what came back of some lanes, and their envs' last observations, an array for each leaf.
-
-        Parameters
-        ----------
-        first_observations
-            Those before the fragment, an array (num_envs, ...) for each leaf.
-        """
-        driver, block, num_steps = self._driver, self._block, self.num_steps
-        sent = [self.under_way.pop(lane) for lane in lanes]
+    def _batch(self, lanes: Sequence[Lane], sent: Sequence[Sent]) -> Batch:
+        """Return what came back of some lanes, in new arrays; keep their last observations."""
+        driver, block, num_steps, outcomes = self._driver, self._block, self._num_steps, self._steps.outcomes
         for lane in lanes:
             self._destinations[lane].unpack(0, num_steps)
-        envs = envs_of(lanes)
-        for array, first in zip(block.observation_arrays, first_observations, strict=True):
+        envs = _envs_of(lanes)
+
+        def rows(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+            return [np.array(array[:num_steps, envs]) for array in arrays]
+
+        for array, first in zip(block.observation_arrays, outcomes.last_arrays(lanes), strict=True):
             array[0, envs] = first
         last = [np.array(array[num_steps, envs]) for array in block.observation_arrays]
+        outcomes.keep(lanes, last)
         is_given = bool(sent[0].actions)
-        actions = (
-            [np.concatenate(arrays, axis=1) for arrays in zip(*(one.actions for one in sent), strict=True)]
-            if is_given
-            else [array[:num_steps, envs] for array in block.action_arrays]
-        )
-        rewards, terminations, truncations = (np.array(column[:num_steps, envs]) for column in block.results)
+        given = [np.concatenate(arrays, axis=1) for arrays in zip(*(one.actions for one in sent), strict=True)]
+        rewards, terminations, truncations = rows(block.results)
         batch: Batch = {
-            "observations": _tree(
-                driver.observation_space, [array[:num_steps, envs] for array in block.observation_arrays]
-            ),
-            "actions": _tree(driver.action_space, actions),
+            "observations": tree_of(driver.observation_space, rows(block.observation_arrays)),
+            "actions": tree_of(driver.action_space, given if is_given else rows(block.action_arrays)),
             "rewards": rewards,
             "terminations": terminations,
             "truncations": truncations,
-            "last_observations": _tree(driver.observation_space, last),
+            "last_observations": tree_of(driver.observation_space, last),
         }
         if self.policy is not None and not is_given:
             names = [leaf.path for leaf in driver.exchanges.contents.extras]
-            extras = zip(names, block.extra_arrays, strict=True)
-            batch["extras"] = {name: np.array(array[:num_steps, envs]) for name, array in extras}
+            batch["extras"] = dict(zip(names, rows(block.extra_arrays), strict=True))
             versions = np.repeat([one.version for one in sent], [lane.num_envs for lane in lanes])
             batch["policy_version"] = np.tile(versions, (num_steps, 1))
-        return batch, last
+        return batch
 
 
-def envs_of(lanes: Sequence[Lane]) -> slice | np.ndarray:
+def _envs_of(lanes: Sequence[Lane]) -> slice | np.ndarray:
     """Return where the envs of some lanes are; neighbours as a slice."""
     is_joined = all(lane.envs.start == before.envs.stop for before, lane in pairwise(lanes))
     return slice(lanes[0].envs.start, lanes[-1].envs.stop) if is_joined else indices_of(lanes)
-
-
-def _tree(space: spaces.Space, arrays: Sequence[np.ndarray]) -> Tree:
-    return tree_of(space, [np.array(array) for array in arrays])
-
-
-def _shape_of(actions: object) -> object:
-    return getattr(actions, "shape", type(actions).__name__)

@@ -8,9 +8,10 @@ Whatever can fail, such as a disk that is full, fails in `make_room`, before any
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 from gymnasium.error import ResetNeeded
@@ -30,7 +31,6 @@ from mpi_rollout.ranks.set_up import EnvFacts
 from mpi_rollout.storage.run_file import Ending
 from mpi_rollout.storage.schema import RESET, Reports
 from mpi_rollout.storage.writer import Writer
-from mpi_rollout.train.fragments import Batch
 from mpi_rollout.train.recorded_rows import Rows
 
 COMMIT_EVERY_S = 10.0
@@ -193,7 +193,7 @@ class Recorder:
             self._take_infos(lane, step, part, infos)
             self._step[lane] = step + 1
 
-    def take_batch(self, lanes: Sequence[Lane], batch: Batch) -> None:
+    def take_batch(self, lanes: Sequence[Lane], batch: Mapping[str, Any]) -> None:
         """Take down what `collect` is about to return of some lanes."""
         columns = [leaf.of(batch["actions"]) for leaf in self._action_leaves]
         columns += [batch["rewards"], batch["terminations"], batch["truncations"]]

@@ -1,32 +1,17 @@
-"""When the envs of a connection may be called: whose turn it is, and what may come after what."""
+"""Whose turn it is, where several connections share their ranks."""
 
-from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, ResetNeeded
-from gymnasium.vector import AutoresetMode
+from gymnasium.error import AlreadyPendingCallError
 
-from mpi_rollout.envs.inputs import Options, Seeds, options_of_each
 from mpi_rollout.exchange.orders import Command
 from mpi_rollout.process.interrupts import Interrupts
-from mpi_rollout.ranks.driver import Driver
-from mpi_rollout.ranks.lanes import Lane, indices_of
-from mpi_rollout.ranks.set_up import EnvFacts
+from mpi_rollout.train.call_state import CallState
+from mpi_rollout.train.steps import Steps
 
 if TYPE_CHECKING:
     from mpi4py import MPI
-
-
-class RootEnd(Protocol):
-    """A connection on the root: a `MPIVectorEnv`."""
-
-    has_turn: bool
-
-    def yield_turn(self, number: int, is_closing: bool) -> None:
-        """Have the ranks await the orders of the connection with this number."""
-
 
 Endpoint = Any  # Of a connection: a `RootEnd` on the root, a `Worker` elsewhere.
 
@@ -41,7 +26,7 @@ class Turns:
     Attributes
     ----------
     open
-        By number, the `MPIVectorEnv`s on the root, the `Worker`s elsewhere, in the order in which they were opened.
+        By number, the `RootEnd`s on the root, the `Worker`s elsewhere, in the order in which they were opened.
     holder
         The one whose orders the ranks await.
     entering
@@ -81,109 +66,124 @@ class Turns:
             if not self.open:
                 return code
 
-    def give(self, envs: RootEnd, is_closing: bool = False) -> None:
-        """Have the ranks await the orders of these envs, not those of the holder.  On the root.
+    def give(self, end: "RootEnd", is_closing: bool = False) -> None:
+        """Let the ranks await the orders of this end, not those of the holder.  On the root.
 
         Raises
         ------
         AlreadyPendingCallError
             The envs of the connection that has the turn are stepping.
         """
-        number = next(number for number, other in self.open.items() if other is envs)
+        number = next(number for number, other in self.open.items() if other is end)
         self.holder.yield_turn(number, is_closing)
-        self.holder, envs.has_turn = envs, True
+        self.holder, end.has_turn = end, True
 
-    def close(self, envs: RootEnd) -> None:
-        """Forget envs that had the turn and are closed.  On the root."""
-        self.remove(envs)
+    def close(self, end: "RootEnd") -> None:
+        """Forget an end that had the turn and is closed.  On the root."""
+        self.remove(end)
         if self.holder is None:
             self.kept.close()
         else:
             self.holder.has_turn = True
 
 
-class CallState:
-    """What may be called next, and errors for calls that may not.
+class RootEnd:
+    """The root's end of a connection: it is open or closed, and has the turn or has not.
 
     Parameters
     ----------
-    arrived
-        The lanes whose outcomes have come and not been received.
+    turns
+        The connections over the same ranks; None in one process.
 
     Attributes
     ----------
-    is_reset
-        All envs have been reset since the last failure.
-    ended
-        The envs whose episodes have ended; only without autoreset.
+    has_turn
+        The ranks await the orders of this connection, not those of another one.
+    envs
+        Those of several ranks, which stay until they are closed, also if the program has dropped them.
+    interrupts
+        Signals of the program wait for the end of each exchange.
     """
 
-    def __init__(
-        self, driver: Driver, facts: EnvFacts, mode: AutoresetMode, arrived: list[Lane], interrupts: Interrupts
-    ):
-        self._driver, self._arrived, self._interrupts = driver, arrived, interrupts
-        self._is_native, self._has_autoreset = facts.is_native, mode != AutoresetMode.DISABLED
-        self._enforces_order = facts.spec is not None and facts.spec.order_enforce  # Others may be stepped at once.
-        self.is_reset = False
-        self.ended = np.zeros(driver.num_envs, np.bool_)
+    def __init__(self, steps: Steps, state: CallState, interrupts: Interrupts, turns: Turns | None):
+        self._steps, self._state, self.interrupts, self._turns = steps, state, interrupts, turns
+        self.has_turn, self.is_closed = turns is None or not turns.open, False
+        self.envs: object = None
 
-    def note_ends(self, lanes: Sequence[Lane], ended: np.ndarray) -> None:
-        """Note which envs of some lanes ended in their last step."""
-        if not self._has_autoreset:
-            self.ended[indices_of(lanes)] = ended
+    def check_open(self) -> None:
+        """See that it is open and has the turn."""
+        if self.is_closed or self.interrupts.is_broken:
+            self._state.check_open(self.is_closed)
+        if not self.has_turn and self._turns is not None:
+            self._turns.give(self)
 
-    def is_pending(self) -> bool:
-        return bool(self._driver.under_way or self._arrived)
+    def prepare_reset(self) -> None:
+        """See that envs can be reset; after a failure or an interrupt, drop what is under way."""
+        self.check_open()
+        if self._state.needs_new_beginning():
+            with self.interrupts:
+                self._drop()
+                self._steps.driver.begin_anew()
+                self.interrupts.forget()
+        self._state.check_idle("reset")
 
-    def needs_reset(self) -> bool:
-        return self._driver.has_fault or self._interrupts.is_broken
+    def _drop(self) -> None:
+        self._state.drop()
+        self._steps.drop()
 
-    def check_open(self, is_closed: bool) -> None:
-        if is_closed:
-            raise ClosedEnvironmentError("these envs are closed: the ranks have left; connect again for more")
-        if self._interrupts.is_broken and self._driver.exchanges.division.num_ranks > 1:
-            raise ClosedEnvironmentError("an exchange with the ranks was left half done; leave the with statement")
+    def ask(self, method: str, *args: object) -> None:
+        """Call a method of every rank's worker, for what concerns more than the envs."""
+        self.check_open()
+        self._state.check_idle(method)
+        with self.interrupts:
+            self._steps.driver.call_ranks(method, *args)
 
-    def check_whole(self) -> None:
-        if self.needs_reset():
-            raise ResetNeeded("an env failed, or was interrupted during its step; call reset() to begin anew")
+    def yield_turn(self, number: int, is_closing: bool) -> None:
+        """Let the ranks await the orders of the connection with this number; `is_closing`: to close it.
 
-    def check_idle(self, what: str) -> None:
-        if self.is_pending():
-            raise AlreadyPendingCallError(f"{what} while envs are stepping; call recv() until all have come", what)
-
-    def check_reset(self, seed: Seeds, mask: np.ndarray | None, options: Options) -> None:
-        """Check the arguments of a reset."""
-        options_of_each(options, self._driver.num_envs)
-        lists = {"seeds": isinstance(seed, list), "options": isinstance(options, list), "reset_mask": mask is not None}
-        for name, is_given in lists.items():
-            if is_given and self._is_native:
-                raise ValueError(f"natively vectorized envs are reset together, got {name} for each; give one for all")
-        if mask is not None and not mask.any():
-            raise ValueError("options['reset_mask'] must have at least one True, got none; leave it out to reset all")
-        if mask is not None and not mask.all() and not self.is_reset:
-            raise ResetNeeded("the first reset must be of all envs; reset without options['reset_mask'] first")
-
-    def check_ready(self, lanes: Sequence[Lane]) -> None:
-        """Check that the envs of these lanes wait for actions."""
-        self.check_whole()
-        if self._enforces_order and not self.is_reset:
-            raise ResetNeeded("step before reset; call reset() first")
-        for lane in lanes:
-            if lane in self._driver.under_way or lane in self._arrived:
-                raise AlreadyPendingCallError(
-                    f"envs {lane.envs.start} to {lane.envs.stop - 1} have been sent actions and not been received; "
-                    "call recv() between two sends",
-                    "send",
-                )
-        if not self._has_autoreset and self.ended.any():
-            self._check_running(lanes)
-
-    def _check_running(self, lanes: Sequence[Lane]) -> None:
-        ended = [int(index) for index in indices_of(lanes) if self.ended[index]]
-        if ended:
-            others = f" and {len(ended) - 1} more have" if ended[1:] else " has"
-            raise ValueError(
-                f"env {ended[0]}{others} ended and autoreset is disabled; reset {'them' if ended[1:] else 'it'} "
-                'with reset(options={"reset_mask": terminations | truncations})'
+        Raises
+        ------
+        AlreadyPendingCallError
+            The envs are stepping, and the program was not interrupted meanwhile.
+        """
+        is_pending = self._state.is_pending()
+        if is_pending and not is_closing and not self.interrupts.has_interrupted:
+            raise AlreadyPendingCallError(
+                "envs of another connection have been sent actions and not been received; call recv() there until all "
+                "have come",
+                "connect",
             )
+        with self.interrupts:
+            if is_pending:
+                self._drop()
+            self._steps.driver.switch(number)
+            self.has_turn = False
+
+    def finish_recording(self) -> None:
+        """Complete the file of `record`, if there is one; StorageError if it cannot be written."""
+        if self._steps.recorder is not None:
+            with self.interrupts:
+                self._steps.recorder.finish()
+
+    def close(self, code: int) -> None:
+        """Let the other ranks out of `connect`, once, with the job's exit code."""
+        if self.is_closed:
+            return
+        if self._turns is not None and not self.has_turn:
+            self._turns.give(self, is_closing=True)
+        try:
+            self.finish_recording()
+        finally:
+            self._let_out(code)
+
+    def _let_out(self, code: int) -> None:
+        try:
+            with self.interrupts:
+                self.is_closed = True  # Also if a handler of the program raises at the end of this: all is done then.
+                self._steps.driver.stop(code)
+                self._steps.driver.exchanges.free()
+                if self._turns is not None:
+                    self._turns.close(self)
+        finally:
+            self.envs = None
+            self.interrupts.close()

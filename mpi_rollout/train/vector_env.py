@@ -5,39 +5,33 @@ that the call after the next one for the same envs overwrites: the observations 
 both alive, and nothing is copied.  Everything else belongs to the caller either way.
 
 `collect` takes several steps in one exchange, with actions that are known beforehand, or that the ranks choose.
-
 `step` is `send`, then `recv`.  Where envs are divided into groups, or ranks are served as they get ready, `recv`
 returns some of the envs and says which; `send` takes actions for these envs.
 """
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
 
 import numpy as np
-from gymnasium.error import AlreadyPendingCallError, NoAsyncCallError
 from gymnasium.vector import AutoresetMode
 
 from mpi_rollout.core.spaces import Tree, set_spaces
 from mpi_rollout.envs import inputs
-from mpi_rollout.envs.inputs import Info, Options, Reset, Seeds, Step
-from mpi_rollout.exchange.infos import FINAL_OBS
-from mpi_rollout.exchange.orders import Command
+from mpi_rollout.envs.inputs import CalledByName, Info, Options, Reset, Seeds, Step, Values
 from mpi_rollout.process.interrupts import Interrupts
 from mpi_rollout.ranks.driver import Driver
-from mpi_rollout.ranks.lanes import NUM_ROWS, Lane, Outcomes, final_observations, indices_of, lanes_of, parts_of
+from mpi_rollout.ranks.lanes import Lane, indices_of, lanes_of
 from mpi_rollout.ranks.policy_on_ranks import PolicyOnRanks
 from mpi_rollout.ranks.set_up import EnvFacts
-from mpi_rollout.train.fragment_vector_env import FragmentVectorEnv
-from mpi_rollout.train.fragments import Fragments
-from mpi_rollout.train.turns import CallState, Turns
-
-if TYPE_CHECKING:
-    from mpi_rollout.train.recorder import Recorder  # Imports h5py: a worker's imports are the job's start-up time.
+from mpi_rollout.train.call_state import CallState
+from mpi_rollout.train.fragments import Batch, Fragments
+from mpi_rollout.train.steps import Outcomes, Steps
+from mpi_rollout.train.turns import RootEnd, Turns
 
 Received = tuple[Tree, np.ndarray, np.ndarray, np.ndarray, Info, np.ndarray]  # A step of some envs, and their indices.
 
 
-class MPIVectorEnv(FragmentVectorEnv):
+class MPIVectorEnv(CalledByName):
     """All ranks' envs, in env order whatever the number of ranks.  `mpi_rollout.connect` makes it.
 
     Parameters
@@ -54,20 +48,14 @@ class MPIVectorEnv(FragmentVectorEnv):
     num_envs, observation_space, action_space, single_observation_space, single_action_space, spec, render_mode
         As Gymnasium has them.
     autoreset_mode
-        As SyncVectorEnv has it.
-    metadata
-        The envs' metadata, and `autoreset_mode`.
-    recorder
-        Takes down what the trainer does; None without `record`.
-    has_turn
-        The ranks await the orders of these envs, not those of another connection.
+        As SyncVectorEnv has it; `metadata` has it too.
     """
 
     def __init__(
         self,
         driver: Driver,
         facts: EnvFacts,
-        autoreset_mode: AutoresetMode,
+        mode: AutoresetMode,
         batch_size: int,
         copy: bool,
         turns: Turns | None = None,
@@ -75,22 +63,28 @@ class MPIVectorEnv(FragmentVectorEnv):
         self._driver, self._batch_size = driver, batch_size
         set_spaces(self, driver.num_envs, driver.observation_space, driver.action_space)
         self.spec, self.render_mode = facts.spec, facts.render_mode
-        self.metadata = {**facts.metadata, "autoreset_mode": autoreset_mode}
-        self.autoreset_mode = autoreset_mode
-        self._block = block = driver.block(NUM_ROWS)
-        self._outcomes = Outcomes(driver.observation_space, block, driver.destinations(block), copy)
-        self._fragments = Fragments(driver)
-        self._arrived: list[Lane] = []
-        self._turns, self.has_turn = turns, turns is None or not turns.open
+        self.metadata = {**facts.metadata, "autoreset_mode": mode}
+        self.autoreset_mode = mode
         self._lane_of_env = np.concatenate([np.full(lane.num_envs, i) for i, lane in enumerate(driver.lanes)])
-        self.interrupts = Interrupts(driver.worker.is_in_envs)  # After all that may fail: it is there until `close`.
+        outcomes = Outcomes(driver, copy)
+        interrupts = Interrupts(driver.worker.is_in_envs)  # After all that may fail: it is there until `close`.
+        self._state = CallState(driver, facts, mode, interrupts)
+        self.steps = Steps(driver, self._state, outcomes, mode)
+        self._fragments = Fragments(self.steps, self._state)
+        self.end, self.interrupts = RootEnd(self.steps, self._state, interrupts, turns), interrupts
         driver.worker.is_wanted = lambda: False  # A trainer gets whole fragments.
-        self.recorder: Recorder | None = None
-        self._state = CallState(driver, facts, autoreset_mode, self._arrived, self.interrupts)
+
+    @property
+    def envs(self) -> NoReturn:
+        """Refused: the envs are on their ranks."""
+        raise AttributeError(
+            "the envs are on their ranks; use call(name, ...), get_attr(name), set_attr(name, values) and render(), or "
+            "call_some and set_some for some of them"
+        )
 
     def use_policy(self, start: Callable[[Driver], PolicyOnRanks]) -> None:
-        """Have ranks ask a policy for the actions of their own envs: what `start` returns when it is their turn."""
-        self._check_open()
+        """Leave actions of `collect` that the trainer does not give to the policy that `start` returns."""
+        self.end.check_open()
         with self.interrupts:
             self._fragments.policy = start(self._driver)
 
@@ -109,47 +103,16 @@ class MPIVectorEnv(FragmentVectorEnv):
         -------
         Observations of shape (num_envs, ...), infos.
         """
-        self._begin_anew_if_need_be()
-        self._check_no_fragment("reset")
-        self._state.check_idle("reset")
+        self.end.prepare_reset()
         seed = inputs.read_seed(seed, self.num_envs)
         mask, options = inputs.take_reset_mask(options, self.num_envs)
         self._state.check_reset(seed, mask, options)
-        lanes = self._driver.lanes
         with self.interrupts:
-            if self.recorder is not None:
-                self.recorder.make_room(lanes, 0)
-            self._driver.do(Command.RESET, seed, mask, options)
-            self._state.is_reset = True
+            self.steps.reset(seed, mask, options)
             self.interrupts.forget()
-            self._state.ended[slice(None) if mask is None else mask] = False
             if isinstance(seed, int):
                 self._fragments.seed(seed)
-            self._outcomes.lay(lanes)
-            [infos] = self._driver.take_infos(lanes)
-            self._driver.restarts.clear()
-            if self.recorder is not None:
-                self.recorder.reset(self._outcomes.last_arrays(lanes), infos, seed, mask, options)
-            return self._outcomes.observations(lanes), infos
-
-    def _begin_anew_if_need_be(self) -> None:
-        """After a failure or an interrupt, drop what is under way: all envs are going to be reset."""
-        self._check_open()
-        is_lost = self.interrupts.has_interrupted and (self._driver.under_way or self._arrived)
-        if is_lost or self._state.needs_reset():
-            with self.interrupts:
-                self._drop()
-                self._driver.begin_anew()
-                self.interrupts.forget()
-
-    def _drop(self) -> None:
-        """Drop what is under way: from now on all envs must be reset."""
-        self._state.is_reset = False
-        self._fragments.under_way.clear()
-        self._arrived.clear()
-        if self.recorder is not None:
-            self.recorder.needs_reset = True
-        self._driver.drain(is_void=True)
+            return self.steps.first_outcome(seed, mask, options)
 
     def step(self, actions: Tree) -> Step:
         """Step all envs; see `send` and `recv`.
@@ -163,16 +126,14 @@ class MPIVectorEnv(FragmentVectorEnv):
         -------
         observations (num_envs, ...), rewards float64, terminations bool, truncations bool (num_envs,), infos.
         """
-        lanes = self._driver.lanes
-        self._check_open()
-        self._check_no_fragment("step")
-        self._state.check_ready(lanes)
+        steps, lanes = self.steps, self._driver.lanes
+        self.end.check_open()
+        self._state.check_ready(lanes, "step")
         with self.interrupts:
-            self._send(lanes, actions)
-            while self._driver.under_way:
-                self._take_in()
-            self._arrived.clear()
-            return self._outcome(lanes)
+            steps.send(lanes, actions)
+            steps.take_in(len(lanes), steps.outcomes.lay)
+            self._state.arrived.clear()
+            return steps.outcome(lanes)
 
     def send(self, actions: object, envs_slice: np.ndarray | None = None) -> None:
         """Check actions and send them to the ranks, which step while the caller goes on.
@@ -192,51 +153,10 @@ class MPIVectorEnv(FragmentVectorEnv):
             These envs do not wait for actions; nothing was sent.
         """
         lanes = self._lanes_of(envs_slice)
-        self._check_open()
-        self._check_no_fragment("send")
-        self._state.check_ready(lanes)
+        self.end.check_open()
+        self._state.check_ready(lanes, "send")
         with self.interrupts:
-            self._send(lanes, actions)
-
-    def _send(self, lanes: Sequence[Lane], actions: object) -> None:
-        driver, recorder = self._driver, self.recorder
-        if recorder is not None:
-            recorder.make_room(lanes, 1)
-        arrays = driver.read(actions, indices_of(lanes))
-        for lane, part in parts_of(lanes):
-            driver.send(lane, [array[part] for array in arrays])
-        if recorder is not None:
-            recorder.act(lanes, arrays)
-
-    def _lanes_of(self, envs_slice: np.ndarray | slice | None) -> Sequence[Lane]:
-        lanes = self._driver.lanes
-        return lanes if envs_slice is None else lanes_of(lanes, self._lane_of_env, envs_slice)
-
-    def _check_open(self) -> None:
-        self._state.check_open(self.closed)
-        if self._turns is not None and not self.has_turn:
-            self._turns.give(self)
-
-    def yield_turn(self, number: int, is_closing: bool) -> None:
-        """Have the ranks await the orders of the connection with this number; `is_closing`: to close it.
-
-        Raises
-        ------
-        AlreadyPendingCallError
-            The envs are stepping, and the program was not interrupted meanwhile.
-        """
-        is_pending = self._state.is_pending()
-        if is_pending and not is_closing and not self.interrupts.has_interrupted:
-            raise AlreadyPendingCallError(
-                "envs of another connection have been sent actions and not been received; call recv() there until all "
-                "have come",
-                "connect",
-            )
-        with self.interrupts:
-            if is_pending:
-                self._drop()
-            self._driver.switch(number)
-            self.has_turn = False
+            self.steps.send(lanes, actions)
 
     def recv(self) -> Received:
         """Wait until envs have stepped: the group sent first, or the `batch_size` ranks that are ready first.
@@ -252,45 +172,122 @@ class MPIVectorEnv(FragmentVectorEnv):
         RankError
             An env failed on some rank; the next `reset` of all envs begins anew.
         """
-        self._check_open()
-        self._state.check_whole()
-        self._check_no_fragment("recv")
-        if not self._driver.under_way and not self._arrived:
-            raise NoAsyncCallError("recv without send; call send(actions) first", "recv")
+        self.end.check_open()
+        self._state.check_sent("recv")
         with self.interrupts:
-            while len(self._arrived) < self._batch_size and self._driver.under_way:
-                self._take_in(self._batch_size - len(self._arrived))
-            lanes = sorted(self._arrived[: self._batch_size], key=lambda lane: lane.envs.start)
-            del self._arrived[: self._batch_size]
-            return *self._outcome(lanes), indices_of(lanes)
+            self.steps.take_in(self._batch_size, self.steps.outcomes.lay)
+            lanes = self.steps.receive(self._batch_size)
+            return *self.steps.outcome(lanes), indices_of(lanes)
 
-    def _take_in(self, least: int = 1) -> None:
-        self._arrived += (lanes := self._driver.await_some(least))
-        self._outcomes.lay(lanes)
+    def collect(self, num_steps: int, actions: Tree | None = None) -> Batch:
+        """Take several steps of all envs in one exchange: equal to as many calls of `step`.
 
-    def _outcome(self, lanes: Sequence[Lane]) -> Step:
-        observations, (rewards, terminations, truncations) = self._outcomes.outcome(lanes)
-        ended = None
-        if self.autoreset_mode != AutoresetMode.NEXT_STEP:
-            ended = (terminations | truncations)[None]
-            self._state.note_ends(lanes, ended[-1])
-        [infos] = self._infos(lanes, 1, ended)
-        if self.recorder is not None:
-            self.recorder.take(lanes, observations, (rewards, terminations, truncations), infos)
-        return observations, rewards, terminations, truncations, infos
+        Parameters
+        ----------
+        num_steps
+            How many.  The ranks take them all before they hear of an interrupt of rank 0.
+        actions
+            Of shape (num_steps, num_envs, ...), or a tree of such arrays.  None leaves them to the policy that the
+            ranks have, or, without one, to chance; what is drawn depends on the seed of the last `reset` that had one.
 
-    def _infos(self, lanes: Sequence[Lane], num_steps: int, ended: np.ndarray | None) -> list[Info]:
-        """Return the infos of each step of the last slots; `ended` tells of each step which envs ended in it."""
-        all_infos = self._driver.take_infos(lanes, num_steps)
-        if self.recorder is not None and self.recorder.heeds_restarts:
-            self.recorder.note_restarts(lanes, self._driver.restarts, all_infos)
-        self._driver.restarts.clear()  # Whoever wants to know of them asks for infos.
-        if self.autoreset_mode == AutoresetMode.SAME_STEP and ended is not None:
-            for step in np.flatnonzero(ended.any(axis=1)).tolist():
-                infos, rows = all_infos[step], ended[step]
-                infos[FINAL_OBS] = final_observations(self.single_observation_space, lanes, rows, infos, step)
-                infos[f"_{FINAL_OBS}"] = rows
-        return all_infos
+        Returns
+        -------
+        A dict of arrays, which belong to the caller.  `observations` (before each step), `actions`, `rewards` float64,
+        `terminations` and `truncations` bool are of shape (num_steps, num_envs, ...); `last_observations` are those
+        after the last step, (num_envs, ...).  `infos` is a list of num_steps dicts, as `step` returns them.  Where the
+        policy on the ranks acted, there are `extras` too, a dict of what it gave besides actions, (num_steps, num_envs,
+        ...) each, and `policy_version`, (num_steps, num_envs) int64: how many times `set_policy` was called before.
+
+        Raises
+        ------
+        ActionError
+            The actions are not of this shape, or not in their space, in the step that the message names; nothing was
+            sent.
+        RankError
+            An env failed on some rank, or without autoreset an episode ended before the last step; the next `reset` of
+            all envs begins anew.
+        """
+        self.collect_async(num_steps, actions)
+        return self.collect_wait()
+
+    def collect_async(
+        self, num_steps: int, actions: Tree | None = None, envs_slice: np.ndarray | slice | None = None
+    ) -> None:
+        """Send the actions of several steps, as `collect`; the ranks step while the caller goes on.
+
+        Parameters
+        ----------
+        envs_slice
+            The envs that take them, as `collect_some` returned them; None is all.
+        """
+        self.end.check_open()
+        lanes = self._lanes_of(envs_slice)
+        self._state.check_ready_for_fragment(lanes, num_steps)
+        with self.interrupts:
+            self._fragments.send(lanes, int(num_steps), actions)
+
+    def collect_wait(self) -> Batch:
+        """Wait for the steps of `collect_async` of all envs; return what `collect` returns."""
+        self.end.check_open()
+        self._state.check_sent_fragments("collect_wait", self._driver.lanes)
+        with self.interrupts:
+            return self._fragments.receive(len(self._driver.lanes))[1]
+
+    def collect_some(self) -> Batch:
+        """Wait for the fragments of the ranks that are ready first, `batch_size` of them, or of the oldest group.
+
+        Returns
+        -------
+        What `collect` returns, for these envs, with `envs_slice` too: their indices, int64, in increasing order; give
+        it to `collect_async`.
+        """
+        self.end.check_open()
+        self._state.check_sent_fragments("collect_some")
+        with self.interrupts:
+            lanes, batch = self._fragments.receive(self._batch_size)
+            return {**batch, "envs_slice": indices_of(lanes)}
+
+    def set_policy(self, parameters: Mapping[str, Any] | Sequence[Any]) -> None:
+        """Give the policy on the ranks new parameters: the next fragments are taken with these.
+
+        Parameters
+        ----------
+        parameters
+            Arrays or tensors by their names, such as a state dict, or a sequence of all of them in their order.
+
+        Raises
+        ------
+        UsageError
+            There is no such policy, or these are not its parameters; nothing was sent.
+        AlreadyPendingCallError
+            A fragment is under way.  With first ready, it may be: each rank gets the parameters with its next one.
+        """
+        self.end.check_open()
+        with self.interrupts:
+            self._fragments.set_parameters(parameters)
+
+    def render(self) -> Values:
+        """Return what each env's `render` gives, in env order."""
+        frames = self._call_envs("render")
+        return tuple(frames[index] for index in range(self.num_envs))
+
+    def call_some(self, env_indices: Sequence[int], name: str, *args: object, **kwargs: object) -> Values:
+        """`call` of these envs only."""
+        results = self._call_envs("call_some", list(env_indices), name, args, kwargs)
+        return tuple(results[index] for index in env_indices)
+
+    def set_some(self, env_indices: Sequence[int], name: str, values: object) -> None:
+        """`set_attr` of these envs only."""
+        self._call_envs("set_some", list(env_indices), name, list(inputs.values_of_each(values, len(env_indices))))
+
+    def _call_envs(self, method: str, *args: object) -> dict[int, object]:
+        self.end.check_open()
+        self._state.check_idle(method)
+        with self.interrupts:
+            return self._driver.call_envs(method, *args)
+
+    def _lanes_of(self, envs_slice: np.ndarray | slice | None) -> Sequence[Lane]:
+        return self._driver.lanes if envs_slice is None else lanes_of(self._driver.lanes, self._lane_of_env, envs_slice)
 
     def __enter__(self) -> "MPIVectorEnv":
         return self
@@ -298,28 +295,9 @@ class MPIVectorEnv(FragmentVectorEnv):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def finish_recording(self) -> None:
-        """Complete the file of `record`, if there is one; StorageError if it cannot be written."""
-        if self.recorder is not None:
-            with self.interrupts:
-                self.recorder.finish()
-
     def close_extras(self, code: int = 0, **_kwargs: object) -> None:
         """Let the other ranks out of `connect`, with the job's exit code."""
-        if self._turns is not None and not self.has_turn:
-            self._turns.give(self, is_closing=True)
         try:
-            self.finish_recording()
+            self.end.close(code)
         finally:
-            self._let_out(code)
-
-    def _let_out(self, code: int) -> None:
-        try:
-            with self.interrupts:
-                self.closed = True  # Also if a handler of the program raises at the end of this: all is done then.
-                self._driver.stop(code)
-                self._driver.exchanges.free()
-                if self._turns is not None:
-                    self._turns.close(self)
-        finally:
-            self.interrupts.close()
+            self.closed = self.end.is_closed  # Also if a handler of the program raises at the end of this.

@@ -9,7 +9,8 @@ from single_rank import driver_of, send
 from mpi_rollout.core.spaces import leaves
 from mpi_rollout.exchange.exchange import Command
 from mpi_rollout.ranks.driver import Driver
-from mpi_rollout.ranks.lanes import NUM_ROWS, Outcomes, final_observations, infos_of, lanes_of
+from mpi_rollout.ranks.lanes import final_observations, infos_of, lanes_of
+from mpi_rollout.train.steps import Outcomes
 
 LANE_OF_ENV = np.array([0, 0, 1, 1, 2])
 ACTIONS = np.array([2, 3, 4, 5, 6])
@@ -25,11 +26,6 @@ def step(driver: Driver) -> None:
     send(driver, driver.lanes, ACTIONS)
     while driver.under_way:
         driver.await_some()
-
-
-def outcomes_of(driver: Driver, copy: bool = False) -> Outcomes:
-    block = driver.block(NUM_ROWS)
-    return Outcomes(driver.observation_space, block, driver.destinations(block), copy)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +55,7 @@ def test_infos_of_lanes_are_merged_in_env_order():
 @pytest.mark.parametrize("copy", [True, False])
 def test_the_outcome_before_last_is_still_there(copy: bool):
     driver = reset(driver_of(num_envs=5))
-    outcomes = outcomes_of(driver, copy)
+    outcomes = Outcomes(driver, copy)
     seen = []
     for number in range(4):
         if number:
@@ -74,13 +70,14 @@ def test_the_outcome_before_last_is_still_there(copy: bool):
 
 def test_results_belong_to_the_caller():
     driver = reset(driver_of(num_envs=5, num_groups=2))
-    outcomes = outcomes_of(driver)
+    outcomes = Outcomes(driver, copy=False)
     outcomes.lay(driver.lanes)
     kept = []
     for number in range(1, 4):
         step(driver)
         outcomes.lay(driver.lanes)
-        observations, (rewards, terminations, truncations) = outcomes.outcome(driver.lanes)
+        observations = outcomes.observations(driver.lanes)
+        rewards, terminations, truncations = outcomes.results(driver.lanes)
         kept.append(rewards)
         assert observations[:, 2].tolist() == [number] * 5
         assert terminations.tolist() == [number == 3 and env == 0 for env in range(5)] and not truncations.any()
@@ -90,7 +87,7 @@ def test_results_belong_to_the_caller():
 def test_lanes_at_different_steps_come_together():
     """Lane 0 is one step ahead, so its last outcome is in another row."""
     driver = reset(driver_of(num_envs=5, num_groups=3))
-    outcomes = outcomes_of(driver)
+    outcomes = Outcomes(driver, copy=False)
     outcomes.lay(driver.lanes)
     first = driver.lanes[:1]
     send(driver, first, ACTIONS[:2])
@@ -103,7 +100,7 @@ def test_lanes_at_different_steps_come_together():
 
 def test_nested_observations_are_trees():
     driver = reset(driver_of(Nested, 5, num_groups=2))
-    outcomes = outcomes_of(driver)
+    outcomes = Outcomes(driver, copy=False)
     outcomes.lay(driver.lanes)
     observations = outcomes.observations(driver.lanes)
     assert observations["id"][:, 0].tolist() == [10, 11, 12, 13, 14]

@@ -289,7 +289,9 @@ def test_however_a_trainer_ends_the_file_is_complete_and_one_that_is_killed_leav
         result = job.script(None, TRAINER.format(number=number, end=end or "pass"))
         assert result.code in (code, 128 - code), result.err
         assert "20 of each env" in " ".join(verify(str(job.folder / f"{number}.h5"))), end
-    killed = job.script(None, TRAINER.format(number=9, end="envs.recorder.writer.drain(); os.kill(os.getpid(), 9)"))
+    killed = job.script(
+        None, TRAINER.format(number=9, end="envs.steps.recorder.writer.drain(); os.kill(os.getpid(), 9)")
+    )
     assert killed.code in (-9, 137)
     part = str(job.folder / "9.h5.part")
     lines = " ".join(recover(part, None))
@@ -333,8 +335,8 @@ def test_a_full_disk_is_told_before_a_step_and_what_is_committed_stays(tmp_path:
     monkeypatch.setattr(recorder, "COMMIT_EVERY_S", 0.0)
     envs = recorded_steps(path)
     envs.collect(30)
-    assert envs.recorder is not None
-    envs.recorder.writer.drain()
+    assert envs.steps.recorder is not None
+    envs.steps.recorder.writer.drain()
 
     def fail(self: RunFile, block: Any, num_rows: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")

@@ -1,0 +1,196 @@
+"""The steps of a trainer's envs: its actions go out to the ranks, and what comes back belongs to the trainer."""
+
+from collections.abc import Callable, Sequence
+from itertools import chain, pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode
+
+from mpi_rollout.core.spaces import Tree, tree_of
+from mpi_rollout.envs.inputs import Info, Options, Reset, Seeds, Step
+from mpi_rollout.exchange.infos import FINAL_OBS
+from mpi_rollout.exchange.orders import Command
+from mpi_rollout.ranks.driver import Driver
+from mpi_rollout.ranks.lanes import Lane, final_observations, indices_of, parts_of
+from mpi_rollout.train.call_state import CallState
+
+if TYPE_CHECKING:
+    from mpi_rollout.train.recorder import Recorder  # Imports h5py: a worker's imports are the job's start-up time.
+
+NUM_ROWS = 2  # Of observations: those before a step and those after it.
+Piece = tuple[int, slice]  # A row of a block, and neighbouring envs of it.
+Copy = Callable[[], np.ndarray]
+Lay = Callable[[Sequence[Lane]], None]
+
+
+class Outcomes:
+    """The last two outcomes of each lane.
+
+    A lane's slots are laid into the two rows of a block in turn.
+
+    Parameters
+    ----------
+    copy
+        False: observations of neighbours in one row are views, which the lane's next but one outcome overwrites.
+    """
+
+    def __init__(self, driver: Driver, copy: bool):
+        self._driver, self._space, self._copy = driver, driver.observation_space, copy
+        self._block = driver.block(NUM_ROWS)
+        self._has_parts = isinstance(self._space, spaces.Dict | spaces.Tuple)
+        self._row = dict.fromkeys(driver.lanes, 0)  # Of each lane's last outcome.
+        self.use_slots()
+
+    def use_slots(self) -> None:
+        """Take outcomes from the slots that the exchanges have now."""
+        self._destinations = self._driver.destinations(self._block)
+        self._views = {lane: lane.exchange.result_views() for lane in self._driver.lanes}
+        self._copies = {lane: [_copier(views) for views in columns] for lane, columns in self._views.items()}
+
+    def lay(self, lanes: Sequence[Lane]) -> None:
+        """Keep the slots of some lanes, which have just come."""
+        for lane in lanes:
+            self._row[lane] = row = 1 - self._row[lane]
+            self._destinations[lane].lay_observations(row)
+
+    def keep(self, lanes: Sequence[Lane], arrays: Sequence[np.ndarray]) -> None:
+        """Keep observations of some lanes' envs, leaf by leaf, as their last ones."""
+        for lane, part in parts_of(lanes):
+            self._row[lane] = row = 1 - self._row[lane]
+            for array, given in zip(self._block.observation_arrays, arrays, strict=True):
+                array[row, lane.envs] = given[part]
+
+    def last_arrays(self, lanes: Sequence[Lane]) -> list[np.ndarray]:
+        """Return the last observations of some lanes, an array for each leaf."""
+        pieces = self._pieces(lanes)
+        return [_joined(array, pieces, copy=False) for array in self._block.observation_arrays]
+
+    def observations(self, lanes: Sequence[Lane]) -> Tree:
+        """Return the last observations of some lanes, C-contiguous, as a tree of arrays."""
+        pieces = self._pieces(lanes)
+        arrays = [_joined(array, pieces, self._copy) for array in self._block.observation_arrays]
+        return tree_of(self._space, arrays) if self._has_parts else arrays[0]
+
+    def results(self, lanes: Sequence[Lane]) -> list[np.ndarray]:
+        """Return copies of the rewards, terminations and truncations of some lanes' last outcomes."""
+        if len(lanes) == 1:
+            return [copy() for copy in self._copies[lanes[0]]]
+        return [_copier([*chain(*views)])() for views in zip(*[self._views[lane] for lane in lanes], strict=True)]
+
+    def _pieces(self, lanes: Sequence[Lane]) -> list[Piece]:
+        """Where the last outcomes of some lanes are: those of neighbours in the same row are one piece."""
+        pieces = [(self._row[lanes[0]], lanes[0].envs)]
+        for before, lane in pairwise(lanes):
+            row = self._row[lane]
+            if pieces[-1][0] == row and before.envs.stop == lane.envs.start:
+                pieces[-1] = row, slice(pieces[-1][1].start, lane.envs.stop)
+            else:
+                pieces.append((row, lane.envs))
+        return pieces
+
+
+def _joined(array: np.ndarray, pieces: Sequence[Piece], copy: bool) -> np.ndarray:
+    """Return pieces of a (num_rows, num_envs, ...) array as one; a single piece is a view unless `copy`."""
+    if len(pieces) > 1:
+        return np.concatenate([array[piece] for piece in pieces])
+    return array[pieces[0]].copy() if copy else array[pieces[0]]
+
+
+def _copier(views: Sequence[np.ndarray]) -> Copy:
+    """Return what copies numbers in env order, one after the other."""
+    return views[0].flatten if len(views) == 1 else lambda: np.concatenate([view.ravel() for view in views])
+
+
+class Steps:
+    """Takes a trainer's steps, and has them recorded where the trainer wants that.
+
+    Attributes
+    ----------
+    recorder
+        Takes down what the trainer does; None without `record`.
+    """
+
+    def __init__(self, driver: Driver, state: CallState, outcomes: Outcomes, mode: AutoresetMode):
+        self.driver, self._state, self._arrived = driver, state, state.arrived
+        self.outcomes, self.mode = outcomes, mode
+        self.recorder: Recorder | None = None
+
+    def reset(self, seed: Seeds, mask: np.ndarray | None, options: Options) -> None:
+        """Reset envs, see `Slice.reset`; `first_outcome` has what they give."""
+        if self.recorder is not None:
+            self.recorder.make_room(self.driver.lanes, 0)
+        self.driver.do(Command.RESET, seed, mask, options)
+        self._state.note_reset(mask)
+
+    def first_outcome(self, seed: Seeds, mask: np.ndarray | None, options: Options) -> Reset:
+        """Return the observations of all envs after a reset, and its infos."""
+        driver, lanes = self.driver, self.driver.lanes
+        self.outcomes.lay(lanes)
+        [infos] = driver.take_infos(lanes)
+        driver.restarts.clear()
+        if self.recorder is not None:
+            self.recorder.reset(self.outcomes.last_arrays(lanes), infos, seed, mask, options)
+        return self.outcomes.observations(lanes), infos
+
+    def send(self, lanes: Sequence[Lane], actions: object) -> None:
+        """Check the actions of some lanes' next step, and send them."""
+        driver, recorder = self.driver, self.recorder
+        if recorder is not None:
+            recorder.make_room(lanes, 1)
+        arrays = driver.read(actions, indices_of(lanes))
+        if len(lanes) == 1:
+            driver.send(lanes[0], arrays)
+        else:
+            for lane, part in parts_of(lanes):
+                driver.send(lane, [array[part] for array in arrays])
+        if recorder is not None:
+            recorder.act(lanes, arrays)
+
+    def take_in(self, num_lanes: int, lay: Lay) -> None:
+        """Wait until so many lanes have arrived, or all that are under way; `lay` keeps their slots."""
+        driver, arrived = self.driver, self._arrived
+        while len(arrived) < num_lanes and driver.under_way:
+            lanes = driver.await_some(num_lanes - len(arrived))
+            lay(lanes)
+            arrived += lanes
+
+    def receive(self, num_lanes: int) -> list[Lane]:
+        """Return the lanes that arrived first, at most so many, in env order."""
+        lanes = sorted(self._arrived[:num_lanes], key=lambda lane: lane.envs.start)
+        del self._arrived[:num_lanes]
+        return lanes
+
+    def outcome(self, lanes: Sequence[Lane]) -> Step:
+        """Return what a step of some lanes gave."""
+        observations, results = self.outcomes.observations(lanes), self.outcomes.results(lanes)
+        rewards, terminations, truncations = results
+        ended = None
+        if self.mode is not AutoresetMode.NEXT_STEP:
+            ended = (terminations | truncations)[None]
+            self._state.note_ends(lanes, ended[0])
+        [infos] = self.infos(lanes, 1, ended)
+        if self.recorder is not None:
+            self.recorder.take(lanes, observations, results, infos)
+        return observations, rewards, terminations, truncations, infos
+
+    def infos(self, lanes: Sequence[Lane], num_steps: int, ended: np.ndarray | None) -> list[Info]:
+        """Return the infos of each step of the last slots; `ended` tells of each step which envs ended in it."""
+        driver = self.driver
+        all_infos = driver.take_infos(lanes, num_steps)
+        if self.recorder is not None and self.recorder.heeds_restarts:
+            self.recorder.note_restarts(lanes, driver.restarts, all_infos)
+        driver.restarts.clear()  # Whoever wants to know of them asks for infos.
+        if self.mode is AutoresetMode.SAME_STEP and ended is not None:
+            for step in np.flatnonzero(ended.any(axis=1)).tolist():
+                infos, rows = all_infos[step], ended[step]
+                infos[FINAL_OBS] = final_observations(driver.observation_space, lanes, rows, infos, step)
+                infos[f"_{FINAL_OBS}"] = rows
+        return all_infos
+
+    def drop(self) -> None:
+        """Drop what is under way: from now on all envs must be reset."""
+        if self.recorder is not None:
+            self.recorder.needs_reset = True
+        self.driver.drain(is_void=True)
