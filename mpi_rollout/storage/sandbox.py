@@ -22,7 +22,7 @@ from types import FrameType
 from typing import IO, Any
 
 from mpi_rollout import errors
-from mpi_rollout.errors import DataError, Interrupted, RolloutError
+from mpi_rollout.errors import DataError, Interrupted, RolloutError, as_flag
 from mpi_rollout.process.interrupts import STOP_SIGNALS, is_main_thread
 from mpi_rollout.process.launcher import end_with
 
@@ -181,7 +181,7 @@ def serve() -> None:
         answer = {"done": function(teller(signs), path, *arguments)}
     except RolloutError as error:
         kept.append(error)
-        answer = {"refused": str(error), "kind": type(error).__name__}
+        answer = {"refused": error.shown(as_flag), "kind": type(error).__name__}
     except MemoryError:
         answer = {"refused": f"{path}: reading it takes more memory than a file of its size can need; it is damaged"}
         answer["kind"] = DataError.__name__
