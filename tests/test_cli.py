@@ -5,7 +5,6 @@ import shutil
 from dataclasses import MISSING, fields
 from pathlib import Path
 
-import h5py
 import pytest
 from jobs import CLONE, HELPERS, Job, Result, Start
 from refusals import refusal, refused
@@ -297,8 +296,6 @@ FILES = [
     (["inspect", ""], 64, "FILE must name a file or folder, got ''"),
     (["inspect", "killed.h5"], 65, "killed.h5: no such file; there is killed.h5.part, which is not complete"),
     (["verify", "run.h5.part"], 65, "run.h5.part: no such file; there is run.h5, the complete file"),
-    (["inspect", "study.h5"], 65, "study.h5 is a study, not a rollout; `python -m mpi_rollout plot study.h5` draws it"),
-    (["inspect", "my study.h5"], 65, "is a study, not a rollout; `python -m mpi_rollout plot 'my study.h5'` draws it"),
     (["inspect", "run.h5", "run.h5", "--plot", "run.png"], 64, "--plot PNG draws one file, got 2; leave PNG out"),
     (["inspect", "run.h5", "--out", "."], 64, "--out is the folder of pictures; give --plot without a name, too"),
     (["inspect", "run.h5", "run.h5", "--plot"], 64, "--plot would draw two files as run.png"),
@@ -336,9 +333,6 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Result]]
     job = Job(tmp_path_factory.mktemp("files"))
     (job.folder / "folder").mkdir()
     (job.folder / "empty.h5").touch()
-    for name in ("study", "my study"):
-        with h5py.File(job.folder / f"{name}.h5", "w") as file:
-            file.attrs["format"] = "mpi_rollout-scaling"
     shutil.copy(job.collect(None, *GOOD), job.folder / "killed.h5.part")
     return job.folder, job.series([*(Start(each[0]) for each in FILES), *map(Start, GOOD_FILES)])
 
