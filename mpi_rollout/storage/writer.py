@@ -5,6 +5,7 @@ waits, and that is counted; memory stays bounded and no step is dropped.
 """
 
 import json
+import os
 import queue
 import threading
 from collections.abc import Callable, Mapping
@@ -25,6 +26,9 @@ from mpi_rollout.storage.schema import Schema, is_recording
 # What has ended a writer.  Its stack holds HDF5's objects.  If Python freed them before the process ends, they would
 # fail once more, and say so.
 _kept: list[Exception] = []
+# HDF5 1.14 crashes where the threads of two writers call it, under h5py's own lock too.
+_one_thread = threading.Lock()
+os.register_at_fork(after_in_child=_one_thread._at_fork_reinit)  # type: ignore[attr-defined]
 Answer = TypeVar("Answer")
 
 
@@ -176,7 +180,8 @@ class Writer:
         while True:
             task = self._work.get()
             try:
-                task()
+                with _one_thread:
+                    task()
             except Exception as error:  # HDF5 reports a full disk as RuntimeError.
                 self._error = error
                 _kept.append(error)
