@@ -56,7 +56,7 @@ def changed(content: bytes, ending: str, edit: Callable[[bytes], bytes], method:
 
 
 @contextmanager
-def refused(message: str, most_mbytes: int = 200) -> Iterator[None]:
+def assert_refused(message: str, most_mbytes: int = 200) -> Iterator[None]:
     """What is done here is refused in one line, and takes little memory."""
     before = getrusage(RUSAGE_SELF).ru_maxrss
     with pytest.raises(UsageError, match=message) as raised:

@@ -7,7 +7,7 @@ from hashlib import sha256
 from pathlib import Path
 
 import pytest
-from policy_files import CART, TWO, refused, zipped
+from policy_files import CART, TWO, assert_refused, zipped
 
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.policy_kinds import FORMATS
@@ -52,7 +52,7 @@ NO_POLICIES = {
 def test_what_is_no_policy_is_refused_in_one_line(case: str, tmp_path: Path):
     path = tmp_path / "policy.zip"
     path.write_bytes(NO_POLICIES[case][0])
-    with refused(f"^--policy {path}: .*{NO_POLICIES[case][1]}"):
+    with assert_refused(f"^--policy {path}: .*{NO_POLICIES[case][1]}"):
         read_source(str(path), "deterministic", is_trusted=False)
 
 
@@ -63,7 +63,7 @@ def test_only_the_start_of_a_pickle_is_read(monkeypatch: pytest.MonkeyPatch):
     genops = pickletools.genops
     monkeypatch.setattr(pickletools, "genops", lambda file: lengths.append(len(file.getvalue())) or genops(file))
     for content in (zipped({"a/data.pkl": long_pickle}, zipfile.ZIP_DEFLATED), long_pickle):
-        with refused("weights without the network"):
+        with assert_refused("weights without the network"):
             kind_of(content)
     assert set(lengths) == {1 << 20}
 
@@ -72,7 +72,7 @@ def test_a_compressed_file_that_is_damaged_is_refused():
     content = bytearray(zipped({"data": bytes(range(256)) * 40, "policy.pth": b"weights"}, zipfile.ZIP_DEFLATED))
     assert kind_of(bytes(content)) == "sb3"
     content[60:80] = bytes(255 - byte for byte in content[60:80])
-    with refused("damaged"):
+    with assert_refused("damaged"):
         kind_of(bytes(content))
 
 
@@ -116,14 +116,14 @@ def test_weights_that_are_no_file_beside_the_network_are_refused(name: str, tmp_
     path = tmp_path / "inner" / "p.onnx"
     path.write_bytes(onnx_with(name))
     assert sha256_of(str(path)) == ""
-    with refused("the weights are in another file, which cannot be read"):
+    with assert_refused("the weights are in another file, which cannot be read"):
         read_source(str(path), "deterministic", is_trusted=False)
 
 
 def test_torchscript_needs_trust(tmp_path: Path):
     path = tmp_path / "p.pt"
     path.write_bytes(KINDS["torchscript"])
-    with refused(r"p.pt: the file is TorchScript, whose code may .*; add --trust-policy, .*pt2"):
+    with assert_refused(r"p.pt: the file is TorchScript, whose code may .*; add --trust-policy, .*pt2"):
         read_source(str(path), "deterministic", is_trusted=False)
 
 
@@ -131,13 +131,13 @@ def test_torchscript_needs_trust(tmp_path: Path):
 def test_a_zip_that_unpacks_to_far_more_is_refused_before_it_does(kind: str, tmp_path: Path):
     names = ("data", "policy.pth") if kind == "sb3" else ("a/archive_format", "a/models/model.json")
     content = zipped(dict.fromkeys(names, bytes(40 << 20)), zipfile.ZIP_DEFLATED)
-    with refused(r"damaged: its [\d,]+ bytes claim to unpack to 83,886,080", 40):
+    with assert_refused(r"damaged: its [\d,]+ bytes claim to unpack to 83,886,080", 40):
         kind_of(content)
 
 
 @pytest.mark.parametrize(("name", "message"), [("", "Is a directory"), ("no.zip", "No such file or directory")])
 def test_a_file_that_cannot_be_read_is_refused(name: str, message: str, tmp_path: Path):
-    with refused(f"cannot read this file: {message}"):
+    with assert_refused(f"cannot read this file: {message}"):
         read_source(str(tmp_path / name), "deterministic", is_trusted=False)
 
 
@@ -158,11 +158,11 @@ def test_a_missing_package_is_named_with_its_extra(kind: str, monkeypatch: pytes
             monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.setitem(sys.modules, package, None)
     source = PolicySource(kind, "p.zip", KINDS[kind], "", "deterministic")
-    with refused(rf"--policy p.zip: needs a package .*pip install 'mpi_rollout\[{extra}\]'"):
+    with assert_refused(rf"--policy p.zip: needs a package .*pip install 'mpi_rollout\[{extra}\]'"):
         load_model(source, CART, TWO)
 
 
 def test_a_member_that_is_there_twice_is_refused():
     content = named("data", "policy.pth", "date").replace(b"date", b"data")
-    with refused("twice"):
+    with assert_refused("twice"):
         kind_of(content)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from gymnasium import spaces
-from policy_files import CART, DOUBLES, TORQUE, TWO, act, batch, refused
+from policy_files import CART, DOUBLES, TORQUE, TWO, act, assert_refused, batch
 
 from mpi_rollout.policies.heads import Head
 from mpi_rollout.policies.model import Model
@@ -136,7 +136,7 @@ def test_weights_in_a_file_beside_it_are_read(load: Callable[..., Model], tmp_pa
         (tmp_path / name).write_bytes(bytes(len(files[name])))
         assert before and sha256_of(str(path)) != before
         (tmp_path / name).unlink()
-    with refused(r"external_data=False|damaged|cannot be read"):
+    with assert_refused(r"external_data=False|damaged|cannot be read"):
         load({"p.onnx": files["p.onnx"]})
 
 
@@ -155,19 +155,19 @@ def test_weights_in_a_file_beside_it_are_read(load: Callable[..., Model], tmp_pa
 def test_other_spaces_are_refused(
     name: str, observations: spaces.Space, actions: spaces.Space, mode: str, message: str, load: Callable[..., Model]
 ):
-    with refused(r"--policy .*p.onnx: .*" + message):
+    with assert_refused(r"--policy .*p.onnx: .*" + message):
         load(files_of(name), observations, actions, mode)
 
 
 def test_a_network_for_batches_of_one_size_is_refused(load: Callable[..., Model]):
-    with refused("takes batches of 5 only; export it with a dynamic first axis"):
+    with assert_refused("takes batches of 5 only; export it with a dynamic first axis"):
         load(files_of("logits", is_dynamic=False))
 
 
 def test_a_damaged_file_is_refused(load: Callable[..., Model], capfd: pytest.CaptureFixture[str]):
     content = files_of("logits")["p.onnx"]
     for damaged in (content[:500], content.replace(b"Tanh", b"T\xffnh"), content.replace(b"Gemm", b"Gexm")):
-        with refused(r"the file is damaged|has the operation '(T.nh|Gexm)'"):
+        with assert_refused(r"the file is damaged|has the operation '(T.nh|Gexm)'"):
             load(damaged)
     assert capfd.readouterr() == ("", "")
 
@@ -219,7 +219,7 @@ HOSTILE = dict.fromkeys(["loop", "loop in a branch", "chance", "domain", "functi
 @pytest.mark.parametrize("case", HOSTILE)
 def test_what_could_do_harm_is_refused(case: str, load: Callable[..., Model]):
     content = hostile(case)
-    with refused(HOSTILE[case]):
+    with assert_refused(HOSTILE[case]):
         load(content, actions=spaces.Box(-1, 1, (4,)))
 
 
@@ -249,7 +249,7 @@ def test_messages_that_are_nested_deeply_are_refused():
         for tag in (0x32, 0x2A, 0x0A):
             size = len(content)
             content = bytes([tag, size & 127 | 128, size >> 7 & 127 | 128, size >> 14]) + content
-    with refused(r"the file is damaged|no plain network"):
+    with assert_refused(r"the file is damaged|no plain network"):
         check_network(b"\x08\x08" + b"\x3a" + content[1:])
 
 
@@ -285,5 +285,5 @@ def test_the_recipe_of_stable_baselines3_gives_its_actions(
     got = act(load({}, space, actions), observations)
     assert np.allclose(got, expected, atol=1e-5)
     message = "no logits to draw from" if actions == TWO else "must have the outputs 'mean' and 'log_std'"
-    with refused(message):
+    with assert_refused(message):
         load({}, space, actions, "sample")

@@ -16,7 +16,7 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
-from policy_files import CART, TORQUE, TWO, Trap, act, batch, changed, refused, zipped
+from policy_files import CART, TORQUE, TWO, Trap, act, assert_refused, batch, changed, zipped
 
 from mpi_rollout.errors import ActionError, UsageError
 from mpi_rollout.policies.model import Model, PolicySource
@@ -156,7 +156,7 @@ def test_dqn_explores_as_often_as_its_file_says():
     ("case", "message"), [("TD3 Pendulum", "nothing to draw from"), ("PPO gSDE", "use_sde"), ("SAC gSDE", "use_sde")]
 )
 def test_what_cannot_be_drawn_is_refused(case: str, message: str):
-    with refused(rf"--policy p.zip: .*{message}.*; use --policy-mode deterministic"):
+    with assert_refused(rf"--policy p.zip: .*{message}.*; use --policy-mode deterministic"):
         loaded(case, "sample")
 
 
@@ -185,7 +185,7 @@ OTHER_PARTS = r"learned with observations in Dict\(spaces=\{'image': Box\(.*, th
     ],
 )
 def test_other_spaces_are_refused(case: str, observations: spaces.Space, actions: spaces.Space, message: str):
-    with refused(message):
+    with assert_refused(message):
         load(made(case)[1], observations, actions)
 
 
@@ -250,7 +250,7 @@ def test_code_in_the_place_of_weights_is_not_executed(tmp_path: Path):
     trap = tmp_path / "sprung"
     content = with_member("policy.pth", pickle.dumps(Trap(trap)))
     for is_trusted in (False, True):
-        with refused(r"policy\.pth|SB3 cannot read"):
+        with assert_refused(r"policy\.pth|SB3 cannot read"):
             load(content, is_trusted=is_trusted)
     assert not trap.exists()
 
@@ -273,7 +273,7 @@ def weights_with(ending: str, edit: Callable[[bytes], bytes]) -> bytes:
 @pytest.mark.parametrize("case", CALLS)
 def test_a_pickle_of_weights_may_only_name_weights(case: str, tmp_path: Path):
     trap = tmp_path / "sprung"
-    with refused(r"its policy\.pth: (has code instead|the file is damaged)|cannot be made"):
+    with assert_refused(r"its policy\.pth: (has code instead|the file is damaged)|cannot be made"):
         load(weights_with("data.pkl", lambda _: CALLS[case](trap)))
     assert not trap.exists()
 
@@ -332,7 +332,7 @@ MEMBERS: dict[str, tuple[Callable[[], bytes], str]] = {
 def test_members_that_are_damaged_or_large_are_refused(case: str):
     make, message = MEMBERS[case]
     content = make()
-    with refused(message):
+    with assert_refused(message):
         load(content)
 
 
@@ -351,7 +351,7 @@ SIZES: dict[str, tuple[str, dict, str]] = {
 def test_sizes_are_judged_before_anything_is_made_of_them(case: str):
     name, arguments, message = SIZES[case]
     content = with_data(name, policy_kwargs=arguments)
-    with refused(message):
+    with assert_refused(message):
         load(content, *CASES[name][2:4])
 
 
@@ -361,7 +361,7 @@ def test_a_network_as_wide_as_a_weight_is_long_takes_no_memory():
 
     weights = state_dict(**{f"x{index}": torch.zeros(40_000) for index in range(4)})
     content = changed(with_data(policy_kwargs={"net_arch": [40_000, 40_000]}), "policy.pth", lambda _: weights)
-    with refused(r"ActorCriticPolicy cannot be made for .* Missing key"):
+    with assert_refused(r"ActorCriticPolicy cannot be made for .* Missing key"):
         load(content)
 
 
@@ -395,7 +395,7 @@ def test_arguments_that_are_code_need_trust():
     Swish.__qualname__ = "Swish"
 
     model, content = made.__wrapped__("PPO CartPole", policy_kwargs={"activation_fn": Swish})
-    with refused(r"policy_kwargs have activation_fn=<class .*Swish.*add --trust-policy"):
+    with assert_refused(r"policy_kwargs have activation_fn=<class .*Swish.*add --trust-policy"):
         load(content)
     expected, _ = model.predict(batch(CART), deterministic=True)
     trusted = load(content, is_trusted=True)
@@ -412,9 +412,9 @@ def test_policies_of_other_packages_are_refused():
     def of_class(kind: type) -> bytes:
         return with_data(policy_class={":serialized:": base64.b64encode(cloudpickle.dumps(kind)).decode()})
 
-    with refused(r"is stable_baselines3.common.policies.BasePolicy, none of PPO, A2C"):
+    with assert_refused(r"is stable_baselines3.common.policies.BasePolicy, none of PPO, A2C"):
         load(of_class(BasePolicy))
-    with refused(r"a class of its own, none of PPO.*add --trust-policy"):
+    with assert_refused(r"a class of its own, none of PPO.*add --trust-policy"):
         load(of_class(Derived))
     expected = act(loaded("PPO CartPole"), batch(CART))
     assert np.array_equal(act(load(of_class(Derived), is_trusted=True), batch(CART)), expected)

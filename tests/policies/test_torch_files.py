@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from gymnasium import spaces
-from policy_files import CART, DOUBLES, TORQUE, TWO, Trap, act, batch, changed, refused
+from policy_files import CART, DOUBLES, TORQUE, TWO, Trap, act, assert_refused, batch, changed
 
 from mpi_rollout.policies.heads import Head
 from mpi_rollout.policies.model import Model, PolicySource
@@ -146,7 +146,7 @@ def test_draws_are_those_of_the_outputs_and_the_uniforms(writer: str, name: str)
     first, other = (act(model, observations, seed=seed) for seed in (0, 1))
     assert np.array_equal(first, act(Model(lambda _, *rest: head(outputs, *rest), head.num_uniforms), observations))
     assert first.tobytes() != other.tobytes() and np.abs(first).max() <= 2
-    with refused("no logits to draw from"):
+    with assert_refused("no logits to draw from"):
         load(content_of(writer, "choice"), CART, TWO, "sample")
 
 
@@ -172,7 +172,7 @@ def test_doubles_become_floats(writer: str):
 def test_other_spaces_are_refused(
     writer: str, name: str, observations: spaces.Space, actions: spaces.Space, message: str
 ):
-    with refused(r"--policy p.pt: .*" + message):
+    with assert_refused(r"--policy p.pt: .*" + message):
         load(content_of(writer, name), observations, actions)
 
 
@@ -185,12 +185,12 @@ def test_a_network_must_give_numbers_for_rows_of_no_env():
 
     file = io.BytesIO()
     torch.jit.save(torch.jit.trace(Direction(), torch.ones(2, 4)), file)
-    with refused("on observations of zeros, which rows of a block have that belong to no env, "):
+    with assert_refused("on observations of zeros, which rows of a block have that belong to no env, "):
         load(file.getvalue(), CART, TWO)
 
 
 def test_a_program_for_batches_of_one_size_is_refused():
-    with refused("takes batches of 5 only; give its first axis a dynamic size"):
+    with assert_refused("takes batches of 5 only; give its first axis a dynamic size"):
         load(content_of("pt2", "logits", is_dynamic=False), CART, TWO)
 
 
@@ -210,7 +210,7 @@ def test_what_torch_save_writes_is_no_policy(is_zip: bool):
     ):
         file = io.BytesIO()
         torch.save(saved, file, _use_new_zipfile_serialization=is_zip)
-        with refused(message):
+        with assert_refused(message):
             kind_of(file.getvalue())
 
 
@@ -332,7 +332,7 @@ HOSTILE: dict[str, tuple[list[dict], str]] = {
 @pytest.mark.parametrize("case", HOSTILE)
 def test_a_program_that_could_do_harm_is_refused_before_it_does(case: str):
     nodes, message = HOSTILE[case]
-    with refused(message):
+    with assert_refused(message):
         load(with_model(*IMAGE_AND_ONE, *nodes), CART, TWO)
 
 
@@ -349,7 +349,7 @@ def test_a_large_batch_of_images_is_no_reason_to_refuse_a_convolution():
 @pytest.mark.parametrize("ending", ["models/model.json", "weights_config.json"])
 def test_json_that_is_far_larger_than_its_file_is_not_parsed(ending: str):
     large = b"[" + b"[{}]," * 10**6 + b"0]"
-    with refused(r"bytes have JSON of 5,000,003"):
+    with assert_refused(r"bytes have JSON of 5,000,003"):
         load(changed(content_of("pt2", "logits"), ending, lambda _: large, zipfile.ZIP_DEFLATED), CART, TWO)
 
 
@@ -381,7 +381,7 @@ def test_weights_are_in_their_own_bytes(case: str):
         edit(config["config"])
         return json.dumps(config).encode()
 
-    with refused(message):
+    with assert_refused(message):
         load(changed(content_of("pt2", "logits"), "weights_config.json", edited), CART, TWO)
 
 
@@ -458,6 +458,6 @@ def test_a_damaged_file_is_refused_and_nobody_else_says_so(
 ):
     content = changed(content_of(writer, "logits"), member, edit)
     assert content != content_of(writer, "logits")
-    with refused(r"--policy p.pt: the file is damaged"):
+    with assert_refused(r"--policy p.pt: the file is damaged"):
         load(content, CART, TWO)
     assert capfd.readouterr() == ("", "")
