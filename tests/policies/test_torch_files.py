@@ -343,7 +343,10 @@ def test_a_large_batch_of_images_is_no_reason_to_refuse_a_convolution():
     from mpi_rollout.policies.pt2_program import Program
 
     program = Program(content_of("pt2", "images"))
-    program.judge([torch.empty(18_000, 84, 84, 1, dtype=torch.uint8, device="meta")])
+    fitting, too_many = (torch.empty(size, 84, 84, 1, dtype=torch.uint8, device="meta") for size in (18_000, 20_000))
+    program.judge([fitting])
+    with assert_refused(r"needs 1,128,964,248 bytes at a time, more than 1,073,7\d\d,\d\d\d"):
+        program.judge([too_many])
 
 
 @pytest.mark.parametrize("ending", ["models/model.json", "weights_config.json"])
