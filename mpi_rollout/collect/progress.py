@@ -5,8 +5,8 @@ from time import perf_counter
 
 import numpy as np
 
-from mpi_rollout.core.clock import Clock
 from mpi_rollout.errors import counted
+from mpi_rollout.process.clock import Clock
 from mpi_rollout.process.console import say
 from mpi_rollout.process.terminal import Stderr, Terminal, open_terminal
 

@@ -9,9 +9,9 @@ import h5py
 import numpy as np
 
 from mpi_rollout.config import RolloutConfig
-from mpi_rollout.core.clock import utc_now
 from mpi_rollout.core.columns import has_last_row
 from mpi_rollout.errors import ContentError, DataError, StorageError, system_words
+from mpi_rollout.process.clock import utc_now
 from mpi_rollout.storage.checked_file import CheckedFile, checked
 from mpi_rollout.storage.chunks import ChunkList, ChunkWriter, TableWriter, fill, open_tables, places, read_chunk
 from mpi_rollout.storage.episodes import EpisodeTable, make_table, stored_results
