@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from single_rank import driver_of
 
-from mpi_rollout.collect.fragments import FragmentLengths, auto_length, prepare_lengths
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core import host
 from mpi_rollout.core.host import check_length
+from mpi_rollout.drive.fragments import FragmentLengths, auto_length, prepare_lengths
 from mpi_rollout.errors import UsageError
 
 KIB, MIB = 2**10, 2**20
