@@ -29,7 +29,7 @@ from mpi_rollout.core.layout import Block
 from mpi_rollout.core.reproducibility import Reproducibility
 from mpi_rollout.core.spaces import describe, describe_leaves
 from mpi_rollout.envs.replaying import Past
-from mpi_rollout.errors import DataError, Interrupted, PolicyError, RolloutError, words_of
+from mpi_rollout.errors import DataError, Interrupted, PolicyError, RolloutError
 from mpi_rollout.exchange import job_end, world
 from mpi_rollout.policies.blocks import BlockPolicy, PolicyOptions
 from mpi_rollout.policies.made import called_model
@@ -43,6 +43,7 @@ from mpi_rollout.ranks.policy_on_ranks import PolicyOnRanks
 from mpi_rollout.ranks.set_up import EnvFacts
 from mpi_rollout.ranks.worker import Worker
 from mpi_rollout.storage.status import Status
+from mpi_rollout.text import words_of
 
 if TYPE_CHECKING:
     from mpi_rollout.storage.output import (
