@@ -6,9 +6,9 @@ limit between two exchanges.  The data do not depend on L.
 """
 
 from mpi_rollout.config import AUTO, RolloutConfig
-from mpi_rollout.core.host import check_length
 from mpi_rollout.core.spaces import leaves
 from mpi_rollout.exchange.orders import actions_nbytes
+from mpi_rollout.process.host import check_length
 from mpi_rollout.ranks.driver import Driver
 from mpi_rollout.ranks.lanes import Lane
 

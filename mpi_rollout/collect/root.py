@@ -23,7 +23,6 @@ from mpi_rollout.collect.resuming import (
 from mpi_rollout.collect.run_end import RunEnd
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.clock import utc_now
-from mpi_rollout.core.host import check_blocks
 from mpi_rollout.core.info_columns import with_masks
 from mpi_rollout.core.layout import Block
 from mpi_rollout.core.reproducibility import Reproducibility
@@ -37,6 +36,7 @@ from mpi_rollout.policies.model import PolicySource
 from mpi_rollout.policies.random import RandomPolicy
 from mpi_rollout.policies.sources import load_model
 from mpi_rollout.process.console import say
+from mpi_rollout.process.host import check_blocks
 from mpi_rollout.process.start import shadowing
 from mpi_rollout.ranks.driver import Driver
 from mpi_rollout.ranks.policy_on_ranks import PolicyOnRanks

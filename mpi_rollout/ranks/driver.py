@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from mpi_rollout.core.layout import FAULT, LOST, Block, Destination
+from mpi_rollout.core.layout import FAULT, LOST, Block, SlotUnpacker
 from mpi_rollout.envs.inputs import Info
 from mpi_rollout.errors import DataError, Fault, RankError, RankLost, caused_by
 from mpi_rollout.exchange.exchanges import Exchanges
@@ -75,9 +75,9 @@ class Driver:
         sizes = self.num_envs, self.exchanges.num_slots, num_rows
         return Block(*spaces, *sizes, contents.counts_only, contents.extras, infos=contents.kept_infos)
 
-    def destinations(self, block: Block) -> dict[Lane, Destination]:
+    def unpackers(self, block: Block) -> dict[Lane, SlotUnpacker]:
         """Return the places in a block's rows into which the slots of each lane are laid."""
-        return {lane: lane.exchange.destination(block, lane.slots) for lane in self.lanes}
+        return {lane: lane.exchange.unpacker(block, lane.slots) for lane in self.lanes}
 
     def do(self, command: Command, *arguments: object) -> None:
         """Order something else than a step of all envs, with the arguments of a `Slice` method, and wait for it."""

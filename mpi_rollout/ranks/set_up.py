@@ -12,7 +12,6 @@ from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec, WrapperSpec
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from mpi_rollout.core.host import check_num_envs
 from mpi_rollout.core.partition import Division
 from mpi_rollout.core.reproducibility import Reproducibility
 from mpi_rollout.core.spaces import describe, describe_leaves
@@ -30,6 +29,7 @@ from mpi_rollout.exchange.waiting import way_to_wait
 from mpi_rollout.policies.model import Model
 from mpi_rollout.policies.random import RandomPolicy
 from mpi_rollout.process.console import say
+from mpi_rollout.process.host import check_num_envs
 from mpi_rollout.ranks.slices import Slice
 from mpi_rollout.ranks.worker import Worker
 from mpi_rollout.text import words_of

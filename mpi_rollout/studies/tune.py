@@ -13,9 +13,9 @@ from pathlib import Path
 import gymnasium
 
 from mpi_rollout.config import RolloutConfig
-from mpi_rollout.core.host import num_usable_cores
 from mpi_rollout.errors import RolloutError, StorageError
 from mpi_rollout.options import check_seconds
+from mpi_rollout.process.host import num_usable_cores
 from mpi_rollout.studies.jobs import JobRunner, stopping_on_signals
 from mpi_rollout.studies.plan import JobOptions, Options, arguments_of, check_packages, usable_launcher
 from mpi_rollout.studies.runner import WARM_UP, Runner, commands_of

@@ -45,7 +45,7 @@ class Outcomes:
 
     def use_slots(self) -> None:
         """Take outcomes from the slots that the exchanges have now."""
-        self._destinations = self._driver.destinations(self._block)
+        self._unpackers = self._driver.unpackers(self._block)
         self._views = {lane: lane.exchange.result_views() for lane in self._driver.lanes}
         self._copies = {lane: [_copier(views) for views in columns] for lane, columns in self._views.items()}
 
@@ -53,7 +53,7 @@ class Outcomes:
         """Keep the slots of some lanes, which have just come."""
         for lane in lanes:
             self._row[lane] = row = 1 - self._row[lane]
-            self._destinations[lane].lay_observations(row)
+            self._unpackers[lane].lay_observations(row)
 
     def keep(self, lanes: Sequence[Lane], arrays: Sequence[np.ndarray]) -> None:
         """Keep observations of some lanes' envs, leaf by leaf, as their last ones."""
