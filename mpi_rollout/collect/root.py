@@ -30,7 +30,7 @@ from mpi_rollout.drive.driver import Driver
 from mpi_rollout.drive.fragments import FragmentLengths, prepare_lengths
 from mpi_rollout.drive.policy_on_ranks import PolicyOnRanks
 from mpi_rollout.envs.replaying import Past
-from mpi_rollout.errors import DataError, Interrupted, PolicyError, RolloutError, words_of
+from mpi_rollout.errors import DataError, Interrupted, PolicyError, RolloutError
 from mpi_rollout.exchange import job_end, world
 from mpi_rollout.policies.blocks import BlockPolicy, PolicyOptions
 from mpi_rollout.policies.made import called_model
@@ -43,6 +43,7 @@ from mpi_rollout.process.start import shadowing
 from mpi_rollout.ranks.set_up import EnvFacts
 from mpi_rollout.ranks.worker import Worker
 from mpi_rollout.storage.status import Status
+from mpi_rollout.text import words_of
 
 if TYPE_CHECKING:
     from mpi_rollout.storage.output import (
