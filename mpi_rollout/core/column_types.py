@@ -13,7 +13,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from mpi_rollout.errors import Option, UsageError, shortened
+from mpi_rollout.errors import Option, UsageError
+from mpi_rollout.text import shortened
 
 NUMBERS = "biufc"  # Kinds of dtypes.
 STORED = "biuf"  # Kinds of dtypes of infos.

@@ -11,9 +11,10 @@ from mpi_rollout.core.column_types import check_names
 from mpi_rollout.core.columns import typed_leaves
 from mpi_rollout.core.policy_kinds import MAKE_POLICY
 from mpi_rollout.core.spaces import Leaf, Space, Tree, leaves, tree_of
-from mpi_rollout.errors import PolicyError, UsageError, words_of
+from mpi_rollout.errors import PolicyError, UsageError
 from mpi_rollout.policies.parameters import load_module
 from mpi_rollout.process.loading import load_callable
+from mpi_rollout.text import words_of
 
 DETERMINISTIC, SAMPLE = "deterministic", "sample"
 Policy: TypeAlias = Callable[[Tree], Tree]  # From a batch of observations to a batch of actions.

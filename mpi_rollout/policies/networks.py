@@ -15,9 +15,10 @@ import numpy as np
 from gymnasium import spaces
 
 from mpi_rollout.core.spaces import Leaf, Space, Tree, bounds_of, leaves, tree_of
-from mpi_rollout.errors import ActionError, UsageError, first_line
+from mpi_rollout.errors import ActionError, UsageError
 from mpi_rollout.policies.model import DETERMINISTIC, SAMPLE, Model
 from mpi_rollout.policies.sampling import bernoulli, gaussian, modes, multi_categorical, num_normal_uniforms
+from mpi_rollout.text import first_line
 
 TRIAL_ROWS = 3, 2  # A network is tried on batches of two sizes.
 WAY_OUT = f"use --policy-mode {DETERMINISTIC}"

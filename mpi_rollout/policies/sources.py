@@ -13,13 +13,14 @@ from inspect import signature
 
 from mpi_rollout.core.policy_kinds import CALLED, FILE, FILES, FORMATS, MADE, SUFFIXES, kind_of_name
 from mpi_rollout.core.spaces import Space
-from mpi_rollout.errors import ActionError, Option, PolicyError, UsageError, first_line, system_words, words_of
+from mpi_rollout.errors import ActionError, Option, PolicyError, UsageError
 from mpi_rollout.policies.model import DETERMINISTIC, Model, Policy, PolicySource, make_model
 from mpi_rollout.policies.networks import try_model
 from mpi_rollout.policies.onnx_check import check_network, weight_files
 from mpi_rollout.policies.untrusted import FREE_PICKLE_BYTES, TRUST_IT, members_of, reading, without_folder
 from mpi_rollout.process.loading import colon_hint, load_object
 from mpi_rollout.process.place import located
+from mpi_rollout.text import first_line, system_words, words_of
 
 EXPORT = "save the network with torch.export.save(torch.export.export(...), 'policy.pt2')"
 NO_NETWORK = f"has what torch.save writes, weights without the network, which is not a policy; {EXPORT}"

@@ -19,9 +19,10 @@ from mpi_rollout.envs.native import STEP_SINGLE_ENVS
 from mpi_rollout.envs.outputs import Casting, misfit
 from mpi_rollout.envs.rollout import Rollout, RolloutColumns, as_rollout
 from mpi_rollout.envs.single_envs import Restart
-from mpi_rollout.errors import DataError, shortened
+from mpi_rollout.errors import DataError
 from mpi_rollout.exchange.exchange import Exchange
 from mpi_rollout.ranks.watchdog import Work
+from mpi_rollout.text import shortened
 
 OF_RESET = "observations", "infos"
 OF_STEP = "observations", "rewards", "terminations", "truncations", "infos"

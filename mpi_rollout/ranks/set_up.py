@@ -21,7 +21,7 @@ from mpi_rollout.envs.infos import first_types
 from mpi_rollout.envs.loop import LoopVectorEnv
 from mpi_rollout.envs.native import NativeVectorEnv
 from mpi_rollout.envs.sharing import Holding, check_instances
-from mpi_rollout.errors import Option, UsageError, words_of
+from mpi_rollout.errors import Option, UsageError
 from mpi_rollout.exchange.exchanges import Exchanges
 from mpi_rollout.exchange.infos import Infos, info_leaves, names_of
 from mpi_rollout.exchange.orders import Contents
@@ -32,6 +32,7 @@ from mpi_rollout.process.console import say
 from mpi_rollout.process.host import check_num_envs
 from mpi_rollout.ranks.slices import Slice
 from mpi_rollout.ranks.worker import Worker
+from mpi_rollout.text import words_of
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from mpi_rollout.collect.blocks import Discard, LaneProgress, OpenBlocks
 from mpi_rollout.core.layout import Block, SlotLayout, SlotUnpacker
 from mpi_rollout.core.partition import Partition
+from mpi_rollout.drive.blocks import Discard, LaneProgress, OpenBlocks
 from mpi_rollout.process.clock import Clock
 
 SPACE = spaces.Discrete(2)
