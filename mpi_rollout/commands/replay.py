@@ -26,8 +26,8 @@ from mpi_rollout.envs.native import NativeVectorEnv
 from mpi_rollout.envs.replaying import Past
 from mpi_rollout.errors import DataError, EnvError, RolloutError, UsageError, counted, words_of
 from mpi_rollout.ranks.driver import Driver
-from mpi_rollout.storage.schema import is_recording
-from mpi_rollout.storage.structure import committed_episodes, committed_resets, leaf_datasets, reproducibility_of
+from mpi_rollout.storage.schema import is_recording, leaf_datasets
+from mpi_rollout.storage.structure import committed_episodes, committed_resets, reproducibility_of
 from mpi_rollout.storage.untrusted import OpenFile, open_unmarked, parsed
 
 ROOM_NBYTES, MOST_ROOM = 2**22, 256  # Of the steps of an episode that are compared at a time.
