@@ -27,7 +27,7 @@ from mpi_rollout.text import counted
 
 FORMAT = "mpi_rollout"
 # Raise it when older versions would misread a file.  A new option needs no new version: a reader knows a file's options
-# by their names, see `RolloutConfig.from_json`.
+# by their names, see `stored_config.read_config`.
 # 1: random actions were other ones for the same seed.  2: there was no list of chunks.
 LISTED_SINCE = 3
 FORMAT_VERSION = max(LISTED_SINCE, NEWEST)
