@@ -18,7 +18,7 @@ from mpi_rollout.exchange.infos import TRAINERS_WAY_OUT, Infos, write_columns
 from mpi_rollout.exchange.orders import Command
 from mpi_rollout.policies.random import RandomPolicy
 from mpi_rollout.ranks.loop_outputs import LoopOutputs
-from mpi_rollout.ranks.native_outputs import OF_RESET, OF_STEP, NativeOutputs
+from mpi_rollout.ranks.native_slices import OF_RESET, OF_STEP, NativeOutputs
 from mpi_rollout.ranks.watchdog import Work
 
 RUNS_WAY_OUT = "give --store-infos the type that the envs have, or leave this info out"
