@@ -17,7 +17,7 @@ from mpi_rollout.exchange.exchange import Exchange
 from mpi_rollout.exchange.infos import TRAINERS_WAY_OUT, Infos, write_columns
 from mpi_rollout.exchange.orders import Command
 from mpi_rollout.policies.random import RandomPolicy
-from mpi_rollout.ranks.loop_outputs import LoopOutputs
+from mpi_rollout.ranks.loop_slices import LoopOutputs
 from mpi_rollout.ranks.native_slices import OF_RESET, OF_STEP, NativeOutputs
 from mpi_rollout.ranks.watchdog import Work
 
