@@ -14,7 +14,8 @@ from typing import Any, NoReturn, TypeAlias
 from mpi_rollout.config import RolloutConfig, flag
 from mpi_rollout.core.info_types import read_types
 from mpi_rollout.core.policy_kinds import MAKE_POLICY, is_maker
-from mpi_rollout.errors import UsageError, shortened
+from mpi_rollout.errors import UsageError
+from mpi_rollout.text import shortened
 from mpi_rollout.words import did_you_mean, option_words, same_options
 
 ParserOrGroup = argparse.ArgumentParser | argparse._ArgumentGroup

@@ -17,12 +17,13 @@ from mpi_rollout.envs.inputs import Reset, Step, Values
 from mpi_rollout.envs.native import STEP_SINGLE_ENVS
 from mpi_rollout.envs.outputs import Casting, misfit
 from mpi_rollout.envs.rollout import Rollout, RolloutColumns, as_rollout
-from mpi_rollout.errors import DataError, shortened
+from mpi_rollout.errors import DataError
 from mpi_rollout.exchange.exchange import Exchange
 from mpi_rollout.exchange.infos import Infos
 from mpi_rollout.policies.random import RandomPolicy
 from mpi_rollout.ranks.slices import OF_RESET, Choose, Slice
 from mpi_rollout.ranks.watchdog import Work
+from mpi_rollout.text import shortened
 
 
 class NativeSlice(Slice):

@@ -12,7 +12,6 @@ from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec, WrapperSpec
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from mpi_rollout.core.host import check_num_envs
 from mpi_rollout.core.partition import Division
 from mpi_rollout.core.reproducibility import Reproducibility
 from mpi_rollout.core.spaces import describe, describe_leaves
@@ -22,7 +21,7 @@ from mpi_rollout.envs.infos import first_types
 from mpi_rollout.envs.loop import LoopVectorEnv
 from mpi_rollout.envs.native import NativeVectorEnv
 from mpi_rollout.envs.sharing import Holding, check_instances
-from mpi_rollout.errors import Option, UsageError, words_of
+from mpi_rollout.errors import Option, UsageError
 from mpi_rollout.exchange.exchange import Exchange
 from mpi_rollout.exchange.exchanges import Exchanges
 from mpi_rollout.exchange.infos import Infos, info_leaves, names_of
@@ -31,10 +30,12 @@ from mpi_rollout.exchange.waiting import way_to_wait
 from mpi_rollout.policies.model import Model
 from mpi_rollout.policies.random import RandomPolicy
 from mpi_rollout.process.console import say
+from mpi_rollout.process.host import check_num_envs
 from mpi_rollout.ranks.loop_slices import LoopSlice
 from mpi_rollout.ranks.native_slices import NativeSlice
 from mpi_rollout.ranks.slices import Slice
 from mpi_rollout.ranks.worker import Worker
+from mpi_rollout.text import words_of
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -10,7 +10,7 @@ import numpy as np
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.columns import has_last_row
 from mpi_rollout.core.reproducibility import Reproducibility
-from mpi_rollout.errors import DataError, UsageError, counted
+from mpi_rollout.errors import DataError, UsageError
 from mpi_rollout.storage.chunks import is_sparse
 from mpi_rollout.storage.episodes import first_impossible, num_reset_rows_of
 from mpi_rollout.storage.file_chunks import FileChunks
@@ -27,6 +27,7 @@ from mpi_rollout.storage.structure import (
 )
 from mpi_rollout.storage.untrusted import Tell, attributes_of, check_room, count, number, object_of, text
 from mpi_rollout.storage.values import wrong_in
+from mpi_rollout.text import counted
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import numpy as np
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.clock import utc_now
 from mpi_rollout.core.columns import has_last_row
-from mpi_rollout.errors import ContentError, DataError, StorageError, system_words
+from mpi_rollout.errors import ContentError, DataError, StorageError
 from mpi_rollout.storage.checked_file import CheckedFile, checked
 from mpi_rollout.storage.chunks import ChunkList, ChunkWriter, TableWriter, fill, open_tables, places, read_chunk
 from mpi_rollout.storage.episodes import EpisodeTable, make_table, stored_results
@@ -30,6 +30,7 @@ from mpi_rollout.storage.structure import expected_leaves, leaf_datasets
 from mpi_rollout.storage.untrusted import Tell
 from mpi_rollout.storage.values import ValueChecks
 from mpi_rollout.storage.verification import verify
+from mpi_rollout.text import system_words
 
 NONE_LOST: Mapping[int, int] = MappingProxyType({})
 

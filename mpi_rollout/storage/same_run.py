@@ -5,9 +5,10 @@ from dataclasses import replace
 from typing import Any
 
 from mpi_rollout.config import DATA_OPTIONS, RolloutConfig
-from mpi_rollout.errors import UsageError, shortened
+from mpi_rollout.errors import UsageError
 from mpi_rollout.options import difference, unused
 from mpi_rollout.policies.sources import sha256_of
+from mpi_rollout.text import shortened
 
 
 def check_same_run(config: RolloutConfig, stored: dict[str, Any], path: str) -> bool:

@@ -18,11 +18,12 @@ import numpy as np
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.clock import PHASES
 from mpi_rollout.core.columns import NEWEST
-from mpi_rollout.core.host import ANYWAY, format_bytes, is_any_size
-from mpi_rollout.errors import StorageError, counted
+from mpi_rollout.errors import StorageError
+from mpi_rollout.process.host import ANYWAY, format_bytes, is_any_size
 from mpi_rollout.storage.codecs import filter_options, pays
 from mpi_rollout.storage.filters import GZIP_LEVEL
 from mpi_rollout.storage.values import ValueChecks
+from mpi_rollout.text import counted
 
 FORMAT = "mpi_rollout"
 # Raise it when older versions would misread a file.  A new option needs no new version: a reader knows a file's options

@@ -13,11 +13,11 @@ from masked_envs import Masked
 from single_rank import driver_of
 
 from mpi_rollout.core.layout import FAULT, RESTARTED, UNDONE
+from mpi_rollout.drive.driver import Driver
 from mpi_rollout.envs.faults import OnFault
 from mpi_rollout.errors import RankError
 from mpi_rollout.exchange.exchange import Command
 from mpi_rollout.policies.random import RandomPolicy
-from mpi_rollout.ranks.driver import Driver
 
 NATIVE = {"make": "CartPole-v1", "vectorization_mode": "vector_entry_point"}
 WAYS = {"loop": {"make": Counting}, "nested": {"make": Nested}, "native": NATIVE}
