@@ -10,15 +10,15 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Protocol
 
-from mpi_rollout.collect.acting import Actor, AskedPolicy, Recall
-from mpi_rollout.collect.blocks import LaneProgress, OpenBlock, OpenBlocks, Sink
-from mpi_rollout.collect.fragments import FragmentLengths
 from mpi_rollout.collect.tally import Tally
 from mpi_rollout.core.layout import Block
+from mpi_rollout.drive.actions import Actor, AskedPolicy, Recall
+from mpi_rollout.drive.blocks import LaneProgress, OpenBlock, OpenBlocks, Sink
+from mpi_rollout.drive.driver import Driver
+from mpi_rollout.drive.fragments import FragmentLengths
+from mpi_rollout.drive.lanes import Lane
 from mpi_rollout.errors import RankError
 from mpi_rollout.exchange.orders import Command
-from mpi_rollout.ranks.driver import Driver
-from mpi_rollout.ranks.lanes import Lane
 
 
 class Listener(Protocol):

@@ -19,13 +19,13 @@ from mpi_rollout.config import RolloutConfig, versions
 from mpi_rollout.core.layout import Block
 from mpi_rollout.core.reproducibility import Reproducibility
 from mpi_rollout.core.spaces import describe as describe_space
+from mpi_rollout.drive.driver import Driver
 from mpi_rollout.envs.env_maker import EnvMaker, make_slice, maker_of
 from mpi_rollout.envs.faults import raised_at
 from mpi_rollout.envs.loop import LoopVectorEnv
 from mpi_rollout.envs.native import NativeVectorEnv
 from mpi_rollout.envs.replaying import Past
 from mpi_rollout.errors import DataError, EnvError, RolloutError, UsageError
-from mpi_rollout.ranks.driver import Driver
 from mpi_rollout.storage.schema import is_recording
 from mpi_rollout.storage.structure import committed_episodes, committed_resets, leaf_datasets, reproducibility_of
 from mpi_rollout.storage.untrusted import OpenFile, open_unmarked, parsed

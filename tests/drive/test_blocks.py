@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from mpi_rollout.collect.blocks import Discard, LaneProgress, OpenBlocks
 from mpi_rollout.core.clock import Clock
 from mpi_rollout.core.layout import Block, SlotLayout, SlotUnpacker
 from mpi_rollout.core.partition import Partition
+from mpi_rollout.drive.blocks import Discard, LaneProgress, OpenBlocks
 
 SPACE = spaces.Discrete(2)
 

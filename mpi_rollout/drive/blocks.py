@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from mpi_rollout.core.layout import Block, SlotUnpacker
-from mpi_rollout.ranks.driver import Driver
-from mpi_rollout.ranks.lanes import Lane
+from mpi_rollout.drive.driver import Driver
+from mpi_rollout.drive.lanes import Lane
 
 
 class Sink(Protocol):
