@@ -10,15 +10,15 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Protocol
 
-from mpi_rollout.collect.acting import Actor, AskedPolicy, Recall
-from mpi_rollout.collect.blocks import LaneProgress, OpenBlock, OpenBlocks, Sink
-from mpi_rollout.collect.fragments import FragmentLengths
 from mpi_rollout.collect.tally import Tally
 from mpi_rollout.core.layout import Block
+from mpi_rollout.drive.actions import Actor, AskedPolicy, Recall
+from mpi_rollout.drive.blocks import LaneProgress, OpenBlock, OpenBlocks, Sink
+from mpi_rollout.drive.driver import Driver
+from mpi_rollout.drive.fragments import FragmentLengths
+from mpi_rollout.drive.lanes import Lane
 from mpi_rollout.errors import RankError
 from mpi_rollout.exchange.orders import Command
-from mpi_rollout.ranks.driver import Driver
-from mpi_rollout.ranks.lanes import Lane
 
 
 class Listener(Protocol):
@@ -109,8 +109,8 @@ class Collector:
         for restart in self.driver.restarts:
             self._listener.on_fault(restart.env_index, -1, restart.message)
         self.driver.restarts = []
-        for destination in first.destinations.values():
-            destination.lay_observations(0)
+        for unpacker in first.unpackers.values():
+            unpacker.lay_observations(0)
         self._begin(first)
 
     def resume(
@@ -221,8 +221,8 @@ class Collector:
         """Make columns of the rows since the last count, and count them."""
         if stop > self._num_counted:
             oldest = self._blocks.oldest
-            for destination in oldest.destinations.values():
-                destination.unpack(self._num_counted, stop)
+            for unpacker in oldest.unpackers.values():
+                unpacker.unpack(self._num_counted, stop)
             self.tally.add(oldest.block, self._num_counted, stop)
             self._num_counted = stop
 

@@ -6,10 +6,7 @@ from collections.abc import Mapping
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from mpi_rollout.collect.acting import AskedPolicy
-from mpi_rollout.collect.blocks import Discard, Sink
 from mpi_rollout.collect.collector import Collector, CollectorOptions
-from mpi_rollout.collect.fragments import FragmentLengths, prepare_lengths
 from mpi_rollout.collect.monitor import LostRanks, Monitor, RunState
 from mpi_rollout.collect.resuming import (
     bring_back,
@@ -23,13 +20,17 @@ from mpi_rollout.collect.resuming import (
 from mpi_rollout.collect.run_end import RunEnd
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.clock import utc_now
-from mpi_rollout.core.host import check_blocks
 from mpi_rollout.core.info_columns import with_masks
 from mpi_rollout.core.layout import Block
 from mpi_rollout.core.reproducibility import Reproducibility
 from mpi_rollout.core.spaces import describe, describe_leaves
+from mpi_rollout.drive.actions import AskedPolicy
+from mpi_rollout.drive.blocks import Discard, Sink
+from mpi_rollout.drive.driver import Driver
+from mpi_rollout.drive.fragments import FragmentLengths, prepare_lengths
+from mpi_rollout.drive.policy_on_ranks import PolicyOnRanks
 from mpi_rollout.envs.replaying import Past
-from mpi_rollout.errors import DataError, Interrupted, PolicyError, RolloutError, words_of
+from mpi_rollout.errors import DataError, Interrupted, PolicyError, RolloutError
 from mpi_rollout.exchange import job_end, world
 from mpi_rollout.policies.blocks import BlockPolicy, PolicyOptions
 from mpi_rollout.policies.made import called_model
@@ -37,12 +38,12 @@ from mpi_rollout.policies.model import PolicySource
 from mpi_rollout.policies.random import RandomPolicy
 from mpi_rollout.policies.sources import load_model
 from mpi_rollout.process.console import say
+from mpi_rollout.process.host import check_blocks
 from mpi_rollout.process.start import shadowing
-from mpi_rollout.ranks.driver import Driver
-from mpi_rollout.ranks.policy_on_ranks import PolicyOnRanks
 from mpi_rollout.ranks.set_up import EnvFacts
 from mpi_rollout.ranks.worker import Worker
 from mpi_rollout.storage.status import Status
+from mpi_rollout.text import words_of
 
 if TYPE_CHECKING:
     from mpi_rollout.storage.output import (

@@ -8,8 +8,9 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
-from mpi_rollout.errors import UsageError, words_of
+from mpi_rollout.errors import UsageError
 from mpi_rollout.process.place import located
+from mpi_rollout.text import words_of
 from mpi_rollout.words import did_you_mean
 
 

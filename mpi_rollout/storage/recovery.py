@@ -8,10 +8,9 @@ from types import MappingProxyType
 import h5py
 import numpy as np
 
-from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.clock import utc_now
 from mpi_rollout.core.columns import has_last_row
-from mpi_rollout.errors import ContentError, DataError, StorageError, system_words
+from mpi_rollout.errors import ContentError, DataError, StorageError
 from mpi_rollout.storage.checked_file import CheckedFile, checked
 from mpi_rollout.storage.chunks import ChunkWriter, FileWriter
 from mpi_rollout.storage.episodes import EpisodeTable, make_table, stored_results
@@ -31,6 +30,8 @@ from mpi_rollout.storage.structure import expected_leaves
 from mpi_rollout.storage.untrusted import Tell, count, number
 from mpi_rollout.storage.values import ValueChecks
 from mpi_rollout.storage.verification import verify
+from mpi_rollout.stored_config import read_config
+from mpi_rollout.text import system_words
 
 NONE_LOST: Mapping[int, int] = MappingProxyType({})
 
@@ -67,7 +68,7 @@ def recover(tell: Tell, path: str, new_path: str, temporary: str, num_steps: int
 def schema_of(file: h5py.File) -> Schema:
     """Return the schema of a file that continues this one, with the columns that this version has."""
     attributes = {name: value for name, value in file.attrs.items() if name not in LATER_ATTRIBUTES}
-    config = RolloutConfig.from_json(file.attrs["config"], str(file.filename))
+    config = read_config(file.attrs["config"], str(file.filename))
     datasets = leaf_datasets(file["trajectories"])
     named = {
         name: np.broadcast_to(

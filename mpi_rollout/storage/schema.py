@@ -18,15 +18,16 @@ import numpy as np
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.clock import PHASES
 from mpi_rollout.core.columns import NEWEST, Rows, column_of
-from mpi_rollout.core.host import ANYWAY, format_bytes, is_any_size
-from mpi_rollout.errors import StorageError, counted
+from mpi_rollout.errors import StorageError
+from mpi_rollout.process.host import ANYWAY, format_bytes, is_any_size
 from mpi_rollout.storage.codecs import filter_options, pays
 from mpi_rollout.storage.filters import GZIP_LEVEL
 from mpi_rollout.storage.values import ValueChecks
+from mpi_rollout.text import counted
 
 FORMAT = "mpi_rollout"
 # Raise it when older versions would misread a file.  A new option needs no new version: a reader knows a file's options
-# by their names, see `RolloutConfig.from_json`.
+# by their names, see `stored_config.read_config`.
 # 1: random actions were other ones for the same seed.  2: there was no list of chunks.
 LISTED_SINCE = 3
 FORMAT_VERSION = max(LISTED_SINCE, NEWEST)

@@ -45,6 +45,7 @@ from mpi_rollout.storage.untrusted import (
     text,
 )
 from mpi_rollout.storage.values import described_leaves
+from mpi_rollout.stored_config import read_config
 
 ATTEMPTS = 3
 OURS = {"config", "spaces", "digest", "format_version"}  # Attributes that only files of this program have together.
@@ -62,7 +63,7 @@ def opened(path: str, tell: Tell) -> Iterator[tuple[h5py.File, Tell]]:
         attributes = attributes_of(file)
         check_format(attributes, path)
         check_attributes(attributes)
-        config = RolloutConfig.from_json(attributes["config"], path)
+        config = read_config(attributes["config"], path)
         check_objects(file, note, expected_rows(attributes, config, "chunks" in file))
         note("its root group")
         yield file, note

@@ -16,12 +16,13 @@ import numpy as np
 
 from mpi_rollout.config import RolloutConfig, versions
 from mpi_rollout.core.layout import Block
-from mpi_rollout.errors import RolloutError, StorageError, counted, system_words
+from mpi_rollout.errors import RolloutError, StorageError
 from mpi_rollout.storage.episodes import EpisodeTable, make_table
 from mpi_rollout.storage.ownership import free_space
 from mpi_rollout.storage.probe import libraries
 from mpi_rollout.storage.run_file import Ending, Prefix, RunFile
 from mpi_rollout.storage.schema import FAULT, INTERVAL, Schema, fault_row, is_recording
+from mpi_rollout.text import counted, system_words
 
 # What has ended a writer.  Its stack holds HDF5's objects.  If Python freed them before the process ends, they would
 # fail once more, and say so.

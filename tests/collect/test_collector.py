@@ -30,11 +30,11 @@ from stopped_runs import (
 
 from mpi_rollout.collect.collector import Collector, CollectorOptions
 from mpi_rollout.core.layout import Block
+from mpi_rollout.drive.driver import Driver
 from mpi_rollout.envs.faults import OnFault
 from mpi_rollout.errors import RankError
 from mpi_rollout.exchange.exchange import Command
 from mpi_rollout.policies.random import RandomPolicy
-from mpi_rollout.ranks.driver import Driver
 
 # Lockstep.
 

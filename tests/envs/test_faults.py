@@ -17,9 +17,10 @@ from mpi_rollout.core.layout import Block
 from mpi_rollout.core.seeding import episode_seeds
 from mpi_rollout.envs.faults import ABORT, OnFault, OutputChecks
 from mpi_rollout.envs.loop import LoopVectorEnv
-from mpi_rollout.errors import DataError, EnvError, counted
+from mpi_rollout.errors import DataError, EnvError
 from mpi_rollout.storage.episodes import EpisodeTable
 from mpi_rollout.storage.schema import FAULT, fault_row
+from mpi_rollout.text import counted
 
 FORGIVING = OnFault(max_restarts=100)
 CHECKED = OnFault(max_restarts=100, check_finite=True)

@@ -11,14 +11,14 @@ from mpi_rollout.collect.root import Root
 from mpi_rollout.collect.run import plan_of
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.partition import Division
+from mpi_rollout.drive.driver import Driver
+from mpi_rollout.drive.lanes import Lane, indices_of, parts_of
 from mpi_rollout.envs.bare import Limit
 from mpi_rollout.envs.env_maker import EnvMaker
 from mpi_rollout.exchange import world
 from mpi_rollout.exchange.world import SingleRankComm
 from mpi_rollout.policies.model import PolicySource
 from mpi_rollout.policies.random import Policy
-from mpi_rollout.ranks.driver import Driver
-from mpi_rollout.ranks.lanes import Lane, indices_of, parts_of
 from mpi_rollout.ranks.set_up import Plan, assemble, make_rank_envs
 from mpi_rollout.storage.output import claim_output
 from mpi_rollout.train.vector_env import MPIVectorEnv

@@ -10,9 +10,9 @@ import pytest
 from jobs import Job, assert_same_bytes, datasets, files_in_ways, once
 from single_rank import driver_of
 
-from mpi_rollout.collect.blocks import Discard
 from mpi_rollout.collect.collector import Collector, CollectorOptions
-from mpi_rollout.collect.fragments import FragmentLengths
+from mpi_rollout.drive.blocks import Discard
+from mpi_rollout.drive.fragments import FragmentLengths
 from mpi_rollout.policies.random import RandomPolicy
 from mpi_rollout.ranks.worker import Worker
 

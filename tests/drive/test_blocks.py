@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from mpi_rollout.collect.blocks import Discard, LaneProgress, OpenBlocks
 from mpi_rollout.core.clock import Clock
-from mpi_rollout.core.layout import Block, Destination, SlotLayout
+from mpi_rollout.core.layout import Block, SlotLayout, SlotUnpacker
 from mpi_rollout.core.partition import Partition
+from mpi_rollout.drive.blocks import Discard, LaneProgress, OpenBlocks
 
 SPACE = spaces.Discrete(2)
 
@@ -20,8 +20,8 @@ class Lane:
         self.slots = np.zeros((1, room, self.layout.nbytes), np.uint8)
         self.columns = self.layout.columns(self.slots, 1)
 
-    def destination(self, block: Block) -> Destination:
-        return Destination(block, self.layout, Partition(1, 1), self.slots, slice(0, 1))
+    def unpacker(self, block: Block) -> SlotUnpacker:
+        return SlotUnpacker(block, self.layout, Partition(1, 1), self.slots, slice(0, 1))
 
 
 class Driver:
@@ -30,9 +30,9 @@ class Driver:
     def __init__(self):
         self.clock, self.num_prepared, self.lane = Clock(), 0, Lane()
 
-    def destinations(self, block: Block) -> dict:
+    def unpackers(self, block: Block) -> dict:
         self.num_prepared += 1
-        return {self.lane: self.lane.destination(block)}
+        return {self.lane: self.lane.unpacker(block)}
 
 
 @pytest.fixture
@@ -147,7 +147,7 @@ def fragments(opened: OpenBlocks, lengths: list[int]) -> tuple[LaneProgress, lis
         before = progress.open_block
         progress.take_in(num_rows)
         if progress.open_block is not before:
-            before.destinations[lane].unpack(0, before.block.num_rows)
+            before.unpackers[lane].unpack(0, before.block.num_rows)
             blocks.append(progress.open_block.block)
     return progress, blocks
 

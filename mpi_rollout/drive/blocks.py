@@ -7,9 +7,9 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from mpi_rollout.core.layout import Block, Destination
-from mpi_rollout.ranks.driver import Driver
-from mpi_rollout.ranks.lanes import Lane
+from mpi_rollout.core.layout import Block, SlotUnpacker
+from mpi_rollout.drive.driver import Driver
+from mpi_rollout.drive.lanes import Lane
 
 
 class Sink(Protocol):
@@ -49,7 +49,7 @@ class OpenBlock:
     """A block that is being filled, and how each lane's slots are laid into it."""
 
     block: Block
-    destinations: dict[Lane, Destination]
+    unpackers: dict[Lane, SlotUnpacker]
 
     @property
     def start(self) -> int:
@@ -77,15 +77,15 @@ class LaneProgress:
 
     def take_in(self, num_rows: int) -> None:
         """Lay the slots of the lane into its rows, so many steps, and move on."""
-        destination, is_cut = self.open_block.destinations[self.lane], num_rows < self.num_rows
+        unpacker, is_cut = self.open_block.unpackers[self.lane], num_rows < self.num_rows
         if is_cut:
             self.next_block, self.next_row = self.open_block, self.row + num_rows
         num_here = num_rows - (self.next_block is not self.open_block)
         if num_here:
-            destination.lay_observations(self.row + 1, 0, num_here)
+            unpacker.lay_observations(self.row + 1, 0, num_here)
         if num_here < num_rows:
-            self.next_block.destinations[self.lane].lay_observations(0, num_here, num_rows)
-        destination.lay_results(self.row, num_rows)
+            self.next_block.unpackers[self.lane].lay_observations(0, num_here, num_rows)
+        unpacker.lay_results(self.row, num_rows)
         self.open_block, self.row = self.next_block, self.next_row
         self.step += num_rows
 
@@ -113,7 +113,7 @@ class OpenBlocks:
         block = self._sink.acquire()
         block.start = start
         if id(block) not in self._prepared:
-            self._prepared[id(block)] = OpenBlock(block, self._driver.destinations(block))
+            self._prepared[id(block)] = OpenBlock(block, self._driver.unpackers(block))
         self._open.append(self._prepared[id(block)])
         self._driver.clock.lap("write")
         return self._open[-1]

@@ -5,16 +5,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpi_rollout.collect.blocks import LaneProgress, OpenBlocks
-from mpi_rollout.collect.fragments import FragmentLengths
 from mpi_rollout.core.spaces import Space, Tree, leaves, rows_of, tree_of
-from mpi_rollout.errors import ActionError, PolicyError, SignalInterrupt, words_of
+from mpi_rollout.drive.blocks import LaneProgress, OpenBlocks
+from mpi_rollout.drive.driver import Driver
+from mpi_rollout.drive.fragments import FragmentLengths
+from mpi_rollout.drive.lanes import Lane, indices_of, parts_of
+from mpi_rollout.drive.policy_on_ranks import PolicyOnRanks
+from mpi_rollout.errors import ActionError, PolicyError, SignalInterrupt
 from mpi_rollout.policies.blocks import BlockPolicy, refuse_pair
 from mpi_rollout.policies.random import Policy, RandomPolicy
 from mpi_rollout.process.exits import ends_forked
-from mpi_rollout.ranks.driver import Driver
-from mpi_rollout.ranks.lanes import Lane, indices_of, parts_of
-from mpi_rollout.ranks.policy_on_ranks import PolicyOnRanks
+from mpi_rollout.text import words_of
 
 AskedPolicy = Policy | BlockPolicy | PolicyOnRanks
 Recall = Callable[[int], Tree]  # The observations of all envs in a step, shape (num_envs, ...).

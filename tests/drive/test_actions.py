@@ -7,11 +7,11 @@ import pytest
 from envs import Counting, Nested
 from single_rank import driver_of
 
-from mpi_rollout.collect import acting
-from mpi_rollout.collect.acting import Actor
-from mpi_rollout.collect.blocks import Discard, LaneProgress, OpenBlocks
-from mpi_rollout.collect.fragments import FragmentLengths
 from mpi_rollout.core.spaces import leaves
+from mpi_rollout.drive import actions as acting
+from mpi_rollout.drive.actions import Actor
+from mpi_rollout.drive.blocks import Discard, LaneProgress, OpenBlocks
+from mpi_rollout.drive.fragments import FragmentLengths
 from mpi_rollout.errors import ActionError, PolicyError, SignalInterrupt
 from mpi_rollout.policies.random import Policy, RandomPolicy
 
