@@ -11,7 +11,7 @@ from dataclasses import MISSING, Field, fields
 from decimal import Decimal, InvalidOperation
 from typing import Any, NoReturn, TypeAlias
 
-from mpi_rollout.config import RolloutConfig, flag
+from mpi_rollout.config import RolloutConfig, flag, switch
 from mpi_rollout.core.column_types import read_types
 from mpi_rollout.core.policy_kinds import MAKE_POLICY, is_maker
 from mpi_rollout.errors import UsageError
@@ -201,20 +201,6 @@ def check_seconds(option: str, seconds: float) -> None:
     """Raise UsageError if an option is no length of time."""
     if not 0 < seconds < math.inf:
         raise UsageError(f"{option} must be more than 0 and finite, got {seconds:g}")
-
-
-def switch(name: str) -> str:
-    """Return an option without a value, as the user types it: it changes the default."""
-    return flag("no-" + name if getattr(RolloutConfig, name) else name)
-
-
-def difference(name: str, before: object, now: object, as_text: Callable[[Any], str]) -> str:
-    """Say that an option is not what it was; `as_text` makes text of its values."""
-    if isinstance(now, bool):
-        default = getattr(RolloutConfig, name)
-        words = ("not given" if value in (default, None) else "given" for value in (before, now))
-        return "{} was {}, is {}".format(switch(name), *words)
-    return f"{flag(name)} was {as_text(before)}, is {as_text(now)}"
 
 
 USES: dict[str, tuple[Callable[[RolloutConfig], bool], str]] = {  # Options that not every run uses, and what they need.
