@@ -17,7 +17,7 @@ from mpi_rollout.exchange.world import claimed_rank, claimed_size
 from mpi_rollout.options import Commands, Parser, add_run_options, check_seconds, check_used, path, with_command
 from mpi_rollout.process.console import hold, say, settle, show, stdout_apart, without_stdin
 from mpi_rollout.process.interrupts import raise_on_signals
-from mpi_rollout.process.place import current, started_in
+from mpi_rollout.process.paths import current, started_in
 from mpi_rollout.process.start import is_heeding
 from mpi_rollout.ranks.agreement import share_refusal
 from mpi_rollout.shared_options import SharedOptions
