@@ -10,14 +10,12 @@ import numpy as np
 from mpi_rollout.core.columns import has_last_row
 from mpi_rollout.core.reproducibility import Reproducibility
 from mpi_rollout.errors import DataError, UsageError
-from mpi_rollout.storage.chunks import is_sparse
 from mpi_rollout.storage.episodes import first_impossible, num_reset_rows_of
 from mpi_rollout.storage.file_chunks import FileChunks
-from mpi_rollout.storage.schema import EPISODE, FAULT, LIST, RESET, is_recording
+from mpi_rollout.storage.schema import EPISODE, FAULT, LIST, RESET, is_recording, is_sparse, leaf_datasets
 from mpi_rollout.storage.structure import (
     check_datasets,
     expected_rows,
-    leaf_datasets,
     num_steps_of,
     opened,
     possible_resets,

@@ -147,13 +147,6 @@ def reproducibility_of(file: h5py.File) -> Reproducibility:
     return Reproducibility.EPISODE if is_loop else Reproducibility.SLICE
 
 
-def leaf_datasets(group: h5py.Group) -> dict[str, h5py.Dataset]:
-    """Return the datasets below a group by path, in alphabetical order."""
-    datasets: dict[str, h5py.Dataset] = {}
-    group.visititems(lambda name, item: datasets.update({name: item}) if isinstance(item, h5py.Dataset) else None)
-    return dict(sorted(datasets.items()))
-
-
 def num_steps_of(file: h5py.File) -> int:
     """Return the number of steps that are committed."""
     return count(attributes_of(object_of(file, "trajectories", h5py.Group)), "num_steps")
