@@ -13,8 +13,7 @@ from mpi_rollout.core.policy_kinds import MAKE_POLICY, SUFFIXES
 from mpi_rollout.core.spaces import Leaf, Space, Tree, leaves, tree_of
 from mpi_rollout.errors import PolicyError, UsageError
 from mpi_rollout.policies.model import Model, Policy
-from mpi_rollout.process.loading import colon_hint, load_callable, load_object
-from mpi_rollout.process.place import located
+from mpi_rollout.process.paths import colon_hint, load_callable, load_object, located
 from mpi_rollout.text import words_of
 
 

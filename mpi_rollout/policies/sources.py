@@ -18,7 +18,7 @@ from mpi_rollout.policies.model import DETERMINISTIC, Model, PolicySource
 from mpi_rollout.policies.networks import try_model
 from mpi_rollout.policies.onnx_check import check_network, weight_files
 from mpi_rollout.policies.untrusted import FREE_PICKLE_BYTES, TRUST_IT, members_of, reading, without_folder
-from mpi_rollout.process.place import located
+from mpi_rollout.process.paths import located
 from mpi_rollout.text import first_line, system_words
 
 EXPORT = "save the network with torch.export.save(torch.export.export(...), 'policy.pt2')"
