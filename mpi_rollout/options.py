@@ -56,12 +56,8 @@ class Parser(argparse.ArgumentParser):
         self.commands = added.choices  # A view: it has those that are added later.
         return added
 
-    def read(self, arguments: Sequence[str], default: str) -> argparse.Namespace:
-        """Read a command and its options; without the name of a command it is `default`.
-
-        UsageError if a word is unknown, or an option has a value that it cannot have.
-        """
-        arguments = with_command(arguments, default)
+    def read(self, arguments: Sequence[str]) -> argparse.Namespace:
+        """Read a command and its options; UsageError if a word is unknown, or an option cannot have its value."""
         if not arguments[0].startswith(DASHES) and arguments[0] not in self.commands:
             raise UsageError(self._unknown_command(arguments[0]))
         options, unknown = self.parse_known_args(arguments)
@@ -124,11 +120,11 @@ def whole_number(text: str) -> int:
         value = Decimal(text)
     except InvalidOperation:
         value = Decimal("nan")
-    if value.is_finite() and SMALLEST <= value <= LARGEST and value == int(value):
-        return int(value)
     what = "a whole number such as 1000 or 1e3"
     if value.is_finite() and not SMALLEST <= value <= LARGEST:
         what = f"a whole number of at most 64 bits, {LARGEST}"
+    elif value.is_finite() and value == int(value):
+        return int(value)
     raise argparse.ArgumentTypeError(f"must be {what}, got {shortened(text, 80)!r}")
 
 
@@ -140,6 +136,27 @@ def number(text: str) -> float:
         raise argparse.ArgumentTypeError(f"must be a number, got {shortened(text, 80)!r}") from None
 
 
+def path(text: str) -> str:
+    """Read the name of a file or folder: shells leave the ~ of --out=~/run.h5 as it is; ArgumentTypeError for none."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError(
+            f"must name a file or folder, got {text!r} (is a variable of the shell not set?)"
+        )
+    return os.path.expanduser(text)
+
+
+def json_value(text: str) -> object:
+    """Read the value of --env-kwargs; UsageError if it is not JSON.  `RolloutConfig` says what it may be."""
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        example = "--env-kwargs must be a JSON object such as '{\"level\": 3}'"
+        raise UsageError(f"{example}, got {text!r}: {error}") from error
+
+
+READERS = {"env_kwargs": json_value, "store_infos": read_types, "out": path}
+
+
 def add_option(parser: ParserOrGroup, field: Field[Any]) -> None:
     """Add one field of the configuration as an option."""
     default = field.default_factory() if field.default_factory is not MISSING else field.default
@@ -149,7 +166,8 @@ def add_option(parser: ParserOrGroup, field: Field[Any]) -> None:
         parser.add_argument(switch(field.name), dest=field.name, default=default, help=help_text, action=action)
         return
     extra = {key: field.metadata[key] for key in ("choices", "metavar") if key in field.metadata}
-    extra |= {"dest": field.name, "default": default, "type": _reader(field)}
+    number_type = next((kind for kind in (int, float) if kind.__name__ in str(field.type)), str)
+    extra |= {"dest": field.name, "default": default, "type": READERS.get(field.name, number_type)}
     if default not in (None, {}):
         help_text += f" (default: {default})"
     parser.add_argument(flag(field.name), help=help_text, **extra)
@@ -160,41 +178,6 @@ def add_run_options(parser: ParserOrGroup, names: Sequence[str]) -> None:
     for field in fields(RolloutConfig):
         if field.name in names:
             add_option(parser, field)
-
-
-def _reader(field: Field[Any]) -> Callable[[str], Any]:
-    if field.name == "env_kwargs":
-        return json_value
-    if field.name == "store_infos":
-        return read_types
-    if field.name == "out":
-        return path
-    return next((kind for kind in (int, float) if kind.__name__ in str(field.type)), str)
-
-
-def path(text: str) -> str:
-    """Read the name of a file or folder: shells leave the ~ of --out=~/run.h5 as it is; ArgumentTypeError for none."""
-    if not text.strip():
-        raise argparse.ArgumentTypeError(
-            f"must name a file or folder, got {text!r} (is a variable of the shell not set?)"
-        )
-    return os.path.expanduser(text)
-
-
-def json_value(text: str) -> Any:
-    """Read the value of --env-kwargs; `RolloutConfig` says what it may be.
-
-    Raises
-    ------
-    UsageError
-        It is not JSON.
-    """
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        raise UsageError(
-            f"--env-kwargs must be a JSON object such as '{{\"level\": 3}}', got {text!r}: {error}"
-        ) from error
 
 
 def check_seconds(option: str, seconds: float) -> None:

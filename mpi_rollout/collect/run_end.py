@@ -112,7 +112,7 @@ class RunEnd:
 
     def _figures(self, collector: Collector, file: str, ranks: list[RankReport], complete: bool) -> RunFigures:
         state, tally, exchange = self._state, collector.tally, self._driver.lanes[0].exchange
-        inference = "workers" if collector.actor.inference == "workers" else "root"
+        inference = collector.source.inference
         length = collector.lengths.longest
         return RunFigures(
             file=file,

@@ -13,7 +13,7 @@ from mpi_rollout.core.policy_kinds import MAKE_POLICY
 from mpi_rollout.core.spaces import Leaf, Space, Tree, leaves, tree_of
 from mpi_rollout.errors import PolicyError, UsageError
 from mpi_rollout.policies.parameters import load_module
-from mpi_rollout.process.loading import load_callable
+from mpi_rollout.process.paths import load_callable
 from mpi_rollout.text import words_of
 
 DETERMINISTIC, SAMPLE = "deterministic", "sample"

@@ -18,8 +18,7 @@ from mpi_rollout.policies.model import DETERMINISTIC, Model, Policy, PolicySourc
 from mpi_rollout.policies.networks import try_model
 from mpi_rollout.policies.onnx_check import check_network, weight_files
 from mpi_rollout.policies.untrusted import FREE_PICKLE_BYTES, TRUST_IT, members_of, reading, without_folder
-from mpi_rollout.process.loading import colon_hint, load_object
-from mpi_rollout.process.place import located
+from mpi_rollout.process.paths import colon_hint, load_object, located
 from mpi_rollout.text import first_line, system_words, words_of
 
 EXPORT = "save the network with torch.export.save(torch.export.export(...), 'policy.pt2')"
