@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 from mpi_rollout.core.column_types import check_names, mask_name, read_type
-from mpi_rollout.errors import Option, UsageError, shortened
+from mpi_rollout.errors import Option, UsageError
+from mpi_rollout.text import shortened
 
 ALL = "all"
 EXAMPLE = '\'{"lives": int, "position": [float, 3]}\''

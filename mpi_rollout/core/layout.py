@@ -217,7 +217,7 @@ def split_by_rank(array: np.ndarray, partition: Partition) -> list[np.ndarray]:
     ]
 
 
-class Destination:
+class SlotUnpacker:
     """A block seen as the slots are, so that the slots of all ranks and envs take a few strided copies.
 
     Observations are laid at once, because a policy waits for them.  Of a step's results only the heads of the slots

@@ -11,10 +11,10 @@ from mpi_rollout.core.column_types import check_names
 from mpi_rollout.core.info_columns import typed_leaves
 from mpi_rollout.core.policy_kinds import MAKE_POLICY, SUFFIXES
 from mpi_rollout.core.spaces import Leaf, Space, Tree, leaves, tree_of
-from mpi_rollout.errors import PolicyError, UsageError, words_of
+from mpi_rollout.errors import PolicyError, UsageError
 from mpi_rollout.policies.model import Model, Policy
-from mpi_rollout.process.loading import colon_hint, load_callable, load_object
-from mpi_rollout.process.place import located
+from mpi_rollout.process.paths import colon_hint, load_callable, load_object, located
+from mpi_rollout.text import words_of
 
 
 def load_policy(spec: str) -> Policy:

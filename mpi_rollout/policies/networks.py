@@ -6,9 +6,10 @@ from typing import NamedTuple
 import numpy as np
 
 from mpi_rollout.core.spaces import Leaf, Space, Tree, leaves, tree_of
-from mpi_rollout.errors import ActionError, UsageError, first_line
+from mpi_rollout.errors import ActionError, UsageError
 from mpi_rollout.policies.heads import Head
 from mpi_rollout.policies.model import Model
+from mpi_rollout.text import first_line
 
 TRIAL_ROWS = 3, 2  # A network is tried on batches of two sizes.
 NO_ENV = "on observations of zeros, which rows of a block have that belong to no env, "

@@ -19,13 +19,14 @@ from stable_baselines3.td3.policies import TD3Policy
 from torch.overrides import TorchFunctionMode
 
 from mpi_rollout.core.spaces import Space, Tree
-from mpi_rollout.errors import ActionError, UsageError, first_line
+from mpi_rollout.errors import ActionError, UsageError
 from mpi_rollout.policies.heads import WAY_OUT, Head, clipped, refuse_nan
 from mpi_rollout.policies.model import SAMPLE, Model, PolicySource
 from mpi_rollout.policies.sampling import gaussian, num_normal_uniforms
 from mpi_rollout.policies.sb3_spaces import check_space, learned_space
 from mpi_rollout.policies.sb3_zip import ALGORITHMS, SavedPolicy, read_zip
 from mpi_rollout.policies.torch_models import calling
+from mpi_rollout.text import first_line
 
 Learned: TypeAlias = Any  # A policy of SB3: of four classes, which have other attributes each.
 

@@ -12,13 +12,14 @@ from importlib import import_module
 
 from mpi_rollout.core.policy_kinds import CALLED, FILE, FILES, FORMATS, MADE, kind_of_name
 from mpi_rollout.core.spaces import Space
-from mpi_rollout.errors import ActionError, Option, UsageError, first_line, system_words
+from mpi_rollout.errors import ActionError, Option, UsageError
 from mpi_rollout.policies.made import load_policy, make_model
 from mpi_rollout.policies.model import DETERMINISTIC, Model, PolicySource
 from mpi_rollout.policies.networks import try_model
 from mpi_rollout.policies.onnx_check import check_network, weight_files
 from mpi_rollout.policies.untrusted import FREE_PICKLE_BYTES, TRUST_IT, members_of, reading, without_folder
-from mpi_rollout.process.place import located
+from mpi_rollout.process.paths import located
+from mpi_rollout.text import first_line, system_words
 
 EXPORT = "save the network with torch.export.save(torch.export.export(...), 'policy.pt2')"
 NO_NETWORK = f"has what torch.save writes, weights without the network, which is not a policy; {EXPORT}"

@@ -24,7 +24,6 @@ from mpi_rollout.errors import (
     UsageError,
     caused_by,
     without_our_frames,
-    words_of,
 )
 from mpi_rollout.exchange.job_end import abort, all_or_none, place_of
 from mpi_rollout.exchange.world import (
@@ -40,6 +39,7 @@ from mpi_rollout.exchange.world import (
 from mpi_rollout.process.console import STDERR, say
 from mpi_rollout.process.exits import ends_forked
 from mpi_rollout.process.start import shadowing
+from mpi_rollout.text import words_of
 
 if TYPE_CHECKING:
     from mpi4py import MPI

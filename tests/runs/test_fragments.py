@@ -7,12 +7,8 @@ import h5py
 import numpy as np
 import pytest
 from jobs import Collected, Job, assert_same_bytes, collected_in_ways, datasets
-from single_rank import driver_of
+from single_rank import collector_of, driver_of
 
-from mpi_rollout.collect.blocks import Discard
-from mpi_rollout.collect.collector import Collector, CollectorOptions
-from mpi_rollout.collect.fragments import FragmentLengths
-from mpi_rollout.policies.random import RandomPolicy
 from mpi_rollout.ranks.worker import Worker
 
 RUNS = {
@@ -114,13 +110,11 @@ def calls_of(length: int, num_steps: int) -> int:
     driver = driver_of(num_envs=8, seed=5, is_random=True)
     if length > 1:
         driver.make_room(length)
-    blocks = [driver.block(256) for _ in range(3)]
-    options = CollectorOptions(3, lengths=FragmentLengths(length, seconds=None), look_every_s=100.0)
-    collector = Collector(driver, RandomPolicy(driver.action_space, 8, 5), Discard(blocks), options)
+    collector = collector_of(driver, 256, length)
     collector.start()
     collector.advance(64)
     for lane in 5 * driver.lanes:
-        options.lengths.note(lane, 1)
+        collector.lengths.note(lane, 1)
     calls = Calls()
     sys.setprofile(calls)
     try:
@@ -139,18 +133,10 @@ def test_all_of_a_fragment_is_counted():
     """Env steps are counted for all rows at once."""
     driver = driver_of(num_envs=4, seed=1, is_random=True)
     driver.make_room(16)
-    blocks = [driver.block(40) for _ in range(3)]
-    options = CollectorOptions(3, lengths=FragmentLengths(16, seconds=None))
-    collector = Collector(driver, RandomPolicy(driver.action_space, 4, 1), Discard(blocks), options)
+    collector = collector_of(driver, 40, length=16)
     collector.start()
     collector.advance(100)
-    lockstep = driver_of(num_envs=4, seed=1, is_random=True)
-    step = Collector(
-        lockstep,
-        RandomPolicy(lockstep.action_space, 4, 1),
-        Discard([lockstep.block(40) for _ in range(3)]),
-        CollectorOptions(3),
-    )
+    step = collector_of(driver_of(num_envs=4, seed=1, is_random=True), 40)
     step.start()
     step.advance(100)
     assert collector.tally.env_steps == step.tally.env_steps < 400

@@ -14,9 +14,9 @@ from gymnasium import spaces
 from jobs import Job, Result, Start, assert_same_bytes, datasets, job_environment, processes_in, rank_of
 
 from mpi_rollout.core.layout import Block
-from mpi_rollout.errors import counted
 from mpi_rollout.storage.schema import rows_per_block
 from mpi_rollout.storage.verification import verify
+from mpi_rollout.text import counted
 
 OUT = ("--out", "run.h5", "--progress", "none")
 SHORT = '{"max_episode_steps": 17}'

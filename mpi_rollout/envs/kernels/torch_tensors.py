@@ -8,7 +8,8 @@ import torch
 from mpi_rollout.envs.kernels import single
 from mpi_rollout.envs.kernels.cartpole import Table, Task, new_table, own_device
 from mpi_rollout.envs.rollout import RolloutColumns
-from mpi_rollout.errors import UsageError, first_line
+from mpi_rollout.errors import UsageError
+from mpi_rollout.text import first_line
 
 NAMES = ("observations", "rewards", "terminations", "truncations")
 
