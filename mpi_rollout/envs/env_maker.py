@@ -15,7 +15,6 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from mpi_rollout.config import RolloutConfig
-from mpi_rollout.core.host import library_threads, share_of_cores
 from mpi_rollout.core.seeding import episode_seeds
 from mpi_rollout.envs import (
     dm_wrapper,
@@ -25,9 +24,11 @@ from mpi_rollout.envs.faults import ABORT, OnFault, of_old_gym
 from mpi_rollout.envs.loop import LoopVectorEnv
 from mpi_rollout.envs.native import NativeVectorEnv
 from mpi_rollout.envs.native_makers import SYNC, check_kwargs, checked, of_entry_point, of_envpool, of_factory
-from mpi_rollout.errors import Option, RolloutError, UsageError, first_line, shortened
+from mpi_rollout.errors import Option, RolloutError, UsageError
 from mpi_rollout.exchange.world import claimed_local_size
-from mpi_rollout.process.loading import load_callable
+from mpi_rollout.process.host import library_threads, share_of_cores
+from mpi_rollout.process.paths import load_callable
+from mpi_rollout.text import first_line, shortened
 
 Kwargs = Mapping[str, Any]
 EnvFunction = Callable[..., gymnasium.Env]

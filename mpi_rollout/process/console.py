@@ -15,8 +15,9 @@ from math import inf
 from textwrap import wrap
 from typing import Any, TextIO
 
-from mpi_rollout.errors import StorageError, system_words
+from mpi_rollout.errors import StorageError
 from mpi_rollout.process.start import silent_terminal
+from mpi_rollout.text import system_words
 
 STDIN, STDOUT, STDERR = 0, 1, 2
 PATIENCE_S = 10.0  # With a reader that does not read.

@@ -13,10 +13,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from mpi_rollout.config import AUTO, RolloutConfig, flag, vectorization_of
-from mpi_rollout.errors import LaunchError, UsageError, counted
+from mpi_rollout.config import AUTO, RolloutConfig, flag, switch, vectorization_of
+from mpi_rollout.errors import LaunchError, UsageError
 from mpi_rollout.exchange.world import claimed_size
-from mpi_rollout.options import MOST, check_seconds, switch, unused
+from mpi_rollout.options import MOST, check_seconds, unused
+from mpi_rollout.text import counted
 
 Options = dict[str, Any]  # Options of a run, by the names of `RolloutConfig`'s fields.
 Kind = TypeVar("Kind")

@@ -3,8 +3,8 @@
 import json
 from dataclasses import dataclass, replace
 
-from mpi_rollout.core.clock import utc_now
-from mpi_rollout.errors import DataError, Interrupted, RolloutError, UsageError, counted
+from mpi_rollout.errors import DataError, Interrupted, RolloutError, UsageError
+from mpi_rollout.process.clock import utc_now
 from mpi_rollout.process.console import STDOUT, say
 from mpi_rollout.storage.output import check_folder
 from mpi_rollout.studies import scaling_report
@@ -14,6 +14,7 @@ from mpi_rollout.studies.runner import Runner, commands_of, warm_up_of
 from mpi_rollout.studies.samples import Point
 from mpi_rollout.studies.study import Study, StudyFile, check_same_study, gathered, make_folder, part_of
 from mpi_rollout.studies.workplace import claimed, job_folder, machine_facts, origin, tell
+from mpi_rollout.text import counted
 
 
 @dataclass(frozen=True)

@@ -18,12 +18,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from mpi_rollout.config import RolloutConfig, renamed
-from mpi_rollout.errors import ContentError, DataError, StorageError, UsageError, counted, first_line
-from mpi_rollout.options import difference
+from mpi_rollout.config import RolloutConfig
+from mpi_rollout.errors import ContentError, DataError, StorageError, UsageError
+from mpi_rollout.stored_config import difference, read_config, renamed
 from mpi_rollout.studies.plan import JobOptions, Options, check_enough_envs, check_least, in_order
 from mpi_rollout.studies.samples import Point, Sample, record
 from mpi_rollout.studies.workplace import Facts
+from mpi_rollout.text import counted, first_line
 
 FORMAT, FORMAT_VERSION = "mpi_rollout-study", 1
 
@@ -217,7 +218,7 @@ def _checked_file(path: str, contents: dict[str, Any]) -> StudyFile:
     file: StudyFile = record("it", stored, StudyFile)
     if missing := {"cpu_model", "num_cores", "command", "host", "started"} - {*file.facts, *file.origin}:
         raise ContentError(f"it has no {min(missing)}")
-    RolloutConfig.from_json(json.dumps(file.study.run), path)  # Each of its jobs has these.
+    read_config(json.dumps(file.study.run), path)  # Each of its jobs has these.
     return file
 
 

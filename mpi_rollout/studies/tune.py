@@ -13,9 +13,9 @@ from pathlib import Path
 import gymnasium
 
 from mpi_rollout.config import RolloutConfig
-from mpi_rollout.core.host import num_usable_cores
-from mpi_rollout.errors import RolloutError, StorageError, counted
+from mpi_rollout.errors import RolloutError, StorageError
 from mpi_rollout.options import check_seconds
+from mpi_rollout.process.host import num_usable_cores
 from mpi_rollout.studies.jobs import JobRunner, stopping_on_signals
 from mpi_rollout.studies.plan import JobOptions, Options, arguments_of, check_packages, usable_launcher
 from mpi_rollout.studies.runner import WARM_UP, Runner, commands_of
@@ -24,6 +24,7 @@ from mpi_rollout.studies.scaling_report import aligned
 from mpi_rollout.studies.statistics import Interval, median_interval, median_of
 from mpi_rollout.studies.study import Study, StudyFile
 from mpi_rollout.studies.workplace import machine_facts, machine_words, origin
+from mpi_rollout.text import counted
 
 LENGTHS = ("1", "16", "64")  # Of fragments, beside auto.
 LEAST_RATE = 0.75  # Of the fastest first job's: jobs do not differ by that much.

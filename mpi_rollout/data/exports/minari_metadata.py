@@ -13,7 +13,8 @@ from gymnasium.vector import AutoresetMode
 
 from mpi_rollout import __version__
 from mpi_rollout.core.spaces import Space, leaf_spaces
-from mpi_rollout.errors import DataError, UsageError, shortened
+from mpi_rollout.errors import DataError, UsageError
+from mpi_rollout.text import shortened
 
 AS_GIVEN = ("code_permalink", "author", "author_email", "algorithm_name", "description", "requirements")
 LEAST_IMAGE = 32  # Minari takes smaller arrays of bytes for no images.

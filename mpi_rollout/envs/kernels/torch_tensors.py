@@ -9,7 +9,8 @@ import torch
 from mpi_rollout.envs.kernels import cartpole
 from mpi_rollout.envs.kernels.cartpole import Table, Task, new_table, own_device
 from mpi_rollout.envs.rollout import OUTCOME, RolloutColumns
-from mpi_rollout.errors import UsageError, first_line
+from mpi_rollout.errors import UsageError
+from mpi_rollout.text import first_line
 
 
 def device_of(name: str | int) -> torch.device:

@@ -9,11 +9,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-from mpi_rollout.core.clock import utc_now
-from mpi_rollout.core.host import num_usable_cores
-from mpi_rollout.errors import RolloutError, counted
+from mpi_rollout.errors import RolloutError
 from mpi_rollout.options import check_seconds
+from mpi_rollout.process.clock import utc_now
 from mpi_rollout.process.console import show
+from mpi_rollout.process.host import num_usable_cores
 from mpi_rollout.studies.compare.stepping import Turn
 from mpi_rollout.studies.compare.systems import Setup, System, chosen, systems_of
 from mpi_rollout.studies.jobs import JobFailed, JobRunner, stopping_on_signals
@@ -21,6 +21,7 @@ from mpi_rollout.studies.plan import JobOptions, Options, check_least, check_pac
 from mpi_rollout.studies.scaling_report import aligned
 from mpi_rollout.studies.statistics import Interval, median_interval, ratio
 from mpi_rollout.studies.workplace import machine_facts, place_and_time, tell
+from mpi_rollout.text import counted
 
 NOTES = (
     "medians and intervals over turns, each of a process of its own; `or` stands between systems whose intervals meet",

@@ -6,15 +6,16 @@ from typing import Any
 
 import numpy as np
 
-from mpi_rollout.core.layout import FAULT, LOST, Block, Destination
+from mpi_rollout.core.layout import FAULT, LOST, Block, SlotUnpacker
+from mpi_rollout.drive.lanes import Lane, LaneRestart, infos_of
 from mpi_rollout.envs.inputs import Info
-from mpi_rollout.errors import DataError, Fault, RankError, RankLost, caused_by, words_of
+from mpi_rollout.errors import DataError, Fault, RankError, RankLost, caused_by
 from mpi_rollout.exchange.exchanges import Exchanges
 from mpi_rollout.exchange.orders import Command
 from mpi_rollout.exchange.world import ROOT
-from mpi_rollout.ranks.action_check import OF_POLICY, ActionReader
-from mpi_rollout.ranks.lanes import Lane, LaneRestart, infos_of
+from mpi_rollout.policies.action_check import OF_POLICY, ActionReader
 from mpi_rollout.ranks.worker import Worker
+from mpi_rollout.text import words_of
 
 
 class Driver:
@@ -74,9 +75,9 @@ class Driver:
         sizes = self.num_envs, self.exchanges.num_slots, num_rows
         return Block(*spaces, *sizes, contents.counts_only, contents.extras, infos=contents.kept_infos)
 
-    def destinations(self, block: Block) -> dict[Lane, Destination]:
+    def unpackers(self, block: Block) -> dict[Lane, SlotUnpacker]:
         """Return the places in a block's rows into which the slots of each lane are laid."""
-        return {lane: lane.exchange.destination(block, lane.slots) for lane in self.lanes}
+        return {lane: lane.exchange.unpacker(block, lane.slots) for lane in self.lanes}
 
     def do(self, command: Command, *arguments: object) -> None:
         """Order something else than a step of all envs, with the arguments of a `Slice` method, and wait for it."""

@@ -8,8 +8,8 @@ import pytest
 from jobs import Job
 
 from mpi_rollout import connect
-from mpi_rollout.core import host
 from mpi_rollout.errors import UsageError, as_flag
+from mpi_rollout.process import host
 
 NO_OVERRIDE = {"MPI_ROLLOUT_ANY_SIZE": ""}
 

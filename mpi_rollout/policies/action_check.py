@@ -12,7 +12,8 @@ import numpy as np
 from gymnasium import spaces
 
 from mpi_rollout.core.spaces import Leaf, Tree, bounds_of, is_castable, leaf_spaces, leaves, rounding, tree_of
-from mpi_rollout.errors import ActionError, words_of
+from mpi_rollout.errors import ActionError
+from mpi_rollout.text import words_of
 
 EnvIndices = Sequence[int] | np.ndarray
 UNSIGNED = {dtype.itemsize: dtype for dtype in map(np.dtype, (np.uint8, np.uint16, np.uint32, np.uint64))}
