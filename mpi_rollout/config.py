@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from mpi_rollout import __version__
-from mpi_rollout.core.clock import seconds_of
-from mpi_rollout.core.info_types import checked_types
+from mpi_rollout.core.column_types import checked_types
 from mpi_rollout.core.policy_kinds import FILE, FILES, MADE, MAKE_POLICY, RANDOM, kind_of_name
 from mpi_rollout.errors import Option, UsageError, as_flag
+from mpi_rollout.process.clock import seconds_of
 from mpi_rollout.process.paths import located
 from mpi_rollout.shared_options import AUTO, POLICY_BLOCK, SharedOptions, option, vectorization_of
 

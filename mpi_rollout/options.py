@@ -12,7 +12,7 @@ from decimal import Decimal, InvalidOperation
 from typing import Any, NoReturn, TypeAlias
 
 from mpi_rollout.config import RolloutConfig, flag, switch
-from mpi_rollout.core.info_types import read_types
+from mpi_rollout.core.column_types import read_types
 from mpi_rollout.core.policy_kinds import MAKE_POLICY, is_maker
 from mpi_rollout.errors import UsageError
 from mpi_rollout.text import shortened

@@ -4,8 +4,8 @@ from dataclasses import Field, dataclass, field, fields
 from types import UnionType
 from typing import Any, get_args, get_origin
 
-from mpi_rollout.core.clock import MAX_TIMEOUT_S
 from mpi_rollout.errors import Option, UsageError
+from mpi_rollout.process.clock import MAX_TIMEOUT_S
 
 AUTO = "auto"
 VECTORIZATION_MODES = (AUTO, "sync", "vector_entry_point", "envpool", "native")

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from mpi_rollout.core.clock import utc_now
 from mpi_rollout.errors import Interrupted, UsageError
+from mpi_rollout.process.clock import utc_now
 from mpi_rollout.studies.jobs import JobFailed, JobRunner
 from mpi_rollout.studies.plan import printable_launcher, run_command
 from mpi_rollout.studies.samples import Point, Sample, sample_of

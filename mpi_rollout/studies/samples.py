@@ -50,7 +50,7 @@ class Rank:
         Processor time over time, from its start to its end.  What spins while it waits has 1, if nobody else runs on
         its core and its envs do not sleep.
     env_s, policy_s, send_s, wait_s, gather_s, write_s
-        Its seconds in its envs' steps, and the rest of its time, as `mpi_rollout.core.clock.PHASES` has it.
+        Its seconds in its envs' steps, and the rest of its time, as `mpi_rollout.process.clock.PHASES` has it.
     """
 
     rank: int
