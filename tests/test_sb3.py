@@ -31,7 +31,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
     def on(num_ranks: int) -> dict[str, tuple[Any, str]]:
         from side_by_side import CHECKS
 
-        of_few = {1: STEPS, 3: STEPS + PARTS}
+        of_few = {3: STEPS[:1] + PARTS}
         names = of_few.get(num_ranks, [name for name in CHECKS if name not in PARTS])
         return Job(tmp_path_factory.mktemp("checks")).train(num_ranks, "beside_dummy", names, timeout=120)
 
@@ -43,15 +43,11 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
     return of
 
 
-@pytest.mark.mpi(1, 2, 3)
-@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize(
+    ("name", "num_ranks"), [*((name, 2) for name in STEPS), *((name, 3) for name in STEPS[:1] + PARTS)]
+)
 def test_it_gives_what_dummy_vec_env_gives(told: Told, num_ranks: int, name: str):
     assert told(name, num_ranks) is None
-
-
-@pytest.mark.parametrize("name", PARTS)
-def test_it_gives_all_envs_where_recv_gives_parts(told: Told, name: str):
-    assert told(name, 3) is None
 
 
 def test_infos_that_connect_leaves_out_are_left_out(told: Told):
@@ -139,13 +135,14 @@ def example(job: Job, *options: str, timeout: float = 60.0) -> Result:
     return run_job(command, job.folder, timeout)
 
 
-def test_the_example_tells_how_far_it_is_and_learns_to_balance_the_pole_which_takes_long(job: Job):
-    result = example(job, timeout=300.0)
+def test_the_example_tells_how_far_it_is_and_learns(job: Job):
+    result = example(job, "--total-steps", "4096")
     assert result.code == 0, result.err
     lines = [line.partition(", mean")[0] for line in result.err.splitlines() if "env steps, mean return " in line]
-    assert lines[:2] == ["2,048 of 100,000 env steps", "4,096 of 100,000 env steps"]
+    assert lines == ["2,048 of 4,096 env steps", "4,096 of 4,096 env steps"]
     words = result.out.split()
-    assert words[:2] == ["mean", "return"] and float(words[2]) >= 475 and "of 500 over 100 episodes" in result.out
+    # Random actions give 22.
+    assert words[:2] == ["mean", "return"] and float(words[2]) >= 60 and "of 500 over 100 episodes" in result.out
 
 
 MAKE_VEC_ENV = """
