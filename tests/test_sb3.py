@@ -136,7 +136,7 @@ def example(job: Job, *options: str, timeout: float = 60.0) -> Result:
 
 
 def test_the_example_tells_how_far_it_is_and_learns(job: Job):
-    result = example(job, "--total-steps", "4096")
+    result = example(job, "--total-steps", "4096", timeout=120.0)
     assert result.code == 0, result.err
     lines = [line.partition(", mean")[0] for line in result.err.splitlines() if "env steps, mean return " in line]
     assert lines == ["2,048 of 4,096 env steps", "4,096 of 4,096 env steps"]
@@ -169,7 +169,7 @@ def test_make_vec_env_of_stable_baselines3_makes_it_in_one_process(job: Job):
 
 @pytest.mark.mpi(2)
 def test_on_several_ranks_a_list_of_callables_is_refused_at_once_with_the_way_that_works(job: Job, num_ranks: int):
-    result = job.script(num_ranks, MAKE_VEC_ENV, timeout=30)
+    result = job.script(num_ranks, MAKE_VEC_ENV, timeout=120)
     assert result.code != 0
     assert "MPIVecEnv makes envs in one process only, got several ranks; on all of them use `with mpi_" in result.err
 
