@@ -18,8 +18,8 @@ from pathlib import Path
 from statistics import median
 from typing import TypeVar
 
+from mpi_rollout.studies.machine import cpu_model
 from mpi_rollout.studies.plan import printable_launcher
-from mpi_rollout.studies.workplace import cpu_model
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 MEASURED, HELPERS = CHECKOUT / "results/measured", CHECKOUT / "tests/helpers"

@@ -22,12 +22,12 @@ from mpi_rollout.commands import style
 from mpi_rollout.errors import RolloutError
 from mpi_rollout.studies.commands import lengths_list, ranks_list
 from mpi_rollout.studies.jobs import JobRunner, stopping_on_signals
+from mpi_rollout.studies.machine import claimed, machine_facts, machine_words, origin
 from mpi_rollout.studies.plan import JobOptions, usable_launcher
+from mpi_rollout.studies.report import aligned
 from mpi_rollout.studies.runner import Runner
-from mpi_rollout.studies.scaling_report import aligned
 from mpi_rollout.studies.statistics import NoFit, reaches
 from mpi_rollout.studies.study import StudyFile, check_same_study, read_study
-from mpi_rollout.studies.workplace import claimed, machine_facts, machine_words, origin
 
 RANKS = [2**power for power in range(15)]
 CURVES = ((style.BLUE, "-"), (style.RED, "--"), (style.GREEN, "-."), (style.PURPLE, ":"))

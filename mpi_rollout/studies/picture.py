@@ -8,8 +8,8 @@ import numpy as np
 
 from mpi_rollout.commands import style
 from mpi_rollout.errors import DataError
-from mpi_rollout.studies.analysis import Analysis, PointFigures, analyses
-from mpi_rollout.studies.scaling_report import disturbance, title
+from mpi_rollout.studies.figures import Analysis, PointFigures, analyses
+from mpi_rollout.studies.report import disturbance, title
 from mpi_rollout.studies.statistics import NoFit, reaches, serial_fraction
 from mpi_rollout.studies.study import StudyFile, read_study
 

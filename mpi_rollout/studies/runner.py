@@ -12,10 +12,10 @@ from pathlib import Path
 from mpi_rollout.core.clock import utc_now
 from mpi_rollout.errors import Interrupted, UsageError
 from mpi_rollout.studies.jobs import JobFailed, JobRunner
+from mpi_rollout.studies.machine import tell
 from mpi_rollout.studies.plan import printable_launcher, run_command
 from mpi_rollout.studies.samples import Point, Sample, sample_of
 from mpi_rollout.studies.study import Study, StudyFile
-from mpi_rollout.studies.workplace import tell
 
 WARM_UP = -1
 

@@ -7,13 +7,13 @@ from mpi_rollout.core.clock import utc_now
 from mpi_rollout.errors import DataError, Interrupted, RolloutError, UsageError
 from mpi_rollout.process.console import STDOUT, say
 from mpi_rollout.storage.output import check_folder
-from mpi_rollout.studies import scaling_report
+from mpi_rollout.studies import report
 from mpi_rollout.studies.jobs import JobRunner, stopping_on_signals
+from mpi_rollout.studies.machine import claimed, job_folder, machine_facts, origin, tell
 from mpi_rollout.studies.plan import check_packages, usable_launcher
 from mpi_rollout.studies.runner import Runner, commands_of, warm_up_of
 from mpi_rollout.studies.samples import Point
 from mpi_rollout.studies.study import Study, StudyFile, check_same_study, gathered, make_folder, part_of
-from mpi_rollout.studies.workplace import claimed, job_folder, machine_facts, origin, tell
 from mpi_rollout.text import counted
 
 
@@ -99,7 +99,7 @@ def measure(task: Task) -> int:
             runner.warm_up(warm_up_of(left))
         runner.run(order)
     if task.only is None:
-        print("\n".join(scaling_report.lines(runner.file)))
+        print("\n".join(report.lines(runner.file)))
     else:
         print(f"`scaling gather {task.out}` puts this file and the others together")
     print(f"file: {path}")
@@ -127,7 +127,7 @@ def gather(out: str) -> int:
         if file is None:
             raise DataError(f"there is nothing of a study in {out}.parts; `scaling strong --only R` writes into it")
         file.write(out, utc_now())
-    print("\n".join([*scaling_report.lines(file), f"file: {out}"]))
+    print("\n".join([*report.lines(file), f"file: {out}"]))
     order = file.study.order()
     missing = [point for point in order if point not in file.done]
     if missing:

@@ -21,9 +21,9 @@ from typing import Any
 from mpi_rollout.config import RolloutConfig, renamed
 from mpi_rollout.errors import ContentError, DataError, StorageError, UsageError
 from mpi_rollout.options import difference
+from mpi_rollout.studies.machine import Facts
 from mpi_rollout.studies.plan import JobOptions, Options, check_enough_envs, check_least, in_order
 from mpi_rollout.studies.samples import Point, Sample, record
-from mpi_rollout.studies.workplace import Facts
 from mpi_rollout.text import counted, first_line
 
 FORMAT, FORMAT_VERSION = "mpi_rollout-study", 1

@@ -17,13 +17,13 @@ from mpi_rollout.errors import RolloutError, StorageError
 from mpi_rollout.options import check_seconds
 from mpi_rollout.process.host import num_usable_cores
 from mpi_rollout.studies.jobs import JobRunner, stopping_on_signals
+from mpi_rollout.studies.machine import machine_facts, machine_words, origin
 from mpi_rollout.studies.plan import JobOptions, Options, arguments_of, check_packages, usable_launcher
+from mpi_rollout.studies.report import aligned
 from mpi_rollout.studies.runner import WARM_UP, Runner, commands_of
 from mpi_rollout.studies.samples import Point, Sample
-from mpi_rollout.studies.scaling_report import aligned
 from mpi_rollout.studies.statistics import Interval, median_interval, median_of
 from mpi_rollout.studies.study import Study, StudyFile
-from mpi_rollout.studies.workplace import machine_facts, machine_words, origin
 from mpi_rollout.text import counted
 
 LENGTHS = ("1", "16", "64")  # Of fragments, beside auto.

@@ -13,7 +13,7 @@ from made_up_studies import made_up, make_study, with_outcome
 from mpi_rollout.cli import main
 from mpi_rollout.commands.style import BLUE
 from mpi_rollout.studies import picture
-from mpi_rollout.studies.analysis import PHASES, Analysis
+from mpi_rollout.studies.figures import PHASES, Analysis
 from mpi_rollout.studies.study import StudyFile
 
 RANKS = (1, 2, 4, 8, 16, 32)

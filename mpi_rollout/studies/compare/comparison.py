@@ -17,10 +17,10 @@ from mpi_rollout.process.host import num_usable_cores
 from mpi_rollout.studies.compare.stepping import Turn
 from mpi_rollout.studies.compare.systems import Setup, System, chosen, systems_of
 from mpi_rollout.studies.jobs import JobFailed, JobRunner, stopping_on_signals
+from mpi_rollout.studies.machine import machine_facts, place_and_time, tell
 from mpi_rollout.studies.plan import JobOptions, Options, check_least, check_packages, in_order, usable_launcher
-from mpi_rollout.studies.scaling_report import aligned
+from mpi_rollout.studies.report import aligned
 from mpi_rollout.studies.statistics import Interval, median_interval, ratio
-from mpi_rollout.studies.workplace import machine_facts, place_and_time, tell
 from mpi_rollout.text import counted
 
 NOTES = (

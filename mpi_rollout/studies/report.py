@@ -3,10 +3,10 @@
 import math
 from collections.abc import Sequence
 
-from mpi_rollout.studies.analysis import Analysis, PointFigures, analyses
+from mpi_rollout.studies.figures import Analysis, PointFigures, analyses
+from mpi_rollout.studies.machine import place_and_time
 from mpi_rollout.studies.statistics import Fit, NoFit, serial_fraction
 from mpi_rollout.studies.study import StudyFile
-from mpi_rollout.studies.workplace import place_and_time
 from mpi_rollout.text import counted
 
 QUIET = 0.9  # Of a core: ranks spin while they wait, so on a quiet machine they have all of it.
