@@ -5,55 +5,48 @@ sample a job.  A job of more ranks is compared with that, not with this program 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
 from mpi_rollout.config import AUTO
 from mpi_rollout.studies import statistics
-from mpi_rollout.studies.samples import Sample
 from mpi_rollout.studies.statistics import Fit, Interval, NoFit, median_interval, median_of
-from mpi_rollout.studies.study import StudyFile
+from mpi_rollout.studies.study import PHASES, Sample
+from mpi_rollout.studies.study_file import StudyFile
 
-PHASES = ("env", "idle", "exchange", "policy", "write")
 
-
-@dataclass(frozen=True)
 class PointFigures:
-    """What the jobs of one number of ranks show.
+    """What the jobs of one number of ranks show, as medians and shares of the run time by `PHASES`.
 
-    Parameters
-    ----------
-    limit
-        Env steps per second of bare loops on all of these ranks at once.
-    speed_up, efficiency, losses
-        None, or empty, without a base case.
-    cpu_share, slept
-        Of the rank that had the least of a core; whether ranks slept while they waited, in some job.
-    shares, losses
-        Shares of the run time by `PHASES`, medians over jobs; and those that take the efficiency from 1 to what it is:
-        all phases but `env`, and `env` as far as an env step takes longer than in the base case.
+    `limit` is env steps per second of bare loops on all of these ranks at once.  `speed_up` and `efficiency` are None
+    without a base case, `losses` empty: the shares that take the efficiency from 1 to what it is, all phases but `env`,
+    and `env` as far as an env step takes longer than in the base case.  `load_balance` and `communication_efficiency`
+    are the POP project's (pop-coe.eu): the ranks' mean time in envs over the busiest rank's, and that over the run's.
+    `cpu_share` is of the rank that had the least of a core.
     """
 
-    num_ranks: int
-    num_envs: int
-    num_jobs: int
-    oversubscribed: bool
-    rate: Interval
-    limit: Interval
-    of_limit: float
-    speed_up: Interval | None
-    efficiency: Interval | None
-    load_balance: float
-    communication_efficiency: float
-    karp_flatt: float
-    cpu_share: float
-    slept: bool
-    shares: dict[str, float]
-    losses: dict[str, float]
-    exchange_s: float
-    exchange_bytes: float
+    def __init__(self, jobs: list[Sample], base: Interval | None):
+        self.num_ranks, self.num_envs, self.num_jobs = jobs[0].point.num_ranks, jobs[0].num_envs, len(jobs)
+        self.oversubscribed, self.slept = any(job.oversubscribed for job in jobs), any(job.slept for job in jobs)
+        self.rate = median_interval([job.env_steps_per_s for job in jobs])
+        self.limit = median_interval([_bare(job) for job in jobs])
+        self.of_limit = median_of(job.env_steps_per_s / _bare(job) for job in jobs)
+        self.speed_up = statistics.ratio(self.rate, base) if base else None
+        self.efficiency = self.speed_up.scaled(1 / self.num_ranks) if self.speed_up else None
+        self.karp_flatt = statistics.karp_flatt(self.speed_up.median, self.num_ranks) if self.speed_up else np.nan
+        useful_s = [np.array([rank.env_s for rank in job.ranks]) for job in jobs]
+        self.load_balance = median_of(each.mean() / each.max() for each in useful_s)
+        busiest = zip(useful_s, jobs, strict=True)
+        self.communication_efficiency = median_of(each.max() / job.seconds for each, job in busiest)
+        self.cpu_share = median_of(min(rank.cpu_share for rank in job.ranks) for job in jobs)
+        self.shares = {name: median_of(getattr(job, f"{name}_s") / job.seconds for job in jobs) for name in PHASES}
+        self.losses: dict[str, float] = {}
+        if base:
+            env_step_s = median_of(job.env_s * self.num_ranks / job.env_steps for job in jobs)
+            self.losses = self.shares | {"env": self.shares["env"] * (1 - 1 / base.median / env_step_s)}
+        self.exchange_s = median_of(job.exchange_s / job.num_steps for job in jobs)
+        self.exchange_bytes = jobs[0].exchange_bytes
 
 
 class Analysis:
@@ -73,40 +66,7 @@ class Analysis:
         done = [sample for sample in done if sample.point.length == self.asked_length]
         self.fragment_length = max((sample.fragment_length for sample in done), default=1)
         by_ranks = [[sample for sample in done if sample.point.num_ranks == ranks] for ranks in study.num_ranks]
-        self.points = [self._point(samples) for samples in by_ranks if samples]
-
-    def _point(self, jobs: list[Sample]) -> PointFigures:
-        num_ranks = jobs[0].point.num_ranks
-        rate = median_interval([job.env_steps_per_s for job in jobs])
-        speed_up = statistics.ratio(rate, self.base) if self.base else None
-        shares = {name: median_of(getattr(job, f"{name}_s") / job.seconds for job in jobs) for name in PHASES}
-        env_step_s = median_of(job.env_s * num_ranks / job.env_steps for job in jobs)
-        useful_s, seconds = [[rank.env_s for rank in job.ranks] for job in jobs], [job.seconds for job in jobs]
-        return PointFigures(
-            num_ranks=num_ranks,
-            num_envs=jobs[0].num_envs,
-            num_jobs=len(jobs),
-            oversubscribed=any(job.oversubscribed for job in jobs),
-            rate=rate,
-            limit=median_interval([_bare(job) for job in jobs]),
-            of_limit=median_of(job.env_steps_per_s / _bare(job) for job in jobs),
-            speed_up=speed_up,
-            efficiency=speed_up.scaled(1 / num_ranks) if speed_up else None,
-            load_balance=median_of(map(statistics.load_balance, useful_s)),
-            communication_efficiency=median_of(map(statistics.communication_efficiency, useful_s, seconds)),
-            karp_flatt=statistics.karp_flatt(speed_up.median, num_ranks) if speed_up else np.nan,
-            cpu_share=median_of(min(rank.cpu_share for rank in job.ranks) for job in jobs),
-            slept=any(job.slept for job in jobs),
-            shares=shares,
-            losses=self._losses(shares, env_step_s),
-            exchange_s=median_of(job.exchange_s / job.num_steps for job in jobs),
-            exchange_bytes=jobs[0].exchange_bytes,
-        )
-
-    def _losses(self, shares: dict[str, float], env_step_s: float) -> dict[str, float]:
-        if self.base is None:
-            return {}
-        return shares | {"env": shares["env"] * (1 - 1 / self.base.median / env_step_s)}
+        self.points = [PointFigures(samples, self.base) for samples in by_ranks if samples]
 
     @property
     def label(self) -> str:
@@ -120,25 +80,32 @@ class Analysis:
         """The points without those of more ranks than cores, which show how the scheduler works."""
         return [point for point in self.points if not point.oversubscribed]
 
+    @property
+    def law(self) -> str:
+        """Whose law is fitted."""
+        return "Amdahl" if self.study.kind == "strong" else "Gustafson"
+
     @cached_property
     def fits(self) -> dict[str, Fit | NoFit]:
         """By name: the law of this kind of study, and `exchange`."""
-        laws = {"strong": ("Amdahl", statistics.amdahl), "weak": ("Gustafson", statistics.gustafson)}
-        name, law = laws[self.study.kind]
-        exchange = _attempt(lambda: self.fit_exchange(self.fit_points))
-        return {name: _attempt(lambda: law(self._speed_ups())), "exchange": exchange}
+        law = statistics.amdahl if self.study.kind == "strong" else statistics.gustafson
+        return {
+            self.law: _attempt(lambda: law(self._speed_ups())),
+            "exchange": _attempt(lambda: statistics.alpha_beta(*self._exchanges())),
+        }
 
     def _speed_ups(self) -> dict[int, float]:
         if self.base is None:
             raise NoFit("no base case: no job of one rank gave a result")
         return {point.num_ranks: point.speed_up.median for point in self.fit_points if point.speed_up}
 
-    def fit_exchange(self, points: list[PointFigures]) -> Fit:
-        """Fit what an exchange takes; NoFit if these points do not show it."""
-        if self.study.run["batch_size"] is not None or self.study.run["num_groups"] != 1 or self.fragment_length > 1:
+    def _exchanges(self) -> tuple[dict[int, float], dict[int, float]]:
+        """Return seconds and bytes of an exchange, by numbers of ranks."""
+        run = self.study.run
+        if run["batch_size"] is not None or run["num_groups"] != 1 or self.fragment_length > 1:
             raise NoFit("only lockstep (--fragment-length 1) shows what one exchange takes")
-        seconds = {point.num_ranks: point.exchange_s for point in points}
-        return statistics.alpha_beta(seconds, {point.num_ranks: point.exchange_bytes for point in points})
+        seconds = {point.num_ranks: point.exchange_s for point in self.fit_points}
+        return seconds, {point.num_ranks: point.exchange_bytes for point in self.fit_points}
 
 
 def analyses(file: StudyFile) -> list[Analysis]:

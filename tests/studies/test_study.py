@@ -13,11 +13,11 @@ from mpi_rollout.errors import UsageError
 from mpi_rollout.studies import report, statistics
 from mpi_rollout.studies.commands import lengths_list
 from mpi_rollout.studies.figures import Analysis, analyses
+from mpi_rollout.studies.jobs import arguments_of
 from mpi_rollout.studies.machine import machine_facts
-from mpi_rollout.studies.plan import arguments_of
-from mpi_rollout.studies.samples import Point, ranges, sample_of
 from mpi_rollout.studies.statistics import NoFit
-from mpi_rollout.studies.study import StudyFile, differences, scaling_points
+from mpi_rollout.studies.study import Point, Study, ranges, sample_of, scaling_points
+from mpi_rollout.studies.study_file import StudyFile
 
 RANKS = (1, 2, 4, 8, 16, 32)
 
@@ -62,6 +62,10 @@ def test_the_command_of_a_job_says_its_whole_configuration(run):
 def test_what_no_study_can_be_is_refused(change, words):
     with pytest.raises(UsageError, match=words):
         replace(make_study(), **change)
+
+
+def differences(before: Study, now: Study) -> list[str]:
+    return StudyFile(before, {}, {}).differences(StudyFile(now, {}, {}))
 
 
 def test_what_differs_between_studies_is_said_in_the_words_of_the_command_line():
