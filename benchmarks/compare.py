@@ -23,7 +23,7 @@ from typing import Any
 from measuring import MEASURED, environment
 from systems import all_systems, reason_to_skip
 
-from mpi_rollout.core.clock import utc_now
+from mpi_rollout.process.clock import utc_now
 from mpi_rollout.process.host import num_usable_cores
 from mpi_rollout.studies.compare.comparison import measure as take_turns
 from mpi_rollout.studies.compare.systems import Setup

@@ -21,7 +21,7 @@ RUN = ("run", "--env", "CartPole-v1")
 
 def refusal(*words: str) -> str:
     with pytest.raises(UsageError) as error:
-        make_parser(words[0]).read(words, "run")
+        make_parser(words[0]).read(words)
     return str(error.value)
 
 

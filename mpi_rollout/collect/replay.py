@@ -13,12 +13,12 @@ from gymnasium.vector import VectorEnv
 
 from mpi_rollout.core.columns import RESULTS, has_last_row
 from mpi_rollout.core.partition import Division
+from mpi_rollout.drive.driver import Driver
 from mpi_rollout.envs.env_maker import EnvMaker
 from mpi_rollout.envs.replaying import Past
 from mpi_rollout.errors import UsageError
 from mpi_rollout.exchange.orders import Command
 from mpi_rollout.exchange.world import SingleRankComm
-from mpi_rollout.ranks.driver import Driver
 from mpi_rollout.ranks.set_up import EnvFacts, Plan, RankEnvs, assemble
 
 READ_NBYTES = 2**24  # Of a column, at a time.

@@ -27,7 +27,7 @@ from mpi_rollout.envs.native_makers import SYNC, check_kwargs, checked, of_entry
 from mpi_rollout.errors import Option, RolloutError, UsageError
 from mpi_rollout.exchange.world import claimed_local_size
 from mpi_rollout.process.host import library_threads, share_of_cores
-from mpi_rollout.process.loading import load_callable
+from mpi_rollout.process.paths import load_callable
 from mpi_rollout.text import first_line, shortened
 
 Kwargs = Mapping[str, Any]

@@ -23,11 +23,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from mpi_rollout.config import AUTO, RolloutConfig, flag, vectorization_of
+from mpi_rollout.config import AUTO, RolloutConfig, flag, switch, vectorization_of
 from mpi_rollout.errors import Interrupted, LaunchError, UsageError
 from mpi_rollout.exchange.waiting import CROWDED
 from mpi_rollout.exchange.world import claimed_size
-from mpi_rollout.options import switch, unused
+from mpi_rollout.options import unused
 from mpi_rollout.process.interrupts import STOP_SIGNALS
 from mpi_rollout.shared_options import check_value, option
 

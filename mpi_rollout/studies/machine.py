@@ -14,8 +14,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from mpi_rollout.config import versions
-from mpi_rollout.core.clock import utc_now
 from mpi_rollout.errors import StorageError, UsageError
+from mpi_rollout.process.clock import utc_now
 from mpi_rollout.process.host import num_cores_of_host, num_usable_cores
 from mpi_rollout.text import counted
 

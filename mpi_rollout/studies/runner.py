@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from mpi_rollout.core.clock import utc_now
 from mpi_rollout.errors import Interrupted, UsageError
+from mpi_rollout.process.clock import utc_now
 from mpi_rollout.process.console import say
 from mpi_rollout.studies.jobs import JobFailed, JobRunner, find_launcher, run_command
 from mpi_rollout.studies.study import Point, Sample, Study, sample_of

@@ -4,8 +4,8 @@ import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from mpi_rollout.core.clock import utc_now
 from mpi_rollout.errors import DataError, Interrupted, RolloutError, StorageError, UsageError
+from mpi_rollout.process.clock import utc_now
 from mpi_rollout.process.console import STDOUT, say, show
 from mpi_rollout.storage.output import check_folder
 from mpi_rollout.studies import report

@@ -40,7 +40,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Rank:
-    """One rank of a job: its cores as `0-3,8`, and its seconds by `mpi_rollout.core.clock.PHASES`.
+    """One rank of a job: its cores as `0-3,8`, and its seconds by `mpi_rollout.process.clock.PHASES`.
 
     `cpu_share` is processor time over time: 1 for what spins while it waits, if nobody else runs on its core.
     """

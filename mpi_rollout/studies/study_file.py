@@ -12,9 +12,9 @@ from dataclasses import asdict, dataclass, is_dataclass, replace
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
-from mpi_rollout.config import RolloutConfig, renamed
+from mpi_rollout.config import RolloutConfig
 from mpi_rollout.errors import ContentError, DataError, StorageError, UsageError
-from mpi_rollout.options import difference
+from mpi_rollout.stored_config import difference, read_config, renamed
 from mpi_rollout.studies.machine import Facts
 from mpi_rollout.studies.study import Point, Sample, Study
 from mpi_rollout.text import first_line
@@ -133,7 +133,7 @@ def _checked(path: str, contents: dict[str, Any]) -> StudyFile:
     file: StudyFile = _decoded(stored, StudyFile)
     if missing := {"cpu_model", "num_cores", "command", "host", "started"} - {*file.facts, *file.origin}:
         raise ContentError(f"it has no {min(missing)}")
-    RolloutConfig.from_json(json.dumps(file.study.run), path)  # Each of its jobs has these.
+    read_config(json.dumps(file.study.run), path)  # Each of its jobs has these.
     return file
 
 

@@ -9,11 +9,11 @@ from gymnasium.vector import AutoresetMode
 
 from mpi_rollout.core.layout import Block
 from mpi_rollout.core.spaces import tree_of
+from mpi_rollout.drive.lanes import Lane, indices_of
+from mpi_rollout.drive.policy_on_ranks import PolicyOnRanks
 from mpi_rollout.errors import ActionError, RankError, UsageError
 from mpi_rollout.policies.random import RandomPolicy
 from mpi_rollout.process.host import check_length
-from mpi_rollout.ranks.lanes import Lane, indices_of
-from mpi_rollout.ranks.policy_on_ranks import PolicyOnRanks
 from mpi_rollout.train.call_state import CallState
 from mpi_rollout.train.steps import Steps
 

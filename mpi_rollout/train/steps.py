@@ -9,11 +9,11 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
 from mpi_rollout.core.spaces import Tree, tree_of
+from mpi_rollout.drive.driver import Driver
+from mpi_rollout.drive.lanes import Lane, final_observations, indices_of, parts_of
 from mpi_rollout.envs.inputs import Info, Options, Reset, Seeds, Step
 from mpi_rollout.exchange.infos import FINAL_OBS
 from mpi_rollout.exchange.orders import Command
-from mpi_rollout.ranks.driver import Driver
-from mpi_rollout.ranks.lanes import Lane, final_observations, indices_of, parts_of
 from mpi_rollout.train.call_state import CallState
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-from mpi_rollout.core.clock import utc_now
 from mpi_rollout.errors import RolloutError, UsageError
 from mpi_rollout.options import check_seconds
+from mpi_rollout.process.clock import utc_now
 from mpi_rollout.process.console import say, show
 from mpi_rollout.process.host import num_usable_cores
 from mpi_rollout.studies.compare.systems import Setup, System, chosen, systems_of

@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 
 from mpi_rollout.core.policy_kinds import MADE
+from mpi_rollout.drive.driver import Driver
+from mpi_rollout.drive.lanes import Lane
 from mpi_rollout.errors import UsageError
 from mpi_rollout.policies.blocks import PolicyOptions
 from mpi_rollout.policies.model import PolicySource
 from mpi_rollout.policies.parameters import Layout, packed
-from mpi_rollout.ranks.driver import Driver
-from mpi_rollout.ranks.lanes import Lane
 from mpi_rollout.text import shortened
 
 

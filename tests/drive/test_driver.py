@@ -8,11 +8,11 @@ import pytest
 from envs import Counting, Failing, Stumbling, Telling
 from single_rank import driver_of, send
 
+from mpi_rollout.drive.driver import Driver
+from mpi_rollout.drive.lanes import Lane
 from mpi_rollout.envs.faults import OnFault
 from mpi_rollout.errors import ActionError, DataError, RankError
 from mpi_rollout.exchange.exchange import Command
-from mpi_rollout.ranks.driver import Driver
-from mpi_rollout.ranks.lanes import Lane
 
 ACTIONS = np.array([2, 3, 4])
 

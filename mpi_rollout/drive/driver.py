@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 
 from mpi_rollout.core.layout import FAULT, LOST, Block, SlotUnpacker
+from mpi_rollout.drive.lanes import Lane, LaneRestart, infos_of
 from mpi_rollout.envs.inputs import Info
 from mpi_rollout.errors import DataError, Fault, RankError, RankLost, caused_by
 from mpi_rollout.exchange.exchanges import Exchanges
 from mpi_rollout.exchange.orders import Command
 from mpi_rollout.exchange.world import ROOT
-from mpi_rollout.ranks.action_check import OF_POLICY, ActionReader
-from mpi_rollout.ranks.lanes import Lane, LaneRestart, infos_of
+from mpi_rollout.policies.action_check import OF_POLICY, ActionReader
 from mpi_rollout.ranks.worker import Worker
 from mpi_rollout.text import words_of
 

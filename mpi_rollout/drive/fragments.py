@@ -7,10 +7,10 @@ limit between two exchanges.  The data do not depend on L.
 
 from mpi_rollout.config import AUTO, RolloutConfig
 from mpi_rollout.core.spaces import leaves
+from mpi_rollout.drive.driver import Driver
+from mpi_rollout.drive.lanes import Lane
 from mpi_rollout.exchange.orders import actions_nbytes
 from mpi_rollout.process.host import check_length
-from mpi_rollout.ranks.driver import Driver
-from mpi_rollout.ranks.lanes import Lane
 
 SLOT_NBYTES = 2**20  # Of a rank: a slot in its core's cache moves in half of the time that a larger one takes.
 ALL_SLOTS_NBYTES = 2**28  # Of the root, for all ranks.

@@ -7,9 +7,9 @@ from gymnasium.vector import AutoresetMode
 from single_rank import driver_of, send
 
 from mpi_rollout.core.spaces import leaves
+from mpi_rollout.drive.driver import Driver
+from mpi_rollout.drive.lanes import final_observations, infos_of, lanes_of
 from mpi_rollout.exchange.exchange import Command
-from mpi_rollout.ranks.driver import Driver
-from mpi_rollout.ranks.lanes import final_observations, infos_of, lanes_of
 from mpi_rollout.train.steps import Outcomes
 
 LANE_OF_ENV = np.array([0, 0, 1, 1, 2])

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from single_rank import driver_of
 
-from mpi_rollout.collect.fragments import FragmentLengths, auto_length, prepare_lengths
 from mpi_rollout.config import RolloutConfig
+from mpi_rollout.drive.fragments import FragmentLengths, auto_length, prepare_lengths
 from mpi_rollout.errors import UsageError
 from mpi_rollout.process import host
 from mpi_rollout.process.host import check_length
