@@ -3,7 +3,6 @@
 import json
 import platform
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import numpy as np
 
@@ -47,7 +46,7 @@ class RolloutConfig(SharedOptions):
         "has a parameter env_index, it gets the index of the env",
         metavar="MODULE:CALLABLE",
     )
-    env_kwargs: dict[str, Any] | list[dict[str, Any]] = option(
+    env_kwargs: dict[str, object] | list[dict[str, object]] = option(
         dict,
         "keyword arguments of the envs: a JSON object for all envs, or a list with one object for each env",
         metavar="JSON",
@@ -65,7 +64,7 @@ class RolloutConfig(SharedOptions):
     store_extras: bool = option(
         False, "store what the policy of make_policy gives besides actions, such as log_prob and value, in extras/NAME"
     )
-    store_infos: dict[str, Any] | str = option(
+    store_infos: dict[str, object] | str = option(
         dict,
         "store these infos of the envs in infos/NAME, with masks of the envs that have them: names, dtypes and sizes "
         'such as \'{"lives": int, "position": [float, 3]}\', with / between the keys of nested dicts; all is what is '
