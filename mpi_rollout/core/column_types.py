@@ -23,8 +23,8 @@ ALL = "all"
 EXAMPLE = '\'{"lives": int, "position": [float, 3]}\''
 OPTION = Option("store_infos")
 WORDS = re.compile(r'"(?:[^"\\]|\\.)*"|([A-Za-z_]\w*)')  # Texts, which stay as they are, and words outside of them.
-Type: TypeAlias = str | list[object]  # As a file has it: "int64", or ["float64", 3].
-Types: TypeAlias = dict[str, Type]
+
+Types: TypeAlias = dict[str, object]  # As a file has them: {"lives": "int64", "position": ["float64", 3]}.
 
 
 def read_type(kind: object, kinds: str = NUMBERS, most_bytes: int = 64) -> tuple[np.dtype, tuple[int, ...]]:
@@ -115,7 +115,7 @@ def checked_types(value: object) -> Types | str:
     return types
 
 
-def _checked(name: object, kind: object) -> Type:
+def _checked(name: object, kind: object) -> str | list[object]:
     try:
         dtype, shape = read_type(kind, STORED, most_bytes=8)
     except ValueError as error:
@@ -123,7 +123,7 @@ def _checked(name: object, kind: object) -> Type:
     return _written(dtype, shape)
 
 
-def _written(dtype: np.dtype, shape: Sequence[int]) -> Type:
+def _written(dtype: np.dtype, shape: Sequence[int]) -> str | list[object]:
     return [dtype.name, *shape] if shape else str(dtype.name)
 
 

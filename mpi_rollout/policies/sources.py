@@ -14,7 +14,7 @@ from inspect import signature
 from mpi_rollout.core.policy_kinds import CALLED, FILE, FILES, FORMATS, MADE, SUFFIXES, kind_of_name
 from mpi_rollout.core.spaces import Space
 from mpi_rollout.errors import ActionError, Option, PolicyError, UsageError
-from mpi_rollout.policies.model import DETERMINISTIC, Model, Policy, PolicySource, make_model
+from mpi_rollout.policies.model import DETERMINISTIC, Model, Policy, PolicySource, called_model, make_model
 from mpi_rollout.policies.networks import try_model
 from mpi_rollout.policies.onnx_check import check_network, weight_files
 from mpi_rollout.policies.untrusted import FREE_PICKLE_BYTES, TRUST_IT, members_of, reading, without_folder
@@ -198,6 +198,8 @@ def load_model(source: PolicySource, observation_space: Space, action_space: Spa
     """
     if source.kind == MADE:
         return make_model(source.name)
+    if source.call is not None:
+        return called_model(source.call, observation_space)
     form = FORMATS[source.kind]
     try:
         loader = import_module(f"mpi_rollout.policies.{form.loader}")
