@@ -104,7 +104,7 @@ def checked_types(value: object) -> Types | str:
     if not isinstance(value, Mapping):
         got = shortened(json.dumps(value), 80)
         raise UsageError(OPTION, f" must be {ALL} or types such as {EXAMPLE}, got {got}")
-    types = {str(name): _checked(name, kind) for name, kind in value.items()}
+    types: Types = {str(name): _checked(name, kind) for name, kind in value.items()}
     names = dict.fromkeys([*types, *map(mask_name, types)])  # Those that the user has typed are refused first.
     try:
         check_names(names)
