@@ -2,12 +2,13 @@
 
 import contextlib
 import os
-import re
 import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeGuard, TypeVar
+
+from mpi_rollout.text import counted, message_of, printable, words_of
 
 Error = TypeVar("Error", bound=BaseException)
 Own = TypeVar("Own", bound="RolloutError")
@@ -55,7 +56,7 @@ class RolloutError(Exception):
         text = "".join(spell(part) if isinstance(part, Option) else str(part) for part in self.args)
         return "\n".join(map(printable, text.split("\n")))
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         """Pickle it as an error of its own class, without that of its cause; see `caused_by`."""
         own = next(kind for kind in type(self).__mro__ if _is_found(kind))
         return _restored, (own, self.args, vars(self))
@@ -66,57 +67,11 @@ def _is_found(kind: type) -> bool:
     return getattr(sys.modules.get(kind.__module__), kind.__qualname__, None) is kind
 
 
-def _restored(kind: type[Own], args: tuple[object, ...], state: dict[str, Any]) -> Own:
+def _restored(kind: type[Own], args: tuple[object, ...], state: dict[str, object]) -> Own:
     error = kind.__new__(kind)
     error.args = args
     vars(error).update(state)
     return error
-
-
-def counted(number: float, noun: str) -> str:
-    """Return a number of things, such as "1 rank" or "2,000 ranks"."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
-def printable(line: str) -> str:
-    """Return a line as a terminal may show it: what is in a file, or what an env says, does not control it."""
-    return "".join(letter if letter.isprintable() or letter == "\t" else ascii(letter)[1:-1] for letter in line)
-
-
-def words_of(error: BaseException) -> str:
-    """Return the type and message of an exception of user code; see `message_of`."""
-    words = ": ".join(filter(None, (type(error).__name__, message_of(error))))
-    asked = isinstance(error, EOFError) and words.endswith("EOF when reading a line")  # By input().
-    return f"{words} (it asked for input, and stdin is empty)" if asked else words
-
-
-def message_of(error: BaseException) -> str:
-    """Return the message of an exception of user code, as text that can be printed, sent and stored anywhere.
-
-    Its `str()` may itself raise, or give characters that no encoding has.
-    """
-    try:
-        return str(error).encode(errors="backslashreplace").decode()
-    except BaseException as second:
-        return f"(its message cannot be read: str() raises {type(second).__name__})"
-
-
-def first_line(error: BaseException) -> str:
-    """Return an error's message in one line; HDF5's have several, some have none."""
-    return (str(error) or type(error).__name__).splitlines()[0]
-
-
-def shortened(text: str, most: int = 300) -> str:
-    """Return a text for a message, without its end where it is long."""
-    return text if len(text) <= most else f"{text[:most]} ..."
-
-
-def system_words(error: BaseException) -> str:
-    """Return what the system said of a file; HDF5 has that amid much else, and without its number at times."""
-    match = re.search(r"errno = (\d+)", str(error))
-    if match:
-        return os.strerror(int(match[1]))
-    return getattr(error, "strerror", None) or first_line(error)
 
 
 class UsageError(RolloutError):

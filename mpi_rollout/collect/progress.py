@@ -5,10 +5,10 @@ from time import perf_counter
 
 import numpy as np
 
-from mpi_rollout.core.clock import Clock
-from mpi_rollout.errors import counted
+from mpi_rollout.process.clock import Clock
 from mpi_rollout.process.console import say
 from mpi_rollout.process.terminal import Stderr, Terminal, open_terminal
+from mpi_rollout.text import counted
 
 LINE_EVERY_S = 10.0
 SLOW = 1.5  # Times the median of the ranks, from which on a rank is worth a word.

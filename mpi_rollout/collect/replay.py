@@ -13,12 +13,12 @@ from gymnasium.vector import VectorEnv
 
 from mpi_rollout.core.columns import RESULTS, has_last_row
 from mpi_rollout.core.partition import Division
+from mpi_rollout.drive.driver import Driver
 from mpi_rollout.envs.env_maker import EnvMaker
 from mpi_rollout.envs.replaying import Past
 from mpi_rollout.errors import UsageError
 from mpi_rollout.exchange.orders import Command
 from mpi_rollout.exchange.world import SingleRankComm
-from mpi_rollout.ranks.driver import Driver
 from mpi_rollout.ranks.set_up import EnvFacts, Plan, RankEnvs, assemble
 
 READ_NBYTES = 2**24  # Of a column, at a time.
@@ -75,7 +75,7 @@ class Replay:
         # An order that is sent again, after the loss of a rank, has no second message.
         self._room = 1 if driver.exchanges.is_surviving else driver.lanes[0].exchange.room
         self._block = driver.block(self._room + 1)
-        self._destinations = driver.destinations(self._block)
+        self._unpackers = driver.unpackers(self._block)
         names = {name: name.partition("/")[0] for name in self._block.named}
         self._actions = [name for name, group in names.items() if group == "actions"]
         self._observations = [name for name, group in names.items() if group == "observations"]
@@ -115,8 +115,8 @@ class Replay:
     def begin(self) -> None:
         """Reset the envs, and compare what they observe."""
         self._driver.do(Command.RESTORE, self._past)
-        for destination in self._destinations.values():
-            destination.lay_observations(0)
+        for unpacker in self._unpackers.values():
+            unpacker.lay_observations(0)
         self._compare(self._observations, 0, self.num_steps, 1)
 
     def advance(self) -> None:
@@ -135,10 +135,10 @@ class Replay:
                     rest = [array[done[lane] :, lane.envs] for array in actions]
                     driver.send(lane, rest, len(rest[0]), self.num_steps + done[lane])
             for lane in driver.await_some():
-                row, num_rows, destination = done[lane], lane.num_rows, self._destinations[lane]
-                destination.lay_observations(row + 1, 0, num_rows)
-                destination.lay_results(row, num_rows)
-                destination.unpack(row, row + num_rows)
+                row, num_rows, unpacker = done[lane], lane.num_rows, self._unpackers[lane]
+                unpacker.lay_observations(row + 1, 0, num_rows)
+                unpacker.lay_results(row, num_rows)
+                unpacker.unpack(row, row + num_rows)
                 done[lane] += num_rows
 
     def _compare(self, names: Iterable[str], offset: int, first: int, num_steps: int) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 
 from mpi_rollout.collect.monitor import LostRank
 from mpi_rollout.core.spaces import wrong_values_text
-from mpi_rollout.errors import counted
+from mpi_rollout.text import counted
 
 MUCH = 0.15  # Of the time, in waiting for other ranks and their messages.
 MOST = 0.9  # Of a core: on a quiet machine ranks have 0.99.

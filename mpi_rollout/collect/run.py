@@ -21,11 +21,10 @@ from mpi_rollout.core.seeding import seed_global_generators
 from mpi_rollout.envs.bare import Limit
 from mpi_rollout.envs.env_maker import make_slice, maker_of
 from mpi_rollout.envs.faults import OnFault, raised_at
-from mpi_rollout.errors import EnvError, SignalInterrupt, StorageError, UsageError, counted
+from mpi_rollout.errors import EnvError, SignalInterrupt, StorageError, UsageError
 from mpi_rollout.exchange import job_end, world
 from mpi_rollout.exchange.surviving import check_ulfm, is_ulfm_on
-from mpi_rollout.policies.made import make_model
-from mpi_rollout.policies.model import PolicySource
+from mpi_rollout.policies.model import PolicySource, make_model
 from mpi_rollout.policies.sources import find_source, load_model
 from mpi_rollout.process.console import name_of_stop, share_line
 from mpi_rollout.process.interrupts import STOP_SIGNALS
@@ -43,6 +42,7 @@ from mpi_rollout.ranks.set_up import (
     unwatched_by_gc,
 )
 from mpi_rollout.storage.values import check_storable
+from mpi_rollout.text import counted
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -16,7 +16,8 @@ from gymnasium.envs.registration import find_highest_version, get_env_id, parse_
 
 from mpi_rollout.config import ENV_OPTIONS, RolloutConfig, flag
 from mpi_rollout.envs.env_maker import Kwargs
-from mpi_rollout.errors import UsageError, shortened
+from mpi_rollout.errors import UsageError
+from mpi_rollout.text import shortened
 
 
 @dataclass(frozen=True)

@@ -15,14 +15,15 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from mpi_rollout.config import RolloutConfig
-from mpi_rollout.core.host import format_bytes
 from mpi_rollout.data.exports.minari_place import Place, check_id
-from mpi_rollout.errors import DataError, Interrupted, RolloutError, StorageError, UsageError, counted, printable
+from mpi_rollout.errors import DataError, Interrupted, RolloutError, StorageError, UsageError
 from mpi_rollout.exchange.job_end import all_or_none
 from mpi_rollout.exchange.world import ROOT, SingleRankComm, claimed_size
+from mpi_rollout.process.host import format_bytes
 from mpi_rollout.ranks.agreement import come_together
 from mpi_rollout.storage.ownership import give_name, identity, removed, temporary_path, why_no_file
 from mpi_rollout.storage.sandbox import in_sandbox
+from mpi_rollout.text import counted, printable
 
 if TYPE_CHECKING:
     from mpi4py import MPI

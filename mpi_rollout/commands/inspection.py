@@ -10,11 +10,12 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mpi_rollout.core.reproducibility import Reproducibility
+from mpi_rollout.core.seeding import Reproducibility
 from mpi_rollout.core.spaces import wrong_values_text
-from mpi_rollout.errors import UsageError, counted, printable
+from mpi_rollout.errors import UsageError
 from mpi_rollout.storage.ownership import check_place
 from mpi_rollout.storage.sandbox import in_sandbox
+from mpi_rollout.text import counted, printable
 
 PATIENCE_S = 20.0  # `inspect` reads little, and its user waits.
 SUFFIX = ".part"

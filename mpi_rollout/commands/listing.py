@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from mpi_rollout.errors import UsageError, printable
+from mpi_rollout.errors import UsageError
 from mpi_rollout.storage.ownership import is_locked
 from mpi_rollout.storage.status import read_status
+from mpi_rollout.text import printable
 
 STATUS_ENDING = ".status.json"
 SILENT_S = 60.0  # A run tells how far it is twice a second, between two steps.

@@ -12,11 +12,11 @@ import numpy as np
 
 from mpi_rollout.commands import style
 from mpi_rollout.commands.inspection import PHASES
-from mpi_rollout.errors import counted
 from mpi_rollout.storage.checked_file import CheckedFile, checked
 from mpi_rollout.storage.schema import INTERVAL, LIMIT, RANK, is_recording
 from mpi_rollout.storage.structure import steadily
 from mpi_rollout.storage.untrusted import Tell, count, number, parsed, text
+from mpi_rollout.text import counted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from textwrap import fill
 from typing import TYPE_CHECKING, Any, Literal
 
-from mpi_rollout.errors import StorageError, UsageError, system_words
+from mpi_rollout.errors import StorageError, UsageError
+from mpi_rollout.text import system_words
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

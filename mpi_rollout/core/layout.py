@@ -12,8 +12,7 @@ from itertools import islice
 
 import numpy as np
 
-from mpi_rollout.core.columns import FURTHER, OUTCOMES, RESULTS, stored_leaves
-from mpi_rollout.core.info_columns import with_masks
+from mpi_rollout.core.columns import FURTHER, OUTCOMES, RESULTS, stored_leaves, with_masks
 from mpi_rollout.core.partition import Partition
 from mpi_rollout.core.spaces import Leaf, Space, Tree, leaves, tree_of
 
@@ -217,7 +216,7 @@ def split_by_rank(array: np.ndarray, partition: Partition) -> list[np.ndarray]:
     ]
 
 
-class Destination:
+class SlotUnpacker:
     """A block seen as the slots are, so that the slots of all ranks and envs take a few strided copies.
 
     Observations are laid at once, because a policy waits for them.  Of a step's results only the heads of the slots

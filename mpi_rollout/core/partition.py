@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mpi_rollout.errors import Option, UsageError, counted
+from mpi_rollout.errors import Option, UsageError
+from mpi_rollout.text import counted
 
 
 class RankRange(NamedTuple):

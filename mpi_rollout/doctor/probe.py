@@ -16,8 +16,9 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from time import monotonic, sleep
 
-from mpi_rollout.errors import LaunchError, StorageError, first_line
+from mpi_rollout.errors import LaunchError, StorageError
 from mpi_rollout.process.launcher import end_with
+from mpi_rollout.text import first_line
 
 OK, WARN, BAD = "OK", "WARN", "BAD"
 LAUNCH, FILES = "launch", "files"

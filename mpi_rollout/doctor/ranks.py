@@ -12,9 +12,9 @@ from itertools import combinations, pairwise
 from time import monotonic
 
 from mpi_rollout.config import versions
-from mpi_rollout.core.host import physical_cores, processor_quota, processor_time
 from mpi_rollout.doctor.probe import BAD, OK, WARN, Finding, first_few
-from mpi_rollout.errors import counted
+from mpi_rollout.process.host import physical_cores, processor_quota, processor_time
+from mpi_rollout.text import counted
 
 BUSY_S = 0.1  # A system switches some tens of times in it between programs that share a core.
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")

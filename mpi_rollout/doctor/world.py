@@ -17,12 +17,12 @@ from gymnasium import spaces
 from mpi_rollout.core.partition import Division
 from mpi_rollout.doctor.probe import BAD, WARN, Finding, Reporter, first_few
 from mpi_rollout.doctor.ranks import RankFacts, judge_clocks, judge_exchange, judge_ranks
-from mpi_rollout.errors import counted, first_line
 from mpi_rollout.exchange import world
 from mpi_rollout.exchange.exchange import Exchange
 from mpi_rollout.exchange.exchanges import Exchanges
 from mpi_rollout.exchange.orders import Command, Contents
 from mpi_rollout.exchange.world import INSTALL
+from mpi_rollout.text import counted, first_line
 
 if TYPE_CHECKING:
     from mpi4py import MPI

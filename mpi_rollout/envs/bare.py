@@ -20,8 +20,9 @@ from mpi_rollout.core.spaces import Tree
 from mpi_rollout.envs.env_maker import EnvMaker, maker_of
 from mpi_rollout.envs.loop import LoopVectorEnv
 from mpi_rollout.envs.rollout import Rollout, RolloutColumns, as_rollout
-from mpi_rollout.errors import EnvError, words_of
+from mpi_rollout.errors import EnvError
 from mpi_rollout.policies.random import BLOCK_STEPS, RandomPolicy
+from mpi_rollout.text import words_of
 
 if TYPE_CHECKING:
     from mpi4py import MPI

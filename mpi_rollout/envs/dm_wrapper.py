@@ -18,7 +18,8 @@ import numpy as np
 
 from mpi_rollout.core.spaces import Tree
 from mpi_rollout.envs.faults import Begun, Outcome
-from mpi_rollout.errors import UsageError, first_line
+from mpi_rollout.errors import UsageError
+from mpi_rollout.text import first_line
 
 GENERATORS = (np.random.RandomState, np.random.Generator, random.Random)
 INNER_NAMES = ("_env", "env", "_environment")  # What wrappers call the env inside: dm_control's, shimmy's, Acme's.

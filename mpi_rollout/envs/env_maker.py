@@ -15,7 +15,6 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from mpi_rollout.config import RolloutConfig
-from mpi_rollout.core.host import library_threads, share_of_cores
 from mpi_rollout.core.seeding import episode_seeds
 from mpi_rollout.envs import (
     dm_wrapper,
@@ -25,16 +24,20 @@ from mpi_rollout.envs.faults import ABORT, OnFault, of_old_gym
 from mpi_rollout.envs.loop import LoopVectorEnv
 from mpi_rollout.envs.native import NativeVectorEnv
 from mpi_rollout.envs.native_makers import SYNC, check_kwargs, checked, of_entry_point, of_envpool, of_factory
-from mpi_rollout.errors import Option, RolloutError, UsageError, first_line, shortened
+from mpi_rollout.errors import Option, RolloutError, UsageError
 from mpi_rollout.exchange.world import claimed_local_size
-from mpi_rollout.process.loading import load_callable
+from mpi_rollout.process.host import library_threads, share_of_cores
+from mpi_rollout.process.paths import load_callable
+from mpi_rollout.text import first_line, shortened
 
 Kwargs = Mapping[str, Any]
 EnvFunction = Callable[..., gymnasium.Env]
 Env = str | EnvSpec | EnvFunction
 Made = TypeVar("Made")
 
+# What ids and error messages name, and the extra that brings it.
 EXTRAS = {"ale_py": "atari", "mujoco": "mujoco", "shimmy": "dm", "dm_control": "dm"}
+EXTRAS |= {"CartPoleCUDA": "cuda", "numba": "numba", "torch": "torch"}
 HIGHWAY_IDS = ("highway-", "merge-", "roundabout-", "parking-", "intersection-", "racetrack-")
 ROBOTICS_IDS = ("Fetch", "HandReach", "HandManip", "Adroit", "AntMaze", "PointMaze", "FrankaKitchen")
 # How ids of well-known packages begin: the module that registers them, and what pip installs.
@@ -201,7 +204,9 @@ def of_missing_package(name: str, text: str) -> str:
     if "gymnasium-robotics" in text:  # MuJoCo's envs of old versions.
         return "use its latest version"
     for package, extra in EXTRAS.items():
-        if package in text.replace("-", "_"):  # ale-py is how it is installed, ale_py how it is imported.
+        if package in name or package in text.replace(
+            "-", "_"
+        ):  # ale-py is how it is installed, ale_py how it is imported.
             return f"pip install 'mpi_rollout[{extra}]'"
     is_named = f"'{name.partition(':')[0]}'" in text
     return "install it, or correct the name before the colon" if is_named else "install it"

@@ -14,9 +14,10 @@ from gymnasium import spaces
 from mpi_rollout.core.columns import RESULTS, noun
 from mpi_rollout.core.spaces import Bounds, Leaf, Tree, bounds_of, first_of, leaf_spaces, leaves
 from mpi_rollout.envs.inputs import Info
-from mpi_rollout.errors import DataError, EnvError, RolloutError, is_ours, message_of, words_of
+from mpi_rollout.errors import DataError, EnvError, RolloutError, is_ours
 from mpi_rollout.exchange.world import claimed_rank, rank_and_host
 from mpi_rollout.shared_options import SharedOptions
+from mpi_rollout.text import message_of, words_of
 
 Given = ParamSpec("Given")
 Result = TypeVar("Result")

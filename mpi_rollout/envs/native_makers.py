@@ -13,11 +13,11 @@ import numpy as np
 from gymnasium.envs.registration import load_env_creator
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from mpi_rollout.core.reproducibility import Reproducibility
-from mpi_rollout.core.seeding import episode_seeds, seed_of_slice
+from mpi_rollout.core.seeding import Reproducibility, episode_seeds, seed_of_slice
 from mpi_rollout.core.spaces import leaves
 from mpi_rollout.envs.native import SEEDS_31_BITS, NativeVectorEnv, PoolVectorEnv, SeededEpisodes, SeededWhenMade
-from mpi_rollout.errors import Option, UsageError, first_line
+from mpi_rollout.errors import Option, UsageError
+from mpi_rollout.text import first_line
 
 NEEDED = "num_envs", "single_observation_space", "single_action_space"  # Of a factory's envs.
 MASKED_RESETS = [0, 12, 1]  # The first ale-py whose resets of some envs do not hang.

@@ -15,7 +15,8 @@ import numpy as np
 from mpi_rollout.core.columns import RESULTS, is_result, noun
 from mpi_rollout.core.spaces import Leaf, is_castable
 from mpi_rollout.envs.faults import Parts
-from mpi_rollout.errors import DataError, message_of, words_of
+from mpi_rollout.errors import DataError
+from mpi_rollout.text import message_of, words_of
 
 MISFITS = (TypeError, ValueError, AttributeError, LookupError)
 

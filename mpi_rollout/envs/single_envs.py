@@ -8,13 +8,14 @@ import gymnasium
 from gymnasium.error import ResetNeeded
 from gymnasium.vector.utils import batch_space
 
-from mpi_rollout.core.host import make_with_room
 from mpi_rollout.core.spaces import describe
 from mpi_rollout.envs.faults import Begun, EnvTimeout, Given, OnFault, Outcome, Result, described, named, raised_at
 from mpi_rollout.envs.inputs import CalledByName, OptionsOfOne, Values, action_splitter, check_spaces, values_of_each
 from mpi_rollout.envs.time_limits import TimeLimits, step_over_wrappers
-from mpi_rollout.errors import EnvError, RolloutError, SignalInterrupt, UsageError, counted, words_of
+from mpi_rollout.errors import EnvError, RolloutError, SignalInterrupt, UsageError
 from mpi_rollout.process.exits import end_if_forked
+from mpi_rollout.process.host import make_with_room
+from mpi_rollout.text import counted, words_of
 
 MAKE_PATIENCE = 10.0  # Simulators may take long to start: so many times the limit of a step.
 # An env's place, a value that is another for each call, and how many times the usual limit the call may take.

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mpi_rollout.core.layout import ALIGNMENT, Block, Columns, Destination
+from mpi_rollout.core.layout import ALIGNMENT, Block, Columns, SlotUnpacker
 from mpi_rollout.core.partition import Partition
 from mpi_rollout.exchange.orders import Command, Contents, Order
 from mpi_rollout.exchange.slot_infos import SlotInfos
@@ -158,7 +158,7 @@ class Exchange:
         self.transport.post_slot(self.order.num_rows)
 
     def await_slots(self) -> None:
-        """Wait for all slots.  Then a `Destination` lays them into rows, in env order."""
+        """Wait for all slots.  Then a `SlotUnpacker` lays them into rows, in env order."""
         self.transport.await_slots(self.order.num_rows)
 
     def take(self, column: np.ndarray, rows: slice | np.ndarray = slice(None), step: int = 0) -> np.ndarray:
@@ -188,9 +188,9 @@ class Exchange:
         """Send a Python object of the root to these ranks, pickled, right after an order; for rare messages."""
         return self.transport.spread(value)
 
-    def destination(self, block: Block, slot_columns: slice) -> Destination:
+    def unpacker(self, block: Block, slot_columns: slice) -> SlotUnpacker:
         """Return a block as these slots see it, on the root."""
-        return Destination(block, self.layout, self.partition, self.slots, slot_columns)
+        return SlotUnpacker(block, self.layout, self.partition, self.slots, slot_columns)
 
     def free(self) -> None:
         """Give back what the transport holds."""

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mpi_rollout.core.partition import Partition
-from mpi_rollout.errors import DataError, words_of
+from mpi_rollout.errors import DataError
 from mpi_rollout.exchange.infos import InfoDict
 from mpi_rollout.exchange.transports import INFOS_TAG
 from mpi_rollout.exchange.world import ROOT
+from mpi_rollout.text import words_of
 
 if TYPE_CHECKING:
     from mpi4py import MPI

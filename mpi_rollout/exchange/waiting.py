@@ -18,9 +18,9 @@ from functools import partial
 from time import perf_counter, sleep
 from typing import TYPE_CHECKING, TypeAlias
 
-from mpi_rollout.core.host import processor_quota, processor_time
 from mpi_rollout.exchange.world import ROOT
 from mpi_rollout.process.console import say
+from mpi_rollout.process.host import processor_quota, processor_time
 
 if TYPE_CHECKING:
     from mpi4py import MPI

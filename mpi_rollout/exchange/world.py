@@ -15,12 +15,13 @@ from time import sleep
 from types import ModuleType
 from typing import TYPE_CHECKING, NoReturn, TypeVar, cast
 
-from mpi_rollout.errors import LaunchError, counted
+from mpi_rollout.errors import LaunchError
 from mpi_rollout.process.console import say
 from mpi_rollout.process.exits import leave_now
 from mpi_rollout.process.start import HeardInC
 from mpi_rollout.process.start import claimed_local_rank as claimed_local_rank
 from mpi_rollout.process.start import claimed_rank as claimed_rank
+from mpi_rollout.text import counted
 
 if TYPE_CHECKING:
     from mpi4py import MPI

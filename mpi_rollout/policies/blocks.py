@@ -14,9 +14,10 @@ from gymnasium import spaces
 
 from mpi_rollout.core.seeding import model_key
 from mpi_rollout.core.spaces import Leaf, Space, Tree, is_castable, leaves, tree_of
-from mpi_rollout.errors import ActionError, words_of
+from mpi_rollout.errors import ActionError
 from mpi_rollout.policies.model import Model
 from mpi_rollout.policies.sampling import Uniforms
+from mpi_rollout.text import words_of
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,11 @@ import numpy as np
 import onnxruntime
 
 from mpi_rollout.core.spaces import Space
-from mpi_rollout.errors import UsageError, first_line
-from mpi_rollout.policies.heads import WAY_OUT, Head
+from mpi_rollout.errors import UsageError
 from mpi_rollout.policies.model import Model, PolicySource
-from mpi_rollout.policies.networks import Input, match_inputs, model_of
+from mpi_rollout.policies.networks import WAY_OUT, Head, Input, match_inputs, model_of
 from mpi_rollout.policies.untrusted import MOST_BYTES
+from mpi_rollout.text import first_line
 
 EXPORT = "export it with a dynamic first axis (dynamic_shapes or dynamic_axes of torch.onnx.export)"
 _NAMES = {"float": "float32", "double": "float64"}  # Where ONNX Runtime's are others than NumPy's.

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from mpi_rollout.errors import UsageError, words_of
+from mpi_rollout.errors import UsageError
+from mpi_rollout.text import words_of
 
 if TYPE_CHECKING:
     import torch

@@ -16,9 +16,10 @@ from typing import Any
 import torch
 from stable_baselines3.common.save_util import load_from_zip_file
 
-from mpi_rollout.errors import UsageError, first_line
+from mpi_rollout.errors import UsageError
 from mpi_rollout.policies.untrusted import TRUST_IT, JsonObject, damaged, json_of, members_of, reading
 from mpi_rollout.policies.weights import read_weights
+from mpi_rollout.text import first_line
 
 TRUST = f"{TRUST_IT}, whose code is then executed"
 ALGORITHMS = "PPO, A2C, DQN, SAC and TD3"

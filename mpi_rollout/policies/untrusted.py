@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 
-from mpi_rollout.errors import UsageError, first_line
+from mpi_rollout.errors import UsageError
+from mpi_rollout.text import first_line
 
 TRUST_IT = "add --trust-policy, or trust_policy=True of connect, if you trust the file"
 MOST_BYTES = 1 << 30  # What a network may take to act, besides its weights.

@@ -1,1 +1,1 @@
-"""One process: its start, what it prints, which signals it heeds, how it ends, and the user's code that it loads."""
+"""One process: its start, its host, what it prints, which signals it heeds, its end, and user code that it loads."""

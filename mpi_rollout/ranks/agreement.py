@@ -11,7 +11,6 @@ from time import monotonic, sleep
 from typing import TYPE_CHECKING, NamedTuple, NoReturn, TypeVar
 
 from mpi_rollout.config import RolloutConfig
-from mpi_rollout.core.clock import MAX_TIMEOUT_S
 from mpi_rollout.errors import (
     AlreadyComplete,
     EnvError,
@@ -24,7 +23,6 @@ from mpi_rollout.errors import (
     UsageError,
     caused_by,
     without_our_frames,
-    words_of,
 )
 from mpi_rollout.exchange.job_end import abort, all_or_none, place_of
 from mpi_rollout.exchange.world import (
@@ -37,9 +35,11 @@ from mpi_rollout.exchange.world import (
     rank_and_host,
     start_mpi_on_all_ranks,
 )
+from mpi_rollout.process.clock import MAX_TIMEOUT_S
 from mpi_rollout.process.console import STDERR, say
 from mpi_rollout.process.exits import ends_forked
 from mpi_rollout.process.start import shadowing
+from mpi_rollout.text import words_of
 
 if TYPE_CHECKING:
     from mpi4py import MPI

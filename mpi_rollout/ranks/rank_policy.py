@@ -6,13 +6,14 @@ from hashlib import sha256
 import numpy as np
 
 from mpi_rollout.core.spaces import Tree
-from mpi_rollout.errors import ActionError, PolicyError, SignalInterrupt, UsageError, words_of
+from mpi_rollout.errors import ActionError, PolicyError, SignalInterrupt, UsageError
+from mpi_rollout.policies.action_check import ActionReader
 from mpi_rollout.policies.blocks import BlockPolicy, PolicyOptions
 from mpi_rollout.policies.model import Model, PolicySource
 from mpi_rollout.policies.parameters import Layout, layout_of, packed, unpacked
 from mpi_rollout.policies.sources import load_model
-from mpi_rollout.ranks.action_check import ActionReader
 from mpi_rollout.ranks.slices import Slice
+from mpi_rollout.text import words_of
 
 
 class RankPolicy:

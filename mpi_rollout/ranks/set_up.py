@@ -12,9 +12,8 @@ from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec, WrapperSpec
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from mpi_rollout.core.host import check_num_envs
 from mpi_rollout.core.partition import Division
-from mpi_rollout.core.reproducibility import Reproducibility
+from mpi_rollout.core.seeding import Reproducibility
 from mpi_rollout.core.spaces import describe, describe_leaves
 from mpi_rollout.envs.env_maker import EnvMaker, make_slice, name_of
 from mpi_rollout.envs.faults import ABORT, OnFault
@@ -22,7 +21,8 @@ from mpi_rollout.envs.infos import first_types
 from mpi_rollout.envs.loop import LoopVectorEnv
 from mpi_rollout.envs.native import NativeVectorEnv
 from mpi_rollout.envs.sharing import Holding, check_instances
-from mpi_rollout.errors import Option, UsageError, words_of
+from mpi_rollout.errors import Option, UsageError
+from mpi_rollout.exchange.exchange import Exchange
 from mpi_rollout.exchange.exchanges import Exchanges
 from mpi_rollout.exchange.infos import Infos, info_leaves, names_of
 from mpi_rollout.exchange.orders import Contents
@@ -30,8 +30,12 @@ from mpi_rollout.exchange.waiting import way_to_wait
 from mpi_rollout.policies.model import Model
 from mpi_rollout.policies.random import RandomPolicy
 from mpi_rollout.process.console import say
+from mpi_rollout.process.host import check_num_envs
+from mpi_rollout.ranks.loop_slices import LoopSlice
+from mpi_rollout.ranks.native_slices import NativeSlice
 from mpi_rollout.ranks.slices import Slice
 from mpi_rollout.ranks.worker import Worker
+from mpi_rollout.text import words_of
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -253,14 +257,14 @@ def assemble(comm: "MPI.Intracomm", rank_envs: RankEnvs) -> tuple[Worker, EnvFac
     )
     exchanges = Exchanges(comm, plan.division, contents, plan.is_surviving, _way_to_wait(comm, plan))
 
-    def random_policy(env_indices: range) -> RandomPolicy | None:
-        return RandomPolicy(facts.action_space, env_indices, plan.seed or 0) if plan.is_random else None
+    def slice_of(exchange: Exchange, envs: VectorEnv) -> Slice:
+        random = RandomPolicy(facts.action_space, exchange.envs, plan.seed or 0) if plan.is_random else None
+        if isinstance(envs, LoopVectorEnv):
+            return LoopSlice(exchange, envs, wanted, random, plan.keeps_infos)
+        return NativeSlice(exchange, envs, wanted, random, plan.keeps_infos, plan.on_fault)
 
     own = [exchange for exchange in exchanges.all if exchange.envs]
-    slices = [
-        Slice(exchange, envs, wanted, plan.on_fault, random_policy(exchange.envs), plan.keeps_infos)
-        for exchange, envs in zip(own, rank_envs.envs, strict=True)
-    ]
+    slices = [slice_of(*pair) for pair in zip(own, rank_envs.envs, strict=True)]
     worker = Worker(exchanges, slices, rank_envs.model)
     worker.watch(plan.on_fault.timeout_s)
     return worker, facts

@@ -17,22 +17,23 @@ from typing import TypeAlias
 
 import numpy as np
 
-from mpi_rollout.core.clock import Clock, process_start
-from mpi_rollout.core.host import physical_cores, processor_time
-from mpi_rollout.core.layout import FAULT, RESTARTED, UNDONE
-from mpi_rollout.errors import EnvError, Fault, PolicyError, RankLost, SignalInterrupt, cause_of, words_of
+from mpi_rollout.core.layout import FAULT, UNDONE
+from mpi_rollout.errors import EnvError, Fault, PolicyError, RankLost, SignalInterrupt, cause_of
 from mpi_rollout.exchange.exchange import Exchange
 from mpi_rollout.exchange.exchanges import Exchanges
 from mpi_rollout.exchange.job_end import abort, end_timeout_s
 from mpi_rollout.exchange.orders import Command
 from mpi_rollout.exchange.world import rank_and_host
 from mpi_rollout.policies.model import Model
+from mpi_rollout.process.clock import Clock, process_start
 from mpi_rollout.process.console import say
 from mpi_rollout.process.exits import ends_forked
+from mpi_rollout.process.host import physical_cores, processor_time
 from mpi_rollout.process.interrupts import STOP_SIGNALS, Cut
 from mpi_rollout.ranks.rank_policy import RankPolicy
 from mpi_rollout.ranks.slices import Slice
 from mpi_rollout.ranks.watchdog import Watchdog, Work
+from mpi_rollout.text import words_of
 
 GRACE_S = 1.5
 CLOSE_LIMIT_S = 60.0  # An env may have a video to write.
@@ -189,9 +190,7 @@ class Worker:
             if self.aborts_if_unheard:
                 self._begin_grace(self._fault)
         for restart in slice_.restarts:
-            self._say(f"step {restart.step}: {restart.message}; {restart.times}")
-            if slice_.sends_restarts:
-                slice_.exchange.own_marks[restart.row] = RESTARTED
+            self._say(restart)
 
     def load_parameters(self, buffer: np.ndarray) -> None:
         """Give the policy new parameters.  Never raises: if it fails, so do the next steps."""

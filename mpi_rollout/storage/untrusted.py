@@ -14,11 +14,12 @@ from typing import Any, TypeAlias, TypeVar
 import h5py
 import numpy as np
 
-from mpi_rollout.errors import ContentError, DataError, RolloutError, first_line
+from mpi_rollout.errors import ContentError, DataError, RolloutError
 from mpi_rollout.storage.codecs import MOST_SMALLER, compression_of, register_for
 from mpi_rollout.storage.filters import lookup3
 from mpi_rollout.storage.ownership import why_no_file
 from mpi_rollout.storage.torn import mended
+from mpi_rollout.text import first_line
 
 SIGNATURE = b"\x89HDF\r\n\x1a\n\x03"  # Of a superblock of version 3, which all files of this program have.
 MARK = 11  # Where the superblock says whether somebody writes.

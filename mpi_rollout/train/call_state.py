@@ -6,10 +6,10 @@ import numpy as np
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError, ResetNeeded
 from gymnasium.vector import AutoresetMode
 
+from mpi_rollout.drive.driver import Driver
+from mpi_rollout.drive.lanes import Lane, indices_of
 from mpi_rollout.envs.inputs import Options, Seeds, options_of_each
 from mpi_rollout.process.interrupts import Interrupts
-from mpi_rollout.ranks.driver import Driver
-from mpi_rollout.ranks.lanes import Lane, indices_of
 from mpi_rollout.ranks.set_up import EnvFacts
 
 

@@ -19,17 +19,16 @@ from gymnasium.vector import AutoresetMode
 from mpi_rollout.config import ACTION_MODES, RolloutConfig
 from mpi_rollout.core.partition import Division
 from mpi_rollout.core.policy_kinds import MADE, is_maker
+from mpi_rollout.drive.driver import Driver
+from mpi_rollout.drive.policy_on_ranks import PolicyOnRanks
 from mpi_rollout.envs.env_maker import Env, EnvFunction, EnvMaker, Kwargs, name_of
 from mpi_rollout.envs.faults import OnFault
 from mpi_rollout.errors import Option, RolloutError, UsageError
 from mpi_rollout.exchange.infos import Infos
 from mpi_rollout.policies.blocks import PolicyOptions
-from mpi_rollout.policies.made import make_model
-from mpi_rollout.policies.model import PolicySource
+from mpi_rollout.policies.model import PolicySource, make_model
 from mpi_rollout.policies.sources import check_file_options, read_source
 from mpi_rollout.process.launcher import end_with_launcher
-from mpi_rollout.ranks.driver import Driver
-from mpi_rollout.ranks.policy_on_ranks import PolicyOnRanks
 from mpi_rollout.ranks.set_up import Plan, check_batch_size
 from mpi_rollout.shared_options import POLICY_BLOCK, SharedOptions, vectorization_of
 from mpi_rollout.train.connection import Connection, is_alone

@@ -18,16 +18,17 @@ from weakref import WeakSet, finalize
 import cloudpickle
 
 from mpi_rollout.config import versions
-from mpi_rollout.errors import RolloutError, StorageError, UsageError, message_of
+from mpi_rollout.drive.driver import Driver
+from mpi_rollout.errors import RolloutError, StorageError, UsageError
 from mpi_rollout.exchange import job_end, world
 from mpi_rollout.process import exits
 from mpi_rollout.process.console import say, without_stdin
 from mpi_rollout.process.interrupts import Interrupts, exit_by_signals, is_main_thread, unheeded
-from mpi_rollout.process.place import current, located, started_in
+from mpi_rollout.process.paths import current, located, started_in
 from mpi_rollout.ranks import agreement
-from mpi_rollout.ranks.driver import Driver
 from mpi_rollout.ranks.set_up import EnvFacts, RankEnvs, assemble, make_rank_envs, unwatched_by_gc
 from mpi_rollout.ranks.worker import Worker
+from mpi_rollout.text import message_of
 from mpi_rollout.train.recording import check_record, check_spaces, start_recording, types_of
 from mpi_rollout.train.turns import Turns
 from mpi_rollout.train.vector_env import MPIVectorEnv

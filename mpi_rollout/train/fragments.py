@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
-from mpi_rollout.core.host import check_length
 from mpi_rollout.core.layout import Block
 from mpi_rollout.core.spaces import tree_of
+from mpi_rollout.drive.lanes import Lane, indices_of
+from mpi_rollout.drive.policy_on_ranks import PolicyOnRanks
 from mpi_rollout.errors import ActionError, RankError, UsageError
 from mpi_rollout.policies.random import RandomPolicy
-from mpi_rollout.ranks.lanes import Lane, indices_of
-from mpi_rollout.ranks.policy_on_ranks import PolicyOnRanks
+from mpi_rollout.process.host import check_length
 from mpi_rollout.train.call_state import CallState
 from mpi_rollout.train.steps import Steps
 
@@ -114,7 +114,7 @@ class Fragments:
         check_length(f"collect({num_steps})", num_steps, exchange.layout.nbytes, num_slots, exchange.order.nbytes)
         driver.make_room(num_steps)
         self._block = driver.block(num_steps + 1)
-        self._destinations = driver.destinations(self._block)
+        self._unpackers = driver.unpackers(self._block)
         self._room = num_steps
         self._steps.outcomes.use_slots()
 
@@ -162,14 +162,14 @@ class Fragments:
     def _lay(self, lanes: Sequence[Lane]) -> None:
         """Keep the slots of some lanes, which have just come."""
         for lane in lanes:
-            self._destinations[lane].lay_observations(1, 0, self._num_steps)
-            self._destinations[lane].lay_results(0, self._num_steps)
+            self._unpackers[lane].lay_observations(1, 0, self._num_steps)
+            self._unpackers[lane].lay_results(0, self._num_steps)
 
     def _batch(self, lanes: Sequence[Lane], sent: Sequence[Sent]) -> Batch:
         """Return what came back of some lanes, in new arrays; keep their last observations."""
         driver, block, num_steps, outcomes = self._driver, self._block, self._num_steps, self._steps.outcomes
         for lane in lanes:
-            self._destinations[lane].unpack(0, num_steps)
+            self._unpackers[lane].unpack(0, num_steps)
         envs = _envs_of(lanes)
 
         def rows(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:

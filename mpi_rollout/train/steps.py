@@ -9,11 +9,11 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
 from mpi_rollout.core.spaces import Tree, tree_of
+from mpi_rollout.drive.driver import Driver
+from mpi_rollout.drive.lanes import Lane, final_observations, indices_of, parts_of
 from mpi_rollout.envs.inputs import Info, Options, Reset, Seeds, Step
 from mpi_rollout.exchange.infos import FINAL_OBS
 from mpi_rollout.exchange.orders import Command
-from mpi_rollout.ranks.driver import Driver
-from mpi_rollout.ranks.lanes import Lane, final_observations, indices_of, parts_of
 from mpi_rollout.train.call_state import CallState
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Outcomes:
 
     def use_slots(self) -> None:
         """Take outcomes from the slots that the exchanges have now."""
-        self._destinations = self._driver.destinations(self._block)
+        self._unpackers = self._driver.unpackers(self._block)
         self._views = {lane: lane.exchange.result_views() for lane in self._driver.lanes}
         self._copies = {lane: [_copier(views) for views in columns] for lane, columns in self._views.items()}
 
@@ -53,7 +53,7 @@ class Outcomes:
         """Keep the slots of some lanes, which have just come."""
         for lane in lanes:
             self._row[lane] = row = 1 - self._row[lane]
-            self._destinations[lane].lay_observations(row)
+            self._unpackers[lane].lay_observations(row)
 
     def keep(self, lanes: Sequence[Lane], arrays: Sequence[np.ndarray]) -> None:
         """Keep observations of some lanes' envs, leaf by leaf, as their last ones."""

@@ -16,13 +16,12 @@ from stopping_envs import Counting
 from mpi_rollout.collect import replay
 from mpi_rollout.collect.replay import Replay, check_history, rows_differ
 from mpi_rollout.collect.resuming import bring_back
-from mpi_rollout.core.reproducibility import Reproducibility
-from mpi_rollout.core.seeding import episode_seeds
+from mpi_rollout.core.seeding import Reproducibility, episode_seeds
 from mpi_rollout.core.spaces import leaves
+from mpi_rollout.drive.driver import Driver
 from mpi_rollout.envs.env_maker import EnvMaker, make_slice
 from mpi_rollout.envs.replaying import Past
 from mpi_rollout.errors import DataError, UsageError
-from mpi_rollout.ranks.driver import Driver
 
 SEED, NUM_ENVS, NUM_STEPS = 5, 5, 60
 Columns = dict[str, np.ndarray]
@@ -85,7 +84,7 @@ def go_on(driver: Driver, recording: Recording, first: int) -> tuple[np.ndarray,
     """Take the steps from `first` on; return what came of them."""
     num_steps, room = NUM_STEPS - first, driver.lanes[0].exchange.room
     block = driver.block(num_steps + 1)
-    destinations = driver.destinations(block)
+    unpackers = driver.unpackers(block)
     for row in range(0, num_steps, room):
         stop = min(num_steps, row + room)
         for lane in driver.lanes:
@@ -94,9 +93,9 @@ def go_on(driver: Driver, recording: Recording, first: int) -> tuple[np.ndarray,
         while driver.under_way:
             for lane in driver.await_some():
                 assert lane.num_rows == stop - row
-                destinations[lane].lay_observations(row + 1, 0, stop - row)
-                destinations[lane].lay_results(row, stop - row)
-                destinations[lane].unpack(row, stop)
+                unpackers[lane].lay_observations(row + 1, 0, stop - row)
+                unpackers[lane].lay_results(row, stop - row)
+                unpackers[lane].unpack(row, stop)
     return block.observations[1:], *(column[:num_steps] for column in block.results)
 
 

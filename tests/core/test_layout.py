@@ -9,7 +9,7 @@ from envs import Counting, Image, Nested
 from gymnasium import spaces
 
 from mpi_rollout.core.columns import RESULTS, noun
-from mpi_rollout.core.layout import ALIGNMENT, Block, Columns, Destination, SlotLayout
+from mpi_rollout.core.layout import ALIGNMENT, Block, Columns, SlotLayout, SlotUnpacker
 from mpi_rollout.core.partition import Partition
 from mpi_rollout.core.spaces import Leaf, leaves
 
@@ -93,10 +93,10 @@ def test_a_slot_that_nobody_reads_is_a_cache_line():
     partition = Partition(1000, 2)
     slots = np.zeros((2, 1, layout.nbytes), np.uint8)
     layout.header(slots[:, 0])[3][:] = 7, 8
-    destination = Destination(block, layout, partition, slots, slice(0, 2))
-    destination.lay_observations(4)
-    destination.lay_results(3)
-    destination.unpack(3, 4)
+    unpacker = SlotUnpacker(block, layout, partition, slots, slice(0, 2))
+    unpacker.lay_observations(4)
+    unpacker.lay_results(3)
+    unpacker.unpack(3, 4)
     assert block.num_ended.tolist() == [[0, 0]] * 3 + [[7, 8], [0, 0]]
 
 
@@ -227,7 +227,7 @@ class Slots:
         self.columns = layout.columns(self.slots, self.partition.capacity)
         self.step_s = layout.header(self.slots.reshape(-1, layout.nbytes))[0].reshape(self.num_ranks, room)
         self.block = Block(Nested.observation_space, Nested.action_space, 5, self.num_ranks, 12)
-        self.destination = Destination(self.block, layout, self.partition, self.slots, slice(0, self.num_ranks))
+        self.unpacker = SlotUnpacker(self.block, layout, self.partition, self.slots, slice(0, self.num_ranks))
         self.draws = np.random.default_rng(0)
 
     def fill(self, step: int) -> list[list[np.ndarray]]:
@@ -242,15 +242,15 @@ class Slots:
 @pytest.mark.parametrize("root_envs", [None, 0])
 def test_the_slots_of_all_ranks_are_laid_into_rows_in_env_order(root_envs: int | None):
     slots = Slots(root_envs, 1)
-    block, destination = slots.block, slots.destination
+    block, unpacker = slots.block, slots.unpacker
     sent = []
     for row in range(3):
         sent += slots.fill(row)
-        destination.lay_results(row)
-        destination.lay_observations(row + 1)
-    destination.unpack(0, 2)
+        unpacker.lay_results(row)
+        unpacker.lay_observations(row + 1)
+    unpacker.unpack(0, 2)
     assert not block.rewards[2].any() and not block.step_s[2].any()
-    destination.unpack(2, 3)
+    unpacker.unpack(2, 3)
     for row in range(3):
         assert block.step_s[row].tolist() == (row + np.arange(slots.num_ranks) / 8).tolist()
         laid = [array[row] for array in block.results] + [array[row + 1] for array in block.observation_arrays]
@@ -263,14 +263,14 @@ def test_the_slots_of_all_ranks_are_laid_into_rows_in_env_order(root_envs: int |
 def test_fragments_of_any_length_are_laid_row_by_row(root_envs: int | None, has_actions: bool):
     """Of a slot with room for more, the first rows are laid, and actions beside the results if it has some."""
     slots = Slots(root_envs, 4, has_actions)
-    block, destination, row = slots.block, slots.destination, 0
+    block, unpacker, row = slots.block, slots.unpacker, 0
     sent = []
     for num_rows in (3, 1, 4, 2):
         sent += slots.fill(row)[:num_rows]
-        destination.lay_observations(row + 1, 0, num_rows)
-        destination.lay_results(row, num_rows)
+        unpacker.lay_observations(row + 1, 0, num_rows)
+        unpacker.lay_results(row, num_rows)
         row += num_rows
-    destination.unpack(0, row)
+    unpacker.unpack(0, row)
     assert not block.rewards[row:].any() and not block.observation_arrays[0][row + 1 :].any()
     assert has_actions == block.action_arrays[0].any()
     for row, expected in enumerate(sent):
@@ -283,8 +283,8 @@ def test_fragments_of_any_length_are_laid_row_by_row(root_envs: int | None, has_
 def test_rows_after_a_blocks_end_are_laid_into_the_next_one():
     slots = Slots(False, 4)
     sent = slots.fill(0)
-    slots.destination.lay_observations(10, 1, 3)
-    slots.destination.lay_observations(0, 3, 4)
+    slots.unpacker.lay_observations(10, 1, 3)
+    slots.unpacker.lay_observations(0, 3, 4)
     for row, expected in ((10, sent[1]), (11, sent[2]), (0, sent[3])):
         for array, column in zip(slots.block.observation_arrays, expected[len(RESULTS) :], strict=True):
             assert array[row].tobytes() == column.tobytes()
@@ -294,8 +294,8 @@ def test_the_seconds_of_a_fragment_are_in_its_first_row():
     slots = Slots(None, 3)
     for row in (0, 3):
         slots.fill(row + 1)
-        slots.destination.lay_results(row, 3)
-    slots.destination.unpack(0, 6)
+        slots.unpacker.lay_results(row, 3)
+    slots.unpacker.unpack(0, 6)
     expected = np.zeros((6, 3))
     expected[[0, 3]] = np.array([[1], [4]]) + np.arange(3) / 8
     assert slots.block.step_s[:6].tolist() == expected.tolist()

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from mpi_rollout.core.host import physical_cores, processor_quota
 from mpi_rollout.doctor.probe import BAD, OK, WARN
 from mpi_rollout.doctor.ranks import (
     RankFacts,
@@ -18,6 +17,7 @@ from mpi_rollout.doctor.ranks import (
     judge_versions,
 )
 from mpi_rollout.doctor.world import OPEN_MPI, how_to_bind, launcher_of
+from mpi_rollout.process.host import physical_cores, processor_quota
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 FIRST = RankFacts(0, "node1", frozenset({0, 1}), 4, None, ONE_THREAD, {"python": "3.11.2"}, "Open MPI v5", 3,

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import pytest
 from jobs import Job, assert_same_bytes, datasets
 
-from mpi_rollout.core.host import ProcessorTime, num_usable_cores, processor_time
 from mpi_rollout.exchange import waiting
 from mpi_rollout.exchange.waiting import (
     CROWDED,
@@ -31,6 +30,7 @@ from mpi_rollout.exchange.waiting import (
     way_to_wait,
 )
 from mpi_rollout.exchange.world import SingleRankComm
+from mpi_rollout.process.host import ProcessorTime, num_usable_cores, processor_time
 
 LOOK_S = 2e-6
 SHORT = ("--env", "CartPole-v1", "--num-envs", "8", "--num-steps", "2", "--json", "--out", "run.h5")

@@ -19,6 +19,7 @@ from mpi_rollout.exchange.exchanges import Exchanges
 from mpi_rollout.exchange.infos import merge_infos
 from mpi_rollout.exchange.orders import Contents
 from mpi_rollout.exchange.world import SingleRankComm
+from mpi_rollout.ranks.native_slices import NativeSlice
 from mpi_rollout.ranks.slices import Slice
 
 
@@ -62,7 +63,7 @@ def native(
     envs = Native(**outputs)
     contents = Contents(envs.single_observation_space, envs.single_action_space, counts_only=counts_only)
     [exchange] = Exchanges(SingleRankComm(), Division(3, 1), contents).all
-    return Slice(exchange, envs, infos, on_fault or OnFault()), envs
+    return NativeSlice(exchange, envs, infos, on_fault=on_fault or OnFault()), envs
 
 
 def loop(make: Any = Counting, **options: Any) -> Slice:

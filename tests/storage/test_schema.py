@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from mpi_rollout.config import RolloutConfig
-from mpi_rollout.core import host
 from mpi_rollout.errors import StorageError
+from mpi_rollout.process import host
 from mpi_rollout.storage import schema
 from mpi_rollout.storage.schema import CHUNK_NBYTES, SPAN_NBYTES, chunk_shape, rows_per_block
 

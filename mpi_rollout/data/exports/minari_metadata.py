@@ -12,7 +12,8 @@ from mpi_rollout.core.spaces import Space, leaf_spaces
 from mpi_rollout.data.exports.selection import Options
 from mpi_rollout.data.opening import SeveralRuns
 from mpi_rollout.data.run_data import RunData
-from mpi_rollout.errors import DataError, UsageError, shortened
+from mpi_rollout.errors import DataError, UsageError
+from mpi_rollout.text import shortened
 
 AS_GIVEN = (  # Options whose values the metadata have.
     "code_permalink", "author", "author_email", "algorithm_name", "description", "requirements", "ref_min_score",

@@ -12,13 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from mpi_rollout.core.host import ANYWAY, format_bytes, is_any_size
 from mpi_rollout.data.episodes import Episode
 from mpi_rollout.data.opening import SEVERAL, SeveralRuns
-from mpi_rollout.errors import DataError, RolloutError, StorageError, system_words
+from mpi_rollout.errors import DataError, RolloutError, StorageError
+from mpi_rollout.process.host import ANYWAY, format_bytes, is_any_size
 from mpi_rollout.storage.ownership import free_space
 from mpi_rollout.storage.sandbox import MEMORY_PER_BYTE, allow_memory
 from mpi_rollout.storage.untrusted import Tell, is_of_reading
+from mpi_rollout.text import system_words
 
 RUNNING_NBYTES = 2**28  # Of the episodes that are in memory at a time.
 COPIES = 3  # Of them, while they are put together and written.

@@ -12,7 +12,8 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import VectorEnv
 
-from mpi_rollout.errors import Option, UsageError, first_line
+from mpi_rollout.errors import Option, UsageError
+from mpi_rollout.text import first_line
 
 INSTALLS = {"jax": "'mpi_rollout[jax]'", "gymnax": "gymnax six", "brax": "brax"}
 Key: TypeAlias = Any  # A key of `jax.random`.

@@ -1,0 +1,110 @@
+"""The blocks that are being filled, in the order of their steps.
+
+Lanes go on by themselves: a fast one fills a block of later steps while a slow one still fills an earlier block.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from mpi_rollout.core.layout import Block
+
+
+class Sink(Protocol):
+    """Where full blocks go: `storage.Writer`, or `Discard`.  `num_rows` is the length of its blocks."""
+
+    num_rows: int
+
+    def acquire(self) -> Block:
+        """Wait for a block to fill, and return it."""
+
+    def submit(self, block: Block, num_rows: int) -> None:
+        """Take the first `num_rows` rows and the observations after them, where the block has those.
+
+        A full block comes back by `acquire`; another goes on growing and is submitted again.
+        """
+
+
+class Discard:
+    """Where blocks go when only the throughput counts."""
+
+    def __init__(self, blocks: list[Block]):
+        self._blocks, self._turn, self.num_rows = blocks, 0, blocks[0].num_rows
+
+    def acquire(self) -> Block:
+        self._turn += 1
+        return self._blocks[self._turn % len(self._blocks)]
+
+    def submit(self, block: Block, num_rows: int) -> None:
+        pass
+
+
+class Blocks:
+    """The blocks that are being filled, of equally many rows.
+
+    Parameters
+    ----------
+    acquire
+        Called with the number of blocks that are open.  It gives another block, or None where the oldest must be
+        closed first.
+
+    Attributes
+    ----------
+    stop
+        The first step that has no row yet.
+    """
+
+    def __init__(self, acquire: Callable[[int], Block | None]):
+        self._acquire = acquire
+        self._open: deque[Block] = deque()
+        self._newest: Block
+        self.stop = 0
+
+    @property
+    def oldest(self) -> Block:
+        return self._open[0]
+
+    def extend(self) -> bool:
+        """Open another block, whose first row is that of step `stop`; tell whether there was one."""
+        block = self._acquire(len(self._open))
+        if block is None:
+            return False
+        block.start, self.stop = self.stop, self.stop + block.num_rows
+        self._newest = block
+        self._open.append(block)
+        return True
+
+    def close_oldest(self) -> Block:
+        """Take out the block whose rows are complete."""
+        return self._open.popleft()
+
+    def at(self, step: int) -> tuple[Block, int]:
+        """Return where the row of a step is."""
+        row = step - self._newest.start
+        if row >= 0:  # The usual case.
+            return self._newest, row
+        first = self._open[0]
+        index, row = divmod(step - first.start, first.num_rows)
+        return self._open[index], row
+
+    def pieces(self, step: int, num_steps: int) -> list[tuple[Block, slice, slice]]:
+        """Return where the rows of some steps are: blocks, their rows, and which of the steps these are."""
+        pieces, done = [], 0
+        while done < num_steps:
+            block, row = self.at(step + done)
+            num_here = min(num_steps - done, block.num_rows - row)
+            pieces.append((block, slice(row, row + num_here), slice(done, done + num_here)))
+            done += num_here
+        return pieces
+
+    def room(self, step: int, num_steps: int) -> int:
+        """Return how many steps from `step` on, at most so many, have rows in one block.
+
+        The observation after them needs a row as well, which may be the first one of another block.  Call it before an
+        order is posted: from then on its slots must be awaited, even if no block can be had.
+        """
+        block, row = self.at(step)
+        num_left = block.num_rows - row
+        if num_steps < num_left:
+            return num_steps
+        return num_left if step + num_left < self.stop or self.extend() else num_left - 1

@@ -1,0 +1,294 @@
+"""The root's side of all exchanges: it posts orders, and takes in slots when they have come; see `lanes`."""
+
+import pickle
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from mpi_rollout.core.layout import FAULT, LOST, Block, SlotUnpacker
+from mpi_rollout.drive.lanes import Lane, LaneRestart, infos_of
+from mpi_rollout.envs.inputs import Info
+from mpi_rollout.errors import DataError, Fault, RankError, RankLost, caused_by
+from mpi_rollout.exchange.exchanges import Exchanges
+from mpi_rollout.exchange.orders import Command
+from mpi_rollout.exchange.world import ROOT
+from mpi_rollout.policies.action_check import OF_POLICY, ActionReader
+from mpi_rollout.ranks.worker import Worker
+from mpi_rollout.text import words_of
+
+
+class Driver:
+    """The root's control of all ranks; the other ranks `Worker.serve`.
+
+    Parameters
+    ----------
+    actions, action
+        The mode in which actions are read, and what messages call one, see `action_check.ActionReader`.
+
+    Attributes
+    ----------
+    restarts
+        Restarts of envs that infos do not report; the run takes them.
+    interrupted
+        After a failure: lanes whose slots have come, with steps that nobody has taken in.
+    serves_first_ready
+        Each rank has a lane of its own, and the one that is ready first is served first.
+    under_way
+        The lanes whose slots have not been taken in, in the order in which orders were posted to them.
+    on_loss
+        Called with the lost ranks, before the slots of the step in which they were lost are taken in.
+    has_fault
+        An env has failed, and its rank steps none of its envs until `begin_anew`; or infos could not be read.
+    """
+
+    def __init__(self, exchanges: Exchanges, worker: Worker, actions: str, action: str = OF_POLICY):
+        self.exchanges, self.worker, self.clock = exchanges, worker, worker.clock
+        contents = exchanges.contents
+        self.observation_space, self.action_space = contents.observation_space, contents.action_space
+        pairs = zip(exchanges.all, exchanges.slots, strict=True)
+        self.lanes = [Lane(exchange, slots) for exchange, slots in pairs]
+        self.under_way: dict[Lane, None] = {}
+        self.restarts: list[LaneRestart] = []
+        self.interrupted: list[Lane] = []
+        self.on_loss: Callable[[list[int]], None] = lambda ranks: None
+        self.num_envs = exchanges.division.num_envs
+        self._lane_of = {lane.exchange: lane for lane in self.lanes}
+        self.read = ActionReader(self.action_space, actions, action)
+        self.serves_first_ready = exchanges.division.first_ready
+        own = [lane for lane in self.lanes if lane.exchange.first_rank == ROOT]
+        self._own_lane = own[0] if own and self.serves_first_ready else None
+        if self._own_lane is not None:  # Other ranks are served between the steps of a fragment of the root's envs.
+            worker.is_wanted = exchanges.has_arrivals
+        self._num_passed = 0  # Slots of others that have come while the root's own slice waits to be stepped.
+        self._signal_of_others = 0
+        self.has_fault = self.has_stopped = False
+
+    @property
+    def stop_signal(self) -> int:
+        """The signal by which somebody asked some rank to stop, or 0."""
+        return self.worker.stop_signal or self._signal_of_others
+
+    def block(self, num_rows: int) -> Block:
+        """Make a block for all envs."""
+        spaces, contents = (self.observation_space, self.action_space), self.exchanges.contents
+        sizes = self.num_envs, self.exchanges.num_slots, num_rows
+        return Block(*spaces, *sizes, contents.counts_only, contents.extras, infos=contents.kept_infos)
+
+    def unpackers(self, block: Block) -> dict[Lane, SlotUnpacker]:
+        """Return the places in a block's rows into which the slots of each lane are laid."""
+        return {lane: lane.exchange.unpacker(block, lane.slots) for lane in self.lanes}
+
+    def do(self, command: Command, *arguments: object) -> None:
+        """Order something else than a step of all envs, with the arguments of a `Slice` method, and wait for it."""
+        pickled = packed(arguments)
+        try:
+            for lane in self.lanes:
+                lane.exchange.post_order(command)
+                lane.arguments = arguments
+                self.under_way[lane] = None
+                lane.exchange.spread(pickled)
+            while self.under_way:
+                self.await_some()
+        except RankLost:  # No slots will come.
+            self.under_way.clear()
+            raise
+
+    def send(self, lane: Lane, actions: Sequence[np.ndarray] | None, num_steps: int = 1, step: int = -1) -> None:
+        """Order steps of a lane's envs.
+
+        Parameters
+        ----------
+        actions
+            What `read` gave for the lane's envs: for each leaf an array (num_steps, num_envs, ...), for one step also
+            (num_envs, ...).  None leaves them to the ranks.
+        step
+            The first of these steps; -1 where nobody counts.
+        """
+        exchange = lane.exchange
+        if num_steps > 1:
+            exchange.order.expected_ms = round(1000 * float(exchange.step_s.max()) / lane.num_rows * num_steps)
+        exchange.post_steps(actions, num_steps, step)
+        self.under_way[lane] = None
+        self.clock.lap("send")
+
+    def await_some(self, least: int = 1) -> list[Lane]:
+        """Wait for the slots of some lanes: the oldest, or with first ready `least` at least; return these lanes.
+
+        Raises
+        ------
+        RankError
+            An env failed on some rank.
+        """
+        lanes = self._arrivals(least) if self.serves_first_ready else [self._complete(next(iter(self.under_way)))]
+        is_marked = False
+        for lane in lanes:
+            del self.under_way[lane]
+            lane.num_rows = lane.exchange.order.num_rows
+            is_marked |= bool(np.count_nonzero(lane.marks))
+        if is_marked:
+            self._act_on_marks(lanes)
+        return lanes
+
+    def _complete(self, lane: Lane) -> Lane:
+        """Obey a lane's order on the root, then wait for the slots of the other ranks."""
+        if lane.exchange.has_own_slot:
+            self.worker.obey(lane.exchange, lane.arguments)
+        lane.exchange.await_slots()
+        return lane
+
+    def _arrivals(self, least: int) -> list[Lane]:
+        """Wait for the slots of some lanes, `least` at least; return these lanes.
+
+        The root's own slice is stepped while too few have come.  It is also stepped when as many others have come as
+        there are: else fast ranks would keep it from ever being stepped.
+        """
+        least = min(least, len(self.under_way))
+        own_lane = self._own_lane if self._own_lane in self.under_way else None
+        own_is_due = self._num_passed >= len(self.lanes) - 1
+        lanes: list[Lane] = []
+        while len(lanes) < least:
+            arrived = self.exchanges.arrived(wait=own_lane is None)
+            lanes += [self._lane_of[exchange] for exchange in arrived]
+            self._num_passed += len(arrived)
+            if own_lane is not None and (own_is_due or len(lanes) < least):
+                lanes.append(self._complete(own_lane))
+                own_lane, self._num_passed = None, 0
+        return lanes
+
+    def take_infos(self, lanes: Sequence[Lane], num_steps: int = 1) -> list[Info]:
+        """Take the infos of some lanes, see `lanes.infos_of`; if that fails, it is as if an env had failed."""
+        try:
+            return infos_of(lanes, num_steps)
+        except DataError:
+            self.has_fault = True
+            raise
+
+    def _act_on_marks(self, lanes: Sequence[Lane]) -> None:
+        """Do what the marks of the last slots ask for."""
+        self.interrupted = list(lanes)
+        for lane in lanes:
+            self._note(lane)
+        marks = np.concatenate([lane.marks.ravel() for lane in lanes])
+        if (marks == FAULT).any():
+            self._drop_infos()
+            self.has_fault = True
+            raise self._error_of([report["fault"] for report in self.call_ranks("report")])
+        if (marks == LOST).any():
+            self.on_loss(np.flatnonzero((lanes[0].marks == LOST).any(axis=1)).tolist())
+
+    def _note(self, lane: Lane) -> None:
+        signal, restarts = lane.read_marks()
+        self._signal_of_others = signal or self._signal_of_others
+        self.restarts += restarts
+
+    def make_room(self, num_rows: int) -> None:
+        """Make room in the slots of all ranks for fragments of so many steps."""
+        before = self.lanes[0].exchange.room
+        try:
+            self.call_ranks("make_room", num_rows)
+        except RankError:  # All ranks must have the same.
+            self.call_ranks("make_room", before)
+            raise
+
+    def give_parameters(self, lanes: Sequence[Lane], buffer: np.ndarray) -> None:
+        """Send parameters of their policy to the ranks of some lanes, which wait for orders.
+
+        What fails there fails the next steps.
+        """
+        for lane in lanes:
+            if lane is not self._own_lane:
+                lane.exchange.send_parameters(buffer)
+        if not self.serves_first_ready or self._own_lane in lanes:
+            self.worker.load_parameters(buffer.copy())
+        self.clock.lap("send")
+
+    @property
+    def loading_lanes(self) -> list[Lane]:
+        """Return lanes that reach each rank once."""
+        return self.lanes if self.serves_first_ready else self.lanes[:1]
+
+    def drain(self, is_void: bool = False) -> None:
+        """Wait for the slots under way, and leave them there; if they `is_void`, the root steps no envs for them."""
+        while self.under_way:
+            lane = next(iter(self.under_way))
+            if is_void:
+                lane.exchange.await_slots()
+            else:
+                self._complete(lane)
+                lane.num_rows = lane.exchange.order.num_rows
+                self._note(lane)
+                self.interrupted.append(lane)
+            lane.exchange.infos.drop()
+            del self.under_way[lane]
+        self.exchanges.forget_arrivals()
+        if is_void:
+            self._drop_infos()
+
+    def _drop_infos(self) -> None:
+        """Receive infos that nobody needs any more."""
+        for lane in self.lanes:
+            if lane not in self.under_way:
+                lane.exchange.infos.drop()
+
+    def switch(self, number: int) -> None:
+        """Tell the other ranks to await the orders of another connection."""
+        for exchange in self.exchanges.callers:
+            exchange.post_order(Command.SWITCH, number)
+
+    def begin_anew(self) -> None:
+        """Get ready to reset all envs, whatever was under way and whichever envs have failed."""
+        self.drain(is_void=True)
+        self.call_ranks("begin_anew")
+        self.has_fault = False
+
+    def call_ranks(self, name: str, *args: object) -> list[Any]:
+        """Call a method of every rank's worker; return the results in rank order, or raise `RankError`."""
+        pickled = packed((name, args))
+        self.drain()
+        for exchange in self.exchanges.callers:
+            exchange.post_order(Command.CALL)
+        self.exchanges.spread(pickled)
+        values = [pickle.loads(value) for value in self.exchanges.collect(self.worker.call(name, *args))]
+        faults = [value if isinstance(value, Fault) else None for value in values]
+        if any(faults):
+            raise self._error_of(faults)
+        return values
+
+    def _error_of(self, faults: Sequence[Fault | None]) -> RankError:
+        """Return the error of the ranks' faults: what fails later in a fragment would not have been reached."""
+        failed = [fault for fault in faults if fault is not None]
+        first = min(failed, key=lambda fault: fault.step)
+        error = RankError(first, sum(fault.step == first.step for fault in failed))
+        if first is faults[ROOT]:
+            return caused_by(error, self.worker.error)
+        return caused_by(error, None if first.raised is None else first.raised.again())
+
+    def call_envs(self, method: str, *args: object) -> dict[int, object]:
+        """Call a method of every rank's slices; return what it returned for each env, by env index."""
+        results: dict[int, object] = {}
+        for results_of_rank in self.call_ranks("call_envs", method, *args):
+            results |= results_of_rank
+        return results
+
+    def stop(self, code: int = 0) -> None:
+        """Let the other ranks out of `serve`, with the job's exit code."""
+        self.has_stopped = True
+        self.drain(is_void=True)
+        for exchange in self.exchanges.all:
+            exchange.post_order(Command.STOP, code)
+        self.worker.close()
+
+
+def packed(value: object) -> bytes:
+    """Pickle what is for all ranks, before an order is posted, after which they would wait for it.
+
+    Raises
+    ------
+    TypeError
+        It cannot be pickled.
+    """
+    try:
+        return pickle.dumps(value)
+    except Exception as error:
+        raise TypeError(f"what is sent to the ranks must be picklable, got {words_of(error)}") from error

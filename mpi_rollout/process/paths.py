@@ -1,0 +1,126 @@
+"""What a user names on the command line: files, and callables in a module or a file.
+
+Relative paths begin where the command was started, wherever envs and policies go meanwhile.
+"""
+
+import importlib
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from types import ModuleType
+from typing import Any
+
+from mpi_rollout.errors import UsageError
+from mpi_rollout.text import words_of
+from mpi_rollout.words import did_you_mean
+
+_starts: list[str] = []  # Of the command under way, and of connections that it opens.
+
+
+def current() -> str:
+    """Return the current folder, or "" if it was removed."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return ""
+
+
+@contextmanager
+def started_in(folder: str) -> Iterator[None]:
+    """Resolve relative paths from this folder within the context."""
+    _starts.append(folder)
+    try:
+        yield
+    finally:
+        _starts.pop()
+
+
+def located(path: str) -> str:
+    """Return the whole path of what a user typed."""
+    path = os.path.expanduser(path)
+    while path.startswith("./"):
+        path = path[2:].lstrip("/")
+    return os.path.join(_starts[-1] if _starts else current(), path)
+
+
+@contextmanager
+def coming_back() -> Iterator[None]:
+    """Return to the folder of now after code that may change the current one."""
+    folder = current()
+    try:
+        yield
+    finally:
+        if folder:
+            os.chdir(folder)
+
+
+def load_callable(spec: str, option: str) -> Callable[..., Any]:
+    """Import what `MODULE:CALLABLE` or `FILE.py:CALLABLE` names.
+
+    Raises
+    ------
+    UsageError
+        There is no such module, file or callable; the message has the reason.
+    """
+    target = load_object(spec, option)
+    if not callable(target):
+        raise UsageError(f"{option} {spec} is {type(target).__name__}, not callable")
+    return target
+
+
+def colon_hint(spec: str) -> str:
+    """Return the end of a message: what is most likely meant by `module.make`, `module.make()` or `mine.py`."""
+    source, _, name = spec.removesuffix("()").rpartition(".")
+    if spec.endswith(".py"):
+        return f"; did you mean {spec}:CALLABLE?"
+    try:
+        is_module = bool(source) and find_spec(source) is not None
+    except Exception:  # A folder on the way is no package, or raises.
+        is_module = False
+    return f"; did you mean {source}:{name}?" if is_module else ""
+
+
+def load_object(spec: str, option: str) -> object:
+    """Import whatever a spec names; see `load_callable`."""
+    source, _, name = spec.rpartition(":")
+    if not (source and name):
+        raise UsageError(f"{option} must be MODULE:CALLABLE or FILE.py:CALLABLE, got {spec!r}{colon_hint(spec)}")
+    if name.endswith("()"):
+        raise UsageError(f"{option} must name a callable, not call it, got {spec!r}; use {spec.removesuffix('()')}")
+    try:
+        is_file = _is_file(source)
+        target: object = _file(source, spec, option) if is_file else importlib.import_module(source)
+    except UsageError:
+        raise
+    except Exception as error:
+        raise UsageError(f"{option} {spec}: cannot import {source!r}: {words_of(error)}") from error
+    for part in name.split("."):
+        try:
+            target = getattr(target, part)
+        except AttributeError as error:
+            raise UsageError(f"{option} {spec}: {error}{did_you_mean(part, dir(target))}") from error
+    return target
+
+
+def _is_file(source: str) -> bool:
+    return "/" in source or source.endswith(".py")
+
+
+def _file(source: str, spec: str, option: str) -> ModuleType:
+    """Import a file as Python imports a module beside a script: by its name, from its folder.
+
+    So its classes can be pickled, and it can import its neighbours.
+    """
+    path = located(source.removesuffix(".py") + ".py")
+    folder, name = os.path.dirname(path), os.path.basename(path).removesuffix(".py")
+    if not os.path.isfile(path):
+        raise UsageError(f"{option} {spec}: there is no file {path}")
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    module = importlib.import_module(name)
+    file = getattr(module, "__file__", None)
+    if file is None or not os.path.samefile(file, path):
+        raise UsageError(f"{option} {spec}: {name} is also the name of {file or 'a module of Python'}; rename {path}")
+    return module

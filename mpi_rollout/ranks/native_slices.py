@@ -1,0 +1,185 @@
+"""Natively vectorized envs, as the orders of one exchange need them: what they give is checked and copied.
+
+Those that can take a whole fragment in one call write it into the slot.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium.vector import AutoresetMode, VectorEnv
+
+from mpi_rollout.core.columns import RESULTS, noun
+from mpi_rollout.core.layout import Columns, SlotLayout
+from mpi_rollout.core.spaces import Leaf, Tree, leaves, tree_of
+from mpi_rollout.envs.faults import ABORT, OnFault, OutputChecks
+from mpi_rollout.envs.inputs import Reset, Step, Values
+from mpi_rollout.envs.native import STEP_SINGLE_ENVS
+from mpi_rollout.envs.outputs import Casting, misfit
+from mpi_rollout.envs.rollout import Rollout, RolloutColumns, as_rollout
+from mpi_rollout.errors import DataError
+from mpi_rollout.exchange.exchange import Exchange
+from mpi_rollout.exchange.infos import Infos
+from mpi_rollout.policies.random import RandomPolicy
+from mpi_rollout.ranks.slices import OF_RESET, Choose, Slice
+from mpi_rollout.ranks.watchdog import Work
+from mpi_rollout.text import shortened
+
+
+class NativeSlice(Slice):
+    """Natively vectorized envs; they fail together, so none is restarted."""
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        envs: VectorEnv,
+        infos: Infos = "none",
+        random: RandomPolicy | None = None,
+        keeps_infos: bool = False,
+        on_fault: OnFault = ABORT,
+    ):
+        super().__init__(exchange, envs, infos, random, keeps_infos)
+        self.step = self._step
+        self._checks = OutputChecks(envs.single_observation_space, on_fault)
+        self._casting, self._leaves = Casting(on_fault.strict_dtypes), leaves(envs.single_observation_space)
+        self._has_reset_rows = envs.metadata["autoreset_mode"] == AutoresetMode.NEXT_STEP
+        # The envs, if they can take all steps of a fragment in one call, and nobody looks at each step.
+        self._rollout: Rollout | None = None if infos != "none" or self._checks else as_rollout(envs)
+        if random is not None:
+            random.are_bits_narrow = getattr(self._rollout, "takes_uint8", False)
+        self._envs_named = f"envs {self.env_indices.start} to {self.env_indices.stop - 1}"
+        self.use_slot()
+
+    def use_slot(self) -> None:
+        """Fill the slot that the exchange has now; where nobody reads it, columns of our own are checked."""
+        self._counts_only = not self.exchange.layout.observations
+        self._columns_of_length = dict[int, RolloutColumns]()
+        if self._counts_only:
+            layout = SlotLayout(self.envs.single_observation_space, self.envs.num_envs)
+            self._unread = layout.columns(np.zeros(layout.nbytes, np.uint8), self.envs.num_envs)
+
+    def use_policy(self, choose: Choose) -> None:
+        super().use_policy(choose)
+        self._rollout = None
+
+    def _can_roll(self) -> bool:
+        has_masks = self.masks is not None and bool(self.masks.places)
+        return self._rollout is not None and self._replaying is None and not has_masks
+
+    def _roll(self, actions: np.ndarray) -> None:
+        assert self._rollout is not None, "it was asked whether it can"
+        num_rows, num_ended = len(actions), self.exchange.own_num_ended
+        if num_rows not in self._columns_of_length:
+            self._columns_of_length[num_rows] = self._columns_of(num_rows)
+        columns = self._columns_of_length[num_rows]
+        self._num_calls += 1
+        self._rollout.rollout(actions, columns)
+        self.num_steps += num_rows
+        self.num_done = num_rows
+        if self._has_reset_rows:
+            assert columns.terminations is not None and columns.truncations is not None
+            ends = columns.terminations | columns.truncations
+            num_ended[:num_rows] = [np.count_nonzero(row) for row in ends]  # With axis=1 it takes longer.
+        else:
+            num_ended[:num_rows] = 0
+
+    def _columns_of(self, num_rows: int) -> RolloutColumns:
+        """Return the first rows of the slot's columns; where nobody reads them, those of the ends alone."""
+        if self._counts_only and not self._has_reset_rows:
+            return RolloutColumns()
+        if self._counts_only:
+            ends = np.zeros((2, num_rows, len(self.env_indices)), np.bool_)
+            return RolloutColumns(terminations=ends[0], truncations=ends[1])
+        columns = [*self.exchange.slot.observation_arrays, *self.exchange.slot.results]
+        return RolloutColumns(*(column[:num_rows] for column in columns))
+
+    def _step(self, actions: Tree) -> Step:
+        """Take a step; these envs may write to their actions."""
+        return self.envs.step(tree_of(self._space, [leaf.of(actions).copy() for leaf in self._action_leaves]))
+
+    def _env_at_work(self) -> Work | None:
+        step = self.num_steps
+        return Work((id(self), self._num_calls), lambda: f"step {step}: {self._envs_named}")
+
+    def _call(self, places: Sequence[int], name: str, args: tuple[object, ...], kwargs: dict[str, object]) -> Values:
+        return tuple(self._all(places).call(name, *args, **kwargs))
+
+    def _set(self, places: Sequence[int], name: str, values: Sequence[object]) -> None:
+        if places:
+            value_of = dict(zip(places, values, strict=True))
+            self._all(places).set_attr(name, [value_of[place] for place in range(len(places))])
+
+    def _all(self, places: Sequence[int]) -> Any:
+        """Return the envs, to call methods that Gymnasium's class does not declare, of all envs."""
+        if len(places) < self.envs.num_envs:
+            raise AttributeError(
+                f"natively vectorized envs are called all together, got {len(places)} of {self.envs.num_envs}; "
+                f"use call, get_attr and set_attr of all, or {STEP_SINGLE_ENVS}"
+            )
+        return self.envs
+
+    def _put(self, outputs: Reset | Step, row: int, names: tuple[str, ...]) -> None:
+        """Copy and check what a step or reset gave; in a fragment that nobody reads, its first row only.
+
+        Raises
+        ------
+        DataError
+            It is not what Gymnasium or the spaces promise.
+        """
+        if not isinstance(outputs, tuple) or len(outputs) != len(names) or not isinstance(outputs[-1], Mapping):
+            call = "reset" if names is OF_RESET else "step"
+            raise DataError(f"{self._envs_named}: {call} must return ({', '.join(names)}), got {_kind_of(outputs)}")
+        observations, *results, infos = outputs
+        slot = self._unread if self._counts_only else self.exchange.slot_rows[row]
+        if row == 0 or not self._counts_only or self._checks or self._choose is not None:
+            self._copy(slot, observations, results)
+            self.last_observations = slot.observations
+        for place, what in self._checks.in_batch(slot.observations, slot.rewards).items() if self._checks else ():
+            raise DataError(f"env {self.env_indices[place]}: {what}")
+        has_ends = bool(results) and self._has_reset_rows
+        ends = np.logical_or(*results[1:]) if has_ends else np.zeros(len(self.env_indices), np.bool_)
+        self.exchange.own_num_ended[row] = np.count_nonzero(ends)
+        if self.masks is not None:
+            self.masks.write_batch(infos, ends)
+
+    def _copy(self, slot: Columns, observations: object, results: list[np.ndarray]) -> None:
+        for leaf, column in zip(self._leaves, slot.observation_arrays, strict=True):
+            part = self._part(leaf, observations)
+            if part.shape != column.shape or part.dtype != column.dtype:
+                part = self._cast(leaf, part, column.shape)
+            column[...] = part
+        for leaf, column, values in zip(RESULTS, slot.results, results, strict=False):  # A reset has no results.
+            array = np.asarray(values)
+            if array.shape != column.shape:
+                raise self._misfit(leaf, column.shape, array)
+            if array.dtype.kind not in "biuf":  # The message names the first env.
+                raise misfit(leaf, list(values), self.env_indices.start, TypeError("no numbers"))
+            column[...] = array
+
+    def _part(self, leaf: Leaf, observations: Any) -> np.ndarray:
+        try:
+            return np.asarray(leaf.of(observations))
+        except (TypeError, ValueError, LookupError) as error:
+            what = f"{noun(leaf)} is missing: the observations are {_kind_of(observations)}"
+            raise DataError(f"{self._envs_named}: {what}") from error
+
+    def _cast(self, leaf: Leaf, part: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+        """Cast what natively vectorized envs gave in another dtype than their space's, or raise DataError."""
+        why = ""
+        try:
+            if part.shape == shape:
+                return self._casting.cast(leaf, part, self._envs_named)
+        except (TypeError, ValueError) as error:
+            why = f": {error}"
+        raise self._misfit(leaf, shape, part, why)
+
+    def _misfit(self, leaf: Leaf, shape: tuple[int, ...], part: np.ndarray, why: str = "") -> DataError:
+        expected, got = f"{leaf.dtype} of shape {shape}", f"{part.dtype} of shape {part.shape}"
+        return DataError(f"{self._envs_named}: {noun(leaf)} should be {expected}, got {got}{why}")
+
+
+def _kind_of(value: object) -> str:
+    """Say what a value is; of a tuple or a dict also what is in it."""
+    if isinstance(value, tuple):
+        return f"({', '.join(type(part).__name__ for part in value)})"
+    return shortened(f"a dict of {', '.join(map(str, value))}" if isinstance(value, dict) else type(value).__name__, 80)
