@@ -45,7 +45,8 @@ def test_without_pytorch_the_episodes_are_still_read(job: Job):
 
 
 def output_of(job: Job, num_ranks: int, name: str, *options: str) -> str:
-    result = run_job([mpiexec(), "-n", str(num_ranks), sys.executable, str(EXAMPLES / name), *options], job.folder, 120.0)
+    command = [mpiexec(), "-n", str(num_ranks), sys.executable, str(EXAMPLES / name), *options]
+    result = run_job(command, job.folder, timeout=120.0)
     assert result.code == 0, result.err
     return result.out
 

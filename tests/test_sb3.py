@@ -43,6 +43,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
     return of
 
 
+@pytest.mark.mpi
 @pytest.mark.parametrize(
     ("name", "num_ranks"), [*((name, 2) for name in STEPS), *((name, 3) for name in STEPS[:1] + PARTS)]
 )
