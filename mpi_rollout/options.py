@@ -163,13 +163,14 @@ def add_option(parser: ParserOrGroup, field: Field[Any]) -> None:
     help_text = field.metadata["help"].replace("%", "%%")  # A lone % would be argparse's own.
     if isinstance(default, bool):
         action = "store_false" if default else "store_true"
-        parser.add_argument(switch(field.name), dest=field.name, default=default, help=help_text, action=action)
+        name = flag(f"no-{field.name}" if default else field.name)
+        parser.add_argument(name, dest=field.name, default=default, help=help_text, action=action)
         return
     extra = {key: field.metadata[key] for key in ("choices", "metavar") if key in field.metadata}
     number_type = next((kind for kind in (int, float) if kind.__name__ in str(field.type)), str)
     extra |= {"dest": field.name, "default": default, "type": READERS.get(field.name, number_type)}
-    if default not in (None, {}):
-        help_text += f" (default: {default})"
+    if default not in (None, {}, ""):
+        help_text += " (default: %(default)s)"
     parser.add_argument(flag(field.name), help=help_text, **extra)
 
 

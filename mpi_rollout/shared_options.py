@@ -151,7 +151,7 @@ def check_value(own: "Field[Any]", value: Any) -> None:
         raise UsageError(option, f" cannot be {value!r:.80}")
 
 
-def is_of(value: object, annotation: Any) -> bool:
+def is_of(value: object, annotation: object) -> bool:
     """Tell whether a value has the type of a field; a whole number is a float as well, a bool is no number."""
     alternatives = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
     types = tuple(get_origin(alternative) or alternative for alternative in alternatives)
