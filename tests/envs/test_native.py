@@ -193,10 +193,10 @@ def test_seeds_of_envs_have_31_bits_and_do_not_depend_on_the_slice():
 def test_the_threads_are_those_asked_for_or_the_ranks_share(monkeypatch: pytest.MonkeyPatch):
     pytest.importorskip("envpool")
     asked = EnvMaker("CartPole-v1", vectorization_mode="envpool", num_threads=3).native(range(2))
-    assert asked._envs._pool.spec.config.num_threads == 3
+    assert asked.env._pool.spec.config.num_threads == 3
     monkeypatch.setattr("mpi_rollout.envs.env_maker.share_of_cores", lambda num_local: 5)
     by_itself = EnvMaker("CartPole-v1", vectorization_mode="envpool").native(range(2))
-    assert by_itself._envs._pool.spec.config.num_threads == 5
+    assert by_itself.env._pool.spec.config.num_threads == 5
 
 
 @pytest.mark.parametrize(("asked", "seen"), [(3, {"3"}), (None, {"5", "7"})])
