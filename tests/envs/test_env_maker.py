@@ -89,7 +89,7 @@ gymnasium.register(
 """
 
 
-@pytest.mark.mpi(1, 2)
+@pytest.mark.mpi(2)
 @pytest.mark.parametrize(
     ("env_id", "mode", "entry_point"),
     [("Class-v0", "sync", "envs:Counting"), ("Vector-v0", "sync", "own:<lambda>"),
