@@ -80,10 +80,10 @@ def test_steps_are_those_of_the_env_alone(kind: type[Hop], limit: int | None):
     env = kind()
     envs = jax_slice(env, range(NUM_ENVS), 7, max_episode_steps=limit)
     first, infos = envs.reset(seed=7)
-    rows = stepped(envs, ACTIONS[:40])
+    rows = stepped(envs, ACTIONS[:30])
     assert infos == {} and isinstance(envs, Rollout) and envs.reproducibility == Reproducibility.EPISODE
     assert rows[0].dtype == np.float32 and rows[1].dtype == np.float64
-    assert_as_alone(env, rows, first, 7, limit, (0, 5, NUM_ENVS - 1))
+    assert_as_alone(env, rows, first, 7, limit, (0, NUM_ENVS - 1))
     assert rows[2].sum() + rows[3].sum() > NUM_ENVS
 
 

@@ -67,10 +67,9 @@ def test_envs_that_promise_it_give_the_same_in_any_slice(maker: EnvMaker):
     assert whole.reproducibility != Reproducibility.SLICE
     expected = rows_of(whole, 7)
     assert len(set(expected)) > 3  # Atari games differ little at first.
-    for mine in (range(2), range(2, 6)):
-        part = maker.native(mine, 7)
-        assert rows_of(part, 7, mine.start) == expected[mine.start : mine.stop]
-        part.close()
+    part = maker.native(range(2, 6), 7)
+    assert rows_of(part, 7, 2) == expected[2:]
+    part.close()
     assert rows_of(whole, 8) != expected
     assert rows_of(whole, 7) == expected
     whole.close()
