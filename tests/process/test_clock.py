@@ -215,8 +215,8 @@ def test_the_start_of_this_process_is_known():
 
 @pytest.mark.mpi(2)
 def test_a_job_ends_before_its_time_and_is_continued(job: Job, num_ranks):
-    """10 s, of which the start takes some; 800 steps need 80 s at least."""
-    arguments = (*RUN, "--num-steps", "800", "--out", "run.h5", "--max-walltime", "0:10")
+    """4 s, of which the start takes some; 800 steps need 80 s at least."""
+    arguments = (*RUN, "--num-steps", "800", "--out", "run.h5", "--max-walltime", "0:04")
     result = job(num_ranks, *arguments)
     assert result.code == 75 and result.messages[-1].partition(": stopped for ")[2].startswith("--max-walltime; the ")
     again = job(num_ranks, *arguments)
