@@ -20,10 +20,9 @@ from mpi_rollout.collect.resuming import (
 )
 from mpi_rollout.collect.run_end import RunEnd
 from mpi_rollout.config import RolloutConfig
-from mpi_rollout.core.clock import utc_now
-from mpi_rollout.core.info_columns import with_masks
+from mpi_rollout.core.columns import with_masks
 from mpi_rollout.core.layout import Block
-from mpi_rollout.core.reproducibility import Reproducibility
+from mpi_rollout.core.seeding import Reproducibility
 from mpi_rollout.core.spaces import describe, describe_leaves
 from mpi_rollout.drive.actions import (
     ActionSource,
@@ -41,10 +40,10 @@ from mpi_rollout.envs.replaying import Past
 from mpi_rollout.errors import DataError, Interrupted, PolicyError, RolloutError
 from mpi_rollout.exchange import job_end, world
 from mpi_rollout.policies.blocks import BlockPolicy, PolicyOptions
-from mpi_rollout.policies.made import called_model
-from mpi_rollout.policies.model import PolicySource
+from mpi_rollout.policies.model import PolicySource, called_model
 from mpi_rollout.policies.random import RandomPolicy
 from mpi_rollout.policies.sources import load_model
+from mpi_rollout.process.clock import utc_now
 from mpi_rollout.process.console import say
 from mpi_rollout.process.host import check_blocks
 from mpi_rollout.process.start import shadowing

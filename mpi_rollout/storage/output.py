@@ -10,7 +10,7 @@ import h5py
 import numpy as np
 
 from mpi_rollout.config import RolloutConfig
-from mpi_rollout.core.reproducibility import Reproducibility
+from mpi_rollout.core.seeding import Reproducibility
 from mpi_rollout.envs.replaying import Past
 from mpi_rollout.errors import AlreadyComplete, DataError, UsageError
 from mpi_rollout.process.paths import located

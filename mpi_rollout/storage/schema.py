@@ -16,9 +16,9 @@ import h5py
 import numpy as np
 
 from mpi_rollout.config import RolloutConfig
-from mpi_rollout.core.clock import PHASES
 from mpi_rollout.core.columns import NEWEST, Rows, column_of
 from mpi_rollout.errors import StorageError
+from mpi_rollout.process.clock import PHASES
 from mpi_rollout.process.host import ANYWAY, format_bytes, is_any_size
 from mpi_rollout.storage.codecs import filter_options, pays
 from mpi_rollout.storage.filters import GZIP_LEVEL

@@ -14,7 +14,7 @@ import numpy as np
 
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.columns import stored_leaves
-from mpi_rollout.core.reproducibility import Reproducibility
+from mpi_rollout.core.seeding import Reproducibility
 from mpi_rollout.core.spaces import Leaf
 from mpi_rollout.errors import ContentError, DataError
 from mpi_rollout.storage.codecs import compression_of, is_available, pays, why_missing
