@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, TypeVar, cast
 import numpy as np
 
 from mpi_rollout.core.partition import Division, Partition
-from mpi_rollout.exchange.direct import DirectTransport, NonblockingTransport
+from mpi_rollout.exchange.direct import DirectTransport, SwitchingTransport
 from mpi_rollout.exchange.exchange import Exchange
 from mpi_rollout.exchange.orders import Contents
 from mpi_rollout.exchange.surviving import ShrinkingTransport
-from mpi_rollout.exchange.switching import SwitchingTransport
 from mpi_rollout.exchange.transports import CollectiveTransport, Message, Transport
 from mpi_rollout.exchange.waiting import SleepWait, wait_maker
 from mpi_rollout.exchange.world import ROOT
@@ -86,16 +85,17 @@ class Exchanges:
             return ShrinkingTransport
         if self.division.num_ranks == 1 or (self.division.first_ready and first_rank == ROOT):
             return Transport
-        if self.division.first_ready or self.way == "sleep":
+        if self.division.first_ready or len(self.division.partitions) > 1 or self.way == "sleep":
             return DirectTransport
-        if len(self.division.partitions) > 1:
-            return NonblockingTransport
         return SwitchingTransport if self.way == "adapt" else CollectiveTransport
 
     def await_order(self) -> Exchange:
         """Wait for the next order of any exchange."""
-        index = 0 if len(self.all) == 1 else self._wait.any(_arrivals(self.all))
-        exchange = self.all[index]
+        exchange = self.all[0]
+        if len(self.all) > 1:
+            for waiting in self.all:
+                waiting.transport.listen()
+            exchange = self.all[self._wait.any(_arrivals(self.all))]
         exchange.await_order()
         return exchange
 

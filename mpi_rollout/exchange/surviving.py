@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from mpi_rollout.core.layout import LOST
 from mpi_rollout.errors import LaunchError, RankLost, RolloutError, UsageError
 from mpi_rollout.exchange.job_end import abort
 from mpi_rollout.exchange.transports import Buffers, Message, Transport
@@ -63,8 +62,6 @@ class ShrinkingTransport(Transport):
 
     Attributes
     ----------
-    marks
-        On the root those of the slots' first rows.
     rank
         This rank's number at the start, as all numbers of ranks here.
     ranks
@@ -80,7 +77,7 @@ class ShrinkingTransport(Transport):
         self.rank, self.ranks = comm.rank, np.arange(comm.size)
         self._group, self._hosts = comm.Get_group(), comm.gather(os.uname().nodename, ROOT)
         self._order = (order.data, MPI.BYTE)
-        self.marks: np.ndarray | None = None
+        self.lost_ranks: list[int] = []
         nbytes = next((array.shape[-1] for array in (slot, slots) if array is not None), 0)
         self._row = MPI.BYTE.Create_contiguous(nbytes).Commit()
         self.use_slots(slot, slots)
@@ -93,9 +90,6 @@ class ShrinkingTransport(Transport):
     def use_slots(self, slot: np.ndarray | None, slots: np.ndarray | None) -> None:
         self._slot, self._slots = slot, slots
         self._describe(1)
-
-    def see_marks(self, own: np.ndarray | None, of_all: np.ndarray | None) -> None:
-        self.marks = of_all
 
     def send_actions(self, actions: np.ndarray) -> None:
         raise NotImplementedError("an order that is sent again has no second message")
@@ -212,8 +206,8 @@ class ShrinkingTransport(Transport):
         """Shrink the communicator, and meet at the root's order."""
         before = self.ranks
         self._shrink()
-        if self.marks is not None:  # At once: what follows may fail, and begin again with the ranks of now.
-            self.marks[np.setdiff1d(before, self.ranks)] = LOST
+        # At once: what follows may fail, and begin again with the ranks of now.
+        self.lost_ranks += np.setdiff1d(before, self.ranks).tolist()
         state = np.array([self._num_orders, is_void])
         self.comm.Bcast(state, ROOT)
         num_orders, is_void = state.tolist()
@@ -253,12 +247,12 @@ class ShrinkingTransport(Transport):
             return False
 
     def _take_names(self) -> str:
-        """Return on the root the names of the ranks that are marked as lost, and remove the marks."""
-        if self.marks is None or self._hosts is None:
+        """Return on the root the names of the ranks that have been lost since it last looked."""
+        if self._hosts is None:
             return "ranks"
-        lost_ranks = np.flatnonzero(self.marks == LOST)
-        self.marks[lost_ranks] = 0
-        return ", ".join(f"rank {rank} ({self._hosts[rank]})" for rank in lost_ranks)
+        names = ", ".join(f"rank {rank} ({self._hosts[rank]})" for rank in sorted(self.lost_ranks))
+        self.lost_ranks.clear()
+        return names
 
     def finish(self) -> None:
         """Wait until all ranks that are left have the last order."""

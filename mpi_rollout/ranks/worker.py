@@ -139,12 +139,10 @@ class Worker:
                 self.close()
                 return command, code
             if command == Command.SWITCH:
-                exchange.transport.listen()
                 return command, code
             if command == Command.CALL:
                 name, args = pickle.loads(self.exchanges.spread())
                 self.exchanges.collect(self.call(name, *args))
-                exchange.transport.listen()
                 self.clock.lap("other")
             elif command == Command.LOAD:
                 self.load_parameters(exchange.await_parameters())

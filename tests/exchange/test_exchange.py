@@ -7,6 +7,7 @@ import pytest
 from envs import Counting, Nested
 from gymnasium import spaces
 
+from mpi_rollout.core.layout import RESTARTED, SHORT
 from mpi_rollout.core.partition import Partition
 from mpi_rollout.core.spaces import Leaf, leaves
 from mpi_rollout.errors import DataError
@@ -127,6 +128,17 @@ def test_infos_that_cannot_be_read_are_refused_with_their_envs():
     exchange = exchange_of(Partition(5, 2, first_env=10))
     with pytest.raises(DataError, match=r'^envs 13 to 14: their infos cannot be read on rank 0: .*infos="none"\)$'):
         exchange.infos._unpacked(slice(3, 5), np.zeros(9, np.uint8))
+
+
+@pytest.mark.parametrize(("mark", "expected"), [(0, SHORT), (RESTARTED, RESTARTED), (-15, -15)])
+def test_a_slot_says_that_its_rank_is_short_of_processor_time_if_it_has_nothing_else_to_say(mark: int, expected: int):
+    exchange = exchange_of(Partition(4, 2), rank=1)
+    exchange.own_marks[0] = mark
+    exchange.post_slot()
+    assert exchange.own_marks[0] == mark
+    exchange.transport.is_short = lambda: True
+    exchange.post_slot()
+    assert exchange.own_marks[0] == expected
 
 
 def test_the_slot_of_a_lost_rank_says_that_its_episodes_are_over():

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 from jobs import Job
 
-from mpi_rollout.core.layout import RESTARTED, SHORT
-from mpi_rollout.exchange import switching as switching_module
-from mpi_rollout.exchange.switching import IS_DIRECT, SwitchingTransport
+from mpi_rollout.exchange import direct
+from mpi_rollout.exchange.direct import IS_DIRECT, SwitchingTransport
 from mpi_rollout.exchange.transports import Buffers, Transport
 
 PROGRAM = """
@@ -20,7 +19,6 @@ from mpi_rollout.core.partition import Partition
 from mpi_rollout.exchange.orders import Contents
 from mpi_rollout.exchange.direct import *
 from mpi_rollout.exchange.exchange import Command, Exchange
-from mpi_rollout.exchange.switching import *
 from mpi_rollout.exchange.transports import *
 from mpi_rollout.exchange.waiting import SleepWait
 
@@ -37,7 +35,6 @@ for order, num_rows in enumerate([1] * 12 + [7, 1, 3, 7, 1, 1, 3, 3, 7, 7, 1, 3]
             exchange.post_order(Command.CALL)
         else:
             exchange.await_order()
-            exchange.transport.listen()
         exchange.make_room(ROOM if order == 12 else 5)
         assert len(exchange.slot.rewards) == exchange.room == (ROOM if order == 12 else 5)
     steps = step + np.arange(num_rows)
@@ -96,7 +93,7 @@ else:
     assert not {switches} or exchange.transport._direct is not None
 exchange.free()
 """
-KINDS = ("CollectiveTransport", "NonblockingTransport", "DirectTransport", "SwitchingTransport")
+KINDS = ("CollectiveTransport", "DirectTransport", "SwitchingTransport")
 
 
 @pytest.mark.mpi
@@ -124,14 +121,12 @@ class Noted:
 class Switching:
     """A transport that switches between two that note their calls; `sleeps` and `is_short` are what it is told."""
 
-    def __init__(self, mark: int | None = 0):
+    def __init__(self):
         self.calls: list[str] = []
-        self.mark = None if mark is None else np.array([mark])
         self.sleeps = self.is_short = False
         self.num_made, order = 0, np.zeros(IS_DIRECT.stop, np.uint8)
         self.header = order[IS_DIRECT].view(np.int64)
         self.transport = SwitchingTransport(Buffers(self, order, None, None, range(2)), None)
-        self.transport.see_marks(self.mark, None)
         watch = SimpleNamespace(restart=lambda: self.calls.append("restart"), is_short=lambda: self.is_short)
         self.transport._adaptation = SimpleNamespace(watch=watch, sleeps=self._sleeps)
 
@@ -157,8 +152,8 @@ def direct_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
         collective.buffers = buffers
         return collective
 
-    monkeypatch.setattr(switching_module, "CollectiveTransport", make_collective)
-    monkeypatch.setattr(switching_module, "DirectTransport", lambda buffers, _: buffers.comm.make_direct())
+    monkeypatch.setattr(direct, "CollectiveTransport", make_collective)
+    monkeypatch.setattr(direct, "DirectTransport", lambda buffers, _: buffers.comm.make_direct())
 
 
 def test_the_root_changes_its_way_with_an_order_and_listens_by_the_new_one():
@@ -185,20 +180,11 @@ def test_the_root_changes_its_way_with_an_order_and_listens_by_the_new_one():
     assert switching.take_calls()[-1] == "direct free"
 
 
-@pytest.mark.parametrize(("mark", "is_told"), [(0, True), (RESTARTED, False), (-15, False), (None, False)])
-def test_a_rank_that_is_short_of_processor_time_says_so_if_it_has_nothing_else_to_say(mark: int | None, is_told: bool):
-    switching = Switching(mark)
-    switching.transport.post_slot(1)
-    assert mark is None or switching.mark[0] == mark
-    switching.is_short = True
-    switching.transport.post_slot(1)
-    assert mark is None or switching.mark[0] == (SHORT if is_told else mark)
-
-
-def test_a_rank_that_sleeps_already_does_not_say_that_it_is_short():
+def test_a_rank_that_is_short_of_processor_time_says_so_unless_it_sleeps_already():
     switching = Switching()
+    assert not switching.transport.is_short()
+    switching.is_short = True
+    assert switching.transport.is_short()
     switching.header[0] = 1
     switching.transport.await_order()
-    switching.is_short = True
-    switching.transport.post_slot(1)
-    assert switching.mark[0] == 0
+    assert not switching.transport.is_short()
