@@ -89,12 +89,12 @@ class Exchange:
         if is_root:
             self.slots, self.columns = slots, layout.columns(slots, layout.capacity)
             header = layout.header(slots.reshape(-1, layout.nbytes))
-            step_s, self.marks, infos_nbytes, self.num_ended = (field.reshape(num_ranks, room) for field in header)
-            self.step_s, self.infos.nbytes = step_s[:, 0], infos_nbytes[:, 0]
+            step_s, self.marks, has_infos, self.num_ended = (field.reshape(num_ranks, room) for field in header)
+            self.step_s, self.infos.has_message = step_s[:, 0], has_infos[:, 0]
         if self.has_own_slot:
             self._slot: np.ndarray = slots[0]
             self._slot_rows = []
-            self.own_step_s, self.own_marks, self._own_infos_nbytes, self.own_num_ended = layout.header(self._slot)
+            self.own_step_s, self.own_marks, self._own_has_infos, self.own_num_ended = layout.header(self._slot)
             self.slot, self.slot_bytes = layout.columns(self._slot, len(self.envs)), self._slot[:, ALIGNMENT:]
         return self._slot if self.has_own_slot else None, slots if is_root else None
 
@@ -139,7 +139,7 @@ class Exchange:
 
     def post_slot(self) -> None:
         """Send this rank's slot, and the infos that follow it: a worker's side of `await_slots`."""
-        self._own_infos_nbytes[0] = self.infos.post()
+        self._own_has_infos[0] = self.infos.post()
         if self.transport.is_short() and self.own_marks[0] == 0:
             self.own_marks[0] = SHORT
         self.transport.post_slot(self.order.num_rows)
