@@ -56,16 +56,9 @@ def check_ulfm(comm: "MPI.Intracomm") -> None:
 
 
 class ShrinkingTransport(Transport):
-    """Bcast and Gatherv among the ranks that are left.
+    """Bcast and Gatherv among the ranks that are left: `ranks`, numbered as they were at the start.
 
     For rare messages it also has those methods of a communicator that are needed.  A lost rank's slot stays as it is.
-
-    Attributes
-    ----------
-    rank
-        This rank's number at the start, as all numbers of ranks here.
-    ranks
-        The ranks that are left.
     """
 
     def __init__(self, buffers: Buffers, wait: Wait) -> None:
@@ -93,8 +86,6 @@ class ShrinkingTransport(Transport):
 
     def send_actions(self, actions: np.ndarray) -> None:
         raise NotImplementedError("an order that is sent again has no second message")
-
-    await_actions = send_actions
 
     def _describe(self, num_rows: int) -> None:
         """Describe the first rows of all slots, as MPI takes them: those of each rank come to their own place."""
@@ -165,19 +156,8 @@ class ShrinkingTransport(Transport):
     def _recover(self, error: "MPI.Exception | None", has_slot: bool = False, is_void: bool = False) -> None:
         """Go on with the ranks that are left.  **Collective** of these, wherever each of them is.
 
-        Parameters
-        ----------
-        error
-            None if this rank does it by itself.
-        has_slot
-            The round is at its slots: slots that were sent are sent again.
-        is_void
-            On the root: the last order must not be sent again.
-
-        Raises
-        ------
-        RankLost
-            The round is void.
+        `has_slot` says that the round is at its slots, which are then sent again; `is_void`, on the root, that the last
+        order must not be sent again: then `RankLost` is raised.
         """
         while True:
             self._check(error)
@@ -262,7 +242,7 @@ class ShrinkingTransport(Transport):
             except self._error as error:
                 self._recover(error)
 
-    def Free(self) -> None:  # noqa: N802
+    def free(self) -> None:
         self._row.Free()
 
     def Abort(self, code: int) -> None:  # noqa: N802

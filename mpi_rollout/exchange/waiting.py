@@ -68,20 +68,14 @@ def ranks_per_core(ranks: Sequence[tuple[str, set[int], float | None]]) -> float
 class SpinWait:
     """MPI's own waits for requests.  The other waits have the same methods."""
 
-    def one(self, request: "MPI.Request") -> None:
-        """Wait for a request."""
-        request.Wait()
-
     def all(self, requests: "Sequence[MPI.Request]") -> None:
-        """Wait for all requests."""
         requests[0].Waitall(requests)
 
     def any(self, requests: "Sequence[MPI.Request]") -> int:
-        """Wait for any request, and return its index."""
         return requests[0].Waitany(requests)
 
     def some(self, requests: "Sequence[MPI.Request]") -> list[int]:
-        """Wait for one request at least, and return the indices of those that are over."""
+        """Return the indices of those that are over, one at least."""
         return requests[0].Waitsome(requests) or []
 
 
@@ -97,9 +91,6 @@ class SleepWait:
 
     def __init__(self) -> None:
         self._waited_s = deque([0.0], NUM_REMEMBERED)
-
-    def one(self, request: "MPI.Request") -> None:
-        self._until(request.Test)
 
     def all(self, requests: "Sequence[MPI.Request]") -> None:
         def look() -> bool:
@@ -198,9 +189,6 @@ class AdaptiveWait:
 
     def __init__(self, adaptation: Adaptation) -> None:
         self._adaptation, self._spinning, self._sleeping = adaptation, SpinWait(), SleepWait()
-
-    def one(self, request: "MPI.Request") -> None:
-        self._now().one(request)
 
     def all(self, requests: "Sequence[MPI.Request]") -> None:
         self._now().all(requests)

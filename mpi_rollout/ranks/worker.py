@@ -71,7 +71,7 @@ class Worker:
         self.is_wanted: Callable[[], bool] = lambda: False
         self._slice_of = {slice_.exchange: slice_ for slice_ in slices}
         own: tuple[Method, ...] = (self.report, self.call_envs, self.end_replay, self.begin_anew, self.make_room)
-        self.methods: dict[str, Method] = {method.__name__: method for method in (*own, *self.policy.methods)}
+        self.methods: dict[str, Method] = {method.__name__: method for method in own + self.policy.methods}
         self.error: BaseException | None = None  # What user code raised here in the last failure.
         self.aborts_if_unheard = False
         self._is_calling = False
@@ -158,11 +158,10 @@ class Worker:
 
         `arguments` are for the `Slice` method that the command is for; a step has none.
         """
-        slice_, marks = self._slice_of.get(exchange), exchange.own_marks
+        slice_, marks, num_rows = self._slice_of.get(exchange), exchange.own_marks, exchange.order.num_rows
         exchange.infos.forget()
-        num_rows = exchange.order.num_rows
-        num_done = num_rows if self._fault is None else 0
         marks.fill(0)
+        num_done = num_rows if self._fault is None else 0
         if slice_ is not None and self._fault is None:
             self._do(slice_, arguments)
             num_done = slice_.num_done
@@ -174,15 +173,9 @@ class Worker:
 
     def _do(self, slice_: Slice, arguments: tuple[object, ...]) -> None:
         """Let a slice do what an order says, and report its failures."""
-        try:
-            self._active = slice_
-            with ends_forked:
-                slice_.do(slice_.exchange.order.command, arguments, self._is_to_stop)
-            self._active = None  # From here on nothing is cut any more, see `interrupts`.
-        except BaseException as error:
-            self._active = None
-            if is_stop(error):
-                raise
+        command = slice_.exchange.order.command
+        error = self._failure_of(slice_, lambda: slice_.do(command, arguments, self._is_to_stop))
+        if error is not None:
             self._fault = Fault.of(error, f"{self._place}, step {slice_.num_steps}", slice_.num_steps)
             self.error = cause_of(error)
             if self.aborts_if_unheard:
@@ -190,14 +183,27 @@ class Worker:
         for restart in slice_.restarts:
             self._say(restart)
 
-    def load_parameters(self, buffer: np.ndarray) -> None:
-        """Give the policy new parameters.  Never raises: if it fails, so do the next steps."""
+    def _failure_of(self, slice_: Slice | None, call: Callable[[], object]) -> BaseException | None:
+        """Call code of others, the envs of a slice or the policy; return what it raised.
+
+        Only the end of the whole run by a signal is raised.
+        """
         try:
+            self._active = slice_
             with ends_forked:
-                self.policy.load_parameters(buffer)
+                call()
+            self._active = None  # From here on nothing is cut any more, see `interrupts`.
         except BaseException as error:
+            self._active = None
             if is_stop(error):
                 raise
+            return error
+        return None
+
+    def load_parameters(self, buffer: np.ndarray) -> None:
+        """Give the policy new parameters.  Never raises: if it fails, so do the next steps."""
+        error = self._failure_of(None, lambda: self.policy.load_parameters(buffer))
+        if error is not None:
             self._fault = Fault.of(PolicyError(f"policy: load: {words_of(error)}"), self._place)
 
     def _is_to_stop(self) -> bool:
@@ -242,7 +248,7 @@ class Worker:
         self._fault = self.error = None
 
     def end_replay(self, lost: Sequence[int]) -> None:
-        """End the replay of all slices, see `Slice.end_replay`."""
+        """Go on from where the run was, see `Slice.end_replay`."""
         for slice_ in self.slices:
             slice_.end_replay(lost)
 
@@ -278,15 +284,9 @@ class Worker:
         if self.aborts_if_unheard and self._watchdog is None:
             self.watch(end_timeout_s(CLOSE_LIMIT_S))
         for slice_ in self.slices:
-            self._active = slice_
-            try:
-                with ends_forked:
-                    slice_.envs.close()
-            except BaseException as error:
-                if is_stop(error):
-                    raise
+            error = self._failure_of(slice_, slice_.envs.close)
+            if error is not None:
                 say(f"mpi_rollout: {rank_and_host(self.rank)}: closing its envs: {words_of(error)}\n")
-            self._active = None
         if self._watchdog is not None:
             self._watchdog.close()
 

@@ -19,7 +19,6 @@ import pytest
 from jobs import Job, Result, Running, datasets, is_hydra, job_environment, mpiexec, once, processes_in, rank_of
 from stopped_runs import HOST, committed, kwargs, outputs
 
-from mpi_rollout.core.layout import LOST
 from mpi_rollout.core.seeding import episode_seeds
 from mpi_rollout.errors import RankLost
 from mpi_rollout.exchange import surviving
@@ -410,13 +409,12 @@ def shrinking(monkeypatch: pytest.MonkeyPatch) -> Callable[..., SimpleNamespace]
     def make(lost: list[int], **script: list[object]) -> SimpleNamespace:
         calls: list[str] = []
         monkeypatch.setattr(surviving, "be_last", lambda: calls.append("be last"))
-        slots, marks = np.zeros((3, 1, 8), np.uint8), np.zeros(3, np.int64)
+        slots = np.zeros((3, 1, 8), np.uint8)
         comm = Comm([0, 1, 2], calls, {}, lost)
         transport = ShrinkingTransport(Buffers(comm, np.zeros(8, np.uint8), slots[0], slots, range(3)), None)
-        transport.marks = marks
         calls.clear()
         comm.script.update({name.replace("_", " "): outcomes for name, outcomes in script.items()})
-        return SimpleNamespace(transport=transport, calls=calls, marks=marks)
+        return SimpleNamespace(transport=transport, calls=calls)
 
     return make
 
@@ -429,7 +427,7 @@ def test_a_step_goes_on_without_a_rank_that_is_lost_in_it(shrinking):
     run.transport.post_order()
     run.transport.await_slots(1)
     assert run.calls == ["Bcast 3", "Gatherv 3", *AGAIN, "Bcast 2", "Gatherv 2"]
-    assert run.transport.ranks.tolist() == [0, 2] and run.marks.tolist() == [0, LOST, 0]
+    assert run.transport.ranks.tolist() == [0, 2] and run.transport.lost_ranks == [1]
     run.transport.post_order()
     run.transport.await_slots(1)
     assert run.calls[-2:] == ["Bcast 2", "Gatherv 2"]
@@ -441,7 +439,7 @@ def test_an_order_with_more_than_actions_is_void_when_a_rank_is_lost_in_it(shrin
     with pytest.raises(RankLost, match=rf"^lost rank 2 \({HOST}\) between two steps$"):
         run.transport.spread("seed")
     assert run.calls == ["Bcast 3", "bcast 3", *AGAIN]
-    assert run.transport.ranks.tolist() == [0, 1] and not run.marks.any()
+    assert run.transport.ranks.tolist() == [0, 1] and run.transport.lost_ranks == []
     run.transport.post_order()
     assert run.transport.spread("seed") == "seed" and run.calls[-2:] == ["Bcast 2", "bcast 2"]
 

@@ -82,7 +82,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def wait(clock: Clock, sleeping: SleepWait, seconds: float) -> tuple[int, float]:
     """How often a wait for something that comes after some seconds looks, and how much too late the last look is."""
     looks, over_at = clock.looks, clock.now + seconds
-    sleeping.one(Request(clock, over_at))
+    sleeping.all([Request(clock, over_at)])
     return clock.looks - looks, clock.now - over_at
 
 
@@ -125,15 +125,13 @@ def test_what_is_over_is_told_by_its_index(clock: Clock):
 def test_a_spinning_rank_leaves_the_waiting_to_mpi():
     calls: list[tuple] = []
     request = SimpleNamespace(
-        Wait=lambda: calls.append(("Wait",)),
         Waitall=lambda requests: calls.append(("Waitall", *requests)),
         Waitany=lambda requests: 1,
         Waitsome=lambda requests: [0, 1] if len(requests) == 2 else None,  # None: no request is under way.
     )
     spinning = SpinWait()
-    spinning.one(request)
     spinning.all([request, 5])
-    assert calls == [("Wait",), ("Waitall", request, 5)]
+    assert calls == [("Waitall", request, 5)]
     assert spinning.any([request, 5]) == 1
     assert spinning.some([request, 5]) == [0, 1] and spinning.some([request]) == []
 
