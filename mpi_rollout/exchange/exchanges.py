@@ -14,7 +14,7 @@ from mpi_rollout.exchange.exchange import Exchange
 from mpi_rollout.exchange.orders import Contents
 from mpi_rollout.exchange.surviving import ShrinkingTransport
 from mpi_rollout.exchange.transports import CollectiveTransport, Message, Transport
-from mpi_rollout.exchange.waiting import SleepWait, wait_maker
+from mpi_rollout.exchange.waiting import Wait, wait_maker
 from mpi_rollout.exchange.world import ROOT
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class Exchanges:
 
     def _make_exchange(self, comm: "MPI.Intracomm", first_rank: int, partition: Partition) -> Exchange:
         kind = self._kind(first_rank)
-        wait = SleepWait() if kind is SwitchingTransport else self._make_wait()
+        wait = Wait() if kind is SwitchingTransport else self._make_wait()
         return Exchange(comm, partition, first_rank, self.contents, kind, wait)
 
     def _callers(self) -> list[Exchange]:

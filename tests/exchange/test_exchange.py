@@ -14,7 +14,7 @@ from mpi_rollout.errors import DataError
 from mpi_rollout.exchange.exchange import Exchange
 from mpi_rollout.exchange.orders import HEADER_NBYTES, Command, Contents
 from mpi_rollout.exchange.transports import Transport
-from mpi_rollout.exchange.waiting import SpinWait
+from mpi_rollout.exchange.waiting import Wait
 
 LIVES = Leaf(("lives",), np.dtype(np.int64), ())
 
@@ -25,7 +25,7 @@ def exchange_of(
     """An exchange without messages, of this rank."""
     comm = SimpleNamespace(rank=rank, size=first_rank + partition.num_ranks)
     contents = Contents(Counting.observation_space, action_space, infos=(LIVES,))
-    return Exchange(comm, partition, first_rank, contents, Transport, SpinWait())
+    return Exchange(comm, partition, first_rank, contents, Transport, Wait())
 
 
 def test_an_order_has_aligned_columns_for_the_actions_of_all_envs():

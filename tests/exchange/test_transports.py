@@ -20,13 +20,13 @@ from mpi_rollout.exchange.orders import Contents
 from mpi_rollout.exchange.direct import *
 from mpi_rollout.exchange.exchange import Command, Exchange
 from mpi_rollout.exchange.transports import *
-from mpi_rollout.exchange.waiting import SleepWait
+from mpi_rollout.exchange.waiting import Wait
 
 ROOM = 7
 comm = MPI.COMM_WORLD
 partition = Partition(7, 3)
 contents = Contents(spaces.Box(0, 1e6, (), np.float64), spaces.Discrete(1000), has_actions=True)
-exchange = Exchange(comm, partition, 0, contents, {kind}, SleepWait())
+exchange = Exchange(comm, partition, 0, contents, {kind}, Wait())
 envs, step = np.arange(7), 0
 # One step at a time; then fragments of any length in slots with room for 7 steps; then in others.
 for order, num_rows in enumerate([1] * 12 + [7, 1, 3, 7, 1, 1, 3, 3, 7, 7, 1, 3] + [1, 5, 5, 1]):

@@ -24,8 +24,7 @@ from mpi_rollout.exchange.waiting import (
     WINDOW_S,
     Adaptation,
     ProcessorWatch,
-    SleepWait,
-    SpinWait,
+    Wait,
     ranks_per_core,
     way_to_wait,
 )
@@ -79,7 +78,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return Clock(monkeypatch)
 
 
-def wait(clock: Clock, sleeping: SleepWait, seconds: float) -> tuple[int, float]:
+def wait(clock: Clock, sleeping: Wait, seconds: float) -> tuple[int, float]:
     """How often a wait for something that comes after some seconds looks, and how much too late the last look is."""
     looks, over_at = clock.looks, clock.now + seconds
     sleeping.all([Request(clock, over_at)])
@@ -88,7 +87,7 @@ def wait(clock: Clock, sleeping: SleepWait, seconds: float) -> tuple[int, float]
 
 @pytest.mark.parametrize("seconds", [0.003, 0.02, 1.0])
 def test_waits_that_take_long_each_time_need_few_looks_and_are_seldom_too_late(clock: Clock, seconds: float):
-    sleeping = SleepWait()
+    sleeping = Wait()
     for _ in range(NUM_REMEMBERED + 1):
         looks, late_s = wait(clock, sleeping, seconds)
     first_s = min(FIRST_SHARE * seconds, LONGEST_S)
@@ -97,7 +96,7 @@ def test_waits_that_take_long_each_time_need_few_looks_and_are_seldom_too_late(c
 
 
 def test_one_long_wait_does_not_delay_the_next_short_one(clock: Clock):
-    sleeping = SleepWait()
+    sleeping = Wait()
     for _ in range(10):
         wait(clock, sleeping, 0.001)
     wait(clock, sleeping, 5.0)
@@ -106,7 +105,7 @@ def test_one_long_wait_does_not_delay_the_next_short_one(clock: Clock):
 
 
 def test_when_waits_get_short_the_sleeps_do_too(clock: Clock):
-    sleeping = SleepWait()
+    sleeping = Wait()
     for _ in range(10):
         wait(clock, sleeping, 1.0)
     late = [wait(clock, sleeping, 0.0002)[1] for _ in range(12)]
@@ -115,7 +114,7 @@ def test_when_waits_get_short_the_sleeps_do_too(clock: Clock):
 
 def test_what_is_over_is_told_by_its_index(clock: Clock):
     requests = [Request(clock, 0.5), Request(clock, 0.2), Request(clock, 0.2)]
-    sleeping = SleepWait()
+    sleeping = Wait()
     assert sleeping.any(requests) == 1 and 0.2 <= clock.now < 0.3
     assert sleeping.some(requests) == [1, 2] and clock.now < 0.3
     sleeping.all(requests)
@@ -129,7 +128,7 @@ def test_a_spinning_rank_leaves_the_waiting_to_mpi():
         Waitany=lambda requests: 1,
         Waitsome=lambda requests: [0, 1] if len(requests) == 2 else None,  # None: no request is under way.
     )
-    spinning = SpinWait()
+    spinning = Wait(lambda: False)
     spinning.all([request, 5])
     assert calls == [("Waitall", request, 5)]
     assert spinning.any([request, 5]) == 1
