@@ -43,21 +43,21 @@ def test_an_env_that_does_not_close_keeps_no_complete_run(job: Job, num_ranks: i
 
 
 @pytest.mark.mpi(2)
-@pytest.mark.parametrize(("last", "code"), [("", 0), ("sys.exit(3 * (envs is None))", 3)])
-def test_a_rank_of_a_trainer_ends_too_with_the_code_of_its_script(job: Job, num_ranks: int, last: str, code: int):
+def test_a_rank_of_a_trainer_ends_too_with_the_code_of_its_script(job: Job, num_ranks: int):
     program = """
 import exiting_envs, sys, mpi_rollout
 with mpi_rollout.connect(lambda: exiting_envs.Lingering("thread", 1), 4) as envs:
     if envs is not None:
         envs.reset()
+sys.exit(3 * (envs is None))
 """
-    result = job.script(num_ranks, program + last, **SOON)
-    assert result.code == code, result.err
+    result = job.script(num_ranks, program, **SOON)
+    assert result.code == 3, result.err
     [message] = result.messages
     assert "not ended in 1 s because of thread viewer (exiting_envs.py, line " in message
 
 
-@pytest.mark.mpi(1, 2)
+@pytest.mark.mpi(2)
 def test_a_process_that_connects_again_and_again_has_no_more_threads(job: Job, num_ranks: int):
     program = """
 import threading, mpi_rollout
@@ -65,16 +65,10 @@ for _ in range(3):
     with mpi_rollout.connect("CartPole-v1", 2) as envs:
         if envs is not None: envs.reset()
 num_watching = [thread.name for thread in threading.enumerate()].count("ending")
-assert num_watching == int(mpi_rollout.exchange.world.comm_world().size > 1)
+assert num_watching == 1
 """
     result = job.script(num_ranks, program)
     assert (result.code, result.err) == (0, "")
-
-
-@pytest.mark.mpi(2)
-def test_a_limit_that_is_no_number_spoils_no_run(job: Job, num_ranks: int):
-    result = job(num_ranks, "--env", "CartPole-v1", *SHORT, MPI_ROLLOUT_END_S="1m")
-    assert (result.code, result.err) == (0, "") and "run.h5" in outputs(job.folder)
 
 
 @pytest.mark.parametrize(("text", "expected"), [("", 3.0), ("7", 7.0), ("1m", 3.0), ("0", 3.0), ("-1", 3.0)])
