@@ -41,24 +41,7 @@ Method: TypeAlias = Callable[..., object]
 
 
 class Worker:
-    """One rank's envs at the root's service.
-
-    Parameters
-    ----------
-    slices
-        This rank's envs for each exchange that it steps envs for, in env order; none on a dedicated root.
-
-    Attributes
-    ----------
-    methods
-        What the root may call by name on all ranks.
-    aborts_if_unheard
-        After a failure, end the job if the root does not learn of it soon.
-    stop_signal, on_stop
-        The signal by which somebody asked this rank to stop, or 0; it calls `on_stop` at once.
-    is_wanted
-        Asked between the steps of a fragment: something else is due, and the fragment is to end here.
-    """
+    """One rank's envs at the root's service: `slices`, in env order, for each exchange that it steps envs for."""
 
     def __init__(self, exchanges: Exchanges, slices: list[Slice], model: Model | None = None):
         self.exchanges, self.slices, self.policy = exchanges, slices, RankPolicy(slices, model)
@@ -66,20 +49,20 @@ class Worker:
         ranges = [slice_.env_indices for slice_ in slices]
         envs = ", ".join(f"{indices.start} to {indices.stop - 1}" for indices in ranges) or "none"
         self._place = f"rank {self.rank} ({os.uname().nodename}, envs {envs})"
-        self.stop_signal = 0
-        self.on_stop: Callable[[], None] = lambda: None
-        self.is_wanted: Callable[[], bool] = lambda: False
         self._slice_of = {slice_.exchange: slice_ for slice_ in slices}
         own: tuple[Method, ...] = (self.report, self.call_envs, self.end_replay, self.begin_anew, self.make_room)
+        # What the root may call by name on all ranks.
         self.methods: dict[str, Method] = {method.__name__: method for method in own + self.policy.methods}
+        self.stop_signal, self._stop_asked_at = 0, 0.0  # The signal by which somebody asked this rank to stop, or 0.
+        self.on_stop: Callable[[], None] = lambda: None  # Called at once then.
+        self.is_wanted: Callable[[], bool] = lambda: False  # Something else is due: a fragment is to end here.
+        self.aborts_if_unheard = False  # After a failure, end the job if the root does not learn of it soon.
         self.error: BaseException | None = None  # What user code raised here in the last failure.
-        self.aborts_if_unheard = False
-        self._is_calling = False
         self._fault: Fault | None = None
         self._grace = threading.Timer(GRACE_S, lambda: None)
         self._active: Slice | None = None  # Whose envs are at work.
+        self._is_calling = False
         self._watchdog: Watchdog | None = None
-        self._stop_asked_at = 0.0
         self._processor_time = processor_time()
 
     def stop_on_signals(self, asked: Sequence[int] = ()) -> None:
@@ -122,36 +105,34 @@ class Worker:
         self.clock.restart()
         while True:
             try:
-                return self._serve()
+                exchange = self.exchanges.await_order()
+                self.clock.lap("wait")
+                command, code = exchange.order.command, exchange.order.argument
+                self._answer(exchange, command)
             except RankLost:  # What the root ordered last is void.
                 continue
+            if command in (Command.STOP, Command.SWITCH):
+                return command, code
 
-    def _serve(self) -> tuple[int, int]:
-        while True:
-            exchange = self.exchanges.await_order()
-            self.clock.lap("wait")
-            command, code = exchange.order.command, exchange.order.argument
-            if command == Command.STOP:
-                self._grace.cancel()
-                for other in self.exchanges.all:
-                    if other is not exchange:
-                        other.await_order()
-                self.close()
-                return command, code
-            if command == Command.SWITCH:
-                return command, code
-            if command == Command.CALL:
-                name, args = pickle.loads(self.exchanges.spread())
-                self.exchanges.collect(self.call(name, *args))
-                self.clock.lap("other")
-            elif command == Command.LOAD:
-                self.load_parameters(exchange.await_parameters())
-                self.clock.lap("other")
-            else:
-                arguments = () if command == Command.STEP else pickle.loads(exchange.spread())
-                self.obey(exchange, arguments)
-                exchange.post_slot()
-                self.clock.lap("gather")
+    def _answer(self, exchange: Exchange, command: int) -> None:
+        if command == Command.STOP:
+            self._grace.cancel()
+            for other in self.exchanges.all:
+                if other is not exchange:
+                    other.await_order()
+            self.close()
+        elif command == Command.CALL:
+            name, args = pickle.loads(self.exchanges.spread())
+            self.exchanges.collect(self.call(name, *args))
+            self.clock.lap("other")
+        elif command == Command.LOAD:
+            self.load_parameters(exchange.await_parameters())
+            self.clock.lap("other")
+        elif command != Command.SWITCH:
+            arguments = () if command == Command.STEP else pickle.loads(exchange.spread())
+            self.obey(exchange, arguments)
+            exchange.post_slot()
+            self.clock.lap("gather")
 
     def obey(self, exchange: Exchange, arguments: tuple[object, ...] = ()) -> None:
         """Fill this rank's slot as the order says.  Never raises: a failure is marked in the slot.
