@@ -3,17 +3,15 @@
 import json
 import platform
 from dataclasses import asdict, dataclass
-from types import UnionType
-from typing import Any, get_args, get_origin, get_type_hints
 
 import numpy as np
 
 from mpi_rollout import __version__
-from mpi_rollout.core.clock import seconds_of
-from mpi_rollout.core.info_types import checked_types
+from mpi_rollout.core.column_types import checked_types
 from mpi_rollout.core.policy_kinds import FILE, FILES, MADE, MAKE_POLICY, RANDOM, kind_of_name
-from mpi_rollout.errors import DataError, Option, UsageError, as_flag
-from mpi_rollout.process.place import located
+from mpi_rollout.errors import Option, UsageError, as_flag
+from mpi_rollout.process.clock import seconds_of
+from mpi_rollout.process.paths import located
 from mpi_rollout.shared_options import AUTO, POLICY_BLOCK, SharedOptions, option, vectorization_of
 
 ON_RANK_LOSS = ("abort", "shrink")
@@ -48,7 +46,7 @@ class RolloutConfig(SharedOptions):
         "has a parameter env_index, it gets the index of the env",
         metavar="MODULE:CALLABLE",
     )
-    env_kwargs: dict[str, Any] | list[dict[str, Any]] = option(
+    env_kwargs: dict[str, object] | list[dict[str, object]] = option(
         dict,
         "keyword arguments of the envs: a JSON object for all envs, or a list with one object for each env",
         metavar="JSON",
@@ -66,7 +64,7 @@ class RolloutConfig(SharedOptions):
     store_extras: bool = option(
         False, "store what the policy of make_policy gives besides actions, such as log_prob and value, in extras/NAME"
     )
-    store_infos: dict[str, Any] | str = option(
+    store_infos: dict[str, object] | str = option(
         dict,
         "store these infos of the envs in infos/NAME, with masks of the envs that have them: names, dtypes and sizes "
         'such as \'{"lives": int, "position": [float, 3]}\', with / between the keys of nested dicts; all is what is '
@@ -140,6 +138,7 @@ class RolloutConfig(SharedOptions):
     json: bool = option(False, "print the summary as one line of JSON")
 
     def __post_init__(self) -> None:
+        self.check()
         if (self.env is None) == (self.env_factory is None):
             count = "none" if self.env is None else "both"
             raise UsageError(f"give one of --env ID and --env-factory MODULE:CALLABLE, got {count}")
@@ -147,7 +146,7 @@ class RolloutConfig(SharedOptions):
         if self.policy_block == self._usual_block:  # As good as not given.
             object.__setattr__(self, "policy_block", None)
         object.__setattr__(self, "store_infos", checked_types(self.store_infos))
-        self._check_values()
+        self._check_texts()
         self._check_pairs()
 
     @property
@@ -184,9 +183,8 @@ class RolloutConfig(SharedOptions):
         """The ranks ask the policy for the actions of their own envs."""
         return self.has_model and self.policy_on != "root"
 
-    def _check_values(self) -> None:
-        """Check each option by itself."""
-        self.check()
+    def _check_texts(self) -> None:
+        """Check the options that are texts of their own kind."""
         for kwargs in self.env_kwargs if isinstance(self.env_kwargs, list) else [self.env_kwargs]:
             if not isinstance(kwargs, dict):
                 raise UsageError(
@@ -212,15 +210,15 @@ class RolloutConfig(SharedOptions):
 
     def _check_shrinking(self) -> None:
         """Refuse what does not go together with ranks that may be lost."""
-        if self.batch_size is not None or self.num_groups > 1:
-            got = f"--num-groups {self.num_groups}" if self.num_groups > 1 else f"--batch-size {self.batch_size}"
-            raise UsageError(f"--on-rank-loss shrink is for ranks in lockstep, got {got}; leave one of the two out")
-        if self.wait == "sleep":
-            raise UsageError("--on-rank-loss shrink needs MPI's own waits, got --wait sleep; leave one of the two out")
-        if self.max_env_restarts:
-            raise UsageError(
-                "--on-rank-loss shrink and --max-env-restarts do not go together yet; leave one of the two out"
-            )
+        groups = f"--batch-size {self.batch_size}" if self.num_groups == 1 else f"--num-groups {self.num_groups}"
+        refused = {
+            f" is for ranks in lockstep, got {groups}": self.batch_size is not None or self.num_groups > 1,
+            " needs MPI's own waits, got --wait sleep": self.wait == "sleep",
+            " and --max-env-restarts do not go together yet": self.max_env_restarts > 0,
+        }
+        for why, is_so in refused.items():
+            if is_so:
+                raise UsageError(f"--on-rank-loss shrink{why}; leave one of the two out")
         is_chosen_there = self.acts_on_ranks or (self.is_random and self.policy_on != "root")
         if self.fragment_length not in (AUTO, "1") and not is_chosen_there:
             raise UsageError(
@@ -232,98 +230,15 @@ class RolloutConfig(SharedOptions):
         """All values, keys sorted."""
         return json.dumps(asdict(self), sort_keys=True)
 
-    @classmethod
-    def from_json(cls, text: object, path: str) -> "RolloutConfig":
-        """Read the attribute `config` of the file `path`, as `to_json` gives it.
-
-        Options that the file does not have yet get their defaults.
-
-        Raises
-        ------
-        DataError
-            It is no configuration, or a newer version's, which has options that are unknown here.
-        """
-        values = _json_object(text)
-        if values is None:
-            raise DataError(f"{path}: its attribute config should be a JSON object, got {str(text)[:80]!r}")
-        try:
-            values = renamed(values)
-        except ValueError as error:
-            raise DataError(f"{path}: {error}") from None
-        types = get_type_hints(cls)
-        if unknown := sorted(values.keys() - types.keys()):
-            raise DataError(
-                f"{path}: its run had the option {flag(unknown[0])}, which mpi_rollout {__version__} does not know; "
-                "read it with the version that wrote it"
-            )
-        for name, value in values.items():
-            if not _is_of(value, types[name]):
-                raise DataError(f"{path}: {flag(name)} of its run cannot be {json.dumps(value)[:80]}")
-        try:
-            return cls(**values)
-        except UsageError as error:
-            raise DataError(f"{path}: no run has its options: {error.shown(as_flag)}") from error
-
-
-NEW_NAMES = {
-    "env_timeout": "env_timeout_s",
-    "ft": "on_rank_loss",
-    "inference": "policy_on",
-    "start_timeout": "start_timeout_s",
-}
-
-
-def renamed(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the options of an older version's file by the names and values of today.
-
-    Raises
-    ------
-    ValueError
-        An option of then has a value that it could not have.
-    """
-    meanings = {  # For each value that an option of then could have, what is said instead today.
-        "mode": {"sync": {"batch_size": None}, "async": {"batch_size": values.get("batch_size", 1)}},
-        "dedicated_root": {"false": {}, "true": {"root_envs": 0}},
-        "on_env_error": {
-            "abort": {"max_env_restarts": 0},
-            "restart": {"max_env_restarts": values.get("max_env_restarts", 10)},
-        },
-        "check_finite": {"false": {}, "true": {"env_checks": "finite"}},
-        "check_bounds": {"false": {}, "true": {"env_checks": "bounds"}},
-        "strict_dtypes": {"false": {}, "true": {"env_checks": "dtypes"}},
-    }
-    new = {NEW_NAMES.get(name, name): value for name, value in values.items()}
-    for name in [name for name in meanings if name in values]:
-        value = new.pop(name)
-        word = value if isinstance(value, str) else json.dumps(value)
-        if word not in meanings[name]:
-            raise ValueError(f"{flag(name)} of its run cannot be {json.dumps(value)[:80]}")
-        meant = meanings[name][word]
-        if "env_checks" in meant and "env_checks" in new:
-            meant = {"env_checks": f"{new['env_checks']},{meant['env_checks']}"}
-        new |= meant
-    return new
-
-
-def _json_object(text: object) -> dict[str, Any] | None:
-    """Read a JSON object; None if the text is none."""
-    try:
-        value = json.loads(text)  # type: ignore[arg-type]  # A damaged file may have anything there.
-    except (TypeError, ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
-
-
-def _is_of(value: object, annotation: Any) -> bool:
-    """Tell whether a value read from JSON has the type of a field; a whole number is a float as well."""
-    alternatives = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
-    types = [get_origin(alternative) or alternative for alternative in alternatives]
-    return type(value) in types or (type(value) is int and float in types)
-
 
 def flag(name: str) -> str:
     """Return a field's option as the user types it."""
     return as_flag(Option(name))
+
+
+def switch(name: str) -> str:
+    """Return an option without a value, as the user types it: it changes the default."""
+    return flag("no-" + name if getattr(RolloutConfig, name) else name)
 
 
 def versions() -> dict[str, str]:

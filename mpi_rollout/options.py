@@ -11,8 +11,8 @@ from dataclasses import MISSING, Field, fields
 from decimal import Decimal, InvalidOperation
 from typing import Any, NoReturn, TypeAlias
 
-from mpi_rollout.config import RolloutConfig, flag
-from mpi_rollout.core.info_types import read_types
+from mpi_rollout.config import RolloutConfig, flag, switch
+from mpi_rollout.core.column_types import read_types
 from mpi_rollout.core.policy_kinds import MAKE_POLICY, is_maker
 from mpi_rollout.errors import UsageError
 from mpi_rollout.text import shortened
@@ -56,12 +56,8 @@ class Parser(argparse.ArgumentParser):
         self.commands = added.choices  # A view: it has those that are added later.
         return added
 
-    def read(self, arguments: Sequence[str], default: str) -> argparse.Namespace:
-        """Read a command and its options; without the name of a command it is `default`.
-
-        UsageError if a word is unknown, or an option has a value that it cannot have.
-        """
-        arguments = with_command(arguments, default)
+    def read(self, arguments: Sequence[str]) -> argparse.Namespace:
+        """Read a command and its options; UsageError if a word is unknown, or an option cannot have its value."""
         if not arguments[0].startswith(DASHES) and arguments[0] not in self.commands:
             raise UsageError(self._unknown_command(arguments[0]))
         options, unknown = self.parse_known_args(arguments)
@@ -124,11 +120,11 @@ def whole_number(text: str) -> int:
         value = Decimal(text)
     except InvalidOperation:
         value = Decimal("nan")
-    if value.is_finite() and SMALLEST <= value <= LARGEST and value == int(value):
-        return int(value)
     what = "a whole number such as 1000 or 1e3"
     if value.is_finite() and not SMALLEST <= value <= LARGEST:
         what = f"a whole number of at most 64 bits, {LARGEST}"
+    elif value.is_finite() and value == int(value):
+        return int(value)
     raise argparse.ArgumentTypeError(f"must be {what}, got {shortened(text, 80)!r}")
 
 
@@ -140,18 +136,41 @@ def number(text: str) -> float:
         raise argparse.ArgumentTypeError(f"must be a number, got {shortened(text, 80)!r}") from None
 
 
+def path(text: str) -> str:
+    """Read the name of a file or folder: shells leave the ~ of --out=~/run.h5 as it is; ArgumentTypeError for none."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError(
+            f"must name a file or folder, got {text!r} (is a variable of the shell not set?)"
+        )
+    return os.path.expanduser(text)
+
+
+def json_value(text: str) -> object:
+    """Read the value of --env-kwargs; UsageError if it is not JSON.  `RolloutConfig` says what it may be."""
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        example = "--env-kwargs must be a JSON object such as '{\"level\": 3}'"
+        raise UsageError(f"{example}, got {text!r}: {error}") from error
+
+
+READERS = {"env_kwargs": json_value, "store_infos": read_types, "out": path}
+
+
 def add_option(parser: ParserOrGroup, field: Field[Any]) -> None:
     """Add one field of the configuration as an option."""
     default = field.default_factory() if field.default_factory is not MISSING else field.default
     help_text = field.metadata["help"].replace("%", "%%")  # A lone % would be argparse's own.
     if isinstance(default, bool):
         action = "store_false" if default else "store_true"
-        parser.add_argument(switch(field.name), dest=field.name, default=default, help=help_text, action=action)
+        name = flag(f"no-{field.name}" if default else field.name)
+        parser.add_argument(name, dest=field.name, default=default, help=help_text, action=action)
         return
     extra = {key: field.metadata[key] for key in ("choices", "metavar") if key in field.metadata}
-    extra |= {"dest": field.name, "default": default, "type": _reader(field)}
-    if default not in (None, {}):
-        help_text += f" (default: {default})"
+    number_type = next((kind for kind in (int, float) if kind.__name__ in str(field.type)), str)
+    extra |= {"dest": field.name, "default": default, "type": READERS.get(field.name, number_type)}
+    if default not in (None, {}, ""):
+        help_text += " (default: %(default)s)"
     parser.add_argument(flag(field.name), help=help_text, **extra)
 
 
@@ -162,59 +181,10 @@ def add_run_options(parser: ParserOrGroup, names: Sequence[str]) -> None:
             add_option(parser, field)
 
 
-def _reader(field: Field[Any]) -> Callable[[str], Any]:
-    if field.name == "env_kwargs":
-        return json_value
-    if field.name == "store_infos":
-        return read_types
-    if field.name == "out":
-        return path
-    return next((kind for kind in (int, float) if kind.__name__ in str(field.type)), str)
-
-
-def path(text: str) -> str:
-    """Read the name of a file or folder: shells leave the ~ of --out=~/run.h5 as it is; ArgumentTypeError for none."""
-    if not text.strip():
-        raise argparse.ArgumentTypeError(
-            f"must name a file or folder, got {text!r} (is a variable of the shell not set?)"
-        )
-    return os.path.expanduser(text)
-
-
-def json_value(text: str) -> Any:
-    """Read the value of --env-kwargs; `RolloutConfig` says what it may be.
-
-    Raises
-    ------
-    UsageError
-        It is not JSON.
-    """
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        raise UsageError(
-            f"--env-kwargs must be a JSON object such as '{{\"level\": 3}}', got {text!r}: {error}"
-        ) from error
-
-
 def check_seconds(option: str, seconds: float) -> None:
     """Raise UsageError if an option is no length of time."""
     if not 0 < seconds < math.inf:
         raise UsageError(f"{option} must be more than 0 and finite, got {seconds:g}")
-
-
-def switch(name: str) -> str:
-    """Return an option without a value, as the user types it: it changes the default."""
-    return flag("no-" + name if getattr(RolloutConfig, name) else name)
-
-
-def difference(name: str, before: object, now: object, as_text: Callable[[Any], str]) -> str:
-    """Say that an option is not what it was; `as_text` makes text of its values."""
-    if isinstance(now, bool):
-        default = getattr(RolloutConfig, name)
-        words = ("not given" if value in (default, None) else "given" for value in (before, now))
-        return "{} was {}, is {}".format(switch(name), *words)
-    return f"{flag(name)} was {as_text(before)}, is {as_text(now)}"
 
 
 USES: dict[str, tuple[Callable[[RolloutConfig], bool], str]] = {  # Options that not every run uses, and what they need.

@@ -1,10 +1,11 @@
 """The options that runs and `connect` have alike: one name, one default and one help text for each."""
 
 from dataclasses import Field, dataclass, field, fields
-from typing import Any
+from types import UnionType
+from typing import Any, get_args, get_origin
 
-from mpi_rollout.core.clock import MAX_TIMEOUT_S
 from mpi_rollout.errors import Option, UsageError
+from mpi_rollout.process.clock import MAX_TIMEOUT_S
 
 AUTO = "auto"
 VECTORIZATION_MODES = (AUTO, "sync", "vector_entry_point", "envpool", "native")
@@ -124,7 +125,7 @@ class SharedOptions:
         """Raise UsageError if an option has a value that cannot work, or does not go with another."""
         for own in fields(self):
             check_value(own, getattr(self, own.name))
-        if not isinstance(self.env_checks, str) or not self.checks <= {*CHECKS}:
+        if not self.checks <= {*CHECKS}:
             expected = f" must be {NONE}, or some of {', '.join(CHECKS)} with commas between, got {self.env_checks!r}"
             raise UsageError(Option("env_checks"), expected)
         if self.batch_size is not None and self.num_groups > 1:
@@ -132,19 +133,31 @@ class SharedOptions:
             raise UsageError(Option("batch_size"), " makes a group of each rank, got ", groups, " too; use one")
 
 
-def check_value(own: "Field[Any]", value: object) -> None:
-    """Raise UsageError if a field cannot have a value, as far as its metadata tell."""
-    choices, least = own.metadata.get("choices"), own.metadata.get("least")
+def check_value(own: "Field[Any]", value: Any) -> None:
+    """Raise UsageError if a field cannot have a value, as far as its type and its metadata tell."""
+    option, choices, least = Option(own.name), own.metadata.get("choices"), own.metadata.get("least")
     if choices is not None and value not in choices:
-        raise UsageError(Option(own.name), f" must be one of {', '.join(choices)}, got {value}")
+        raise UsageError(option, f" must be one of {', '.join(choices)}, got {value}")
     if value is None and own.default is None:
         return
-    if least is not None and type(value) is not int:
-        raise UsageError(Option(own.name), f" must be a whole number of at least {least}, got {value!r}")
-    if least is not None and value < least:
-        raise UsageError(Option(own.name), f" must be at least {least}, got {value}")
-    if own.metadata.get("is_time") and not (isinstance(value, int | float) and 0 < value <= MAX_TIMEOUT_S):
-        raise UsageError(Option(own.name), f" must be more than 0 s and at most {MAX_TIMEOUT_S:g}, got {value!r}")
+    if least is not None:
+        if not is_of(value, int):
+            raise UsageError(option, f" must be a whole number of at least {least}, got {value!r}")
+        if value < least:
+            raise UsageError(option, f" must be at least {least}, got {value}")
+    if own.metadata.get("is_time") and not (is_of(value, float) and 0 < value <= MAX_TIMEOUT_S):
+        raise UsageError(option, f" must be more than 0 s and at most {MAX_TIMEOUT_S:g}, got {value!r}")
+    if not is_of(value, own.type):
+        raise UsageError(option, f" cannot be {value!r:.80}")
+
+
+def is_of(value: object, annotation: object) -> bool:
+    """Tell whether a value has the type of a field; a whole number is a float as well, a bool is no number."""
+    alternatives = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
+    types = tuple(get_origin(alternative) or alternative for alternative in alternatives)
+    if isinstance(value, bool):
+        return bool in types
+    return isinstance(value, types) or (float in types and isinstance(value, int))
 
 
 def vectorization_of(mode: str, env: object) -> str:

@@ -17,7 +17,7 @@ from mpi_rollout.collect.replay import RESULT_NAMES, Replay, driver_of, earliest
 from mpi_rollout.commands.consent import Consent
 from mpi_rollout.config import RolloutConfig, versions
 from mpi_rollout.core.layout import Block
-from mpi_rollout.core.reproducibility import Reproducibility
+from mpi_rollout.core.seeding import Reproducibility
 from mpi_rollout.core.spaces import describe as describe_space
 from mpi_rollout.drive.driver import Driver
 from mpi_rollout.envs.env_maker import EnvMaker, make_slice, maker_of
@@ -26,9 +26,10 @@ from mpi_rollout.envs.loop import LoopVectorEnv
 from mpi_rollout.envs.native import NativeVectorEnv
 from mpi_rollout.envs.replaying import Past
 from mpi_rollout.errors import DataError, EnvError, RolloutError, UsageError
-from mpi_rollout.storage.schema import is_recording
-from mpi_rollout.storage.structure import committed_episodes, committed_resets, leaf_datasets, reproducibility_of
+from mpi_rollout.storage.schema import is_recording, leaf_datasets
+from mpi_rollout.storage.structure import committed_episodes, committed_resets, reproducibility_of
 from mpi_rollout.storage.untrusted import OpenFile, open_unmarked, parsed
+from mpi_rollout.stored_config import read_config
 from mpi_rollout.text import counted, words_of
 
 ROOM_NBYTES, MOST_ROOM = 2**22, 256  # Of the steps of an episode that are compared at a time.
@@ -42,7 +43,7 @@ def replay(path: str, num_episodes: int, seed: int, consent: Consent) -> dict[st
     the message has the first difference.
     """
     with open_unmarked(path) as file:
-        config = RolloutConfig.from_json(file.attrs["config"], path)
+        config = read_config(file.attrs["config"], path)
         if not config.trajectories:
             raise UsageError(f"--replay: {path} has no trajectories")
         is_recorded = is_recording(file.attrs)

@@ -7,18 +7,15 @@ from typing import NoReturn
 import h5py
 import numpy as np
 
-from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.columns import has_last_row
-from mpi_rollout.core.reproducibility import Reproducibility
+from mpi_rollout.core.seeding import Reproducibility
 from mpi_rollout.errors import DataError, UsageError
-from mpi_rollout.storage.chunks import is_sparse
 from mpi_rollout.storage.episodes import first_impossible, num_reset_rows_of
 from mpi_rollout.storage.file_chunks import FileChunks
-from mpi_rollout.storage.schema import EPISODE, FAULT, LIST, RESET, is_recording
+from mpi_rollout.storage.schema import EPISODE, FAULT, LIST, RESET, is_recording, is_sparse, leaf_datasets
 from mpi_rollout.storage.structure import (
     check_datasets,
     expected_rows,
-    leaf_datasets,
     num_steps_of,
     opened,
     possible_resets,
@@ -27,6 +24,7 @@ from mpi_rollout.storage.structure import (
 )
 from mpi_rollout.storage.untrusted import Tell, attributes_of, check_room, count, number, object_of, text
 from mpi_rollout.storage.values import wrong_in
+from mpi_rollout.stored_config import read_config
 from mpi_rollout.text import counted
 
 
@@ -74,7 +72,7 @@ class CheckedFile:
     def __init__(self, file: h5py.File, path: str, tell: Tell, is_rescue: bool = False):
         self.file, self.path, self.tell, self._is_rescue = file, path, tell, is_rescue
         self.root = attributes_of(file)
-        self.config = RolloutConfig.from_json(self.root["config"], path)
+        self.config = read_config(self.root["config"], path)
         self.is_complete = bool(text(self.root, "finished").strip())
         self.is_sealed = self.is_complete or "recovered" in self.root
         self.has_trajectories = "trajectories" in file

@@ -14,9 +14,8 @@ import h5py
 import numpy as np
 
 from mpi_rollout.errors import ContentError
-from mpi_rollout.storage.chunks import is_sparse
 from mpi_rollout.storage.filters import CHECKSUM_NBYTES, Filters, fletcher32
-from mpi_rollout.storage.schema import CHUNK
+from mpi_rollout.storage.schema import CHUNK, is_sparse
 from mpi_rollout.storage.untrusted import is_of_reading
 
 one_thread = threading.RLock()  # The chunk that was read last is kept, and h5py's own lock is not held meanwhile.

@@ -1,4 +1,4 @@
-"""Writing and reading datasets in whole chunks with checksums, so that no crash can spoil a row.
+"""Writing datasets in whole chunks with checksums, so that no crash can spoil a row.
 
 The bytes go straight from memory to the file.  HDF5's own path copies them into its chunk cache first; it reached 0.2
 to 0.4 of the rate of plain writes where writing chunks directly reached 0.6 to 0.8.
@@ -15,44 +15,83 @@ with a CRC-32 of its bytes in the file.
 
 import os
 import zlib
-from collections.abc import Iterator
 
 import h5py
 import numpy as np
 
-from mpi_rollout.core.columns import Rows, column_of
 from mpi_rollout.storage.filters import CHECKSUM_NBYTES, Filters
-from mpi_rollout.storage.schema import CHUNK, COMMIT, TABLES, first_digest, listed_names, next_digest
+from mpi_rollout.storage.schema import (
+    CHUNK,
+    COMMIT,
+    TABLES,
+    first_digest,
+    is_sparse,
+    leaf_datasets,
+    listed_names,
+    next_digest,
+)
 
 LOOKED_AT = 1024  # Bytes at both ends of a chunk, to see whether it is somewhere.
 FEW_CHUNKS = 512  # HDF5 looks through them in a tenth of a millisecond.
 
 
-class ChunkWriter:
-    """Appends rows to one dataset, along its first axis.
-
-    Parameters
-    ----------
-    chunk_list
-        Where each chunk is noted; None for the tables of the list itself.
+class FileWriter:
+    """Appends to all datasets of a new file, and commits.
 
     Attributes
     ----------
-    num_rows
-        How many rows the dataset has.
-    number
-        The dataset's number in the list.
+    columns, tables
+        What appends to each: by names below /trajectories, and by paths.
     """
 
+    def __init__(self, file: h5py.File):
+        self.file, self._list = file, ChunkList(file)
+        columns = leaf_datasets(file["trajectories"]) if "trajectories" in file else {}
+        self.columns = {name: ChunkWriter(dataset, self._list) for name, dataset in columns.items()}
+        self.tables = {name: TableWriter(file[name], self._list) for name in TABLES if name in file}
+
+    def commit(self, num_steps: int) -> None:
+        """Make the first `num_steps` steps and the observations after them count: the data first, then their number."""
+        self._list.commit(num_steps)
+        self.file.flush()
+        self.file["trajectories"].attrs.modify("num_steps", np.int64(num_steps))
+        self.file.flush()
+
+    def end(self, num_steps: int, env_steps: int, seconds: float, ranks: np.ndarray) -> None:
+        """Write what is known at the end of a run, and give all chunks their checksums."""
+        throughput = self.file["throughput"]
+        throughput.attrs.modify("env_steps", np.int64(env_steps))
+        throughput.attrs.modify("seconds", np.float64(seconds))
+        # Not by HDF5's own writing, which passes through its chunk cache: when the disk refuses the chunk, the cache
+        # forgets the error, and the next flush crashes the process (HDF5 2.0).
+        writer = ChunkWriter(throughput["ranks"], self._list)
+        writer.num_rows = 0
+        writer.append(ranks, 0, len(ranks))
+        for column in self.columns.values():
+            column.seal()
+        for table in self.tables.values():
+            table.seal()
+        self._list.commit(num_steps)
+        self.file.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._list.close()
+        self.file.close()
+
+
+class ChunkWriter:
+    """Appends rows to one dataset, along its first axis; `chunk_list` is None for the tables of the list itself."""
+
     def __init__(self, dataset: h5py.Dataset, chunk_list: "ChunkList | None" = None):
-        self.dataset, self.num_rows, self._list = dataset, len(dataset), chunk_list
-        self.number = -1 if chunk_list is None else chunk_list.number_of(dataset)
-        self._is_sparse = is_sparse(dataset)
+        self.dataset, self.name, self.num_rows, self._list = dataset, str(dataset.name), len(dataset), chunk_list
         self.chunks: tuple[int, ...] = dataset.chunks
-        self._filters = Filters(dataset)
+        self.envs = range(0, dataset.shape[1], self.chunks[1]) if dataset.ndim > 1 else range(1)
+        self._is_sparse, self._filters = is_sparse(dataset), Filters(dataset)
         nbytes = dataset.dtype.itemsize * int(np.prod(self.chunks))
         self._bytes = np.zeros(nbytes + CHECKSUM_NBYTES, np.uint8)  # Of one chunk and its checksum.
         self._chunk = self._bytes[:nbytes].view(dataset.dtype).reshape(self.chunks)
+        self._open = np.zeros(0)  # The rows of the last chunk, while it is not full and has no checksum.
 
     def append(self, array: np.ndarray, first_row: int, stop: int, is_last: bool = False) -> None:
         """Write those of an array's first `stop` rows that the dataset does not have yet.
@@ -62,73 +101,60 @@ class ChunkWriter:
         Parameters
         ----------
         array
-            C-contiguous; holds whole chunks along its first axis.
+            C-contiguous; holds whole chunks along its first axis.  The first `stop` rows stay until the next call.
         first_row
             The row of the dataset where the array begins; a chunk begins there too.
         is_last
             No rows follow, and the array has zeros beyond `stop`: chunks that are not full get checksums too.
         """
-        start = max(self.num_rows - first_row, 0)
+        start, rows = max(self.num_rows - first_row, 0), self.chunks[0]
         if stop <= start:
             return
         self.dataset.resize(first_row + stop, axis=0)
-        rows, envs = self.chunks[0], list(places(self.dataset, 0))
         for row in range(start - start % rows, stop, rows):
-            for _, *place in envs:
-                part = array[row : row + rows]
-                if place:
-                    part = part[:, place[0] : place[0] + self.chunks[1]]
-                self._write((first_row + row, *place), part, rows if is_last else min(stop - row, rows))
+            self._write_row(first_row + row, array[row : row + rows], rows if is_last else min(stop - row, rows))
         self.num_rows = first_row + stop
+        self._open = array[stop - stop % rows : 0 if is_last else stop]
 
-    def _write(self, place: tuple[int, ...], part: np.ndarray, num_rows: int) -> None:
-        if self._is_sparse and not part.view(np.uint8).any():  # Also -0.0 is a value.
-            return
-        if num_rows < self.chunks[0] and part.shape == self._chunk.shape and part.flags.c_contiguous:
-            self._store(place, part.reshape(-1).view(np.uint8), self._filters.none, num_rows)
-            return
-        inside = tuple(map(slice, part.shape))
-        if part.shape != self._chunk.shape:  # The chunk goes beyond the last env.
+    def _write_row(self, row: int, array: np.ndarray, num_rows: int) -> None:
+        """Write the chunks of all envs that begin in a row; `num_rows` of their rows count."""
+        for env in self.envs:
+            part = array if array.ndim == 1 else array[:, env : env + self.chunks[1]]
+            if self._is_sparse and not part.view(np.uint8).any():  # Also -0.0 is a value.
+                continue
+            data, mask = self._encoded(part, num_rows)
+            place = (row, env, *(0 for _ in self.chunks))[: len(self.chunks)]
+            if self._list is None:
+                self.dataset.id.write_direct_chunk(place, data, mask)
+            else:
+                self._list.write(self, place, data, mask, num_rows)
+
+    def _encoded(self, part: np.ndarray, num_rows: int) -> tuple[np.ndarray, int]:
+        """Return the bytes of a chunk as they are in the file, with a checksum if it is full, and its filter mask."""
+        is_full = num_rows == self.chunks[0]
+        if not is_full and part.shape == self.chunks and part.flags.c_contiguous:
+            return part.reshape(-1).view(np.uint8), self._filters.none
+        if part.shape != self.chunks:  # The chunk goes beyond the last env.
             self._chunk[...] = np.zeros((), self._chunk.dtype)
-        self._chunk[inside] = part
-        self._write_bytes(place, num_rows)
-
-    def _write_bytes(self, place: tuple[int, ...], num_rows: int) -> None:
-        data, mask = self._bytes[:-CHECKSUM_NBYTES], self._filters.none
-        if num_rows == self.chunks[0]:
-            data, mask = self._filters.encode(self._bytes)
-        self._store(place, data, mask, num_rows)
-
-    def _store(self, place: tuple[int, ...], data: np.ndarray, mask: int, num_rows: int) -> None:
-        if self._list is None:
-            self.dataset.id.write_direct_chunk(place, data, mask)
-        else:
-            self._list.write(self, place, data, mask, num_rows)
+        self._chunk[tuple(map(slice, part.shape))] = part
+        return self._filters.encode(self._bytes) if is_full else (self._bytes[:-CHECKSUM_NBYTES], self._filters.none)
 
     def seal(self) -> None:
         """Give the last chunks their checksums if they are not full; put zeros beyond the last row."""
-        num_left = self.num_rows % self.chunks[0]
-        if num_left == 0:
-            return
-        for place in places(self.dataset, self.num_rows - num_left):
-            if self._is_sparse and self.dataset.id.get_chunk_info_by_coord(place).byte_offset is None:
-                continue
-            data, has_checksum = read_chunk(self.dataset, place)
-            if not has_checksum:
-                self._bytes[:-CHECKSUM_NBYTES] = data
-                self._chunk[num_left:] = np.zeros((), self._chunk.dtype)
-                self._write_bytes(place, self.chunks[0])
+        if num_left := len(self._open):
+            array = np.zeros((self.chunks[0], *self._open.shape[1:]), self._open.dtype)
+            array[:num_left] = self._open
+            self._write_row(self.num_rows - num_left, array, self.chunks[0])
+            self._open = self._open[:0]
 
 
 class TableWriter:
-    """Appends rows to a dataset of one axis, in whole chunks; it keeps the last chunk in memory."""
+    """Appends rows to a new dataset of one axis, in whole chunks; it keeps the last chunk in memory."""
 
     def __init__(self, dataset: h5py.Dataset, chunk_list: "ChunkList | None" = None):
         self._chunks = ChunkWriter(dataset, chunk_list)
         self._rows = np.zeros(dataset.chunks, dataset.dtype)
-        num_left = len(dataset) % len(self._rows)
-        if num_left:
-            self._rows.view(np.uint8)[:] = read_chunk(dataset, (len(dataset) - num_left,))[0]
+        self.seal = self._chunks.seal
 
     def append(self, rows: np.ndarray) -> None:
         """Write rows behind the last one."""
@@ -137,15 +163,6 @@ class TableWriter:
             part, rows = np.split(rows, [len(self._rows) - start])
             self._rows[start : start + len(part)] = part
             self._chunks.append(self._rows, self._chunks.num_rows - start, start + len(part))
-
-    def seal(self) -> None:
-        """See `ChunkWriter.seal`."""
-        self._chunks.seal()
-
-
-def open_tables(file: h5py.File, chunk_list: "ChunkList") -> dict[str, TableWriter]:
-    """Return what appends to the tables of a file."""
-    return {name: TableWriter(file[name], chunk_list) for name in TABLES if name in file}
 
 
 class ChunkList:
@@ -164,7 +181,7 @@ class ChunkList:
 
     def __init__(self, file: h5py.File):
         self._file = file
-        self._numbers = {name: number for number, name in enumerate(listed_names(file))}
+        self._numbers = {f"/{name}": number for number, name in enumerate(listed_names(file))}
         self._chunks, self._commits = TableWriter(file["chunks"]), TableWriter(file["commits"])
         self._digest = first_digest(file.attrs)
         self._new: dict[tuple[int, ...], tuple[int, ...]] = {}
@@ -172,21 +189,16 @@ class ChunkList:
         self._num_chunks = self._behind_last = 0
         self._bytes = open(file.filename, "rb", buffering=0)  # noqa: SIM115  # As long as the file.
 
-    def number_of(self, dataset: h5py.Dataset) -> int:
-        """Return the number that stands for a dataset in the list."""
-        return self._numbers[str(dataset.name)[1:]]
-
     def write(self, writer: ChunkWriter, place: tuple[int, ...], data: np.ndarray, mask: int, num_rows: int) -> None:
         """Write the bytes of a chunk, and note it: all bytes of a full one, those of the rows of another one."""
         is_full = num_rows == writer.chunks[0]
         num_checked = len(data) if is_full else len(data) // writer.chunks[0] * num_rows
-        key = (writer.number, *(*place[:2], 0)[:2])
+        key = (self._numbers[writer.name], *(*place[:2], 0)[:2])
         before, nbytes = self._growing.pop(key, (-1, 0))  # Of the same size, it stays where it is.
         likely = before if nbytes == len(data) else -1, self._file.id.get_filesize(), self._behind_last
         writer.dataset.id.write_direct_chunk(place, data, mask)
         offset = self._find(data, likely)
-        across = -(-writer.dataset.shape[1] // writer.chunks[1]) if len(place) > 1 else 1
-        if offset < 0 and place[0] // writer.chunks[0] * across < FEW_CHUNKS and data.any():
+        if offset < 0 and place[0] // writer.chunks[0] * len(writer.envs) < FEW_CHUNKS and data.any():
             offset = int(writer.dataset.id.get_chunk_info_by_coord(place).byte_offset)
         if not is_full:
             self._growing[key] = offset, len(data)
@@ -214,41 +226,3 @@ class ChunkList:
     def close(self) -> None:
         """Close the file's descriptor."""
         self._bytes.close()
-
-
-def is_sparse(dataset: h5py.Dataset) -> bool:
-    """Tell whether chunks that have zeros alone are left out of a dataset: few of its rows have values."""
-    group, _, name = str(dataset.name)[1:].partition("/")
-    return group == "trajectories" and column_of(name).rows is Rows.ENDS
-
-
-def fill(dataset: h5py.Dataset, rows: np.ndarray, chunk_list: "ChunkList") -> None:
-    """Write all rows of a dataset whose length is fixed.
-
-    HDF5's own writing passes through its chunk cache: when the disk refuses the chunk, the cache forgets the error, and
-    the next flush crashes the process (HDF5 2.0).
-    """
-    writer = ChunkWriter(dataset, chunk_list)
-    writer.num_rows = 0
-    writer.append(rows, 0, len(rows))
-
-
-def read_chunk(dataset: h5py.Dataset, place: tuple[int, ...]) -> tuple[np.ndarray, bool]:
-    """Return the bytes of a chunk, and whether it has a checksum; check nothing.
-
-    It is for the process that wrote the chunk.  HDF5 2.0 believes that chunks which it did not filter itself are
-    filtered, as long as the file is open.
-    """
-    filters, mask = Filters(dataset), dataset.id.get_chunk_info_by_coord(place).filter_mask
-    stored = np.frombuffer(dataset.id.read_direct_chunk(place)[1], np.uint8)
-    return filters.decode(stored, mask), filters.has_checksum(mask)
-
-
-def places(dataset: h5py.Dataset, row: int) -> Iterator[tuple[int, ...]]:
-    """Yield where the chunks begin that hold a row; the row is the first of a chunk.  Only rows and envs are cut."""
-    if dataset.ndim == 1:
-        yield (row,)
-        return
-    (_, num_envs, *shape), (_, num_together, *_) = dataset.shape, dataset.chunks
-    for env in range(0, num_envs, num_together):
-        yield (row, env, *(0 for _ in shape))

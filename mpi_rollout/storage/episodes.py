@@ -1,6 +1,6 @@
 """Episodes, computed from the columns of a run: array operations over whole blocks, for any number of envs."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -63,9 +63,9 @@ class EpisodeTable:
             self._reset_parts = [np.concatenate(self._reset_parts)]
         return self._reset_parts[0]
 
-    def note_fault(self, env_index: int, step: int) -> None:
-        """Take in a fault, before the row of its step is added."""
-        self._faults.append((env_index, step))
+    def note_faults(self, faults: np.ndarray) -> None:
+        """Take in rows of /faults, before the rows of their steps are added."""
+        self._faults += zip(faults["env_index"].tolist(), faults["step"].tolist(), strict=True)
 
     def skip(self, ended: np.ndarray) -> np.ndarray:
         """Begin behind episodes that have ended; return for each env the step from which its rows are to be added.
@@ -220,7 +220,7 @@ class EpisodeTable:
 def make_table(
     config: RolloutConfig,
     attributes: Mapping[str, object],
-    faults: Iterable[np.void] = (),
+    faults: np.ndarray | None = None,
     resets: np.ndarray | None = None,
 ) -> EpisodeTable:
     """Make the empty table of a run with this configuration; it knows of some rows of /faults and /resets.
@@ -232,8 +232,8 @@ def make_table(
     """
     has_seeds = bool(np.all(np.asarray(attributes.get("has_episode_seeds", config.vectorization_mode == "sync"))))
     table = EpisodeTable(config.num_envs, config.seed if has_seeds else None, num_reset_rows_of(attributes))
-    for fault in faults:
-        table.note_fault(int(fault["env_index"]), int(fault["step"]))
+    if faults is not None:
+        table.note_faults(faults)
     if resets is not None:
         table.note_resets(resets)
     return table

@@ -10,10 +10,10 @@ import h5py
 import numpy as np
 
 from mpi_rollout.config import RolloutConfig
-from mpi_rollout.core.reproducibility import Reproducibility
+from mpi_rollout.core.seeding import Reproducibility
 from mpi_rollout.envs.replaying import Past
 from mpi_rollout.errors import AlreadyComplete, DataError, UsageError
-from mpi_rollout.process.place import located
+from mpi_rollout.process.paths import located
 from mpi_rollout.storage import ownership
 from mpi_rollout.storage.codecs import check_available
 from mpi_rollout.storage.episodes import num_reset_rows_of

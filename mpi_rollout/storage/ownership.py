@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from shlex import quote
 
 from mpi_rollout.errors import Option, StorageError, UsageError
-from mpi_rollout.process.place import located
+from mpi_rollout.process.paths import located
 
 FAR = 2**62  # The byte that is locked, far from any data.  HDF5's own locks are of another kind.
 _made_folders: list[str] = []

@@ -1,19 +1,18 @@
 """The committed first steps of a run, copied into another file: to recover them, or to go on with the run."""
 
 import math
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from types import MappingProxyType
 
 import h5py
 import numpy as np
 
-from mpi_rollout.config import RolloutConfig
-from mpi_rollout.core.clock import utc_now
 from mpi_rollout.core.columns import has_last_row
 from mpi_rollout.errors import ContentError, DataError, StorageError
+from mpi_rollout.process.clock import utc_now
 from mpi_rollout.storage.checked_file import CheckedFile, checked
-from mpi_rollout.storage.chunks import ChunkList, ChunkWriter, TableWriter, fill, open_tables, places, read_chunk
+from mpi_rollout.storage.chunks import ChunkWriter, FileWriter
 from mpi_rollout.storage.episodes import EpisodeTable, make_table, stored_results
 from mpi_rollout.storage.ownership import free_space, give_name
 from mpi_rollout.storage.schema import (
@@ -25,11 +24,13 @@ from mpi_rollout.storage.schema import (
     RANK,
     Schema,
     fault_row,
+    leaf_datasets,
 )
-from mpi_rollout.storage.structure import expected_leaves, leaf_datasets
-from mpi_rollout.storage.untrusted import Tell
+from mpi_rollout.storage.structure import expected_leaves
+from mpi_rollout.storage.untrusted import Tell, count, number
 from mpi_rollout.storage.values import ValueChecks
 from mpi_rollout.storage.verification import verify
+from mpi_rollout.stored_config import read_config
 from mpi_rollout.text import system_words
 
 NONE_LOST: Mapping[int, int] = MappingProxyType({})
@@ -54,7 +55,7 @@ def recover(tell: Tell, path: str, new_path: str, temporary: str, num_steps: int
             raise DataError(f"{path}: no step is committed, there is nothing to recover")
         schema = schema_of(source.file)
         try:
-            with writing(new_path), schema.create(temporary, swmr_mode=False) as destination:
+            with writing(new_path), closing(FileWriter(schema.create(temporary, swmr_mode=False))) as destination:
                 _fill(source, destination, tell)
         except ContentError as error:
             raise ContentError(f"{error}; with --num-steps N only the first N steps are recovered") from error
@@ -67,7 +68,7 @@ def recover(tell: Tell, path: str, new_path: str, temporary: str, num_steps: int
 def schema_of(file: h5py.File) -> Schema:
     """Return the schema of a file that continues this one, with the columns that this version has."""
     attributes = {name: value for name, value in file.attrs.items() if name not in LATER_ATTRIBUTES}
-    config = RolloutConfig.from_json(file.attrs["config"], str(file.filename))
+    config = read_config(file.attrs["config"], str(file.filename))
     datasets = leaf_datasets(file["trajectories"])
     named = {
         name: np.broadcast_to(
@@ -79,33 +80,21 @@ def schema_of(file: h5py.File) -> Schema:
     return Schema(attributes, named, len(file["throughput/ranks"]), config.compression)
 
 
-def _fill(source: CheckedFile, destination: h5py.File, tell: Tell) -> None:
+def _fill(source: CheckedFile, destination: FileWriter, tell: Tell) -> None:
     """Put into a new file the steps that `source` has checked, and what is known of the end of the run."""
-    values, chunk_list, num_steps = ValueChecks(source.root), ChunkList(destination), source.num_steps
-    table = copy_prefix(source, destination, chunk_list, tell, values=values, is_last=True)
-    tables = open_tables(destination, chunk_list)
-    tables["episodes"].append(table.unfinished(num_steps))
-    tables["throughput/limit"].append(source.table("throughput/limit", LIMIT))
-    _copy_throughput(source, destination["throughput"], chunk_list)
+    values, num_steps, attributes = ValueChecks(source.root), source.num_steps, destination.file.attrs
+    table = copy_prefix(source, destination, tell, values=values, is_last=True)
+    destination.tables["episodes"].append(table.unfinished(num_steps))
+    destination.tables["throughput/limit"].append(source.table("throughput/limit", LIMIT))
     if num_steps == source.num_committed and source.is_complete:
-        destination.attrs.modify("finished", source.root["finished"])
+        attributes.modify("finished", source.root["finished"])
     else:
-        destination.attrs["recovered"] = utc_now()
-    for writer in tables.values():
-        writer.seal()
-    chunk_list.commit(num_steps)
-    chunk_list.close()
-
-
-def _copy_throughput(source: CheckedFile, destination: h5py.Group, chunk_list: ChunkList) -> None:
-    env_steps, seconds = (source.throughput[name] for name in ("env_steps", "seconds"))
+        attributes["recovered"] = utc_now()
+    env_steps, seconds = count(source.throughput, "env_steps"), number(source.throughput, "seconds")
     intervals = source.table("throughput/intervals", INTERVAL)
     if seconds == 0 and len(intervals):  # The run was killed.
         env_steps, seconds = intervals["env_steps"][-1], intervals["time"][-1]
-    destination.attrs.modify("env_steps", env_steps)
-    destination.attrs.modify("seconds", seconds)
-    if len(ranks := source.table("throughput/ranks", RANK)):
-        fill(destination["ranks"], ranks, chunk_list)
+    destination.end(num_steps, env_steps, seconds, source.table("throughput/ranks", RANK))
 
 
 @contextmanager
@@ -119,8 +108,7 @@ def writing(path: str) -> Iterator[None]:
 
 def copy_prefix(
     source: CheckedFile,
-    destination: h5py.File,
-    chunk_list: ChunkList,
+    destination: FileWriter,
     tell: Tell = lambda doing: None,
     lost: Mapping[int, int] = NONE_LOST,
     values: ValueChecks | None = None,
@@ -132,8 +120,6 @@ def copy_prefix(
 
     Parameters
     ----------
-    chunk_list
-        Of the destination.
     lost
         Envs whose running episodes end here, truncated and faulted, and the step that they did not reproduce.
     values
@@ -141,25 +127,28 @@ def copy_prefix(
     is_last
         No steps follow.  Otherwise chunks that are not full are left so that writing can go on; see `chunks`.
     """
-    for name in leaf_datasets(destination["trajectories"]):
-        _copy_column(source, ChunkWriter(destination["trajectories"][name], chunk_list), tell, values, is_last)
+    for name, writer in destination.columns.items():
+        ends = sorted(lost) if name == "truncations" else []
+        _copy_column(source, writer, name, ends, tell, values, is_last)
     if values is not None:
-        values.write(destination["trajectories"])
-    table, num_steps = _copy_episodes(source, destination, chunk_list, tell, lost), source.num_steps
-    intervals = source.table("throughput/intervals", INTERVAL)
-    TableWriter(destination["throughput/intervals"], chunk_list).append(intervals)
-    chunk_list.commit(num_steps)
-    destination.flush()
-    destination["trajectories"].attrs.modify("num_steps", np.int64(num_steps))
-    destination.flush()
+        values.write(destination.file["trajectories"])
+    table = _copy_episodes(source, destination, tell, lost)
+    destination.tables["throughput/intervals"].append(source.table("throughput/intervals", INTERVAL))
+    destination.commit(source.num_steps)
     return table
 
 
 def _copy_column(
-    source: CheckedFile, writer: ChunkWriter, tell: Tell, values: ValueChecks | None, is_last: bool
+    source: CheckedFile,
+    writer: ChunkWriter,
+    name: str,
+    ends: list[int],
+    tell: Tell,
+    values: ValueChecks | None,
+    is_last: bool,
 ) -> None:
-    path = str(writer.dataset.name)[1:]
-    name = path.removeprefix("trajectories/")
+    """Copy the rows of a column that count; in the last one, set the values of the envs `ends` to true."""
+    path = f"trajectories/{name}"
     # A file of a version that did not have the column has zeros for it.
     column = source.stored.chunks(path) if path in source.file else None
     num_rows = source.num_steps + has_last_row(name)
@@ -171,44 +160,26 @@ def _copy_column(
         buffer[stop:] = np.zeros((), buffer.dtype)
         if column is not None:
             column.read(row, row + stop, into=buffer)
+        if row + stop == num_rows and ends:
+            buffer[stop - 1, ends] = True
         writer.append(buffer, row, stop, is_last=is_last and row + stop == num_rows)
         if values is not None:
             values.append(name, buffer, row, stop)
 
 
-def _copy_episodes(
-    source: CheckedFile, destination: h5py.File, chunk_list: ChunkList, tell: Tell, lost: Mapping[int, int]
-) -> EpisodeTable:
+def _copy_episodes(source: CheckedFile, destination: FileWriter, tell: Tell, lost: Mapping[int, int]) -> EpisodeTable:
     """Copy faults, and write the episodes that have ended, those of lost envs too; return the table of all episodes."""
     faults, resets, num_steps = source.faults(), source.resets(), source.num_steps
     table = make_table(source.config, source.root, faults, resets)
     if resets is not None:
-        TableWriter(destination["resets"], chunk_list).append(resets)
-    episodes = TableWriter(destination["episodes"], chunk_list)
+        destination.tables["resets"].append(resets)
+    episodes = destination.tables["episodes"]
     for results in stored_results(source.stored, num_steps):
         tell(f"rewards and ends from step {results.start:,} on")
         table.add(results, 0, len(results.rewards))
         episodes.append(table.take(num_steps - 1))
     last = np.concatenate([table.take(num_steps), table.lose(lost, num_steps)])  # All of them end there.
     episodes.append(last[np.argsort(last["env_index"], kind="stable")])
-    if lost:
-        truncate(destination, chunk_list, lost, num_steps)
     again = [fault_row(index, num_steps - 1, f"did not reproduce step {step}") for index, step in lost.items()]
-    TableWriter(destination["faults"], chunk_list).append(np.concatenate([faults, np.array(again, FAULT)]))
+    destination.tables["faults"].append(np.concatenate([faults, np.array(again, FAULT)]))
     return table
-
-
-def truncate(file: h5py.File, chunk_list: ChunkList, envs: Collection[int], num_steps: int) -> None:
-    """Say of some envs that they were truncated in the last of `num_steps` steps."""
-    writer = ChunkWriter(file["trajectories/truncations"], chunk_list)
-    rows = writer.chunks[0]
-    first = (num_steps - 1) // rows * rows
-    chunk = np.zeros((rows, writer.dataset.shape[1]), np.bool_)
-    # HDF5's own reading takes a chunk without checksum for one with it, as long as the file is open.
-    for place in places(writer.dataset, first):
-        data, _ = read_chunk(writer.dataset, place)
-        part = data.view(np.bool_).reshape(writer.chunks)
-        chunk[:, place[1] : place[1] + part.shape[1]] = part[:, : chunk.shape[1] - place[1]]
-    chunk[num_steps - 1 - first, sorted(envs)] = True
-    writer.num_rows = first
-    writer.append(chunk, first, num_steps - first)

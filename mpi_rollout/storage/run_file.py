@@ -10,7 +10,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from time import perf_counter
 
-import h5py
 import numpy as np
 
 from mpi_rollout.core.columns import has_last_row
@@ -18,20 +17,11 @@ from mpi_rollout.core.layout import Block
 from mpi_rollout.errors import StorageError
 from mpi_rollout.process.console import take_free_descriptors
 from mpi_rollout.storage.checked_file import checked
-from mpi_rollout.storage.chunks import ChunkList, ChunkWriter, TableWriter, fill, open_tables
+from mpi_rollout.storage.chunks import FileWriter
 from mpi_rollout.storage.episodes import EpisodeTable
 from mpi_rollout.storage.ownership import Lock, give_name, identity, make_locked, put_in_free_place, refusal
 from mpi_rollout.storage.recovery import copy_prefix, writing
-from mpi_rollout.storage.schema import (
-    FAULT,
-    INTERVAL,
-    INTERVALS_PER_CHUNK,
-    LIMIT,
-    Reports,
-    Schema,
-    fault_row,
-    rank_rows,
-)
+from mpi_rollout.storage.schema import INTERVALS_PER_CHUNK, LIMIT, Reports, Schema, rank_rows
 from mpi_rollout.storage.values import ValueChecks
 from mpi_rollout.storage.verification import check_chunks
 
@@ -78,14 +68,10 @@ class RunFile:
 
     Attributes
     ----------
-    lock
-        None before the file is made.
     num_committed
         Steps that a reader finds whatever happens.
     worst_commit_s
         The longest that a commit has taken.
-    values
-        Counts the wrong values in what is written.
     """
 
     def __init__(self, path: str, schema: Schema, episodes: EpisodeTable | None, replaces: tuple[int, int] | None):
@@ -95,19 +81,13 @@ class RunFile:
         self.num_committed = self._num_rows_seen = 0
         self.worst_commit_s = 0.0
         self.values = ValueChecks(schema.attributes) if schema.named else None
-        self._file: h5py.File
-        self._list: ChunkList
-        self._columns: dict[str, ChunkWriter] = {}
-        self._tables: dict[str, TableWriter] = {}
-        self._intervals: list[tuple[float, int, float]] = []
-        self._faults: list[tuple[int, int, bytes]] = []
-        self._resets: list[np.ndarray] = []
+        self._file: FileWriter
+        self._notes: dict[str, list[np.ndarray]] = {}  # Rows of tables, for the next commit.
 
     def create(self) -> None:
         """Begin a new file.  It gets its name when it has all its objects."""
         self._make(self.part + ".new")
         put_in_free_place(self.part + ".new", self.part)
-        self._open_datasets()
 
     def go_on_from(self, prefix: Prefix) -> None:
         """Begin with what an earlier start has left.  A new file is made of it, called `.part` when it has all."""
@@ -116,7 +96,6 @@ class RunFile:
         with _whole_or_gone(new):
             self._episodes = self._copy(prefix)
             self._num_rows_seen = prefix.num_steps
-            self._open_datasets()
             self._commit(prefix.num_steps, self._episodes)
             lock.sync()
         if prefix.source == self.part:
@@ -131,7 +110,7 @@ class RunFile:
                 checked(prefix.source, lambda doing: None, prefix.num_steps, is_rescue=True) as source,
                 writing(self.part + ".new"),
             ):
-                return copy_prefix(source, self._file, self._list, lost=prefix.lost, values=self.values)
+                return copy_prefix(source, self._file, lost=prefix.lost, values=self.values)
         except StorageError as error:  # `checked` would blame the source for the error itself.
             raise (error.__cause__ or error) from None
 
@@ -143,104 +122,73 @@ class RunFile:
             # Another run may have been here between this run's look at the place and the lock.
             if identity(self.path) not in (None, self._replaces):
                 raise refusal(self.path)
-            self._file = self._schema.create(path, is_locked=True)
-            self._list = ChunkList(self._file)
+            self._file = FileWriter(self._schema.create(path, is_locked=True))
         return self.lock
-
-    def _open_datasets(self) -> None:
-        self._columns = {name: ChunkWriter(self._file["trajectories"][name], self._list) for name in self._schema.named}
-        self._tables = open_tables(self._file, self._list)
 
     def append(self, block: Block, num_rows: int) -> None:
         """Write and commit the rows of a block that the file does not have yet; only with trajectories."""
         assert self._episodes is not None and self.values is not None
         start = max(self._num_rows_seen - block.start, 0)
         is_full, has_more = num_rows == block.num_rows, False
-        for name, column in self._columns.items():
+        for name, array in block.named.items():
             stop = num_rows + (has_last_row(name) and not is_full)
-            column.append(block.named[name], block.start, stop)
-            has_more |= self.values.append(name, block.named[name], block.start, stop)
+            self._file.columns[name].append(array, block.start, stop)
+            has_more |= self.values.append(name, array, block.start, stop)
         if has_more:
-            self.values.write(self._file["trajectories"])
+            self.values.write(self._file.file["trajectories"])
         if num_rows > start:
             self._episodes.add(block, start, num_rows)
         self._num_rows_seen = block.start + num_rows
         self._commit(self._num_rows_seen - is_full, self._episodes)
 
-    def add_interval(self, time_s: float, env_steps: int, env_steps_per_s: float) -> None:
-        """Keep a row of /throughput/intervals for the next commit; without steps to commit, until a chunk is full."""
-        self._intervals.append((time_s, env_steps, env_steps_per_s))
-        if self._episodes is None and len(self._intervals) == INTERVALS_PER_CHUNK:
-            self._write_notes()
-            self._file.flush()
-
-    def add_fault(self, env_index: int, step: int, message: str) -> None:
-        """Keep a row of /faults for the next commit."""
-        self._faults.append(fault_row(env_index, step, message))
-        if self._episodes is not None:
-            self._episodes.note_fault(env_index, step)
-
-    def add_resets(self, resets: np.ndarray) -> None:
-        """Keep rows of /resets for the next commit."""
-        assert self._episodes is not None
-        self._resets.append(resets)
-        self._episodes.note_resets(resets)
+    def note(self, table: str, rows: np.ndarray) -> None:
+        """Keep rows of a table for the next commit; without steps to commit, until they fill a chunk of intervals."""
+        self._notes.setdefault(table, []).append(rows)
+        if self._episodes is None:
+            if len(self._notes[table]) == INTERVALS_PER_CHUNK:
+                self._write_notes()
+                self._file.file.flush()
+        elif table == "faults":
+            self._episodes.note_faults(rows)
+        elif table == "resets":
+            self._episodes.note_resets(rows)
 
     def _commit(self, num_steps: int, episodes: EpisodeTable) -> None:
         """Make the first `num_steps` steps and the observations after them count."""
         start = perf_counter()
-        self._tables["episodes"].append(episodes.take(num_steps))
+        self._file.tables["episodes"].append(episodes.take(num_steps))
         self._write_notes()
-        self._list.commit(num_steps)
-        self._file.flush()
-        self._file["trajectories"].attrs.modify("num_steps", np.int64(num_steps))
-        self._file.flush()
+        self._file.commit(num_steps)
         self.num_committed = num_steps
         self.worst_commit_s = max(self.worst_commit_s, perf_counter() - start)
 
     def _write_notes(self) -> None:
-        self._tables["throughput/intervals"].append(np.array(self._intervals, INTERVAL))
-        self._tables["faults"].append(np.array(self._faults, FAULT))
-        if self._resets:
-            self._tables["resets"].append(np.concatenate(self._resets))
-        self._intervals.clear()
-        self._faults.clear()
-        self._resets.clear()
+        for name, rows in self._notes.items():
+            self._file.tables[name].append(np.concatenate(rows))
+        self._notes.clear()
 
     def finish(self, ending: Ending) -> str:
         """Commit, close, and if the run is complete check the file and give it its name; return where it is."""
+        tables = self._file.tables
         if self._episodes is not None:
-            self._tables["episodes"].append(self._episodes.unfinished(self.num_committed))
+            tables["episodes"].append(self._episodes.unfinished(self.num_committed))
         if self.values is not None and ending.complete:  # Else the run may go on.
             self.values.warn_of_silence()
-        throughput = self._file["throughput"]
         self._write_notes()
-        self._tables["throughput/limit"].append(np.array(ending.limit, LIMIT))
-        fill(throughput["ranks"], rank_rows(ending.ranks), self._list)
-        throughput.attrs.modify("env_steps", np.int64(ending.env_steps))
-        throughput.attrs.modify("seconds", np.float64(ending.seconds))
-        for column in self._columns.values():
-            column.seal()
-        for table in self._tables.values():
-            table.seal()
-        self._list.commit(self.num_committed)
-        self._file.flush()
+        tables["throughput/limit"].append(np.array(ending.limit, LIMIT))
+        self._file.end(self.num_committed, ending.env_steps, ending.seconds, rank_rows(ending.ranks))
         if ending.complete:
-            self._file.attrs.modify("finished", np.bytes_(ending.finished.ljust(32).encode()))
-        self._close()
+            self._file.file.attrs.modify("finished", np.bytes_(ending.finished.ljust(32).encode()))
+        self._file.close()
         if not ending.complete:
             return self.part
         check_chunks(self.part)
         give_name(self.part, self.path, self._replaces)
         return self.path
 
-    def _close(self) -> None:
-        self._list.close()
-        self._file.close()
-
     def discard(self) -> None:
         """Close and remove the file."""
-        self._close()
+        self._file.close()
         os.unlink(self.part)
 
 

@@ -6,8 +6,9 @@ from typing import Any
 
 from mpi_rollout.config import DATA_OPTIONS, RolloutConfig
 from mpi_rollout.errors import UsageError
-from mpi_rollout.options import difference, unused
+from mpi_rollout.options import unused
 from mpi_rollout.policies.sources import sha256_of
+from mpi_rollout.stored_config import difference, read_config
 from mpi_rollout.text import shortened
 
 
@@ -19,7 +20,7 @@ def check_same_run(config: RolloutConfig, stored: dict[str, Any], path: str) -> 
     message says which.
     """
     is_complete = stored["complete"]
-    before = RolloutConfig.from_json(stored["config"], path)
+    before = read_config(stored["config"], path)
     num_steps = before.num_steps
     has_fewer = is_complete and num_steps < config.num_steps
     if has_fewer:

@@ -16,9 +16,9 @@ import h5py
 import numpy as np
 
 from mpi_rollout.config import RolloutConfig
-from mpi_rollout.core.clock import PHASES
-from mpi_rollout.core.columns import NEWEST
+from mpi_rollout.core.columns import NEWEST, Rows, column_of
 from mpi_rollout.errors import StorageError
+from mpi_rollout.process.clock import PHASES
 from mpi_rollout.process.host import ANYWAY, format_bytes, is_any_size
 from mpi_rollout.storage.codecs import filter_options, pays
 from mpi_rollout.storage.filters import GZIP_LEVEL
@@ -27,7 +27,7 @@ from mpi_rollout.text import counted
 
 FORMAT = "mpi_rollout"
 # Raise it when older versions would misread a file.  A new option needs no new version: a reader knows a file's options
-# by their names, see `RolloutConfig.from_json`.
+# by their names, see `stored_config.read_config`.
 # 1: random actions were other ones for the same seed.  2: there was no list of chunks.
 LISTED_SINCE = 3
 FORMAT_VERSION = max(LISTED_SINCE, NEWEST)
@@ -180,11 +180,23 @@ def create_table(file: h5py.File, name: str, dtype: np.dtype, rows_per_chunk: in
 
 def _create_list(file: h5py.File) -> None:
     """Make the list of the chunks of all datasets that there are."""
-    names: list[str] = []
-    file.visititems(lambda name, item: names.append(name) if isinstance(item, h5py.Dataset) else None)
+    names = list(leaf_datasets(file))
     create_table(file, "chunks", CHUNK, 256, has_checksums=False)
     file["chunks"].attrs["datasets"] = json.dumps(names)
     create_table(file, "commits", COMMIT, 64, has_checksums=False)
+
+
+def leaf_datasets(group: h5py.Group) -> dict[str, h5py.Dataset]:
+    """Return the datasets below a group by path, in alphabetical order."""
+    datasets: dict[str, h5py.Dataset] = {}
+    group.visititems(lambda name, item: datasets.update({name: item}) if isinstance(item, h5py.Dataset) else None)
+    return dict(sorted(datasets.items()))
+
+
+def is_sparse(dataset: h5py.Dataset) -> bool:
+    """Tell whether chunks that have zeros alone are left out of a dataset: few of its rows have values."""
+    group, _, name = str(dataset.name)[1:].partition("/")
+    return group == "trajectories" and column_of(name).rows is Rows.ENDS
 
 
 def listed_names(file: h5py.File) -> list[str]:

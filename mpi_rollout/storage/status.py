@@ -9,7 +9,7 @@ import os
 import stat
 from contextlib import suppress
 
-from mpi_rollout.core.clock import utc_now
+from mpi_rollout.process.clock import utc_now
 
 BATCH_JOBS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")
 MOST_CHARS = 2**20  # Of a status; most have a few hundred.

@@ -20,7 +20,8 @@ from mpi_rollout.storage.checked_file import checked
 from mpi_rollout.storage.chunk_reader import ChunkReader, one_thread
 from mpi_rollout.storage.episodes import StoredResults, make_table, stored_results
 from mpi_rollout.storage.file_chunks import FileChunks
-from mpi_rollout.storage.structure import leaf_datasets, steadily
+from mpi_rollout.storage.schema import leaf_datasets
+from mpi_rollout.storage.structure import steadily
 from mpi_rollout.storage.untrusted import open_unmarked
 from mpi_rollout.text import first_line
 
@@ -154,7 +155,7 @@ class StoredRun:
         return self.attempt(self._computed_unfinished, "rewards")
 
     def _computed_unfinished(self) -> np.ndarray:
-        table = make_table(self.config, self.attributes, (), self.resets)
+        table = make_table(self.config, self.attributes, resets=self.resets)
         begin = np.zeros(self.config.num_envs, np.int64) if self.resets is not None else table.skip(self.episodes)
         for results in stored_results(self._chunks, self.num_steps, first=int(begin.min())):
             is_new = results.start + np.arange(len(results.rewards))[:, None] >= begin

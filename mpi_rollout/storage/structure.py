@@ -14,7 +14,7 @@ import numpy as np
 
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.columns import stored_leaves
-from mpi_rollout.core.reproducibility import Reproducibility
+from mpi_rollout.core.seeding import Reproducibility
 from mpi_rollout.core.spaces import Leaf
 from mpi_rollout.errors import ContentError, DataError
 from mpi_rollout.storage.codecs import compression_of, is_available, pays, why_missing
@@ -45,6 +45,7 @@ from mpi_rollout.storage.untrusted import (
     text,
 )
 from mpi_rollout.storage.values import described_leaves
+from mpi_rollout.stored_config import read_config
 
 ATTEMPTS = 3
 OURS = {"config", "spaces", "digest", "format_version"}  # Attributes that only files of this program have together.
@@ -62,7 +63,7 @@ def opened(path: str, tell: Tell) -> Iterator[tuple[h5py.File, Tell]]:
         attributes = attributes_of(file)
         check_format(attributes, path)
         check_attributes(attributes)
-        config = RolloutConfig.from_json(attributes["config"], path)
+        config = read_config(attributes["config"], path)
         check_objects(file, note, expected_rows(attributes, config, "chunks" in file))
         note("its root group")
         yield file, note
@@ -144,13 +145,6 @@ def reproducibility_of(file: h5py.File) -> Reproducibility:
         return promised
     is_loop = parsed(file.attrs, "config", dict)["vectorization_mode"] == "sync"
     return Reproducibility.EPISODE if is_loop else Reproducibility.SLICE
-
-
-def leaf_datasets(group: h5py.Group) -> dict[str, h5py.Dataset]:
-    """Return the datasets below a group by path, in alphabetical order."""
-    datasets: dict[str, h5py.Dataset] = {}
-    group.visititems(lambda name, item: datasets.update({name: item}) if isinstance(item, h5py.Dataset) else None)
-    return dict(sorted(datasets.items()))
 
 
 def num_steps_of(file: h5py.File) -> int:

@@ -21,7 +21,7 @@ from mpi_rollout.storage.episodes import EpisodeTable, make_table
 from mpi_rollout.storage.ownership import free_space
 from mpi_rollout.storage.probe import libraries
 from mpi_rollout.storage.run_file import Ending, Prefix, RunFile
-from mpi_rollout.storage.schema import Schema, is_recording
+from mpi_rollout.storage.schema import FAULT, INTERVAL, Schema, fault_row, is_recording
 from mpi_rollout.text import counted, system_words
 
 # What has ended a writer.  Its stack holds HDF5's objects.  If Python freed them before the process ends, they would
@@ -114,15 +114,18 @@ class Writer:
 
     def add_interval(self, time_s: float, env_steps: int, env_steps_per_s: float) -> None:
         """Write a row of /throughput/intervals at the next commit."""
-        self._work.put(lambda: self._file.add_interval(time_s, env_steps, env_steps_per_s))
+        self._note("throughput/intervals", np.array([(time_s, env_steps, env_steps_per_s)], INTERVAL))
 
     def add_fault(self, env_index: int, step: int, message: str) -> None:
         """Write a row of /faults at the next commit; call it before the step is submitted."""
-        self._work.put(lambda: self._file.add_fault(env_index, step, message))
+        self._note("faults", np.array([fault_row(env_index, step, message)], FAULT))
 
     def add_resets(self, resets: np.ndarray) -> None:
         """Write rows of /resets at the next commit; call it before the steps before them are submitted."""
-        self._work.put(lambda: self._file.add_resets(resets))
+        self._note("resets", resets)
+
+    def _note(self, table: str, rows: np.ndarray) -> None:
+        self._work.put(lambda: self._file.note(table, rows))
 
     def drain(self) -> None:
         """Wait until all that was submitted is committed."""

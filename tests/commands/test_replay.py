@@ -17,10 +17,10 @@ from written_data import relist
 from mpi_rollout.collect import replay as collect_replay
 from mpi_rollout.commands.consent import Consent
 from mpi_rollout.commands.replay import check_promise, choose, differences_of, replay
-from mpi_rollout.config import RolloutConfig
 from mpi_rollout.envs.env_maker import EnvMaker, maker_of
 from mpi_rollout.errors import UsageError
 from mpi_rollout.storage.schema import EPISODE
+from mpi_rollout.stored_config import read_config
 
 MOODY = """
 import random
@@ -158,7 +158,7 @@ def test_a_change_in_any_row_of_an_episode_is_found(job: Job):
     """From its reset to its last step and the observation after that."""
     path = job.collect(None, "--env", "CartPole-v1", "--num-envs", "1", "--num-steps", "9", "--progress", "none")
     with h5py.File(path, "r+") as file:
-        make, episodes = maker_of(RolloutConfig.from_json(file.attrs["config"], "")), file["episodes"][...]
+        make, episodes = maker_of(read_config(file.attrs["config"], "")), file["episodes"][...]
         assert episodes["length"].tolist() == [9] and list(differences_of(file, make, [*episodes])) == []
         for name, num_rows in (("rewards", 9), ("terminations", 9), ("truncations", 9), ("observations", 10)):
             rows = file[f"trajectories/{name}"]
@@ -195,7 +195,7 @@ def test_an_env_that_fails_in_some_episodes_is_told_for_each_of_them(
     assert drive(root_of(path, env_factory=factory, vectorization_mode=mode, num_steps=60)) == 0
     with h5py.File(path) as file:
         episodes = [row for row in file["episodes"][...] if row["length"] > 3]
-        seed = RolloutConfig.from_json(file.attrs["config"], "").seed
+        seed = read_config(file.attrs["config"], "").seed
         told = list(differences_of(file, EnvMaker(broken, vectorization_mode=mode), episodes, seed))
     fails = [row for row in episodes if mode == "native" or row["seed"] % 2]
     assert 1 < len(told) == len(fails) and (mode == "native" or len(fails) < len(episodes))

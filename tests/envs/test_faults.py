@@ -19,7 +19,7 @@ from mpi_rollout.envs.faults import ABORT, OnFault, OutputChecks
 from mpi_rollout.envs.loop import LoopVectorEnv
 from mpi_rollout.errors import DataError, EnvError
 from mpi_rollout.storage.episodes import EpisodeTable
-from mpi_rollout.storage.schema import fault_row
+from mpi_rollout.storage.schema import FAULT, fault_row
 from mpi_rollout.text import counted
 
 FORGIVING = OnFault(max_restarts=100)
@@ -216,8 +216,7 @@ def test_a_failed_reset_is_an_episode_and_a_lost_env_has_none_until_it_is_back(c
     block.truncations[LIFE["ends"], 1] = True
     block.rewards[...] = 1.0
     table = EpisodeTable(2, 4)
-    for step in LIFE["faults"]:
-        table.note_fault(1, step)
+    table.note_faults(np.array([fault_row(1, step, "") for step in LIFE["faults"]], FAULT))
     for start, stop in pairwise((0, *cuts, NUM_ROWS)):
         table.add(block, start, stop)
     rows = np.concatenate([table.take(NUM_ROWS), table.unfinished(NUM_ROWS)])

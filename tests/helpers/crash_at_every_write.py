@@ -19,7 +19,7 @@ from written_data import SMALL, Feed, ending
 
 from mpi_rollout.errors import RolloutError, StorageError
 from mpi_rollout.storage.recovery import recover
-from mpi_rollout.storage.structure import leaf_datasets
+from mpi_rollout.storage.schema import leaf_datasets
 from mpi_rollout.storage.untrusted import open_unmarked
 
 PICTURES = spaces.Box(0, 255, (160, 160, 3), np.uint8)  # Of 77 kB: each env has chunks of its own.

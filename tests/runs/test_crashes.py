@@ -22,7 +22,7 @@ import h5py
 import pytest
 from jobs import HELPERS, job_environment, preloadable
 
-from mpi_rollout.storage.structure import leaf_datasets
+from mpi_rollout.storage.schema import leaf_datasets
 
 KINDS, HOWS = ("nested", "pictures", "packed"), ("whole", "torn")
 CASES = [(kind, how) for kind in KINDS for how in HOWS]

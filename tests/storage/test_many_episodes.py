@@ -14,7 +14,7 @@ from written_data import Feed, ending, quiet
 
 from mpi_rollout.storage import recovery, verification
 from mpi_rollout.storage.checked_file import checked
-from mpi_rollout.storage.chunks import ChunkList
+from mpi_rollout.storage.chunks import FileWriter
 from mpi_rollout.storage.episodes import stored_results
 from mpi_rollout.storage.recovery import copy_prefix, schema_of
 from mpi_rollout.storage.schema import EPISODE
@@ -80,7 +80,7 @@ def test_a_copy_of_a_run_holds_few_of_its_episodes(unfinished: Path, tmp_path: P
 
     def copied() -> None:
         with checked(str(unfinished), quiet, is_rescue=True) as source:
-            copy_prefix(source, copy, ChunkList(copy))
+            copy_prefix(source, FileWriter(copy))
 
     with h5py.File(unfinished) as file, schema_of(file).create(str(tmp_path / "copy.h5")) as copy:
         _, peak = traced(copied)

@@ -21,6 +21,7 @@ from mpi_rollout.storage.output import DEFAULT_FOLDER, check_folder, refuse_runn
 from mpi_rollout.storage.ownership import lock, make_locked
 from mpi_rollout.storage.same_run import check_same_run
 from mpi_rollout.storage.untrusted import open_unmarked
+from mpi_rollout.stored_config import read_config
 
 
 @pytest.fixture
@@ -215,7 +216,7 @@ def config_of(folder: Path, **options: object) -> RolloutConfig:
     """Of the run whose unfinished file `written` has left in a folder."""
     left = written(folder, "running").rename(folder / "run.h5.part")
     with open_unmarked(str(left)) as file:
-        config = RolloutConfig.from_json(file.attrs["config"], str(left))
+        config = read_config(file.attrs["config"], str(left))
     return replace(config, **options)
 
 

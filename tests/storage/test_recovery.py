@@ -8,9 +8,9 @@ import pytest
 from written_data import LARGE_ROWS, NUM_STEPS, Feed, ending, quiet, written
 
 from mpi_rollout.storage.checked_file import checked
-from mpi_rollout.storage.chunks import ChunkList
+from mpi_rollout.storage.chunks import FileWriter
 from mpi_rollout.storage.recovery import copy_prefix, recover, schema_of
-from mpi_rollout.storage.structure import leaf_datasets
+from mpi_rollout.storage.schema import leaf_datasets
 
 INTERVALS = [(0.5, 30, 60.0), (0.7, 40, 50.0), (1.0, 55, 50.0)]
 
@@ -71,7 +71,7 @@ def test_lost_envs_are_truncated_and_faulted_in_the_last_step_that_is_kept(tmp_p
         before = file["trajectories/truncations"][:num_steps]
         with schema_of(file).create(str(tmp_path / "new.h5"), swmr_mode=False) as new:
             with checked(str(source), quiet, num_steps) as checks:
-                copy_prefix(checks, new, ChunkList(new), lost={1: 5})
+                copy_prefix(checks, FileWriter(new), lost={1: 5})
             after, faults = new["trajectories/truncations"][:num_steps], new["faults"][...]
             rows = new["episodes"][...]
     before[-1, 1] = True

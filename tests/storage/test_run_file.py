@@ -20,7 +20,7 @@ from mpi_rollout.storage import run_file
 from mpi_rollout.storage.episodes import make_table
 from mpi_rollout.storage.ownership import identity
 from mpi_rollout.storage.run_file import Prefix, RunFile
-from mpi_rollout.storage.schema import INTERVALS_PER_CHUNK, Schema
+from mpi_rollout.storage.schema import FAULT, INTERVAL, INTERVALS_PER_CHUNK, Schema, fault_row
 
 NUM_ENVS, ROWS_PER_BLOCK = 3, 8
 
@@ -72,6 +72,10 @@ def steps_in(path: Path | str) -> int:
         return int(read["trajectories"].attrs["num_steps"])
 
 
+def interval(time_s: float, env_steps: int) -> np.ndarray:
+    return np.array([(time_s, env_steps, 12.0)], INTERVAL)
+
+
 def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
@@ -105,13 +109,13 @@ def test_rows_are_committed_but_the_last_of_a_full_block_whose_outcome_is_in_the
 def test_notes_come_with_the_next_commit_and_once(file: RunFile):
     block = block_of(0)
     file.append(block, 2)
-    file.add_interval(0.5, 6, 12.0)
-    file.add_fault(1, 1, "it has diverged")
+    file.note("throughput/intervals", interval(0.5, 6))
+    file.note("faults", np.array([fault_row(1, 1, "it has diverged")], FAULT))
     with as_killed(file.part) as read:
         assert len(read["faults"]) == len(read["throughput/intervals"]) == 0
     file.append(block, 3)
     file.append(block, 4)
-    file.add_interval(1.0, 12, 12.0)
+    file.note("throughput/intervals", interval(1.0, 12))
     path = file.finish(ending(4, complete=False))
     with h5py.File(path) as read:
         assert read["throughput/intervals"][...].tolist() == [(0.5, 6, 12.0), (1.0, 12, 12.0)]
@@ -140,7 +144,7 @@ def test_the_end_of_a_run_is_written_and_the_name_given_only_to_a_whole_file(fil
 def test_a_file_without_trajectories_has_the_throughput(tmp_path: Path):
     made = file_of(tmp_path, trajectories=False)
     made.create()
-    made.add_interval(0.5, 6, 12.0)
+    made.note("throughput/intervals", interval(0.5, 6))
     assert made.values is None
     with h5py.File(made.finish(ending(60))) as read:
         assert set(read) == {"chunks", "commits", "faults", "throughput"} and len(read["throughput/intervals"]) == 1
@@ -199,7 +203,7 @@ def test_a_file_without_trajectories_takes_its_intervals_while_the_run_goes_on(t
     file = file_of(tmp_path, trajectories=False)
     file.create()
     for number in range(4 * INTERVALS_PER_CHUNK + 3):
-        file.add_interval(float(number), number, 1.0)
+        file.note("throughput/intervals", interval(float(number), number))
     with h5py.File(file.part, locking=False) as reader:
         assert reader["throughput/intervals"]["env_steps"].tolist() == list(range(4 * INTERVALS_PER_CHUNK))
     with h5py.File(file.finish(ending())) as reader:

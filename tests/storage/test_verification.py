@@ -16,7 +16,7 @@ from written_data import IMAGES, LARGE_ROWS, NUM_STEPS, SMALL, Feed, flip, quiet
 
 from mpi_rollout.errors import DataError
 from mpi_rollout.storage.checked_file import checked
-from mpi_rollout.storage.chunks import ChunkList
+from mpi_rollout.storage.chunks import FileWriter
 from mpi_rollout.storage.filters import lookup3
 from mpi_rollout.storage.recovery import copy_prefix, schema_of
 from mpi_rollout.storage.sandbox import in_sandbox
@@ -320,8 +320,8 @@ def test_writing_can_go_on_behind_a_copied_prefix(tmp_path: Path, num_steps: int
     """As a run that is resumed does it."""
     path = written(tmp_path, "running")
     with checked(str(path), quiet, num_steps) as source:
-        destination = schema_of(source.file).create(str(tmp_path / "new.h5"))
-        table = copy_prefix(source, destination, ChunkList(destination))
+        destination = FileWriter(schema_of(source.file).create(str(tmp_path / "new.h5")))
+        table = copy_prefix(source, destination)
     destination.close()
     found = verify(quiet, str(tmp_path / "new.h5"))
     assert found["num_steps"] == num_steps

@@ -21,6 +21,8 @@ from written_data import IMAGES, LARGE_ROWS, PLAIN, RESULTS, SMALL, Feed, digest
 
 from mpi_rollout.core.layout import Block
 from mpi_rollout.errors import StorageError, UsageError
+from mpi_rollout.storage.checked_file import CheckedFile
+from mpi_rollout.storage.chunks import FileWriter
 from mpi_rollout.storage.episodes import EpisodeTable
 from mpi_rollout.storage.structure import committed_episodes
 from mpi_rollout.storage.untrusted import open_unmarked
@@ -180,8 +182,8 @@ def test_a_run_that_has_no_room_to_be_continued_leaves_only_what_it_had(tmp_path
     first.release()
     before = (tmp_path / "run.h5.part").read_bytes()
 
-    def copy(source: h5py.File, destination: h5py.File, *_: object, **__: object) -> EpisodeTable:
-        destination["trajectories/rewards"].resize(8, axis=0)
+    def copy(source: CheckedFile, destination: FileWriter, *_: object, **__: object) -> EpisodeTable:
+        destination.columns["rewards"].dataset.resize(8, axis=0)
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr("mpi_rollout.storage.run_file.copy_prefix", copy)
