@@ -202,7 +202,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], dict[t
     return of
 
 
-@pytest.mark.mpi(1, 3)
+@pytest.mark.mpi(3)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("mode", MODES)
 def test_named_infos_are_those_that_gymnasium_gives(recorded, num_ranks: int, mode: str, way: str):
@@ -222,7 +222,7 @@ def test_named_infos_are_those_that_gymnasium_gives(recorded, num_ranks: int, mo
     assert num_compared > 6 * NUM_STEPS
 
 
-@pytest.mark.mpi(1, 3)
+@pytest.mark.mpi(3)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("mode", MODES)
 def test_without_infos_all_else_is_the_same(recorded, num_ranks: int, mode: str, way: str):
