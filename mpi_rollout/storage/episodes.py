@@ -9,7 +9,7 @@ from gymnasium.vector import AutoresetMode
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.layout import Block
 from mpi_rollout.core.seeding import seeds_of_episodes
-from mpi_rollout.storage.file_chunks import FileChunks
+from mpi_rollout.storage.chunk_reader import FileChunks
 from mpi_rollout.storage.schema import EPISODE, RESET
 
 ROWS_AT_A_TIME = 2**13

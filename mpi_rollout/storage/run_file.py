@@ -80,7 +80,7 @@ class RunFile:
         self.lock: Lock | None = None
         self.num_committed = self._num_rows_seen = 0
         self.worst_commit_s = 0.0
-        self.values = ValueChecks(schema.attributes) if schema.named else None
+        self.values = ValueChecks(schema.attributes) if schema.config.trajectories else None
         self._file: FileWriter
         self._notes: dict[str, list[np.ndarray]] = {}  # Rows of tables, for the next commit.
 

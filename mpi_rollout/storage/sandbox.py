@@ -22,13 +22,15 @@ from types import FrameType
 from typing import IO, Any
 
 from mpi_rollout import errors
-from mpi_rollout.errors import DataError, Interrupted, RolloutError, as_flag
+from mpi_rollout.errors import DataError, Interrupted, RolloutError, StorageError, as_flag
 from mpi_rollout.process.interrupts import STOP_SIGNALS, is_main_thread
 from mpi_rollout.process.launcher import end_with
+from mpi_rollout.text import first_line
 
 PATIENCE_S = 60.0  # Without a sign of life.  Each chunk, of about 1 MiB, gives one.
 LOOK_EVERY_S = 0.2
 TELL_EVERY_S = 0.2
+NUM_ROWS, FOLLOWING_S = 1000, 20.0  # Of `why_not_followed`.
 BLOCKED_SIGNALS = (*STOP_SIGNALS, signal.SIGHUP, signal.SIGUSR2)
 CRASH_SIGNALS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL)
 # Interpreter, NumPy and HDF5 take 60 MB.  The rest is in proportion to the file.  The worst is `verify` of a file of
@@ -55,6 +57,38 @@ def in_sandbox(task: str, path: str, *arguments: object, patience_s: float = PAT
     """
     with _heeding() as asked, tempfile.TemporaryFile() as words, _started(task, path, *arguments, words=words) as child:
         return _answer_of(child, path, patience_s, asked, words)
+
+
+def why_not_followed(path: str) -> str:
+    """Write a new file as runs do; return why another process cannot read it meanwhile, "" if it can.
+
+    An error of HDF5 or of the system if the file cannot be written.
+    """
+    import h5py
+
+    with h5py.File(path, "x", libver="latest", locking=False) as file:
+        rows = file.create_dataset("rows", (0,), "i8", maxshape=(None,), chunks=(512,))
+        file.swmr_mode = True
+        rows.resize((NUM_ROWS,))
+        rows[:] = 1
+        file.flush()
+        try:  # In another process: this one would get the data from memory.
+            num_found = in_sandbox("mpi_rollout.storage.sandbox:num_rows_found", path, patience_s=FOLLOWING_S)
+        except RolloutError as error:
+            return str(error)
+    return "" if num_found == NUM_ROWS else f"it finds {num_found} of {NUM_ROWS} rows"
+
+
+def num_rows_found(tell: Callable[[str], None], path: str) -> int:
+    """Count the rows that a reader finds in the file of `why_not_followed`; StorageError if it cannot read it."""
+    import h5py
+
+    tell("reading its rows")
+    try:
+        with h5py.File(path, libver="latest", swmr=True, locking=False) as file:
+            return int(file["rows"][:].sum())
+    except (OSError, RuntimeError, KeyError) as error:
+        raise StorageError(first_line(error)) from error
 
 
 def _answer_of(

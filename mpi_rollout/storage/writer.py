@@ -19,9 +19,8 @@ from mpi_rollout.core.layout import Block
 from mpi_rollout.errors import RolloutError, StorageError
 from mpi_rollout.storage.episodes import EpisodeTable, make_table
 from mpi_rollout.storage.ownership import free_space
-from mpi_rollout.storage.probe import libraries
 from mpi_rollout.storage.run_file import Ending, Prefix, RunFile
-from mpi_rollout.storage.schema import FAULT, INTERVAL, Schema, fault_row, is_recording
+from mpi_rollout.storage.schema import FAULT, INTERVAL, Schema, fault_row, is_recording, libraries
 from mpi_rollout.text import counted, system_words
 
 # What has ended a writer.  Its stack holds HDF5's objects.  If Python freed them before the process ends, they would
@@ -202,7 +201,7 @@ def open_writer(
 ) -> Writer:
     """Make the file of a run and the thread that writes it; see `Writer`.  StorageError if it cannot be made."""
     attributes = {**attributes, "versions": json.dumps(versions() | libraries())}
-    schema = Schema(attributes, blocks[0].named if config.trajectories else {}, num_ranks, config.compression)
+    schema = Schema(attributes, config, blocks[0].num_rows if blocks else 0, num_ranks)
     if not config.trajectories:
         return Writer(config.path, schema, [], None)
     return Writer(config.path, schema, blocks, make_table(config, attributes), prefix, replaces)

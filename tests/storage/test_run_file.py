@@ -44,7 +44,7 @@ def file_of(folder: Path, trajectories: bool = True, replaces: tuple[int, int] |
         "autoreset_mode": "NextStep", "hosts": '["here"]', "mpi_library": "none", "started": "2000-01-01",
         "versions": "{}",
     }  # fmt: skip
-    schema = Schema(attributes, block_of(0).named if trajectories else {}, 1, "none")
+    schema = Schema(attributes, config, ROWS_PER_BLOCK, 1)
     return RunFile(config.out, schema, make_table(config, {}) if trajectories else None, replaces)
 
 

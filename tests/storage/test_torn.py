@@ -11,8 +11,7 @@ from written_data import PLAIN, SMALL, Feed, quiet, what_is_committed
 
 from mpi_rollout.errors import DataError
 from mpi_rollout.storage.recovery import recover
-from mpi_rollout.storage.torn import CHECKSUM_NBYTES, MOST_NBYTES, mended, messages
-from mpi_rollout.storage.untrusted import Unmarked
+from mpi_rollout.storage.torn import CHECKSUM_NBYTES, MOST_NBYTES, Unmarked, mended, messages
 from mpi_rollout.storage.verification import verify
 
 SIGNATURES = {b"OHDR": "header", b"EAHD": "array", b"EAIB": "index", b"EADB": "chunks"}

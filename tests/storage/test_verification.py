@@ -17,9 +17,9 @@ from written_data import IMAGES, LARGE_ROWS, NUM_STEPS, SMALL, Feed, flip, quiet
 from mpi_rollout.errors import DataError
 from mpi_rollout.storage.checked_file import checked
 from mpi_rollout.storage.chunks import FileWriter
-from mpi_rollout.storage.filters import lookup3
 from mpi_rollout.storage.recovery import copy_prefix, schema_of
 from mpi_rollout.storage.sandbox import in_sandbox
+from mpi_rollout.storage.torn import lookup3
 from mpi_rollout.storage.untrusted import open_unmarked
 from mpi_rollout.storage.verification import check_chunks, verify
 
@@ -216,7 +216,7 @@ def test_what_is_being_read_is_told_in_turn(tmp_path: Path):
     told: list[str] = []
     verify(told.append, str(written(tmp_path, "complete")))
     parts = (
-        "the list of objects in /", "the list of its datasets", "its list of chunks",
+        "the list of objects in /", "its list of chunks",
         "trajectories/rewards from row 8 on",
     )  # fmt: skip
     assert {f"reading {part}" for part in parts} <= {*told}
