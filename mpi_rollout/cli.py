@@ -17,7 +17,7 @@ from mpi_rollout.exchange.world import claimed_rank, claimed_size
 from mpi_rollout.options import Commands, Parser, add_run_options, check_seconds, check_used, path, with_command
 from mpi_rollout.process.console import hold, say, settle, show, stdout_apart, without_stdin
 from mpi_rollout.process.interrupts import raise_on_signals
-from mpi_rollout.process.place import current, started_in
+from mpi_rollout.process.paths import current, started_in
 from mpi_rollout.process.start import is_heeding
 from mpi_rollout.ranks.agreement import share_refusal
 from mpi_rollout.shared_options import SharedOptions
@@ -29,9 +29,9 @@ DEFAULT = "run"  # The command of a command line that names none.
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; return its exit code."""
     hold()
-    arguments, options = list(sys.argv[1:] if argv is None else argv), None
+    arguments, options = with_command(sys.argv[1:] if argv is None else argv, DEFAULT), None
     try:
-        options = make_parser(with_command(arguments, DEFAULT)[0]).read(arguments, DEFAULT)
+        options = make_parser(arguments[0]).read(arguments)
         with (
             started_in(current()),
             without_stdin(),
@@ -78,8 +78,7 @@ def make_parser(command: str = "") -> Parser:
     return parser
 
 
-def add_run(commands: Commands) -> None:
-    """Add the command `run`."""
+def _add_run(commands: Commands) -> None:
     parser = commands.add_parser("run", help="collect experience (the default command)")
     shared = [field.name for field in fields(SharedOptions)]
     add_run_options(parser, [field.name for field in fields(RolloutConfig) if field.name not in shared])
@@ -93,22 +92,19 @@ def add_run(commands: Commands) -> None:
     parser.set_defaults(command=run_command)
 
 
-def add_study(name: str, commands: Commands) -> None:
-    """Add one of the commands that start jobs by themselves."""
+def _add_study(name: str, commands: Commands) -> None:
     from mpi_rollout.studies import commands as studies
 
     {"scaling": studies.add_scaling, "compare": studies.add_compare, "tune": studies.add_tune}[name](commands)
 
 
-def add_plot(commands: Commands) -> None:
-    """Add the command `plot`."""
+def _add_plot(commands: Commands) -> None:
     plot = commands.add_parser("plot", help="draw studies: PNG and SVG beside each file (needs the extra `studies`)")
     plot.add_argument("files", metavar="FILE", nargs="+", type=path)
-    plot.set_defaults(command=plot_command)
+    plot.set_defaults(command=_plot_command)
 
 
-def add_doctor(commands: Commands) -> None:
-    """Add the command `doctor`."""
+def _add_doctor(commands: Commands) -> None:
     doctor = commands.add_parser("doctor", help="check this machine before a run; start it as you start runs")
     doctor.add_argument(
         "--out",
@@ -121,11 +117,10 @@ def add_doctor(commands: Commands) -> None:
     doctor.add_argument(
         "--timeout-s", type=float, default=20.0, metavar="S", help="how long MPI or the folder may take (default: 20)"
     )
-    doctor.set_defaults(command=doctor_command)
+    doctor.set_defaults(command=_doctor_command)
 
 
-def add_export(commands: Commands) -> None:
-    """Add the command `export`."""
+def _add_export(commands: Commands) -> None:
     from mpi_rollout.commands import export_options
 
     export_options.add_export(commands)
@@ -143,19 +138,17 @@ def run_command(options: argparse.Namespace) -> int:
     return with_stacks(lambda: run(config))
 
 
-def plot_command(options: argparse.Namespace) -> int:
-    """Draw files of studies."""
+def _plot_command(options: argparse.Namespace) -> int:
+    from mpi_rollout.studies.jobs import check_scipy
     from mpi_rollout.studies.picture import plot_study
-    from mpi_rollout.studies.plan import check_packages
 
-    check_packages(["scipy"])
+    check_scipy()
     for file in options.files:
         show(plot_study(file))
     return 0
 
 
-def doctor_command(options: argparse.Namespace) -> int:
-    """Check this machine."""
+def _doctor_command(options: argparse.Namespace) -> int:
     from mpi_rollout.doctor import doctor
 
     check_seconds("--timeout-s", options.timeout_s)
@@ -163,16 +156,16 @@ def doctor_command(options: argparse.Namespace) -> int:
 
 
 ADDERS: dict[str, Callable[[Commands], None]] = {
-    "run": add_run,
+    "run": _add_run,
     "inspect": file_commands.add_inspect,
     "list": file_commands.add_list,
     "verify": file_commands.add_verify,
     "recover": file_commands.add_recover,
-    "export": add_export,
+    "export": _add_export,
     "render": file_commands.add_render,
-    "scaling": partial(add_study, "scaling"),
-    "compare": partial(add_study, "compare"),
-    "tune": partial(add_study, "tune"),
-    "plot": add_plot,
-    "doctor": add_doctor,
+    "scaling": partial(_add_study, "scaling"),
+    "compare": partial(_add_study, "compare"),
+    "tune": partial(_add_study, "tune"),
+    "plot": _add_plot,
+    "doctor": _add_doctor,
 }

@@ -3,16 +3,15 @@
 import json
 import platform
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import numpy as np
 
 from mpi_rollout import __version__
-from mpi_rollout.core.clock import seconds_of
-from mpi_rollout.core.info_types import checked_types
+from mpi_rollout.core.column_types import checked_types
 from mpi_rollout.core.policy_kinds import FILE, FILES, MADE, MAKE_POLICY, RANDOM, kind_of_name
 from mpi_rollout.errors import Option, UsageError, as_flag
-from mpi_rollout.process.place import located
+from mpi_rollout.process.clock import seconds_of
+from mpi_rollout.process.paths import located
 from mpi_rollout.shared_options import AUTO, POLICY_BLOCK, SharedOptions, option, vectorization_of
 
 ON_RANK_LOSS = ("abort", "shrink")
@@ -47,7 +46,7 @@ class RolloutConfig(SharedOptions):
         "has a parameter env_index, it gets the index of the env",
         metavar="MODULE:CALLABLE",
     )
-    env_kwargs: dict[str, Any] | list[dict[str, Any]] = option(
+    env_kwargs: dict[str, object] | list[dict[str, object]] = option(
         dict,
         "keyword arguments of the envs: a JSON object for all envs, or a list with one object for each env",
         metavar="JSON",
@@ -65,7 +64,7 @@ class RolloutConfig(SharedOptions):
     store_extras: bool = option(
         False, "store what the policy of make_policy gives besides actions, such as log_prob and value, in extras/NAME"
     )
-    store_infos: dict[str, Any] | str = option(
+    store_infos: dict[str, object] | str = option(
         dict,
         "store these infos of the envs in infos/NAME, with masks of the envs that have them: names, dtypes and sizes "
         'such as \'{"lives": int, "position": [float, 3]}\', with / between the keys of nested dicts; all is what is '

@@ -12,7 +12,7 @@ from decimal import Decimal, InvalidOperation
 from typing import Any, NoReturn, TypeAlias
 
 from mpi_rollout.config import RolloutConfig, flag, switch
-from mpi_rollout.core.info_types import read_types
+from mpi_rollout.core.column_types import read_types
 from mpi_rollout.core.policy_kinds import MAKE_POLICY, is_maker
 from mpi_rollout.errors import UsageError
 from mpi_rollout.text import shortened
@@ -56,12 +56,8 @@ class Parser(argparse.ArgumentParser):
         self.commands = added.choices  # A view: it has those that are added later.
         return added
 
-    def read(self, arguments: Sequence[str], default: str) -> argparse.Namespace:
-        """Read a command and its options; without the name of a command it is `default`.
-
-        UsageError if a word is unknown, or an option has a value that it cannot have.
-        """
-        arguments = with_command(arguments, default)
+    def read(self, arguments: Sequence[str]) -> argparse.Namespace:
+        """Read a command and its options; UsageError if a word is unknown, or an option cannot have its value."""
         if not arguments[0].startswith(DASHES) and arguments[0] not in self.commands:
             raise UsageError(self._unknown_command(arguments[0]))
         options, unknown = self.parse_known_args(arguments)
@@ -124,11 +120,11 @@ def whole_number(text: str) -> int:
         value = Decimal(text)
     except InvalidOperation:
         value = Decimal("nan")
-    if value.is_finite() and SMALLEST <= value <= LARGEST and value == int(value):
-        return int(value)
     what = "a whole number such as 1000 or 1e3"
     if value.is_finite() and not SMALLEST <= value <= LARGEST:
         what = f"a whole number of at most 64 bits, {LARGEST}"
+    elif value.is_finite() and value == int(value):
+        return int(value)
     raise argparse.ArgumentTypeError(f"must be {what}, got {shortened(text, 80)!r}")
 
 
@@ -140,38 +136,6 @@ def number(text: str) -> float:
         raise argparse.ArgumentTypeError(f"must be a number, got {shortened(text, 80)!r}") from None
 
 
-def add_option(parser: ParserOrGroup, field: Field[Any]) -> None:
-    """Add one field of the configuration as an option."""
-    default = field.default_factory() if field.default_factory is not MISSING else field.default
-    help_text = field.metadata["help"].replace("%", "%%")  # A lone % would be argparse's own.
-    if isinstance(default, bool):
-        action = "store_false" if default else "store_true"
-        parser.add_argument(switch(field.name), dest=field.name, default=default, help=help_text, action=action)
-        return
-    extra = {key: field.metadata[key] for key in ("choices", "metavar") if key in field.metadata}
-    extra |= {"dest": field.name, "default": default, "type": _reader(field)}
-    if default not in (None, {}):
-        help_text += f" (default: {default})"
-    parser.add_argument(flag(field.name), help=help_text, **extra)
-
-
-def add_run_options(parser: ParserOrGroup, names: Sequence[str]) -> None:
-    """Add these fields of the configuration as options, to a parser or a group of one."""
-    for field in fields(RolloutConfig):
-        if field.name in names:
-            add_option(parser, field)
-
-
-def _reader(field: Field[Any]) -> Callable[[str], Any]:
-    if field.name == "env_kwargs":
-        return json_value
-    if field.name == "store_infos":
-        return read_types
-    if field.name == "out":
-        return path
-    return next((kind for kind in (int, float) if kind.__name__ in str(field.type)), str)
-
-
 def path(text: str) -> str:
     """Read the name of a file or folder: shells leave the ~ of --out=~/run.h5 as it is; ArgumentTypeError for none."""
     if not text.strip():
@@ -181,20 +145,40 @@ def path(text: str) -> str:
     return os.path.expanduser(text)
 
 
-def json_value(text: str) -> Any:
-    """Read the value of --env-kwargs; `RolloutConfig` says what it may be.
-
-    Raises
-    ------
-    UsageError
-        It is not JSON.
-    """
+def json_value(text: str) -> object:
+    """Read the value of --env-kwargs; UsageError if it is not JSON.  `RolloutConfig` says what it may be."""
     try:
         return json.loads(text)
     except ValueError as error:
-        raise UsageError(
-            f"--env-kwargs must be a JSON object such as '{{\"level\": 3}}', got {text!r}: {error}"
-        ) from error
+        example = "--env-kwargs must be a JSON object such as '{\"level\": 3}'"
+        raise UsageError(f"{example}, got {text!r}: {error}") from error
+
+
+READERS = {"env_kwargs": json_value, "store_infos": read_types, "out": path}
+
+
+def add_option(parser: ParserOrGroup, field: Field[Any]) -> None:
+    """Add one field of the configuration as an option."""
+    default = field.default_factory() if field.default_factory is not MISSING else field.default
+    help_text = field.metadata["help"].replace("%", "%%")  # A lone % would be argparse's own.
+    if isinstance(default, bool):
+        action = "store_false" if default else "store_true"
+        name = flag(f"no-{field.name}" if default else field.name)
+        parser.add_argument(name, dest=field.name, default=default, help=help_text, action=action)
+        return
+    extra = {key: field.metadata[key] for key in ("choices", "metavar") if key in field.metadata}
+    number_type = next((kind for kind in (int, float) if kind.__name__ in str(field.type)), str)
+    extra |= {"dest": field.name, "default": default, "type": READERS.get(field.name, number_type)}
+    if default not in (None, {}, ""):
+        help_text += " (default: %(default)s)"
+    parser.add_argument(flag(field.name), help=help_text, **extra)
+
+
+def add_run_options(parser: ParserOrGroup, names: Sequence[str]) -> None:
+    """Add these fields of the configuration as options, to a parser or a group of one."""
+    for field in fields(RolloutConfig):
+        if field.name in names:
+            add_option(parser, field)
 
 
 def check_seconds(option: str, seconds: float) -> None:

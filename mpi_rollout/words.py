@@ -7,79 +7,71 @@ nearly an option is taken for one.
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 
+from mpi_rollout.errors import Option, as_argument
+
 LEAST_LIKENESS = 0.75  # Of `difflib`: a letter or two are wrong.  With 0.6, --device would be --env.
 _OPTIONS = {  # The words of other programs and of `connect`, by the options of the same meaning.
-    "env": "e env-id env-name env-spec environment gym-id task",
-    "env-factory": "env-fn env-fns entry-point factory make-env",
-    "env-kwargs": "env-args env-config env-options kwargs make-kwargs",
-    "num-envs": "environments envs-per-rank n-environments n-envs nenvs num-environments",
-    "envs-per-rank": "envs-per-worker num-envs num-envs-per-rank num-envs-per-worker",
+    "env": "e env-id env-name environment gym-id task",
+    "env-factory": "entry-point env-fn factory make-env",
+    "env-kwargs": "env-args env-config kwargs",
+    "num-envs": "environments envs-per-rank n-envs nenvs num-environments",
+    "envs-per-rank": "envs-per-worker num-envs num-envs-per-rank",
     "num-envs env": "envs",
-    "num-steps": "max-steps n-steps nsteps rollout-steps steps steps-per-env",
+    "num-steps": "max-steps n-steps nsteps steps steps-per-env",
     "num-groups": "groups n-groups",
     "seed": "random-seed rng s",
-    "policy": "actor agent model model-path p policy-file policy-path weights",
+    "policy": "agent model p policy-file policy-path weights",
     "on-rank-loss": "ft",
     "policy-on": "inference",
     "policy-mode": "deterministic explore greedy sample stochastic",
     "trust-policy": "trust",
     "store-extras": "extras",
     "store-infos": "infos record-infos",
-    "out": "dest file filename o out-file outfile output output-file record save save-path save-to",
+    "out": "file filename o outfile output path record save save-path",
     "compression": "compress record-compression",
     "env-checks": "checks",
     "no-trajectories": "no-record no-save no-store throughput-only",
-    "fragment-length": "fragment rollout-fragment-length rollout-length unroll-length",
+    "fragment-length": "rollout-fragment-length rollout-length unroll-length",
     "vectorization-mode": "vector-mode vectorization vectorize",
     "env-threads": "n-threads num-threads threads",
     "env-timeout-s start-timeout-s": "timeout timeout-s",
-    "max-env-restarts": "max-restarts num-restarts restarts",
-    "max-walltime": "duration hours max-time time time-limit walltime",
+    "max-env-restarts": "max-restarts restarts",
+    "max-walltime": "duration max-time time time-limit walltime",
     "measure-limit": "limit",
-    "progress": "log-level no-progress quiet silent verbose verbosity",
+    "progress": "quiet silent verbose",
     "dry-run": "dry",
-    "ranks": "n n-procs n-ranks np nproc nprocs ntasks num-processes num-procs num-ranks num-tasks num-workers "
-    "processes rank workers world-size",
+    "ranks": "n n-ranks np nproc nprocs ntasks num-processes num-procs num-ranks num-workers workers",
 }
 _OF_RUN = {  # What `run` has no option for, by the answer, which may name the {word} and its {number}.
-    "a run is as long as --num-steps says, whatever the number of its episodes": "episodes max-episodes n-episodes "
-    "num-episodes",
-    "the launcher starts the ranks: mpirun -n {number} python -m mpi_rollout ...": "cores cpus num-cpus parallel "
-    f"ranks {_OPTIONS['ranks']}",
-    "--num-steps is the number of steps of each env, so divide by --num-envs": "num-timesteps num-total-steps "
-    "timesteps total-env-steps total-steps total-timesteps",
-    "no file is written over: move it away, or use another --out": "exist-ok f force overwrite replace",
+    "a run is as long as --num-steps says, whatever the number of its episodes": "episodes n-episodes num-episodes",
+    "the launcher starts the ranks: mpirun -n {number} python -m mpi_rollout ...": "cpus num-cpus parallel ranks "
+    + _OPTIONS["ranks"],
+    "--num-steps is the number of steps of each env, so divide by --num-envs": "num-timesteps "
+    "timesteps total-steps total-timesteps",
+    "no file is written over: move it away, or use another --out": "f force overwrite",
     "the same command continues a run that was interrupted": "continue restart resume resume-from",
-    "trajectories are stored unless --no-trajectories is given": "keep-trajectories store store-trajectories "
-    "trajectories",
+    "trajectories are stored unless --no-trajectories is given": "store-trajectories trajectories",
     "that is a command: python -m mpi_rollout {word} FILE": "export inspect plot render verify",
     "this replays episodes of a file: python -m mpi_rollout verify FILE --replay {number}": "replay",
-    "--out names the file: --out FOLDER/run.h5": "dir folder log-dir out-dir outdir output-dir results-dir save-dir",
+    "--out names the file: --out FOLDER/run.h5": "dir folder log-dir out-dir output-dir save-dir",
     "all ranks take each step together unless --batch-size K is given: --batch-size 1 was --mode async": "async mode",
     "did you mean --root-envs 0?": "dedicated-root",
     "did you mean --max-env-restarts N?": "on-env-error",
     "did you mean --env-checks finite?": "check-finite",
     "did you mean --env-checks bounds?": "check-bounds",
-    "did you mean --env-checks dtypes?": "dtypes strict-dtypes strict",
+    "did you mean --env-checks dtypes?": "strict-dtypes",
     "a run has next_step; `connect` has the other modes": "autoreset autoreset-mode",
-    "the env has this limit: --env-kwargs '{\"max_episode_steps\": 200}'": "horizon max-episode-length "
-    "max-episode-steps",
+    "the env has this limit: --env-kwargs '{\"max_episode_steps\": 200}'": "horizon max-episode-steps",
 }
-_OF_CONNECT = {  # What `connect` calls otherwise than the command line and other vector envs, by the answer.
-    "did you mean num_envs?": "n_envs num_environments",
-    "did you mean env?": "env_id env_name id",
+_OF_CONNECT = {  # What is otherwise for `connect` than for the command line, by the answer.
     "env may be a callable, too": "env_factory env_fn make make_env",
-    "did you mean record?": "out path save",
-    "did you mean compression?": "record_compression",
-    "did you mean root_envs=0?": "dedicated_root",
     "env may be a list of callables, too": "env_fns",
+    "did you mean root_envs=0?": "dedicated_root",
     'did you mean env_checks="finite"?': "check_finite",
     'did you mean env_checks="bounds"?': "check_bounds",
     'did you mean env_checks="dtypes"?': "strict_dtypes",
-    "did you mean infos?": "store_infos",
-    "did you mean max_env_restarts?": "on_env_error max_restarts",
+    "did you mean max_env_restarts?": "on_env_error",
     "did you mean timeout_s?": "start_timeout_s timeout",
-    "did you mean autoreset_mode?": "autoreset",
     "batch_size=1 serves the rank first that is ready first": "mode",
     "give it to reset(seed=...)": "seed",
     "the trainer decides how many steps the envs take": "num_steps steps total_timesteps",
@@ -142,4 +134,8 @@ def argument_words(word: str, names: Collection[str], options: Collection[str]) 
     """
     if word in OF_CONNECT:
         return f"; {OF_CONNECT[word]}"
+    option = word.replace("_", "-")
+    same = [as_argument(Option(name.replace("-", "_"))) for name in SAME.get(option, option).split()]
+    if known := [name for name in same if name in names]:
+        return f"; did you mean {' or '.join(known)}?"
     return did_you_mean(word, names) or "; it is an option of runs on the command line" * (word in options)

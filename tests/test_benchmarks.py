@@ -37,7 +37,7 @@ table(("a", "b"), [(1, 2)])
 def test_a_system_takes_a_turn(name: str):
     pytest.importorskip({"numba": "numba", "envpool_async_1": "envpool"}.get(name, "gymnasium"))
     setup = {"env": {"env": "CartPole-v1", "env_factory": None, "env_kwargs": {}}, "num_envs": 4, "num_cores": 2}
-    words = ("-m", "mpi_rollout.studies.compare.point", f"systems.native:{name}", "0.01", json.dumps(setup))
+    words = ("-m", "mpi_rollout.studies.compare.turn", f"systems.native:{name}", "0.01", json.dumps(setup))
     turn = json.loads(python(*words).splitlines()[-1])
     assert turn["env_steps"] > 0 and turn["seconds"] >= 0.01
 

@@ -12,7 +12,7 @@ from mpi_rollout.config import RolloutConfig
 from mpi_rollout.errors import UsageError
 from mpi_rollout.options import check_used, unused
 from mpi_rollout.storage.output import check_same_run
-from mpi_rollout.studies.plan import arguments_of
+from mpi_rollout.studies.jobs import arguments_of
 from mpi_rollout.train.connect import Options
 from mpi_rollout.words import OF_CONNECT, OF_RUN, SAME
 
@@ -21,7 +21,7 @@ RUN = ("run", "--env", "CartPole-v1")
 
 def refusal(*words: str) -> str:
     with pytest.raises(UsageError) as error:
-        make_parser(words[0]).read(words, "run")
+        make_parser(words[0]).read(words)
     return str(error.value)
 
 

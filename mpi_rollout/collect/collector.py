@@ -10,14 +10,16 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Protocol
 
-from mpi_rollout.collect.tally import Tally
-from mpi_rollout.core.layout import Block
-from mpi_rollout.drive.actions import Actor, AskedPolicy, Recall
-from mpi_rollout.drive.blocks import LaneProgress, OpenBlock, OpenBlocks, Sink
+import numpy as np
+
+from mpi_rollout.core.layout import Block, SlotUnpacker
+from mpi_rollout.drive.actions import ActionSource, Span
+from mpi_rollout.drive.blocks import Blocks, Sink
 from mpi_rollout.drive.driver import Driver
 from mpi_rollout.drive.fragments import FragmentLengths
 from mpi_rollout.drive.lanes import Lane
 from mpi_rollout.errors import RankError
+from mpi_rollout.exchange.exchanges import Exchanges
 from mpi_rollout.exchange.orders import Command
 
 
@@ -25,20 +27,53 @@ class Listener(Protocol):
     """Who looks after a run between two steps."""
 
     def on_look(self, collector: "Collector") -> None:
-        """Hear of the run now and then, and at the end of `advance`; may raise to end it."""
+        """Look at the run, now and then and at the end of `advance`; may raise to end it."""
 
     def on_fault(self, env_index: int, step: int, message: str) -> None:
-        """Hear of an env that was restarted, before the sink has that step; -1 is the first reset."""
+        """Note that an env was restarted, before the sink has that step; -1 is the first reset."""
 
 
-class NoListener:
-    """Nobody looks after the run."""
+@dataclass
+class Tally:
+    """Counts over the rows that were collected so far.
 
-    def on_look(self, collector: "Collector") -> None:
-        pass
+    Attributes
+    ----------
+    env_steps
+        Transitions: the row after an episode's end is none.
+    step_s
+        Each rank's seconds in its envs.
+    mean_s
+        In lockstep, the seconds of the ranks on average, summed over steps.
+    """
 
-    def on_fault(self, env_index: int, step: int, message: str) -> None:
-        pass
+    exchanges: Exchanges
+    env_steps: int = 0
+    mean_s: float = 0.0
+    num_ended: int = 0  # Envs that the next row only resets.
+    step_s: np.ndarray = field(init=False)
+    _slowest_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.step_s = np.zeros(self.exchanges.division.num_ranks)
+
+    def add(self, block: Block, start: int, stop: int) -> None:
+        """Count rows start to stop."""
+        num_ended = block.num_ended[start:stop].sum(axis=1)
+        num_resets = self.num_ended + int(num_ended[:-1].sum())
+        self.env_steps += (stop - start) * self.exchanges.division.num_envs - num_resets
+        self.num_ended = int(num_ended[-1])
+        seconds = block.step_s[start:stop]
+        np.add.at(self.step_s, self.exchanges.rank_of_slot, seconds.sum(axis=0))
+        for slots in self.exchanges.slots:
+            part = seconds[:, slots]
+            self._slowest_s += float(part.max(axis=1).sum())
+            self.mean_s += float(part.sum()) / self.exchanges.num_stepping
+
+    @property
+    def slowest_s(self) -> float:
+        """The seconds of the slowest rank in each step; of the whole run where no rank waits for another."""
+        return float(self.step_s.max()) if self.exchanges.division.first_ready else self._slowest_s
 
 
 @dataclass(frozen=True)
@@ -57,10 +92,6 @@ class CollectorOptions:
         Seconds between two looks of the listener.
     commit_every_s
         Seconds after which a block that fills slowly is handed to the sink as far as it is.
-    lengths
-        Of fragments.
-    inference
-        Who chooses random actions: root, workers, or auto.
     """
 
     num_blocks: int
@@ -69,7 +100,6 @@ class CollectorOptions:
     look_every_s: float = 0.5
     commit_every_s: float = 10.0
     lengths: FragmentLengths = field(default_factory=FragmentLengths)
-    inference: str = "root"
 
 
 class Collector:
@@ -83,39 +113,39 @@ class Collector:
         Steps that all envs have taken.
     """
 
-    def __init__(
-        self,
-        driver: Driver,
-        policy: AskedPolicy,
-        sink: Sink,
-        options: CollectorOptions,
-        listener: Listener | None = None,
-    ):
-        self.driver, self.sink, self.clock = driver, sink, driver.clock
+    def __init__(self, driver: Driver, source: ActionSource, sink: Sink, options: CollectorOptions, listener: Listener):
+        self.driver, self.source, self.clock = driver, source, driver.clock
         self.tally = Tally(driver.exchanges)
         self.num_steps = 0
-        self._blocks = OpenBlocks(driver, sink, options.num_blocks)
-        self.actor = Actor(driver, policy, self._blocks, options.lengths, options.inference)
-        self._options, self._listener, self.lengths = options, listener or NoListener(), options.lengths
-        self._progress_of: dict[Lane, LaneProgress] = {}
+        self._sink, self._options, self._listener, self.lengths = sink, options, listener, options.lengths
+        self._blocks = Blocks(self._acquire)
+        self._unpackers: dict[Block, dict[Lane, SlotUnpacker]] = {}
+        self._step_of = dict.fromkeys(driver.lanes, 0)  # How many steps each lane has taken.
         self._num_slowest = len(driver.lanes)  # Lanes that have taken `num_steps` steps and no more.
         self._num_counted = 0  # Rows of the oldest open block.
         self._look_at = self._commit_at = 0.0
 
+    def _acquire(self, num_open: int) -> Block | None:
+        if num_open == self._options.num_blocks:  # Slower lanes still fill the first of these.
+            return None
+        block = self._sink.acquire()
+        if block not in self._unpackers:
+            self._unpackers[block] = self.driver.unpackers(block)
+        self.clock.lap("write")
+        return block
+
     def start(self) -> None:
         """Reset all envs; the first observations go to row 0."""
-        first = self._blocks.open(0)
+        self._blocks.extend()
         self.driver.do(Command.RESET, self._options.reset_seed)
         for restart in self.driver.restarts:
             self._listener.on_fault(restart.env_index, -1, restart.message)
         self.driver.restarts = []
-        for unpacker in first.unpackers.values():
+        for unpacker in self._unpackers[self._blocks.oldest].values():
             unpacker.lay_observations(0)
-        self._begin(first)
+        self._begin()
 
-    def resume(
-        self, num_steps: int, num_ended: int, load: Callable[[Block], None], recall: Recall | None = None
-    ) -> None:
+    def resume(self, num_steps: int, num_ended: int, load: Callable[[Block], None]) -> None:
         """Go on with a run of which there are `num_steps` steps, its envs being where they were.
 
         Parameters
@@ -124,90 +154,104 @@ class Collector:
             Envs whose episode ended in the last of them.
         load
             Fills a block with what there is of its rows.
-        recall
-            Returns the observations of an earlier step: a policy that plans ahead is asked again where it was asked.
         """
-        self.actor.recall = recall
-        self.num_steps, self._num_counted = num_steps, num_steps % self.sink.num_rows
-        first = self._blocks.open(num_steps - self._num_counted)
-        load(first.block)
-        self.tally.resume(num_ended)
-        self._begin(first)
+        self.num_steps, self._num_counted = num_steps, num_steps % self._sink.num_rows
+        self._step_of = dict.fromkeys(self._step_of, num_steps)
+        self._blocks.stop = num_steps - self._num_counted
+        self._blocks.extend()
+        load(self._blocks.oldest)
+        self.tally.num_ended = num_ended
+        self._begin()
 
-    def _begin(self, block: OpenBlock) -> None:
-        self._progress_of = {
-            lane: LaneProgress(lane, block, self.num_steps, self._num_counted) for lane in self.driver.lanes
-        }
+    def _begin(self) -> None:
         self._commit_at = perf_counter() + self._options.commit_every_s
         self.clock.restart()
 
     def advance(self, num_steps: int) -> None:
         """Take steps.  After an error, all steps before it are still there for `hand_over`."""
         stop = self.num_steps + num_steps
-        waiting = [progress for progress in self._progress_of.values() if progress.step < stop]
+        waiting = [lane for lane, step in self._step_of.items() if step < stop]
         while waiting or self.driver.under_way:
             waiting = self._post_orders(waiting, stop)
             try:
                 lanes = self.driver.await_some(self._options.batch_size)
             except RankError:
-                self._lay(self.driver.interrupted)
+                self._take_in(self.driver.interrupted)
                 raise
-            self._lay(lanes)
-            waiting += [progress for progress in map(self._progress_of.get, lanes) if progress and progress.step < stop]
+            self._take_in(lanes)
+            waiting += [lane for lane in lanes if self._step_of[lane] < stop]
             self.clock.lap("gather")
             if self.clock.now >= self._look_at or self.driver.stop_signal:
                 self.look()
         self.look()
 
-    def _post_orders(self, waiting: list[LaneProgress], stop: int) -> list[LaneProgress]:
+    def _post_orders(self, waiting: list[Lane], stop: int) -> list[Lane]:
         """Send actions to the lanes that have room for steps before `stop`; return the others."""
-        ready: list[LaneProgress] = []
-        parked: list[LaneProgress] = []
-        for progress in waiting:
-            (ready if self._blocks.has_room(progress) else parked).append(progress)
-        if ready:
-            self.actor.act(ready, stop)
+        spans, parked = [], []
+        for lane in waiting:
+            step = self._step_of[lane]
+            num_steps = self._blocks.room(step, min(self.lengths.next(lane, step), stop - step))
+            if num_steps:
+                spans.append(Span(lane, step, num_steps))
+            else:
+                parked.append(lane)
+        if spans:
+            self.source.send(spans, self._blocks)
         return parked
 
-    def _lay(self, lanes: Sequence[Lane]) -> None:
-        """Take in what the fragments of some lanes gave."""
+    def _take_in(self, lanes: Sequence[Lane]) -> None:
+        """Lay what the fragments of some lanes gave into blocks."""
         restarts, self.driver.restarts = self.driver.restarts, []
         for restart in restarts:
-            step = self._progress_of[restart.lane].step + restart.row
+            step = self._step_of[restart.lane] + restart.row
             self._listener.on_fault(restart.env_index, step, restart.message)
         for lane in lanes:
-            progress = self._progress_of[lane]
-            step, block, row = progress.step, progress.open_block, progress.row
-            self._options.lengths.note(lane, lane.num_rows)
-            progress.take_in(lane.num_rows)
+            step = self._step_of[lane]
+            self.lengths.note(lane, lane.num_rows)
+            self._lay(lane, step, lane.num_rows)
             for restart in restarts:
                 if restart.lane is lane:
-                    _hold_observation(restart.env_index, block.block, row + restart.row, progress.open_block.block)
-            if step == self.num_steps and progress.step > step:
+                    self._hold_observation(restart.env_index, step + restart.row)
+            self._step_of[lane] = step + lane.num_rows
+            if step == self.num_steps and lane.num_rows:
                 self._num_slowest -= 1
                 if self._num_slowest == 0:
                     self._move_on()
 
+    def _lay(self, lane: Lane, step: int, num_rows: int) -> None:
+        block, row = self._blocks.at(step)
+        after, _ = self._blocks.at(step + num_rows)
+        unpacker, num_here = self._unpackers[block][lane], num_rows - (after is not block)
+        if num_here:
+            unpacker.lay_observations(row + 1, 0, num_here)
+        if num_here < num_rows:
+            self._unpackers[after][lane].lay_observations(0, num_here, num_rows)
+        unpacker.lay_results(row, num_rows)
+
+    def _hold_observation(self, env_index: int, step: int) -> None:
+        """Repeat the observation of an env that failed in a step: its rank may not know it after a resumption."""
+        (block, row), (after, next_row) = self._blocks.at(step), self._blocks.at(step + 1)
+        for source, target in zip(block.observation_arrays, after.observation_arrays, strict=True):
+            target[next_row, env_index] = source[row, env_index]
+
     def _move_on(self) -> None:
         """Count a step that all lanes have taken; hand in the blocks that it completes."""
-        steps = [progress.step for progress in self._progress_of.values()]
+        steps = list(self._step_of.values())
         self.num_steps = min(steps)
         self._num_slowest = steps.count(self.num_steps)
-        while self.num_steps >= self._blocks.oldest.stop:
-            self._count(self._blocks.oldest.block.num_rows)
+        while self._num_rows >= self._sink.num_rows:
+            self._count(self._sink.num_rows)
             block, self._num_counted = self._blocks.close_oldest(), 0
             self.clock.lap("gather")  # The ranks were waited for, not the disk.
             self._submit(block, block.num_rows)
-            self.actor.forget(self.num_steps)
             self.clock.lap("write")
 
     def lose(self, rank: int) -> range:
         """Have the envs of a rank that is gone stay as they were before the step under way; return their indices."""
-        [progress] = self._progress_of.values()
-        exchange = progress.lane.exchange
-        envs = exchange.partition.envs_of(rank)
-        arrays = progress.open_block.block.observation_arrays
-        exchange.end_episodes(rank, [array[progress.row, envs.start : envs.stop] for array in arrays])
+        [(lane, step)] = self._step_of.items()
+        envs = lane.exchange.partition.envs_of(rank)
+        block, row = self._blocks.at(step)
+        lane.exchange.end_episodes(rank, [array[row, envs.start : envs.stop] for array in block.observation_arrays])
         self._count(self._num_rows)  # With the ranks that there were.
         self.driver.exchanges.num_stepping -= 1
         return envs
@@ -221,9 +265,9 @@ class Collector:
         """Make columns of the rows since the last count, and count them."""
         if stop > self._num_counted:
             oldest = self._blocks.oldest
-            for unpacker in oldest.unpackers.values():
+            for unpacker in self._unpackers[oldest].values():
                 unpacker.unpack(self._num_counted, stop)
-            self.tally.add(oldest.block, self._num_counted, stop)
+            self.tally.add(oldest, self._num_counted, stop)
             self._num_counted = stop
 
     def look(self) -> None:
@@ -238,15 +282,8 @@ class Collector:
     def hand_over(self) -> None:
         """Give the sink all steps so far."""
         self._count(self._num_rows)
-        self._submit(self._blocks.oldest.block, self._num_rows)
+        self._submit(self._blocks.oldest, self._num_rows)
 
     def _submit(self, block: Block, num_rows: int) -> None:
-        self.sink.submit(block, num_rows)
+        self._sink.submit(block, num_rows)
         self._commit_at = perf_counter() + self._options.commit_every_s
-
-
-def _hold_observation(env_index: int, block: Block, row: int, next_block: Block) -> None:
-    """Have the observation of an env that failed in a step stay: its rank may not know it after a resumption."""
-    after, next_row = (block, row + 1) if row + 1 < block.num_rows else (next_block, 0)
-    for source, target in zip(block.observation_arrays, after.observation_arrays, strict=True):
-        target[next_row, env_index] = source[row, env_index]

@@ -19,12 +19,18 @@ from mpi_rollout.collect.resuming import (
 )
 from mpi_rollout.collect.run_end import RunEnd
 from mpi_rollout.config import RolloutConfig
-from mpi_rollout.core.clock import utc_now
-from mpi_rollout.core.info_columns import with_masks
+from mpi_rollout.core.columns import with_masks
 from mpi_rollout.core.layout import Block
-from mpi_rollout.core.reproducibility import Reproducibility
+from mpi_rollout.core.seeding import Reproducibility
 from mpi_rollout.core.spaces import describe, describe_leaves
-from mpi_rollout.drive.actions import AskedPolicy
+from mpi_rollout.drive.actions import (
+    ActionSource,
+    ModelActions,
+    PolicyActions,
+    RandomActions,
+    RankActions,
+    too_short,
+)
 from mpi_rollout.drive.blocks import Discard, Sink
 from mpi_rollout.drive.driver import Driver
 from mpi_rollout.drive.fragments import FragmentLengths, prepare_lengths
@@ -33,10 +39,10 @@ from mpi_rollout.envs.replaying import Past
 from mpi_rollout.errors import DataError, Interrupted, PolicyError, RolloutError
 from mpi_rollout.exchange import job_end, world
 from mpi_rollout.policies.blocks import BlockPolicy, PolicyOptions
-from mpi_rollout.policies.made import called_model
-from mpi_rollout.policies.model import PolicySource
+from mpi_rollout.policies.model import PolicySource, called_model
 from mpi_rollout.policies.random import RandomPolicy
 from mpi_rollout.policies.sources import load_model
+from mpi_rollout.process.clock import utc_now
 from mpi_rollout.process.console import say
 from mpi_rollout.process.host import check_blocks
 from mpi_rollout.process.start import shadowing
@@ -71,14 +77,14 @@ class Root:
     def __init__(
         self,
         config: RolloutConfig,
-        source: PolicySource,
+        policy: PolicySource,
         output: "ClaimedOutput",
         worker: Worker,
         facts: EnvFacts,
         hosts: list[str],
     ):
         self._config, self._output, self._facts, self._hosts = config, output, facts, hosts
-        self._source = source
+        self._policy = policy
         self._state = RunState(output.past, facts.reproducibility != Reproducibility.SLICE)
         self._lengths = FragmentLengths()
         self._driver = Driver(worker.exchanges, worker, config.actions)
@@ -122,8 +128,8 @@ class Root:
         if self._output.warning:
             say(f"mpi_rollout: {self._output.warning}\n")
         past = self._state.past
-        self._policy = self._load_policy()
         self._lengths = prepare_lengths(self._config, self._driver)
+        self._source = self._make_source()
         collector = self._start() if past is None else self._resume(past)
         before = self._measure_limit() if self._config.measure_limit else 0.0
         for num_steps in self._parts():
@@ -134,19 +140,25 @@ class Root:
                 before = after
         return collector
 
-    def _load_policy(self) -> AskedPolicy:
-        """Return the policy that this rank asks, or that all ranks have loaded."""
-        config, source, facts = self._config, self._source, self._facts
-        if config.is_random:
-            return RandomPolicy(facts.action_space, config.num_envs, config.seed)
-        options, spaces = PolicyOptions(config.block, config.seed), (facts.observation_space, facts.action_space)
+    def _make_source(self) -> ActionSource:
+        """Load the policy, on all ranks if they ask it; return where the actions come from."""
+        config, policy, driver, most = self._config, self._policy, self._driver, self._lengths.most
+        options, spaces = PolicyOptions(config.block, config.seed), (driver.observation_space, driver.action_space)
         if config.acts_on_ranks:
-            return PolicyOnRanks(self._driver, source, options, config.actions)
-        if source.call is None:
-            return BlockPolicy(self._driver.worker.policy.model or load_model(source, *spaces), *spaces, options)
-        if config.asks_in_blocks:
-            return BlockPolicy(called_model(source.call, spaces[0]), *spaces, options)
-        return source.call
+            PolicyOnRanks(driver, policy, options, config.actions)
+            return RankActions(driver)
+        if config.is_random:
+            is_sent_again = config.on_rank_loss == "shrink" and most > 1  # Such an order has no second message.
+            if config.policy_on == "workers" or is_sent_again:
+                return RankActions(driver)
+            drawn = RandomPolicy(driver.action_space, config.num_envs, config.seed)
+            return RandomActions(driver, drawn, may_leave=config.policy_on == "auto")
+        if policy.call is not None and not config.asks_in_blocks:
+            return PolicyActions(driver, policy.call, most)
+        if most > 1:
+            raise too_short(most, "leave out --policy-on root")
+        model = driver.worker.policy.model if policy.call is None else called_model(policy.call, spaces[0])
+        return ModelActions(driver, BlockPolicy(model or load_model(policy, *spaces), *spaces, options))
 
     def _start(self) -> Collector:
         collector = self._make_collector({})
@@ -169,9 +181,9 @@ class Root:
             say_resumed(self._output.source, past, self._config.num_steps, lost, self._state.catch_up_s)
             collector = self._make_collector(lost)
             num_ended = int((past.starts > past.num_steps).sum()) + len(lost)
-            may_plan = not self._config.is_random and not self._config.asks_in_blocks
-            recall = earlier_observations(self._driver, past, source) if may_plan else None
-            collector.resume(past.num_steps, num_ended, lambda block: load(block, past, lost, source), recall)
+            if isinstance(self._source, PolicyActions):
+                self._source.recall = earlier_observations(self._driver, past, source)
+            collector.resume(past.num_steps, num_ended, lambda block: load(block, past, lost, source))
         return collector
 
     def _make_collector(self, lost: Mapping[int, int]) -> Collector:
@@ -179,13 +191,8 @@ class Root:
         config, sink = self._config, self._make_sink(lost)
         self._status.tell("running", num_steps=self._state.num_safe)
         reset_seed = config.seed if self._facts.is_native else None
-        inference = "workers" if config.acts_on_ranks else config.policy_on
-        if config.on_rank_loss == "shrink" and self._lengths.most > 1:
-            inference = "workers"  # An order that is sent again has no second message.
-        options = CollectorOptions(
-            NUM_BLOCKS, config.batch_size or 1, reset_seed, lengths=self._lengths, inference=inference
-        )
-        self._state.collector = Collector(self._driver, self._policy, sink, options, self._monitor)
+        options = CollectorOptions(NUM_BLOCKS, config.batch_size or 1, reset_seed, lengths=self._lengths)
+        self._state.collector = Collector(self._driver, self._source, sink, options, self._monitor)
         return self._state.collector
 
     def _make_sink(self, lost: Mapping[int, int]) -> Sink:
@@ -234,7 +241,7 @@ class Root:
             "reproducibility": facts.reproducibility.value,
             "has_episode_seeds": facts.has_episode_seeds,
             "hosts": json.dumps(self._hosts),
-            "policy_sha256": self._source.sha256,
+            "policy_sha256": self._policy.sha256,
             "mpi_library": world.library_name(),
             "num_ranks": len(self._hosts),
             "started": utc_now(),

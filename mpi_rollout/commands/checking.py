@@ -12,7 +12,7 @@ from typing import Any
 
 from mpi_rollout.core.spaces import wrong_values_text
 from mpi_rollout.errors import AlreadyComplete, DataError, RolloutError, StorageError, UsageError
-from mpi_rollout.process.place import coming_back
+from mpi_rollout.process.paths import coming_back
 from mpi_rollout.storage.ownership import removed, temporary_path, why_no_file
 from mpi_rollout.storage.sandbox import in_sandbox
 from mpi_rollout.text import counted, printable

@@ -17,7 +17,7 @@ from mpi_rollout.collect.replay import RESULT_NAMES, Replay, driver_of, earliest
 from mpi_rollout.commands.consent import Consent
 from mpi_rollout.config import RolloutConfig, versions
 from mpi_rollout.core.layout import Block
-from mpi_rollout.core.reproducibility import Reproducibility
+from mpi_rollout.core.seeding import Reproducibility
 from mpi_rollout.core.spaces import describe as describe_space
 from mpi_rollout.drive.driver import Driver
 from mpi_rollout.envs.env_maker import EnvMaker, make_slice, maker_of

@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 import numpy as np
 
 from mpi_rollout.errors import EnvError, Interrupted, StorageError, UsageError
-from mpi_rollout.process.place import located
+from mpi_rollout.process.paths import located
 from mpi_rollout.storage.ownership import check_place, temporary_path
 from mpi_rollout.text import system_words
 

@@ -4,14 +4,17 @@ Whoever lays out, sends, stores, checks, reads or exports the columns of a step 
 more row of it, and a line where its values come from.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import reduce
+from typing import Any
 
 import numpy as np
 
-from mpi_rollout.core.info_columns import with_masks
+from mpi_rollout.core.column_types import mask_name, read_type
 from mpi_rollout.core.spaces import Leaf
+from mpi_rollout.errors import UsageError
 
 
 class Rows(Enum):
@@ -119,3 +122,30 @@ def noun(leaf: Leaf) -> str:
     if is_result(leaf):
         return OF_ONE[leaf.path]
     return f"observation {leaf.path!r}" if leaf.path else "observation"
+
+
+def typed_leaves(types: Mapping[str, object]) -> tuple[Leaf, ...]:
+    """Return the columns of names with types, see `core.column_types`; UsageError for what is no type."""
+    return tuple(_typed_leaf(name, kind) for name, kind in types.items())
+
+
+def _typed_leaf(name: object, kind: object) -> Leaf:
+    if not isinstance(name, str):
+        raise UsageError(f"{name!r} must be a name with a dtype such as int, float or uint8")
+    try:
+        return Leaf(tuple(name.split("/")), *read_type(kind))
+    except ValueError as error:
+        raise UsageError(f"{name!r} {error}") from error
+
+
+def with_masks(infos: Sequence[Leaf]) -> tuple[Leaf, ...]:
+    """Return the columns of infos: the values of each, and which envs have it."""
+    masks = [Leaf((*leaf.keys[:-1], mask_name(str(leaf.keys[-1]))), np.dtype(np.bool_), ()) for leaf in infos]
+    return tuple(column for pair in zip(infos, masks, strict=True) for column in pair)
+
+
+def values_of(infos: Mapping[str, Any], columns: Iterable[Leaf], envs: slice | np.ndarray) -> Iterator[np.ndarray]:
+    """Yield what some envs have said, of the typed infos of all envs: an array for each column, or one 0."""
+    for leaf in columns:
+        found: Any = reduce(lambda inner, key: inner.get(key, {}), map(str, leaf.keys), infos)
+        yield found[envs] if isinstance(found, np.ndarray) else np.zeros((), leaf.dtype)

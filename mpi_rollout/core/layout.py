@@ -12,8 +12,7 @@ from itertools import islice
 
 import numpy as np
 
-from mpi_rollout.core.columns import FURTHER, OUTCOMES, RESULTS, stored_leaves
-from mpi_rollout.core.info_columns import with_masks
+from mpi_rollout.core.columns import FURTHER, OUTCOMES, RESULTS, stored_leaves, with_masks
 from mpi_rollout.core.partition import Partition
 from mpi_rollout.core.spaces import Leaf, Space, Tree, leaves, tree_of
 

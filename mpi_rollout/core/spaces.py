@@ -27,7 +27,6 @@ T = TypeVar("T")
 
 NUM_ULPS = 4  # Scaling a value from -1 to 1 to its bounds takes four operations in floating point.
 FEW = 1000  # For so few values the number of NumPy calls matters.
-MASK_NAME = "action_mask"
 MOST_MASK_BITS = 2**16  # Slots have room for them, used or not.
 
 

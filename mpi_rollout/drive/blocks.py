@@ -1,22 +1,17 @@
-"""The blocks that are being filled, and how far each lane is in them.
+"""The blocks that are being filled, in the order of their steps.
 
 Lanes go on by themselves: a fast one fills a block of later steps while a slow one still fills an earlier block.
 """
 
 from collections import deque
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import Protocol
 
-from mpi_rollout.core.layout import Block, SlotUnpacker
-from mpi_rollout.drive.driver import Driver
-from mpi_rollout.drive.lanes import Lane
+from mpi_rollout.core.layout import Block
 
 
 class Sink(Protocol):
-    """Where full blocks go: `storage.Writer`, or `Discard`.
-
-    `num_rows` is the length of its blocks.
-    """
+    """Where full blocks go: `storage.Writer`, or `Discard`.  `num_rows` is the length of its blocks."""
 
     num_rows: int
 
@@ -44,107 +39,72 @@ class Discard:
         pass
 
 
-@dataclass(frozen=True, eq=False)
-class OpenBlock:
-    """A block that is being filled, and how each lane's slots are laid into it."""
-
-    block: Block
-    unpackers: dict[Lane, SlotUnpacker]
-
-    @property
-    def start(self) -> int:
-        return self.block.start
-
-    @property
-    def stop(self) -> int:
-        return self.block.start + self.block.num_rows
-
-
-@dataclass(eq=False)
-class LaneProgress:
-    """How far one lane is: it has taken `step` steps, and its last observations are in row `row` of `open_block`.
-
-    The fragment under way has `num_rows` steps at most, and leads to row `next_row` of `next_block`.
-    """
-
-    lane: Lane
-    open_block: OpenBlock
-    step: int = 0
-    row: int = 0
-    next_block: OpenBlock = field(init=False)
-    next_row: int = 0
-    num_rows: int = 1
-
-    def take_in(self, num_rows: int) -> None:
-        """Lay the slots of the lane into its rows, so many steps, and move on."""
-        unpacker, is_cut = self.open_block.unpackers[self.lane], num_rows < self.num_rows
-        if is_cut:
-            self.next_block, self.next_row = self.open_block, self.row + num_rows
-        num_here = num_rows - (self.next_block is not self.open_block)
-        if num_here:
-            unpacker.lay_observations(self.row + 1, 0, num_here)
-        if num_here < num_rows:
-            self.next_block.unpackers[self.lane].lay_observations(0, num_here, num_rows)
-        unpacker.lay_results(self.row, num_rows)
-        self.open_block, self.row = self.next_block, self.next_row
-        self.step += num_rows
-
-
-class OpenBlocks:
-    """The blocks of a sink that are being filled, in the order of their steps.
+class Blocks:
+    """The blocks that are being filled, of equally many rows.
 
     Parameters
     ----------
-    num_blocks
-        How many the sink has: as many can be filled at a time.
+    acquire
+        Called with the number of blocks that are open.  It gives another block, or None where the oldest must be
+        closed first.
+
+    Attributes
+    ----------
+    stop
+        The first step that has no row yet.
     """
 
-    def __init__(self, driver: Driver, sink: Sink, num_blocks: int):
-        self._driver, self._sink, self._num_blocks = driver, sink, num_blocks
-        self._prepared: dict[int, OpenBlock] = {}  # Of each block that the sink has given, by its identity.
-        self._open: deque[OpenBlock] = deque()
+    def __init__(self, acquire: Callable[[int], Block | None]):
+        self._acquire = acquire
+        self._open: deque[Block] = deque()
+        self._newest: Block
+        self.stop = 0
 
     @property
-    def oldest(self) -> OpenBlock:
+    def oldest(self) -> Block:
         return self._open[0]
 
-    def open(self, start: int) -> OpenBlock:
-        """Begin another block, whose first row is that of step `start`; wait for one that is written."""
-        block = self._sink.acquire()
-        block.start = start
-        if id(block) not in self._prepared:
-            self._prepared[id(block)] = OpenBlock(block, self._driver.unpackers(block))
-        self._open.append(self._prepared[id(block)])
-        self._driver.clock.lap("write")
-        return self._open[-1]
+    def extend(self) -> bool:
+        """Open another block, whose first row is that of step `stop`; tell whether there was one."""
+        block = self._acquire(len(self._open))
+        if block is None:
+            return False
+        block.start, self.stop = self.stop, self.stop + block.num_rows
+        self._newest = block
+        self._open.append(block)
+        return True
 
     def close_oldest(self) -> Block:
         """Take out the block whose rows are complete."""
-        return self._open.popleft().block
+        return self._open.popleft()
 
-    def has_room(self, progress: LaneProgress) -> bool:
-        """Tell whether there is a place for the next step of a lane; begin another block if need be.
+    def at(self, step: int) -> tuple[Block, int]:
+        """Return where the row of a step is."""
+        row = step - self._newest.start
+        if row >= 0:  # The usual case.
+            return self._newest, row
+        first = self._open[0]
+        index, row = divmod(step - first.start, first.num_rows)
+        return self._open[index], row
 
-        Call it before the lane's order is posted: from then on its slots must be awaited, even if the writer fails.
+    def pieces(self, step: int, num_steps: int) -> list[tuple[Block, slice, slice]]:
+        """Return where the rows of some steps are: blocks, their rows, and which of the steps these are."""
+        pieces, done = [], 0
+        while done < num_steps:
+            block, row = self.at(step + done)
+            num_here = min(num_steps - done, block.num_rows - row)
+            pieces.append((block, slice(row, row + num_here), slice(done, done + num_here)))
+            done += num_here
+        return pieces
+
+    def room(self, step: int, num_steps: int) -> int:
+        """Return how many steps from `step` on, at most so many, have rows in one block.
+
+        The observation after them needs a row as well, which may be the first one of another block.  Call it before an
+        order is posted: from then on its slots must be awaited, even if no block can be had.
         """
-        return progress.row + 1 < progress.open_block.block.num_rows or self._has_next(progress)
-
-    def _has_next(self, progress: LaneProgress) -> bool:
-        """Tell whether there is a block after that of a lane; begin one if need be."""
-        if self._open[-1] is progress.open_block:
-            if len(self._open) == self._num_blocks:
-                return False  # Slower lanes still fill the first of these.
-            self.open(self._open[-1].stop)
-        return True
-
-    def find_room(self, progress: LaneProgress, num_steps: int) -> int:
-        """Find where the next steps of a lane go, at most so many, after `has_room`; return how many."""
-        num_left = progress.open_block.block.num_rows - progress.row
-        progress.num_rows = min(num_steps, num_left)
-        if progress.num_rows == num_left and not self._has_next(progress):
-            progress.num_rows -= 1
-        progress.next_block, progress.next_row = progress.open_block, progress.row + progress.num_rows
-        if progress.num_rows == num_left:
-            place = self._open.index(progress.open_block) + 1
-            progress.next_block, progress.next_row = self._open[place], 0
-        return progress.num_rows
+        block, row = self.at(step)
+        num_left = block.num_rows - row
+        if num_steps < num_left:
+            return num_steps
+        return num_left if step + num_left < self.stop or self.extend() else num_left - 1

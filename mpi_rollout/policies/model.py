@@ -2,12 +2,19 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from mpi_rollout.core.spaces import Leaf, Tree
+from mpi_rollout.core.column_types import check_names
+from mpi_rollout.core.columns import typed_leaves
+from mpi_rollout.core.policy_kinds import MAKE_POLICY
+from mpi_rollout.core.spaces import Leaf, Space, Tree, leaves, tree_of
+from mpi_rollout.errors import PolicyError, UsageError
 from mpi_rollout.policies.parameters import load_module
+from mpi_rollout.process.paths import load_callable
+from mpi_rollout.text import words_of
 
 DETERMINISTIC, SAMPLE = "deterministic", "sample"
 Policy: TypeAlias = Callable[[Tree], Tree]  # From a batch of observations to a batch of actions.
@@ -103,3 +110,79 @@ class PolicySource:
     mode: str = DETERMINISTIC
     is_trusted: bool = False
     call: Policy | None = None
+
+
+def called_model(policy: Policy, space: Space) -> Model:
+    """Return a model that asks a callable block by block; `space` is of one env's observations."""
+    parts = leaves(space)
+
+    def act(observations: Tree, _env_indices: np.ndarray, _uniforms: np.ndarray) -> Tree:
+        # What a callable gets is its own: it may keep it.
+        return policy(tree_of(space, [np.array(leaf.of(observations)) for leaf in parts]))
+
+    return Model(act)
+
+
+def make_model(spec: str | Callable[[], object]) -> Model:
+    """Call what `--policy` names, or what `connect` was given.
+
+    Raises
+    ------
+    UsageError
+        It cannot be imported, or what it returns has no `act(observations, env_indices, uniforms)`.
+    PolicyError
+        It raises.
+    """
+    make = load_callable(spec, "--policy") if isinstance(spec, str) else spec
+    name = spec if isinstance(spec, str) else getattr(spec, "__qualname__", repr(spec))
+    try:
+        policy = make()
+    except Exception as error:
+        raise PolicyError(f"--policy {name}: {MAKE_POLICY}() raises {words_of(error)}") from error
+    return made_model(policy, name)
+
+
+def made_model(policy: Any, name: str) -> Model:
+    """Return what a `make_policy` of this name returned as a model.
+
+    Raises
+    ------
+    UsageError
+        It has no such method, or its attributes are others than a model's.
+    """
+    if not _takes_three(getattr(policy, "act", None)):
+        raise UsageError(
+            f"--policy {name} must return an object with a method act(observations, env_indices, uniforms), got "
+            f"{type(policy).__name__}"
+        )
+    number = getattr(policy, "num_uniforms", 0)
+    if not isinstance(number, int | np.integer) or number < 0:
+        raise UsageError(
+            f"--policy {name}: num_uniforms must be a number of random numbers for each env, got {number!r}"
+        )
+    return Model(policy.act, int(number), _extras_of(policy, name), owner=policy)
+
+
+def _extras_of(policy: object, name: str) -> tuple[Leaf, ...]:
+    extras = getattr(policy, "extras", {})
+    try:
+        if not isinstance(extras, Mapping):
+            raise UsageError(f"it is {type(extras).__name__}")
+        named = typed_leaves(extras)
+        check_names(extras)
+        return named
+    except (UsageError, ValueError) as error:
+        what = f"{name} must have extras such as {{'log_prob': 'f4', 'state': ['f4', 8]}}"
+        raise UsageError(f"--policy {what}: {error}") from error
+
+
+def _takes_three(act: object) -> bool:
+    if not callable(act):
+        return False
+    try:
+        signature(act).bind(None, None, None)
+    except TypeError:
+        return False
+    except ValueError:  # C code may not tell its signature.
+        pass
+    return True

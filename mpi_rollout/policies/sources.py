@@ -9,17 +9,17 @@ import os
 import pickletools
 import re
 from importlib import import_module
+from inspect import signature
 
-from mpi_rollout.core.policy_kinds import CALLED, FILE, FILES, FORMATS, MADE, kind_of_name
+from mpi_rollout.core.policy_kinds import CALLED, FILE, FILES, FORMATS, MADE, SUFFIXES, kind_of_name
 from mpi_rollout.core.spaces import Space
-from mpi_rollout.errors import ActionError, Option, UsageError
-from mpi_rollout.policies.made import load_policy, make_model
-from mpi_rollout.policies.model import DETERMINISTIC, Model, PolicySource
+from mpi_rollout.errors import ActionError, Option, PolicyError, UsageError
+from mpi_rollout.policies.model import DETERMINISTIC, Model, Policy, PolicySource, make_model
 from mpi_rollout.policies.networks import try_model
 from mpi_rollout.policies.onnx_check import check_network, weight_files
 from mpi_rollout.policies.untrusted import FREE_PICKLE_BYTES, TRUST_IT, members_of, reading, without_folder
-from mpi_rollout.process.place import located
-from mpi_rollout.text import first_line, system_words
+from mpi_rollout.process.paths import colon_hint, load_object, located
+from mpi_rollout.text import first_line, system_words, words_of
 
 EXPORT = "save the network with torch.export.save(torch.export.export(...), 'policy.pt2')"
 NO_NETWORK = f"has what torch.save writes, weights without the network, which is not a policy; {EXPORT}"
@@ -50,6 +50,57 @@ def find_source(spec: str, mode: str, is_trusted: bool) -> PolicySource:
     if kind == FILE:
         return read_source(spec, mode, is_trusted)
     return PolicySource(kind, spec, call=load_policy(spec) if kind == CALLED else None)
+
+
+def load_policy(spec: str) -> Policy:
+    """Return the policy that `--policy` names: a function, or an object that is callable or has a method `act`.
+
+    A class is called once, without arguments.
+
+    Raises
+    ------
+    UsageError
+        There is no such policy.
+    PolicyError
+        Its class raises.
+    """
+    if ":" not in spec:
+        hint = colon_hint(spec) or _file_hint(spec)
+        raise UsageError(f"--policy must be MODULE:CALLABLE or FILE.py:CALLABLE, got {spec!r}{hint}")
+    policy = load_object(spec, "--policy")
+    if isinstance(policy, type):
+        policy = _instance(policy, spec)
+    if not callable(policy):
+        policy = getattr(policy, "act", policy)
+    if not callable(policy):
+        name = type(policy).__name__
+        raise UsageError(f"--policy {spec} is {name}, not callable; give a function of a batch of observations")
+    return policy
+
+
+def _file_hint(spec: str) -> str:
+    """Return the end of a message: who trained with Stable-Baselines3 is used to names without `.zip`."""
+    names = [spec + suffix for suffix in SUFFIXES if os.path.isfile(located(spec + suffix))]
+    if names:
+        return f"; did you mean {names[0]}?"
+    return f"; the file of a network ends in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}"
+
+
+def _instance(kind: type, spec: str) -> object:
+    try:
+        signature(kind).bind()
+    except ValueError:  # C code may not tell its signature.
+        pass
+    except TypeError as error:
+        module = spec.rpartition(":")[0]
+        raise UsageError(
+            f"--policy {spec} is a class that needs arguments ({error}); make an instance in its module, such as "
+            f"policy = {kind.__name__}(...), and give --policy {module}:policy"
+        ) from error
+    try:
+        return kind()
+    except Exception as error:
+        raise PolicyError(f"--policy {spec}: {kind.__name__}() raises {words_of(error)}") from error
 
 
 def read_source(spec: str, mode: str, is_trusted: bool = False) -> PolicySource:

@@ -11,7 +11,7 @@ import h5py
 import numpy as np
 
 from mpi_rollout.core.columns import has_last_row
-from mpi_rollout.core.reproducibility import Reproducibility
+from mpi_rollout.core.seeding import Reproducibility
 from mpi_rollout.errors import ContentError, DataError, UsageError
 from mpi_rollout.storage.chunk_reader import FileChunks
 from mpi_rollout.storage.episodes import first_impossible, num_reset_rows_of

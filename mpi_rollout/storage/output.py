@@ -11,12 +11,12 @@ import h5py
 import numpy as np
 
 from mpi_rollout.config import DATA_OPTIONS, RolloutConfig
-from mpi_rollout.core.reproducibility import Reproducibility
+from mpi_rollout.core.seeding import Reproducibility
 from mpi_rollout.envs.replaying import Past
 from mpi_rollout.errors import AlreadyComplete, DataError, UsageError
 from mpi_rollout.options import unused
 from mpi_rollout.policies.sources import sha256_of
-from mpi_rollout.process.place import located
+from mpi_rollout.process.paths import located
 from mpi_rollout.storage import ownership
 from mpi_rollout.storage.checked_file import committed_episodes, identity_of, reproducibility_of
 from mpi_rollout.storage.episodes import num_reset_rows_of

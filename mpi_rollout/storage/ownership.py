@@ -13,7 +13,7 @@ from shlex import quote
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.errors import Option, StorageError, UsageError
 from mpi_rollout.process.host import ANYWAY, format_bytes, is_any_size
-from mpi_rollout.process.place import located
+from mpi_rollout.process.paths import located
 from mpi_rollout.text import counted
 
 FAR = 2**62  # The byte that is locked, far from any data.  HDF5's own locks are of another kind.

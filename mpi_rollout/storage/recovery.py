@@ -8,9 +8,9 @@ from types import MappingProxyType
 import h5py
 import numpy as np
 
-from mpi_rollout.core.clock import utc_now
 from mpi_rollout.core.columns import has_last_row
 from mpi_rollout.errors import ContentError, DataError, StorageError
+from mpi_rollout.process.clock import utc_now
 from mpi_rollout.storage.checked_file import CheckedFile, checked
 from mpi_rollout.storage.chunks import ChunkWriter, FileWriter
 from mpi_rollout.storage.episodes import EpisodeTable, make_table, stored_results

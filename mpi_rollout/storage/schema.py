@@ -15,10 +15,10 @@ import h5py
 import numpy as np
 
 from mpi_rollout.config import RolloutConfig
-from mpi_rollout.core.clock import PHASES
 from mpi_rollout.core.columns import NEWEST, Rows, column_of, stored_leaves
 from mpi_rollout.core.spaces import Leaf
 from mpi_rollout.errors import ContentError
+from mpi_rollout.process.clock import PHASES
 from mpi_rollout.storage.filters import GZIP_LEVEL, compression_of, filter_options, is_available, pays, why_missing
 from mpi_rollout.storage.untrusted import parsed
 from mpi_rollout.storage.values import ValueChecks, described_leaves

@@ -11,8 +11,8 @@ from contextlib import suppress
 from shlex import quote
 from time import time
 
-from mpi_rollout.core.clock import utc_now
 from mpi_rollout.errors import UsageError
+from mpi_rollout.process.clock import utc_now
 
 BATCH_JOBS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")
 FRESH_S = 60.0  # An older status is not of a run that is under way on another host.

@@ -26,8 +26,7 @@ from mpi_rollout.envs.faults import OnFault
 from mpi_rollout.errors import Option, RolloutError, UsageError
 from mpi_rollout.exchange.infos import Infos
 from mpi_rollout.policies.blocks import PolicyOptions
-from mpi_rollout.policies.made import make_model
-from mpi_rollout.policies.model import PolicySource
+from mpi_rollout.policies.model import PolicySource, make_model
 from mpi_rollout.policies.sources import check_file_options, read_source
 from mpi_rollout.process.launcher import end_with_launcher
 from mpi_rollout.ranks.set_up import Plan, check_batch_size

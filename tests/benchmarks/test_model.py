@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from jobs import CLONE, Job, job_environment
 
-from mpi_rollout.studies.plan import JobOptions
+from mpi_rollout.studies.jobs import JobOptions
 from mpi_rollout.studies.statistics import NoFit
-from mpi_rollout.studies.study import StudyFile, read_study
+from mpi_rollout.studies.study_file import StudyFile, read_study
 
 sys.path.insert(0, str(CLONE / "benchmarks" / "model"))
 

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import envs as test_envs
@@ -28,9 +29,11 @@ from stopped_runs import (
     start_long,
 )
 
-from mpi_rollout.collect.collector import Collector, CollectorOptions
+from mpi_rollout.collect.collector import Collector, CollectorOptions, Tally
 from mpi_rollout.core.layout import Block
+from mpi_rollout.drive.actions import RandomActions
 from mpi_rollout.drive.driver import Driver
+from mpi_rollout.drive.fragments import FragmentLengths
 from mpi_rollout.envs.faults import OnFault
 from mpi_rollout.errors import RankError
 from mpi_rollout.exchange.exchange import Command
@@ -303,11 +306,17 @@ class Heard:
 class Collected:
     """A collector of a single rank, which stores what its sink keeps."""
 
-    def __init__(self, make: Callable[..., object] = test_envs.Counting, sleep_s: float = 0.0, **options: Any):
+    def __init__(
+        self, make: Callable[..., object] = test_envs.Counting, sleep_s: float = 0.0, length: int = 1, **options: Any
+    ):
         self.driver, self.heard = driver_of(make, NUM_ENVS, seed=3, is_random=True, **options), Heard()
-        self.policy = RandomPolicy(self.driver.action_space, NUM_ENVS, 3)
+        self.driver.make_room(length)
+        self.source = RandomActions(self.driver, RandomPolicy(self.driver.action_space, NUM_ENVS, 3))
         self.sink = Kept(self.driver, sleep_s)
-        self.collector = Collector(self.driver, self.policy, self.sink, CollectorOptions(3), self.heard)
+        lengths = FragmentLengths(length, seconds=None)
+        self.collector = Collector(
+            self.driver, self.source, self.sink, CollectorOptions(3, lengths=lengths), self.heard
+        )
 
     def assert_first(self, num_steps: int) -> None:
         """The first steps are those that Gymnasium gives."""
@@ -326,7 +335,11 @@ def num_env_steps(num_steps: int) -> int:
     return num_steps * NUM_ENVS - int(ends[: num_steps - 1].sum())
 
 
-@pytest.mark.parametrize("options", [{}, {"num_groups": 2}, {"num_groups": 5}, {"first_ready": True}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"num_groups": 2}, {"num_groups": 5}, {"first_ready": True}, {"length": 3}, {"length": 8, "num_groups": 2}],
+    ids=str,
+)
 def test_all_lanes_fill_blocks_with_what_gymnasium_gives(options: dict[str, Any]):
     collected = Collected(**options)
     collector = collected.collector
@@ -378,7 +391,7 @@ def test_the_time_that_the_sink_takes_is_that_of_writing():
 def test_a_block_that_fills_slowly_is_handed_over_as_far_as_it_is():
     collected = Collected()
     options = CollectorOptions(3, look_every_s=0.0, commit_every_s=0.0)
-    collector = Collector(collected.driver, collected.policy, collected.sink, options, collected.heard)
+    collector = Collector(collected.driver, collected.source, collected.sink, options, collected.heard)
     collector.start()
     collector.advance(3)
     assert (0, 1) in collected.sink.submitted and (0, 2) in collected.sink.submitted
@@ -419,3 +432,15 @@ def test_a_restart_is_heard_of_with_its_step_and_leaves_the_observation_before(c
     columns = collected.sink.columns
     assert columns["truncations"][:2].tolist() == [[False] * 4 + [True], [False] * 5]
     assert (columns["observations"][1] == columns["observations"][0]).all(axis=1).tolist() == [False] * 4 + [True]
+
+
+def test_the_slowest_rank_is_that_of_each_step_or_of_the_whole_run_where_ranks_do_not_wait():
+    block = SimpleNamespace(num_ended=np.zeros((2, 2), np.int64), step_s=np.array([[1.0, 3.0], [5.0, 1.0]]))
+    for first_ready, slowest_s in ((False, 3.0 + 5.0), (True, 1.0 + 5.0)):
+        division = SimpleNamespace(num_ranks=2, num_envs=2, first_ready=first_ready)
+        exchanges = SimpleNamespace(
+            division=division, rank_of_slot=np.array([0, 1]), slots=[slice(0, 2)], num_stepping=2
+        )
+        tally = Tally(exchanges)
+        tally.add(block, 0, 2)
+        assert (tally.step_s.tolist(), tally.slowest_s, tally.mean_s) == ([6.0, 4.0], slowest_s, 5.0)

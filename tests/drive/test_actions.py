@@ -8,43 +8,41 @@ from envs import Counting, Nested
 from single_rank import driver_of
 
 from mpi_rollout.core.spaces import leaves
-from mpi_rollout.drive import actions as acting
-from mpi_rollout.drive.actions import Actor
-from mpi_rollout.drive.blocks import Discard, LaneProgress, OpenBlocks
-from mpi_rollout.drive.fragments import FragmentLengths
+from mpi_rollout.drive import actions
+from mpi_rollout.drive.actions import ActionSource, PolicyActions, RandomActions, RankActions, Span
+from mpi_rollout.drive.blocks import Blocks, Discard
+from mpi_rollout.drive.driver import Driver
 from mpi_rollout.errors import ActionError, PolicyError, SignalInterrupt
-from mpi_rollout.policies.random import Policy, RandomPolicy
+from mpi_rollout.policies.random import RandomPolicy
 
 ACTIONS = Counting.action_space
-FAR = 1000  # A stop that no fragment comes near.
+Make = Callable[[Driver], ActionSource]
 
 
 class Run:
-    """Two lanes of two envs each, whose last observations are those of step 5, in row 1 of a block of 8 rows."""
+    """Two lanes of two envs each, whose last observations are those of `step`, in a block of 8 rows from step 0 on."""
 
-    def __init__(self, policy: Policy | None, most: int = 1, inference: str = "root", make: Callable = Counting):
-        self.driver = driver_of(make, num_envs=4, num_groups=2, is_random=policy is None)
-        self.driver.make_room(most)
-        self.policy = policy or RandomPolicy(ACTIONS, 4, 3)
-        blocks = OpenBlocks(self.driver, Discard([self.driver.block(8) for _ in range(3)]), 3)
-        opened = blocks.open(4)
-        self.block = opened.block
+    def __init__(self, make_source: Make, room: int = 1, step: int = 5, make: Callable = Counting):
+        self.driver = driver_of(make, num_envs=4, num_groups=2, is_random=True)
+        self.driver.make_room(room)
+        sink = Discard([self.driver.block(8) for _ in range(3)])
+        self.blocks, self.step = Blocks(lambda _: sink.acquire()), step
+        for _ in range(3):
+            self.blocks.extend()
+        self.block = self.blocks.oldest
         for number, array in enumerate(self.block.observation_arrays):
             array[...] = np.arange(array.size).reshape(array.shape) % 7 + number
-        self.progresses = [LaneProgress(lane, opened, step=5, row=1) for lane in self.driver.lanes]
-        lengths = FragmentLengths(most, None)
-        for lane in 5 * self.driver.lanes:  # As if there had been fragments, each four times as long as the one before.
-            lengths.note(lane, 1)
-        self.actor = Actor(self.driver, self.policy, blocks, lengths, inference)
+        self.source = make_source(self.driver)
 
-    def act(self, stop: int = FAR) -> None:
-        self.actor.act(self.progresses, stop)
+    def send(self, num_steps: int = 1, lanes: slice = slice(None)) -> None:
+        self.source.send([Span(lane, self.step, num_steps) for lane in self.driver.lanes[lanes]], self.blocks)
 
-    def go_on(self) -> None:
-        """As if all slots had come."""
+    def go_on(self) -> int:
+        """As if all slots had come; return the number of steps."""
         self.driver.under_way.clear()
-        for progress in self.progresses:
-            progress.take_in(progress.num_rows)
+        num_steps = len(self.sent())
+        self.step += num_steps
+        return num_steps
 
     def orders(self) -> list[tuple[bool, int, int]]:
         """Whether the ranks choose, the number of steps and the first step of each lane's last order."""
@@ -54,6 +52,14 @@ class Run:
     def sent(self) -> np.ndarray:
         """The actions of the last orders, of shape (num_steps, 4)."""
         return np.concatenate([lane.exchange.order.actions[0] for lane in self.driver.lanes], axis=1)
+
+
+def asking(policy: Callable, most: int = 1) -> Make:
+    return lambda driver: PolicyActions(driver, policy, most)
+
+
+def drawing(driver: Driver) -> ActionSource:
+    return RandomActions(driver, RandomPolicy(ACTIONS, 4, 3))
 
 
 @pytest.mark.parametrize("make", [Counting, Nested], ids=["one", "nested"])
@@ -69,61 +75,61 @@ def test_a_policy_gets_copies_of_the_last_observations_of_its_lanes_in_env_order
         return actions
 
     actions = RandomPolicy(make.action_space, 4, 0).at(0)
-    run = Run(policy, make=make)
-    run.act()
-    run.actor.forget(9)
+    run = Run(asking(policy), step=1, make=make)
+    run.send()
     assert len(given) == 1 and list(run.driver.under_way) == run.driver.lanes
-    assert run.orders() == [(False, 1, 5)] * 2
+    assert run.orders() == [(False, 1, 1)] * 2
     for leaf, array in zip(leaves(make.action_space), run.block.action_arrays, strict=True):
         assert array[1].tobytes() == leaf.of(actions).tobytes() and not array[[0, *range(2, 8)]].any()
     assert run.driver.clock.seconds["policy"] > 0
 
 
 def test_actions_that_are_none_of_the_space_are_not_sent():
-    run = Run(lambda observations: np.array([2, 3, 4, 7]))
+    run = Run(asking(lambda observations: np.array([2, 3, 4, 7])))
     with pytest.raises(ActionError, match="action for env 3 must be in 2 to 6, got 7"):
-        run.act()
+        run.send()
     assert not run.driver.under_way
 
 
-def test_the_random_policy_is_asked_by_step_and_its_actions_come_back_with_the_slots():
-    run = Run(None)
-    run.actor.act(run.progresses[1:], FAR)
-    assert list(run.driver.under_way) == run.driver.lanes[1:] and run.orders()[1] == (False, 1, 5)
-    [sent] = run.driver.lanes[1].exchange.order.actions
-    assert sent.tolist() == [RandomPolicy(ACTIONS, 4, 3).at(5)[2:].tolist()]
-    assert not run.block.action_arrays[0].any()
-    run.actor.forget(64)
-    assert not run.policy._drawn
-
-
-@pytest.mark.parametrize("stop", [FAR, 7])
-def test_random_actions_of_several_steps_are_sent_at_a_time(stop: int):
-    run = Run(None, most=4)
-    run.act(stop)
-    num_steps = min(8, stop) - 5  # A fragment ends at a multiple of four steps.
-    assert run.orders() == [(False, num_steps, 5)] * 2
+@pytest.mark.parametrize("num_steps", [1, 3])
+def test_random_actions_are_drawn_by_step_and_come_back_with_the_slots(num_steps: int):
+    run = Run(drawing, room=4)
+    run.send(num_steps)
+    assert list(run.driver.under_way) == run.driver.lanes and run.orders() == [(False, num_steps, 5)] * 2
     assert run.sent().tolist() == [RandomPolicy(ACTIONS, 4, 3).at(step).tolist() for step in range(5, 5 + num_steps)]
-    assert [progress.num_rows for progress in run.progresses] == [num_steps] * 2
+    assert not run.block.action_arrays[0].any()
 
 
-def test_ranks_choose_random_actions_where_they_are_to():
-    run = Run(None, most=4, inference="workers")
-    run.act()
-    assert run.orders() == [(True, 3, 5)] * 2 and not run.policy._drawn
+def test_draws_that_no_lane_needs_are_forgotten():
+    policy = RandomPolicy(ACTIONS, 4, 3)
+    run = Run(lambda driver: RandomActions(driver, policy))
+    run.send(lanes=slice(1, 2))
+    before = set(policy._drawn)
+    while run.blocks.oldest.start < 64:
+        run.blocks.close_oldest()
+        run.blocks.extend()
+    run.step = 64
+    run.send()
+    assert before and not before & set(policy._drawn)
+
+
+def test_ranks_choose_the_actions_that_are_left_to_them():
+    run = Run(RankActions, room=4)
+    run.send(3)
+    assert run.orders() == [(True, 3, 5)] * 2
     assert run.driver.clock.seconds["policy"] == 0
 
 
 @pytest.mark.parametrize(("share", "who"), [(0.02, "workers"), (0.005, "root")])
 def test_drawing_is_left_to_the_ranks_for_good_where_it_takes_the_root_long(share: float, who: str):
-    run = Run(None, inference="auto")
-    run.act()
-    assert run.actor.inference == "auto" and run.orders()[0][0] is False
+    run = Run(lambda driver: RandomActions(driver, RandomPolicy(ACTIONS, 4, 3), may_leave=True))
+    run.send()
+    assert run.source.inference == "root" and run.orders()[0][0] is False
     clock = run.driver.clock
-    clock.now += 2 * acting.TRIAL_S
-    clock.seconds["policy"] = share * 2 * acting.TRIAL_S
-    run.act()
-    assert run.actor.inference == who
+    clock.now += 2 * actions.TRIAL_S
+    clock.seconds["policy"] = share * 2 * actions.TRIAL_S
+    run.send()
+    assert run.source.inference == who
     assert run.orders()[1][0] is (who == "workers")
 
 
@@ -132,45 +138,31 @@ def planned(num_steps: int) -> np.ndarray:
     return np.arange(4 * num_steps).reshape(num_steps, 4) % 5 + 2
 
 
-def test_a_plan_is_sent_in_fragments_and_the_policy_is_asked_again_after_it():
-    asked = []
+@pytest.mark.parametrize(("num_steps", "lengths"), [(4, [4, 2, 2, 4]), (1, [1] * 7)])
+def test_a_plan_is_sent_in_fragments_and_the_policy_is_asked_again_after_it(num_steps: int, lengths: list[int]):
+    asked, sent = [], []
 
     def policy(observations: np.ndarray) -> np.ndarray:
-        asked.append(run.progresses[0].step)
+        asked.append(run.step)
         return planned(6)
 
-    run = Run(policy, most=4)
-    for progress in run.progresses:
-        progress.step, progress.row = 0, 0
-    sent, steps = [], []
-    for _ in range(4):
-        run.act()
-        steps += [(run.progresses[0].step, len(run.sent()))]
+    run = Run(asking(policy, 4), room=4, step=0)
+    for length in lengths:
+        run.send(min(num_steps, 8 - run.step % 8))
         sent.append(run.sent())
-        row, num_rows = run.progresses[0].row, len(run.sent())
-        stored = run.progresses[0].open_block.block.action_arrays[0][row : row + num_rows]
-        assert stored.tolist() == sent[-1].tolist()
-        run.go_on()
-    assert asked == [0, 6] and steps == [(0, 4), (4, 2), (6, 2), (8, 4)]
-    assert np.concatenate(sent).tolist() == np.concatenate([planned(6), planned(6)]).tolist()
-
-
-def test_a_plan_is_taken_step_by_step_where_fragments_have_one_step():
-    run = Run(lambda observations: planned(5))
-    for progress in run.progresses:
-        progress.step, progress.row = 0, 0
-    for row in range(3):
-        run.act()
-        assert run.orders() == [(False, 1, row)] * 2 and run.sent().tolist() == [planned(5)[row].tolist()]
-        run.go_on()
+        block, row = run.blocks.at(run.step)
+        assert block.action_arrays[0][row : row + length].tolist() == sent[-1].tolist()
+        assert run.go_on() == length
+    assert asked == [0, 6]
+    assert np.concatenate(sent).tolist() == np.concatenate([planned(6), planned(6)])[: sum(lengths)].tolist()
 
 
 def test_a_wrong_action_in_a_plan_is_named_with_its_step_and_env():
     plan = planned(4)
     plan[2, 3] = 7
-    run = Run(lambda observations: plan, most=4)
+    run = Run(asking(lambda observations: plan, 4), room=4)
     with pytest.raises(ActionError, match=r"^step 7: the policy's action for env 3 must be in 2 to 6, got 7"):
-        run.act()
+        run.send()
     assert not run.driver.under_way
 
 
@@ -182,40 +174,39 @@ def test_a_continued_run_takes_up_the_plan_amid_which_it_was_stopped():
         asked.append(observations.copy())
         return np.stack([np.clip(observations[:, 0], 2, 4) + step for step in range(3)])
 
-    run = Run(policy, most=4)
+    run = Run(asking(policy, 4), room=4)
     recalled = np.array([[2] * 4, [3] * 4, [4] * 4, [2] * 4])
-    run.actor.recall = lambda step: recalled * (step == 3)
-    run.act()
+    run.source.recall = lambda step: recalled * (step == 3)
+    run.send()
     assert run.orders() == [(False, 1, 5)] * 2 and run.sent().tolist() == [[4, 5, 6, 4]]
     assert [array.tolist() for array in asked[1:]] == [recalled[:2].tolist(), recalled[2:].tolist()]
 
 
 def test_a_wrong_action_in_a_plan_that_is_taken_up_is_named_with_its_own_step():
     plans = iter([planned(3), np.full((3, 2), 7)])
-    run = Run(lambda observations: next(plans))
-    run.actor.recall = lambda step: np.zeros((4, 4), np.int64)
+    run = Run(asking(lambda observations: next(plans)))
+    run.source.recall = lambda step: np.zeros((4, 4), np.int64)
     with pytest.raises(ActionError, match=r"^step 3: the policy's action for env 0 must be in 2 to 6, got 7"):
-        run.act()
+        run.send()
 
 
-def test_all_plans_of_a_run_are_equally_long():
-    lengths = iter([2, 3])
-    run = Run(lambda observations: planned(next(lengths)), most=2)
-    for progress in run.progresses:
-        progress.step, progress.row = 0, 0
-    run.act()
+@pytest.mark.parametrize("lengths", [[2, 3], [1, 4]])
+def test_all_plans_of_a_run_are_equally_long(lengths: list[int]):
+    given = iter([np.full(4, 2) if length == 1 else planned(length) for length in lengths])
+    run = Run(asking(lambda observations: next(given)), room=2, step=0)
+    run.send(2)
     run.go_on()
-    with pytest.raises(ActionError, match="the policy's plan has 3 steps, the one before had 2"):
-        run.act()
+    with pytest.raises(ActionError, match=f"the policy's plan has {lengths[1]} steps, the one before {lengths[0]}"):
+        run.send(2)
 
 
 def test_fragments_are_refused_where_the_policy_needs_each_observation():
-    run = Run(lambda observations: np.full(4, 2), most=16)
+    run = Run(asking(lambda observations: np.full(4, 2), 16), room=16)
     with pytest.raises(ActionError) as raised:
-        run.act()
+        run.send()
     assert str(raised.value) == (
-        "--fragment-length 16 has the actions of so many steps sent at a time, and the policy gave those of one step, "
-        "since it needs each observation; use --fragment-length 1, or return actions of shape (num_steps, 4, ...)"
+        "--fragment-length 16 needs a policy that returns several steps at a time, this one returned one step; use "
+        "--fragment-length 1, or return actions of shape (num_steps, 4, ...)"
     )
     assert not run.driver.under_way
 
@@ -225,9 +216,9 @@ def test_a_policy_that_fails_is_said_to_have_failed(error: BaseException):
     def policy(observations: object) -> None:
         raise error
 
-    run = Run(policy)
+    run = Run(asking(policy))
     with pytest.raises(PolicyError, match=r"^policy: ") as raised:
-        run.act()
+        run.send()
     assert raised.value.__cause__ is error and not run.driver.under_way
 
 
@@ -236,15 +227,4 @@ def test_a_signal_is_no_failure_of_the_policy():
         raise SignalInterrupt("stop")
 
     with pytest.raises(SignalInterrupt):
-        Run(policy).act()
-
-
-def test_a_policy_that_plans_only_later_is_refused():
-    given = iter([np.full(2, 2), np.full(2, 2), np.full((4, 4), 2)])
-    run = Run(lambda observations: np.full(4, 2) if next(given).ndim == 1 else np.full((4, 4), 2))
-    run.act()
-    run.go_on()
-    run.act()
-    run.go_on()
-    with pytest.raises(ActionError, match="the policy's plan has 4 steps, the one before had 1"):
-        run.act()
+        Run(asking(policy)).send()

@@ -9,7 +9,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 import mpi_rollout
 from mpi_rollout.core.spaces import leaves
-from mpi_rollout.process.loading import load_callable
+from mpi_rollout.process.paths import load_callable
 
 Episode = dict[str, Any]
 

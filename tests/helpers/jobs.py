@@ -384,10 +384,22 @@ def assert_same_bytes(first: dict[str, np.ndarray], second: dict[str, np.ndarray
         assert first[name].tobytes() == second[name].tobytes(), f"{name} differs"
 
 
+Options = Sequence[str]
+Collected = Callable[[int | None], dict[str, list[Path]]]
+
+
+def collected_in_ways(
+    folders: pytest.TempPathFactory, runs: dict[str, Options], ways_of: Callable[[str, int | None], Sequence[Options]]
+) -> Collected:
+    """The files of all runs in all of their ways on some ranks, or without mpiexec, once; one job for all of them."""
+    return once(lambda num_ranks: files_in_ways(Job(folders.mktemp("collected")), num_ranks, runs, ways_of))
+
+
 def files_in_ways(
-    job: Job, num_ranks: int | None, runs: dict[str, Sequence[str]], ways: dict[str, Sequence[Sequence[str]]]
+    job: Job, num_ranks: int | None, runs: dict[str, Options], ways_of: Callable[[str, int | None], Sequence[Options]]
 ) -> dict[str, list[Path]]:
     """Do each run in all of its ways, in one job; return the files."""
+    ways = {name: ways_of(name, num_ranks) for name in runs}
     files = {name: [job.folder / f"{name}-{number}.h5" for number in range(len(ways[name]))] for name in runs}
     commands = [
         (*runs[name], *way, "--wait", "sleep", "--progress", "none", "--out", file.name)

@@ -29,7 +29,7 @@ from mpi_rollout.errors import RankError
 from mpi_rollout.exchange.world import claimed_rank
 from mpi_rollout.policies.random import RandomPolicy
 from mpi_rollout.process.host import ProcessorTime
-from mpi_rollout.process.loading import load_callable
+from mpi_rollout.process.paths import load_callable
 from mpi_rollout.train.vector_env import MPIVectorEnv
 
 

@@ -12,7 +12,7 @@ from gymnasium import spaces
 from mpi_rollout.core.spaces import leaves, tree_of
 from mpi_rollout.errors import ActionError
 from mpi_rollout.policies.blocks import BlockPolicy, PolicyOptions
-from mpi_rollout.policies.made import made_model
+from mpi_rollout.policies.model import made_model
 from mpi_rollout.policies.sampling import Uniforms
 
 PENDULUM, CARTPOLE = spaces.Box(-8, 8, (3,)), spaces.Box(-np.inf, np.inf, (4,))

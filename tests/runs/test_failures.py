@@ -4,10 +4,11 @@ import json
 import os
 import re
 import signal
+from pathlib import Path
 
 import h5py
 import pytest
-from jobs import WHOLE, Start, are_gone, assert_same_bytes, datasets, run_job
+from jobs import WHOLE, Result, Start, are_gone, assert_same_bytes, datasets, run_job
 from stopped_runs import (
     ENVS,
     HOST,
@@ -206,42 +207,51 @@ def test_a_list_that_has_the_numbers_of_the_space_is_taken(job, num_ranks):
 # --- The policy
 
 
-@pytest.mark.any_mpi
-@pytest.mark.parametrize(
-    ("step", "policy", "code", "what"),
-    [
-        (
-            0,
-            "raises",
-            70,
-            "policy: ArithmeticError: the network has diverged",
-        ),  # For other failures: test_policy.
-        (7, "raises", 70, "policy: ArithmeticError: the network has diverged"),
-        (7, "short", 65, "the policy's action must be float32 of shape (6, 2), got float32 of shape (5, 2)"),
-        (7, "whole", 65, "the policy's action must be float32 of shape (6, 2), got complex128 of shape (6, 2)"),
-        (7, "nothing", 65, "the policy's action must be float32 of shape (6, 2), got object of shape ()"),
-        (7, "nan", 65, "the policy's action for env 3, component [1] must be in -1.0 to 1.0, got nan"),
-        (7, "large", 65, "the policy's action for env 2, component [0] must be in -1.0 to 1.0, got 1.5"),
-    ],
-)
-@pytest.mark.mpi(2)
-def test_a_failing_policy_ends_the_job_with_its_step_its_cause_and_all_steps_before(
-    job, num_ranks, step, policy, code, what
-):
-    name = f"failing_envs:{policy}" + ("_later" if step else "")
-    arguments = ("--env-factory", "failing_envs:Continuous", "--num-steps", "20", *ENVS)
-    result = job(num_ranks, *arguments, "--policy", name, *OUT)
-    assert result.code == code and result.seconds < LAUNCHED_S
-    assert len(result.messages) == 1
-    assert result.messages[0].startswith(f"rank 0 ({HOST}), step {step}: {what}")
-    assert result.num_tracebacks == (policy == "raises")
+OF_POLICIES = [  # Other failures: test_action_check.
+    ("raises", 70, "policy: ArithmeticError: the network has diverged"),
+    ("raises_later", 70, "policy: ArithmeticError: the network has diverged"),
+    ("short_later", 65, "the policy's action must be float32 of shape (6, 2), got float32 of shape (5, 2)"),
+    ("whole_later", 65, "the policy's action must be float32 of shape (6, 2), got complex128 of shape (6, 2)"),
+    ("nothing_later", 65, "the policy's action must be float32 of shape (6, 2), got object of shape ()"),
+    ("nan_later", 65, "the policy's action for env 3, component [1] must be in -1.0 to 1.0, got nan"),
+    ("large_later", 65, "the policy's action for env 2, component [0] must be in -1.0 to 1.0, got 1.5"),
+]
+
+
+def assert_policy_failed(result: Result, folder: Path, policy: str, code: int, what: str) -> None:
+    assert result.code == code and len(result.messages) == 1
+    assert result.num_tracebacks == policy.startswith("raises")
+    [message], step = result.messages, 7 if policy.endswith("_later") else 0
+    assert message.startswith(f"rank 0 ({HOST}), step {step}: {what}")
     if step == 0:
-        assert outputs(job.folder) == [] and "steps before" not in result.messages[0]
-    else:
-        assert result.messages[0].endswith(f"; the 7 steps before are in {job.folder / 'run.h5.part'}")
-        assert committed(job.folder / "run.h5.part") == 7
-        with h5py.File(job.folder / "run.h5.part") as file:
-            assert file["trajectories/actions"].shape == (7, 6, 2) and (file["trajectories/actions"][...] == 0.5).all()
+        assert outputs(folder) == [] and "steps before" not in message
+        return
+    assert message.endswith(f"; the 7 steps before are in {folder / 'run.h5.part'}")
+    assert committed(folder / "run.h5.part") == 7
+    with h5py.File(folder / "run.h5.part") as file:
+        assert file["trajectories/actions"].shape == (7, 6, 2) and (file["trajectories/actions"][...] == 0.5).all()
+
+
+CONTINUOUS = ("--env-factory", "failing_envs:Continuous", "--num-steps", "20", *ENVS, *OUT)
+
+
+@pytest.mark.any_mpi
+@pytest.mark.mpi(2)
+@pytest.mark.parametrize("failure", OF_POLICIES[:3], ids=lambda failure: failure[0])
+def test_a_failing_policy_ends_the_job_with_its_step_its_cause_and_all_steps_before(job, num_ranks, failure):
+    result = job(num_ranks, *CONTINUOUS, "--policy", f"failing_envs:{failure[0]}")
+    assert_policy_failed(result, job.folder, *failure)
+    assert result.seconds < LAUNCHED_S
+
+
+def test_one_process_ends_in_the_same_way_whatever_the_policy_does_wrong(job):
+    folders = [job.folder / policy for policy, *_ in OF_POLICIES]
+    starts = []
+    for folder, (policy, *_) in zip(folders, OF_POLICIES, strict=True):
+        folder.mkdir()
+        starts.append(Start((*CONTINUOUS, "--policy", f"failing_envs:{policy}"), folder))
+    for result, folder, failure in zip(job.series(starts), folders, OF_POLICIES, strict=True):
+        assert_policy_failed(result, folder, *failure)
 
 
 # --- What is raised is no `Exception`, or cannot be told

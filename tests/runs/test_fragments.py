@@ -1,19 +1,14 @@
 """Fragments: the data do not depend on their length, on who chooses the actions, nor on what ends a run amid one."""
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
-from jobs import Job, assert_same_bytes, datasets, files_in_ways, once
-from single_rank import driver_of
+from jobs import Collected, Job, assert_same_bytes, collected_in_ways, datasets
+from single_rank import collector_of, driver_of
 
-from mpi_rollout.collect.collector import Collector, CollectorOptions
-from mpi_rollout.drive.blocks import Discard
-from mpi_rollout.drive.fragments import FragmentLengths
-from mpi_rollout.policies.random import RandomPolicy
 from mpi_rollout.ranks.worker import Worker
 
 RUNS = {
@@ -22,22 +17,13 @@ RUNS = {
     "images": ("--env-factory", "envs:Image", "--num-envs", "5", "--num-steps", "30"),
     "masks": ("--env-factory", "masked_envs:Masked", "--num-envs", "7", "--num-steps", "90"),
     "plans": (
-        "--env-factory",
-        "envs:Counting",
-        "--num-envs",
-        "7",
-        "--num-steps",
-        "90",
-        "--policy",
-        "policies:planning",
+        *("--env-factory", "envs:Counting", "--num-envs", "7", "--num-steps", "90"),
+        *("--policy", "policies:planning"),
     ),
 }
 LOCKSTEP = ("--fragment-length", "1")
-EVERY = [
-    ("--fragment-length", length, "--policy-on", inference)
-    for length in ("1", "4", "64")
-    for inference in ("root", "workers")
-]
+FEW_OR_MANY = ("1", "4", "64")
+EVERY = [("--fragment-length", n, "--policy-on", who) for n in FEW_OR_MANY for who in ("root", "workers")]
 SOME = [(), ("--fragment-length", "4", "--policy-on", "workers"), ("--fragment-length", "64", "--policy-on", "root")]
 OTHERS = [("--fragment-length", "16", "--batch-size", "1"), ("--fragment-length", "5", "--num-groups", "2")]
 WAYS = {
@@ -47,21 +33,18 @@ WAYS = {
     "masks": [*SOME[1:], *OTHERS[:1]],
     "plans": [("--fragment-length", "4"), *OTHERS],
 }
-Collected = Callable[[int | None], dict[str, list[Path]]]
+
+
+def ways_of(name: str, num_ranks: int | None) -> list[tuple[str, ...]]:
+    """In which ways a run is done on some ranks; five are too many for two groups of seven envs."""
+    if num_ranks is None:
+        return [LOCKSTEP]
+    return [way for way in WAYS[name] if num_ranks < 5 or "--num-groups" not in way]
 
 
 @pytest.fixture(scope="module")
 def collected(tmp_path_factory: pytest.TempPathFactory) -> Collected:
-    """The files of all runs in all ways on some ranks; one job for all of them."""
-
-    @once
-    def of(num_ranks: int | None) -> dict[str, list[Path]]:
-        ways = {name: [LOCKSTEP] for name in RUNS} if num_ranks is None else WAYS
-        if num_ranks == 5:  # Too many for two groups of seven envs.
-            ways = {name: [way for way in of_run if "--num-groups" not in way] for name, of_run in WAYS.items()}
-        return files_in_ways(Job(tmp_path_factory.mktemp("fragments")), num_ranks, RUNS, ways)
-
-    return of
+    return collected_in_ways(tmp_path_factory, RUNS, ways_of)
 
 
 @pytest.mark.mpi(1, 2, 3, 5)
@@ -127,13 +110,11 @@ def calls_of(length: int, num_steps: int) -> int:
     driver = driver_of(num_envs=8, seed=5, is_random=True)
     if length > 1:
         driver.make_room(length)
-    blocks = [driver.block(256) for _ in range(3)]
-    options = CollectorOptions(3, lengths=FragmentLengths(length, seconds=None), look_every_s=100.0)
-    collector = Collector(driver, RandomPolicy(driver.action_space, 8, 5), Discard(blocks), options)
+    collector = collector_of(driver, 256, length)
     collector.start()
     collector.advance(64)
     for lane in 5 * driver.lanes:
-        options.lengths.note(lane, 1)
+        collector.lengths.note(lane, 1)
     calls = Calls()
     sys.setprofile(calls)
     try:
@@ -152,18 +133,10 @@ def test_all_of_a_fragment_is_counted():
     """Env steps are counted for all rows at once."""
     driver = driver_of(num_envs=4, seed=1, is_random=True)
     driver.make_room(16)
-    blocks = [driver.block(40) for _ in range(3)]
-    options = CollectorOptions(3, lengths=FragmentLengths(16, seconds=None))
-    collector = Collector(driver, RandomPolicy(driver.action_space, 4, 1), Discard(blocks), options)
+    collector = collector_of(driver, 40, length=16)
     collector.start()
     collector.advance(100)
-    lockstep = driver_of(num_envs=4, seed=1, is_random=True)
-    step = Collector(
-        lockstep,
-        RandomPolicy(lockstep.action_space, 4, 1),
-        Discard([lockstep.block(40) for _ in range(3)]),
-        CollectorOptions(3),
-    )
+    step = collector_of(driver_of(num_envs=4, seed=1, is_random=True), 40)
     step.start()
     step.advance(100)
     assert collector.tally.env_steps == step.tally.env_steps < 400

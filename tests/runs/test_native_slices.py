@@ -1,81 +1,51 @@
 """Runs of natively vectorized envs: the same bytes on any ranks where they promise it, after a stop too."""
 
 import re
-from collections.abc import Callable
-from pathlib import Path
+from importlib.util import find_spec
 
 import h5py
 import pytest
-from jobs import Job, assert_same_bytes, datasets, files_in_ways, once
+from jobs import Collected, Job, assert_same_bytes, collected_in_ways, datasets
 
+NATIVE = ("--vectorization-mode", "native", "--num-envs", "7", "--num-steps", "150")
 RUNS = {
     "kernel": ("--env", "mpi_rollout/CartPoleNumba-v0", "--num-envs", "70", "--num-steps", "300"),
     "envpool": ("--env", "CartPole-v1", "--vectorization-mode", "envpool", "--num-envs", "10", "--num-steps", "200"),
     "ale": (
-        "--env",
-        "ale_py:ALE/Breakout-v5",
-        "--vectorization-mode",
-        "vector_entry_point",
-        "--env-kwargs",
+        *("--env", "ale_py:ALE/Breakout-v5", "--vectorization-mode", "vector_entry_point", "--env-kwargs"),
         '{"max_num_frames_per_episode": 120, "repeat_action_probability": 0.25, "episodic_life": true}',
-        "--num-envs",
-        "5",
-        "--num-steps",
-        "140",
+        *("--num-envs", "5", "--num-steps", "140"),
     ),
-    "factory": (
-        "--env-factory",
-        "native_envs:drift",
-        "--vectorization-mode",
-        "native",
-        "--num-envs",
-        "7",
-        "--num-steps",
-        "150",
-    ),
+    "factory": ("--env-factory", "native_envs:drift", *NATIVE),
+    "same step": ("--env-factory", "native_envs:drift_on", *NATIVE),
+    "jax": ("--env-factory", "jax_envs:hops", *NATIVE),
 }
-BY_HISTORY = {"envpool", "factory", "same step"}  # They promise ENV.
-RUNS["same step"] = ("--env-factory", "native_envs:drift_on", *RUNS["factory"][2:])
-NEEDS = {"kernel": "numba", "envpool": "envpool", "ale": "ale_py"}
+BY_HISTORY = {"envpool", "factory", "same step", "jax"}  # They promise ENV.
+NEEDS = {"kernel": "numba", "envpool": "envpool", "ale": "ale_py", "jax": "jax"}
 WAYS = [(), ("--fragment-length", "1"), ("--fragment-length", "7", "--batch-size", "1", "--policy-on", "workers")]
 QUIET = ("--wait", "sleep", "--progress", "none")
-Collected = Callable[[int], dict[str, list[Path]]]
-
-
-def installed() -> list[str]:
-    from importlib.util import find_spec
-
-    return [name for name in RUNS if name not in NEEDS or find_spec(NEEDS[name])]
+INSTALLED = {name: run for name, run in RUNS.items() if name not in NEEDS or find_spec(NEEDS[name])}
+each_run = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.skipif(name not in INSTALLED, reason="extra")) for name in RUNS]
+)
 
 
 @pytest.fixture(scope="module")
 def collected(tmp_path_factory: pytest.TempPathFactory) -> Collected:
-    """The files of all runs in all ways on some ranks; one job for all of them."""
-
-    @once
-    def of(num_ranks: int) -> dict[str, list[Path]]:
-        runs = {name: RUNS[name] for name in installed()}
-        ways = WAYS if num_ranks < 5 else WAYS[-1:]
-        return files_in_ways(Job(tmp_path_factory.mktemp("native")), num_ranks, runs, dict.fromkeys(runs, ways))
-
-    return of
+    return collected_in_ways(tmp_path_factory, INSTALLED, lambda _, num_ranks: WAYS if num_ranks < 5 else WAYS[-1:])
 
 
 @pytest.mark.mpi(1, 2, 3, 5)
-@pytest.mark.parametrize("name", RUNS)
+@each_run
 def test_the_data_do_not_depend_on_the_ranks(collected: Collected, num_ranks: int, name: str):
-    if name not in installed():
-        pytest.skip(f"{NEEDS[name]} is missing")
     first = datasets(collected(1)[name][0])
     for path in collected(num_ranks)[name]:
         assert_same_bytes(datasets(path), first)
 
 
 @pytest.mark.mpi(2)
-@pytest.mark.parametrize("name", RUNS)
+@each_run
 def test_a_run_is_extended_by_its_episodes_or_by_its_history(job: Job, collected: Collected, num_ranks: int, name: str):
-    if name not in installed():
-        pytest.skip(f"{NEEDS[name]} is missing")
     *same, num_steps = RUNS[name]
     assert job(3, *same, "97", *QUIET, "--out", "run.h5").code == 0
     result = job(num_ranks, *same, num_steps, *QUIET, "--out", "run.h5")

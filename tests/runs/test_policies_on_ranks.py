@@ -2,14 +2,12 @@
 
 import json
 import re
-from collections.abc import Callable
 from importlib.util import find_spec
-from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
-from jobs import Job, assert_same_bytes, datasets, files_in_ways, once
+from jobs import Collected, Job, Start, assert_same_bytes, collected_in_ways, datasets
 
 RUNS = {
     "draws": (
@@ -45,34 +43,22 @@ WAYS = [
     ("--num-groups", "2", *ROOT),
 ]
 ON_THE_ROOT = (), ROOT, ("--batch-size", "1"), ("--num-groups", "2", *ROOT)  # Where a callable may be asked.
-Collected = Callable[[int | None], dict[str, list[Path]]]
+DEDICATED = [("--root-envs", "0", *ROOT), ("--root-envs", "0")]
+
+
+def ways_of(name: str, num_ranks: int | None) -> list[tuple[str, ...]]:
+    """In which ways a run is done on some ranks."""
+    if num_ranks is None:
+        return [ROOT]
+    ways = [*WAYS, *(DEDICATED if num_ranks == 3 else ())]
+    if num_ranks == 5:
+        ways = [way for way in ways if "--num-groups" not in way and "64" not in way]
+    return [way for way in ways if name != "a callable" or way in ON_THE_ROOT]
 
 
 @pytest.fixture(scope="module")
 def collected(tmp_path_factory: pytest.TempPathFactory) -> Collected:
-    """The files of all runs in all ways on some ranks; one job for all of them."""
-
-    @once
-    def of(num_ranks: int | None) -> dict[str, list[Path]]:
-        dedicated = (
-            [
-                ("--root-envs", "0", *ROOT),
-                (
-                    "--root-envs",
-                    "0",
-                ),
-            ]
-            if num_ranks == 3
-            else []
-        )
-        ways = [ROOT] if num_ranks is None else [*WAYS, *dedicated]
-        if num_ranks == 5:
-            ways = [way for way in ways if "--num-groups" not in way and "64" not in way]
-        of_run = dict.fromkeys(RUNS, ways)
-        of_run["a callable"] = [way for way in ways if way in ON_THE_ROOT]
-        return files_in_ways(Job(tmp_path_factory.mktemp("policies")), num_ranks, RUNS, of_run)
-
-    return of
+    return collected_in_ways(tmp_path_factory, RUNS, ways_of)
 
 
 @pytest.mark.mpi(1, 2, 3, 5)
@@ -168,23 +154,24 @@ def test_envs_have_no_part_in_what_a_slow_policy_takes(job: Job, mode: str):
     assert result.code == 0 and "takes longer" not in result.err
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (("--policy", "policies:leaning", "--policy-on", "workers"), r"--policy-on workers is for random actions and"),
-        (
-            ("--policy", "block_policies:sampling.make_policy", *ROOT, "--fragment-length", "8"),
-            r"--fragment-length 8 has .* use --fragment-length 1, or leave out --policy-on root",
-        ),
-        (("--policy-block", "-1"), "--policy-block must be at least 0, got -1"),
-        (("--policy", "policies:leaning", "--policy-mode", "sample"), "--policy-mode sample is for policies in files"),
-        (("--trust-policy",), "--trust-policy is for policies in files, got another policy; leave it out"),
-        (
-            ("--policy", "policies:as_sb3_predicts"),
-            r"step 0: the policy must return actions alone, returns a tuple of 2; .*\[0\]",
-        ),
-    ],
-)
-def test_options_that_do_not_go_together_are_refused(job: Job, options: tuple[str, ...], message: str):
-    result = job(None, "--env", "CartPole-v1", "--num-envs", "4", "--num-steps", "9", *options, "--progress", "none")
-    assert result.code in (64, 65) and len(result.messages) == 1 and re.search(message, result.messages[0])
+APART = [
+    (("--policy", "policies:leaning", "--policy-on", "workers"), r"--policy-on workers is for random actions and"),
+    (
+        ("--policy", "block_policies:sampling.make_policy", *ROOT, "--fragment-length", "8"),
+        r"--fragment-length 8 has .* use --fragment-length 1, or leave out --policy-on root",
+    ),
+    (("--policy-block", "-1"), "--policy-block must be at least 0, got -1"),
+    (("--policy", "policies:leaning", "--policy-mode", "sample"), "--policy-mode sample is for policies in files"),
+    (("--trust-policy",), "--trust-policy is for policies in files, got another policy; leave it out"),
+    (
+        ("--policy", "policies:as_sb3_predicts"),
+        r"step 0: the policy must return actions alone, returns a tuple of 2; .*\[0\]",
+    ),
+]
+
+
+def test_options_that_do_not_go_together_are_refused(job: Job):
+    run = ("--env", "CartPole-v1", "--num-envs", "4", "--num-steps", "9", "--progress", "none")
+    results = job.series([Start((*run, *options)) for options, _ in APART])
+    for result, (_, message) in zip(results, APART, strict=True):
+        assert result.code in (64, 65) and len(result.messages) == 1 and re.search(message, result.messages[0])

@@ -1,12 +1,9 @@
 """Any rank count, same data: every dataset of a file is the same bytes on 1, 2, 3, ... ranks."""
 
-from collections.abc import Callable
-from pathlib import Path
-
 import h5py
 import numpy as np
 import pytest
-from jobs import Job, assert_same_bytes, datasets, once
+from jobs import Collected, Job, assert_same_bytes, collected_in_ways, datasets
 
 RUNS = {
     "CartPole": ("--env", "CartPole-v1", "--num-envs", "7", "--num-steps", "150", "--seed", "3"),
@@ -25,57 +22,42 @@ RUNS = {
 pytestmark = pytest.mark.any_mpi
 
 FEW_ON_ROOT = {
-    "dedicated root": (
-        "--root-envs",
-        "0",
-    ),
+    "dedicated root": ("--root-envs", "0"),
     "one on the root": ("--root-envs", "1"),
     "one on the root, async": ("--root-envs", "1", "--batch-size", "1"),
 }
 OTHERS = {"few envs": ("--num-envs", "3"), "few steps": ("--num-steps", "20")}  # The last of an option counts.
 
-Collected = Callable[[int | None], dict[tuple[str, str], Path]]
+WAYS = {"": (), **FEW_ON_ROOT, **OTHERS}
+PLACE = {way: place for place, way in enumerate(WAYS)}
 
 
-def variants(num_ranks: int | None) -> dict[str, tuple[str, ...]]:
+def ways_of(_name: str, num_ranks: int | None) -> list[tuple[str, ...]]:
     """What is collected on some ranks besides the runs as they are."""
-    return {"": ()} | (FEW_ON_ROOT if num_ranks in (2, 4) else {}) | (OTHERS if num_ranks == 2 else {})
+    return list(WAYS.values())[: {2: 6, 4: 4}.get(num_ranks, 1)]
 
 
 @pytest.fixture(scope="module")
 def collected(tmp_path_factory: pytest.TempPathFactory) -> Collected:
-    """The files of all runs on some ranks, or without mpiexec; one job for all of them."""
-
-    @once
-    def of(num_ranks: int | None) -> dict[tuple[str, str], Path]:
-        job, found = Job(tmp_path_factory.mktemp("ranks")), {}
-        commands = []
-        for name, arguments in RUNS.items():
-            for variant, more in variants(num_ranks).items():
-                found[name, variant] = job.folder / f"{len(found)}.h5"
-                commands.append((*arguments, *more, "--out", found[name, variant].name))
-        assert job.train(num_ranks, "runs", commands) == [0] * len(commands)
-        return found
-
-    return of
+    return collected_in_ways(tmp_path_factory, RUNS, ways_of)
 
 
 @pytest.mark.mpi(1, 2, 3, 5)
 @pytest.mark.parametrize("name", RUNS)
 def test_rank_count_does_not_change_the_data(collected: Collected, num_ranks: int, name: str):
-    assert_same_bytes(datasets(collected(num_ranks)[name, ""]), datasets(collected(None)[name, ""]))
+    assert_same_bytes(datasets(collected(num_ranks)[name][0]), datasets(collected(None)[name][0]))
 
 
 @pytest.mark.mpi(2, 4)
 @pytest.mark.parametrize("variant", FEW_ON_ROOT)
 @pytest.mark.parametrize("name", RUNS)
 def test_the_share_of_the_root_does_not_change_the_data(collected: Collected, num_ranks: int, name: str, variant: str):
-    assert_same_bytes(datasets(collected(num_ranks)[name, variant]), datasets(collected(None)[name, ""]))
+    assert_same_bytes(datasets(collected(num_ranks)[name][PLACE[variant]]), datasets(collected(None)[name][0]))
 
 
 @pytest.mark.parametrize("name", RUNS)
 def test_more_envs_do_not_change_the_data_of_the_first_ones(collected: Collected, name: str):
-    few, many = datasets(collected(2)[name, "few envs"]), datasets(collected(None)[name, ""])
+    few, many = datasets(collected(2)[name][PLACE["few envs"]]), datasets(collected(None)[name][0])
     many["/episodes"] = many["/episodes"][many["/episodes"]["env_index"] < 3]
     for column in few.keys() - {"/episodes"}:
         many[column] = np.ascontiguousarray(many[column][:, :3])
@@ -84,7 +66,7 @@ def test_more_envs_do_not_change_the_data_of_the_first_ones(collected: Collected
 
 @pytest.mark.parametrize("name", RUNS)
 def test_more_steps_do_not_change_the_first_ones(collected: Collected, name: str):
-    few, many = datasets(collected(2)[name, "few steps"]), datasets(collected(None)[name, ""])
+    few, many = datasets(collected(2)[name][PLACE["few steps"]]), datasets(collected(None)[name][0])
     assert len(few["rewards"]) == 20
     for column in few.keys() - {"/episodes"}:
         assert few[column].tobytes() == many[column][: len(few[column])].tobytes(), column

@@ -110,17 +110,11 @@ def test_a_run_that_failed_and_is_continued_gives_the_same_bytes(job: Job, whole
 
 
 def test_a_run_that_failed_twice_and_is_continued_gives_the_same_bytes(job: Job, whole: References):
-    """On other rank counts each time."""
-    stop(job, RUNS["Nested"], "raise:23", 2)
-    stop(job, RUNS["Nested"], "raise:8")
+    """On fewer ranks each time."""
+    stop(job, RUNS["Nested"], "raise:23", 3)
+    stop(job, RUNS["Nested"], "raise:8", 2)
     assert committed(job.folder / "run.h5.part") == 29
-    assert_same_bytes(finish(job, RUNS["Nested"], 3), whole(RUNS["Nested"]))
-
-
-@pytest.mark.mpi(1)
-def test_what_several_ranks_left_few_continue(job: Job, whole: References, num_ranks):
-    stop(job, RUNS["CartPole"], "raise:50", 3)
-    assert_same_bytes(finish(job, RUNS["CartPole"], num_ranks), whole(RUNS["CartPole"]))
+    assert_same_bytes(finish(job, RUNS["Nested"], 1), whole(RUNS["Nested"]))
 
 
 @pytest.mark.parametrize("name", ["Nested", "Image"])
@@ -145,57 +139,38 @@ def test_a_run_may_be_interrupted_at_every_step(job: Job, whole: References):
     assert status(job)["starts"] == 9
 
 
-@pytest.mark.parametrize("place", ["-1", "+1"])
-def test_a_run_may_be_interrupted_about_the_end_of_a_block(job: Job, whole: References, place):
-    arguments = RUNS["Image"]
-    rows = block_rows(700, 12)
-    assert 0 < rows < 350
-    stop(job, arguments, f"raise:{rows + int(place) + 1}")
-    assert committed(job.folder / "run.h5.part") == rows + int(place)
-    stop(job, arguments, f"raise:{rows + 1}", 2)  # And a block later.
-    assert committed(job.folder / "run.h5.part") == 2 * rows + int(place)
-    assert_same_bytes(finish(job, arguments), whole(arguments))
+def stop_at_each(job: Job, arguments: tuple[str, ...], *places: int, begun: int = 0) -> None:
+    """Start a run, or continue it after `begun` steps, each time on one process until it has this many steps."""
+    calls = np.diff(places, prepend=begun) + 1  # A policy counts the steps of its own start.
+    starts = [Start([*arguments, *OUT], environment={"STOP_AT": f"raise:{number}"}) for number in calls]
+    assert [result.code for result in job.series(starts)] == [70] * len(places)
+    assert committed(job.folder / "run.h5.part") == places[-1]
 
 
-@pytest.mark.parametrize("place", ["-1", "+1"])
-def test_a_run_may_be_interrupted_about_the_end_of_a_chunk(job: Job, whole: References, place):
-    arguments = RUNS["Image"]
-    stop(job, arguments, "raise:3")
+def test_a_run_may_be_interrupted_about_the_ends_of_chunks_and_blocks(job: Job, whole: References):
+    """One step before an end, and one step after it."""
+    arguments, block = RUNS["Image"], block_rows(700, 12)
+    stop_at_each(job, arguments, 2)
     with h5py.File(job.folder / "run.h5.part") as file:
-        rows = file["trajectories/observations"].chunks[0]
-    assert 2 < rows < block_rows(700, 12)
-    stop(job, arguments, f"raise:{rows + int(place) + 1 - 2}")
-    assert committed(job.folder / "run.h5.part") == rows + int(place)
+        chunk = file["trajectories/observations"].chunks[0]
+    assert 4 < chunk < block - 2 and block < 350
+    stop_at_each(job, arguments, chunk - 1, chunk + 1, block - 1, block + 1, begun=2)
     assert_same_bytes(finish(job, arguments), whole(arguments))
 
 
 def test_chunks_that_hold_some_of_the_envs_are_continued_too(job: Job, whole: References):
     """One step of all envs is more than a chunk."""
     arguments = run_of("--env-factory", "stopping_envs:Image", num_envs=200, num_steps=12, policy="counting")
-    stop(job, arguments, "raise:4")
-    stop(job, arguments, "raise:4", 2)
-    assert_same_bytes(finish(job, arguments), whole(arguments))
+    stop_at_each(job, arguments, 3, 6)
+    assert_same_bytes(finish(job, arguments, 2), whole(arguments))
 
 
 @pytest.mark.parametrize(
     ("before", "after"),
     [
-        (("--batch-size", "1"), ()),
-        ((), ("--batch-size", "1")),
-        (
-            ("--num-groups", "2"),
-            (
-                "--root-envs",
-                "0",
-            ),
-        ),
-        (
-            (
-                "--root-envs",
-                "0",
-            ),
-            ("--num-groups", "2"),
-        ),
+        (("--batch-size", "1"), ("--num-groups", "2")),
+        (("--num-groups", "2"), ("--root-envs", "0")),
+        (("--root-envs", "0"), ("--batch-size", "1")),
     ],
     ids=lambda options: " ".join(options) or "sync",
 )

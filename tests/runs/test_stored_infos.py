@@ -2,13 +2,12 @@
 
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
-from jobs import Job, assert_same_bytes, datasets, files_in_ways, once
+from jobs import Collected, Job, Start, assert_same_bytes, collected_in_ways, datasets
 
 TYPES = '{"lives": int, "place": [int16, 3], "episode/l": "uint8", "episode/r": float, "never": bool}'
 FEW = ("--num-envs", "7", "--num-steps", "90", "--seed", "3")
@@ -32,19 +31,11 @@ WAYS = [
     ("--batch-size", "1"),
     ("--num-groups", "2", "--fragment-length", "7"),
 ]
-Collected = Callable[[int | None], dict[str, list[Path]]]
 
 
 @pytest.fixture(scope="module")
 def collected(tmp_path_factory: pytest.TempPathFactory) -> Collected:
-    """The files of all runs in all ways on some ranks; one job for all of them."""
-
-    @once
-    def of(num_ranks: int | None) -> dict[str, list[Path]]:
-        ways = [()] if num_ranks is None else WAYS
-        return files_in_ways(Job(tmp_path_factory.mktemp("infos")), num_ranks, RUNS, dict.fromkeys(RUNS, ways))
-
-    return of
+    return collected_in_ways(tmp_path_factory, RUNS, lambda name, num_ranks: [()] if num_ranks is None else WAYS)
 
 
 @pytest.mark.mpi(1, 2, 3)
@@ -138,26 +129,25 @@ def test_a_run_with_infos_that_has_failed_goes_on_with_the_same_bytes(job: Job, 
     assert_same_bytes(datasets(job.folder / "run.h5"), datasets(collected(None)["named"][0]))
 
 
-@pytest.mark.parametrize(
-    ("odd", "code", "message"),
-    [
-        (
-            "float",
-            65,
-            r"env 0: its info 'lives' should be int32 of shape \(\), got float64 of shape \(\); give --",
-        ),
-        ("text", 65, r"env 0: its info 'lives' should be int32 of shape \(\), got <U4 of shape"),
-        ("vector", 65, r"'lives' should be int32 of shape \(\), got float64 of shape \(2,\)"),
-        ("large", 65, r"'lives' should be int32 of shape \(\), got int64 with values that int32 cannot hold"),
-        ("dict", 65, r"info 'lives' is a dict in one env|'lives' should be int32"),
-        ("nan", 65, r"'lives' should be int32 of shape \(\), got float64"),
-    ],
-)
-def test_an_info_of_another_type_ends_the_run_with_all_steps_before(job: Job, odd: str, code: int, message: str):
+ODD = {
+    "float": r"env 0: its info 'lives' should be int32 of shape \(\), got float64 of shape \(\); give --",
+    "text": r"env 0: its info 'lives' should be int32 of shape \(\), got <U4 of shape",
+    "vector": r"'lives' should be int32 of shape \(\), got float64 of shape \(2,\)",
+    "large": r"'lives' should be int32 of shape \(\), got int64 with values that int32 cannot hold",
+    "dict": r"info 'lives' is a dict in one env|'lives' should be int32",
+    "nan": r"'lives' should be int32 of shape \(\), got float64",
+}
+
+
+def test_an_info_of_another_type_ends_the_run_with_all_steps_before(job: Job):
     run = ("--env-factory", "telling_envs:Odd", "--num-envs", "1", "--num-steps", "50", "--progress", "none")
-    result = job(None, *run, "--store-infos", '{"lives": "int32"}', ODD=odd)
-    assert result.code == code and len(result.messages) == 1, result.err
-    assert re.search(message, result.messages[0]) and "steps before are in" in result.messages[0], result.err
+    starts = [
+        Start((*run, "--store-infos", '{"lives": "int32"}', "--out", f"{odd}.h5"), environment={"ODD": odd})
+        for odd in ODD
+    ]
+    for result, message in zip(job.series(starts), ODD.values(), strict=True):
+        assert result.code == 65 and len(result.messages) == 1, result.err
+        assert re.search(message, result.messages[0]) and "steps before are in" in result.messages[0], result.err
 
 
 def test_nan_and_silence_are_told(job: Job):
@@ -171,24 +161,20 @@ def test_nan_and_silence_are_told(job: Job):
     assert job(None, "verify", "run.h5").code == 0
 
 
-@pytest.mark.parametrize(
-    ("given", "problem"),
-    [
-        ("{lives: int", "--store-infos must be all or types such as"),
-        ("[1]", "--store-infos must be all or types such as"),
-        ('{"lives": "text"}', "'lives' must have a dtype such as int, float or uint8, got 'text'"),
-        ('{"lives": "U4"}', "'lives' must have a dtype of numbers"),
-        ('{"lives": [float, -1]}', "'lives' must have sizes of at least 1, such as [float, 3]"),
-        ('{"a//b": int}', "'a//b' cannot be a name in HDF5"),
-        ('{"x": int, "_x": int}', "the mask of 'x' is stored as '_x'"),
-        ('{"x": int, "x/y": int}', "'x' cannot hold 'x/y' and be a column itself"),
-    ],
-)
-def test_what_names_no_types_is_refused(job: Job, given: str, problem: str):
-    result = job(None, "--env", "CartPole-v1", "--store-infos", given)
-    assert result.code == 64 and len(result.messages) == 1 and problem in result.messages[0], result.err
+REFUSED = [
+    (("{lives: int",), "--store-infos must be all or types such as"),
+    (("[1]",), "--store-infos must be all or types such as"),
+    (('{"lives": "text"}',), "'lives' must have a dtype such as int, float or uint8, got 'text'"),
+    (('{"lives": "U4"}',), "'lives' must have a dtype of numbers"),
+    (('{"lives": [float, -1]}',), "'lives' must have sizes of at least 1, such as [float, 3]"),
+    (('{"a//b": int}',), "'a//b' cannot be a name in HDF5"),
+    (('{"x": int, "_x": int}',), "the mask of 'x' is stored as '_x'"),
+    (('{"x": int, "x/y": int}',), "'x' cannot hold 'x/y' and be a column itself"),
+    (("all", "--no-trajectories"), "--store-infos stores them with the trajectories"),
+]
 
 
-def test_infos_without_trajectories_are_refused(job: Job):
-    result = job(None, "--env", "CartPole-v1", "--store-infos", "all", "--no-trajectories")
-    assert result.code == 64 and "--store-infos stores them with the trajectories" in result.err
+def test_what_names_no_types_or_cannot_be_stored_is_refused(job: Job):
+    results = job.series([Start(("--env", "CartPole-v1", "--store-infos", *given)) for given, _ in REFUSED])
+    for result, (_, problem) in zip(results, REFUSED, strict=True):
+        assert result.code == 64 and len(result.messages) == 1 and problem in result.messages[0], result.err

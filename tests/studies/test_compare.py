@@ -8,12 +8,11 @@ from gymnasium.vector import SyncVectorEnv
 from jobs import Job, assert_same_bytes, processes_in
 
 from mpi_rollout.errors import UsageError
-from mpi_rollout.studies.compare import stepping, systems
+from mpi_rollout.studies.compare import systems, turn
 from mpi_rollout.studies.compare.comparison import Sample, lines
-from mpi_rollout.studies.compare.point import summed
 from mpi_rollout.studies.compare.pool import process_pool
-from mpi_rollout.studies.compare.stepping import Stepper, Turn, drawn_actions
 from mpi_rollout.studies.compare.systems import Setup, System, systems_of
+from mpi_rollout.studies.compare.turn import Stepper, Turn, drawn_actions, summed
 
 NUM_ENVS, SWEEPS = 6, 41
 LENGTHS = 3 + np.arange(NUM_ENVS) % 5  # Of the episodes of `envs.Counting`, seeded with 0, 1, ...
@@ -70,7 +69,7 @@ class Ticking:
 
     def __init__(self, sweep_s: float, monkeypatch: pytest.MonkeyPatch):
         self.sweep_s, self.now_s, self.number = sweep_s, 0.0, 0
-        monkeypatch.setattr(stepping, "perf_counter", lambda: self.now_s)
+        monkeypatch.setattr(turn, "perf_counter", lambda: self.now_s)
 
     def reset(self) -> None:
         self.now_s += 0.5

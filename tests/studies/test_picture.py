@@ -13,8 +13,9 @@ from made_up_studies import made_up, make_study, with_outcome
 from mpi_rollout.cli import main
 from mpi_rollout.commands.style import BLUE
 from mpi_rollout.studies import picture
-from mpi_rollout.studies.analysis import PHASES, Analysis
-from mpi_rollout.studies.study import StudyFile
+from mpi_rollout.studies.figures import Analysis
+from mpi_rollout.studies.study import PHASES
+from mpi_rollout.studies.study_file import StudyFile
 
 RANKS = (1, 2, 4, 8, 16, 32)
 
@@ -91,7 +92,7 @@ def test_phases_are_stacked_to_the_whole_run_time():
 
 
 def test_the_phases_drawn_are_those_of_the_analysis():
-    assert tuple(picture.PHASES) == PHASES
+    assert [*picture.PHASES] == [*PHASES]
 
 
 def test_a_study_without_a_base_case_is_drawn_without_speed_ups(tmp_path: Path, capsys):

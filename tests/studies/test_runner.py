@@ -11,8 +11,8 @@ import pytest
 from jobs import Job, Running, processes_in
 from studies import ALL, LAUNCHER, STUDY, start, started, stored, study
 
-from mpi_rollout.studies.samples import Point
 from mpi_rollout.studies.statistics import median_interval
+from mpi_rollout.studies.study import Point
 
 
 def test_a_study_runs_all_jobs_in_its_stored_order_after_a_warm_up(job: Job):
@@ -154,7 +154,7 @@ def test_a_dry_run_prints_the_commands_and_starts_none(job: Job):
         (["--launcher", "no-such-mpirun"], 78, "there is no program no-such-mpirun; module load its MPI"),
         (["--ranks", "1,two"], 64, "--ranks must be numbers of ranks such as 1,2,4,8, got '1,two'"),
         (["--ranks", "0,1"], 64, "--ranks must be numbers of ranks"),
-        (["--timeout-s", "0"], 64, "--timeout-s must be more than 0 and finite, got 0"),
+        (["--timeout-s", "0"], 64, "--timeout-s must be more than 0 s and at most 1e+06, got 0.0"),
         (["--json"], 64, "--json is for --dry-run"),
         (["--num-steps", "0"], 64, "--num-steps must be at least 1, got 0"),
         (["--num-envs", "3"], 64, "--num-envs must be at least the largest of --ranks, got 3 envs for 4 ranks"),

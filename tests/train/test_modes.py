@@ -14,7 +14,7 @@ from oracle import differences, record
 from mpi_rollout.core.partition import Division
 from mpi_rollout.core.seeding import seed_of_slice
 from mpi_rollout.policies.random import RandomPolicy
-from mpi_rollout.process.loading import load_callable
+from mpi_rollout.process.paths import load_callable
 
 NUM_ENVS = 11  # Over 3 ranks, with and without the root, and of these over two groups: slices of unequal length.
 ENVS: dict[str, dict[str, Any]] = {  # With the keyword arguments that make episodes short.

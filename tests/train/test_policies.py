@@ -14,7 +14,7 @@ from jobs import Job
 import mpi_rollout
 from mpi_rollout.errors import RankError, UsageError
 from mpi_rollout.policies.blocks import BlockPolicy, PolicyOptions
-from mpi_rollout.policies.made import made_model
+from mpi_rollout.policies.model import made_model
 
 SPACES = gymnasium.spec("CartPole-v1").make().observation_space, Discrete(2)
 

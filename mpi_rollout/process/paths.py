@@ -1,17 +1,59 @@
-"""The user's code that the command line names: a callable in a module, or in a file."""
+"""What a user names on the command line: files, and callables in a module or a file.
+
+Relative paths begin where the command was started, wherever envs and policies go meanwhile.
+"""
 
 import importlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
 from mpi_rollout.errors import UsageError
-from mpi_rollout.process.place import located
 from mpi_rollout.text import words_of
 from mpi_rollout.words import did_you_mean
+
+_starts: list[str] = []  # Of the command under way, and of connections that it opens.
+
+
+def current() -> str:
+    """Return the current folder, or "" if it was removed."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return ""
+
+
+@contextmanager
+def started_in(folder: str) -> Iterator[None]:
+    """Resolve relative paths from this folder within the context."""
+    _starts.append(folder)
+    try:
+        yield
+    finally:
+        _starts.pop()
+
+
+def located(path: str) -> str:
+    """Return the whole path of what a user typed."""
+    path = os.path.expanduser(path)
+    while path.startswith("./"):
+        path = path[2:].lstrip("/")
+    return os.path.join(_starts[-1] if _starts else current(), path)
+
+
+@contextmanager
+def coming_back() -> Iterator[None]:
+    """Return to the folder of now after code that may change the current one."""
+    folder = current()
+    try:
+        yield
+    finally:
+        if folder:
+            os.chdir(folder)
 
 
 def load_callable(spec: str, option: str) -> Callable[..., Any]:
