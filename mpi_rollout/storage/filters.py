@@ -72,13 +72,7 @@ class Filters:
         return self._packing is not None and mask & self._checksum_alone == 0
 
     def encode(self, chunk: np.ndarray) -> tuple[np.ndarray, int]:
-        """Return the bytes of a chunk as they are in the file, with a checksum, and its filter mask.
-
-        Parameters
-        ----------
-        chunk
-            Its bytes, and room for the checksum behind them.
-        """
+        """Return a chunk, whose bytes have room for a checksum behind them, as it is in the file, and its filter mask."""
         if self._packing is not None:
             data = self._packed(self._shuffled(chunk[:-CHECKSUM_NBYTES]))
             # Never as long as the chunk itself: HDF5 would put it in the place of what is committed.
@@ -97,8 +91,10 @@ class Filters:
         code, values = self._packing
         if code == h5py.h5z.FILTER_DEFLATE:
             whole = np.frombuffer(zlib.decompressobj().decompress(data.data, self._nbytes), np.uint8)
+        elif (unpacked := apply(code, values, data, REVERSE)) is not None:
+            whole = unpacked
         else:
-            whole = unpack(code, values, data)
+            raise zlib.error(f"the filter {NAMES[code]} refuses it")
         if len(whole) != self._nbytes:
             raise zlib.error(f"{len(whole)} bytes came, expected {self._nbytes}")
         return whole.reshape(self._itemsize, -1).T.reshape(-1)
@@ -238,15 +234,7 @@ def filter_options(compression: str, dtype: np.dtype, gzip_level: int) -> dict[s
 
 
 def apply(code: int, values: tuple[int, ...], data: np.ndarray, flags: int = 0) -> np.ndarray | None:
-    """Pass bytes through a filter; return new bytes, or None where the filter fails or makes them no smaller.
-
-    Parameters
-    ----------
-    code
-        The filter's number in HDF5.
-    values
-        Its parameters, as the dataset has them.
-    """
+    """Pass bytes through a filter, by its number and parameters; None where it fails or makes them no smaller."""
     libc, numbers = ctypes.CDLL(None), (ctypes.c_uint * max(len(values), 1))(*values)
     libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
     libc.free.argtypes = [ctypes.c_void_p]
@@ -260,13 +248,6 @@ def apply(code: int, values: tuple[int, ...], data: np.ndarray, flags: int = 0) 
         return np.frombuffer(ctypes.string_at(buffer, nbytes), np.uint8)
     finally:
         libc.free(buffer)
-
-
-def unpack(code: int, values: tuple[int, ...], data: np.ndarray) -> np.ndarray:
-    """Decompress bytes; zlib.error if that fails."""
-    if (whole := apply(code, values, data, REVERSE)) is None:
-        raise zlib.error(f"the filter {NAMES[code]} refuses it")
-    return whole
 
 
 @cache

@@ -39,8 +39,6 @@ class ClaimedOutput:
     ----------
     past
         Where the run stood after its earlier starts; None if none of them committed a step.
-    warning
-        What the user must take care of; "" for nothing.
     lock
         Of the unfinished file of `past`: no other run continues it before `release`, also while this one brings its
         envs back.
@@ -116,12 +114,7 @@ def why_not_brought_back(path: str) -> str:
 
 
 def check_place(config: RolloutConfig) -> str:
-    """Refuse a folder that cannot be written to, and a complete file that this run does not extend.
-
-    Returns
-    -------
-    What the user must take care of, or "".
-    """
+    """Refuse a folder that cannot be written to, and a file that this run does not extend; return a warning, or ""."""
     check_available(config.compression)
     path = config.path
     warning = warning_of(config.out, check_folder(config.out))

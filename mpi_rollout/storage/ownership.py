@@ -141,10 +141,7 @@ def why_no_file(path: str) -> str:
 
 
 def check_name(path: str) -> None:
-    """Refuse an output whose name no file can have, or that exists and is not a file.
-
-    The UsageError has a name that can be used.
-    """
+    """Refuse an output whose name no file can have, or that exists and is no file, by UsageError with a better name."""
     if not path:
         raise UsageError(Option("out"), " must name a file, got ''")
     place = located(path)
@@ -172,10 +169,7 @@ def put_in_free_place(temporary: str, path: str) -> None:
     try:
         os.link(temporary, path)
         os.unlink(temporary)
-    except FileExistsError:
-        os.unlink(temporary)
-        raise refusal(path) from None
-    except OSError:  # A file system without hard links.
+    except OSError:  # There is one, or the file system has no hard links.
         if os.path.lexists(path):
             os.unlink(temporary)
             raise refusal(path) from None
@@ -184,11 +178,10 @@ def put_in_free_place(temporary: str, path: str) -> None:
 
 def identity(path: str) -> tuple[int, int] | None:
     """Return a mark of the file that has a name, the same for all its names; None if there is none."""
-    try:
+    with suppress(FileNotFoundError):
         status = os.lstat(path)
-    except FileNotFoundError:
-        return None
-    return status.st_dev, status.st_ino
+        return status.st_dev, status.st_ino
+    return None
 
 
 def give_name(temporary: str, path: str, replaces: tuple[int, int] | None = None) -> None:

@@ -38,10 +38,10 @@ def _close_all() -> None:
 class StoredRun:
     """A file, its attributes, and the rows of its columns that are committed.
 
+    DataError from the constructor if it is no file of a run, or has no trajectories, or is damaged.
+
     Attributes
     ----------
-    attributes
-        Of the root group.
     leaves
         The dtype and shape for one env of every column, by its path below /trajectories.
     num_steps
@@ -50,11 +50,6 @@ class StoredRun:
         The rows of /resets; None where a run took the steps.
     episodes
         The rows of /episodes of committed steps, also of those that the run's end has cut.
-
-    Raises
-    ------
-    DataError
-        From the constructor: it is no file of a run, or has no trajectories, or is damaged.
     """
 
     def __init__(self, path: str):
@@ -133,9 +128,9 @@ class StoredRun:
         return self.num_steps + has_last_row(name) if self.num_steps else 0
 
     def read(self, name: str, rows: slice | np.ndarray, envs: slice, into: np.ndarray | None = None) -> np.ndarray:
-        """Read a range of a column's rows, or single rows in any order, of some envs; every chunk is checked.
+        """Read a range of a column's rows (into an array, if one is given), or single rows in any order, of some envs.
 
-        A range is laid into the first rows of an array, if one is given.
+        Every chunk is checked.
         """
         if isinstance(rows, slice):
             return self.attempt(lambda: self.stored(name).read(rows.start, rows.stop, envs, into), name)

@@ -90,7 +90,7 @@ REFUSED: dict[str, tuple[Change, str]] = {
     "config of another type": (attribute("config", 7), "its attribute config is 7, it should be text"),
     "config that is no JSON": (attribute("config", "{"), "its attribute config is '{', it should be an object in JSON"),
     "deep JSON": (attribute("config", "[" * 60000), "its attribute config is '[[[["),
-    "config without types": (attribute("config", json.dumps(CONFIG | {"num_envs": "x"})), "num-envs of its run cannot"),
+    "config without types": (attribute("config", json.dumps(CONFIG | {"num_envs": "x"})), "--num-envs must be a"),
     "unknown option": (attribute("config", json.dumps(CONFIG | {"more": 1})), "had the option --more"),
     "hosts of another type": (attribute("hosts", "[1]"), "hosts should be a list of names"),
     "text that is none": (attribute("started", np.bytes_(b"\xff\xfe")), "its attribute started is "),

@@ -17,7 +17,6 @@ from mpi_rollout.core.layout import Block
 from mpi_rollout.core.spaces import describe
 from mpi_rollout.errors import StorageError
 from mpi_rollout.storage import run_file
-from mpi_rollout.storage.episodes import make_table
 from mpi_rollout.storage.ownership import identity
 from mpi_rollout.storage.run_file import Prefix, RunFile
 from mpi_rollout.storage.schema import FAULT, INTERVAL, INTERVALS_PER_CHUNK, Schema, fault_row
@@ -45,7 +44,7 @@ def file_of(folder: Path, trajectories: bool = True, replaces: tuple[int, int] |
         "versions": "{}",
     }  # fmt: skip
     schema = Schema(attributes, config, ROWS_PER_BLOCK, 1)
-    return RunFile(config.out, schema, make_table(config, {}) if trajectories else None, replaces)
+    return RunFile(config.out, schema, replaces)
 
 
 @pytest.fixture
