@@ -72,7 +72,7 @@ class Filters:
         return self._packing is not None and mask & self._checksum_alone == 0
 
     def encode(self, chunk: np.ndarray) -> tuple[np.ndarray, int]:
-        """Return a chunk, whose bytes have room for a checksum behind them, as it is in the file, and its filter mask."""
+        """Return the bytes of a chunk as they are in the file, and its filter mask; `chunk` has room for a checksum."""
         if self._packing is not None:
             data = self._packed(self._shuffled(chunk[:-CHECKSUM_NBYTES]))
             # Never as long as the chunk itself: HDF5 would put it in the place of what is committed.
