@@ -36,7 +36,6 @@ from mpi_rollout.storage.untrusted import (
     checked_objects,
     count,
     number,
-    object_of,
     parsed,
     reading,
     table_of,
@@ -246,12 +245,12 @@ def reproducibility_of(file: h5py.File) -> Reproducibility:
 
 def num_steps_of(file: h5py.File) -> int:
     """Return the number of steps that are committed."""
-    return count(attributes_of(object_of(file, "trajectories", h5py.Group)), "num_steps")
+    return count(attributes_of(file["trajectories"]), "num_steps")
 
 
 def committed_episodes(file: h5py.File) -> np.ndarray:
     """Read the rows of /episodes that lie in committed steps."""
-    return within(table_of(file, "episodes", EPISODE), num_steps_of(file))
+    return within(table_of(file, "episodes"), num_steps_of(file))
 
 
 def within(episodes: np.ndarray, num_steps: int) -> np.ndarray:
@@ -265,7 +264,7 @@ def within(episodes: np.ndarray, num_steps: int) -> np.ndarray:
 
 def committed_resets(file: h5py.File) -> np.ndarray | None:
     """Read the rows of /resets before committed steps and after the last one; None where a run took the steps."""
-    rows = table_of(file, "resets", RESET) if is_recording(file.attrs) else np.zeros(0, RESET)
+    rows = table_of(file, "resets") if is_recording(file.attrs) else np.zeros(0, RESET)
     return possible_resets(attributes_of(file), rows, num_steps_of(file))
 
 

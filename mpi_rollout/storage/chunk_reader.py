@@ -81,9 +81,9 @@ class ChunkReader:
         return int(last["row"]) + (self.rows if is_full else int(last["num_checked"]) // self.row_nbytes)
 
     def lay_out(self, num_chunks: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return of the first chunks where they begin in the file, which are not as in memory, and which are.
+        """Return where the first chunks begin in the file, which of them are packed or missing, and which are not.
 
-        Those that are as in memory were not compared with their checksums.  Chunks that are not there have zeros.
+        Nothing was compared with its checksum.
         """
         numbers = self._index.numbers[: np.searchsorted(self._index.numbers, num_chunks)]
         entries = self._index.rows[: len(numbers)]
@@ -201,10 +201,7 @@ class ChunkReader:
         return "" if got == nbytes else "the file ends inside the chunk"
 
     def read(self, start: int, stop: int, envs: slice | None = None, into: np.ndarray | None = None) -> np.ndarray:
-        """Read rows `start` to `stop` - 1, of some envs or all, into the first rows of an array if one is given.
-
-        ContentError if one of their chunks is damaged.
-        """
+        """Read rows `start` to `stop` - 1, into an array if one is given; ContentError if a chunk is damaged."""
         envs = slice(0, self._num_envs) if envs is None else envs
         shape = (stop - start, envs.stop - envs.start, *self.shape[2:])[: len(self.shape)]
         array = np.empty(shape, self.dtype) if into is None else into

@@ -236,7 +236,7 @@ def listed_chunks(file: h5py.File, num_steps: int, is_sealed: bool, is_at_least:
     With `is_at_least`, a commit of more steps will do, of those before the first one that is damaged.
     """
     names = parsed(attributes_of(file["chunks"]), "datasets", list)
-    chunks, commits = table_of(file, "chunks", CHUNK), table_of(file, "commits", COMMIT)
+    chunks, commits = table_of(file, "chunks"), table_of(file, "commits")
     whole = commits[: _num_whole(file, chunks, commits)]
     considered = whole if is_at_least else commits
     counts = considered["num_steps"] >= num_steps if is_at_least else considered["num_steps"] == num_steps

@@ -189,16 +189,13 @@ def _failure(path: str, doing: str, code: int, words: IO[bytes]) -> RolloutError
             f"{path}: the process that read it was killed (SIGKILL) while {doing}: by the system for want of memory, "
             "or by somebody; that says nothing about the file; try again, with more memory if it happens again"
         )
+    ending = signal.Signals(-code).name if code < 0 else f"exit code {code}"
     words.seek(0)
     sys.stderr.write(words.read().decode(errors="replace"))
     return RolloutError(
-        f"{path}: reading it failed while {doing} ({_ending(code)}); that is an error of mpi_rollout or of its "
+        f"{path}: reading it failed while {doing} ({ending}); that is an error of mpi_rollout or of its "
         "installation, and says nothing about the file"
     )
-
-
-def _ending(code: int) -> str:
-    return signal.Signals(-code).name if code < 0 else f"exit code {code}"
 
 
 def serve() -> None:
@@ -217,8 +214,8 @@ def serve() -> None:
         kept.append(error)
         answer = {"refused": error.shown(as_flag), "kind": type(error).__name__}
     except MemoryError:
-        answer = {"refused": f"{path}: reading it takes more memory than a file of its size can need; it is damaged"}
-        answer["kind"] = DataError.__name__
+        words = f"{path}: reading it takes more memory than a file of its size can need; it is damaged"
+        answer = {"refused": words, "kind": DataError.__name__}
     except Exception:
         traceback.print_exc()
         os._exit(1)
@@ -229,22 +226,19 @@ def serve() -> None:
 
 def limit_memory(path: str) -> None:
     """Limit the memory of this process to what a file of that size can make it need."""
-    try:
-        nbytes = MEMORY_NBYTES + MEMORY_PER_BYTE * os.path.getsize(path)
-    except OSError:
-        nbytes = MEMORY_NBYTES
-    _, most = resource.getrlimit(resource.RLIMIT_DATA)
-    nbytes = nbytes if most == resource.RLIM_INFINITY else min(nbytes, most)
-    resource.setrlimit(resource.RLIMIT_DATA, (nbytes, most))
+    _set_limit(MEMORY_NBYTES + MEMORY_PER_BYTE * (os.path.getsize(path) if os.path.exists(path) else 0))
 
 
 def allow_memory(nbytes: int) -> None:
     """Let this process have so many bytes more than one that reads an empty file, if it is limited at all."""
-    now, most = resource.getrlimit(resource.RLIMIT_DATA)
-    wanted = MEMORY_NBYTES + nbytes
-    wanted = wanted if most == resource.RLIM_INFINITY else min(wanted, most)
-    if now != resource.RLIM_INFINITY and wanted > now:
-        resource.setrlimit(resource.RLIMIT_DATA, (wanted, most))
+    now, _ = resource.getrlimit(resource.RLIMIT_DATA)
+    if now != resource.RLIM_INFINITY and MEMORY_NBYTES + nbytes > now:
+        _set_limit(MEMORY_NBYTES + nbytes)
+
+
+def _set_limit(nbytes: int) -> None:
+    _, most = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (nbytes if most == resource.RLIM_INFINITY else min(nbytes, most), most))
 
 
 def teller(signs: IO[str]) -> Callable[[str], None]:

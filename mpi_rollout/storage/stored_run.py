@@ -19,7 +19,6 @@ from mpi_rollout.errors import ContentError, DataError
 from mpi_rollout.storage.checked_file import checked
 from mpi_rollout.storage.chunk_reader import ChunkReader, FileChunks, one_thread
 from mpi_rollout.storage.episodes import StoredResults, make_table, stored_results
-from mpi_rollout.storage.schema import leaf_datasets
 from mpi_rollout.storage.untrusted import open_unmarked, steadily
 from mpi_rollout.text import first_line
 
@@ -78,7 +77,7 @@ class StoredRun:
             self.attributes, self.config, self.is_complete = checks.root, checks.config, checks.is_complete
             self.is_sealed, self.num_steps = checks.is_sealed, checks.num_steps
             self.episodes, self.resets = checks.committed_episodes(), checks.resets()
-            datasets = leaf_datasets(checks.file["trajectories"])
+            datasets = checks.trajectories()
             self.leaves = {
                 name: Leaf(tuple(name.split("/")), dataset.dtype, dataset.shape[2:])
                 for name, dataset in datasets.items()

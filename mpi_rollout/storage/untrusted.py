@@ -109,12 +109,7 @@ def is_of_reading(error: Exception) -> bool:
 def checked_objects(file: h5py.File, tell: Tell, names: Collection[str]) -> dict[str, h5py.Dataset]:
     """Return all datasets by their paths, after a look at all links, objects and attributes.
 
-    ContentError for what has none of these names, or is not in this file.
-
-    Parameters
-    ----------
-    names
-        The paths of the datasets that the file may have; groups are those that these are in.
+    ContentError for what is not in this file, or neither a dataset with one of these names nor a group that has one.
     """
     known = {"/".join(parts[:end]) for parts in (name.split("/") for name in names) for end in range(1, len(parts) + 1)}
     seen, waiting, datasets = {_address(file)}, [("", file)], {}
@@ -223,31 +218,14 @@ def _shown(attributes: Mapping[str, object], name: str) -> str:
     return f"is {value.item() if isinstance(value, np.generic) else value!r:.80}".replace("\n", " ")
 
 
-def object_of(file: h5py.File, name: str, kind: type) -> h5py.HLObject:
-    """Return the `h5py.Group` or `h5py.Dataset` of a path; raise ContentError if there is none."""
-    if name not in file:
-        raise ContentError(f"there is no {name}")
-    item = file[name]
-    if not isinstance(item, kind):
-        raise ContentError(f"{name} should be a {kind.__name__.lower()}")
-    return item
-
-
-def table_of(file: h5py.File, name: str, dtype: np.dtype) -> np.ndarray:
-    """Read all rows of a dataset with one axis and these columns; raise ContentError if it has others."""
-    dataset = object_of(file, name, h5py.Dataset)
-    if dataset.dtype != dtype or dataset.ndim != 1:
-        columns = ", ".join(dtype.names or ())
-        raise ContentError(f"{name} should be a table of {columns}; got {dataset.dtype} of shape {dataset.shape}")
-    check_room(file, name, dataset, len(dataset))
-    return np.asarray(dataset[...])
+def table_of(file: h5py.File, name: str) -> np.ndarray:
+    """Read all rows of a table; ContentError if it claims more of them than the file has."""
+    check_room(file, name, file[name], len(file[name]))
+    return np.asarray(file[name][...])
 
 
 def check_room(file: h5py.File, name: str, dataset: h5py.Dataset, num_rows: int, room: int = ROOM_NBYTES) -> None:
-    """Refuse a dataset that claims more bytes in its first rows than its file has.
-
-    They cannot be there, however well they may be compressed.
-    """
+    """Refuse a dataset that claims more bytes in its first rows than its file has, however well they are compressed."""
     row_nbytes = dataset.dtype.itemsize * int(np.prod(dataset.shape[1:], dtype=object))
     nbytes, has_nbytes = num_rows * row_nbytes, file.id.get_filesize()
     if nbytes > (has_nbytes + room) * MOST_SMALLER.get(compression_of(dataset), 1):
