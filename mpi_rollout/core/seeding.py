@@ -40,7 +40,6 @@ class Reproducibility(StrEnum):
 
     @property
     def words(self) -> str:
-        """Say it in a sentence's part."""
         return {
             "episode": "each episode has a seed of its own",
             "env": "each env has a stream of random numbers of its own",
