@@ -150,7 +150,7 @@ class Slice(ABC):
         if self._random is not None:
             self._random.forget(self.num_steps)
         is_asked = order.is_chosen and self._choose is not None
-        actions, extras = order.own_actions, []
+        actions, extras = order.own_actions, list[np.ndarray]()
         if is_asked:
             actions, extras = self._room_for_choices()
         elif order.is_chosen:
