@@ -9,10 +9,10 @@ from mpi_rollout.collect.monitor import LostRank
 from mpi_rollout.core.spaces import wrong_values_text
 from mpi_rollout.text import counted
 
-MUCH = 0.15  # Of the time, in waiting for other ranks and their messages.
-MOST = 0.9  # Of a core: on a quiet machine ranks have 0.99.
-ROOT_GAIN = 0.05  # Of the time, by another number of envs for rank 0: less comes and goes.
-ADVICE_S = 2.0  # Of a run: in a shorter one, ranks differ and wait by chance.
+MUCH = 0.15  # A large share of the time, spent in waiting for other ranks and their messages.
+MOST = 0.9  # A share of a core: on a quiet machine ranks have 0.99.
+ROOT_GAIN = 0.05  # The share of time that another number of envs on rank 0 must save: less comes and goes.
+ADVICE_S = 2.0  # The shortest run with advice: in a shorter one, ranks differ and wait by chance.
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ class RunFigures:
         ]
 
     def balanced_root_envs(self) -> tuple[int, float] | None:
-        """Return how many envs of rank 0 would have all ranks be ready at the same time, and the share of time won.
+        """Return how many envs on rank 0 would let all ranks end a step together, and the share of time saved.
 
         By the measured seconds of an env on rank 0 and on the others.  What rank 0 does besides counts where no rank
         waits for another; in lockstep that comes when the others have stepped, and only slows its own envs down.

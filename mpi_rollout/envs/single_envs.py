@@ -55,14 +55,14 @@ class SingleEnvs(CalledByName):
         self.num_envs = len(self.envs)
         self._take_spaces()
         inner, limits = zip(*map(step_over_wrappers, self.envs), strict=True)
-        self._inner = list(inner)  # What is stepped.
+        self._inner = list(inner)  # The envs that are stepped.
         self._time = TimeLimits(limits)
         self._seeds = None if seeds is None else list(seeds)
         self._episodes = [0] * self.num_envs  # Begun by each env, and the seed of the last one.
         self._episode_seeds: list[int | None] = [None] * self.num_envs
         self.faults: list[Restart] = []
         self._num_restarts = [0] * self.num_envs
-        self._outcomes: list[Outcome] | None = None  # Those that have come of the step under way.
+        self._outcomes: list[Outcome] | None = None  # The outcomes of the step under way that have come.
         self._frames: list[object] = [None] * self.num_envs
 
     def _take_spaces(self) -> None:
@@ -168,7 +168,7 @@ class SingleEnvs(CalledByName):
         self._seeds[index], self._episodes[index] = seeds, num_before
 
     def _own_reset(self, index: int, env: gymnasium.Env) -> Callable[[], Begun]:
-        """Return what begins an episode that nobody asked for, with the arguments that reach the env in Gymnasium."""
+        """Return the reset that begins an episode after an end, with the arguments that reach the env in Gymnasium."""
         is_outermost = env is self.envs[index]  # Wrappers pass on their defaults.
         reset = self._named(index, env.reset)
         if self._seeds is None:
@@ -178,7 +178,7 @@ class SingleEnvs(CalledByName):
         return lambda: reset(seed=self._draw(index), options=None)
 
     def _given_reset(self, index: int, seed: int | None, options: OptionsOfOne) -> Callable[[], Begun]:
-        """Return what begins an episode from outside the wrappers; called again, it begins the same one."""
+        """Return a reset from outside the wrappers; called again, it begins the same episode."""
         is_to_draw = self._seeds is not None and seed is None
 
         def reset() -> Begun:

@@ -212,7 +212,7 @@ class ShrinkingTransport(Transport):
         """Shrink the communicator, and meet at the root's order."""
         before = self.ranks
         self._shrink()
-        if self.marks is not None:  # At once: what follows may fail, and begin again with the ranks of now.
+        if self.marks is not None:  # This comes first: the rest may fail, and begin again with the ranks that are left.
             self.marks[np.setdiff1d(before, self.ranks)] = LOST
         state = np.array([self._num_orders, is_void])
         self.comm.Bcast(state, ROOT)
@@ -248,7 +248,7 @@ class ShrinkingTransport(Transport):
         self.comm.Ack_failed()
         try:
             return bool(self.comm.Agree(int(is_leaving)))
-        except self._error as error:  # On all ranks alike.
+        except self._error as error:  # All ranks raise it.
             self._check(error)
             return False
 

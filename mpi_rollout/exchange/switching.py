@@ -28,7 +28,7 @@ class SwitchingTransport(Transport):
         self._order_is_direct = buffers.order[IS_DIRECT].view(np.int64).data
         self._direct: DirectTransport | None = None
         self._adaptation, self._is_other_short = Adaptation(), False
-        self._mark: np.ndarray | None = None  # Those of the rows of this rank's slot.
+        self._mark: np.ndarray | None = None  # The marks in the rows of this rank's slot.
         self._use(self._collective)
 
     def see_marks(self, own: np.ndarray | None, of_all: np.ndarray | None) -> None:

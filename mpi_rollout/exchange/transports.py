@@ -31,7 +31,7 @@ class Buffers(NamedTuple):
     comm: "MPI.Intracomm"
     order: np.ndarray
     slot: np.ndarray | None  # This rank's own, of shape (num_rows, nbytes); on the root one of `slots`, or None.
-    slots: np.ndarray | None  # Of shape (num_ranks, num_rows, nbytes) on the root, else None.
+    slots: np.ndarray | None  # An array of shape (num_ranks, num_rows, nbytes) on the root, else None.
     ranks: range  # Those of `slots`, as ranks of `comm`.
 
 
@@ -75,7 +75,7 @@ class Transport:
         return value
 
     def listen(self) -> None:
-        """Be ready to receive before the other side is told to send: some orders are not answered by slots."""
+        """Prepare to receive before the other side is told to send: some orders are not answered by slots."""
 
     def see_marks(self, own: np.ndarray | None, of_all: np.ndarray | None) -> None:
         """Show the marks of the rows of this rank's slot, and on the root those of all slots' first rows."""

@@ -132,7 +132,7 @@ def read_operations(nodes: list[JsonObject], kept: set[str]) -> list[Operation]:
 
 
 def _call_of(target: str) -> tuple[Callable[..., Value], list[torch._C.Argument]]:
-    """Return what an operation calls, and the arguments of its schema, if it has one."""
+    """Return the function that an operation calls, and the arguments of its schema, if it has one."""
     if target in _NUMBERS:
         return partial(_small, _NUMBERS[target]), []
     *folder, name, overload = target.split(".")

@@ -51,13 +51,13 @@ def num_cores_of_host() -> int:
 
 
 def num_usable_cores() -> int:
-    """Return how many cores this process may use, by its affinity and by its container's quota."""
+    """Return the number of cores that this process may use, by its affinity and by its container's quota."""
     num_cores, quota = len(physical_cores(os.sched_getaffinity(0))), processor_quota()
     return max(1, min(num_cores, int(quota))) if quota else num_cores
 
 
 def processor_quota(root: Path = CGROUPS) -> float | None:
-    """Return how many cores' worth of processor time this container may use; None without a limit."""
+    """Return the processor time that this container may use, in cores; None without a limit."""
     try:
         quota, period = (root / "cpu.max").read_text().split()
     except (OSError, ValueError):
@@ -73,7 +73,7 @@ def processor_quota(root: Path = CGROUPS) -> float | None:
 
 @contextmanager
 def library_threads(number: int, is_asked_for: bool) -> Iterator[None]:
-    """Have libraries that are loaded meanwhile start so many threads: those with OpenMP, such as torch, and XLA of JAX.
+    """Limit the threads of libraries imported in this context: those with OpenMP, such as torch, and XLA of JAX.
 
     Parameters
     ----------
@@ -110,7 +110,7 @@ class ProcessorTime:
 
 
 def processor_time(path: str = "/proc/thread-self/schedstat") -> ProcessorTime | None:
-    """Return what the calling thread has had so far; None where the system does not say."""
+    """Return the processor time of the calling thread so far; None where the system does not say."""
     try:
         with open(path) as file:
             ran_ns, delayed_ns = file.read().split()[:2]
@@ -236,7 +236,7 @@ def check_length(name: str, length: int, row_nbytes: int, num_ranks: int, order_
 
 
 def share_of_cores(num_local: int) -> int:
-    """Return how many cores this rank has for threads, at least 1.
+    """Return the number of cores that this rank has for threads, at least 1.
 
     Those that its launcher has bound it to are its own; else the ranks of the host share what there is.
 

@@ -184,7 +184,7 @@ class RankEnvs:
     model: Model | None = None
 
     def fingerprint(self) -> dict[str, str]:
-        """Return what must be the same on all ranks that have envs; of a policy, on all that have made it."""
+        """Return what must be equal on all ranks that have envs; of a policy, on all that have made it."""
         marks: dict[str, str] = {}
         if self.model is not None:
             marks["the extras of the policy"] = json.dumps(describe_leaves(self.model.extras))
@@ -287,7 +287,7 @@ def _shared_facts(comm: "MPI.Intracomm", rank_envs: RankEnvs) -> EnvFacts:
 
 
 def _way_to_wait(comm: "MPI.Intracomm", plan: Plan) -> str:
-    """Return how ranks are to wait; only MPI's own waits report ranks that are lost."""
+    """Decide how ranks wait; only MPI's own waits report ranks that are lost."""
     if plan.is_surviving:
         return "spin"
     return way_to_wait(comm) if plan.wait == "auto" else plan.wait
@@ -301,4 +301,4 @@ def unwatched_by_gc() -> Iterator[None]:
     try:
         yield
     finally:
-        gc.unfreeze()  # Else they would not be freed at the end, which extension modules complain of.
+        gc.unfreeze()  # Without this they are not freed at the end, and extension modules complain.

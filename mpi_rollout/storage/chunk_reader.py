@@ -101,7 +101,7 @@ class ChunkReader:
         return down * self.rows, across * self._envs
 
     def missing(self, num_rows: int) -> str:
-        """Return what is wrong if a chunk of the first rows is nowhere, "" if all are there.  Read none of them."""
+        """Say which chunk of the first rows is missing, "" if all are there.  No chunk is read."""
         expected = -(-num_rows // self.rows) * self.across
         lists = [self._listed] * self._is_listed + [self._index] * (self._needs_index or not self._is_listed)
         for numbers in (entries.numbers for entries in lists):
@@ -251,7 +251,7 @@ class ChunkReader:
 
 
 def _overlap(start: int, stop: int, first: int, size: int) -> tuple[slice, slice]:
-    """Return what a range and a chunk of `size` from `first` on have in common, as places in each."""
+    """Return the overlap of a range and a chunk of `size` from `first` on, as slices of each."""
     low, high = max(start, first), min(stop, first + size)
     return slice(low - start, high - start), slice(low - first, high - first)
 

@@ -35,7 +35,7 @@ class FileChunks:
         self._file, self._is_sealed, self._needs_index = file, is_sealed, needs_index
         self.has_list = "chunks" in file
         self._listed = listed_chunks(file, num_steps, is_sealed, is_at_least) if self.has_list else {}
-        self._bytes = open(path, "rb", buffering=0)  # noqa: SIM115  # As long as the file.
+        self._bytes = open(path, "rb", buffering=0)  # noqa: SIM115  # It is open as long as the file.
         self._chunks: dict[str, ChunkReader] = {}
 
     def close(self) -> None:
@@ -51,13 +51,13 @@ class FileChunks:
         return self._chunks[name]
 
     def num_rows(self, name: str) -> int:
-        """Return how many rows of a table count: before a file is sealed, those that the list has."""
+        """Return the number of rows of a table that count: before a file is sealed, those that the list has."""
         num_rows = len(self._file[name])
         return min(num_rows, self.chunks(name).num_listed_rows) if self.has_list and not self._is_sealed else num_rows
 
 
 def listed_chunks(file: h5py.File, num_steps: int, is_sealed: bool, is_at_least: bool = False) -> dict[str, np.ndarray]:
-    """Return what the last commit of `num_steps` steps lists, by dataset; ContentError if the list is damaged.
+    """Return the chunks listed by the last commit of `num_steps` steps, by dataset; ContentError if damaged.
 
     With `is_at_least`, a commit of more steps will do, of those before the first one that is damaged.
     """
@@ -85,7 +85,7 @@ def listed_chunks(file: h5py.File, num_steps: int, is_sealed: bool, is_at_least:
 
 
 def _num_whole(file: h5py.File, chunks: np.ndarray, commits: np.ndarray) -> int:
-    """Return how many commits are as they were written, before the first one that is not."""
+    """Return the number of commits that are as they were written, before the first one that is not."""
     digest, start = first_digest(attributes_of(file)), 0
     for number, commit in enumerate(commits):
         stop = int(commit["num_chunks"])

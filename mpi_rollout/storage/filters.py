@@ -18,7 +18,7 @@ GZIP_LEVEL = 1
 CHECKSUM_NBYTES = 4
 MODULUS = 65535
 WORDS_PER_ROW = 4096
-MOST_ROWS = 65537  # Of words whose sum still fits into 32 bits.
+MOST_ROWS = 65537  # The most rows of words whose sum still fits into 32 bits.
 COLUMNS = np.arange(WORDS_PER_ROW, dtype=np.uint64)
 FROM_END = COLUMNS[::-1] + 1
 WORD = 0xFFFFFFFF

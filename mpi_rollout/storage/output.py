@@ -24,7 +24,7 @@ from mpi_rollout.storage.status import read_status, status_path
 from mpi_rollout.storage.structure import committed_episodes, identity_of, reproducibility_of
 from mpi_rollout.storage.untrusted import open_unmarked
 
-DEFAULT_FOLDER = "results"  # Of outputs without `--out`: it is made in the folder where a command is started.
+DEFAULT_FOLDER = "results"  # The folder of outputs without `--out`, made where a command is started.
 FRESH_S = 60.0  # An older status is not of a run that is under way on another host.
 
 

@@ -50,7 +50,7 @@ def check_same_run(config: RolloutConfig, stored: dict[str, Any], path: str) -> 
 
 def _changes(before: RolloutConfig, now: RolloutConfig) -> list[str]:
     """Return the words for every option of the data that is not what it was."""
-    idle = unused(before)  # Once they were not refused.
+    idle = unused(before)  # Earlier versions did not refuse them.
     options = [
         (name, getattr(RolloutConfig if name in idle else before, name), getattr(now, name)) for name in DATA_OPTIONS
     ]

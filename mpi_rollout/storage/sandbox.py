@@ -26,7 +26,7 @@ from mpi_rollout.errors import DataError, Interrupted, RolloutError, as_flag
 from mpi_rollout.process.interrupts import STOP_SIGNALS, is_main_thread
 from mpi_rollout.process.launcher import end_with
 
-PATIENCE_S = 60.0  # Without a sign of life.  Each chunk, of about 1 MiB, gives one.
+PATIENCE_S = 60.0  # The longest time without a sign of life.  Each chunk, of about 1 MiB, gives one.
 LOOK_EVERY_S = 0.2
 TELL_EVERY_S = 0.2
 BLOCKED_SIGNALS = (*STOP_SIGNALS, signal.SIGHUP, signal.SIGUSR2)

@@ -140,7 +140,7 @@ def promised_by(attributes: Mapping[str, Any]) -> Reproducibility | None:
 
 
 def reproducibility_of(file: h5py.File) -> Reproducibility:
-    """Return what the envs of a file promise; files of older versions do not say it."""
+    """Return the promise of a file's envs; files of older versions do not have it."""
     if (promised := promised_by(file.attrs)) is not None:
         return promised
     is_loop = parsed(file.attrs, "config", dict)["vectorization_mode"] == "sync"

@@ -21,14 +21,14 @@ from mpi_rollout.storage.ownership import why_no_file
 from mpi_rollout.storage.torn import mended
 from mpi_rollout.text import first_line
 
-SIGNATURE = b"\x89HDF\r\n\x1a\n\x03"  # Of a superblock of version 3, which all files of this program have.
+SIGNATURE = b"\x89HDF\r\n\x1a\n\x03"  # The start of a superblock of version 3, which all files of this program have.
 MARK = 11  # Where the superblock says whether somebody writes.
 END = slice(28, 36)
 CHECKSUM = slice(44, 48)
 SUPERBLOCK_NBYTES = 48
 MOST_ATTRIBUTES = 64  # Reading one takes a millisecond.
 ROOM_NBYTES = 2**26  # A dataset may be longer than the file by so much: its writer extends it before it writes rows.
-OpenFile: TypeAlias = h5py.File  # Of a file that was verified: attributes, and arrays by their paths.
+OpenFile: TypeAlias = h5py.File  # A file that was verified: attributes, and arrays by their paths.
 Tell = Callable[[str], None]  # Takes what is being read, in a process that somebody watches.
 Parsed = TypeVar("Parsed", dict[str, Any], list[Any])
 
@@ -109,7 +109,7 @@ def reading(path: str, tell: Tell) -> Iterator[tuple[h5py.File, Tell]]:
 
 
 def _refusal_of(error: Exception, path: str, doing: str) -> DataError | None:
-    """Return what to raise for an error of the file; None if it is a mistake of ours, or says all already."""
+    """Return the exception to raise for an error of the file; None if it is a mistake of ours, or says all already."""
     if isinstance(error, ContentError):
         return DataError(f"{path}: {error}")
     if isinstance(error, RolloutError) or not is_of_reading(error):
@@ -222,7 +222,7 @@ def count(attributes: Mapping[str, object], name: str) -> int:
 
 
 def parsed(attributes: Mapping[str, object], name: str, kind: type[Parsed]) -> Parsed:
-    """Return what an attribute has in JSON, a `dict` or a `list`; raise ContentError if it is something else."""
+    """Parse an attribute in JSON, a `dict` or a `list`; ContentError if it is something else."""
     try:
         value = json.loads(text(attributes, name))
     except (ValueError, RecursionError):

@@ -176,7 +176,7 @@ def _shared(options: Mapping[str, Any]) -> SharedOptions:
 
 def _plain(value: Number) -> Number:
     """Return NumPy's integers as Python's, so that they are the same in what ranks compare."""
-    return int(value) if isinstance(value, np.integer) else value  # type: ignore[return-value]  # As wide as before.
+    return int(value) if isinstance(value, np.integer) else value  # type: ignore[return-value]  # It is as wide.
 
 
 @dataclass(frozen=True)
@@ -216,7 +216,7 @@ class Request:
         return replace(plan, has_policy=True, make_model=maker, keeps_extras=True)
 
     def policy_on_ranks(self, driver: Driver) -> PolicyOnRanks:
-        """Have all ranks use the policy; for the root, when all ranks serve."""
+        """Let all ranks use the policy; called by the root when all ranks serve."""
         source, options = PolicySource(MADE, str(self.policy)), self.options
         if isinstance(self.policy, str) and not is_maker(self.policy):
             source = read_source(self.policy, options.policy_mode, options.trust_policy)

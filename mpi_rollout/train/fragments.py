@@ -49,7 +49,7 @@ class Fragments:
         self._steps, self._driver, self._state = steps, steps.driver, state
         self.policy: PolicyOnRanks | None = None
         self._random: RandomPolicy | None = None
-        self._next_step = dict.fromkeys(self._driver.lanes, 0)  # Of what is drawn.
+        self._next_step = dict.fromkeys(self._driver.lanes, 0)  # The next step of random actions.
         self._sent: dict[Lane, Sent] = {}  # What was sent last.
         self._num_steps = self._room = 0  # `_num_steps` are those of the fragments under way.
         self._block: Block
@@ -166,7 +166,7 @@ class Fragments:
             self._unpackers[lane].lay_results(0, self._num_steps)
 
     def _batch(self, lanes: Sequence[Lane], sent: Sequence[Sent]) -> Batch:
-        """Return what came back of some lanes, in new arrays; keep their last observations."""
+        """Return the fragments of some lanes in new arrays; keep their last observations."""
         driver, block, num_steps, outcomes = self._driver, self._block, self._num_steps, self._steps.outcomes
         for lane in lanes:
             self._unpackers[lane].unpack(0, num_steps)

@@ -31,10 +31,10 @@ class Rows:
 
     def __init__(self, writer: Writer, make_block: Callable[[], Block], mode: AutoresetMode):
         self._writer, self._make_block = writer, make_block
-        # Else the observation after an end is the next episode's.
+        # Without them the observation after an end is the next episode's.
         self._has_finals_behind = mode != AutoresetMode.SAME_STEP
         self._open: deque[Block] = deque()
-        self._num_blocks = NUM_BLOCKS  # In all: open, free, and with the writer.
+        self._num_blocks = NUM_BLOCKS  # All blocks: open, free, and with the writer.
         self._newest: Block
         self._kept: list[tuple[int, np.ndarray, list[np.ndarray]]] = []
         self.stop = self.num_ends = self.num_last = self._num_seen = 0
@@ -59,7 +59,7 @@ class Rows:
         return pieces
 
     def ends(self, step: int, envs: slice) -> np.ndarray:
-        """Tell of some envs whether they ended in a step."""
+        """Tell for some envs whether they ended in a step."""
         block, row = self.at(step)
         return block.terminations[row, envs] | block.truncations[row, envs]
 
@@ -70,7 +70,7 @@ class Rows:
         if self._has_finals_behind:
             after, next_row = self.at(step + 1)
             self._kept.append((step, envs, [array[next_row, envs] for array in after.state_arrays]))
-        else:  # Of others the last observation is there already.
+        else:  # The other envs have their last observation already.
             after, next_row = self.at(step + 1)
             for final, states in zip(before.final_arrays, after.state_arrays, strict=True):
                 final[row, envs[is_running]] = states[next_row, envs[is_running]]
@@ -124,7 +124,7 @@ class Rows:
         self._put_kept(block, stop)
 
     def _put_kept(self, block: Block, stop: int) -> None:
-        """Put in the last states in whose place resets have put others."""
+        """Restore final states that resets overwrote."""
         rest = []
         for step, envs, arrays in self._kept:
             if step < block.start + stop:

@@ -13,7 +13,7 @@ from mpi_rollout.train.steps import Steps
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-Endpoint = Any  # Of a connection: a `RootEnd` on the root, a `Worker` elsewhere.
+Endpoint = Any  # One end of a connection: a `RootEnd` on the root, a `Worker` elsewhere.
 
 
 class Turns:
