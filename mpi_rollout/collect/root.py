@@ -198,6 +198,7 @@ class Root:
     def _make_sink(self, lost: Mapping[int, int]) -> Sink:
         # h5py is for the root alone: a worker's imports are the job's start-up time.
         from mpi_rollout.storage import schema, writer
+        from mpi_rollout.storage.ownership import check_free_space
         from mpi_rollout.storage.run_file import Prefix
 
         spaces, contents = (self._facts.observation_space, self._facts.action_space), self._driver.exchanges.contents
@@ -214,7 +215,7 @@ class Root:
         # The unfinished file of before goes when the new one is there; a complete one stays until the end.
         is_continued = past is not None and source != self._config.path
         old_nbytes = os.path.getsize(source) if is_continued else 0
-        if size := schema.check_free_space(self._config, nbytes, old_nbytes):
+        if size := check_free_space(self._config, nbytes, old_nbytes):
             say(f"mpi_rollout: {size}\n")
         blocks = [self._driver.block(num_rows) for _ in range(NUM_BLOCKS)]
         prefix = None if past is None else Prefix(past.num_steps, source, lost)

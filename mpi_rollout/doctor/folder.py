@@ -128,7 +128,7 @@ def judge_locks(folder: str) -> Finding:
 
 def judge_reading(folder: str) -> Finding:
     """Check whether another process can read an HDF5 file while it is written, as `inspect` does."""
-    from mpi_rollout.storage.probe import why_not_followed
+    from mpi_rollout.storage.sandbox import why_not_followed
 
     with tempfile.TemporaryDirectory(prefix=".mpi_rollout-doctor-", dir=folder) as probe:
         try:

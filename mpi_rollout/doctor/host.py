@@ -56,7 +56,7 @@ def examine_host(report: Reporter, folder: str, env_id: str | None) -> None:
 
 def judge_hdf5() -> Iterator[Finding]:
     """Name the versions of h5py and HDF5."""
-    from mpi_rollout.storage.probe import libraries
+    from mpi_rollout.storage.schema import libraries
 
     versions = libraries()
     yield Finding("HDF5", f"h5py {versions['h5py']}, HDF5 {versions['hdf5']}")

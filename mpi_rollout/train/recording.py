@@ -50,7 +50,7 @@ def check_record(path: str, compression: str) -> None:
         There is a file, or what a killed trainer has left of it; or the folder is missing or cannot be written to; or
         the compression needs a package.
     """
-    from mpi_rollout.storage.codecs import check_available
+    from mpi_rollout.storage.filters import check_available
     from mpi_rollout.storage.output import check_folder, remove_unfinished
 
     check_available(compression)
