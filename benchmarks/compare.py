@@ -23,12 +23,12 @@ from typing import Any
 from measuring import MEASURED, environment
 from systems import all_systems, reason_to_skip
 
-from mpi_rollout.core.clock import utc_now
+from mpi_rollout.process.clock import utc_now
 from mpi_rollout.process.host import num_usable_cores
 from mpi_rollout.studies.compare.comparison import measure as take_turns
 from mpi_rollout.studies.compare.systems import Setup
-from mpi_rollout.studies.plan import JobOptions
-from mpi_rollout.studies.workplace import machine_facts
+from mpi_rollout.studies.jobs import JobOptions
+from mpi_rollout.studies.machine import machine_facts
 
 LOOPS = "bare,bare-all,mpi-1,mpi-R,mpi-fragments-R,sync,async,pool,sb3-dummy,sb3-subproc,envpool,envpool-async,minari"
 NATIVE = "bare,native,envpool-1,envpool-async-1,envpool,envpool-async,numba,torch,gymnax,mpi-native-R,mpi-native-run-R,"

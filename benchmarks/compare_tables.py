@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from mpi_rollout.studies.scaling_report import aligned
+from mpi_rollout.studies.report import aligned
 from mpi_rollout.studies.statistics import Interval, median_interval, ratio
 
 BASE, ALL_CORES = "bare", "bare-all"

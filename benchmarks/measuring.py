@@ -18,8 +18,8 @@ from pathlib import Path
 from statistics import median
 from typing import TypeVar
 
-from mpi_rollout.studies.plan import printable_launcher
-from mpi_rollout.studies.workplace import cpu_model
+from mpi_rollout.studies.jobs import find_launcher
+from mpi_rollout.studies.machine import cpu_model
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 MEASURED, HELPERS = CHECKOUT / "results/measured", CHECKOUT / "tests/helpers"
@@ -38,7 +38,7 @@ def machine() -> str:
 
 def command_of(num_ranks: int, *arguments: object) -> list[str]:
     """The command that runs Python on some ranks, or without mpirun on 0."""
-    launcher = [printable_launcher(""), "-n", str(num_ranks)] if num_ranks else []
+    launcher = [find_launcher() or "mpirun", "-n", str(num_ranks)] if num_ranks else []
     return [*launcher, sys.executable, *map(str, arguments)]
 
 

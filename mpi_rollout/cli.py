@@ -139,10 +139,10 @@ def run_command(options: argparse.Namespace) -> int:
 
 
 def _plot_command(options: argparse.Namespace) -> int:
+    from mpi_rollout.studies.jobs import check_scipy
     from mpi_rollout.studies.picture import plot_study
-    from mpi_rollout.studies.plan import check_packages
 
-    check_packages(["scipy"])
+    check_scipy()
     for file in options.files:
         show(plot_study(file))
     return 0

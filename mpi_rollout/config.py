@@ -3,15 +3,14 @@
 import json
 import platform
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import numpy as np
 
 from mpi_rollout import __version__
-from mpi_rollout.core.clock import seconds_of
-from mpi_rollout.core.info_types import checked_types
+from mpi_rollout.core.column_types import checked_types
 from mpi_rollout.core.policy_kinds import FILE, FILES, MADE, MAKE_POLICY, RANDOM, kind_of_name
 from mpi_rollout.errors import Option, UsageError, as_flag
+from mpi_rollout.process.clock import seconds_of
 from mpi_rollout.process.paths import located
 from mpi_rollout.shared_options import AUTO, POLICY_BLOCK, SharedOptions, option, vectorization_of
 
@@ -47,7 +46,7 @@ class RolloutConfig(SharedOptions):
         "has a parameter env_index, it gets the index of the env",
         metavar="MODULE:CALLABLE",
     )
-    env_kwargs: dict[str, Any] | list[dict[str, Any]] = option(
+    env_kwargs: dict[str, object] | list[dict[str, object]] = option(
         dict,
         "keyword arguments of the envs: a JSON object for all envs, or a list with one object for each env",
         metavar="JSON",
@@ -65,7 +64,7 @@ class RolloutConfig(SharedOptions):
     store_extras: bool = option(
         False, "store what the policy of make_policy gives besides actions, such as log_prob and value, in extras/NAME"
     )
-    store_infos: dict[str, Any] | str = option(
+    store_infos: dict[str, object] | str = option(
         dict,
         "store these infos of the envs in infos/NAME, with masks of the envs that have them: names, dtypes and sizes "
         'such as \'{"lives": int, "position": [float, 3]}\', with / between the keys of nested dicts; all is what is '
@@ -139,7 +138,7 @@ class RolloutConfig(SharedOptions):
     json: bool = option(False, "print the summary as one line of JSON")
 
     def __post_init__(self) -> None:
-        self.check()
+        self._check_own()
         if (self.env is None) == (self.env_factory is None):
             count = "none" if self.env is None else "both"
             raise UsageError(f"give one of --env ID and --env-factory MODULE:CALLABLE, got {count}")
@@ -147,7 +146,6 @@ class RolloutConfig(SharedOptions):
         if self.policy_block == self._usual_block:  # As good as not given.
             object.__setattr__(self, "policy_block", None)
         object.__setattr__(self, "store_infos", checked_types(self.store_infos))
-        self._check_texts()
         self._check_pairs()
 
     @property
@@ -184,13 +182,14 @@ class RolloutConfig(SharedOptions):
         """The ranks ask the policy for the actions of their own envs."""
         return self.has_model and self.policy_on != "root"
 
-    def _check_texts(self) -> None:
-        """Check the options that are texts of their own kind."""
+    def _check_own(self) -> None:
+        """Check each option by itself."""
         for kwargs in self.env_kwargs if isinstance(self.env_kwargs, list) else [self.env_kwargs]:
             if not isinstance(kwargs, dict):
                 raise UsageError(
                     f"--env-kwargs must be a JSON object, or a list of one for each env, got {json.dumps(kwargs)}"
                 )
+        self.check()
         if self.max_walltime is not None:
             seconds_of(self.max_walltime)
         length = self.fragment_length

@@ -14,7 +14,7 @@ those that the specs say (EnvPool gives rewards and discounts as float32); an ep
 discount of 1, as in `dm_env.truncation`, while EnvPool gives 0.
 """
 
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
 from gymnasium import spaces
@@ -30,7 +30,7 @@ except ImportError as error:
     raise ImportError(f"mpi_rollout.dm_env needs dm_env ({error}); pip install dm-env") from error
 
 FIRST, MID, LAST = np.arange(3, dtype=np.int32)  # The numbers of `dm_env.StepType`.
-Spec = Any  # An array's, or dicts and tuples of them.
+Spec: TypeAlias = "specs.Array | dict[str, Spec] | tuple[Spec, ...]"
 
 
 class MPIEnvironment(dm_env.Environment):

@@ -56,7 +56,7 @@ class RolloutError(Exception):
         text = "".join(spell(part) if isinstance(part, Option) else str(part) for part in self.args)
         return "\n".join(map(printable, text.split("\n")))
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         """Pickle it as an error of its own class, without that of its cause; see `caused_by`."""
         own = next(kind for kind in type(self).__mro__ if _is_found(kind))
         return _restored, (own, self.args, vars(self))
@@ -67,7 +67,7 @@ def _is_found(kind: type) -> bool:
     return getattr(sys.modules.get(kind.__module__), kind.__qualname__, None) is kind
 
 
-def _restored(kind: type[Own], args: tuple[object, ...], state: dict[str, Any]) -> Own:
+def _restored(kind: type[Own], args: tuple[object, ...], state: dict[str, object]) -> Own:
     error = kind.__new__(kind)
     error.args = args
     vars(error).update(state)

@@ -12,7 +12,7 @@ from decimal import Decimal, InvalidOperation
 from typing import Any, NoReturn, TypeAlias
 
 from mpi_rollout.config import RolloutConfig, flag, switch
-from mpi_rollout.core.info_types import read_types
+from mpi_rollout.core.column_types import read_types
 from mpi_rollout.core.policy_kinds import MAKE_POLICY, is_maker
 from mpi_rollout.errors import UsageError
 from mpi_rollout.text import shortened
@@ -163,13 +163,14 @@ def add_option(parser: ParserOrGroup, field: Field[Any]) -> None:
     help_text = field.metadata["help"].replace("%", "%%")  # A lone % would be argparse's own.
     if isinstance(default, bool):
         action = "store_false" if default else "store_true"
-        parser.add_argument(switch(field.name), dest=field.name, default=default, help=help_text, action=action)
+        name = flag(f"no-{field.name}" if default else field.name)
+        parser.add_argument(name, dest=field.name, default=default, help=help_text, action=action)
         return
     extra = {key: field.metadata[key] for key in ("choices", "metavar") if key in field.metadata}
     number_type = next((kind for kind in (int, float) if kind.__name__ in str(field.type)), str)
     extra |= {"dest": field.name, "default": default, "type": READERS.get(field.name, number_type)}
-    if default not in (None, {}):
-        help_text += f" (default: {default})"
+    if default not in (None, {}, ""):
+        help_text += " (default: %(default)s)"
     parser.add_argument(flag(field.name), help=help_text, **extra)
 
 

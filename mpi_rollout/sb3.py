@@ -15,14 +15,14 @@ the outermost one.
 """
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
-from mpi_rollout.core.spaces import Tree, leaves, tree_of
+from mpi_rollout.core.spaces import Tree
 from mpi_rollout.envs.env_maker import EnvFunction
 from mpi_rollout.envs.inputs import Info
 from mpi_rollout.train.connect import connect
@@ -35,7 +35,6 @@ except ImportError as error:
     raise ImportError(f"mpi_rollout.sb3 needs Stable-Baselines3 ({error}); pip install 'mpi_rollout[sb3]'") from error
 
 Infos = list[Info]
-Received = tuple[Tree, np.ndarray, np.ndarray, Infos, np.ndarray]
 Indices = None | int | Iterable[int]
 FINAL = ("final_obs", "_final_obs", "final_info", "_final_info")  # Of the episode that ended, beside the new one's.
 PYTHON_NUMBERS = (np.dtype(np.bool_), np.dtype(np.int64), np.dtype(np.float64))  # What bool, int and float become.
@@ -92,52 +91,27 @@ class MPIVecEnv(VecEnv):
         self._reset_options()
         return observations
 
-    def step_async(self, actions: object) -> None:
-        """Send actions of shape (num_envs, ...), or a tree of such arrays, to the ranks."""
-        self._envs.send(actions)
+    def step_async(self, actions: Tree) -> None:
+        """Take actions of shape (num_envs, ...), or a tree of such arrays, for `step_wait`."""
+        self._actions = actions
 
     def step_wait(self) -> tuple[Tree, np.ndarray, np.ndarray, Infos]:
-        """Wait until all envs have stepped."""
-        received = self._receive()
-        if len(received[-1]) < self.num_envs:
-            received = self._join(received)
-        return received[:-1]
-
-    def _receive(self) -> Received:
-        """Observations, rewards, dones and infos of the envs that come next, and which these are."""
-        observations, rewards, terminations, truncations, infos, indices = self._envs.recv()
+        """Step all envs."""
+        observations, rewards, terminations, truncations, infos = self._envs.step(self._actions)
         dones, is_cut = terminations | truncations, truncations & ~terminations
-        info_of_row: Infos = [{"TimeLimit.truncated": value} for value in is_cut.tolist()]
+        info_of_env: Infos = [{"TimeLimit.truncated": value} for value in is_cut.tolist()]
         if infos:
-            self._take_infos(infos, info_of_row, np.flatnonzero(dones).tolist(), indices)
-        return observations, rewards.astype(np.float32), dones, info_of_row, indices
+            self._take_infos(infos, info_of_env, np.flatnonzero(dones).tolist())
+        return observations, rewards.astype(np.float32), dones, info_of_env
 
-    def _take_infos(self, infos: Info, info_of_row: Infos, ends: Sequence[int], indices: np.ndarray) -> None:
+    def _take_infos(self, infos: Info, info_of_env: Infos, ended: Sequence[int]) -> None:
         """Give each env the infos of its step; where it ended, give those of its reset to `reset_infos`."""
-        last_infos = info_of_row.copy()
-        for row in ends:
-            self.reset_infos[indices[row]] = last_infos[row] = {}
-            info_of_row[row]["terminal_observation"] = infos["final_obs"][row]
+        last_infos = info_of_env.copy()
+        for env in ended:
+            self.reset_infos[env] = last_infos[env] = {}
+            info_of_env[env]["terminal_observation"] = infos["final_obs"][env]
         give(last_infos, {name: value for name, value in infos.items() if name not in FINAL})
-        give(info_of_row, infos.get("final_info", {}))
-
-    def _join(self, received: Received) -> Received:
-        """Receive the others too: `connect` was told to give envs in groups, or as they get ready."""
-        parts, missing = [received], self.num_envs - len(received[-1])
-        while missing:
-            parts.append(self._receive())
-            missing -= len(parts[-1][-1])
-        trees, rewards, dones, infos, indices = zip(*parts, strict=True)
-        order = np.argsort(np.concatenate(indices))
-        arrays = [np.concatenate([leaf.of(tree) for tree in trees])[order] for leaf in leaves(self.observation_space)]
-        all_infos = [info for part_infos in infos for info in part_infos]
-        return (
-            tree_of(self.observation_space, arrays),
-            np.concatenate(rewards)[order],
-            np.concatenate(dones)[order],
-            [all_infos[row] for row in order],
-            np.arange(self.num_envs),
-        )
+        give(info_of_env, infos.get("final_info", {}))
 
     def has_attr(self, attr_name: str) -> bool:
         """Tell whether all envs have the attribute."""
@@ -189,7 +163,7 @@ class MPIVecEnv(VecEnv):
         self._envs.close()
 
 
-def connect_alone(env_fns: Sequence[EnvFunction], options: dict[str, Any]) -> MPIVectorEnv:
+def connect_alone(env_fns: Sequence[EnvFunction], options: Mapping[str, Any]) -> MPIVectorEnv:
     """Connect the envs of one process.
 
     Raises
@@ -197,7 +171,7 @@ def connect_alone(env_fns: Sequence[EnvFunction], options: dict[str, Any]) -> MP
     ValueError
         There are several ranks.  The others would have to connect as well, and to serve until this one is done.
     """
-    envs = connect(list(env_fns), **{"autoreset_mode": AutoresetMode.SAME_STEP} | options)
+    envs = connect(list(env_fns), **{"autoreset_mode": AutoresetMode.SAME_STEP, **options})
     if not isinstance(envs, MPIVectorEnv):
         raise ValueError(
             "MPIVecEnv makes envs in one process only, got several ranks; on all of them use "
@@ -207,7 +181,7 @@ def connect_alone(env_fns: Sequence[EnvFunction], options: dict[str, Any]) -> MP
     return envs
 
 
-def give(info_of_row: Infos, infos: Info) -> None:
+def give(info_of_env: Infos, infos: Info) -> None:
     """Give each env its own of Gymnasium's arrays of all envs' infos, with masks of who has what.
 
     Names that an env's dict has already stay as they are.
@@ -218,13 +192,13 @@ def give(info_of_row: Infos, infos: Info) -> None:
             continue
         rows = np.flatnonzero(mask).tolist()
         if isinstance(values, dict):
-            inner: Infos = [{} for _ in info_of_row]
+            inner: Infos = [{} for _ in info_of_env]
             give(inner, values)
             values = inner
         else:
             values = elements(values)
         for row in rows:
-            info_of_row[row].setdefault(name, values[row])
+            info_of_env[row].setdefault(name, values[row])
 
 
 def elements(values: np.ndarray) -> list[object]:

@@ -4,8 +4,8 @@ from dataclasses import Field, dataclass, field, fields
 from types import UnionType
 from typing import Any, get_args, get_origin
 
-from mpi_rollout.core.clock import MAX_TIMEOUT_S
 from mpi_rollout.errors import Option, UsageError
+from mpi_rollout.process.clock import MAX_TIMEOUT_S
 
 AUTO = "auto"
 VECTORIZATION_MODES = (AUTO, "sync", "vector_entry_point", "envpool", "native")
@@ -151,7 +151,7 @@ def check_value(own: "Field[Any]", value: Any) -> None:
         raise UsageError(option, f" cannot be {value!r:.80}")
 
 
-def is_of(value: object, annotation: Any) -> bool:
+def is_of(value: object, annotation: object) -> bool:
     """Tell whether a value has the type of a field; a whole number is a float as well, a bool is no number."""
     alternatives = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
     types = tuple(get_origin(alternative) or alternative for alternative in alternatives)

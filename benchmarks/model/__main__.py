@@ -21,13 +21,12 @@ from step_model import LOCKSTEP, Way, ceiling, predict, saturation
 from mpi_rollout.commands import style
 from mpi_rollout.errors import RolloutError
 from mpi_rollout.studies.commands import lengths_list, ranks_list
-from mpi_rollout.studies.jobs import JobRunner, stopping_on_signals
-from mpi_rollout.studies.plan import JobOptions, usable_launcher
+from mpi_rollout.studies.jobs import JobOptions, JobRunner, usable_launcher
+from mpi_rollout.studies.machine import claimed, machine_facts, origin, place_and_time
+from mpi_rollout.studies.report import aligned
 from mpi_rollout.studies.runner import Runner
-from mpi_rollout.studies.scaling_report import aligned
 from mpi_rollout.studies.statistics import NoFit, reaches
-from mpi_rollout.studies.study import StudyFile, check_same_study, read_study
-from mpi_rollout.studies.workplace import claimed, machine_facts, machine_words, origin
+from mpi_rollout.studies.study_file import StudyFile, check_same_study, read_study
 
 RANKS = [2**power for power in range(15)]
 CURVES = ((style.BLUE, "-"), (style.RED, "--"), (style.GREEN, "-."), (style.PURPLE, ":"))
@@ -41,11 +40,10 @@ def measure(options: argparse.Namespace) -> None:
     file = StudyFile(study, machine_facts(), origin())
     if os.path.exists(options.out):
         stored = read_study(options.out)
-        check_same_study(options.out, stored, study, file.facts)
+        check_same_study(options.out, stored, file)
         file = stored
-    with claimed(options.out) as folder, stopping_on_signals() as stop:
-        runner = JobRunner(folder, usable_launcher(jobs.launcher), jobs.timeout_s, stop)
-        Runner(file, runner, options.out).run(study.order())
+    with claimed(options.out) as folder, JobRunner(folder, jobs.timeout_s) as runner:
+        Runner(file, usable_launcher(jobs.launcher), runner, options.out).run(study.order())
 
 
 def show(options: argparse.Namespace) -> None:
@@ -53,7 +51,7 @@ def show(options: argparse.Namespace) -> None:
     file = read_study(options.file)
     fitting, lengths = Fitting(file), sorted({*options.fragment_length} - {1})
     ways = [LOCKSTEP, *(Way(length, options.policy_on == "workers") for length in lengths)]
-    where = f"{machine_words(file.origin['host'], file.facts)}, {file.origin['started'][:10]}"
+    where = place_and_time(file.origin["host"], file.facts, (), file.origin["started"])
     crowded = ", on more ranks than cores: curves tend to be too low" * fitting.is_crowded
     result = fitting.result
     constants = ", ".join(f"{name} {value:.3g}" for name, value in asdict(result.constants).items() if value)

@@ -13,10 +13,10 @@ from pathlib import Path
 
 from step_model import Calibration, Constants, ExchangePoint, Way, Workload, calibrate, predict
 
-from mpi_rollout.studies.plan import JobOptions
-from mpi_rollout.studies.samples import Point, Sample
+from mpi_rollout.studies.jobs import JobOptions
 from mpi_rollout.studies.statistics import Interval, NoFit, median_interval, median_of
-from mpi_rollout.studies.study import Study, StudyFile
+from mpi_rollout.studies.study import Point, Sample, Study
+from mpi_rollout.studies.study_file import StudyFile
 
 SLEEPING = str(Path(__file__).resolve().parents[1] / "sleeping.py") + ":SleepingEnv"
 PROBE_ENVS, MANY_ENVS = 4, (16, 64)  # Envs of a rank; times as many on one rank, for what the root does for each.

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from time import perf_counter
 
-from mpi_rollout.studies.compare.stepping import Stepper, Turn, drawn_actions, of_loop
 from mpi_rollout.studies.compare.systems import Setup
+from mpi_rollout.studies.compare.turn import Stepper, Turn, drawn_actions, of_loop
 
 
 class Recording:

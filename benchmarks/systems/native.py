@@ -9,8 +9,8 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from mpi_rollout.studies.compare.stepping import SEED, Stepper, drawn_actions, of_vector_env
 from mpi_rollout.studies.compare.systems import Setup, envpool, envpool_id
+from mpi_rollout.studies.compare.turn import SEED, Stepper, drawn_actions, of_vector_env
 from systems import KERNELS
 from systems.ours import of_parts
 

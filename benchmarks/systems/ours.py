@@ -12,8 +12,8 @@ from measuring import run as run_once
 
 import mpi_rollout
 from mpi_rollout.core.spaces import rows_of
-from mpi_rollout.studies.compare.stepping import SEED, Stepper, Turn, count_rows, drawn_actions, of_vector_env
 from mpi_rollout.studies.compare.systems import Setup, envpool_id
+from mpi_rollout.studies.compare.turn import SEED, Stepper, Turn, count_rows, drawn_actions, of_vector_env
 from systems import FORMS, KERNELS
 
 FRAGMENT_STEPS = 64

@@ -6,8 +6,8 @@ from functools import partial
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from mpi_rollout.studies.compare.stepping import SEED, Stepper
 from mpi_rollout.studies.compare.systems import Setup
+from mpi_rollout.studies.compare.turn import SEED, Stepper
 from systems.stepped import actions_of, function_of, in_turn
 
 

@@ -6,8 +6,8 @@ from queue import Empty
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from mpi_rollout.studies.compare.stepping import Stepper
 from mpi_rollout.studies.compare.systems import Setup
+from mpi_rollout.studies.compare.turn import Stepper
 from systems.stepped import make_env
 
 ROLLOUT = 32  # Steps of an env in a trajectory.

@@ -6,8 +6,8 @@ from importlib import import_module
 from itertools import cycle
 from typing import Any
 
-from mpi_rollout.studies.compare.stepping import Stepper, count_rows, drawn_actions
 from mpi_rollout.studies.compare.systems import Setup
+from mpi_rollout.studies.compare.turn import Stepper, count_rows, drawn_actions
 
 
 def make_env(env: str) -> Any:

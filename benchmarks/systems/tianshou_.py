@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from mpi_rollout.studies.compare.stepping import SEED, Stepper
 from mpi_rollout.studies.compare.systems import Setup
+from mpi_rollout.studies.compare.turn import SEED, Stepper
 from systems.stepped import actions_of, function_of, in_turn
 
 

@@ -51,7 +51,7 @@ class ProgramOptions(SphinxDirective):
         return [listed]
 
     def _item(self, command: str, action: argparse.Action) -> nodes.Node:
-        help_text = (action.help or "").replace("%%", "%").strip()
+        help_text = ((action.help or "") % vars(action)).strip()
         default = DEFAULT.search(help_text)
         name = "-".join([*command.split(), action.dest.replace("_", "-")])
         term = nodes.term("", "", nodes.literal("", _spelling(action)), ids=[name])

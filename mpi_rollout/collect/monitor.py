@@ -11,11 +11,11 @@ import numpy as np
 from mpi_rollout.collect.collector import Collector
 from mpi_rollout.collect.progress import make_progress
 from mpi_rollout.config import RolloutConfig
-from mpi_rollout.core.clock import PHASES, Deadline
 from mpi_rollout.drive.driver import Driver
 from mpi_rollout.envs.replaying import Past
 from mpi_rollout.errors import Interrupted, RankLost
 from mpi_rollout.exchange.world import ROOT, rank_and_host
+from mpi_rollout.process.clock import PHASES, Deadline
 from mpi_rollout.process.console import name_of_stop, say
 from mpi_rollout.storage.status import Status
 from mpi_rollout.text import counted

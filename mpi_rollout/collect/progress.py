@@ -5,7 +5,7 @@ from time import perf_counter
 
 import numpy as np
 
-from mpi_rollout.core.clock import Clock
+from mpi_rollout.process.clock import Clock
 from mpi_rollout.process.console import say
 from mpi_rollout.process.terminal import Stderr, Terminal, open_terminal
 from mpi_rollout.text import counted

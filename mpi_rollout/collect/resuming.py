@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from mpi_rollout.collect.replay import READ_NBYTES, Replay, earliest
 from mpi_rollout.core.columns import has_last_row
 from mpi_rollout.core.layout import Block
-from mpi_rollout.core.reproducibility import Reproducibility
+from mpi_rollout.core.seeding import Reproducibility
 from mpi_rollout.core.spaces import Tree, describe_leaves, tree_of
 from mpi_rollout.drive.driver import Driver
 from mpi_rollout.envs.replaying import Past

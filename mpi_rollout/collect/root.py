@@ -19,10 +19,9 @@ from mpi_rollout.collect.resuming import (
 )
 from mpi_rollout.collect.run_end import RunEnd
 from mpi_rollout.config import RolloutConfig
-from mpi_rollout.core.clock import utc_now
-from mpi_rollout.core.info_columns import with_masks
+from mpi_rollout.core.columns import with_masks
 from mpi_rollout.core.layout import Block
-from mpi_rollout.core.reproducibility import Reproducibility
+from mpi_rollout.core.seeding import Reproducibility
 from mpi_rollout.core.spaces import describe, describe_leaves
 from mpi_rollout.drive.actions import (
     ActionSource,
@@ -39,11 +38,11 @@ from mpi_rollout.drive.policy_on_ranks import PolicyOnRanks
 from mpi_rollout.envs.replaying import Past
 from mpi_rollout.errors import DataError, Interrupted, PolicyError, RolloutError
 from mpi_rollout.exchange import job_end, world
-from mpi_rollout.policies.blocks import BlockPolicy, PolicyOptions
-from mpi_rollout.policies.made import called_model
+from mpi_rollout.policies.blocks import BlockPolicy
 from mpi_rollout.policies.model import PolicySource
 from mpi_rollout.policies.random import RandomPolicy
 from mpi_rollout.policies.sources import load_model
+from mpi_rollout.process.clock import utc_now
 from mpi_rollout.process.console import say
 from mpi_rollout.process.host import check_blocks
 from mpi_rollout.process.start import shadowing
@@ -144,9 +143,8 @@ class Root:
     def _make_source(self) -> ActionSource:
         """Load the policy, on all ranks if they ask it; return where the actions come from."""
         config, policy, driver, most = self._config, self._policy, self._driver, self._lengths.most
-        options, spaces = PolicyOptions(config.block, config.seed), (driver.observation_space, driver.action_space)
         if config.acts_on_ranks:
-            PolicyOnRanks(driver, policy, options, config.actions)
+            PolicyOnRanks(driver, policy, config.actions, config.block, config.seed)
             return RankActions(driver)
         if config.is_random:
             is_sent_again = config.on_rank_loss == "shrink" and most > 1  # Such an order has no second message.
@@ -158,8 +156,9 @@ class Root:
             return PolicyActions(driver, policy.call, most)
         if most > 1:
             raise too_short(most, "leave out --policy-on root")
-        model = driver.worker.policy.model if policy.call is None else called_model(policy.call, spaces[0])
-        return ModelActions(driver, BlockPolicy(model or load_model(policy, *spaces), *spaces, options))
+        spaces = driver.observation_space, driver.action_space
+        model = driver.worker.policy.model or load_model(policy, *spaces)
+        return ModelActions(driver, BlockPolicy(model, *spaces, config.block, config.seed))
 
     def _start(self) -> Collector:
         collector = self._make_collector({})
@@ -199,6 +198,7 @@ class Root:
     def _make_sink(self, lost: Mapping[int, int]) -> Sink:
         # h5py is for the root alone: a worker's imports are the job's start-up time.
         from mpi_rollout.storage import schema, writer
+        from mpi_rollout.storage.ownership import check_free_space
         from mpi_rollout.storage.run_file import Prefix
 
         spaces, contents = (self._facts.observation_space, self._facts.action_space), self._driver.exchanges.contents
@@ -215,7 +215,7 @@ class Root:
         # The unfinished file of before goes when the new one is there; a complete one stays until the end.
         is_continued = past is not None and source != self._config.path
         old_nbytes = os.path.getsize(source) if is_continued else 0
-        if size := schema.check_free_space(self._config, nbytes, old_nbytes):
+        if size := check_free_space(self._config, nbytes, old_nbytes):
             say(f"mpi_rollout: {size}\n")
         blocks = [self._driver.block(num_rows) for _ in range(NUM_BLOCKS)]
         prefix = None if past is None else Prefix(past.num_steps, source, lost)

@@ -24,8 +24,7 @@ from mpi_rollout.envs.faults import OnFault, raised_at
 from mpi_rollout.errors import EnvError, SignalInterrupt, StorageError, UsageError
 from mpi_rollout.exchange import job_end, world
 from mpi_rollout.exchange.surviving import check_ulfm, is_ulfm_on
-from mpi_rollout.policies.made import make_model
-from mpi_rollout.policies.model import PolicySource
+from mpi_rollout.policies.model import PolicySource, make_model
 from mpi_rollout.policies.sources import find_source, load_model
 from mpi_rollout.process.console import name_of_stop, share_line
 from mpi_rollout.process.interrupts import STOP_SIGNALS
@@ -180,7 +179,7 @@ def rehearse(config: RolloutConfig, num_ranks: int) -> str:
         As `run`.
     """
     from mpi_rollout.storage.output import check_output
-    from mpi_rollout.storage.schema import check_free_space
+    from mpi_rollout.storage.ownership import check_free_space
 
     with as_refusals():
         seed_global_generators(config.seed, world.ROOT)

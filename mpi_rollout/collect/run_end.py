@@ -8,10 +8,10 @@ from mpi_rollout.collect.collector import Collector
 from mpi_rollout.collect.monitor import LostRanks, Monitor, RankReport, RunState
 from mpi_rollout.collect.report import RunFigures
 from mpi_rollout.config import RolloutConfig
-from mpi_rollout.core.clock import utc_now
 from mpi_rollout.drive.driver import Driver
 from mpi_rollout.errors import Interrupted, PolicyError, RankError, RolloutError, StorageError, UsageError, as_flag
 from mpi_rollout.exchange import world
+from mpi_rollout.process.clock import utc_now
 from mpi_rollout.process.console import STDOUT, say
 from mpi_rollout.storage.status import Status, is_batch_job
 from mpi_rollout.text import counted

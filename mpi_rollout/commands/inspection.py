@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mpi_rollout.core.reproducibility import Reproducibility
+from mpi_rollout.core.seeding import Reproducibility
 from mpi_rollout.core.spaces import wrong_values_text
 from mpi_rollout.errors import UsageError
 from mpi_rollout.storage.ownership import check_place

@@ -1,4 +1,4 @@
-"""Values: which rank has which envs, how spaces become bytes, seeds, clocks.
+"""Values: which rank has which envs, how spaces become bytes, seeds.
 
 No messages and no files.
 """

@@ -4,14 +4,17 @@ Whoever lays out, sends, stores, checks, reads or exports the columns of a step 
 more row of it, and a line where its values come from.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import reduce
+from typing import Any
 
 import numpy as np
 
-from mpi_rollout.core.info_columns import with_masks
+from mpi_rollout.core.column_types import mask_name, read_type
 from mpi_rollout.core.spaces import Leaf
+from mpi_rollout.errors import UsageError
 
 
 class Rows(Enum):
@@ -24,27 +27,13 @@ class Rows(Enum):
 
 @dataclass(frozen=True)
 class StoredColumn:
-    """A row of the table: one array, or an array for each leaf of a space, each info or each extra.
+    """A row of the table: one array, or an array for each leaf of a space, each info or each extra."""
 
-    Parameters
-    ----------
-    name
-        The name of the array, or the first part of the arrays' names, below /trajectories.
-    described_as
-        The name under which a file describes the arrays in its attribute `spaces`; "" where `leaf` does.
-    leaf
-        What the array is where it is the same for all envs; the envs' ranks then fill it.
-    since
-        The first format version of files that have the column.
-    in_runs, in_recordings
-        Whether runs keep it, and recordings of trainers.
-    """
-
-    name: str
+    name: str  # Of the array, or the first part of the arrays' names, below /trajectories.
     rows: Rows = Rows.STEPS
-    described_as: str = ""
-    leaf: Leaf | None = None
-    since: int = 1
+    described_as: str = ""  # The name of the arrays in a file's attribute `spaces`; "" where `leaf` describes them.
+    leaf: Leaf | None = None  # What the array is where it is the same for all envs; the envs' ranks then fill it.
+    since: int = 1  # The first format version of files that have the column.
     in_runs: bool = True
     in_recordings: bool = True
 
@@ -119,3 +108,29 @@ def noun(leaf: Leaf) -> str:
     if is_result(leaf):
         return OF_ONE[leaf.path]
     return f"observation {leaf.path!r}" if leaf.path else "observation"
+
+
+def typed_leaves(types: Mapping[str, object]) -> tuple[Leaf, ...]:
+    """Return the columns of names with types, see `core.column_types`; UsageError for what is no type."""
+    columns = []
+    for name, kind in types.items():
+        if not isinstance(name, str):
+            raise UsageError(f"{name!r} must be a name with a dtype such as int, float or uint8")
+        try:
+            columns.append(Leaf(tuple(name.split("/")), *read_type(kind)))
+        except ValueError as error:
+            raise UsageError(f"{name!r} {error}") from error
+    return tuple(columns)
+
+
+def with_masks(infos: Sequence[Leaf]) -> tuple[Leaf, ...]:
+    """Return the columns of infos: the values of each, and which envs have it."""
+    masks = [Leaf((*leaf.keys[:-1], mask_name(str(leaf.keys[-1]))), np.dtype(np.bool_), ()) for leaf in infos]
+    return tuple(column for pair in zip(infos, masks, strict=True) for column in pair)
+
+
+def values_of(infos: Mapping[str, Any], columns: Iterable[Leaf], envs: slice | np.ndarray) -> Iterator[np.ndarray]:
+    """Yield what some envs have said, of the typed infos of all envs: an array for each column, or one 0."""
+    for leaf in columns:
+        found: Any = reduce(lambda inner, key: inner.get(key, {}), map(str, leaf.keys), infos)
+        yield found[envs] if isinstance(found, np.ndarray) else np.zeros((), leaf.dtype)

@@ -17,6 +17,7 @@ memory.  The formulas and constants are those of `numpy/random/bit_generator.pyx
 
 import random
 from collections.abc import Iterator
+from enum import StrEnum
 from itertools import count
 
 import numpy as np
@@ -25,6 +26,25 @@ INIT_A, MULT_A = 0x43B0D7E5, 0x931E8875  # Of the hash that mixes words into the
 INIT_B, MULT_B = 0x8B51F9DD, 0x58F38DED  # Of the hash that draws words from it.
 MIX_LEFT, MIX_RIGHT = np.uint32(0xCA01F9DD), np.uint32(0x4973F715)
 POOL_SIZE, BITS = 4, 32  # A pool has four words of 32 bits.
+
+
+class Reproducibility(StrEnum):
+    """On what the data of an env depend, besides its actions.  Each value promises more than those after it.
+
+    With EPISODE and ENV they are the same on any number of ranks, and a run can be continued.
+    """
+
+    EPISODE = "episode"  # On the run's seed, the env's index and the number of the episode.
+    ENV = "env"  # On the seed, the index, and all of the env's steps before.
+    SLICE = "slice"  # On the other envs of the rank, too: they share a generator.
+
+    @property
+    def words(self) -> str:
+        return {
+            "episode": "each episode has a seed of its own",
+            "env": "each env has a stream of random numbers of its own",
+            "slice": "the envs of a rank share a random generator",
+        }[self]
 
 
 def episode_seeds(seed: int, env_index: int, first: int = 0) -> Iterator[int]:

@@ -4,10 +4,9 @@ What `reading` has read is laid env after env, so that each array of an episode 
 copy.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any
 
 import numpy as np
 
@@ -122,7 +121,7 @@ class Episode:
         columns = self._columns
         if columns.single_observations is not None:  # Short episodes are many: this is half a microsecond.
             return columns.single_observations[self._seen_place : self._seen_place + self.length + 1]
-        return group_tree(columns.arrays, "observations", columns.spaces["observations"], self._seen)
+        return self._tree("observations", self._seen)
 
     @property
     def actions(self) -> Tree:
@@ -160,29 +159,23 @@ class Episode:
 
         Beside NAME is the mask `_NAME`: whether the env gave it.
         """
-        return group_tree(self._columns.arrays, "infos", None, self._seen)
+        return self._tree("infos", self._seen)
 
-    def steps_rlds(self) -> Iterator[dict[str, Any]]:
-        """Yield the length + 1 steps of an episode as RLDS has them.
+    def steps_rlds(self) -> Iterator[dict[str, Tree]]:
+        """Yield the length + 1 steps of an episode as RLDS has them; arrays are views, numbers NumPy's.
 
         Step t has `observation` t, `action` t, the `reward` that followed, `discount`, `is_first`, `is_last` and
         `is_terminal`; where the file has them also `info` of the observation, and `extra`, what the policy gave besides
         the action.  The last step has the last observation; its action, reward, discount and extra are zeros, without
         meaning.  The discount is 0 where the env has ended the episode, else 1.
-
-        Yields
-        ------
-        dict
-            Arrays are views, numbers NumPy's; nested observations and actions are nested alike.
         """
-        seen = {"observation": self.observations, **({"info": self.infos} if self.infos else {})}
-        taken = {"action": self.actions, "reward": self.rewards, **({"extra": self.extras} if self.extras else {})}
-        taken |= self.further
+        rows = {"observation": self.observations, "info": self.infos or None, "action": self.actions}
+        rows |= {"reward": self.rewards, "extra": self.extras or None, **self.further}
         for step in range(self.length + 1):
             is_last = step == self.length
             ends = self.terminated and step == self.length - 1
             yield {
-                **{name: map_tree(partial(_row, step=step), tree) for name, tree in (seen | taken).items()},
+                **{name: map_tree(partial(_row, step=step), tree) for name, tree in rows.items() if tree is not None},
                 "discount": np.float64(0 if is_last or ends else 1),
                 "is_first": np.bool_(step == 0),
                 "is_last": np.bool_(is_last),
@@ -193,8 +186,8 @@ class Episode:
     def _has_gap(self) -> bool:
         return self._columns.has_gaps and (self.terminated or self.truncated)
 
-    def _tree(self, group: str) -> Tree:
-        return group_tree(self._columns.arrays, group, self._columns.spaces.get(group), self._slice)
+    def _tree(self, group: str, rows_of: Callable[[str], np.ndarray] | None = None) -> Tree:
+        return group_tree(self._columns.arrays, group, self._columns.spaces.get(group), rows_of or self._slice)
 
     def _slice(self, name: str) -> np.ndarray:
         return self._columns.arrays[name][self._place : self._place + self.length]

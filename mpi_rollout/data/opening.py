@@ -3,13 +3,14 @@
 import os
 from collections.abc import Iterable, Iterator
 from functools import cached_property
+from itertools import chain
 from typing import Any, overload
 
 import numpy as np
 
-from mpi_rollout.core.spaces import Space, describe
+from mpi_rollout.core.spaces import describe
 from mpi_rollout.data.episodes import Episode
-from mpi_rollout.data.reading import as_table
+from mpi_rollout.data.reading import EpisodeRows, as_table
 from mpi_rollout.data.run_data import RunData
 from mpi_rollout.data.transitions import Batch, Transitions
 from mpi_rollout.errors import DataError, UsageError
@@ -29,22 +30,16 @@ class SeveralRuns:
     ----------
     files
         What `mpi_rollout.open` gives for each file.
+    observation_space, action_space
+        Of one env of any file.
     """
 
     def __init__(self, paths: Iterable[str]):
         self.files: list[RunData] = []
         for path in paths:
             self.files.append(RunData(path))
-            self._check(self.files[-1])
-
-    def _check(self, data: RunData) -> None:
-        first = self.files[0]
-        for name in ("observation_space", "action_space"):
-            expected, got = getattr(first, name), getattr(data, name)
-            if describe(expected) != describe(got):
-                raise DataError(
-                    f"{data.path} has the {name} {got}, {first.path} has {expected}; open files of one env together"
-                )
+            _check_same_spaces(self.files[0], self.files[-1])
+        self.observation_space, self.action_space = self.files[0].observation_space, self.files[0].action_space
 
     def __enter__(self) -> "SeveralRuns":
         return self
@@ -67,16 +62,6 @@ class SeveralRuns:
     def paths(self) -> list[str]:
         """The names of the files."""
         return [data.path for data in self.files]
-
-    @property
-    def observation_space(self) -> Space:
-        """Of one env of any file."""
-        return self.files[0].observation_space
-
-    @property
-    def action_space(self) -> Space:
-        """Of one env of any file."""
-        return self.files[0].action_space
 
     @property
     def env_id(self) -> str | None:
@@ -108,14 +93,15 @@ class SeveralRuns:
         """The number of transitions in all episodes, also in unfinished ones."""
         return sum(data.num_transitions for data in self.files)
 
-    def iter_episodes(self, episodes: Any = None, *, unfinished: bool = False, **options: Any) -> Iterator[Episode]:
+    def iter_episodes(self, episodes: EpisodeRows | None = None, **options: Any) -> Iterator[Episode]:
         """Iterate over episodes, one file after the other; see `RunData.iter_episodes`."""
         rows = None if episodes is None else as_table(episodes, SEVERAL)
-        parts = []
-        for index, data in enumerate(self.files):
-            own = None if rows is None else rows[rows["file"] == index]
-            parts.append(data.iter_episodes(own, unfinished=unfinished, file=index, **options))
-        return (episode for part in parts for episode in part)
+        return chain.from_iterable(
+            [  # All arguments are checked before the first episode is read.
+                data.iter_episodes(None if rows is None else rows[rows["file"] == index], file=index, **options)
+                for index, data in enumerate(self.files)
+            ]
+        )
 
     @cached_property
     def transitions(self) -> Transitions:
@@ -128,6 +114,17 @@ class SeveralRuns:
 
     def __repr__(self) -> str:
         return f"<SeveralRuns: {len(self.files)} files, {len(self.episodes):,} episodes>"
+
+
+def _check_same_spaces(first: RunData, data: RunData) -> None:
+    for name, expected, got in (
+        ("observation_space", first.observation_space, data.observation_space),
+        ("action_space", first.action_space, data.action_space),
+    ):
+        if describe(expected) != describe(got):
+            raise DataError(
+                f"{data.path} has the {name} {got}, {first.path} has {expected}; open files of one env together"
+            )
 
 
 def _together(tables: list[np.ndarray]) -> np.ndarray:
@@ -147,11 +144,7 @@ def open(path: Path) -> RunData: ...
 def open(path: list[Path] | tuple[Path, ...]) -> SeveralRuns: ...
 
 
-@overload
-def open(path: Path | list[str]) -> RunData | SeveralRuns: ...
-
-
-def open(path: Path | list[Path] | list[str] | tuple[Path, ...]) -> RunData | SeveralRuns:
+def open(path: Path | list[Path] | tuple[Path, ...]) -> RunData | SeveralRuns:
     """Open what a run has written; neither MPI nor the env is needed.
 
     All tables, the list of chunks and HDF5's index are read and checked.  Columns are read where they are sliced.

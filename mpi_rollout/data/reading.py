@@ -5,19 +5,19 @@ Episodes are made of the spans in which they end.
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
 
 from mpi_rollout.core.columns import TABLE, has_last_row
 from mpi_rollout.core.spaces import Space
-from mpi_rollout.data.columns import columns_of
 from mpi_rollout.data.episodes import Arrays, Episode, EpisodeColumns
 from mpi_rollout.storage.stored_run import StoredRun
 
+Bounds: TypeAlias = tuple[float | None, float | None]
+EpisodeRows: TypeAlias = np.ndarray | np.void | Sequence[np.void]  # Of a table of episodes: some, or a single one.
 FEW_NBYTES = 64
 SPAN_NBYTES = 2**24
 
@@ -38,22 +38,19 @@ class StepSpan:
     arrays: dict[str, np.ndarray]
 
 
-def rows_per_span(source: StoredRun, names: Iterable[str], num_envs: int) -> int:
-    """Return how many steps to read at a time: whole chunks of all columns, in SPAN_NBYTES if chunks are no larger."""
-    names = list(names)
-    rows = math.lcm(*(source.chunks[name][0] for name in names)) if names else 1024
-    row_nbytes = sum(source.leaves[name].nbytes for name in names) * num_envs
-    return rows * max(SPAN_NBYTES // max(rows * row_nbytes, 1), 1)
-
-
 def spans_of(
-    source: StoredRun, groups: Iterable[str], start: int = 0, stop: int | None = None, envs: slice | None = None
+    source: StoredRun, groups: Collection[str], start: int = 0, stop: int | None = None, envs: slice | None = None
 ) -> Iterator[StepSpan]:
-    """Yield the spans of a file that hold steps `start` to `stop` - 1 of some envs, cut where chunks begin."""
+    """Yield the spans of a file that hold steps `start` to `stop` - 1 of some envs.
+
+    They begin where chunks of all columns do, and take SPAN_NBYTES if chunks are no larger.
+    """
     envs = slice(0, source.config.num_envs) if envs is None else envs
-    names = columns_of(groups, source.leaves)
+    names = [name for name in source.leaves if name.partition("/")[0] in set(groups)]
     of_steps, ahead = ([name for name in names if has_last_row(name) == is_ahead] for is_ahead in (False, True))
-    rows = rows_per_span(source, names, envs.stop - envs.start)
+    rows = math.lcm(*(source.chunks[name][0] for name in names)) if names else 1024
+    row_nbytes = sum(source.leaves[name].nbytes for name in names) * (envs.stop - envs.start)
+    rows *= max(SPAN_NBYTES // max(rows * row_nbytes, 1), 1)
     last = source.num_steps if stop is None else min(stop, source.num_steps)
     first = start - start % rows
     if first >= last:
@@ -93,7 +90,7 @@ class Reading:
 
     source: StoredRun
     rows: np.ndarray
-    groups: Iterable[str]
+    groups: Collection[str]
     spaces: dict[str, Space | None]
     has_gaps: bool
     file: int = 0
@@ -101,10 +98,6 @@ class Reading:
 
     def episodes(self) -> Iterator[Episode]:
         """Iterate over the episodes, while the file is read once."""
-        return chain.from_iterable(self._by_span())
-
-    def _by_span(self) -> Iterator[Iterable[Episode]]:
-        """Yield the episodes that end in a span of the file, part after span."""
         ends = self.rows["start"] + self.rows["length"]
         if not len(ends):
             return
@@ -114,35 +107,31 @@ class Reading:
         for span in spans_of(self.source, self.groups, int(starts[0]), int(ends.max()), envs):
             stop = int(np.searchsorted(starts, span.stop))
             active = np.concatenate([active, by_start[num_begun:stop]])
-            num_begun = stop
-            if not len(active):
-                continue
-            is_over = ends[active] <= span.stop
-            yield self._of_span(span, np.sort(active[is_over]), active[~is_over])
+            num_begun, is_over = stop, ends[active] <= span.stop
+            if len(active):
+                yield from self._of_span(span, np.sort(active[is_over]), active[~is_over])
             active = active[~is_over]
 
     def _of_span(self, span: StepSpan, over: np.ndarray, running: np.ndarray) -> Iterable[Episode]:
         """Make the episodes that end in a span, one when it is wanted; keep what the span has of those that go on."""
         arrays = {name: _by_env(array) for name, array in span.arrays.items()}
-        num_rows = span.stop - span.start
-        columns = EpisodeColumns(
-            {name: array.reshape(-1, *array.shape[2:]) for name, array in arrays.items()},
-            self.rows, self.spaces, self.file, self.has_gaps,
-        )  # fmt: skip
-        rows = self.rows[over]
+        columns = self._columns({name: array.reshape(-1, *array.shape[2:]) for name, array in arrays.items()})
+        rows, num_rows = self.rows[over], span.stop - span.start
         envs, first = rows["env_index"] - span.first_env, rows["start"] - span.start
-        has_begun = first < 0
-        places = [np.where(has_begun, 0, envs * size + first).tolist() for size in (num_rows, num_rows + 1)]
+        places = [np.where(first < 0, 0, envs * size + first).tolist() for size in (num_rows, num_rows + 1)]
         columns_of = [columns] * len(over)
-        for place in np.flatnonzero(has_begun).tolist():
-            index = int(over[place])
-            columns_of[place] = self._joined(index, span, arrays)
+        for place in np.flatnonzero(first < 0).tolist():
+            self._keep(int(over[place]), span, arrays)
+            columns_of[place] = self._columns(self._begun.pop(int(over[place])))
         for index in running.tolist():
             self._keep(index, span, arrays)
         return map(Episode, columns_of, over.tolist(), *places, rows["length"].tolist())
 
-    def _keep(self, index: int, span: StepSpan, arrays: Arrays) -> Arrays:
-        """Copy what a span has of an episode that others have more of; return its arrays so far."""
+    def _columns(self, arrays: Arrays) -> EpisodeColumns:
+        return EpisodeColumns(arrays, self.rows, self.spaces, self.file, self.has_gaps)
+
+    def _keep(self, index: int, span: StepSpan, arrays: Arrays) -> None:
+        """Copy what a span has of an episode that others have more of."""
         env, start, length = (int(self.rows[name][index]) for name in ("env_index", "start", "length"))
         if index not in self._begun:
             self._begun[index] = {
@@ -154,12 +143,6 @@ class Reading:
             end = stop + has_last_row(name)  # The next observation may be the first of the next span.
             rows = slice(first - span.start, end - span.start)
             array[first - start : end - start] = arrays[name][env - span.first_env, rows]
-        return self._begun[index]
-
-    def _joined(self, index: int, span: StepSpan, arrays: Arrays) -> EpisodeColumns:
-        """Return the whole of an episode that ends in a span."""
-        self._keep(index, span, arrays)
-        return EpisodeColumns(self._begun.pop(index), self.rows, self.spaces, self.file, self.has_gaps)
 
 
 def _by_env(array: np.ndarray) -> np.ndarray:
@@ -171,17 +154,10 @@ def _by_env(array: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(whole.T).view(array.dtype).reshape(shape[1], shape[0], *shape[2:])
 
 
-def chosen(
-    rows: np.ndarray,
-    min_return: float | None = None,
-    max_return: float | None = None,
-    min_length: int | None = 1,
-    max_length: int | None = None,
-    terminated: bool | None = None,
-) -> np.ndarray:
-    """Return the rows of a table of episodes that fit; bounds are inclusive."""
+def chosen(rows: np.ndarray, bounds: Mapping[str, Bounds], terminated: bool | None) -> np.ndarray:
+    """Return the rows of a table of episodes whose columns are within bounds, inclusive."""
     fits = np.ones(len(rows), np.bool_)
-    for name, low, high in (("return", min_return, max_return), ("length", min_length, max_length)):
+    for name, (low, high) in bounds.items():
         if low is not None:
             fits &= rows[name] >= low
         if high is not None:
@@ -207,9 +183,9 @@ def ordered(rows: np.ndarray) -> np.ndarray:
     return rows if is_later.all() else rows[np.lexsort((envs, ends))]
 
 
-def as_table(rows: Any, dtype: np.dtype) -> np.ndarray:
+def as_table(rows: EpisodeRows, dtype: np.dtype) -> np.ndarray:
     """Return rows of episodes, one or several, as a table; ValueError if they are something else."""
     table = np.atleast_1d(np.asarray(rows))
-    if table.dtype.names is None or not set(dtype.names or ()) <= set(table.dtype.names) or table.ndim != 1:
+    if table.ndim != 1 or not set(dtype.names or ()) <= set(table.dtype.names or ()):
         raise ValueError("episodes should be rows of data.episodes, such as data.episodes[:10]")
     return table

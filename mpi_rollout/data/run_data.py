@@ -9,16 +9,17 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
+from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.columns import FURTHER, TABLE, Rows, column_of
 from mpi_rollout.core.spaces import Tree
 from mpi_rollout.data.columns import Column, group_tree
 from mpi_rollout.data.episodes import Episode
-from mpi_rollout.data.reading import Reading, StepSpan, as_table, check_groups, chosen, ordered, spans_of
+from mpi_rollout.data.reading import EpisodeRows, Reading, StepSpan, as_table, check_groups, chosen, ordered, spans_of
 from mpi_rollout.data.transitions import Batch, FileTransitions, Transitions
 from mpi_rollout.errors import DataError
 from mpi_rollout.storage.schema import EPISODE
 from mpi_rollout.storage.stored_run import StoredRun
-from mpi_rollout.storage.untrusted import parsed
+from mpi_rollout.storage.untrusted import parsed, text
 from mpi_rollout.storage.values import space_of
 
 
@@ -29,8 +30,16 @@ class RunData:
     ----------
     observation_space, action_space
         Of one env, made from what is stored of them.
-    config
-        The options of the run, a `RolloutConfig`.
+    num_envs
+        N, the number of envs.
+    seed
+        Of all random numbers of the run.
+    env_id
+        What `--env` was; None where a factory has made the envs.
+    env_spec
+        Gymnasium's EnvSpec in JSON; "" where the env has none.
+    autoreset_mode
+        When the envs were reset after an end.
     observations, actions
         Columns, in dicts and tuples as the space nests them.
     rewards, terminations, truncations
@@ -46,7 +55,11 @@ class RunData:
 
     def __init__(self, path: str):
         self._source = StoredRun(path)
-        names, described = self._source.leaves, parsed(self._source.attributes, "spaces", dict)
+        attributes, names = self._source.attributes, self._source.leaves
+        self.num_envs, self.seed, self.env_id = self.config.num_envs, self.config.seed, self.config.env
+        self.env_spec = text(attributes, "env_spec")
+        self.autoreset_mode = AutoresetMode(text(attributes, "autoreset_mode"))
+        described = parsed(attributes, "spaces", dict)
         try:
             self.observation_space = space_of(described.get("observation"))
             self.action_space = space_of(described.get("action"))
@@ -55,8 +68,8 @@ class RunData:
         of_spaces = {"observation": self.observation_space, "action": self.action_space}
         self.spaces = {name: of_spaces.get(column.described_as) for name, column in TABLE.items()}
         self.observations, self.actions = self._columns("observations"), self._columns("actions")
-        self.rewards, self.terminations, self.truncations = (
-            self._columns(name) for name in ("rewards", "terminations", "truncations")
+        self.rewards, self.terminations, self.truncations = map(
+            self._columns, ("rewards", "terminations", "truncations")
         )
         has_final = any(name.startswith("final_observations") for name in names)
         self.final_observations = self._columns("final_observations") if has_final else None
@@ -103,14 +116,9 @@ class RunData:
         return {name: _plain(value) for name, value in self._source.attributes.items()}
 
     @property
-    def config(self) -> Any:
+    def config(self) -> RolloutConfig:
         """The options of the run."""
         return self._source.config
-
-    @property
-    def num_envs(self) -> int:
-        """N, the number of envs."""
-        return self._source.config.num_envs
 
     @property
     def num_steps(self) -> int:
@@ -121,26 +129,6 @@ class RunData:
     def is_complete(self) -> bool:
         """Whether the run has taken all its steps."""
         return self._source.is_complete
-
-    @property
-    def seed(self) -> int:
-        """Of all random numbers of the run."""
-        return self._source.config.seed
-
-    @property
-    def env_id(self) -> str | None:
-        """What `--env` was; None where a factory has made the envs."""
-        return self._source.config.env
-
-    @property
-    def env_spec(self) -> str:
-        """Gymnasium's EnvSpec in JSON; "" where the env has none."""
-        return str(self.attributes["env_spec"])
-
-    @property
-    def autoreset_mode(self) -> AutoresetMode:
-        """When the envs were reset after an end."""
-        return AutoresetMode(self.attributes["autoreset_mode"])
 
     @cached_property
     def episodes(self) -> np.ndarray:
@@ -163,14 +151,18 @@ class RunData:
         return int(self.episodes["length"].sum() + self.unfinished["length"].sum())
 
     @property
+    def knows_final(self) -> bool:
+        """Whether the file has the last observation of each episode that has ended."""
+        return self.final_observations is not None or not self._has_gaps
+
+    @property
     def transition_nbytes(self) -> int:
         """The bytes of one transition, in all columns that every transition has."""
-        leaves = self._source.leaves.items()
-        return sum(leaf.nbytes for name, leaf in leaves if column_of(name).rows is not Rows.ENDS)
+        return sum(leaf.nbytes for name, leaf in self._source.leaves.items() if column_of(name).rows is not Rows.ENDS)
 
     def iter_episodes(
         self,
-        episodes: Any = None,
+        episodes: EpisodeRows | None = None,
         *,
         min_return: float | None = None,
         max_return: float | None = None,
@@ -201,11 +193,11 @@ class RunData:
             What `Episode.file` says.
         """
         rows = self._rows_of(episodes, unfinished)
-        rows = ordered(chosen(rows, min_return, max_return, min_length, max_length, terminated))
-        groups = check_groups(columns)
+        bounds = {"return": (min_return, max_return), "length": (min_length, max_length)}
+        rows, groups = ordered(chosen(rows, bounds, terminated)), check_groups(columns)
         return Reading(self._source, rows, groups, self.spaces, self._has_gaps, file).episodes()
 
-    def _rows_of(self, episodes: Any, unfinished: bool) -> np.ndarray:
+    def _rows_of(self, episodes: EpisodeRows | None, unfinished: bool) -> np.ndarray:
         """Return the rows that a user means; ValueError if they are of other data."""
         if episodes is None:
             return np.concatenate([self.episodes, self.unfinished]) if unfinished else self.episodes
@@ -227,36 +219,16 @@ class RunData:
     def sample_transitions(self, size: int, rng: np.random.Generator | int | None = None) -> Batch:
         """Draw transitions at random, each with the same probability, with replacement.
 
-        Parameters
-        ----------
-        rng
-            Where the random numbers come from, or a seed.
-
-        Returns
-        -------
-        (observations, actions, rewards, next_observations, terminations)
-            C-contiguous arrays of shape (size, ...), in dicts and tuples where the spaces are; see `Batch`.
-
-        Raises
-        ------
-        DataError
-            The checksum of a chunk does not fit.
-        ValueError
-            There are no transitions.
+        `rng` is where the random numbers come from, or a seed.  DataError if the checksum of a chunk does not fit,
+        ValueError if there are no transitions.
         """
         return self.transitions.sample(size, rng)
 
     def follow(self, poll_s: float = 1.0, **options: Any) -> Iterator[Episode]:
         """Iterate over episodes while a run writes them, until it is complete; wait for those that are to come.
 
-        A run commits every 10 s.  One that was stopped is waited for, since the same command continues it.
-
-        Parameters
-        ----------
-        poll_s
-            Seconds between two looks at the file.
-        options
-            What `iter_episodes` takes to choose episodes and columns.
+        A run commits every 10 s.  One that was stopped is waited for, since the same command continues it.  The file is
+        looked at every `poll_s` seconds; `options` are those of `iter_episodes`.
         """
         num_seen = 0
         while True:
@@ -278,12 +250,7 @@ class RunData:
     ) -> Iterator[StepSpan]:
         """Iterate over the columns in order of steps, some whole chunks at a time; each chunk is read once.
 
-        Parameters
-        ----------
-        columns
-            See `iter_episodes`.
-        start, stop
-            The steps that are wanted; parts begin where chunks do.
+        `columns` are those of `iter_episodes`.  Spans hold the steps `start` to `stop` - 1, and begin where chunks do.
         """
         return spans_of(self._source, check_groups(columns), start, stop)
 
@@ -291,10 +258,10 @@ class RunData:
         env = self.env_id or self.config.env_factory
         return f"<RunData {self.path}: {env}, {self.num_envs:,} envs x {self.num_steps:,} steps>"
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[type["RunData"], tuple[str]]:
         return RunData, (os.path.abspath(self.path),)
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     value = value.item() if isinstance(value, np.generic) else value
     return value.decode(errors="replace").strip() if isinstance(value, bytes) else value

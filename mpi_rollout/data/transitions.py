@@ -1,12 +1,20 @@
-"""Single transitions, by number or drawn at random.  Rows that only reset an env are never among them."""
+"""Single transitions, by number or drawn at random.  Rows that only reset an env are never among them.
 
+Rows of single envs are picked from where they lie in a file, which is mapped into memory: HDF5 reads whole chunks to
+hand out a row of one.  A chunk's checksum is compared before the first row is taken from it.  Compressed chunks are
+decompressed whole.
+"""
+
+import mmap
 import os
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from mpi_rollout.core.spaces import Space, Tree
-from mpi_rollout.data.chunk_map import ChunkMap
 from mpi_rollout.data.columns import group_tree, map_tree
 from mpi_rollout.storage.stored_run import StoredRun
 
@@ -29,12 +37,64 @@ class Batch(NamedTuple):
     terminations: np.ndarray
 
 
+class MappedColumn:
+    """The committed rows of one column, as they were when this was made; chunks are numbered as `ChunkReader` does."""
+
+    def __init__(self, source: StoredRun, name: str):
+        self._source, self._name, self._leaf = source, name, source.leaves[name]
+        with open(source.locate(), "rb") as file:
+            self._bytes = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
+        chunks, self._num_rows = source.stored(name), source.num_rows(name)
+        self._rows, self._envs, self._across = chunks.rows, chunks.sizes[1], chunks.across
+        num_chunks = -(-self._num_rows // self._rows) * self._across
+        self._offsets, self._is_packed, self._is_unchecked = chunks.lay_out(num_chunks)
+        self._has_packed = bool(self._is_packed.any())
+
+    def pick(self, steps: np.ndarray, envs: np.ndarray) -> np.ndarray:
+        """Return the rows of some (step, env), an array (len(steps), ...); ContentError if a chunk is damaged."""
+        chunks = steps // self._rows * self._across + envs // self._envs
+        within = steps % self._rows * self._envs + envs % self._envs
+        if not self._has_packed:
+            return self._pick_mapped(chunks, within)
+        is_packed = self._is_packed[chunks]
+        values = np.empty((len(steps), *self._leaf.shape), self._leaf.dtype)
+        values[~is_packed] = self._pick_mapped(chunks[~is_packed], within[~is_packed])
+        for chunk in np.unique(chunks[is_packed]).tolist():
+            places = np.flatnonzero(chunks == chunk)
+            values[places] = self._unpacked(chunk)[np.divmod(within[places], self._envs)]
+        return values
+
+    def _pick_mapped(self, chunks: np.ndarray, within: np.ndarray) -> np.ndarray:
+        unchecked = self._is_unchecked[chunks]
+        if unchecked.any():
+            self._check(np.unique(chunks[unchecked]))
+        nbytes = self._leaf.nbytes
+        if not nbytes or not len(chunks):
+            return np.empty((len(chunks), *self._leaf.shape), self._leaf.dtype)
+        # An element begins at each byte of the file: rows need not be aligned.
+        rows = np.ndarray((len(self._bytes) - nbytes + 1,), np.dtype((np.void, nbytes)), self._bytes.data, 0, (1,))
+        picked = rows[self._offsets[chunks] + within * nbytes]
+        return picked.view(self._leaf.dtype).reshape(len(chunks), *self._leaf.shape)
+
+    def _check(self, numbers: np.ndarray) -> None:
+        chunks = self._source.stored(self._name)
+        for number in numbers.tolist():
+            chunks.compare(number, self._num_rows)
+        self._is_unchecked[numbers] = False
+
+    def _unpacked(self, chunk: int) -> np.ndarray:
+        """Read the committed rows of a compressed chunk."""
+        down, across = divmod(chunk, self._across)
+        start, first = down * self._rows, across * self._envs
+        rows = slice(start, min(start + self._rows, self._num_rows))
+        return self._source.read(self._name, rows, slice(first, min(first + self._envs, self._source.config.num_envs)))
+
+
 class FileTransitions:
     """All transitions of one file: those of episode after episode, in the order of a table."""
 
     def __init__(self, source: StoredRun, spaces: dict[str, Space | None], has_gaps: bool, episodes: np.ndarray):
-        self._source, self._spaces = source, spaces
-        self._has_gaps = has_gaps
+        self._source, self._spaces, self._has_gaps = source, spaces, has_gaps
         self._knows_final = any(name.startswith("final_observations") for name in source.leaves)
         lengths = episodes["length"].copy()
         if self._has_gaps and not self._knows_final:
@@ -45,11 +105,11 @@ class FileTransitions:
         self._last = self._starts + episodes["length"] - 1
         self._ends = np.cumsum(lengths)
         self._before = self._ends - lengths
-        self._map: ChunkMap | None = None
+        self._mapped: dict[str, MappedColumn] = {}
         self._pid = 0
 
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_map": None}
+    def __getstate__(self) -> dict[str, object]:
+        return self.__dict__ | {"_mapped": {}}
 
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
@@ -58,36 +118,31 @@ class FileTransitions:
         """Return some transitions; all numbers are from 0 to len - 1."""
         episodes = np.searchsorted(self._ends, numbers, side="right")
         steps, envs = self._starts[episodes] + numbers - self._before[episodes], self._envs[episodes]
-        is_last = self._has_ended[episodes] & (steps == self._last[episodes]) if self._has_gaps else None
-        return Batch(
-            self._tree("observations", steps, envs),
-            self._tree("actions", steps, envs),
-            self._mapped.pick("rewards", steps, envs),
-            self._next(steps, envs, is_last),
-            self._mapped.pick("terminations", steps, envs),
-        )
 
-    def _tree(self, group: str, steps: np.ndarray, envs: np.ndarray) -> Tree:
-        pick = lambda name: self._mapped.pick(name, steps, envs)  # noqa: E731
-        return group_tree(self._source.leaves, group, self._spaces[group], pick)
-
-    def _next(self, steps: np.ndarray, envs: np.ndarray, is_last: np.ndarray | None) -> Tree:
-        def pick(name: str) -> np.ndarray:
-            if is_last is None:
-                return self._mapped.pick(name, steps + 1, envs)
+        def next_of(name: str) -> np.ndarray:
+            if not self._has_gaps:
+                return self._pick(name, steps + 1, envs)
+            is_last = self._has_ended[episodes] & (steps == self._last[episodes])
             if not self._knows_final:
-                return self._mapped.pick(name, steps + ~is_last, envs)
-            rows = self._mapped.pick(name, steps + 1, envs)
-            rows[is_last] = self._mapped.pick(f"final_{name}", steps[is_last], envs[is_last])
+                return self._pick(name, steps + ~is_last, envs)
+            rows = self._pick(name, steps + 1, envs)
+            rows[is_last] = self._pick(f"final_{name}", steps[is_last], envs[is_last])
             return rows
 
-        return group_tree(self._source.leaves, "observations", self._spaces["observations"], pick)
+        def tree(group: str, pick: Callable[[str], np.ndarray]) -> Tree:
+            return group_tree(self._source.leaves, group, self._spaces[group], pick)
 
-    @property
-    def _mapped(self) -> ChunkMap:
-        if self._map is None or self._pid != os.getpid():
-            self._map, self._pid = ChunkMap(self._source), os.getpid()
-        return self._map
+        now = partial(self._pick, steps=steps, envs=envs)
+        observations, actions = tree("observations", now), tree("actions", now)
+        return Batch(observations, actions, now("rewards"), tree("observations", next_of), now("terminations"))
+
+    def _pick(self, name: str, steps: np.ndarray, envs: np.ndarray) -> np.ndarray:
+        """Return the rows of some (step, env) of a column; DataError if it is damaged."""
+        if self._pid != os.getpid():  # A forked process opens and maps the file itself.
+            self._mapped, self._pid = {}, os.getpid()
+        if name not in self._mapped:
+            self._mapped[name] = self._source.attempt(lambda: MappedColumn(self._source, name), name)
+        return self._source.attempt(lambda: self._mapped[name].pick(steps, envs), name)
 
 
 class Transitions:
@@ -95,27 +150,22 @@ class Transitions:
 
     `transitions[i]` is a `Batch` of one transition without the first axis, `transitions[[3, 1, 4]]` one of several, as
     is `transitions[10:20]`.  It can be pickled: workers of a `DataLoader` open the files themselves.
-
-    Parameters
-    ----------
-    files
-        Those of each file.
     """
 
-    def __init__(self, files: list[FileTransitions]):
+    def __init__(self, files: Sequence[FileTransitions]):
         self.files = files
         self._ends = np.cumsum([len(file) for file in files])
 
     def __len__(self) -> int:
-        return int(self._ends[-1]) if len(self._ends) else 0
+        return int(self._ends[-1])
 
-    def __getitem__(self, numbers: Any) -> Batch:
+    def __getitem__(self, numbers: int | slice | ArrayLike) -> Batch:
         if isinstance(numbers, int | np.integer):
             return _row(self.take(np.array([numbers])), 0)
         if isinstance(numbers, slice):
-            numbers = np.arange(*numbers.indices(len(self)))
-        numbers = np.asarray(numbers)
-        return self.take(np.flatnonzero(numbers) if numbers.dtype == np.bool_ else numbers.astype(np.int64))
+            return self.take(np.arange(*numbers.indices(len(self))))
+        wanted = np.asarray(numbers)
+        return self.take(np.flatnonzero(wanted) if wanted.dtype == np.bool_ else wanted.astype(np.int64))
 
     def __getitems__(self, numbers: list[int]) -> list[Batch]:
         """Return several transitions as PyTorch's `DataLoader` asks for them, which reads them together."""
@@ -131,15 +181,13 @@ class Transitions:
         if len(self.files) == 1:
             return self.files[0].take(numbers)
         files = np.searchsorted(self._ends, numbers, side="right")
-        before = self._ends - [len(file) for file in self.files]
         chosen = [np.flatnonzero(files == index) for index in range(len(self.files))]
         batches = [
-            file.take(numbers[places] - before[index])
-            for index, (file, places) in enumerate(zip(self.files, chosen, strict=True))
+            file.take(numbers[places] - (end - len(file)))
+            for file, end, places in zip(self.files, self._ends, chosen, strict=True)
         ]
         order = np.argsort(np.concatenate(chosen), kind="stable")
-        joined = lambda *parts: np.concatenate(parts)[order]  # noqa: E731
-        return Batch(*(map_tree(joined, *trees) for trees in zip(*batches, strict=True)))
+        return Batch(*map_tree(lambda *parts: np.concatenate(parts)[order], *batches))
 
     def sample(self, size: int, rng: np.random.Generator | int | None = None) -> Batch:
         """Draw transitions, each with the same probability, independently; ValueError if there are none."""
@@ -150,4 +198,4 @@ class Transitions:
 
 def _row(batch: Batch, index: int) -> Batch:
     """Take one row out of all arrays."""
-    return Batch(*(map_tree(lambda array: array[index], tree) for tree in batch))
+    return Batch(*map_tree(lambda array: array[index], batch))

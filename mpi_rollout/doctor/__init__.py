@@ -6,17 +6,17 @@ process or never returns.  It imports all folders that a run needs but `collect`
 """
 
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import asdict
 from time import sleep
 
-from mpi_rollout.doctor.folder import default_folder
 from mpi_rollout.doctor.host import examine_host
-from mpi_rollout.doctor.probe import Finding, Probe, exit_code, summary
+from mpi_rollout.doctor.probe import BAD, OK, WARN, Finding, Probe, exit_code
 from mpi_rollout.doctor.world import examine_world
 from mpi_rollout.errors import LaunchError
 from mpi_rollout.exchange.world import GRACE_S, claimed_rank
-from mpi_rollout.process.console import STDOUT, say
+from mpi_rollout.process.console import show
 
 
 def doctor(out: str | None, env_id: str | None, as_json: bool, timeout_s: float) -> int:
@@ -30,13 +30,15 @@ def doctor(out: str | None, env_id: str | None, as_json: bool, timeout_s: float)
         if claimed_rank() != 0:
             return _stand_by(world, timeout_s)
         findings: list[Finding] = []
-        for finding in _examine(world, out or default_folder(), env_id, timeout_s):
+        folder = out or ("results" if os.path.isdir("results") else ".")
+        for finding in _examine(world, folder, env_id, timeout_s):
             findings.append(finding)
             if not as_json:
-                print("\n".join(finding.lines), flush=True)  # At once: a launcher may end this process any time.
-        code = exit_code(findings)
+                show(finding.lines)  # At once: a launcher may end this process any time.
+        code, states = exit_code(findings), [finding.state for finding in findings]
         report = {"findings": [asdict(finding) for finding in findings], "exit_code": code}
-        say((json.dumps(report) if as_json else summary(findings)) + "\n", STDOUT)
+        counts = ", ".join(f"{states.count(state)} {state}" for state in (OK, WARN, BAD))
+        show([json.dumps(report) if as_json else counts])
         return code
     finally:
         world.end()

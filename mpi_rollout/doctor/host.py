@@ -6,7 +6,7 @@ What dead jobs have left is reported; nothing is deleted.
 import importlib.metadata
 import os
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,7 +17,7 @@ import numpy as np
 from mpi_rollout.core.policy_kinds import FORMATS
 from mpi_rollout.core.spaces import leaves
 from mpi_rollout.doctor.folder import judge_folder
-from mpi_rollout.doctor.probe import FILES, LAUNCH, OK, WARN, Finding, Reporter, first_few
+from mpi_rollout.doctor.probe import FILES, LAUNCH, Finding, Reporter, first_few, warning_if
 from mpi_rollout.doctor.world import judge_slurm
 from mpi_rollout.envs.bare import time_steps
 
@@ -43,9 +43,10 @@ def examine_host(report: Reporter, folder: str, env_id: str | None) -> None:
     report.check("HDF5", "pip install --force-reinstall h5py", LAUNCH, judge_hdf5)
     advice = "choose another folder by --out; delete .mpi_rollout-doctor-* in it, if there is one"
     report.check("folder", advice, FILES, lambda: judge_folder(folder))
-    report.check("shared memory", "ask whoever runs this machine about /dev/shm", LAUNCH, judge_shared_memory)
-    report.check("segments", "look into /dev/shm", LAUNCH, judge_segments)
-    report.check("sessions", "look into TMPDIR", LAUNCH, judge_sessions)
+    advice = "ask whoever runs this machine about /dev/shm"
+    report.check("shared memory", advice, LAUNCH, lambda: [judge_shared_memory(SHARED_MEMORY)])
+    report.check("segments", "look into /dev/shm", LAUNCH, lambda: [judge_segments(SHARED_MEMORY)])
+    report.check("sessions", "look into TMPDIR", LAUNCH, lambda: [judge_sessions(Path(tempfile.gettempdir()))])
     report.check("extras", "look at pip list", LAUNCH, judge_extras)
     if env_id is not None:
         advice = "try the env without MPI: gymnasium.make, reset and step in a Python of this environment"
@@ -53,29 +54,27 @@ def examine_host(report: Reporter, folder: str, env_id: str | None) -> None:
     report.done()
 
 
-def judge_hdf5() -> list[Finding]:
+def judge_hdf5() -> Iterator[Finding]:
     """Name the versions of h5py and HDF5."""
-    from mpi_rollout.storage.probe import libraries
+    from mpi_rollout.storage.schema import libraries
 
     versions = libraries()
-    return [Finding("HDF5", f"h5py {versions['h5py']}, HDF5 {versions['hdf5']}")]
+    yield Finding("HDF5", f"h5py {versions['h5py']}, HDF5 {versions['hdf5']}")
 
 
-def judge_extras() -> list[Finding]:
+def judge_extras() -> Iterator[Finding]:
     """Name the optional packages, without importing them: some take seconds."""
-    absent = [module for module in EXTRAS if not find_spec(module)]
-    installed = [f"{module} {_version(module)}" for module in EXTRAS if module not in absent]
-    return [Finding("extras", f"{', '.join(installed) or 'none'}; not installed: {', '.join(absent) or 'none'}")]
+    installed, absent = [], []
+    for name in EXTRAS:
+        try:
+            installed.append(f"{name} {importlib.metadata.version(name)}")
+        except importlib.metadata.PackageNotFoundError:
+            installed += [f"{name} (version unknown)"] * bool(find_spec(name))
+            absent += [name] * (not find_spec(name))
+    yield Finding("extras", f"{', '.join(installed) or 'none'}; not installed: {', '.join(absent) or 'none'}")
 
 
-def _version(name: str) -> str:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return "(version unknown)"
-
-
-def judge_env(env_id: str) -> list[Finding]:
+def judge_env(env_id: str) -> Iterator[Finding]:
     """Make one env and step it with random actions for a second."""
     from mpi_rollout.envs.env_maker import EnvMaker
 
@@ -90,56 +89,53 @@ def judge_env(env_id: str) -> list[Finding]:
     if times.steps_per_episode:
         reset_us = times.reset_mean_s * 1e6
         summary += f", {reset_us:,.1f} us per reset after {times.steps_per_episode:,.0f} steps on average"
-    return [Finding("env", summary, figures={"env_step_us": step_us, "observation_bytes": nbytes})]
+    yield Finding("env", summary, figures={"env_step_us": step_us, "observation_bytes": nbytes})
 
 
-def judge_shared_memory(folder: Path = SHARED_MEMORY) -> list[Finding]:
+def judge_shared_memory(folder: Path) -> Finding:
     """Check whether /dev/shm has room for the ranks of this host."""
     if not folder.is_dir():
-        return [Finding("shared memory", f"no {folder}", WARN, f"mount a tmpfs on {folder}: MPI on one host uses it")]
+        advice = f"mount a tmpfs on {folder}: MPI on one host uses it"
+        return warning_if(True, "shared memory", f"no {folder}", advice)
     status = os.statvfs(folder)
     free, total = (blocks * status.f_frsize for blocks in (status.f_bavail, status.f_blocks))
     sizes = [int(os.environ[name]) for name in _LOCAL_SIZES if os.environ.get(name, "").isdigit()]
     needed = SHM_BYTES_PER_RANK * max([1, *sizes])
-    state, advice = OK, ""
-    if free < needed:
-        state, advice = WARN, f"make room for {needed / 1e6:,.0f} MB: delete leftovers, or docker run --shm-size=1g"
     room = f"{free / 1e6:,.0f} MB free of {total / 1e6:,.0f} in {folder}"
-    return [Finding("shared memory", room, state, advice, figures={"shm_free_bytes": free})]
+    advice = f"make room for {needed / 1e6:,.0f} MB: delete leftovers, or docker run --shm-size=1g"
+    return warning_if(free < needed, "shared memory", room, advice, shm_free_bytes=free)
 
 
-def judge_segments(folder: Path = SHARED_MEMORY) -> list[Finding]:
+def judge_segments(folder: Path) -> Finding:
     """Look for segments of this user that no process of this user has open."""
     sizes = _own(folder, SEGMENTS)
     open_paths = paths_in_use(folder) if sizes else set()
     leaked = sorted(path for path in sizes if str(path) not in open_paths)
     nbytes = sum(sizes[path] for path in leaked)
-    figures = {"leaked_segments": len(leaked), "leaked_bytes": nbytes}
-    if not leaked:
-        return [Finding("segments", f"none of dead jobs in {folder}", figures=figures)]
-    summary = f"{nbytes / 1e6:,.1f} MB of dead jobs in {folder}: {first_few((path.name for path in leaked), 3)}"
+    found = f"none of dead jobs in {folder}"
+    if leaked:
+        found = f"{nbytes / 1e6:,.1f} MB of dead jobs in {folder}: {first_few((path.name for path in leaked), 3)}"
     patterns = [f"{folder}/{pattern}" for pattern in SEGMENTS if any(path.match(pattern) for path in leaked)]
     advice = f"when no job of yours runs on this host, also in no container: rm {' '.join(patterns)}"
-    return [Finding("segments", summary, WARN, advice, figures=figures)]
+    return warning_if(bool(leaked), "segments", found, advice, leaked_segments=len(leaked), leaked_bytes=nbytes)
 
 
-def judge_sessions(folder: Path | None = None) -> list[Finding]:
-    """Look for folders of this user's launchers that no longer run."""
-    folder = folder or Path(tempfile.gettempdir())
-    dead = sorted(path.name for path in _own(folder, SESSIONS) if path.is_dir() and _is_dead(path))
-    if not dead:
-        return [Finding("sessions", f"no folders of dead launchers in {folder}")]
+def judge_sessions(folder: Path) -> Finding:
+    """Look for folders of this user's launchers that no longer run, by the process id in their names.
+
+    Open MPI 5 names them so; `prte.HOST.UID` ends in a user id instead.
+    """
+    names = [path.name for path in _own(folder, SESSIONS) if path.is_dir()]
+    ids = {name: name.partition(".")[2] for name in names}
+    dead = sorted(name for name, number in ids.items() if number.isdigit() and not Path("/proc", number).exists())
+    found = f"no folders of dead launchers in {folder}"
+    if dead:
+        found = f"{len(dead)} of dead launchers in {folder}: {first_few(dead, 3)}"
     advice = (
         "delete them when no job of yours runs on this host: an mpirun that gets the process id of one does not start "
         "(PMIx server's listener thread failed to start)"
     )
-    return [Finding("sessions", f"{len(dead)} of dead launchers in {folder}: {first_few(dead, 3)}", WARN, advice)]
-
-
-def _is_dead(session: Path) -> bool:
-    """Tell by the process id in a folder's name, as Open MPI 5 gives it; `prte.HOST.UID` ends in a user id instead."""
-    _, _, process_id = session.name.partition(".")
-    return process_id.isdigit() and not Path("/proc", process_id).exists()
+    return warning_if(bool(dead), "sessions", found, advice)
 
 
 def _own(folder: Path, patterns: Iterable[str]) -> dict[Path, int]:

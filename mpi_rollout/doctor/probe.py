@@ -53,18 +53,17 @@ class Finding:
         return [f"{self.state:<5} {self.check:<13} {self.found}", *advice]
 
 
+def warning_if(is_bad: bool, check: str, found: str, advice: str = "", **figures: float) -> Finding:
+    """Return a finding that is a warning with this advice, or all right."""
+    return Finding(check, found, WARN if is_bad else OK, advice if is_bad else "", figures=figures)
+
+
 def exit_code(findings: Iterable[Finding]) -> int:
     """Return 0 if nothing is BAD, 74 if only file systems are, else 78."""
     areas = {finding.area for finding in findings if finding.state == BAD}
     if not areas:
         return 0
     return StorageError.exit_code if areas == {FILES} else LaunchError.exit_code
-
-
-def summary(findings: Iterable[Finding]) -> str:
-    """Return the number of findings in each state."""
-    states = [finding.state for finding in findings]
-    return ", ".join(f"{states.count(state)} {state}" for state in (OK, WARN, BAD))
 
 
 def first_few(items: Iterable[object], most: int = 8) -> str:
@@ -133,12 +132,12 @@ class Probe:
         deadline = monotonic() + timeout_s
         while self.is_alone is None:
             if not self._connection.poll(max(0.0, deadline - monotonic())):
-                yield self._unfinished(f"has not come to an end within {timeout_s:g} s")
+                yield replace(self._doing, found=f"has not come to an end within {timeout_s:g} s")
                 return
             try:
                 message = self._connection.recv()
             except (EOFError, ConnectionResetError):
-                yield self._unfinished(f"the process {self._how_it_ended()}")
+                yield replace(self._doing, found=f"the process {self._how_it_ended()}")
                 return
             if not isinstance(message, Finding):
                 self.is_alone = message
@@ -146,9 +145,6 @@ class Probe:
                 yield message
             else:
                 self._doing = message
-
-    def _unfinished(self, why: str) -> Finding:
-        return replace(self._doing, found=why)
 
     def end(self) -> None:
         """Release the process, and kill it if it does not leave."""

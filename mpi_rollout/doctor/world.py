@@ -15,7 +15,7 @@ import numpy as np
 from gymnasium import spaces
 
 from mpi_rollout.core.partition import Division
-from mpi_rollout.doctor.probe import BAD, WARN, Finding, Reporter, first_few
+from mpi_rollout.doctor.probe import BAD, WARN, Finding, Reporter, first_few, warning_if
 from mpi_rollout.doctor.ranks import RankFacts, judge_clocks, judge_exchange, judge_ranks
 from mpi_rollout.exchange import world
 from mpi_rollout.exchange.exchange import Exchange
@@ -114,10 +114,9 @@ def judge_slurm(environ: Mapping[str, str]) -> list[Finding]:
     per_task = environ.get("SLURM_CPUS_PER_TASK")
     if per_task and "SRUN_CPUS_PER_TASK" not in environ:
         advice = f"export SRUN_CPUS_PER_TASK={per_task}: srun of SLURM 22.05 to 23.02 does not take it from the job"
-        return [Finding("slurm", text, WARN, advice)]
-    if "SLURM_STEP_ID" not in environ and launcher_of(environ) is None:
-        return [Finding("slurm", text, advice=f"this is the batch script itself: srun or mpirun {COMMAND}")]
-    return [Finding("slurm", text)]
+        return [warning_if(True, "slurm", text, advice)]
+    is_script = "SLURM_STEP_ID" not in environ and launcher_of(environ) is None
+    return [Finding("slurm", text, advice=f"this is the batch script itself: srun or mpirun {COMMAND}" * is_script)]
 
 
 def examine_world(report: Reporter, timeout_s: float) -> None:
@@ -133,7 +132,11 @@ def examine_world(report: Reporter, timeout_s: float) -> None:
     report(Finding("library", f"{library}, {path or 'path unknown'}"), judge_launcher(library, path, os.environ))
     start = how_to_start(library, path, launcher_of(os.environ))
     report.doing("MPI_Init", f"start with {start}; if that is what you did, run: {start} hostname")
-    comm, thread_level = _start_mpi()
+    from mpi4py import MPI
+
+    MPI.Init_thread()  # Asks for MULTIPLE, as mpi4py's import does.
+    levels = (MPI.THREAD_SINGLE, MPI.THREAD_FUNNELED, MPI.THREAD_SERIALIZED, MPI.THREAD_MULTIPLE)
+    comm, thread_level = MPI.COMM_WORLD, levels.index(MPI.Query_thread())
     size = judge_size(comm.size, library, path)
     report(size)
     report.doing("ranks", "see what the ranks print; start on fewer hosts to find the one that does not answer")
@@ -157,14 +160,6 @@ def load_library() -> tuple[str, str]:
     return library, next(iter(named), "")
 
 
-def _start_mpi() -> "tuple[MPI.Intracomm, int]":
-    from mpi4py import MPI
-
-    MPI.Init_thread()  # Asks for MULTIPLE, as mpi4py's import does.
-    levels = (MPI.THREAD_SINGLE, MPI.THREAD_FUNNELED, MPI.THREAD_SERIALIZED, MPI.THREAD_MULTIPLE)
-    return MPI.COMM_WORLD, levels.index(MPI.Query_thread())
-
-
 def _examine_as_root(comm: "MPI.Intracomm", report: Reporter, facts: RankFacts, deadline: float) -> None:
     requests = {rank: comm.irecv(source=rank, tag=TAG) for rank in range(1, comm.size)}
     arrived = {world.ROOT: facts} | _arrivals(requests, deadline)
@@ -178,8 +173,8 @@ def _examine_as_root(comm: "MPI.Intracomm", report: Reporter, facts: RankFacts, 
     report(*judge_ranks(ranks, how_to_bind(os.environ)))
     if comm.size > 1 and not missing:
         report.doing("exchange", "see whether MPI's own tests pass between these hosts, and which network it uses")
-        times, small_us, large_us = _measure(comm)
-        report(*judge_clocks(ranks, times), *judge_exchange(ranks, small_us, large_us, _large_nbytes(comm)))
+        times, small_us, large_us, nbytes = _measure(comm)
+        report(*judge_clocks(ranks, times), *judge_exchange(ranks, small_us, large_us, nbytes))
 
 
 def _answer(comm: "MPI.Intracomm", facts: RankFacts) -> None:
@@ -189,15 +184,15 @@ def _answer(comm: "MPI.Intracomm", facts: RankFacts) -> None:
         _measure(comm)
 
 
-def _measure(comm: "MPI.Intracomm") -> tuple[list[float], list[float], list[float]]:
-    """Measure each rank's clock, and the times of small and of large exchanges in us; the root gets them."""
+def _measure(comm: "MPI.Intracomm") -> tuple[list[float], list[float], list[float], int]:
+    """Measure each rank's clock, and the times of small and of large exchanges in us; the root gets them.
+
+    The last value is the bytes of a large slot.
+    """
     comm.Barrier()
     times: list[float] = comm.gather(time(), world.ROOT) or []
-    return times, measure_exchanges(comm, 16), measure_exchanges(comm, _large_nbytes(comm))
-
-
-def _large_nbytes(comm: "MPI.Intracomm") -> int:
-    return min(SLOT_NBYTES, SLOTS_NBYTES // comm.size)
+    large_nbytes = min(SLOT_NBYTES, SLOTS_NBYTES // comm.size)
+    return times, measure_exchanges(comm, 16), measure_exchanges(comm, large_nbytes), large_nbytes
 
 
 def _leave_together(comm: "MPI.Intracomm", report: Reporter) -> None:

@@ -35,7 +35,9 @@ EnvFunction = Callable[..., gymnasium.Env]
 Env = str | EnvSpec | EnvFunction
 Made = TypeVar("Made")
 
+# What ids and error messages name, and the extra that brings it.
 EXTRAS = {"ale_py": "atari", "mujoco": "mujoco", "shimmy": "dm", "dm_control": "dm"}
+EXTRAS |= {"CartPoleCUDA": "cuda", "numba": "numba", "torch": "torch"}
 HIGHWAY_IDS = ("highway-", "merge-", "roundabout-", "parking-", "intersection-", "racetrack-")
 ROBOTICS_IDS = ("Fetch", "HandReach", "HandManip", "Adroit", "AntMaze", "PointMaze", "FrankaKitchen")
 # How ids of well-known packages begin: the module that registers them, and what pip installs.
@@ -202,7 +204,9 @@ def of_missing_package(name: str, text: str) -> str:
     if "gymnasium-robotics" in text:  # MuJoCo's envs of old versions.
         return "use its latest version"
     for package, extra in EXTRAS.items():
-        if package in text.replace("-", "_"):  # ale-py is how it is installed, ale_py how it is imported.
+        if package in name or package in text.replace(
+            "-", "_"
+        ):  # ale-py is how it is installed, ale_py how it is imported.
             return f"pip install 'mpi_rollout[{extra}]'"
     is_named = f"'{name.partition(':')[0]}'" in text
     return "install it, or correct the name before the colon" if is_named else "install it"

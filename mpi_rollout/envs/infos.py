@@ -12,10 +12,9 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import VectorEnv
 
-from mpi_rollout.core.info_columns import types_in
-from mpi_rollout.core.info_types import Types
+from mpi_rollout.core.column_types import MASK_NAME, Types, types_in
 from mpi_rollout.core.seeding import episode_seeds
-from mpi_rollout.core.spaces import MASK_NAME, MOST_MASK_BITS, Tree, mask_sizes
+from mpi_rollout.core.spaces import MOST_MASK_BITS, Tree, mask_sizes
 from mpi_rollout.envs.inputs import Info
 from mpi_rollout.errors import DataError, EnvError, RolloutError, SignalInterrupt
 from mpi_rollout.process.console import say

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import VectorEnv
 
-from mpi_rollout.core.reproducibility import Reproducibility
-from mpi_rollout.core.seeding import seeds_of_episodes
+from mpi_rollout.core.seeding import Reproducibility, seeds_of_episodes
 from mpi_rollout.core.spaces import Tree, leaves, set_spaces, tree_of
 from mpi_rollout.envs.inputs import Reset, Step
 from mpi_rollout.envs.rollout import Rollout

@@ -13,8 +13,7 @@ import numpy as np
 from gymnasium.envs.registration import load_env_creator
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from mpi_rollout.core.reproducibility import Reproducibility
-from mpi_rollout.core.seeding import episode_seeds, seed_of_slice
+from mpi_rollout.core.seeding import Reproducibility, episode_seeds, seed_of_slice
 from mpi_rollout.core.spaces import leaves
 from mpi_rollout.envs.native import SEEDS_31_BITS, NativeVectorEnv, PoolVectorEnv, SeededEpisodes, SeededWhenMade
 from mpi_rollout.errors import Option, UsageError

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import VectorEnv
 
-from mpi_rollout.core.reproducibility import Reproducibility
-from mpi_rollout.core.seeding import episode_seeds
+from mpi_rollout.core.seeding import Reproducibility, episode_seeds
 from mpi_rollout.envs.inputs import Reset, Step
 from mpi_rollout.envs.loop import LoopVectorEnv
 from mpi_rollout.envs.native import NativeVectorEnv

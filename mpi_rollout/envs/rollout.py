@@ -8,6 +8,8 @@ from gymnasium.vector import VectorEnv
 
 from mpi_rollout.core.spaces import leaves
 
+OUTCOME = ("observations", "rewards", "terminations", "truncations")
+
 
 @dataclass(frozen=True, eq=False)
 class RolloutColumns:
@@ -30,6 +32,10 @@ class RolloutColumns:
     rewards: np.ndarray | None = None
     terminations: np.ndarray | None = None
     truncations: np.ndarray | None = None
+
+    def wanted(self) -> dict[str, np.ndarray]:
+        """Return the arrays that somebody reads, by name."""
+        return {name: array for name in OUTCOME if (array := getattr(self, name)) is not None}
 
 
 @runtime_checkable

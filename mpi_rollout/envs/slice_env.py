@@ -13,7 +13,7 @@ from gymnasium.error import ResetNeeded
 from gymnasium.spaces import Discrete
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from mpi_rollout.core.reproducibility import Reproducibility
+from mpi_rollout.core.seeding import Reproducibility
 from mpi_rollout.core.spaces import Leaf, Space, Tree, leaves, set_spaces, tree_of
 from mpi_rollout.envs.inputs import Reset, Step
 from mpi_rollout.envs.rollout import RolloutColumns

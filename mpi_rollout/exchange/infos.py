@@ -14,8 +14,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from mpi_rollout.core.info_columns import flat_mask, typed_leaves
-from mpi_rollout.core.spaces import MASK_NAME, Leaf, is_castable
+from mpi_rollout.core.column_types import MASK_NAME, flat_mask
+from mpi_rollout.core.columns import typed_leaves
+from mpi_rollout.core.spaces import Leaf, is_castable
 from mpi_rollout.errors import DataError, UsageError
 
 InfoDict: TypeAlias = dict[str, Any]  # An env may give anything.

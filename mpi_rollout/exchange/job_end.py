@@ -18,10 +18,10 @@ from contextlib import contextmanager, suppress
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
-from mpi_rollout.core.clock import MAX_TIMEOUT_S
 from mpi_rollout.errors import Interrupted, RolloutError
 from mpi_rollout.exchange.world import GRACE_S, claimed_rank, loaded_mpi, rank_and_host
 from mpi_rollout.process import exits
+from mpi_rollout.process.clock import MAX_TIMEOUT_S
 from mpi_rollout.process.console import STDERR, say, settle
 from mpi_rollout.process.launcher import is_guarded, release
 from mpi_rollout.text import first_line

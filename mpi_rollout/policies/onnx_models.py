@@ -8,9 +8,8 @@ import onnxruntime
 
 from mpi_rollout.core.spaces import Space
 from mpi_rollout.errors import UsageError
-from mpi_rollout.policies.heads import WAY_OUT, Head
 from mpi_rollout.policies.model import Model, PolicySource
-from mpi_rollout.policies.networks import Input, match_inputs, model_of
+from mpi_rollout.policies.networks import WAY_OUT, Head, Input, match_inputs, model_of
 from mpi_rollout.policies.untrusted import MOST_BYTES
 from mpi_rollout.text import first_line
 

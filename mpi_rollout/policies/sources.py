@@ -9,17 +9,17 @@ import os
 import pickletools
 import re
 from importlib import import_module
+from inspect import signature
 
-from mpi_rollout.core.policy_kinds import CALLED, FILE, FILES, FORMATS, MADE, kind_of_name
+from mpi_rollout.core.policy_kinds import CALLED, FILE, FILES, FORMATS, MADE, SUFFIXES, kind_of_name
 from mpi_rollout.core.spaces import Space
-from mpi_rollout.errors import ActionError, Option, UsageError
-from mpi_rollout.policies.made import load_policy, make_model
-from mpi_rollout.policies.model import DETERMINISTIC, Model, PolicySource
+from mpi_rollout.errors import ActionError, Option, PolicyError, UsageError
+from mpi_rollout.policies.model import DETERMINISTIC, Model, Policy, PolicySource, called_model, make_model
 from mpi_rollout.policies.networks import try_model
 from mpi_rollout.policies.onnx_check import check_network, weight_files
 from mpi_rollout.policies.untrusted import FREE_PICKLE_BYTES, TRUST_IT, members_of, reading, without_folder
-from mpi_rollout.process.paths import located
-from mpi_rollout.text import first_line, system_words
+from mpi_rollout.process.paths import colon_hint, load_object, located
+from mpi_rollout.text import first_line, system_words, words_of
 
 EXPORT = "save the network with torch.export.save(torch.export.export(...), 'policy.pt2')"
 NO_NETWORK = f"has what torch.save writes, weights without the network, which is not a policy; {EXPORT}"
@@ -38,18 +38,55 @@ def check_file_options(is_file: bool, mode: str, is_trusted: bool) -> None:
 
 
 def find_source(spec: str, mode: str, is_trusted: bool) -> PolicySource:
-    """Load the callable that `--policy` names, or read its file; of other policies there is nothing to read.
-
-    Raises
-    ------
-    UsageError
-        There is no such callable or file, or it is no policy.
-    """
+    """Load the callable that `--policy` names, or read its file; UsageError if there is none, or it is no policy."""
     kind = kind_of_name(spec)
     check_file_options(kind == FILE, mode, is_trusted)
     if kind == FILE:
         return read_source(spec, mode, is_trusted)
     return PolicySource(kind, spec, call=load_policy(spec) if kind == CALLED else None)
+
+
+def load_policy(spec: str) -> Policy:
+    """Return the policy that `--policy` names: a function, or an object that is callable or has a method `act`.
+
+    A class is called once, without arguments.  UsageError if there is no such policy, PolicyError if its class raises.
+    """
+    if ":" not in spec:
+        hint = colon_hint(spec) or _file_hint(spec)
+        raise UsageError(f"--policy must be MODULE:CALLABLE or FILE.py:CALLABLE, got {spec!r}{hint}")
+    policy = load_object(spec, "--policy")
+    if isinstance(policy, type):
+        policy = _instance(policy, spec)
+    policy = policy if callable(policy) else getattr(policy, "act", policy)
+    if not callable(policy):
+        name = type(policy).__name__
+        raise UsageError(f"--policy {spec} is {name}, not callable; give a function of a batch of observations")
+    return policy
+
+
+def _file_hint(spec: str) -> str:
+    """Return the end of a message: who trained with Stable-Baselines3 is used to names without `.zip`."""
+    names = [spec + suffix for suffix in SUFFIXES if os.path.isfile(located(spec + suffix))]
+    if names:
+        return f"; did you mean {names[0]}?"
+    return f"; the file of a network ends in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}"
+
+
+def _instance(kind: type, spec: str) -> object:
+    try:
+        signature(kind).bind()
+    except ValueError:  # C code may not tell its signature.
+        pass
+    except TypeError as error:
+        module = spec.rpartition(":")[0]
+        raise UsageError(
+            f"--policy {spec} is a class that needs arguments ({error}); make an instance in its module, such as "
+            f"policy = {kind.__name__}(...), and give --policy {module}:policy"
+        ) from error
+    try:
+        return kind()
+    except Exception as error:
+        raise PolicyError(f"--policy {spec}: {kind.__name__}() raises {words_of(error)}") from error
 
 
 def read_source(spec: str, mode: str, is_trusted: bool = False) -> PolicySource:
@@ -103,28 +140,18 @@ def _digest(content: bytes, path: str) -> str:
 @reading()
 def kind_of(content: bytes) -> str:
     """Return the kind of a policy's file, a key of FORMATS."""
-    if content.startswith(b"PK"):
-        return _kind_of_zip(members_of(content))
-    if content.startswith(b"\x08"):  # The first field of an ONNX model, the version of its format.
-        return "onnx"
-    if not content:
-        raise UsageError("the file is empty")
-    if content.startswith(b"\x80"):
-        raise _no_network(content)
-    raise UsageError(f"the file is damaged or of another kind; a policy is {FILES}")
-
-
-def _kind_of_zip(members: dict[str, bytes]) -> str:
-    inner = without_folder(members)
-    if "policy.pth" in members and "data" in members:
-        return "sb3"
-    if "archive_format" in inner or "serialized_exported_program.json" in members:
-        return "pt2"
-    if "data.pkl" in inner:
-        if any(name.startswith("code/") for name in inner):
-            return "torchscript"
-        raise _no_network(inner["data.pkl"])
-    raise UsageError(f"the file is a zip of something else; a policy is {FILES}")
+    is_zip = content.startswith(b"PK")
+    members = members_of(content) if is_zip else {}
+    names = members.keys() | {
+        f"*/{name}" for path in without_folder(members) for name in (path, path.split("/")[0] + "/")
+    }
+    for kind, form in FORMATS.items():
+        if content.startswith(form.begins) and (not is_zip or any(marks <= names for marks in form.members)):
+            return kind
+    if content.startswith(b"\x80") or "*/data.pkl" in names:
+        raise _no_network(without_folder(members).get("data.pkl", content))
+    what = "a zip of something else" if is_zip else "damaged or of another kind"
+    raise UsageError(f"the file is {what}; a policy is {FILES}" if content else "the file is empty")
 
 
 def _no_network(pickled: bytes) -> UsageError:
@@ -171,6 +198,8 @@ def load_model(source: PolicySource, observation_space: Space, action_space: Spa
     """
     if source.kind == MADE:
         return make_model(source.name)
+    if source.call is not None:
+        return called_model(source.call, observation_space)
     form = FORMATS[source.kind]
     try:
         loader = import_module(f"mpi_rollout.policies.{form.loader}")

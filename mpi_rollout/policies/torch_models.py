@@ -1,7 +1,7 @@
 """Policies of torch: TorchScript (`torch.jit.save`) and exported programs (`torch.export.save`).
 
 A network is called with one tensor, or with a dict of tensors by their paths where the envs' observations are several
-arrays.  It returns a tensor, or a tuple of tensors; `heads` says what they mean.
+arrays.  It returns a tensor, or a tuple of tensors; `networks` says what they mean.
 """
 
 import io
@@ -17,9 +17,8 @@ import torch
 
 from mpi_rollout.core.spaces import Space, leaves
 from mpi_rollout.errors import ActionError
-from mpi_rollout.policies.heads import Head
 from mpi_rollout.policies.model import Model, PolicySource
-from mpi_rollout.policies.networks import Input, Inputs, match_inputs, model_of
+from mpi_rollout.policies.networks import Head, Input, Inputs, match_inputs, model_of
 from mpi_rollout.policies.pt2_program import Program
 from mpi_rollout.policies.untrusted import reading
 from mpi_rollout.policies.weights import numpy_dtype

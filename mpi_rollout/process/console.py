@@ -12,16 +12,16 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from math import inf
-from textwrap import wrap
-from typing import Any, TextIO
+from textwrap import TextWrapper
+from typing import TextIO
 
 from mpi_rollout.errors import StorageError
 from mpi_rollout.process.start import silent_terminal
 from mpi_rollout.text import system_words
 
 STDIN, STDOUT, STDERR = 0, 1, 2
-PATIENCE_S = 10.0  # With a reader that does not read.
-PIECE_NBYTES = 512  # A pipe that is ready takes so many without waiting (POSIX's least PIPE_BUF).
+PATIENCE_S = 10.0  # How long to wait for a reader that does not read.
+PIECE_NBYTES = 512  # A pipe that is ready takes this many without waiting (POSIX's least PIPE_BUF).
 CLEAR_LINE = "\r\x1b[K"
 INDENT = 14  # The width of the names before what commands say of a file.
 
@@ -30,10 +30,7 @@ _start = ""  # What each message on stderr begins with.
 
 
 def hold() -> None:
-    """Keep stdout and stderr as they are now, and have them escape characters that they cannot encode.
-
-    Call it when a command begins, before any code of users runs.
-    """
+    """Keep stdout and stderr as they are when a command begins; characters that they cannot encode are escaped."""
     while _held:
         _, output = _held.popitem()
         if isinstance(output, int):
@@ -110,15 +107,14 @@ def without_stdin() -> Iterator[None]:
 def name_of_stop(number: int) -> str:
     """Return the name of a signal that asks to stop; let messages go to the terminal if that would not show them."""
     name = signal.Signals(number).name
-    terminal = silent_terminal(number)
-    if not terminal:
-        return name
-    _held[STDERR] = terminal
-    return f"{name}, which mpirun sends after Ctrl-C"
+    if terminal := silent_terminal(number):
+        _held[STDERR] = terminal
+        name += ", which mpirun sends after Ctrl-C"
+    return name
 
 
 def share_line(is_shared: bool) -> None:
-    """Note whether a progress bar is shown where our stderr goes: messages then replace its line."""
+    """Note whether a progress bar is drawn where our stderr goes: messages then replace its line."""
     global _start
     _start = CLEAR_LINE if is_shared else ""
 
@@ -148,7 +144,7 @@ def write(text: str, number: int, patience_s: float = PATIENCE_S) -> None:
     with suppress(Exception):
         (sys.stdout if number == STDOUT else sys.stderr).flush()
     if isinstance(output, int):
-        _write_all(output, text.encode(encoding_of(number), "backslashreplace"), patience_s)
+        write_all(output, text.encode(encoding_of(number), "backslashreplace"), patience_s)
         return
     try:
         print(text, end="", file=output, flush=True)
@@ -157,13 +153,7 @@ def write(text: str, number: int, patience_s: float = PATIENCE_S) -> None:
 
 
 def show(lines: list[str]) -> None:
-    """Print the lines that a command gives.
-
-    Raises
-    ------
-    StorageError
-        They cannot be written.  A reader that has gone, as `head` does, is not a failure.
-    """
+    """Print the lines that a command gives; StorageError if they cannot be written, but by a reader that has gone."""
     try:
         write("\n".join([*lines, ""]), STDOUT, inf)
     except BrokenPipeError:
@@ -180,8 +170,8 @@ def fitted(lines: Sequence[str]) -> list[str]:
         return list(lines)
     if columns <= 2 * INDENT:
         return list(lines)
-    how: dict[str, Any] = {"subsequent_indent": " " * INDENT, "break_long_words": False, "break_on_hyphens": False}
-    return [part for line in lines for part in (wrap(line, columns, **how) if len(line) > columns else [line])]
+    words = TextWrapper(columns, subsequent_indent=" " * INDENT, break_long_words=False, break_on_hyphens=False)
+    return [part for line in lines for part in (words.wrap(line) if len(line) > columns else [line])]
 
 
 def encoding_of(number: int) -> str:
@@ -189,7 +179,8 @@ def encoding_of(number: int) -> str:
     return getattr(sys.__stdout__ if number == STDOUT else sys.__stderr__, "encoding", None) or "utf-8"
 
 
-def _write_all(descriptor: int, data: bytes, patience_s: float) -> None:
+def write_all(descriptor: int, data: bytes, patience_s: float) -> None:
+    """Write piece by piece; TimeoutError if the reader takes nothing for so long."""
     ready = select.poll()
     ready.register(descriptor, select.POLLOUT)
     while data:

@@ -19,6 +19,7 @@ from types import FrameType
 from typing import NoReturn
 
 from mpi_rollout.errors import SignalInterrupt
+from mpi_rollout.process.start import die_by_signal
 
 # By these, people, launchers and batch systems stop programs.
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
@@ -29,7 +30,7 @@ Handler = Callable[[int, FrameType | None], object] | int | None
 
 
 class Cut(SignalInterrupt):
-    """End the envs' step that is under way on the root: it was interrupted twice."""
+    """The envs' step that is under way on the root ends: it was interrupted twice."""
 
 
 class Handlers:
@@ -169,7 +170,7 @@ def is_main_thread() -> bool:
 
 
 def exit_by_signals() -> None:
-    """Have SIGTERM and SIGUSR1 end the program as `sys.exit` does while a connection is open: a file is then completed.
+    """Let SIGTERM and SIGUSR1 end the program as `sys.exit` does while a connection is open: a file is then completed.
 
     Handlers of the program's own stay.  Open MPI's mpirun sends SIGTERM to the ranks after Ctrl-C.  A second signal, a
     second later, ends the program at once.
@@ -187,14 +188,8 @@ def exit_by_signal(number: int, _frame: FrameType | None) -> None:
     sys.exit(128 + number)
 
 
-def die_by_signal(number: int) -> None:
-    """End this process as a signal does that nobody handles."""
-    signal.signal(number, signal.SIG_DFL)
-    os.kill(os.getpid(), number)
-
-
 def raise_on_signals() -> None:
-    """Have the signals that ask to stop raise SignalInterrupt, with the name of the signal."""
+    """Let the signals that ask to stop raise SignalInterrupt, with the name of the signal."""
     owner = os.getpid()
 
     def interrupt(number: int, _frame: FrameType | None) -> NoReturn:
@@ -209,7 +204,7 @@ def raise_on_signals() -> None:
 
 @contextmanager
 def unheeded() -> Iterator[None]:
-    """Have signals do nothing in this process.  Call it in the main thread.
+    """Let signals do nothing in this process.  Call it in the main thread.
 
     Programs that an env starts would inherit the system's way to ignore signals, and could not be stopped.
     """

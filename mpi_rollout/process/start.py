@@ -125,10 +125,15 @@ def is_heeding() -> bool:
 
 def _stop(number: int, _frame: object) -> None:
     if os.getpid() != _owner:  # A child that somebody has forked.
-        signal(number, SIG_DFL)
-        os.kill(os.getpid(), number)
-        return
-    _leave_by(number)
+        die_by_signal(number)
+    else:
+        _leave_by(number)
+
+
+def die_by_signal(number: int) -> None:
+    """End this process as a signal does that nobody handles."""
+    signal(number, SIG_DFL)
+    os.kill(os.getpid(), number)
 
 
 def _leave_by(number: int) -> None:

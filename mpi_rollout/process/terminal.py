@@ -5,14 +5,14 @@ itself, even where a launcher stands between.
 """
 
 import os
-import select
 import signal
-import stat
 from contextlib import suppress
+from pathlib import Path
 
-from mpi_rollout.process.console import CLEAR_LINE, STDERR, encoding_of, say
+from mpi_rollout.process.console import CLEAR_LINE, STDERR, encoding_of, say, write_all
 
 USUAL_COLUMNS = 80
+TERMINALS = ("/dev/pts/", "/dev/tty", "/dev/console")
 # The processes between under mpirun.  SLURM's do not belong to the user and have no terminal.
 LAUNCHER_PREFIXES = ("mpirun", "mpiexec", "prterun", "prted", "orterun", "orted", "hydra")
 
@@ -47,9 +47,8 @@ class Terminal:
         # Ranks run in the background of the launcher's terminal, where `stty tostop` would stop a process that writes.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTTOU])
         try:
-            if _is_ready(self._descriptor):
-                os.write(self._descriptor, text.encode(self.encoding, "replace"))
-        except BlockingIOError:
+            write_all(self._descriptor, text.encode(self.encoding, "replace"), patience_s=0.0)
+        except TimeoutError:
             pass
         except OSError:
             self.is_gone = True
@@ -77,12 +76,6 @@ class Stderr:
         """Do nothing: nothing is kept back."""
 
 
-def _is_ready(descriptor: int) -> bool:
-    poll = select.poll()
-    poll.register(descriptor, select.POLLOUT)
-    return bool(poll.poll(0))
-
-
 def open_terminal() -> Terminal | None:
     """Open the terminal behind this process's stderr, which under mpirun is a pipe to the launcher.
 
@@ -107,27 +100,12 @@ def find_terminal() -> str | None:
     pid = "self"
     with suppress(OSError, ValueError):
         while True:
-            path = f"/proc/{pid}/fd/{STDERR}"  # Not its name, which may mean another terminal in another container.
-            if _is_terminal(path):
-                return path
-            pid = _parent(pid)
-            if not _process_name(pid).startswith(LAUNCHER_PREFIXES):
+            path = Path(
+                f"/proc/{pid}/fd/{STDERR}"
+            )  # Not its name, which may mean another terminal in another container.
+            if path.is_char_device() and os.readlink(path).startswith(TERMINALS):
+                return str(path)
+            pid = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]  # The parent.
+            if not Path(f"/proc/{pid}/comm").read_text().startswith(LAUNCHER_PREFIXES):
                 return None
     return None
-
-
-def _is_terminal(path: str) -> bool:
-    """Tell whether a path is a terminal, without opening it."""
-    return stat.S_ISCHR(os.stat(path).st_mode) and os.readlink(path).startswith(
-        ("/dev/pts/", "/dev/tty", "/dev/console")
-    )
-
-
-def _process_name(pid: str) -> str:
-    with open(f"/proc/{pid}/comm") as file:
-        return file.read().strip()
-
-
-def _parent(pid: str) -> str:
-    with open(f"/proc/{pid}/stat") as file:
-        return file.read().rpartition(")")[2].split()[1]

@@ -11,7 +11,6 @@ from time import monotonic, sleep
 from typing import TYPE_CHECKING, NamedTuple, NoReturn, TypeVar
 
 from mpi_rollout.config import RolloutConfig
-from mpi_rollout.core.clock import MAX_TIMEOUT_S
 from mpi_rollout.errors import (
     AlreadyComplete,
     EnvError,
@@ -36,6 +35,7 @@ from mpi_rollout.exchange.world import (
     rank_and_host,
     start_mpi_on_all_ranks,
 )
+from mpi_rollout.process.clock import MAX_TIMEOUT_S
 from mpi_rollout.process.console import STDERR, say
 from mpi_rollout.process.exits import ends_forked
 from mpi_rollout.process.start import shadowing

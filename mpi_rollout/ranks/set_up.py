@@ -13,7 +13,7 @@ from gymnasium.envs.registration import EnvSpec, WrapperSpec
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from mpi_rollout.core.partition import Division
-from mpi_rollout.core.reproducibility import Reproducibility
+from mpi_rollout.core.seeding import Reproducibility
 from mpi_rollout.core.spaces import describe, describe_leaves
 from mpi_rollout.envs.env_maker import EnvMaker, make_slice, name_of
 from mpi_rollout.envs.faults import ABORT, OnFault

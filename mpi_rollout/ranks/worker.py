@@ -17,7 +17,6 @@ from typing import TypeAlias
 
 import numpy as np
 
-from mpi_rollout.core.clock import Clock, process_start
 from mpi_rollout.core.layout import FAULT, UNDONE
 from mpi_rollout.errors import EnvError, Fault, PolicyError, RankLost, SignalInterrupt, cause_of
 from mpi_rollout.exchange.exchange import Exchange
@@ -26,6 +25,7 @@ from mpi_rollout.exchange.job_end import abort, end_timeout_s
 from mpi_rollout.exchange.orders import Command
 from mpi_rollout.exchange.world import rank_and_host
 from mpi_rollout.policies.model import Model
+from mpi_rollout.process.clock import Clock, process_start
 from mpi_rollout.process.console import say
 from mpi_rollout.process.exits import ends_forked
 from mpi_rollout.process.host import physical_cores, processor_time

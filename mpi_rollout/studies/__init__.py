@@ -3,10 +3,9 @@
 A study is points, each measured several times by jobs of their own: a sample each, with the machine and the base case
 in one file.  Only the command line imports this package.
 
-commands    the command lines of all of them     study           what is asked, and the file that holds it
-plan        options, order, commands of jobs     runner          job after job, from where it was stopped
-jobs        one job, whatever becomes of it      scaling         strong and weak scaling, as a whole or in parts
-workplace   the machine, and a folder            analysis        from samples to figures, for two readers:
-samples     what a job gave                      scaling_report  text, and `picture`
-statistics  of numbers alone                     tune, compare   other questions, asked in the same way
+commands  the command lines of all of them       study_file  the file that holds a study with its samples
+jobs      options, order, commands of jobs       runner      job after job, from where it was stopped
+machine   facts of it, and a folder for jobs     scaling     strong and weak scaling, as a whole or in parts
+study     what is asked, and what a job gave     report, picture  how it is shown, from `figures` and `statistics`
+tune, compare   other questions, asked in the same way
 """

@@ -1,47 +1,36 @@
 """The command lines of `scaling`, `tune` and `compare`.  A command loads what it needs when it is called."""
 
 import argparse
+from dataclasses import fields
 
 from mpi_rollout.config import AUTO, ENV_OPTIONS
 from mpi_rollout.errors import UsageError
-from mpi_rollout.options import Commands, add_run_options, path
-from mpi_rollout.studies.plan import JobOptions, numbers
+from mpi_rollout.options import MOST, Commands, add_option, add_run_options, path
+from mpi_rollout.studies.jobs import JobOptions
 
 # The options of a run that a study takes from its user; the others are the study's own affair.
-SCALING_OPTIONS = (
-    *(
-        "env",
-        "env_factory",
-        "env_kwargs",
-        "num_steps",
-        "seed",
-        "policy",
-        "vectorization_mode",
-        "batch_size",
-        "num_groups",
-    ),
-    *("trajectories", "wait", "limit_s", "actions", "env_checks", "policy_on"),
-)
-TUNE_OPTIONS = (
-    *("env", "env_factory", "env_kwargs", "num_envs", "seed", "policy", "trajectories", "wait", "actions"),
-    "env_checks",
-)
+_BOTH = (*ENV_OPTIONS, "seed", "policy", "trajectories", "wait", "actions", "env_checks")
+SCALING_OPTIONS = (*_BOTH, "num_steps", "vectorization_mode", "batch_size", "num_groups", "limit_s", "policy_on")
+TUNE_OPTIONS = (*_BOTH, "num_envs")
 
 
-LIMITED = "seconds that a job may take; a longer one fails"
+def _add_job_options(parser: argparse.ArgumentParser, timeout_s: float) -> None:
+    for field in fields(JobOptions):
+        add_option(parser, field)
+    parser.set_defaults(timeout_s=timeout_s)
 
 
-def add_job_options(
-    parser: argparse.ArgumentParser, repeated: str, dry_run: str, timeout_s: float, limited: str = LIMITED
-) -> None:
-    """Add the options of `JobOptions`; the texts are the help of --repeats, --dry-run and --timeout-s."""
-    add = parser.add_argument
-    add("--repeats", type=int, default=5, metavar="N", help=f"{repeated} (default: 5)")
-    add("--order-seed", type=int, default=0, metavar="SEED", help="seed of the order of the jobs (default: 0)")
-    add("--timeout-s", type=float, default=timeout_s, metavar="S", help=f"{limited} (default: {timeout_s:g})")
-    launcher = "command that starts the ranks, up to -n, such as 'srun --mpi=pmix' (default: mpirun)"
-    add("--launcher", type=str.strip, default="", metavar="COMMAND", help=launcher)
-    add("--dry-run", action="store_true", help=dry_run)
+def numbers(name: str, what: str, example: str, text: str) -> tuple[int, ...]:
+    """Read a list of whole numbers from 1 to `MOST`; return them in ascending order.  UsageError if it is none."""
+    try:
+        values = {int(part) for part in text.split(",")}
+    except ValueError:
+        values = {0}
+    if min(values) < 1:
+        raise UsageError(f"{name} must be {what} such as {example}, got {text!r}")
+    if max(values) > MOST:
+        raise UsageError(f"{name} must be {what} up to {MOST}, got {max(values)}")
+    return tuple(sorted(values))
 
 
 def ranks_list(text: str) -> tuple[int, ...]:
@@ -51,13 +40,14 @@ def ranks_list(text: str) -> tuple[int, ...]:
 
 def lengths_list(text: str) -> tuple[str, ...]:
     """Read lengths of fragments, numbers or auto."""
-    counted = ",".join(word for word in text.split(",") if word != AUTO)
-    steps = () if text == AUTO else numbers("--fragment-length", "numbers of steps, or auto,", "1,16,auto", counted)
-    return (*map(str, steps), *[AUTO] * (AUTO in text))
+    words = text.split(",")
+    counted = ",".join(word for word in words if word != AUTO)
+    steps = () if words == [AUTO] else numbers("--fragment-length", "numbers of steps, or auto,", "1,16,auto", counted)
+    return (*map(str, steps), *[AUTO] * (AUTO in words))
 
 
 def add_scaling(commands: Commands) -> None:
-    """Add `scaling strong` and `weak`, with their own options and those of a run; and `gather`."""
+    """Add `scaling strong`, `weak` and `gather`."""
     scaling = commands.add_parser("scaling", help="measure how much faster more ranks are; starts mpirun by itself")
     kinds = scaling.add_subparsers(required=True, metavar="strong|weak|gather")
     _add_kind(kinds, "strong", "--num-envs", "over all ranks, the same on any number of ranks")
@@ -72,8 +62,7 @@ def _add_kind(kinds: Commands, kind: str, size: str, where: str) -> None:
     add = parser.add_argument
     ranks = "numbers of ranks; 1 is always among them, because the base case is measured there (default: 1,2,4,8)"
     add("--ranks", type=ranks_list, default="1,2,4,8", help=ranks)
-    repeated, dry_run = "number of jobs of each number of ranks", "print the commands of what is left, start none"
-    add_job_options(parser, repeated, dry_run, 600.0)
+    _add_job_options(parser, 600.0)
     add(size, dest="size", type=int, default=64, metavar="N", help=f"envs {where} (default: 64)")
     lengths = "steps between two exchanges; a curve for each (default: auto, as for `run`)"
     add("--fragment-length", type=lengths_list, default=AUTO, metavar="L,...", help=lengths)
@@ -120,8 +109,7 @@ def add_tune(commands: Commands) -> None:
     text = "numbers of ranks to try, at most as many as envs (default: 1, 2, 4, ... and all cores of this machine)"
     parser.add_argument("--ranks", type=ranks_list, default=(), help=text)
     parser.add_argument("--trial-s", type=float, default=3.0, help="seconds of steps in a job (default: 3)")
-    repeated = "number of jobs of each way to run it that may win"
-    add_job_options(parser, repeated, "print the command of each way to run it, start none", 300.0)
+    _add_job_options(parser, 300.0)
     add_run_options(parser, TUNE_OPTIONS)
     parser.set_defaults(command=tune_command)
 
@@ -145,8 +133,7 @@ def add_compare(commands: Commands) -> None:
     add("--ranks", type=int, metavar="R", help=text)
     add("--window-s", type=float, default=1.0, metavar="S", help="length of one turn in seconds (default: 1)")
     add("--json", action="store_true", help="print machine and all samples as one line of JSON")
-    limited = "seconds that a turn may take with all that comes before it; what takes longer has failed"
-    add_job_options(parser, "number of turns of each system", "say what would be measured", 120.0, limited)
+    _add_job_options(parser, 120.0)
     add_run_options(parser, (*ENV_OPTIONS, "num_envs"))
     parser.set_defaults(command=compare_command)
 

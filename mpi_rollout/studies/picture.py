@@ -8,10 +8,10 @@ import numpy as np
 
 from mpi_rollout.commands import style
 from mpi_rollout.errors import DataError
-from mpi_rollout.studies.analysis import Analysis, PointFigures, analyses
-from mpi_rollout.studies.scaling_report import disturbance, title
-from mpi_rollout.studies.statistics import NoFit, reaches, serial_fraction
-from mpi_rollout.studies.study import StudyFile, read_study
+from mpi_rollout.studies.figures import Analysis, PointFigures, analyses
+from mpi_rollout.studies.report import disturbance, title
+from mpi_rollout.studies.statistics import NoFit, reaches
+from mpi_rollout.studies.study_file import StudyFile, read_study
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,7 +23,7 @@ PHASES = {
     "policy": ("policy", style.ORANGE, "..."),
     "write": ("waiting for the disk", style.RED, ""),
 }
-"""The name, colour and hatch of each of `analysis.PHASES`, in their order."""
+"""The name, colour and hatch of each of `study.PHASES`, in their order."""
 
 
 def plot_study(path: str) -> list[str]:
@@ -81,14 +81,13 @@ def _plot_speed_ups(axes: "Axes", several: list[Analysis], base: float) -> None:
 
 def _plot_law(axes: "Axes", analysis: Analysis, ranks: list[int]) -> None:
     """Draw the curve of Amdahl's or Gustafson's law, where it could be fitted."""
-    name = next(iter(analysis.fits))
-    law = analysis.fits[name]
+    name, law = analysis.law, analysis.fits[analysis.law]
     if isinstance(law, NoFit):
         return
     x = np.geomspace(ranks[0], max(point.num_ranks for point in analysis.fit_points), 100)
     serial, parallel = law.coefficients
     y = 1 / (serial + parallel / x) if name == "Amdahl" else serial + parallel * x
-    axes.plot(x, y, "-", color=style.SKY, linewidth=2, label=f"{name}, serial {serial_fraction(law):.3g}")
+    axes.plot(x, y, "-", color=style.SKY, linewidth=2, label=f"{name}, serial {law.serial_fraction:.3g}")
 
 
 def _plot_efficiencies(axes: "Axes", several: list[Analysis], base: float) -> None:

@@ -9,13 +9,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from mpi_rollout.core.clock import utc_now
 from mpi_rollout.errors import Interrupted, UsageError
-from mpi_rollout.studies.jobs import JobFailed, JobRunner
-from mpi_rollout.studies.plan import printable_launcher, run_command
-from mpi_rollout.studies.samples import Point, Sample, sample_of
-from mpi_rollout.studies.study import Study, StudyFile
-from mpi_rollout.studies.workplace import tell
+from mpi_rollout.process.clock import utc_now
+from mpi_rollout.process.console import say
+from mpi_rollout.studies.jobs import JobFailed, JobRunner, find_launcher, run_command
+from mpi_rollout.studies.study import Point, Sample, Study, sample_of
+from mpi_rollout.studies.study_file import StudyFile
 
 WARM_UP = -1
 
@@ -25,33 +24,31 @@ def warm_up_of(left: Sequence[Point]) -> Point:
     return replace(left[0], num_ranks=max(point.num_ranks for point in left), repeat=WARM_UP)
 
 
-def job_out(folder: Path, point: Point) -> str:
-    """Return a job's own output: a job that was killed may still write into it, which disturbs no other job."""
+def _command(launcher: str, study: Study, point: Point, folder: Path) -> list[str]:
+    """Return the command of a job.  Its output is its own: a job that was killed may still write into another."""
     words = "".join(f"-{value}" for _, value in point.options)
-    return str(folder / f"{point.num_ranks}{words}-{'warm-up' if point.repeat == WARM_UP else point.repeat}.h5")
+    out = folder / f"{point.num_ranks}{words}-{'warm-up' if point.repeat == WARM_UP else point.repeat}.h5"
+    return run_command(launcher, point.num_ranks, study.config(point, str(out)))
 
 
 def commands_of(study: Study, points: Sequence[Point], folder: Path) -> dict[Point, str]:
     """Return what `--dry-run` prints: the commands of jobs, for a shell."""
-    launcher = printable_launcher(study.jobs.launcher)
-    return {
-        point: shlex.join(run_command(launcher, point.num_ranks, study.config(point, job_out(folder, point))))
-        for point in points
-    }
+    launcher = find_launcher(study.jobs.launcher) or "mpirun"
+    return {point: shlex.join(_command(launcher, study, point, folder)) for point in points}
 
 
 class Runner:
     """Does the jobs of a study, and keeps in `file` all samples so far; writes it to `path` after each job."""
 
-    def __init__(self, file: StudyFile, jobs: JobRunner, path: str = ""):
-        self.file, self._jobs, self._path = file, jobs, path
+    def __init__(self, file: StudyFile, launcher: str, jobs: JobRunner, path: str = ""):
+        self.file, self._launcher, self._jobs, self._path = file, launcher, jobs, path
 
     def run(self, order: Sequence[Point]) -> None:
         """Do those of some jobs that have no sample yet; Interrupted if somebody asks us to stop."""
         left = [point for point in order if point not in self.file.done]
         try:
             for number, point in enumerate(left, len(order) - len(left) + 1):
-                tell(f"job {number} of {len(order)}: {point}: {self._add(point)}")
+                say(f"mpi_rollout: job {number} of {len(order)}: {point}: {self._add(point)}\n")
         except Interrupted as error:
             hint = "; the same command continues" if self._path else ""
             raise Interrupted(f"{error}; {len(self.file.samples)} of {len(order)} jobs are done{hint}") from error
@@ -67,7 +64,7 @@ class Runner:
         except JobFailed as error:
             if error.code == UsageError.exit_code:  # What no job can do, such as an env that does not exist.
                 raise UsageError(str(error).partition(": ")[2] or str(error)) from error
-            tell(f"the warm-up, {point.num_ranks} ranks, failed: {error.headline}")
+            say(f"mpi_rollout: the warm-up, {point.num_ranks} ranks, failed: {str(error).splitlines()[0]}\n")
             return None
         if known and sample.mpi_library not in known:
             raise UsageError(
@@ -81,15 +78,13 @@ class Runner:
         started = utc_now()
         try:
             sample = self._sample(point)
-            result = f"{sample.env_steps_per_s:,.0f} env steps/s"
         except JobFailed as error:
             sample = Sample(point, self.file.study.num_envs(point.num_ranks), started, str(error))
-            result = f"failed: {error.headline}"
         self.file = replace(self.file, samples=(*self.file.samples, sample))
         if self._path:
             self.file.write(self._path, utc_now())
-        return result
+        return sample.result
 
     def _sample(self, point: Point) -> Sample:
-        started, config = utc_now(), self.file.study.config(point, job_out(self._jobs.folder, point))
-        return sample_of(point, started, int(self.file.facts["num_cores"]), self._jobs.run(point.num_ranks, config))
+        started, command = utc_now(), _command(self._launcher, self.file.study, point, self._jobs.folder)
+        return sample_of(point, started, int(self.file.facts["num_cores"]), self._jobs.run(command))

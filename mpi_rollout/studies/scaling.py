@@ -2,18 +2,18 @@
 
 import json
 from dataclasses import dataclass, replace
+from pathlib import Path
 
-from mpi_rollout.core.clock import utc_now
-from mpi_rollout.errors import DataError, Interrupted, RolloutError, UsageError
-from mpi_rollout.process.console import STDOUT, say
+from mpi_rollout.errors import DataError, Interrupted, RolloutError, StorageError, UsageError
+from mpi_rollout.process.clock import utc_now
+from mpi_rollout.process.console import STDOUT, say, show
 from mpi_rollout.storage.output import check_folder
-from mpi_rollout.studies import scaling_report
-from mpi_rollout.studies.jobs import JobRunner, stopping_on_signals
-from mpi_rollout.studies.plan import check_packages, usable_launcher
+from mpi_rollout.studies import report
+from mpi_rollout.studies.jobs import JobRunner, check_scipy, usable_launcher
+from mpi_rollout.studies.machine import claimed, job_folder, machine_facts, origin
 from mpi_rollout.studies.runner import Runner, commands_of, warm_up_of
-from mpi_rollout.studies.samples import Point
-from mpi_rollout.studies.study import Study, StudyFile, check_same_study, gathered, make_folder, part_of
-from mpi_rollout.studies.workplace import claimed, job_folder, machine_facts, origin, tell
+from mpi_rollout.studies.study import Point, Study
+from mpi_rollout.studies.study_file import StudyFile, check_same_study, gathered, part_of
 from mpi_rollout.text import counted
 
 
@@ -38,16 +38,23 @@ class Task:
     def order(self) -> list[Point]:
         return [point for point in self.study.order() if self.only in (None, point.num_ranks)]
 
-    def done(self, file: StudyFile) -> set[Point]:
-        """Return the points that need no more jobs."""
-        return file.done - (file.failed if self.redo_failed else set())
-
     def check(self) -> None:
         """Refuse what cannot be done: UsageError for --only, StorageError if there is no folder for the file."""
         if self.only not in (None, *self.study.num_ranks):
             ranks = ", ".join(map(str, self.study.num_ranks))
             raise UsageError(f"--only must be one of --ranks ({ranks}), got {self.only}")
         check_folder(self.out)
+
+    def start(self, stored: StudyFile | None, now: StudyFile) -> StudyFile:
+        """Return what is stored of this study, without what is to be done again, or `now` if nothing is.
+
+        UsageError if it is of another study than `now`.
+        """
+        if stored is None:
+            return now
+        check_same_study(self.out, stored, now)
+        kept = stored.done - (stored.failed if self.redo_failed else set())
+        return stored.of(kept & {*self.order})
 
 
 def show_plan(task: Task, as_json: bool) -> int:
@@ -56,28 +63,21 @@ def show_plan(task: Task, as_json: bool) -> int:
     As JSON, for scripts: jobs (num_ranks, repeat, command), warm_up (a command, or null), num_failed.
     """
     task.check()
-    study, file = task.study, _to_continue(task)
-    done = task.done(file)
-    left = [point for point in task.order if point not in done]
-    commands = commands_of(study, ([warm_up_of(left)] if left else []) + left, job_folder(task.path))
+    now, stored = StudyFile(task.study, {}, {}), gathered(task.out)
+    if stored is not None:  # It is asked where a batch job is not: its launcher and machine are the jobs' own.
+        launcher = stored.study.jobs.launcher
+        now = StudyFile(replace(task.study, jobs=replace(task.study.jobs, launcher=launcher)), stored.facts, {})
+    file = task.start(stored, now)
+    left = [point for point in task.order if point not in file.done]
+    warm_ups = [warm_up_of(left)] if left else []
+    commands = commands_of(task.study, warm_ups + left, job_folder(task.path))
+    text = "\n".join(commands.values())
     if as_json:
         jobs = [{"num_ranks": p.num_ranks, "repeat": p.repeat, "command": commands[p]} for p in left]
-        warm_up = commands[warm_up_of(left)] if left else None
-        num_failed = len(done & file.failed & {*task.order})
-        say(json.dumps({"jobs": jobs, "warm_up": warm_up, "num_failed": num_failed}) + "\n", STDOUT)
-    else:
-        say("\n".join(commands.values()) + "\n", STDOUT)
+        warm_up = commands[warm_ups[0]] if left else None
+        text = json.dumps({"jobs": jobs, "warm_up": warm_up, "num_failed": len(file.failed)})
+    say(text + "\n", STDOUT)
     return 0
-
-
-def _to_continue(task: Task) -> StudyFile:
-    """Return what there is of a study, asked where a batch job is not: its launcher and machine are the jobs' own."""
-    stored = gathered(task.out)
-    if stored is None:
-        return StudyFile(task.study, {}, {})
-    jobs = replace(stored.study.jobs, launcher=task.study.jobs.launcher)
-    check_same_study(task.out, replace(stored, study=replace(stored.study, jobs=jobs)), task.study, stored.facts)
-    return stored
 
 
 def measure(task: Task) -> int:
@@ -86,33 +86,29 @@ def measure(task: Task) -> int:
     RolloutError if some jobs failed, which was no reason to stop; Interrupted if somebody asked us to stop.
     """
     task.check()
-    check_packages()
+    check_scipy()
     launcher, path = usable_launcher(task.study.jobs.launcher), task.path
     if task.only is not None:
-        make_folder(path)
-    with claimed(path) as folder, stopping_on_signals() as stop:
-        runner = Runner(_open(task), JobRunner(folder, launcher, task.study.jobs.timeout_s, stop), path)
+        _make_folder(Path(path).parent)
+    with claimed(path) as folder, JobRunner(folder, task.study.jobs.timeout_s) as jobs:
+        now = StudyFile(task.study, machine_facts(), origin())
+        runner = Runner(task.start(gathered(task.out), now), launcher, jobs, path)
         order, done = task.order, runner.file.done
         if left := [point for point in order if point not in done]:
             if len(left) < len(order):
-                tell(f"{path} has {len(order) - len(left)} of {len(order)} jobs already")
+                say(f"mpi_rollout: {path} has {len(order) - len(left)} of {len(order)} jobs already\n")
             runner.warm_up(warm_up_of(left))
         runner.run(order)
-    if task.only is None:
-        print("\n".join(scaling_report.lines(runner.file)))
-    else:
-        print(f"`scaling gather {task.out}` puts this file and the others together")
-    print(f"file: {path}")
+    whole = [f"`scaling gather {task.out}` puts this file and the others together"]
+    show([*(report.lines(runner.file) if task.only is None else whole), f"file: {path}"])
     return _check_failures(runner.file, path)
 
 
-def _open(task: Task) -> StudyFile:
-    """Return what there is of this study, without what is to be done again; nothing yet, if there is no file."""
-    facts, stored = machine_facts(), gathered(task.out)
-    if stored is None:
-        return StudyFile(task.study, facts, origin())
-    check_same_study(task.out, stored, task.study, facts)
-    return stored.of(task.done(stored) & {*task.order})
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(exist_ok=True)
+    except OSError as error:
+        raise StorageError(f"cannot make the folder {folder}: {error.strerror}") from error
 
 
 def gather(out: str) -> int:
@@ -120,17 +116,16 @@ def gather(out: str) -> int:
 
     RolloutError if some jobs failed; Interrupted if some are missing, after what there is was put together.
     """
-    check_packages()
+    check_scipy()
     check_folder(out)
     with claimed(out):
         file = gathered(out)
         if file is None:
             raise DataError(f"there is nothing of a study in {out}.parts; `scaling strong --only R` writes into it")
         file.write(out, utc_now())
-    print("\n".join([*scaling_report.lines(file), f"file: {out}"]))
+    show([*report.lines(file), f"file: {out}"])
     order = file.study.order()
-    missing = [point for point in order if point not in file.done]
-    if missing:
+    if missing := [point for point in order if point not in file.done]:
         ranks = ", ".join(map(str, sorted({point.num_ranks for point in missing})))
         raise Interrupted(
             f"{len(missing)} of {counted(len(order), 'job')} are missing, of {ranks} ranks; the command that began the "

@@ -1,11 +1,8 @@
-"""The statistics of studies, as functions of numbers: no files, no processes, nothing of this program.
+"""The statistics of studies, as functions of numbers.
 
 Sources: Hoefler and Belli, Scientific Benchmarking of Parallel Computing Systems (SC 2015), for intervals and what to
-state; the POP project (pop-coe.eu) for load balance and communication efficiency; Amdahl (1967), Gustafson (1988),
-Karp and Flatt (1990), Hockney (1994) for the models; Extra-P for how many points a model needs.
-
-SciPy is loaded by the functions that need it, so that a command line is read without it; not scipy.stats, which takes
-longer than all else that a study loads.
+state; Amdahl (1967), Gustafson (1988), Karp and Flatt (1990), Hockney (1994) for the models; Extra-P for how many
+points a model needs.
 """
 
 import math
@@ -52,12 +49,11 @@ def reaches(intervals: Sequence[Interval]) -> list[list[float]]:
 def median_interval(samples: Sequence[float] | np.ndarray, confidence: float = 0.95) -> Interval:
     """Find the median, and the narrowest symmetric pair of order statistics that holds the true one with `confidence`.
 
-    Nothing is assumed of the distribution: each sample is below the true median with probability 1/2, so that the
-    number of samples below it is binomial.  Where the samples are too few for that confidence, the interval is all of
-    them, and `coverage` says what it is worth: 0.9375 for five samples, 0 for one.  (`scipy.stats.quantile_test` has
-    the same intervals, but no coverage, and NaN where there are too few samples.)  ValueError without samples.
+    Nothing is assumed of the distribution: the number of samples below the true median is binomial.  Where the samples
+    are too few for that confidence, the interval is all of them, and `coverage` says what it is worth: 0.9375 for five
+    samples, 0 for one.  (`scipy.stats.quantile_test` has no coverage, and NaN for few.)  ValueError without samples.
     """
-    from scipy.special import bdtr
+    from scipy.special import bdtr  # Not scipy.stats, which takes longer to load than all else.
 
     if not len(samples):
         raise ValueError("no samples")
@@ -76,16 +72,6 @@ def ratio(over: Interval, under: Interval) -> Interval:
     """
     coverage = max(0.0, over.coverage + under.coverage - 1)
     return Interval(over.median / under.median, over.low / under.high, over.high / under.low, coverage)
-
-
-def load_balance(useful_s: Sequence[float]) -> float:
-    """POP: divide the ranks' mean time in useful work by the busiest rank's."""
-    return float(np.mean(useful_s) / np.max(useful_s))
-
-
-def communication_efficiency(useful_s: Sequence[float], seconds: float) -> float:
-    """POP: divide the busiest rank's time in useful work by the run time; times `load_balance`: parallel efficiency."""
-    return float(np.max(useful_s) / seconds)
 
 
 def karp_flatt(speed_up: float, num_ranks: int) -> float:
@@ -108,30 +94,35 @@ class Fit:
     worst_error: float
     held_out_error: float
 
+    @property
+    def serial_fraction(self) -> float:
+        """Of a fit by `amdahl` or `gustafson`: the serial part's share of one rank's time."""
+        serial, parallel = self.coefficients
+        return serial / (serial + parallel)
 
-def fit(columns: np.ndarray, values: np.ndarray) -> Fit:
-    """Fit `values` by a sum of columns, (num_points, num_columns); the last row is held out for the check.
+
+def fit(columns: Sequence[np.ndarray], values: np.ndarray) -> Fit:
+    """Fit `values` by a sum of columns; the last point is held out for the check.
 
     NoFit if there are too few points, with the last one or without, or they do not tell the columns apart.
     """
-    num_points = len(values)
+    num_points, parts = len(values), np.stack(columns, axis=1)
     if num_points < NEEDED_POINTS:
         raise NoFit(f"{num_points} point{'s' * (num_points != 1)}, {NEEDED_POINTS} are needed")
     if (values <= 0).any():
         raise NoFit("a value is not positive")
-    coefficients = _solve(columns, values)
-    errors = columns @ coefficients / values - 1
-    held_out = columns[-1] @ _solve(columns[:-1], values[:-1]) / values[-1] - 1
+    coefficients = _solve(parts, values)
+    errors = parts @ coefficients / values - 1
+    held_out = parts[-1] @ _solve(parts[:-1], values[:-1]) / values[-1] - 1
     return Fit(tuple(coefficients.tolist()), float(np.abs(errors).max()), float(held_out))
 
 
-def _solve(columns: np.ndarray, values: np.ndarray) -> np.ndarray:
-    scale = np.abs(columns).max(axis=0)  # Bytes and counts differ by many digits.
+def _solve(parts: np.ndarray, values: np.ndarray) -> np.ndarray:
+    scale = np.abs(parts).max(axis=0)  # Bytes and counts differ by many digits.
     if (scale == 0).any():
         raise NoFit(SAME_PARTS)
-    relative = columns / scale / values[:, None]
-    coefficients, _, rank, _ = np.linalg.lstsq(relative, np.ones(len(values)), rcond=1e-9)
-    if rank < columns.shape[1]:
+    coefficients, _, rank, _ = np.linalg.lstsq(parts / scale / values[:, None], np.ones(len(values)), rcond=1e-9)
+    if rank < len(scale):
         raise NoFit(SAME_PARTS)
     return coefficients / scale
 
@@ -140,34 +131,24 @@ def amdahl(speed_ups: Mapping[int, float]) -> Fit:
     """Fit serial + parallel / num_ranks to the run times, in units of the base case's: of one size on all ranks.
 
     Two parts, not one: what this program adds to a bare loop on one rank is not the part that does not scale.
-    `serial_fraction` gives Amdahl's.
     """
     ranks, values = _ordered(speed_ups)
-    return fit(np.stack([np.ones_like(ranks), 1 / ranks], axis=1), 1 / values)
+    return fit([np.ones_like(ranks), 1 / ranks], 1 / values)
 
 
 def gustafson(speed_ups: Mapping[int, float]) -> Fit:
     """Fit serial + parallel * num_ranks to the scaled speed-ups, of a size that grows with the ranks."""
     ranks, values = _ordered(speed_ups)
-    return fit(np.stack([np.ones_like(ranks), ranks], axis=1), values)
-
-
-def serial_fraction(law: Fit) -> float:
-    """Return the serial part's share of one rank's time, of a fit by `amdahl` or `gustafson`."""
-    serial, parallel = law.coefficients
-    return serial / (serial + parallel)
+    return fit([np.ones_like(ranks), ranks], values)
 
 
 def alpha_beta(seconds: Mapping[int, float], nbytes: Mapping[int, float]) -> Fit:
     """Fit root + alpha * ceil(log2 num_ranks) + beta * nbytes to the seconds that one exchange takes.
 
-    `nbytes` is what the root sends and receives in it; of 1 rank 0.  The coefficients are seconds of the root, alpha in
-    seconds per message, beta in seconds per byte.
+    `nbytes` is what the root sends and receives in it; of 1 rank 0.
     """
     ranks, values = _ordered(seconds)
-    hops = np.ceil(np.log2(ranks))
-    moved = np.array([nbytes[int(num_ranks)] for num_ranks in ranks], float)
-    return fit(np.stack([np.ones_like(ranks), hops, moved], axis=1), values)
+    return fit([np.ones_like(ranks), np.ceil(np.log2(ranks)), _ordered(nbytes)[1]], values)
 
 
 def _ordered(values: Mapping[int, float]) -> tuple[np.ndarray, np.ndarray]:

@@ -1,32 +1,190 @@
-"""What a study asks: at which points, how often each, of which run; and the file that holds it with all its samples.
+"""What a study asks, at which points and how often each; and what each of its jobs gave, with nothing summed up."""
 
-The file is JSON.  It has what was asked, what speed-ups are relative to, the machine and the program, the command that
-began it, a digest of all that, and every sample.  It is written anew after each job and then put in the place of the
-one before, so it is never half written.
-
-A study may be measured in parts, as batch jobs of their own do: a number of ranks each.  The file of a part is one of
-the whole study with the samples of one number of ranks, in the folder `<out>.parts`.
-"""
-
-import hashlib
 import json
-import os
+import math
 from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
-from typing import Any
 
-from mpi_rollout.config import RolloutConfig
-from mpi_rollout.errors import ContentError, DataError, StorageError, UsageError
-from mpi_rollout.stored_config import difference, read_config, renamed
-from mpi_rollout.studies.plan import JobOptions, Options, check_enough_envs, check_least, in_order
-from mpi_rollout.studies.samples import Point, Sample, record
-from mpi_rollout.studies.workplace import Facts
-from mpi_rollout.text import counted, first_line
+from mpi_rollout.config import AUTO, RolloutConfig, flag
+from mpi_rollout.errors import ContentError, UsageError
+from mpi_rollout.studies.jobs import JobOptions, Options, Summary, in_order
+from mpi_rollout.text import counted
 
-FORMAT, FORMAT_VERSION = "mpi_rollout-study", 1
+PHASES = {"env": "envs", "idle": "imbalance", "exchange": "exchange", "policy": "policy", "write": "write"}
+"""Where the time of a run goes, and what a run calls it in its `losses`."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """A job: its ranks, options of its run (hashable: `env_kwargs` is a text of JSON), and which repeat it is."""
+
+    num_ranks: int
+    options: tuple[tuple[str, object], ...] = ()
+    repeat: int = 0
+
+    @property
+    def length(self) -> str:
+        """The length of fragments, a number or auto."""
+        return str(dict(self.options).get("fragment_length", AUTO))
+
+    @property
+    def way(self) -> str:
+        """Its ranks and options as on a command line, without a length that the program chooses by itself."""
+        words = [f"{flag(name)} {value}" for name, value in self.options if value != AUTO]
+        return " ".join([f"-n {self.num_ranks}", *words])
+
+    def __str__(self) -> str:
+        return f"{self.way}, repeat {self.repeat}"
+
+
+@dataclass(frozen=True)
+class Rank:
+    """One rank of a job: its cores as `0-3,8`, and its seconds by `mpi_rollout.process.clock.PHASES`.
+
+    `cpu_share` is processor time over time: 1 for what spins while it waits, if nobody else runs on its core.
+    """
+
+    rank: int
+    host: str
+    cores: str
+    num_envs: int
+    cpu_share: float
+    env_s: float
+    policy_s: float
+    send_s: float
+    wait_s: float
+    gather_s: float
+    write_s: float
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One job.  If it failed, `error` says why, and what it did not report is 0 or empty.
+
+    Parameters
+    ----------
+    env_s, idle_s, exchange_s, policy_s, write_s
+        Where the run's seconds went; they add up to `seconds`.  `env_s` is the ranks' mean, `idle_s` their wait for the
+        slowest.  Out of lockstep these are the root's seconds, with its waiting in `exchange_s`.
+    order_bytes, slot_bytes
+        Of one exchange: what goes to every rank, and what comes back from each.
+    oversubscribed
+        Some host had more ranks than cores for them.
+    slept
+        Ranks slept while they waited: they have less than a core also where nobody disturbs them.
+    fragment_length, inference
+        The largest number of steps between two exchanges; who chose the actions in the end, root or workers.
+    limit
+        For each part of the run its rate, and that of bare loops on all of its ranks at once, before and after it.
+    """
+
+    point: Point
+    num_envs: int
+    started: str
+    error: str = ""
+    env_steps: int = 0
+    num_steps: int = 0
+    seconds: float = 0.0
+    env_s: float = 0.0
+    idle_s: float = 0.0
+    exchange_s: float = 0.0
+    policy_s: float = 0.0
+    write_s: float = 0.0
+    order_bytes: int = 0
+    slot_bytes: int = 0
+    oversubscribed: bool = False
+    slept: bool = False
+    binding: str = ""
+    hosts: str = ""
+    mpi_library: str = ""
+    fragment_length: int = 1
+    inference: str = "root"
+    ranks: tuple[Rank, ...] = ()
+    limit: tuple[tuple[float, float], ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse what no job can have measured, and others divide by."""
+        rates = [rate for pair in self.limit for rate in pair]
+        measured = [self.seconds, self.env_steps, self.num_steps, *rates]
+        if not self.error and not all(0 < value < math.inf for value in measured):
+            raise ContentError(f"{self.point}: no job can have measured {min(measured):g} or {max(measured):g}")
+
+    @property
+    def env_steps_per_s(self) -> float:
+        return self.env_steps / self.seconds
+
+    @property
+    def result(self) -> str:
+        """In one line, what came of the job."""
+        return f"failed: {self.error.splitlines()[0]}" if self.error else f"{self.env_steps_per_s:,.0f} env steps/s"
+
+    @property
+    def exchange_bytes(self) -> float:
+        """What the root sends and receives in one exchange: the order as the tree's first message, a slot per rank."""
+        num_ranks = self.point.num_ranks
+        return self.order_bytes + (num_ranks - 1) * self.slot_bytes if num_ranks > 1 else 0.0
+
+
+_REPORTED = (
+    *("num_envs", "env_steps", "num_steps", "seconds", "order_bytes", "slot_bytes", "slept", "mpi_library"),
+    *("fragment_length", "inference"),
+)
+
+
+def sample_of(point: Point, started: str, num_cores: int, outcome: Summary) -> Sample:
+    """Return what a job gave whose run printed `outcome`; a host has `num_cores`, unless the ranks report fewer."""
+    ranks, shares = outcome["ranks"], dict(outcome["losses"])
+    if not outcome["in_lockstep"]:  # See `RunFigures.losses`.
+        exchange = sum(shares[name] for name in ("send", "gather", "other"))
+        shares |= {"envs": shares["step"], "imbalance": 0.0, "exchange": exchange}
+    crowds = [(len(there), len(set().union(*there))) for there in _by_host(ranks, "physical_cores")]
+    return Sample(
+        point=point,
+        started=started,
+        hosts=", ".join(dict.fromkeys(rank["host"] for rank in ranks)),
+        binding=_binding(_by_host(ranks, "cores")),
+        oversubscribed=any(num_ranks > min(num_cores, num_own) for num_ranks, num_own in crowds),
+        ranks=tuple(_rank_of(rank, env_s) for rank, env_s in zip(ranks, outcome["step_s"], strict=True)),
+        limit=tuple((float(rate), float(bare)) for rate, bare in outcome["limit"]),
+        **{name: outcome[name] for name in _REPORTED if name in outcome},
+        **{f"{name}_s": shares[share] * outcome["seconds"] for name, share in PHASES.items()},
+    )
+
+
+def _rank_of(rank: Summary, env_s: float) -> Rank:
+    seconds = {f"{name}_s": rank["seconds"][name] for name in ("policy", "send", "wait", "gather", "write")}
+    reported = {name: rank[name] for name in ("rank", "host", "num_envs", "cpu_share")}
+    return Rank(cores=ranges(rank["cores"]), env_s=env_s, **reported, **seconds)
+
+
+def _by_host(ranks: Sequence[Summary], which: str) -> list[list[set[int]]]:
+    """Return host by host the hardware threads of each rank, or the physical cores that these belong to."""
+    hosts: dict[str, list[set[int]]] = {}
+    for rank in ranks:
+        hosts.setdefault(rank["host"], []).append(set(rank[which]))
+    return list(hosts.values())
+
+
+def _binding(hosts: list[list[set[int]]]) -> str:
+    if all(len(there) == 1 for there in hosts):
+        return "one rank per host"
+    if all(cores == there[0] for there in hosts for cores in there):
+        return "none"
+    if all(sum(map(len, there)) == len(set().union(*there)) for there in hosts):
+        return "cores of their own"
+    return "some ranks share cores"
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """Write ascending numbers as `0-3,8`."""
+    ends: list[list[int]] = []
+    for number in numbers:
+        if ends and number == ends[-1][1] + 1:
+            ends[-1][1] = number
+        else:
+            ends.append([number, number])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in ends)
 
 
 @dataclass(frozen=True)
@@ -50,12 +208,15 @@ class Study:
     jobs: JobOptions = field(default_factory=JobOptions)
 
     def __post_init__(self) -> None:
-        if not self.points:
-            raise UsageError("--ranks must be one number or more, got none")
-        check_least(self.size_option, self.size, 1)
-        if self.kind != "weak":
-            check_enough_envs(self.size, self.num_ranks[-1])
-        for length in self.lengths:
+        if self.size < 1:
+            raise UsageError(f"{self.size_option} must be at least 1, got {self.size}")
+        most = max(point.num_ranks for point in self.points)
+        if self.kind != "weak" and self.size < most:
+            raise UsageError(
+                f"--num-envs must be at least the largest of --ranks, got {counted(self.size, 'env')} for "
+                f"{counted(most, 'rank')}; use more envs or fewer ranks"
+            )
+        for length in self.lengths:  # Refuse what every job would refuse.
             self.config(next(point for point in self.points if point.length == length), "study.json")
 
     @cached_property
@@ -104,170 +265,3 @@ class Study:
 def scaling_points(num_ranks: Sequence[int], lengths: Sequence[str]) -> tuple[Point, ...]:
     """Return the points of a study of scaling: all numbers of ranks with each length of fragments."""
     return tuple(Point(ranks, (("fragment_length", length),)) for length in lengths for ranks in num_ranks)
-
-
-def differences(stored: Study, study: Study) -> list[str]:
-    """Say what a stored study has otherwise than this one, in the words of the command line."""
-    pairs: list[tuple[str, object, object]] = [
-        ("the kind", stored.kind, study.kind),
-        (study.size_option, stored.size, study.size),
-        ("--ranks", stored.num_ranks, study.num_ranks),
-        ("--fragment-length", stored.lengths, study.lengths),
-        ("--repeats", stored.jobs.repeats, study.jobs.repeats),
-        ("--order-seed", stored.jobs.order_seed, study.jobs.order_seed),
-        ("--launcher", stored.jobs.launcher, study.jobs.launcher),
-    ]
-    differing = [f"{name} was {_shown(before)}, is {_shown(now)}" for name, before, now in pairs if before != now]
-    # A study that was begun before there was an option has its default.
-    runs = [(name, stored.run.get(name, getattr(RolloutConfig, name, None)), now) for name, now in study.run.items()]
-    return differing + [difference(name, before, now, str) for name, before, now in runs if before != now]
-
-
-def _shown(value: object) -> str:
-    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
-
-
-def differing_facts(stored: Facts, facts: Facts) -> list[str]:
-    """Say which facts of machine and program are others than when the file was begun."""
-    return [
-        f"{name.replace('_', ' ')} was {stored.get(name) or 'unknown'}, is {value or 'unknown'}"
-        for name, value in facts.items()
-        if stored.get(name) != value
-    ]
-
-
-@dataclass(frozen=True)
-class StudyFile:
-    """What a file holds: a study with its samples.
-
-    `facts` of machine and program (`workplace.machine_facts`) stay the same for all samples; `origin` has command, host
-    and time (started) of the first start.
-    """
-
-    study: Study
-    facts: Facts
-    origin: dict[str, str]
-    samples: tuple[Sample, ...] = ()
-
-    @property
-    def done(self) -> set[Point]:
-        return {sample.point for sample in self.samples}
-
-    @property
-    def failed(self) -> set[Point]:
-        return {sample.point for sample in self.samples if sample.error}
-
-    def of(self, points: set[Point]) -> "StudyFile":
-        """Return it with the samples of these points alone."""
-        return replace(self, samples=tuple(sample for sample in self.samples if sample.point in points))
-
-    def write(self, path: str, updated: str) -> None:
-        """Write it to the disk, in the place of what was there; StorageError leaves that as it was."""
-        contents: dict[str, Any] = {"format": FORMAT, "format_version": FORMAT_VERSION, "updated": updated}
-        contents |= {"base_case": self.study.base_case, **asdict(self)}
-        contents["digest"] = _digest(contents)
-        new = Path(f"{path}.new")
-        try:
-            with new.open("w") as file:
-                json.dump(contents, file)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(new, path)
-        except OSError as error:
-            raise StorageError(f"--out {path}: cannot write {new}: {error.strerror}") from error
-        finally:
-            new.unlink(missing_ok=True)
-
-
-def _digest(contents: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(contents, sort_keys=True).encode()).hexdigest()
-
-
-def read_study(path: str) -> StudyFile:
-    """Read a file of a study; DataError if it is none, of an unknown version, or not as it was written."""
-    try:
-        with open(path, "rb") as file:
-            contents = json.loads(file.read())
-    except OSError as error:
-        raise DataError(f"{path}: {(error.strerror or str(error)).lower().replace(' or directory', '')}") from error
-    except (ValueError, RecursionError) as error:
-        raise DataError(
-            f"{path} is no study, which is a file of JSON; if it is a rollout, `python -m mpi_rollout inspect "
-            f"{path} --plot PNG` draws it"
-        ) from error
-    stated = contents.get("format") if isinstance(contents, dict) else None
-    if stated != FORMAT:
-        raise DataError(f"{path} is no study of mpi_rollout; move it away or use another --out")
-    if contents.get("format_version") != FORMAT_VERSION:
-        raise DataError(
-            f"{path} has format version {contents.get('format_version')}, this program knows {FORMAT_VERSION}"
-        )
-    try:
-        return _checked_file(path, contents)
-    except (ContentError, UsageError) as error:
-        raise DataError(f"{path} is not a readable file of a study: {first_line(error)}") from error
-
-
-def _checked_file(path: str, contents: dict[str, Any]) -> StudyFile:
-    digest = contents.pop("digest", None)
-    if digest != _digest(contents):
-        raise ContentError("what it holds is not what was written: its digest does not fit")
-    stored: Options = {name: contents[name] for name in ("study", "facts", "origin", "samples") if name in contents}
-    with suppress(KeyError, TypeError, ValueError, AttributeError):  # What is no study is refused below.
-        stored["study"] = stored["study"] | {"run": renamed(stored["study"]["run"])}
-    file: StudyFile = record("it", stored, StudyFile)
-    if missing := {"cpu_model", "num_cores", "command", "host", "started"} - {*file.facts, *file.origin}:
-        raise ContentError(f"it has no {min(missing)}")
-    read_config(json.dumps(file.study.run), path)  # Each of its jobs has these.
-    return file
-
-
-def check_same_study(path: str, stored: StudyFile, study: Study, facts: Facts) -> None:
-    """Refuse to go on with another study, or with this one on another machine or by another program."""
-    if differing := differences(stored.study, study) + differing_facts(stored.facts, facts):
-        raise UsageError(
-            f"--out {path}: it is of another study: {'; '.join(differing)}; give the same to continue it, "
-            "or use another --out"
-        )
-
-
-def part_of(out: str, num_ranks: int) -> str:
-    """Return the file of one number of ranks, of the study in the file `out`."""
-    return f"{out}.parts/{num_ranks}.json"
-
-
-def make_folder(part: str) -> None:
-    """Make the folder of parts, if this is the first."""
-    try:
-        Path(part).parent.mkdir(exist_ok=True)
-    except OSError as error:
-        raise StorageError(f"cannot make the folder {Path(part).parent}: {error.strerror}") from error
-
-
-def gathered(out: str) -> StudyFile | None:
-    """Put together what all files of a study hold; None if there are no files.
-
-    Of a point that two files have, the first one's sample is taken: a part's before the whole's.  DataError if they
-    are not of one study on machines of one kind, or one cannot be read.
-    """
-    parts = sorted(Path(f"{out}.parts").glob("*.json"), key=lambda path: (len(path.name), path.name))
-    paths = [*map(str, parts), *[out] * os.path.lexists(out)]
-    if not paths:
-        return None
-    files = [_read_part(path) for path in paths]
-    for path, file in zip(paths, files, strict=True):
-        if differing := differences(files[0].study, file.study) + differing_facts(files[0].facts, file.facts):
-            raise DataError(
-                f"{paths[0]} and {path} cannot be put together: {'; '.join(differing)}; remove one of them and measure "
-                "it again like the others (under SLURM, --constraint chooses nodes of one kind)"
-            )
-    first = min(files, key=lambda file: file.origin["started"])
-    by_point = {sample.point: sample for file in reversed(files) for sample in file.samples}
-    return replace(first, samples=tuple(sorted(by_point.values(), key=lambda sample: sample.started)))
-
-
-def _read_part(path: str) -> StudyFile:
-    try:
-        return read_study(path)
-    except DataError as error:
-        raise DataError(f"{error}; move it away, and the command that began the study measures it again") from error

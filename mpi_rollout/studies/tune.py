@@ -15,15 +15,15 @@ import gymnasium
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.errors import RolloutError, StorageError
 from mpi_rollout.options import check_seconds
+from mpi_rollout.process.console import show
 from mpi_rollout.process.host import num_usable_cores
-from mpi_rollout.studies.jobs import JobRunner, stopping_on_signals
-from mpi_rollout.studies.plan import JobOptions, Options, arguments_of, check_packages, usable_launcher
-from mpi_rollout.studies.runner import WARM_UP, Runner, commands_of
-from mpi_rollout.studies.samples import Point, Sample
-from mpi_rollout.studies.scaling_report import aligned
+from mpi_rollout.studies.jobs import JobOptions, JobRunner, Options, arguments_of, check_scipy, usable_launcher
+from mpi_rollout.studies.machine import machine_facts, origin, place_and_time
+from mpi_rollout.studies.report import aligned
+from mpi_rollout.studies.runner import Runner, commands_of, warm_up_of
 from mpi_rollout.studies.statistics import Interval, median_interval, median_of
-from mpi_rollout.studies.study import Study, StudyFile
-from mpi_rollout.studies.workplace import machine_facts, machine_words, origin
+from mpi_rollout.studies.study import Point, Sample, Study
+from mpi_rollout.studies.study_file import StudyFile
 from mpi_rollout.text import counted
 
 LENGTHS = ("1", "16", "64")  # Of fragments, beside auto.
@@ -59,7 +59,7 @@ def candidates(ranks: Sequence[int], num_envs: int, is_native: bool, is_random: 
 
 def _has_native(env: str | None) -> bool:
     """Tell whether a registered env has a vectorized version of its own."""
-    with suppress(Exception):  # What is wrong with it the first job says.
+    with suppress(Exception):  # The first job says what is wrong with the env.
         return gymnasium.spec(env or "").vector_entry_point is not None
     return False
 
@@ -77,11 +77,6 @@ class Rating:
     rate: Interval
     is_tie: bool
 
-    @property
-    def simplicity(self) -> tuple[bool, int, int]:
-        """Less is simpler: the same data on any number of ranks, few options, few ranks."""
-        return _is_native(self.point), len(self.point.options), self.point.num_ranks
-
 
 def rate_points(samples: Sequence[Sample]) -> list[Rating]:
     """Rate the ways without a failed job, the fastest median first.
@@ -94,15 +89,16 @@ def rate_points(samples: Sequence[Sample]) -> list[Rating]:
     for sample in samples:
         if (point := replace(sample.point, repeat=0)) not in failed:
             rates.setdefault(point, []).append(sample.env_steps_per_s)
-    found = [(point, len(each), median_interval(each)) for point, each in rates.items()]
-    found.sort(key=lambda each: -each[2].median)
-    slower = max((rate.median for *_, rate in found if rate.high < found[0][2].low), default=0.0)
-    return [Rating(*each, each[2].high >= found[0][2].low and each[2].median > slower) for each in found]
+    rated = [(point, len(some), median_interval(some)) for point, some in rates.items()]
+    rated.sort(key=lambda each: -each[2].median)
+    slower = max((rate.median for *_, rate in rated if rate.high < rated[0][2].low), default=0.0)
+    return [Rating(*each, each[2].high >= rated[0][2].low and each[2].median > slower) for each in rated]
 
 
 def choose(ratings: Sequence[Rating]) -> Rating:
-    """Return the simplest of those that tie with the fastest."""
-    return min((rating for rating in ratings if rating.is_tie), key=lambda rating: rating.simplicity)
+    """Return the simplest that ties with the fastest: the same data on any ranks, few options, few ranks."""
+    ties = [rating for rating in ratings if rating.is_tie]
+    return min(ties, key=lambda each: (_is_native(each.point), len(each.point.options), each.point.num_ranks))
 
 
 def limit_of(samples: Sequence[Sample], most: int, is_native: bool) -> float:
@@ -121,28 +117,24 @@ def tune(run: Options, ranks: Sequence[int], trial_s: float, jobs: JobOptions) -
     num_envs = run["num_envs"]
     ranks = ranks or _usual_ranks(num_envs)
     run = {name: value for name, value in run.items() if name != "num_envs"}
-    own: Options = {"num_steps": LEAST_STEPS, "limit_s": LIMIT_SHARE * trial_s}
-    first = Study("tune", (Point(ranks[-1]),), num_envs, run | own, jobs)  # Refuses what every job would refuse.
-    points = candidates(ranks, num_envs, _has_native(run["env"]), run["policy"] == "random")
-    study = replace(first, points=points)
+    run |= {"num_steps": LEAST_STEPS, "limit_s": LIMIT_SHARE * trial_s}
+    first = Study("tune", (Point(ranks[-1]),), num_envs, run, jobs)  # Refuses what every job would refuse.
+    study = replace(first, points=candidates(ranks, num_envs, _has_native(run["env"]), run["policy"] == "random"))
     if jobs.dry_run:
-        print("\n".join(commands_of(study, points, Path()).values()))
+        show([*commands_of(study, study.points, Path()).values()])
         return 0
-    check_packages()
+    check_scipy()
     launcher = usable_launcher(jobs.launcher)
-    with _folder() as folder, stopping_on_signals("tuning") as stop:
-        job_runner = JobRunner(Path(folder), launcher, jobs.timeout_s, stop)
-        runner = Runner(StudyFile(study, machine_facts(), origin()), job_runner)
+    with _folder() as folder, JobRunner(Path(folder), jobs.timeout_s) as job_runner:
+        runner = Runner(StudyFile(study, machine_facts(), origin()), launcher, job_runner)
         try:
             _try_all(runner, ranks[-1], trial_s)
         finally:
             if runner.file.samples:
-                print("\n".join(lines(runner.file, ranks[-1])), flush=True)
-    failed = runner.file.failed
-    if failed:
-        raise RolloutError(
-            f"{len(failed)} of {counted(len(runner.file.samples), 'job')} failed; the others are in the table"
-        )
+                show(lines(runner.file, ranks[-1]))
+    if failed := runner.file.failed:
+        num_jobs = counted(len(runner.file.samples), "job")
+        raise RolloutError(f"{len(failed)} of {num_jobs} failed; the others are in the table")
     return 0
 
 
@@ -165,8 +157,7 @@ def _try_all(runner: Runner, most: int, trial_s: float) -> None:
     """Do short jobs to see how many steps a trial has, then a job of each way, and more of those that may win."""
     order = runner.file.study.order()
     for _ in range(CALIBRATIONS):
-        seconds = _calibrate(runner, most, trial_s)
-        if seconds > trial_s / 2:
+        if _calibrate(runner, most, trial_s) > trial_s / 2:
             break
     runner.run([point for point in order if point.repeat == 0])
     ratings = rate_points(runner.file.samples)
@@ -176,7 +167,7 @@ def _try_all(runner: Runner, most: int, trial_s: float) -> None:
 
 def _calibrate(runner: Runner, most: int, trial_s: float) -> float:
     """Do a job that is in no table, and set how many steps the next ones have; return the seconds that it took."""
-    sample, study = runner.warm_up(Point(most, repeat=WARM_UP)), runner.file.study
+    sample, study = runner.warm_up(warm_up_of([Point(most)])), runner.file.study
     if sample is None:
         raise RolloutError(f"the first job failed, -n {most} without more options; try {study.env_name} in a run")
     num_steps = round(min(max(trial_s * sample.num_steps / sample.seconds, LEAST_STEPS), MOST_STEPS))
@@ -187,11 +178,10 @@ def _calibrate(runner: Runner, most: int, trial_s: float) -> float:
 def lines(file: StudyFile, most: int) -> list[str]:
     """Return the results as text: a table, and the command to use."""
     study, ratings = file.study, rate_points(file.samples)
-    host, steps = machine_words(file.origin["host"], file.facts), counted(study.run["num_steps"], "step")
-    text = [f"{study.env_name}, {counted(study.size, 'env')}, {steps} a job: {host}", ""]
-    failed = [f"failed: {sample.point.way}: {sample.error.splitlines()[0]}" for sample in file.samples if sample.error]
+    where, steps = place_and_time(file.origin["host"], file.facts, (), file.origin["started"]), study.run["num_steps"]
+    text = [f"{study.env_name}, {counted(study.size, 'env')}, {counted(steps, 'step')} a job: {where}", ""]
     if not ratings:
-        return [*text, *failed, "no way to run it gave a result"]
+        return [*text, *file.failures, "no way to run it gave a result"]
     cells = [("options", "jobs", "env steps/s", "of the fastest", "of the limit")]
     for rating in ratings:
         median, limit = rating.rate.median, limit_of(file.samples, most, _is_native(rating.point))
@@ -207,7 +197,7 @@ def lines(file: StudyFile, most: int) -> list[str]:
             f"{100 * coverage:.0f} %; tie: these jobs do not tell it from the fastest; what had one job was below "
             f"{LEAST_RATE:g} of the fastest"
         )
-    return [*text, *aligned(cells), note, *failed, "", *_verdict(file, ratings, most)]
+    return [*text, *aligned(cells), note, *file.failures, "", *_verdict(file, ratings, most)]
 
 
 def _verdict(file: StudyFile, ratings: Sequence[Rating], most: int) -> list[str]:
@@ -231,10 +221,11 @@ def _verdict(file: StudyFile, ratings: Sequence[Rating], most: int) -> list[str]
 def command(study: Study, point: Point) -> str:
     """Return the command line of a run, for a shell."""
     given = {name: value for name, value in study.run.items() if name not in ("num_steps", "limit_s")}
-    arguments = [word for word in arguments_of(RolloutConfig(**given)) if not word.startswith("--num-envs=")]
-    words = [word for argument in arguments for word in argument.split("=", 1)]
-    words = [*words, "--num-envs", str(study.size), *point.words]
-    return f"{study.jobs.launcher or 'mpirun'} -n {point.num_ranks} python -m mpi_rollout {shlex.join(words)}"
+    arguments = [argument for argument in arguments_of(RolloutConfig(**given)) if "--num-envs=" not in argument]
+    words = shlex.join(word for argument in arguments for word in argument.split("=", 1))
+    ranks = f"-n {point.num_ranks}"
+    start = f"{study.jobs.launcher or 'mpirun'} {ranks} python -m mpi_rollout {words} --num-envs {study.size}"
+    return start + point.way.removeprefix(ranks)
 
 
 def _why(chosen: Rating, ratings: Sequence[Rating]) -> str:

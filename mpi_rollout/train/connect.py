@@ -25,9 +25,7 @@ from mpi_rollout.envs.env_maker import Env, EnvFunction, EnvMaker, Kwargs, name_
 from mpi_rollout.envs.faults import OnFault
 from mpi_rollout.errors import Option, RolloutError, UsageError
 from mpi_rollout.exchange.infos import Infos
-from mpi_rollout.policies.blocks import PolicyOptions
-from mpi_rollout.policies.made import make_model
-from mpi_rollout.policies.model import PolicySource
+from mpi_rollout.policies.model import PolicySource, make_model
 from mpi_rollout.policies.sources import check_file_options, read_source
 from mpi_rollout.process.launcher import end_with_launcher
 from mpi_rollout.ranks.set_up import Plan, check_batch_size
@@ -223,7 +221,7 @@ class Request:
         if isinstance(self.policy, str) and not is_maker(self.policy):
             source = read_source(self.policy, options.policy_mode, options.trust_policy)
         block = POLICY_BLOCK if options.policy_block is None else options.policy_block
-        return PolicyOnRanks(driver, source, PolicyOptions(block), self.actions)
+        return PolicyOnRanks(driver, source, self.actions, block)
 
     def _check(self) -> None:
         self.options.check()

@@ -17,8 +17,7 @@ import numpy as np
 from gymnasium.error import ResetNeeded
 from gymnasium.vector import AutoresetMode
 
-from mpi_rollout.core.clock import PHASES, utc_now
-from mpi_rollout.core.info_columns import values_of
+from mpi_rollout.core.columns import values_of
 from mpi_rollout.core.layout import Block
 from mpi_rollout.core.spaces import Leaf, Tree, leaves
 from mpi_rollout.drive.driver import Driver
@@ -26,6 +25,7 @@ from mpi_rollout.drive.lanes import Lane, LaneRestart, parts_of
 from mpi_rollout.envs.inputs import Info, Options, Seeds, seed_of_each
 from mpi_rollout.errors import StorageError
 from mpi_rollout.exchange.infos import FINAL_OBS
+from mpi_rollout.process.clock import PHASES, utc_now
 from mpi_rollout.process.console import say
 from mpi_rollout.ranks.set_up import EnvFacts
 from mpi_rollout.storage.run_file import Ending

@@ -15,17 +15,17 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode
 
 from mpi_rollout.config import RolloutConfig
-from mpi_rollout.core.clock import utc_now
-from mpi_rollout.core.info_columns import with_masks
-from mpi_rollout.core.info_types import Types, checked_types
+from mpi_rollout.core.column_types import Types, checked_types
+from mpi_rollout.core.columns import with_masks
 from mpi_rollout.core.layout import Block
-from mpi_rollout.core.reproducibility import Reproducibility
+from mpi_rollout.core.seeding import Reproducibility
 from mpi_rollout.core.spaces import Leaf, describe, describe_leaves
 from mpi_rollout.drive.driver import Driver
 from mpi_rollout.envs.env_maker import name_of
 from mpi_rollout.errors import UsageError
 from mpi_rollout.exchange import world
 from mpi_rollout.exchange.infos import Infos, info_leaves
+from mpi_rollout.process.clock import utc_now
 from mpi_rollout.process.host import check_blocks
 from mpi_rollout.ranks.set_up import EnvFacts
 from mpi_rollout.storage.values import check_storable
@@ -50,7 +50,7 @@ def check_record(path: str, compression: str) -> None:
         There is a file, or what a killed trainer has left of it; or the folder is missing or cannot be written to; or
         the compression needs a package.
     """
-    from mpi_rollout.storage.codecs import check_available
+    from mpi_rollout.storage.filters import check_available
     from mpi_rollout.storage.output import check_folder, remove_unfinished
 
     check_available(compression)

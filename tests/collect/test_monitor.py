@@ -8,9 +8,9 @@ import pytest
 
 from mpi_rollout.collect.monitor import LostRank, LostRanks, Monitor, RunState
 from mpi_rollout.config import RolloutConfig
-from mpi_rollout.core.clock import PHASES
 from mpi_rollout.core.partition import Division
 from mpi_rollout.errors import Interrupted, RankLost
+from mpi_rollout.process.clock import PHASES
 
 pytestmark = pytest.mark.any_mpi
 STEP_S = np.array([1.0, 5.0, 1.0])

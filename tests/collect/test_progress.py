@@ -11,7 +11,7 @@ import pytest
 
 from mpi_rollout.collect import progress
 from mpi_rollout.collect.progress import Bar, Lines, Shares, make_progress
-from mpi_rollout.core.clock import Clock
+from mpi_rollout.process.clock import Clock
 from mpi_rollout.process.terminal import Terminal
 
 pytestmark = pytest.mark.any_mpi

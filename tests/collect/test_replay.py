@@ -16,8 +16,7 @@ from stopping_envs import Counting
 from mpi_rollout.collect import replay
 from mpi_rollout.collect.replay import Replay, check_history, rows_differ
 from mpi_rollout.collect.resuming import bring_back
-from mpi_rollout.core.reproducibility import Reproducibility
-from mpi_rollout.core.seeding import episode_seeds
+from mpi_rollout.core.seeding import Reproducibility, episode_seeds
 from mpi_rollout.core.spaces import leaves
 from mpi_rollout.drive.driver import Driver
 from mpi_rollout.envs.env_maker import EnvMaker, make_slice

@@ -21,7 +21,7 @@ import pytest
 from jobs import TIMEOUT_S, Job, Result, Start, job_environment, once
 
 from mpi_rollout.collect.report import RunFigures
-from mpi_rollout.core.clock import PHASES
+from mpi_rollout.process.clock import PHASES
 
 SHORT = ("--env-factory", "envs:Counting", "--num-envs", "6", "--num-steps", "200")
 LONG = ("--env-factory", "failing_envs:paced", "--env-kwargs", '{"sleep_s": 0.001}', "--num-envs", "6", "--num-steps")
@@ -265,7 +265,7 @@ def test_the_losses_are_shares_that_add_up_to_one(short: Short, num_ranks, more)
 
 PHASES_OF = """
 from mpi_rollout.cli import main
-from mpi_rollout.core.clock import Clock
+from mpi_rollout.process.clock import Clock
 phases, lap = [], Clock.lap
 Clock.lap = lambda clock, phase: phases.append(phase) or lap(clock, phase)
 assert main({command!r}) == 0

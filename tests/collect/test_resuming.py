@@ -8,7 +8,7 @@ from gymnasium import spaces
 
 from mpi_rollout.collect.resuming import check_promise, load, say_resumed
 from mpi_rollout.core.layout import Block
-from mpi_rollout.core.reproducibility import Reproducibility
+from mpi_rollout.core.seeding import Reproducibility
 from mpi_rollout.envs.replaying import Past
 from mpi_rollout.errors import UsageError
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mpi_rollout.commands import run_summary, style
-from mpi_rollout.core.clock import PHASES
+from mpi_rollout.process.clock import PHASES
 from mpi_rollout.storage.schema import EPISODE, INTERVAL, LIMIT, RANK
 
 pytest.importorskip("matplotlib")

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from gymnasium.error import ResetNeeded
 
-from mpi_rollout.core.reproducibility import Reproducibility
+from mpi_rollout.core.seeding import Reproducibility
 from mpi_rollout.envs.env_maker import EnvMaker
 from mpi_rollout.envs.jax_slices import gymnax, jax_slice
 from mpi_rollout.envs.rollout import Rollout, RolloutColumns

@@ -24,8 +24,7 @@ from native_envs import (
     unsaid,
 )
 
-from mpi_rollout.core.reproducibility import Reproducibility
-from mpi_rollout.core.seeding import episode_seeds, seed_of_slice
+from mpi_rollout.core.seeding import Reproducibility, episode_seeds, seed_of_slice
 from mpi_rollout.envs import jax_slices
 from mpi_rollout.envs.env_maker import EnvMaker, make_slice
 from mpi_rollout.envs.native import NativeVectorEnv

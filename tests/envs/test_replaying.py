@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from mpi_rollout.core.reproducibility import Reproducibility
-from mpi_rollout.core.seeding import episode_seeds
+from mpi_rollout.core.seeding import Reproducibility, episode_seeds
 from mpi_rollout.envs.replaying import Past
 
 

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 from native_envs import seeded
 
-from mpi_rollout.core.reproducibility import Reproducibility
-from mpi_rollout.core.seeding import episode_seeds
+from mpi_rollout.core.seeding import Reproducibility, episode_seeds
 from mpi_rollout.envs.env_maker import EnvMaker
 from mpi_rollout.envs.native_makers import takes_episode_seeds
 from mpi_rollout.errors import UsageError

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 from fake_launcher import outcome
 
-from mpi_rollout.studies.plan import JobOptions
-from mpi_rollout.studies.samples import Sample, sample_of
-from mpi_rollout.studies.study import Study, StudyFile, scaling_points
+from mpi_rollout.studies.jobs import JobOptions
+from mpi_rollout.studies.study import Sample, Study, sample_of, scaling_points
+from mpi_rollout.studies.study_file import StudyFile
 
 RUN = {
     "env": "Acrobot-v1", "env_factory": None, "env_kwargs": {}, "num_steps": 1000, "seed": 0, "policy": "random",

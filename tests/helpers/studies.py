@@ -6,7 +6,7 @@ from collections import Counter
 
 from jobs import HELPERS, Job, Result, Running
 
-from mpi_rollout.studies.study import StudyFile, read_study
+from mpi_rollout.studies.study_file import StudyFile, read_study
 
 LAUNCHER = shlex.join([sys.executable, str(HELPERS / "fake_launcher.py")])
 STUDY = ("--env", "CartPole-v1", "--num-envs", "8", "--ranks", "2,4", "--repeats", "2", "--out", "study.json")

@@ -150,7 +150,7 @@ def test_names_of_files_are_told_from_code():
 
 @pytest.mark.parametrize("kind", FORMATS)
 def test_a_missing_package_is_named_with_its_extra(kind: str, monkeypatch: pytest.MonkeyPatch):
-    *_, extra, package = FORMATS[kind]
+    extra, package = FORMATS[kind].extra, FORMATS[kind].package
     for name in list(sys.modules):
         if name.startswith("mpi_rollout.policies.") and name.rpartition(".")[2] not in ("sources", "model", "random"):
             monkeypatch.delitem(sys.modules, name)

@@ -5,7 +5,7 @@ import pytest
 from gymnasium import spaces
 
 from mpi_rollout.errors import ActionError, UsageError
-from mpi_rollout.policies.heads import Head
+from mpi_rollout.policies.networks import Head
 
 ENVS = np.array([4, 5])
 NO_DRAWS = np.zeros((2, 0))

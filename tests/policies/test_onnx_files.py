@@ -13,8 +13,8 @@ import pytest
 from gymnasium import spaces
 from policy_files import CART, DOUBLES, TORQUE, TWO, act, assert_refused, batch
 
-from mpi_rollout.policies.heads import Head
 from mpi_rollout.policies.model import Model
+from mpi_rollout.policies.networks import Head
 from mpi_rollout.policies.onnx_check import check_network
 from mpi_rollout.policies.sources import load_model, read_source, sha256_of
 

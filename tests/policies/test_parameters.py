@@ -7,7 +7,7 @@ import pytest
 from block_policies import Steering
 
 from mpi_rollout.errors import PolicyError, UsageError
-from mpi_rollout.policies.made import made_model, make_model
+from mpi_rollout.policies.model import made_model, make_model
 from mpi_rollout.policies.parameters import layout_of, packed, unpacked
 
 VALUES: dict[str, Any] = {"w": np.arange(6, dtype=np.float32).reshape(2, 3), "n": np.int64(3), "none": np.zeros((0, 4))}

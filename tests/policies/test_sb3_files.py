@@ -190,7 +190,7 @@ def test_other_spaces_are_refused(case: str, observations: spaces.Space, actions
 
 
 def test_parts_are_known_in_the_words_of_older_versions():
-    from mpi_rollout.policies.sb3_spaces import learned_space
+    from mpi_rollout.policies.sb3 import learned_space
 
     part = "Box([-1. -1.], [1.\n 1.], (2,), float32)"
     saved = {"spaces": f"OrderedDict([('place', {part}), (\"it's\", Discrete(3)), ('bits', MultiBinary(4))])"}

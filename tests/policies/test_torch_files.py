@@ -16,8 +16,8 @@ import pytest
 from gymnasium import spaces
 from policy_files import CART, DOUBLES, TORQUE, TWO, Trap, act, assert_refused, batch, changed
 
-from mpi_rollout.policies.heads import Head
 from mpi_rollout.policies.model import Model, PolicySource
+from mpi_rollout.policies.networks import Head
 from mpi_rollout.policies.sources import kind_of, load_model
 
 pytestmark = [

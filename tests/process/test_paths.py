@@ -10,7 +10,7 @@ import pytest
 from jobs import Job, Start, job_environment
 
 from mpi_rollout.errors import RolloutError
-from mpi_rollout.policies.made import load_policy
+from mpi_rollout.policies.sources import load_policy
 from mpi_rollout.process.paths import load_callable
 
 MINE = """

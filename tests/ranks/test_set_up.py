@@ -11,7 +11,7 @@ from gymnasium import spaces
 from native_envs import Drift, drift
 
 from mpi_rollout.core.partition import Division
-from mpi_rollout.core.reproducibility import Reproducibility
+from mpi_rollout.core.seeding import Reproducibility
 from mpi_rollout.envs.env_maker import EnvMaker, make_slice
 from mpi_rollout.errors import UsageError
 from mpi_rollout.exchange.world import SingleRankComm

@@ -24,7 +24,7 @@ from jobs import (
 )
 from stopped_runs import ENVS, HOST, OUT, assert_begins, committed, fails
 
-from mpi_rollout.doctor.host import judge_segments
+from mpi_rollout.doctor.host import SHARED_MEMORY, judge_segments
 from mpi_rollout.storage.status import read_status
 
 pytestmark = pytest.mark.full_start
@@ -81,7 +81,7 @@ def assert_no_leak(mapped: set[Path], is_cleaned: bool) -> None:
     left = {path for path in mapped if path.exists()}
     for path in left:
         os.utime(path, (1, 1))  # Of old.
-    [found] = judge_segments()
+    found = judge_segments(SHARED_MEMORY)
     for path in left:
         path.unlink()
     assert not left if is_cleaned else found.figures["leaked_segments"] >= len(left) > 0

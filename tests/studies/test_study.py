@@ -10,14 +10,14 @@ from made_up_studies import made_up, make_study, with_outcome
 from mpi_rollout.cli import make_parser
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.errors import UsageError
-from mpi_rollout.studies import scaling_report, statistics
-from mpi_rollout.studies.analysis import Analysis, analyses
+from mpi_rollout.studies import report, statistics
 from mpi_rollout.studies.commands import lengths_list
-from mpi_rollout.studies.plan import arguments_of
-from mpi_rollout.studies.samples import Point, ranges, sample_of
+from mpi_rollout.studies.figures import Analysis, analyses
+from mpi_rollout.studies.jobs import arguments_of
+from mpi_rollout.studies.machine import machine_facts
 from mpi_rollout.studies.statistics import NoFit
-from mpi_rollout.studies.study import StudyFile, differences, scaling_points
-from mpi_rollout.studies.workplace import machine_facts
+from mpi_rollout.studies.study import Point, Study, ranges, sample_of, scaling_points
+from mpi_rollout.studies.study_file import StudyFile
 
 RANKS = (1, 2, 4, 8, 16, 32)
 
@@ -62,6 +62,10 @@ def test_the_command_of_a_job_says_its_whole_configuration(run):
 def test_what_no_study_can_be_is_refused(change, words):
     with pytest.raises(UsageError, match=words):
         replace(make_study(), **change)
+
+
+def differences(before: Study, now: Study) -> list[str]:
+    return StudyFile(before, {}, {}).differences(StudyFile(now, {}, {}))
 
 
 def test_what_differs_between_studies_is_said_in_the_words_of_the_command_line():
@@ -154,7 +158,7 @@ def test_envs_that_slow_down_together_are_a_loss_of_their_own():
     two = Analysis(with_outcome(made_up(make_study()), slower=1.25)).points[1]
     assert two.losses["env"] == pytest.approx(two.shares["env"] * 0.2)
     assert sum(two.losses.values()) == pytest.approx(1 - two.efficiency.median)
-    assert "env steps that take longer than in the base case, 1" in scaling_report.cause([two])
+    assert "env steps that take longer than in the base case, 1" in report.cause([two])
 
 
 def test_load_balance_and_communication_efficiency_come_from_the_ranks():
@@ -191,7 +195,7 @@ def test_only_lockstep_shows_what_an_exchange_takes(run):
 
 
 def test_the_report_has_a_line_for_each_number_of_ranks_and_says_why_there_is_no_fit():
-    text = "\n".join(scaling_report.lines(made_up(make_study("weak", (1, 2, 4), repeats=5), num_cores=2)))
+    text = "\n".join(report.lines(made_up(make_study("weak", (1, 2, 4), repeats=5), num_cores=2)))
     assert "weak scaling of Acrobot-v1, 64 envs per rank, 1,000 steps a job: node7 (Made-up 9000, 2 cores)" in text
     assert "base case: bare env.step loop over 64 envs, one rank: 30,000 (30,000 to 30,000) env steps/s" in text
     assert [line.split()[0] for line in text.splitlines()[3:7]] == ["ranks", "1", "2", "4*"]
@@ -206,9 +210,9 @@ def test_a_machine_on_which_other_work_ran_is_told_of_unless_ranks_slept_while_t
     files = [
         with_outcome(made_up(make_study()), **more) for more in ({}, {"ranks": ranks}, {"ranks": ranks, "slept": True})
     ]
-    told = [scaling_report.disturbance([Analysis(each)]) for each in files]
+    told = [report.disturbance([Analysis(each)]) for each in files]
     assert told[0] == told[2] == [] and "a rank had no more than 0.55 of a core" in told[1][0]
-    assert files[2].samples[1].slept and scaling_report.notes([Analysis(files[1])])[-1:] == told[1]
+    assert files[2].samples[1].slept and report.notes([Analysis(files[1])])[-1:] == told[1]
 
 
 def test_the_report_names_the_base_case_of_natively_vectorized_envs():
@@ -218,7 +222,7 @@ def test_the_report_names_the_base_case_of_natively_vectorized_envs():
 
 def test_without_a_base_case_there_are_rates_but_no_speed_ups():
     file = made_up(make_study(num_ranks=(1, 2), repeats=1), failing=1)
-    lines = scaling_report.lines(file)
+    lines = report.lines(file)
     assert lines[1] == "no base case, so no speed-ups: no job of one rank gave a result"
     assert "Amdahl's law: no fit: no base case: no job of one rank gave a result" in lines
     assert lines[-1] == "failed: -n 1 --fragment-length 1, repeat 0: exit code 70: no licence"
@@ -226,7 +230,7 @@ def test_without_a_base_case_there_are_rates_but_no_speed_ups():
 
 def test_without_any_result_the_report_tells_what_failed():
     file = made_up(make_study(num_ranks=(1,), repeats=1), failing=1)
-    assert scaling_report.lines(file)[-1] == "failed: -n 1 --fragment-length 1, repeat 0: exit code 70: no licence"
+    assert report.lines(file)[-1] == "failed: -n 1 --fragment-length 1, repeat 0: exit code 70: no licence"
 
 
 def test_in_a_batch_job_the_cores_are_those_of_the_node(monkeypatch):
@@ -255,7 +259,7 @@ def test_each_length_of_fragments_has_jobs_of_all_numbers_of_ranks():
 
 def test_a_study_of_several_lengths_has_a_table_for_each_and_one_base_case():
     file = of_lengths("1", "16", "auto")
-    text = scaling_report.lines(file)
+    text = report.lines(file)
     assert ", fragments of 1, 16, auto: " in text[0] and text[1].endswith("(median of 6 jobs)")
     labels = ["lockstep:", "fragments of 16:", "fragments of 256 at most (auto):"]
     assert [line for line in text if line in labels] == 2 * labels

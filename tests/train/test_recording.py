@@ -22,7 +22,7 @@ from mpi_rollout.cli import main
 from mpi_rollout.commands.checking import recover, verify
 from mpi_rollout.core.spaces import leaves
 from mpi_rollout.errors import RankError, StorageError, UsageError
-from mpi_rollout.storage import codecs
+from mpi_rollout.storage import filters
 from mpi_rollout.storage.run_file import RunFile
 from mpi_rollout.train import recorder
 from mpi_rollout.train.vector_env import MPIVectorEnv
@@ -228,12 +228,12 @@ def test_images_of_a_recording_are_compressed(tmp_path: Path, monkeypatch: pytes
     assert np.array_equal(plain.observations[:], zstd.observations[:])
     assert np.array_equal(plain.final_observations[:], gzip.final_observations[:])
     with h5py.File(zstd.path) as file:
-        assert codecs.compression_of(file["trajectories/final_observations"]) == "zstd"
-        assert codecs.compression_of(file["trajectories/rewards"]) == "none"
+        assert filters.compression_of(file["trajectories/final_observations"]) == "zstd"
+        assert filters.compression_of(file["trajectories/rewards"]) == "none"
     assert "compression must be one of none, gzip" in refusal_of(
         lambda: recorded_steps(tmp_path / "run.h5", compression="zip"), UsageError
     )
-    monkeypatch.setattr(codecs, "find_spec", lambda name: None)
+    monkeypatch.setattr(filters, "find_spec", lambda name: None)
     words = refusal_of(lambda: recorded_steps(tmp_path / "run.h5", compression="lz4"), UsageError)
     assert words.startswith("compression=lz4 needs the package hdf5plugin")
     assert words.endswith("or use compression=gzip")

@@ -5,13 +5,13 @@ where a data set is compressed, the larger ones are compressed chunks.
 """
 
 import os
-from typing import Any
 
 import h5py
 import numpy as np
 from h5py import h5a, h5d, h5f, h5g, h5o, h5p, h5s, h5t
 
 from mpi_rollout.core.spaces import Tree
+from mpi_rollout.data.columns import named_parts
 from mpi_rollout.storage.filters import GZIP_LEVEL
 from mpi_rollout.storage.untrusted import Tell
 
@@ -52,7 +52,7 @@ class EpisodeGroups:
         else:
             self._file = h5f.open(os.fsencode(path), h5f.ACC_RDWR, fapl=access)
         self._root = h5g.open(self._file, b"/")
-        self._types: dict[np.dtype, Any] = {}
+        self._types: dict[np.dtype, h5t.TypeID] = {}
         self._spaces: dict[tuple[int, ...], h5s.SpaceID] = {(): h5s.create(h5s.SCALAR)}
 
     def close(self) -> None:
@@ -60,7 +60,7 @@ class EpisodeGroups:
         h5f.flush(self._file)
         self._file.close()
 
-    def write(self, columns: dict[str, Tree], attributes: dict[str, Any]) -> None:
+    def write(self, columns: dict[str, Tree], attributes: dict[str, float]) -> None:
         """Write the group of an episode; `columns` are its members, arrays in dicts and tuples."""
         group = h5g.create(self._root, b"episode_%d" % attributes["id"])
         for name, value in attributes.items():
@@ -79,11 +79,9 @@ class EpisodeGroups:
 
     def _tree(self, parent: h5g.GroupID, name: bytes, tree: Tree) -> None:
         if isinstance(tree, np.ndarray):
-            self._leaf(parent, name, tree)
-            return
+            return self._leaf(parent, name, tree)
         group = h5g.create(parent, name)
-        named = tree.items() if isinstance(tree, dict) else ((f"_index_{i}", part) for i, part in enumerate(tree))
-        for key, part in named:
+        for key, part in named_parts(tree):
             self._tree(group, key.encode(), part)
 
     def _leaf(self, parent: h5g.GroupID, name: bytes, array: np.ndarray) -> None:
@@ -96,7 +94,7 @@ class EpisodeGroups:
         elif array.size:
             self._in_pieces(dataset, array, kind)
 
-    def _in_pieces(self, dataset: h5d.DatasetID, array: np.ndarray, kind: Any) -> None:
+    def _in_pieces(self, dataset: h5d.DatasetID, array: np.ndarray, kind: h5t.TypeID) -> None:
         """Write a large array with signs of life: to compress it takes minutes."""
         rows = rows_per_chunk(array) * max(PIECE_NBYTES // CHUNK_NBYTES, 1)
         for first in range(0, len(array), rows):
@@ -114,7 +112,7 @@ class EpisodeGroups:
         plan.set_fill_time(h5d.FILL_TIME_NEVER)
         return plan
 
-    def _type(self, dtype: np.dtype) -> Any:
+    def _type(self, dtype: np.dtype) -> h5t.TypeID:
         if dtype not in self._types:
             self._types[dtype] = h5t.py_create(dtype, logical=True)
         return self._types[dtype]

@@ -7,27 +7,30 @@ one, compressed as they are.
 
 import json
 import os
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Sequence
 from contextlib import closing
 from functools import partial
-from typing import Any
 
 import numpy as np
 
 from mpi_rollout.core.spaces import Tree
 from mpi_rollout.data.columns import map_tree
+from mpi_rollout.data.episodes import Episode
 from mpi_rollout.data.exports.episode_groups import EpisodeGroups
-from mpi_rollout.data.exports.minari_metadata import facts_of
+from mpi_rollout.data.exports.minari_metadata import metadata_of
 from mpi_rollout.data.exports.selection import (
+    Options,
     allow_longest,
     check_room,
+    counts_of,
     exported_rows,
-    groups_of,
     open_files,
+    read,
     row_nbytes,
     share_of,
     writing,
 )
+from mpi_rollout.data.opening import SeveralRuns
 from mpi_rollout.storage.untrusted import Tell
 
 MAIN, ROWS, METADATA = "main_data.hdf5", "rows.npy", "metadata.json"
@@ -35,10 +38,9 @@ LARGE_STEP_NBYTES = 2**10  # Smaller steps are not compressed by default: it tak
 GROUP_NBYTES = 3000  # What HDF5 needs for an episode besides its data.
 PIECE = 20  # Episodes that are copied between two signs of life.
 STATISTICS = tuple(f"rewards_{name}" for name in ("sum", "mean", "std", "max", "min"))
-Options = Mapping[str, Any]
 
 
-def export(tell: Tell, path: str, files: Sequence[str], folder: str, options: Options) -> dict[str, Any]:
+def export(tell: Tell, path: str, files: Sequence[str], folder: str, options: Options) -> dict[str, object]:
     """Write a data set, in one process; return what there is to say about it."""
     plan(tell, path, files, folder, options)
     write_share(tell, path, files, folder, options, 0, 1)
@@ -49,7 +51,7 @@ def plan(tell: Tell, path: str, files: Sequence[str], folder: str, options: Opti
     """Note which episodes there are: a run may be writing the file, and all ranks must mean the same."""
     with open_files(files) as data:
         tell("reading the list of its episodes")
-        facts_of(data, options)  # Refuses what Minari cannot have.
+        metadata_of(data, options)  # Refuses what Minari cannot have.
         rows = exported_rows(data)
         nbytes = int(rows["length"].sum()) * row_nbytes(data) + len(rows) * GROUP_NBYTES
         check_room(folder, nbytes, compression_of(data, options))
@@ -67,28 +69,26 @@ def write_share(
         own = share_of(rows, share, num_shares, row_nbytes(data))
         compresses = compression_of(data, options) == "gzip"
         with closing(EpisodeGroups(tell, part, compresses)) as groups, np.errstate(all="ignore"):
-            for group in groups_of(own):
-                for episode in data.iter_episodes(group):
-                    columns = columns_of(episode)
-                    groups.write(columns, attributes_of(episode.row, columns["rewards"]))
-                    tell(f"exporting the episodes from step {episode.start:,} on")
+            for episode in read(tell, data, own):
+                columns = columns_of(episode)
+                groups.write(columns, attributes_of(episode.row, columns["rewards"]))
 
 
 def finish(
     tell: Tell, path: str, files: Sequence[str], folder: str, options: Options, num_shares: int
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Put the shares together, write the metadata; return what there is to say."""
     main = _part(folder, 0)
     with open_files(files) as data, writing(main):
-        rows, facts = _planned(folder), facts_of(data, options)
+        rows, (metadata, notes) = _planned(folder), metadata_of(data, options)
         shares = [share_of(rows, share, num_shares, row_nbytes(data))["number"] for share in range(num_shares)]
         _join(tell, folder, shares)
         os.unlink(os.path.join(folder, ROWS))
-        nbytes, counts = os.path.getsize(main), {"total_episodes": len(rows), "total_steps": int(rows["length"].sum())}
-        _write_json(os.path.join(folder, METADATA), counts | facts.metadata | {"dataset_size": round(nbytes / 1e6, 1)})
-    unfinished = int((~rows["terminated"] & ~rows["truncated"]).sum())
-    told = {"episodes": len(rows), "steps": counts["total_steps"], "unfinished": unfinished}
-    return {**told, "nbytes": nbytes, "notes": facts.notes}
+        counts, nbytes = counts_of(rows), os.path.getsize(main)
+        totals = {"total_episodes": counts["episodes"], "total_steps": counts["steps"]}
+        with open(os.path.join(folder, METADATA), "w") as file:
+            json.dump(totals | metadata | {"dataset_size": round(nbytes / 1e6, 1)}, file)
+    return {**counts, "nbytes": nbytes, "notes": notes}
 
 
 def _join(tell: Tell, folder: str, shares: Sequence[np.ndarray]) -> None:
@@ -108,10 +108,9 @@ def _part(folder: str, share: int) -> str:
     return os.path.join(folder, f"part-{share}.hdf5" if share else MAIN)
 
 
-def compression_of(data: Any, options: Options) -> str:
+def compression_of(data: SeveralRuns, options: Options) -> str:
     """Return how the data set is compressed: as the user says, else large steps as they are in the files."""
-    files = getattr(data, "files", [data])
-    pays = row_nbytes(data) >= LARGE_STEP_NBYTES and any(file.config.compression != "none" for file in files)
+    pays = row_nbytes(data) >= LARGE_STEP_NBYTES and any(file.config.compression != "none" for file in data.files)
     return str(options.get("compression") or ("gzip" if pays else "none"))
 
 
@@ -119,12 +118,7 @@ def _planned(folder: str) -> np.ndarray:
     return np.asarray(np.load(os.path.join(folder, ROWS), allow_pickle=False))
 
 
-def _write_json(path: str, values: Mapping[str, Any]) -> None:
-    with open(path, "w") as file:
-        json.dump(values, file)
-
-
-def columns_of(episode: Any) -> dict[str, Tree]:
+def columns_of(episode: Episode) -> dict[str, Tree]:
     """Return the members of an episode's group, as Minari names them."""
     truncations = episode.truncations
     if not (episode.terminated or episode.truncated):  # The end of the data has cut it: Minari's way to say so.
@@ -140,7 +134,7 @@ def columns_of(episode: Any) -> dict[str, Tree]:
     }
 
 
-def infos_of(episode: Any) -> dict[str, Tree]:
+def infos_of(episode: Episode) -> dict[str, Tree]:
     """Return infos, further columns, and what the policy gave besides actions as `extras`, all of length + 1."""
     extras = episode.extras
     named = {**episode.further, **episode.infos, **({extras_name(episode.infos): extras} if extras else {})}
@@ -157,7 +151,7 @@ def _longer(rows: np.ndarray, num_rows: int) -> np.ndarray:
     return rows if len(rows) == num_rows else np.concatenate([rows, np.zeros_like(rows[:1])])
 
 
-def attributes_of(row: np.void, rewards: np.ndarray) -> dict[str, Any]:
+def attributes_of(row: np.void, rewards: np.ndarray) -> dict[str, float]:
     """Return the attributes of an episode's group: what Minari's collector stores, to the last bit."""
     number, length, seed = int(row["number"]), len(rewards), int(row["seed"])
     total = np.add.reduce(rewards)

@@ -1,44 +1,35 @@
 """The metadata of a Minari data set, and what its users should be told."""
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import singledispatch
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
-from gymnasium.vector import AutoresetMode
 
 from mpi_rollout import __version__
 from mpi_rollout.core.spaces import Space, leaf_spaces
+from mpi_rollout.data.exports.selection import Options
+from mpi_rollout.data.opening import SeveralRuns
+from mpi_rollout.data.run_data import RunData
 from mpi_rollout.errors import DataError, UsageError
 from mpi_rollout.text import shortened
 
-AS_GIVEN = ("code_permalink", "author", "author_email", "algorithm_name", "description", "requirements")
+AS_GIVEN = (  # Options whose values the metadata have.
+    "code_permalink", "author", "author_email", "algorithm_name", "description", "requirements", "ref_min_score",
+    "ref_max_score",
+)  # fmt: skip
 LEAST_IMAGE = 32  # Minari takes smaller arrays of bytes for no images.
-SCORES = ("ref_min_score", "ref_max_score")
 OF_VECTOR_ENVS = ("num_envs", "vectorization_mode", "vector_kwargs", "wrappers", "first_env", "num_threads")
 
 
-@dataclass(frozen=True)
-class Facts:
-    """What `metadata.json` says besides counts, and lines for who exports."""
-
-    metadata: dict[str, Any]
-    notes: list[str]
-
-
-def facts_of(data: Any, options: Mapping[str, Any]) -> Facts:
-    """Return what does not depend on the episodes.
+def metadata_of(data: SeveralRuns, options: Options) -> tuple[dict[str, object], list[str]]:
+    """Return what `metadata.json` says that does not depend on the episodes, and lines for who exports.
 
     UsageError if Minari has no such spaces, DataError if several files are of different envs.
     """
-    files = getattr(data, "files", [data])
-    check_same_env(files)
-    first = files[0]
-    notes = []
+    first, notes = data.files[0], list[str]()
+    check_same_env(data.files)
     metadata = {
         "data_format": "hdf5",
         "jpeg_encoding": False,
@@ -46,23 +37,23 @@ def facts_of(data: Any, options: Mapping[str, Any]) -> Facts:
         "action_space": as_text(data.action_space),
         "dataset_id": options["dataset_id"],
         "minari_version": oldest_version(data.observation_space, data.action_space),
-        "algorithm_name": policies_of(files),
-        "description": description_of(files),
+        "algorithm_name": policies_of(data.files),
+        "description": description_of(data.files),
     }
-    metadata |= {name: options[name] for name in (*AS_GIVEN, *SCORES) if options.get(name) not in (None, [])}
+    metadata |= {name: options[name] for name in AS_GIVEN if options.get(name) not in (None, [])}
     if why := why_not_recovered(spec := spec_of(first)):
         notes.append(f"recover_environment() will not work: {why}; the spaces are there")
     else:
         metadata["env_spec"] = spec
         notes += _notes_of_spec(first)
-    if any(file.autoreset_mode != AutoresetMode.NEXT_STEP and file.final_observations is None for file in files):
+    if not all(file.knows_final for file in data.files):
         notes.append("the last observations of episodes are not in the file: they repeat those before")
     if metadata["minari_version"] == "0.5.4":
         notes.append("images are stored as they are, not as JPEG, so that it needs Minari 0.5.4 or newer")
-    return Facts(metadata, notes)
+    return metadata, notes
 
 
-def check_same_env(files: Any) -> None:
+def check_same_env(files: Sequence[RunData]) -> None:
     """Raise DataError if several files are not of one env: a data set has one spec."""
     for file in files[1:]:
         if spec_of(file) != spec_of(files[0]):
@@ -72,17 +63,17 @@ def check_same_env(files: Any) -> None:
             )
 
 
-def name_of_env(file: Any) -> str:
+def name_of_env(file: RunData) -> str:
     """Return what `--env` or `--env-factory` was."""
     return str(file.env_id or file.config.env_factory)
 
 
-def policies_of(files: Any) -> str:
+def policies_of(files: Sequence[RunData]) -> str:
     """Return what chose the actions: the `--policy` of the run, or all that runs had."""
     return shortened(", ".join(dict.fromkeys(file.config.policy for file in files)))
 
 
-def description_of(files: Any) -> str:
+def description_of(files: Sequence[RunData]) -> str:
     """Say where the data come from, in the words of the command line."""
     config = files[0].config
     seeds = ", ".join(str(file.config.seed) for file in files[:10]) + (" ..." if len(files) > 10 else "")
@@ -92,7 +83,7 @@ def description_of(files: Any) -> str:
     )
 
 
-def spec_of(file: Any) -> str:
+def spec_of(file: RunData) -> str:
     """Return the spec of a single env, in JSON; "" where there is none.
 
     In the spec of a vectorized env Gymnasium notes what `make_vec` gave to it, which a single env does not take: its
@@ -128,12 +119,12 @@ def why_not_recovered(env_spec: str) -> str:
     return ""
 
 
-def _was_object(value: Any) -> bool:
+def _was_object(value: object) -> bool:
     """Tell whether a text in a spec is the name of a lambda, or of an object: JSON has no words for these."""
     return isinstance(value, str) and "<" in value
 
 
-def _notes_of_spec(file: Any) -> list[str]:
+def _notes_of_spec(file: RunData) -> list[str]:
     if file.config.env is None:
         return ["the env comes from a factory: recover_environment() makes what its spec says, which may be less"]
     if isinstance(file.config.env_kwargs, list):
@@ -148,44 +139,28 @@ def _notes_of_spec(file: Any) -> list[str]:
     return notes
 
 
-@singledispatch
-def described(space: Space) -> dict[str, Any]:
+def described(space: Space) -> dict[str, object]:
     """Return a space as data for JSON.  UsageError if Minari has no words for it."""
-    raise UsageError(f"Minari has no {type(space).__name__} spaces, got {space}")
-
-
-@described.register
-def _(space: spaces.Box) -> dict[str, Any]:
-    bounds = {"low": space.low.tolist(), "high": space.high.tolist()}
-    return {"type": "Box", "dtype": str(space.dtype), "shape": list(space.shape)} | bounds
-
-
-@described.register
-def _(space: spaces.Discrete) -> dict[str, Any]:
-    return {"type": "Discrete", "dtype": "int64", "start": int(space.start), "n": int(space.n)}
-
-
-@described.register
-def _(space: spaces.MultiDiscrete) -> dict[str, Any]:
-    values = {"nvec": space.nvec.tolist(), "start": space.start.tolist()}
-    return {"type": "MultiDiscrete", "dtype": str(space.dtype)} | values
-
-
-@described.register
-def _(space: spaces.MultiBinary) -> dict[str, Any]:
-    return {"type": "MultiBinary", "n": space.n if isinstance(space.n, int) else list(map(int, space.n))}
-
-
-@described.register
-def _(space: spaces.Dict) -> dict[str, Any]:
-    if wrong := [key for key in space.spaces if "/" in key]:
-        raise UsageError(f"Minari cannot load a Dict space with a / in a key, got {wrong[0]!r}")
-    return {"type": "Dict", "subspaces": {key: described(child) for key, child in space.spaces.items()}}
-
-
-@described.register
-def _(space: spaces.Tuple) -> dict[str, Any]:
-    return {"type": "Tuple", "subspaces": [described(child) for child in space.spaces]}
+    of_kind: dict[str, object]
+    match space:
+        case spaces.Box():
+            of_kind = {"dtype": str(space.dtype), "shape": list(space.shape)}
+            of_kind |= {"low": space.low.tolist(), "high": space.high.tolist()}
+        case spaces.Discrete():
+            of_kind = {"dtype": "int64", "start": int(space.start), "n": int(space.n)}
+        case spaces.MultiDiscrete():
+            of_kind = {"dtype": str(space.dtype), "nvec": space.nvec.tolist(), "start": space.start.tolist()}
+        case spaces.MultiBinary():
+            of_kind = {"n": space.n if isinstance(space.n, int) else list(map(int, space.n))}
+        case spaces.Dict():
+            if wrong := [key for key in space.spaces if "/" in key]:
+                raise UsageError(f"Minari cannot load a Dict space with a / in a key, got {wrong[0]!r}")
+            of_kind = {"subspaces": {key: described(child) for key, child in space.spaces.items()}}
+        case spaces.Tuple():
+            of_kind = {"subspaces": [described(child) for child in space.spaces]}
+        case _:
+            raise UsageError(f"Minari has no {type(space).__name__} spaces, got {space}")
+    return {"type": type(space).__name__, **of_kind}
 
 
 def as_text(space: Space) -> str:

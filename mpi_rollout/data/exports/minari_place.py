@@ -4,12 +4,12 @@ It is written into a hidden folder beside its place, which Minari does not look 
 """
 
 import glob
-import json
 import os
 import re
 import shutil
 from contextlib import suppress
-from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path, PurePath
 
 from mpi_rollout.errors import StorageError, UsageError
 
@@ -43,13 +43,10 @@ def datasets_folder() -> str:
 def next_version(dataset_id: str, folder: str) -> str:
     """Return the id with the first version that is free."""
     name, _, version = dataset_id.rpartition("-v")
-    number = int(version)
-    while os.path.lexists(os.path.join(folder, f"{name}-v{number}")):
-        number += 1
-    return f"{name}-v{number}"
+    ids = (f"{name}-v{number}" for number in count(int(version)))
+    return next(new for new in ids if not os.path.lexists(os.path.join(folder, new)))
 
 
-@dataclass
 class Place:
     """The place of a new data set.
 
@@ -66,6 +63,8 @@ class Place:
         The folder of the data set.
     temporary
         The hidden folder until it is complete.
+    data
+        The folder of the files, while they are written.
 
     Raises
     ------
@@ -73,36 +72,28 @@ class Place:
         From the constructor: another data set has the place.
     """
 
-    dataset_id: str
-    overwrites: bool = False
-    _made: list[str] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self._folder = datasets_folder()
-        self.path = os.path.join(self._folder, self.dataset_id)
+    def __init__(self, dataset_id: str, overwrites: bool = False):
+        self._id, self._overwrites, self._folder = dataset_id, overwrites, datasets_folder()
+        self._namespaces = [str(namespace) for namespace in PurePath(dataset_id).parents][:-1]
+        self._made: list[Path] = []
+        self.path = os.path.join(self._folder, dataset_id)
         parent, name = os.path.split(self.path)
         self._hidden = os.path.join(parent, f".{name}.exporting-{os.uname().nodename}-")
         self.temporary = f"{self._hidden}{os.getpid()}"
+        self.data = os.path.join(self.temporary, "data")
         self._check()
 
-    @property
-    def data(self) -> str:
-        """The folder of the files, while they are written."""
-        return os.path.join(self.temporary, "data")
-
     def _check(self) -> None:
-        above = os.path.dirname(self.dataset_id)
-        while above:
+        for above in self._namespaces:
             if os.path.isdir(os.path.join(self._folder, above, "data")):
-                raise UsageError(f"{above} is a data set in {self._folder}, and cannot have {self.dataset_id} in it")
-            above = os.path.dirname(above)
+                raise UsageError(f"{above} is a data set in {self._folder}, and cannot have {self._id} in it")
         if not os.path.lexists(self.path):
             return
         if not os.path.isfile(os.path.join(self.path, "data", "metadata.json")):
             raise UsageError(f"{self.path} exists and is no data set; use another id")
-        if not self.overwrites:
-            free = next_version(self.dataset_id, self._folder)
-            raise UsageError(f"there is a data set {self.dataset_id} in {self._folder}; use {free}, or --overwrite")
+        if not self._overwrites:
+            free = next_version(self._id, self._folder)
+            raise UsageError(f"there is a data set {self._id} in {self._folder}; use {free}, or --overwrite")
 
     def make(self) -> None:
         """Make the hidden folder, and remove those that killed processes of this host left."""
@@ -110,10 +101,11 @@ class Place:
             pid = left.removeprefix(self._hidden)
             if pid.isdigit() and not os.path.exists(f"/proc/{pid}"):
                 shutil.rmtree(left, ignore_errors=True)
+        folder = Path(self.data)
         try:
-            for folder in _missing(self.data):
-                os.mkdir(folder)
-                self._made.append(folder)
+            for missing in [above for above in (*reversed(folder.parents), folder) if not above.is_dir()]:
+                missing.mkdir()
+                self._made.append(missing)
         except OSError as error:
             self.remove()
             raise StorageError(
@@ -125,7 +117,7 @@ class Place:
         shutil.rmtree(self.temporary, ignore_errors=True)
         while self._made:
             with suppress(OSError):
-                os.rmdir(self._made.pop())
+                self._made.pop().rmdir()
 
     def publish(self) -> None:
         """Give the complete data set its place.
@@ -136,39 +128,24 @@ class Place:
         try:
             for name in os.listdir(self.data):  # It may take minutes, in which a child would give no sign of life.
                 _sync(os.path.join(self.data, name))
-            if self.overwrites and os.path.lexists(self.path):
+            if self._overwrites and os.path.lexists(self.path):
                 os.rename(self.path, old)
             os.rename(self.temporary, self.path)
             self._made.clear()
-            self._describe_namespaces()
+            for namespace in self._namespaces:  # Minari knows it by this file.
+                with (
+                    suppress(FileExistsError),
+                    open(os.path.join(self._folder, namespace, NAMESPACE_FILE), "x") as file,
+                ):
+                    file.write("{}")
             _sync(os.path.dirname(self.path))
         except OSError as error:
             if os.path.lexists(old) and not os.path.lexists(self.path):
                 os.rename(old, self.path)
             if os.path.lexists(self.path):
-                raise UsageError(
-                    f"there is now a data set {self.dataset_id} in {self._folder}; use another id"
-                ) from error
+                raise UsageError(f"there is now a data set {self._id} in {self._folder}; use another id") from error
             raise StorageError(f"cannot write {self.path}: {error.strerror}") from error
         shutil.rmtree(old, ignore_errors=True)
-
-    def _describe_namespaces(self) -> None:
-        """Write the file by which Minari knows a namespace, where there is none."""
-        namespace = os.path.dirname(self.dataset_id)
-        while namespace:
-            path = os.path.join(self._folder, namespace, NAMESPACE_FILE)
-            with suppress(FileExistsError), open(path, "x") as file:
-                json.dump({}, file)
-            namespace = os.path.dirname(namespace)
-
-
-def _missing(folder: str) -> list[str]:
-    """Return a folder and those above it that are not there, outermost first."""
-    missing = []
-    while not os.path.isdir(folder):
-        missing.append(folder)
-        folder = os.path.dirname(folder)
-    return missing[::-1]
 
 
 def _sync(path: str) -> None:

@@ -6,67 +6,61 @@ the data alone.  They are read in groups of envs: running episodes are in memory
 
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
-from mpi_rollout.data.opening import open as open_data
+from mpi_rollout.data.episodes import Episode
+from mpi_rollout.data.opening import SEVERAL, SeveralRuns
 from mpi_rollout.errors import DataError, RolloutError, StorageError
 from mpi_rollout.process.host import ANYWAY, format_bytes, is_any_size
 from mpi_rollout.storage.ownership import free_space
 from mpi_rollout.storage.sandbox import MEMORY_PER_BYTE, allow_memory
-from mpi_rollout.storage.untrusted import is_of_reading
+from mpi_rollout.storage.untrusted import Tell, is_of_reading
 from mpi_rollout.text import system_words
 
 RUNNING_NBYTES = 2**28  # Of the episodes that are in memory at a time.
 COPIES = 3  # Of them, while they are put together and written.
 EPISODE_NBYTES = 2**13  # A short episode takes as long as so many bytes of a long one.
-NUMBERS = ("number", "i8"), ("group", "i8")
+EXPORTED = np.dtype([*SEVERAL.descr, ("number", "i8"), ("group", "i8")])
+Options = Mapping[str, Any]  # Of the command line.
 
 
-def open_files(files: Sequence[str]) -> Any:
-    """Open one file, or several as one data set; this process may then have memory for all of them."""
-    allow_memory(MEMORY_PER_BYTE * sum(os.path.getsize(file) for file in files if os.path.exists(file)))
-    return open_data(list(files)) if len(files) > 1 else open_data(files[0])
+def open_files(paths: Sequence[str]) -> SeveralRuns:
+    """Open files as one data set; this process may then have memory for all of them."""
+    allow_memory(MEMORY_PER_BYTE * sum(os.path.getsize(path) for path in paths if os.path.exists(path)))
+    return SeveralRuns(paths)
 
 
-def allow_longest(data: Any, rows: np.ndarray) -> None:
+def allow_longest(data: SeveralRuns, rows: np.ndarray) -> None:
     """Let this process have memory for the longest episode: compressed, it may be small in its file."""
     files = sum(map(os.path.getsize, data.paths))
     running = max(int(rows["length"].max()) * row_nbytes(data), RUNNING_NBYTES)
     allow_memory(MEMORY_PER_BYTE * files + COPIES * running)
 
 
-def row_nbytes(data: Any) -> int:
+def row_nbytes(data: SeveralRuns) -> int:
     """Return the bytes of one transition, as they are exported."""
-    return max(file.transition_nbytes for file in getattr(data, "files", [data]))
+    return max(file.transition_nbytes for file in data.files)
 
 
-def exported_rows(data: Any) -> np.ndarray:
+def exported_rows(data: SeveralRuns) -> np.ndarray:
     """Return the rows of all episodes with transitions, in the order in which they are read.
 
-    They have two columns more than `data.episodes`: `number`, and the `group` that is read in one pass.
-
-    Raises
-    ------
-    DataError
-        There is none.
+    They have two columns more than `data.episodes`: `number`, and the `group` that is read in one pass.  DataError if
+    there is none.
     """
     rows = np.concatenate([data.episodes, data.unfinished])
-    if "file" in (rows.dtype.names or ()):
-        rows = rows[np.argsort(rows["file"], kind="stable")]
     rows = rows[rows["length"] > 0]
     if not len(rows):
         raise DataError(f"{', '.join(data.paths)}: no episode has a transition; there is nothing to export")
-    numbered = np.zeros(len(rows), [*rows.dtype.descr, *NUMBERS])
-    for name in rows.dtype.names or ():
-        numbered[name] = rows[name]
+    numbered = np.zeros(len(rows), EXPORTED)
+    numbered[[*(SEVERAL.names or ())]] = rows[np.argsort(rows["file"], kind="stable")]
     numbered["number"] = np.arange(len(rows))
     width = envs_per_group(int(rows["length"].max()) * row_nbytes(data))
-    file = rows["file"] if "file" in (rows.dtype.names or ()) else 0
-    numbered["group"] = file * (int(rows["env_index"].max()) + 1) + rows["env_index"] // width
+    numbered["group"] = numbered["file"] * (int(rows["env_index"].max()) + 1) + numbered["env_index"] // width
     return numbered[np.argsort(numbered["group"], kind="stable")]
 
 
@@ -82,10 +76,23 @@ def share_of(rows: np.ndarray, share: int, num_shares: int, nbytes: int) -> np.n
     return rows[first : last if share + 1 < num_shares else None]
 
 
-def groups_of(rows: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield the rows of each group, which one pass reads."""
-    places = np.flatnonzero(np.diff(rows["group"])) + 1
-    yield from np.split(rows, places)
+def groups_of(rows: np.ndarray) -> list[np.ndarray]:
+    """Return the rows of each group, which one pass reads."""
+    return np.split(rows, np.flatnonzero(np.diff(rows["group"])) + 1)
+
+
+def read(tell: Tell, data: SeveralRuns, rows: np.ndarray) -> Iterator[Episode]:
+    """Read episodes, one group after the other, with a sign of life for each episode."""
+    for group in groups_of(rows):
+        for episode in data.iter_episodes(group):
+            yield episode
+            tell(f"exporting the episodes from step {episode.start:,} on")
+
+
+def counts_of(rows: np.ndarray) -> dict[str, int]:
+    """Count what is exported, for who exports."""
+    unfinished = int(np.count_nonzero(~(rows["terminated"] | rows["truncated"])))
+    return {"episodes": len(rows), "steps": int(rows["length"].sum()), "unfinished": unfinished}
 
 
 @contextmanager

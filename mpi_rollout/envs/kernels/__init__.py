@@ -6,29 +6,24 @@ numbers are functions of (seed, env index, episode), so the data do not depend o
 
 import gymnasium
 
-_MAKERS = {"Numba": "numba_envs", "Torch": "torch_envs", "CUDA": "cuda_envs"}
-for _device, _maker in _MAKERS.items():
+_MODULES = {"Numba": "numba_cpu", "Torch": "torch_tensors", "CUDA": "numba_cuda"}
+for _device, _module in _MODULES.items():
     gymnasium.register(
         id=f"mpi_rollout/CartPole{_device}-v0",
-        entry_point="mpi_rollout.envs.kernels.single:CartPoleEnv",
-        vector_entry_point=f"mpi_rollout.envs.kernels.cartpole:{_maker}",
+        entry_point="mpi_rollout.envs.kernels.cartpole:CartPoleEnv",
+        vector_entry_point=f"mpi_rollout.envs.kernels.{_module}:make_envs",
         max_episode_steps=500,
         reward_threshold=475.0,
     )
 
 
 def prepare() -> None:
-    """Compile what Numba compiles for CPUs, so that other processes of this host load it from the cache.
+    """Compile what Numba compiles for CPUs, so that other processes load it from the cache.
 
-    It takes some seconds the first time, and a fraction of a second later.  Processes of one host that make such envs
-    at the same time do not need it: one of them compiles, and the others wait for it.  Numba's cache is beside this
-    package, else in the user's cache folder, or where NUMBA_CACHE_DIR says.
-
-    Raises
-    ------
-    UsageError
-        Numba is missing.
+    It takes some seconds the first time, and a fraction of a second later.  Without it, each process that starts
+    before there is a cache compiles for itself.  Numba's cache is beside this package, else in the user's cache folder,
+    or where NUMBA_CACHE_DIR says.
     """
-    from mpi_rollout.envs.kernels.cartpole import Task, make_device
+    from mpi_rollout.envs.kernels.numba_cpu import compiled_kernel
 
-    make_device("numba", Task())
+    compiled_kernel()

@@ -4,16 +4,10 @@ Envs are stepped in blocks whose states stay in the first cache.  Each pass over
 envs, without a branch.  The few envs that begin an episode are gone through by a list of their places.
 """
 
-import fcntl
 import hashlib
-import os
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cache, partial
 from inspect import getsource
-from pathlib import Path
-from time import monotonic, sleep
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -22,18 +16,17 @@ import numpy as np
 from numba import njit, types
 from numpy.lib.stride_tricks import as_strided
 
-from mpi_rollout.envs.kernels import single
+from mpi_rollout.envs.kernels import cartpole
 from mpi_rollout.envs.kernels.cartpole import Table, Task, new_table
 from mpi_rollout.envs.rollout import RolloutColumns
 from mpi_rollout.envs.slice_env import has_rows
 
 BLOCK = 256
-LONGEST_COMPILING_S = 60.0  # It takes a quarter of that on a busy core.
 # Without NumPy's error model each division has a branch, and nothing is vectorized.
 OPTIONS: Any = {"error_model": "numpy", "nogil": True, "fastmath": False}
 _compiled = njit(**OPTIONS)
-_moved, _is_outside = _compiled(single.moved), _compiled(single.is_outside)
-_philox, _start_value = _compiled(single.philox), _compiled(single.start_value)
+_moved, _is_outside = _compiled(cartpole.moved), _compiled(cartpole.is_outside)
+_philox, _start_value = _compiled(cartpole.philox), _compiled(cartpole.start_value)
 
 # The flat arrays that rows are in: actions (64 and 8 bits), observations, rewards (64 and 32 bits), flags.
 UINT8, INT64 = np.dtype(np.uint8), np.dtype(np.int64)
@@ -124,11 +117,6 @@ def _observe(observations, states):
 
 
 @_compiled
-def _part(states, start, stop):
-    return states[0, start:stop], states[1, start:stop], states[2, start:stop], states[3, start:stop]
-
-
-@_compiled
 def _row(flat, pitch, row, start, stop):
     begin = row * pitch
     return flat[begin + start : begin + stop]
@@ -148,7 +136,8 @@ def _kernel(fingerprint: int) -> Callable[..., None]:
         all_places, converted = np.empty(BLOCK, np.int64), np.empty(BLOCK, np.float64)
         for start in range(0, len(all_steps), BLOCK):
             stop = min(start + BLOCK, len(all_steps))
-            states = _part(all_states, start, stop)
+            x, x_dot, theta, theta_dot = all_states
+            states = x[start:stop], x_dot[start:stop], theta[start:stop], theta_dot[start:stop]
             steps, episodes, ended = all_steps[start:stop], all_episodes[start:stop], all_ended[start:stop]
             for row in range(num_rows):
                 terminated = _row(terminations, pitches[TERMINATIONS], row, start, stop)
@@ -181,36 +170,14 @@ def compiled_kernel() -> Callable[..., None]:
     """
     compiler = partial(njit, SIGNATURE, **OPTIONS)
     try:
-        fingerprint = int.from_bytes(hashlib.sha256(getsource(single).encode()).digest()[:7], "big")
-        with _first_compiles(f"{fingerprint:x}-{numba.__version__}"):
-            return compiler(cache=True)(_kernel(fingerprint))
+        fingerprint = int.from_bytes(hashlib.sha256(getsource(cartpole).encode()).digest()[:7], "big")
+        return compiler(cache=True)(_kernel(fingerprint))
     except OSError:  # The disk is full, or there are no sources.
         pass
     except RuntimeError as error:
         if "no locator available" not in str(error):
             raise
     return compiler()(_kernel(0))
-
-
-@contextmanager
-def _first_compiles(name: str) -> Iterator[None]:
-    """Let other processes of this host wait while the first one compiles; they then load what it has made.
-
-    They wait for `LONGEST_COMPILING_S` at most: the first one may be stopped.
-    """
-    path = Path(tempfile.gettempdir(), f"mpi_rollout-{os.getuid()}-{name}.compiled")
-    descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "r+b") as file:
-        until = monotonic() + LONGEST_COMPILING_S
-        while not (is_compiled := os.fstat(descriptor).st_size) and monotonic() < until:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                sleep(0.05)
-        yield
-        if not is_compiled:
-            file.write(b"1")
 
 
 class NumbaDevice:
@@ -223,10 +190,10 @@ class NumbaDevice:
         self._states = *self._table[:3], self._table.ended.view(np.uint8), self._settings
         self._layouts: WeakKeyDictionary[RolloutColumns, tuple[list[np.ndarray], np.ndarray]] = WeakKeyDictionary()
 
-    def get(self) -> Table:
+    def get(self) -> Table[np.ndarray]:
         return self._table
 
-    def put(self, table: Table) -> None:
+    def put(self, table: Table[np.ndarray]) -> None:
         self._settings[KEY:] = self.key
 
     def rollout(self, actions: np.ndarray, columns: RolloutColumns) -> None:
@@ -259,3 +226,6 @@ def _rows_of(array: np.ndarray) -> Rows:
     if array.flags.c_contiguous:
         return array.reshape(-1), pitch
     return as_strided(array, ((len(array) - 1) * pitch + array[0].size,), (array.itemsize,)), pitch
+
+
+make_envs = partial(cartpole.make_envs, NumbaDevice)

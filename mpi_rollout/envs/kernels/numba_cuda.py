@@ -6,29 +6,31 @@ second.
 """
 
 from contextlib import AbstractContextManager, nullcontext
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
 from numba import config, cuda
 
-from mpi_rollout.envs.kernels import single
-from mpi_rollout.envs.kernels.cartpole import Table, Task, new_table, own_device
+from mpi_rollout.envs.kernels import cartpole
+from mpi_rollout.envs.kernels.cartpole import Table, Task, check, new_table, own_device
 from mpi_rollout.envs.rollout import RolloutColumns
 from mpi_rollout.errors import UsageError
 
 WARP, MOST_THREADS = 32, 1024  # Threads that go together, and those of a block: of each CUDA device there is.
 NUM_REGISTERS, MOST_REGISTERS = 65536, 255  # Of 32 bits: those of a block, and those of a thread.
 # On the device rewards have 32 bits: -1, 0 and 1 are exact, and cross in half the time.
-OUTPUTS = {"observations": np.float32, "rewards": np.float32, "terminations": np.uint8, "truncations": np.uint8}
+OUTPUTS = {
+    "observations": (np.float32, 4), "rewards": (np.float32,), "terminations": (np.uint8,), "truncations": (np.uint8,),
+}  # fmt: skip
 NO_DEVICE = (
     "CartPole on cuda needs a CUDA device, and there is none that Numba can use; "
     "use mpi_rollout/CartPoleNumba-v0, or Numba's simulator: NUMBA_ENABLE_CUDASIM=1"
 )
 
 _on_device = cuda.jit(device=True)
-_moved, _is_outside = _on_device(single.moved), _on_device(single.is_outside)
-_philox, _start_value = _on_device(single.philox), _on_device(single.start_value)
+_moved, _is_outside = _on_device(cartpole.moved), _on_device(cartpole.is_outside)
+_philox, _start_value = _on_device(cartpole.philox), _on_device(cartpole.start_value)
 
 
 @cache
@@ -74,26 +76,6 @@ def rollout(
     steps[env], episodes[env], ended[env] = num_steps, episode, has_ended
 
 
-def check_threads(threads_per_block: object) -> int:
-    """Return the threads of a block, or raise UsageError: they are whole warps, which the simulator would not ask."""
-    threads = single.check("threads_per_block", threads_per_block, WARP, MOST_THREADS)
-    if threads % WARP:
-        raise UsageError(f"threads_per_block of CartPole must be a multiple of {WARP}, got {threads}")
-    return threads
-
-
-def check_device(device: object) -> int | None:
-    """Return the number of a device that is there, or raise UsageError.
-
-    None is the rank's own one of several; of a single one, the one that Numba uses.
-    """
-    if not cuda.is_available():
-        raise UsageError(NO_DEVICE)
-    if device is None:
-        return own_device(len(cuda.gpus))
-    return single.check("device", device, 0, len(cuda.gpus) - 1)
-
-
 class CUDADevice:
     """The envs of a task on one device.
 
@@ -102,13 +84,20 @@ class CUDADevice:
     Parameters
     ----------
     device
-        The number of the device; None takes that of the rank, see `cartpole.own_device`.
+        The number of the device; None takes that of the rank, of a single one that which Numba uses.
     threads_per_block
         A multiple of 32, from 32 to 1024.  The kernel gets as many registers as so many threads leave to each.
     """
 
     def __init__(self, task: Task, device: int | None = None, threads_per_block: int = 128) -> None:
-        self._task, self._threads, self._device = task, check_threads(threads_per_block), check_device(device)
+        self._task = task
+        self._threads = check("threads_per_block", threads_per_block, WARP, MOST_THREADS)
+        if self._threads % WARP:
+            raise UsageError(f"threads_per_block of CartPole must be a multiple of {WARP}, got {self._threads}")
+        if not cuda.is_available():
+            raise UsageError(NO_DEVICE)
+        num_devices = len(cuda.gpus)
+        self._device = own_device(num_devices) if device is None else check("device", device, 0, num_devices - 1)
         self._kernel = compiled_kernel(min(MOST_REGISTERS, NUM_REGISTERS // self._threads))
         self.key, self._num_rows, self._names = (0, 0), 0, list[str]()
         with self._chosen():
@@ -123,20 +112,20 @@ class CUDADevice:
     def _reserve(self, num_rows: int, names: list[str]) -> None:
         """Make room for the actions of a fragment and for what is read of its outcome: on the device, and pinned."""
         self._num_rows, self._names = num_rows, names
-        shape = (num_rows, self._task.num_envs)
+        num_envs = self._task.num_envs
+        shape = num_rows, num_envs
         self._actions = cuda.pinned_array(shape, np.uint8), cuda.device_array(shape, np.uint8)
-        shapes = {name: (*shape, 4) if name == "observations" else shape for name in OUTPUTS}
-        self._hosts = {name: cuda.pinned_array(shapes[name], OUTPUTS[name]) for name in names}
-        self._outputs = {
-            name: cuda.device_array(shapes[name] if name in names else (0, *shapes[name][1:]), dtype)
-            for name, dtype in OUTPUTS.items()
-        }
+        self._hosts, self._outputs = {}, {}
+        for name, (dtype, *inner) in OUTPUTS.items():
+            self._outputs[name] = cuda.device_array((num_rows if name in names else 0, num_envs, *inner), dtype)
+            if name in names:
+                self._hosts[name] = cuda.pinned_array((*shape, *inner), dtype)
 
-    def get(self) -> Table:
+    def get(self) -> Table[np.ndarray]:
         with self._chosen():
             return Table(*(array.copy_to_host() for array in self._table))
 
-    def put(self, table: Table) -> None:
+    def put(self, table: Table[np.ndarray]) -> None:
         with self._chosen():
             for array, host in zip(self._table, table, strict=True):
                 array.copy_to_device(host)
@@ -161,3 +150,6 @@ class CUDADevice:
     def _launch(self, num_rows: int, num_blocks: int) -> None:
         launch = self._kernel[num_blocks, self._threads, self._stream]
         launch(*self._table, *self._task[1:], *self.key, num_rows, self._actions[1], *self._outputs.values())
+
+
+make_envs = partial(cartpole.make_envs, CUDADevice)

@@ -1,17 +1,16 @@
 """CartPole in torch tensors, on any device that has float64."""
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
-from mpi_rollout.envs.kernels import single
+from mpi_rollout.envs.kernels import cartpole
 from mpi_rollout.envs.kernels.cartpole import Table, Task, new_table, own_device
-from mpi_rollout.envs.rollout import RolloutColumns
+from mpi_rollout.envs.rollout import OUTCOME, RolloutColumns
 from mpi_rollout.errors import UsageError
 from mpi_rollout.text import first_line
-
-NAMES = ("observations", "rewards", "terminations", "truncations")
 
 
 def device_of(name: str | int) -> torch.device:
@@ -31,9 +30,8 @@ def device_of(name: str | int) -> torch.device:
 class TorchDevice:
     """The envs of a task in tensors.
 
-    On a CPU it writes into the caller's arrays.  On another device the outcome of a fragment stays there until its end.
-    Then each column that somebody reads is copied once, through pinned memory where that is CUDA's.  The host waits for
-    the device at that time only.  On a CPU it uses as many threads as torch is told.
+    On a CPU it writes into the caller's arrays, with as many threads as torch is told.  On another device the outcome
+    of a fragment stays there until its end: then each column that somebody reads is copied once.
     """
 
     def __init__(self, task: Task, device: str | int = "cpu") -> None:
@@ -42,15 +40,14 @@ class TorchDevice:
         self._indices = torch.arange(task.first_env, task.first_env + task.num_envs, device=self._device)
         self.put(new_table(task.num_envs))
 
-    def get(self) -> Table:
+    def get(self) -> Table[np.ndarray]:
         return Table(*(tensor.cpu().numpy() for tensor in self._table))
 
-    def put(self, table: Table) -> None:
+    def put(self, table: Table[np.ndarray]) -> None:
         self._table = Table(*(torch.from_numpy(array).to(self._device) for array in table))
 
     def rollout(self, actions: np.ndarray, columns: RolloutColumns) -> None:
-        wanted = {name: array for name in NAMES if (array := getattr(columns, name)) is not None}
-        wanted = {name: torch.from_numpy(array[: len(actions)]) for name, array in wanted.items()}
+        wanted = {name: torch.from_numpy(array[: len(actions)]) for name, array in columns.wanted().items()}
         outputs = wanted
         if not self._is_on_host:
             outputs = {name: torch.empty_like(column, device=self._device) for name, column in wanted.items()}
@@ -60,38 +57,29 @@ class TorchDevice:
             for name, output in outputs.items():
                 output[row].copy_(results[name])
         if not self._is_on_host:
-            self._bring(outputs, wanted)
+            for name, output in outputs.items():
+                wanted[name].copy_(output)
 
-    def _bring(self, outputs: dict[str, torch.Tensor], columns: dict[str, torch.Tensor]) -> None:
-        """Copy the outcome of a fragment to the host; wait for the device once."""
-        is_cuda = self._device.type == "cuda"
-        hosts = {name: output.to("cpu", non_blocking=is_cuda) for name, output in outputs.items()}  # torch pins them.
-        if is_cuda:
-            torch.cuda.current_stream(self._device).synchronize()
-        for name, host in hosts.items():
-            columns[name].copy_(host)
-
-    def _step(self, actions: torch.Tensor) -> dict[str, Any]:
+    def _step(self, actions: torch.Tensor) -> dict[str, torch.Tensor]:
         """Take one step with actions (num_envs,) of float64; return its outcome, by the names of columns."""
         states, steps, episodes, began = self._table
         x, x_dot, theta, theta_dot = states
-        x, x_dot, theta, theta_dot = single.moved(x, x_dot, theta, theta_dot, actions, self._task.is_semi_implicit)
+        x, x_dot, theta, theta_dot = cartpole.moved(x, x_dot, theta, theta_dot, actions, self._task.is_semi_implicit)
         states = torch.stack((x, x_dot, theta, theta_dot))
         steps += 1
-        terminations = single.is_outside(x, theta) & ~began
+        terminations = cartpole.is_outside(x, theta) & ~began
         truncations = (steps >= self._task.max_episode_steps) & ~began
         # On a CPU only these envs' numbers are drawn.  To know them, a host would have to wait for another device.
         places: Any = began.nonzero().flatten() if self._is_on_host else slice(None)
         if not self._is_on_host or len(places):
             steps.masked_fill_(began, 0)
             episodes += began
-            starts = self._starts(self._indices[places], episodes[places])
+            words = cartpole.philox(self._indices[places], episodes[places], 0, 0, *self.key)
+            starts = cartpole.start_value(torch.stack(words).double())
             states[:, places] = starts if self._is_on_host else torch.where(began, starts, states)
         self._table = Table(states, steps, episodes, terminations | truncations)
         rewards = 0.0 - terminations.double() if self._task.sutton_barto_reward else ~began
-        return dict(zip(NAMES, (states.T, rewards, terminations, truncations), strict=True))
+        return dict(zip(OUTCOME, (states.T, rewards, terminations, truncations), strict=True))
 
-    def _starts(self, indices: torch.Tensor, episodes: torch.Tensor) -> torch.Tensor:
-        zeros = torch.zeros_like(indices)
-        words = single.philox(indices, episodes, zeros, zeros, *self.key)
-        return single.start_value(torch.stack(words).double())
+
+make_envs = partial(cartpole.make_envs, TorchDevice)

@@ -9,18 +9,17 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-from mpi_rollout.core.clock import utc_now
-from mpi_rollout.errors import RolloutError
+from mpi_rollout.errors import RolloutError, UsageError
 from mpi_rollout.options import check_seconds
-from mpi_rollout.process.console import show
+from mpi_rollout.process.clock import utc_now
+from mpi_rollout.process.console import say, show
 from mpi_rollout.process.host import num_usable_cores
-from mpi_rollout.studies.compare.stepping import Turn
 from mpi_rollout.studies.compare.systems import Setup, System, chosen, systems_of
-from mpi_rollout.studies.jobs import JobFailed, JobRunner, stopping_on_signals
-from mpi_rollout.studies.plan import JobOptions, Options, check_least, check_packages, in_order, usable_launcher
-from mpi_rollout.studies.scaling_report import aligned
+from mpi_rollout.studies.compare.turn import Turn
+from mpi_rollout.studies.jobs import JobFailed, JobOptions, JobRunner, Options, check_scipy, in_order, usable_launcher
+from mpi_rollout.studies.machine import machine_facts, place_and_time
+from mpi_rollout.studies.report import aligned
 from mpi_rollout.studies.statistics import Interval, median_interval, ratio
-from mpi_rollout.studies.workplace import machine_facts, place_and_time, tell
 from mpi_rollout.text import counted
 
 NOTES = (
@@ -49,21 +48,20 @@ def measure(
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # Systems share the cores; pools of threads would use them all.
     given = json.dumps({"env": setup.env, "num_envs": setup.num_envs, "num_cores": setup.num_cores})
     failed = set()
-    with TemporaryDirectory() as folder, stopping_on_signals("the comparison") as stop:
-        runner = JobRunner(Path(folder), launcher, jobs.timeout_s, stop)
+    with TemporaryDirectory() as folder, JobRunner(Path(folder), jobs.timeout_s) as runner:
         for repeat, system in in_order(systems, jobs):
             if system.name in failed:
                 continue
             ranks = [*shlex.split(launcher), "-n", str(system.num_ranks)] if system.num_ranks else []
-            module = [*(["-m", "mpi4py"] if ranks else []), "-m", "mpi_rollout.studies.compare.point"]  # One ends all.
+            module = [*(["-m", "mpi4py"] if ranks else []), "-m", "mpi_rollout.studies.compare.turn"]  # One ends all.
             words = [system.maker, str(window_s), given, *(["rank"] if ranks else [])]
             command = [*ranks, pythons.get(system.needs, sys.executable), *module, *words]
             try:
-                printed = runner.run_command(command)
+                printed = runner.run(command)
                 yield Sample(system.name, repeat, Turn(**{name: printed[name] for name in Turn._fields}))
             except JobFailed as error:
                 failed.add(system.name)
-                tell(f"{system.title} failed: {error.headline}")
+                say(f"mpi_rollout: {system.title} failed: {str(error).splitlines()[0]}\n")
                 yield Sample(system.name, repeat, None, str(error))
 
 
@@ -76,9 +74,10 @@ def compare(
     """
     num_cores = num_usable_cores()
     num_ranks = num_cores if num_ranks is None else num_ranks
-    check_least("--ranks", num_ranks, 1)
+    if num_ranks < 1:
+        raise UsageError(f"--ranks must be at least 1, got {num_ranks}")
     check_seconds("--window-s", window_s)
-    check_packages()
+    check_scipy()
     systems, setup = chosen(names, systems_of(num_ranks, num_cores)), Setup(env, num_envs, num_cores)
     setup.make(0).close()  # What is wrong of the env is said once, and at once.
     reasons = {system: why for system in systems if (why := system.reason_to_skip(setup))}

@@ -14,7 +14,7 @@ from itertools import cycle
 from typing import Any
 
 from mpi_rollout.errors import UsageError
-from mpi_rollout.studies.compare.stepping import SEED, Stepper, count_rows, drawn_actions, of_loop, of_vector_env
+from mpi_rollout.studies.compare.turn import SEED, Stepper, count_rows, drawn_actions, of_loop, of_vector_env
 from mpi_rollout.text import counted
 
 INSTALLS = {"stable_baselines3": "'mpi_rollout[sb3]'", "envpool": "'mpi_rollout[envpool]'"}

@@ -36,7 +36,7 @@ def test_all_transitions_are_there_episode_after_episode(
     monkeypatch.setattr(d4rl, "BLOCK_NBYTES", block_nbytes)
     file = written(tmp_path, kind, SPACE)
     flat = exported(file)
-    with mpi_rollout.open(file) as data:
+    with mpi_rollout.open([file]) as data:
         episodes = {int(each.row["number"]): each for each in data.iter_episodes(selection.exported_rows(data))}
     seen = [episodes[number] for number in sorted(episodes)]
     parts = {

@@ -124,8 +124,8 @@ def test_envs_whose_episodes_do_not_fit_into_memory_are_read_in_groups(tmp_path:
     file = written(tmp_path, "complete")
     monkeypatch.setattr(selection, "RUNNING_NBYTES", 1)
     monkeypatch.setattr(reading, "SPAN_NBYTES", 1)
-    with mpi_rollout.open(file) as data:
-        assert len([*selection.groups_of(selection.exported_rows(data))]) == data.num_envs
+    with mpi_rollout.open([file]) as data:
+        assert len([*selection.groups_of(selection.exported_rows(data))]) == data.files[0].num_envs
     assert_same_data(exported(file, num_shares=2), file)
 
 
@@ -189,7 +189,7 @@ def test_the_metadata_name_the_oldest_minari_that_reads_it(tmp_path: Path, space
 
 
 def test_data_without_a_transition_are_refused(tmp_path: Path):
-    with mpi_rollout.open(written(tmp_path, "complete")) as data:
+    with mpi_rollout.open([written(tmp_path, "complete")]) as data:
         vars(data).update(episodes=data.episodes[:0], unfinished=data.episodes[:0])
         with pytest.raises(DataError, match="nothing to export"):
             selection.exported_rows(data)

@@ -39,31 +39,15 @@ def test_threads_do_all_that_the_other_backends_do():
     assert done.returncode == 0 and " passed" in done.stdout and "skipped" not in done.stdout, done.stdout
 
 
-def test_a_block_has_whole_warps_and_at_most_1024_threads():
+def test_a_device_has_whole_warps_a_number_and_gives_only_what_is_read():
     program = """
 for threads in (0, 1, 31, 48, 2048, 64.0):
     print(refusal(threads_per_block=threads))
 for threads in (32, 96, 1024):
-    make(threads_per_block=threads)"""
-    lines = printed(program)
-    for line, threads in zip(lines, ("0", "1", "31", "48", "2048", "64.0"), strict=True):
-        expected = "a multiple of 32" if threads == "48" else "an integer from 32 to 1,024"
-        assert line == f"threads_per_block of CartPole must be {expected}, got {threads}"
-
-
-def test_a_device_is_chosen_by_its_number():
-    program = """
+    make(threads_per_block=threads)
 print(make(device=0).reset()[0].shape)
-print(refusal(device=1))
-print(refusal(device="cuda"))"""
-    shape, *refusals = printed(program)
-    assert shape == "(2, 4)"
-    for line, device in zip(refusals, ("1", "'cuda'"), strict=True):
-        assert line == f"device of CartPole must be an integer from 0 to 0, got {device}"
-
-
-def test_only_what_is_read_leaves_the_device():
-    program = """
+for device in (1, "cuda"):
+    print(refusal(device=device))
 import numpy as np
 from numba.cuda.simulator.cudadrv.devicearray import FakeCUDAArray
 from mpi_rollout.envs.rollout import RolloutColumns
@@ -79,7 +63,14 @@ envs.rollout(np.ones((30, 40), int), RolloutColumns())
 print(copied)
 envs.rollout(np.ones((30, 40), int), RolloutColumns(rewards=rewards))
 print(copied, rewards.sum() > 0)"""
-    assert printed(program) == ["[]", "[(30, 40)] True"]
+    expected = [
+        f"threads_per_block of CartPole must be {what}, got {threads}"
+        for threads in ("0", "1", "31", "48", "2048", "64.0")
+        for what in ["a multiple of 32" if threads == "48" else "an integer from 32 to 1,024"]
+    ]
+    expected += ["(2, 4)"]
+    expected += [f"device of CartPole must be an integer from 0 to 0, got {device}" for device in ("1", "'cuda'")]
+    assert printed(program) == [*expected, "[]", "[(30, 40)] True"]
 
 
 def has_gpu() -> bool:

@@ -8,8 +8,8 @@ import pytest
 from slurm_cluster import NODES
 from submissions import SCRIPTS, Submissions, one_mpi, with_srun
 
-from mpi_rollout.studies.samples import Point
-from mpi_rollout.studies.study import StudyFile, read_study
+from mpi_rollout.studies.study import Point
+from mpi_rollout.studies.study_file import StudyFile, read_study
 
 RANKS = (1, 2, 3)
 # One step a job: what counts is which jobs there are, not what they measure.

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from jobs import Job, assert_same_bytes, datasets
 
-from mpi_rollout.core import clock as clock_module
-from mpi_rollout.core.clock import (
+from mpi_rollout.errors import UsageError
+from mpi_rollout.process import clock as clock_module
+from mpi_rollout.process.clock import (
     AHEAD_S,
     ASK_AGAIN_S,
     ASK_EVERY_S,
@@ -19,7 +20,6 @@ from mpi_rollout.core.clock import (
     process_start,
     seconds_of,
 )
-from mpi_rollout.errors import UsageError
 
 pytestmark = pytest.mark.any_mpi
 

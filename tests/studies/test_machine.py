@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mpi_rollout.errors import UsageError
-from mpi_rollout.studies.workplace import claimed, job_folder
+from mpi_rollout.studies.machine import claimed, job_folder
 
 
 @pytest.fixture

@@ -1,10 +1,14 @@
 """A turn of a system: it resets, warms up, and steps for a window.
 
-Another Python may run this, with an old Gymnasium, for `benchmarks/`: it needs NumPy alone.
+`python -m mpi_rollout.studies.compare.turn MAKER WINDOW_S SETUP [rank]` takes one, and prints it as a line of JSON; the
+fourth word says that it is a rank of a job.  Another Python may run this, with an old Gymnasium, for `benchmarks/`.
 """
 
+import json
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from itertools import cycle
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -14,6 +18,7 @@ import numpy as np
 SEED = 0  # Of the reset: env i has SEED + i.
 NUM_ACTIONS = 64  # Steps for which actions are drawn; they are used in turn.
 WARM_UP_SHARE = 0.1  # Of the window.
+START_S = 60.0  # For all ranks to start.
 LOOK_S, MOST_PER_LOOK = 0.001, 64  # Between two looks at the clock, which takes 1 % of a CartPole's step.
 
 
@@ -94,3 +99,34 @@ def of_loop(envs: Sequence[Any], actions: Sequence[Sequence[object]], first_env:
         return len(steps)
 
     return Stepper(reset, sweep)
+
+
+def main(maker: str, window_s: str, given: str, is_rank: str = "") -> None:
+    """Make the envs of a setup, take the turn, close them, and print it."""
+    from mpi_rollout.studies.compare.systems import Setup
+
+    comm, place = None, dict[str, Any]()
+    if is_rank:
+        from mpi_rollout.exchange import world
+
+        world.start_mpi_on_all_ranks(START_S)
+        comm = world.comm_world()
+        place = {"rank": comm.rank, "size": comm.size}
+    module, _, function = maker.partition(":")
+    with getattr(import_module(module), function)(Setup(**json.loads(given), **place)) as stepper:
+        turn = None if stepper is None else stepper.take_turn(float(window_s))
+    turns = [turn] if comm is None else comm.gather(turn)
+    if turns is not None:
+        print(json.dumps({"complete": True, **summed(turns)._asdict()}))
+
+
+def summed(turns: Sequence[Turn | None]) -> Turn:
+    """Sum up the rates of turns at the same time, which end at different times; None is a rank that only served."""
+    taken = [turn for turn in turns if turn is not None]
+    seconds = max(turn.seconds for turn in taken)
+    env_steps = sum(turn.env_steps / turn.seconds for turn in taken) * seconds
+    return Turn(max(turn.reset_s for turn in taken), round(env_steps), seconds)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from mpi_rollout.core.column_types import mask_name, read_type
-from mpi_rollout.core.info_columns import flat_mask, typed_leaves, types_in, with_masks
-from mpi_rollout.core.info_types import checked_types, read_types
+from mpi_rollout.core.column_types import checked_types, flat_mask, mask_name, read_type, read_types, types_in
+from mpi_rollout.core.columns import typed_leaves, with_masks
 from mpi_rollout.core.spaces import Leaf
 from mpi_rollout.errors import UsageError, as_flag
 

@@ -3,10 +3,10 @@
 import math
 from collections.abc import Sequence
 
-from mpi_rollout.studies.analysis import Analysis, PointFigures, analyses
-from mpi_rollout.studies.statistics import Fit, NoFit, serial_fraction
-from mpi_rollout.studies.study import StudyFile
-from mpi_rollout.studies.workplace import place_and_time
+from mpi_rollout.studies.figures import Analysis, PointFigures, analyses
+from mpi_rollout.studies.machine import place_and_time
+from mpi_rollout.studies.statistics import Fit, NoFit
+from mpi_rollout.studies.study_file import StudyFile
 from mpi_rollout.text import counted
 
 QUIET = 0.9  # Of a core: ranks spin while they wait, so on a quiet machine they have all of it.
@@ -27,48 +27,39 @@ def lines(file: StudyFile) -> list[str]:
     """Return all of it."""
     several = analyses(file)
     text = [title(file), _base(file, several[0]), ""]
-    some = [analysis for analysis in several if analysis.points]
-    for analysis in some:
-        text += [f"{analysis.label}:"] * (len(several) > 1) + [*table(analysis.points), ""]
-    text += [*notes(some), *_parts_note(file)] if some else []
-    for analysis in some:
-        text += [f"{analysis.label}:"] * (len(several) > 1)
-        text += [_fit_line(name, law) for name, law in analysis.fits.items()]
-        text.append(cause(analysis.fit_points))
-    failed = [job for job in file.samples if job.error]
-    return text + [f"failed: {job.point}: {job.error.splitlines()[0]}" for job in failed]
+    some = [(analysis, [f"{analysis.label}:"] * (len(several) > 1)) for analysis in several if analysis.points]
+    for analysis, label in some:
+        text += [*label, *aligned([COLUMNS, *map(_cells, analysis.points)]), ""]
+    if some:
+        text += notes([analysis for analysis, _ in some])
+        if " --only " in file.origin["command"]:
+            text.append(
+                "each number of ranks was measured by a command of its own, not in turns with the others: what differs "
+                "between their nodes or hours is not in the ranges"
+            )
+    for analysis, label in some:
+        text += [*label, *(_fit_line(name, law) for name, law in analysis.fits.items()), cause(analysis.fit_points)]
+    return text + file.failures
 
 
 def title(file: StudyFile) -> str:
     """Say what was measured where and when."""
     study = file.study
     size = f"{counted(study.size, 'env')} {'in all' if study.kind == 'strong' else 'per rank'}"
-    libraries = [job.mpi_library for job in file.samples]
-    where = place_and_time(hosts(file), file.facts, libraries, file.origin["started"])
+    used = {host for job in file.samples for host in job.hosts.split(", ") if host}
+    hosts = f"{len(used)} hosts such as {min(used)}" if len(used) > 1 else min(used, default=file.origin["host"])
+    where = place_and_time(hosts, file.facts, [job.mpi_library for job in file.samples], file.origin["started"])
     steps = counted(study.run["num_steps"], "step") + " a job"
     if study.lengths != ("1",):
         steps += f", fragments of {', '.join(study.lengths)}"
     return f"{study.kind} scaling of {study.env_name}, {size}, {steps}: {where}"
 
 
-def hosts(file: StudyFile) -> str:
-    """Say where its jobs ran."""
-    used = {host for job in file.samples for host in job.hosts.split(", ") if host}
-    return f"{len(used)} hosts such as {min(used)}" if len(used) > 1 else min(used, default=file.origin["host"])
-
-
 def _base(file: StudyFile, analysis: Analysis) -> str:
     if analysis.base is None:
         return "no base case, so no speed-ups: no job of one rank gave a result"
-    return (
-        f"base case: {file.study.base_case}: {analysis.base.shown(',.0f')} env steps/s "
-        f"(median of {counted(analysis.num_base_jobs, 'job')})"
-    )
-
-
-def table(points: list[PointFigures]) -> list[str]:
-    """Return one line for each number of ranks, below a line of names."""
-    return aligned([COLUMNS, *map(_cells, points)])
+    jobs = counted(analysis.num_base_jobs, "job")
+    return f"base case: {file.study.base_case}: {analysis.base.shown(',.0f')} env steps/s (median of {jobs})"
 
 
 def _cells(point: PointFigures) -> tuple[str, ...]:
@@ -114,16 +105,6 @@ def notes(several: list[Analysis]) -> list[str]:
     return text + disturbance(several)
 
 
-def _parts_note(file: StudyFile) -> list[str]:
-    """Return a line if each number of ranks was measured at a time, and maybe on nodes, of its own."""
-    if " --only " not in file.origin["command"]:
-        return []
-    return [
-        "each number of ranks was measured by a command of its own, not in turns with the others: what differs between "
-        "their nodes or hours is not in the ranges"
-    ]
-
-
 def disturbance(several: list[Analysis]) -> list[str]:
     """Return a line if ranks that should have had cores of their own, and never sleep to wait, had less."""
     points = [point for analysis in several for point in analysis.fit_points]
@@ -142,7 +123,7 @@ def _fit_line(name: str, law: Fit | NoFit) -> str:
         return f"{title}: no fit: {law}"
     checked = f"within {100 * law.worst_error:.1f} %; the largest, held out, {100 * law.held_out_error:+.1f} %"
     if name != "exchange":
-        return f"{title}: serial fraction {serial_fraction(law):.4f} ({checked})"
+        return f"{title}: serial fraction {law.serial_fraction:.4f} ({checked})"
     root_s, alpha_s, beta_s = law.coefficients
     text = f"{title}: {root_s * 1e6:.1f} us + {alpha_s * 1e6:.1f} us per message + {beta_s * 1e9:.3f} ns per byte"
     doubt = "; a negative part means that these points do not tell the parts apart" * (min(law.coefficients) < 0)

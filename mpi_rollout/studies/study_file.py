@@ -1,0 +1,195 @@
+"""The file of a study: what was asked, the machine and the program, and every sample.
+
+It is JSON, with a digest.  It is written anew after each job and then put in the place of the one before, so it is
+never half written.  A study may be measured in parts, as batch jobs of their own do: the file of a part is one of the
+whole study with the samples of one number of ranks, in the folder `<out>.parts`.
+"""
+
+import hashlib
+import json
+import os
+from dataclasses import asdict, dataclass, is_dataclass, replace
+from pathlib import Path
+from typing import Any, get_args, get_origin, get_type_hints
+
+from mpi_rollout.config import RolloutConfig
+from mpi_rollout.errors import ContentError, DataError, StorageError, UsageError
+from mpi_rollout.stored_config import difference, read_config, renamed
+from mpi_rollout.studies.machine import Facts
+from mpi_rollout.studies.study import Point, Sample, Study
+from mpi_rollout.text import first_line
+
+FORMAT, FORMAT_VERSION = "mpi_rollout-study", 1
+
+
+@dataclass(frozen=True)
+class StudyFile:
+    """A study with its samples.
+
+    `facts` of machine and program (`machine_facts`) are those of all samples; `origin` has command, host and time
+    (started) of the first start.
+    """
+
+    study: Study
+    facts: Facts
+    origin: dict[str, str]
+    samples: tuple[Sample, ...] = ()
+
+    @property
+    def done(self) -> set[Point]:
+        return {sample.point for sample in self.samples}
+
+    @property
+    def failed(self) -> set[Point]:
+        return {sample.point for sample in self.samples if sample.error}
+
+    @property
+    def failures(self) -> list[str]:
+        """A line for each job that failed."""
+        return [f"failed: {each.point}: {each.error.splitlines()[0]}" for each in self.samples if each.error]
+
+    def of(self, points: set[Point]) -> "StudyFile":
+        """Return it with the samples of these points alone."""
+        return replace(self, samples=tuple(sample for sample in self.samples if sample.point in points))
+
+    def differences(self, now: "StudyFile") -> list[str]:
+        """Say what this one has otherwise than another, in the words of the command line."""
+        pairs = zip(_asked(self), _asked(now), strict=True)
+        differing = [f"{name} was {before}, is {value}" for (_, before), (name, value) in pairs if before != value]
+        for name, value in now.study.run.items():
+            # A study that was begun before there was an option has its default.
+            before = self.study.run.get(name, getattr(RolloutConfig, name, None))
+            differing += [difference(name, before, value, str)] * (before != value)
+        facts = [(name, self.facts.get(name), value) for name, value in now.facts.items()]
+        words = "{} was {}, is {}".format
+        return differing + [
+            words(name.replace("_", " "), before or "unknown", value or "unknown")
+            for name, before, value in facts
+            if before != value
+        ]
+
+    def write(self, path: str, updated: str) -> None:
+        """Write it to the disk, in the place of what was there; StorageError leaves that as it was."""
+        contents: dict[str, Any] = {"format": FORMAT, "format_version": FORMAT_VERSION, "updated": updated}
+        contents |= {"base_case": self.study.base_case, **asdict(self)}
+        contents["digest"] = _digest(contents)
+        new = Path(f"{path}.new")
+        try:
+            with new.open("w") as file:
+                json.dump(contents, file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(new, path)
+        except OSError as error:
+            raise StorageError(f"--out {path}: cannot write {new}: {error.strerror}") from error
+        finally:
+            new.unlink(missing_ok=True)
+
+
+def _asked(file: StudyFile) -> list[tuple[str, str]]:
+    """Return what a study was asked besides its run, in the words of the command line."""
+    study, jobs = file.study, file.study.jobs
+    return [
+        ("the kind", study.kind),
+        (study.size_option, str(study.size)),
+        ("--ranks", ",".join(map(str, study.num_ranks))),
+        ("--fragment-length", ",".join(study.lengths)),
+        *((f"--{name.replace('_', '-')}", str(getattr(jobs, name))) for name in ("repeats", "order_seed", "launcher")),
+    ]
+
+
+def _digest(contents: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(contents, sort_keys=True).encode()).hexdigest()
+
+
+def read_study(path: str) -> StudyFile:
+    """Read a file of a study; DataError if it is none, of an unknown version, or not as it was written."""
+    try:
+        with open(path, "rb") as file:
+            contents = json.loads(file.read())
+    except OSError as error:
+        raise DataError(f"{path}: {(error.strerror or str(error)).lower().replace(' or directory', '')}") from error
+    except (ValueError, RecursionError) as error:
+        raise DataError(
+            f"{path} is no study, which is a file of JSON; if it is a rollout, `python -m mpi_rollout inspect "
+            f"{path} --plot PNG` draws it"
+        ) from error
+    if not isinstance(contents, dict) or contents.get("format") != FORMAT:
+        raise DataError(f"{path} is no study of mpi_rollout; move it away or use another --out")
+    version = contents.get("format_version")
+    if version != FORMAT_VERSION:
+        raise DataError(f"{path} has format version {version}, this program knows {FORMAT_VERSION}")
+    try:
+        return _checked(path, contents)
+    except (ContentError, UsageError, AttributeError, KeyError, TypeError, ValueError) as error:
+        raise DataError(f"{path} is not a readable file of a study: {first_line(error)}") from error
+
+
+def _checked(path: str, contents: dict[str, Any]) -> StudyFile:
+    if contents.pop("digest", None) != _digest(contents):
+        raise ContentError("what it holds is not what was written: its digest does not fit")
+    stored = {name: contents[name] for name in ("study", "facts", "origin", "samples")}
+    stored["study"]["run"] = renamed(stored["study"]["run"])
+    file: StudyFile = _decoded(stored, StudyFile)
+    if missing := {"cpu_model", "num_cores", "command", "host", "started"} - {*file.facts, *file.origin}:
+        raise ContentError(f"it has no {min(missing)}")
+    read_config(json.dumps(file.study.run), path)  # Each of its jobs has these.
+    return file
+
+
+def _decoded(value: Any, kind: Any) -> Any:
+    """Return a value from JSON as one of this type; TypeError or ValueError if it is none."""
+    if is_dataclass(kind):
+        kinds = get_type_hints(kind)
+        return kind(**{name: _decoded(part, kinds.get(name, object)) for name, part in value.items()})  # type: ignore[operator]
+    if get_origin(kind) is tuple:
+        kinds_of_parts = get_args(kind)
+        if kinds_of_parts[-1] is ...:
+            kinds_of_parts = kinds_of_parts[:1] * len(value)
+        return tuple(_decoded(part, own) for part, own in zip(value, kinds_of_parts, strict=True))
+    if not isinstance(value, (get_origin(kind) or kind, int) if kind is float else get_origin(kind) or kind):
+        raise TypeError(f"{value!r:.80} should be {kind.__name__}")
+    return value
+
+
+def check_same_study(path: str, stored: StudyFile, now: StudyFile) -> None:
+    """Refuse to go on with another study, or with this one on another machine or by another program."""
+    if differing := stored.differences(now):
+        raise UsageError(
+            f"--out {path}: it is of another study: {'; '.join(differing)}; give the same to continue it, "
+            "or use another --out"
+        )
+
+
+def part_of(out: str, num_ranks: int) -> str:
+    """Return the file of one number of ranks, of the study in the file `out`."""
+    return f"{out}.parts/{num_ranks}.json"
+
+
+def gathered(out: str) -> StudyFile | None:
+    """Put together what all files of a study hold; None if there are no files.
+
+    Of a point that two files have, the first one's sample is taken: a part's before the whole's.  DataError if they
+    are not of one study on machines of one kind, or one cannot be read.
+    """
+    parts = sorted(Path(f"{out}.parts").glob("*.json"), key=lambda path: (len(path.name), path.name))
+    paths = [*map(str, parts), *[out] * os.path.lexists(out)]
+    files = [_read_part(path) for path in paths]
+    if not files:
+        return None
+    for path, file in zip(paths, files, strict=True):
+        if differing := files[0].differences(file):
+            raise DataError(
+                f"{paths[0]} and {path} cannot be put together: {'; '.join(differing)}; remove one of them and measure "
+                "it again like the others (under SLURM, --constraint chooses nodes of one kind)"
+            )
+    first = min(files, key=lambda file: file.origin["started"])
+    by_point = {sample.point: sample for file in reversed(files) for sample in file.samples}
+    return replace(first, samples=tuple(sorted(by_point.values(), key=lambda sample: sample.started)))
+
+
+def _read_part(path: str) -> StudyFile:
+    try:
+        return read_study(path)
+    except DataError as error:
+        raise DataError(f"{error}; move it away, and the command that began the study measures it again") from error
