@@ -109,7 +109,7 @@ class ActionReader:
                 raise ActionError(f"step {step + index}: {error}") from error
 
     def _take_from(self, actions: object, num_envs: int) -> Callable[[Leaf, Tree], object]:
-        """Return a function that takes a leaf out of actions.  A tuple that Gymnasium can read as batches is batches."""
+        """Return a function that takes a leaf out of actions.  A tuple that Gymnasium reads as batches is batches."""
         if isinstance(actions, list | tuple):
             if isinstance(self._space, spaces.Dict):
                 return _of_each
