@@ -32,7 +32,7 @@ def _command(launcher: str, study: Study, point: Point, folder: Path) -> list[st
 
 
 def commands_of(study: Study, points: Sequence[Point], folder: Path) -> dict[Point, str]:
-    """Return what `--dry-run` prints: the commands of jobs, for a shell."""
+    """Return the lines of `--dry-run`: the commands of jobs, for a shell."""
     launcher = find_launcher(study.jobs.launcher) or "mpirun"
     return {point: shlex.join(_command(launcher, study, point, folder)) for point in points}
 

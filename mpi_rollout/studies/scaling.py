@@ -46,7 +46,7 @@ class Task:
         check_folder(self.out)
 
     def start(self, stored: StudyFile | None, now: StudyFile) -> StudyFile:
-        """Return what is stored of this study, without what is to be done again, or `now` if nothing is.
+        """Return the stored study without the points that are to be done again, or `now` if nothing is stored.
 
         UsageError if it is of another study than `now`.
         """

@@ -87,7 +87,7 @@ class StudyFile:
 
 
 def _asked(file: StudyFile) -> list[tuple[str, str]]:
-    """Return what a study was asked besides its run, in the words of the command line."""
+    """Return the options of a study besides those of its run, in the words of the command line."""
     study, jobs = file.study, file.study.jobs
     return [
         ("the kind", study.kind),
