@@ -147,12 +147,14 @@ def test_a_file_of_this_version_needs_its_list(tmp_path: Path):
         verify(quiet, str(path))
 
 
-def test_a_changed_list_is_found(tmp_path: Path):
-    path = written(tmp_path, "complete")
+@pytest.mark.parametrize(("name", "column"), [("chunks", "crc32"), ("commits", "num_steps"), ("commits", "num_chunks")])
+@pytest.mark.parametrize("state", ["complete", "ended"])
+def test_a_changed_list_is_found(tmp_path: Path, state: str, name: str, column: str):
+    path = written(tmp_path, state)
     with h5py.File(path, "r+") as file:
-        rows = file["chunks"][...]
-        rows["crc32"][3] += 1
-        file["chunks"][...] = rows
+        rows = file[name][...]
+        rows[column][1] += 2**20
+        file[name][...] = rows
     with pytest.raises(DataError, match="its list of chunks is not what was written: the digest does not fit"):
         verify(quiet, str(path))
 
