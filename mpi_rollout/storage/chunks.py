@@ -38,13 +38,7 @@ FEW_CHUNKS = 512  # HDF5 looks through them in a tenth of a millisecond.
 
 
 class FileWriter:
-    """Appends to all datasets of a new file, and commits.
-
-    Attributes
-    ----------
-    columns, tables
-        What appends to each: by names below /trajectories, and by paths.
-    """
+    """Appends to all datasets of a new file, and commits: columns by names below /trajectories, tables by paths."""
 
     def __init__(self, file: h5py.File):
         self.file, self._list = file, ChunkList(file)
