@@ -60,12 +60,10 @@ class StudyFile:
             # A study that was begun before there was an option has its default.
             before = self.study.run.get(name, getattr(RolloutConfig, name, None))
             differing += [difference(name, before, value, str)] * (before != value)
-        facts = [(name, self.facts.get(name), value) for name, value in now.facts.items()]
-        words = "{} was {}, is {}".format
         return differing + [
-            words(name.replace("_", " "), before or "unknown", value or "unknown")
-            for name, before, value in facts
-            if before != value
+            f"{name.replace('_', ' ')} was {self.facts.get(name) or 'unknown'}, is {value or 'unknown'}"
+            for name, value in now.facts.items()
+            if self.facts.get(name) != value
         ]
 
     def write(self, path: str, updated: str) -> None:
