@@ -179,7 +179,7 @@ def rehearse(config: RolloutConfig, num_ranks: int) -> str:
         As `run`.
     """
     from mpi_rollout.storage.output import check_output
-    from mpi_rollout.storage.schema import check_free_space
+    from mpi_rollout.storage.ownership import check_free_space
 
     with as_refusals():
         seed_global_generators(config.seed, world.ROOT)

@@ -30,7 +30,7 @@ from mpi_rollout.envs.env_maker import EnvMaker, make_slice, maker_of
 from mpi_rollout.envs.faults import raised_at
 from mpi_rollout.envs.loop import LoopVectorEnv
 from mpi_rollout.errors import DataError, EnvError, RolloutError, UsageError
-from mpi_rollout.storage.structure import committed_resets
+from mpi_rollout.storage.checked_file import committed_resets
 from mpi_rollout.storage.untrusted import open_unmarked
 from mpi_rollout.text import counted, words_of
 

@@ -26,8 +26,8 @@ from mpi_rollout.envs.loop import LoopVectorEnv
 from mpi_rollout.envs.native import NativeVectorEnv
 from mpi_rollout.envs.replaying import Past
 from mpi_rollout.errors import DataError, EnvError, RolloutError, UsageError
+from mpi_rollout.storage.checked_file import committed_episodes, committed_resets, reproducibility_of
 from mpi_rollout.storage.schema import is_recording, leaf_datasets
-from mpi_rollout.storage.structure import committed_episodes, committed_resets, reproducibility_of
 from mpi_rollout.storage.untrusted import OpenFile, open_unmarked, parsed
 from mpi_rollout.stored_config import read_config
 from mpi_rollout.text import counted, words_of

@@ -14,8 +14,7 @@ from mpi_rollout.commands import style
 from mpi_rollout.commands.inspection import PHASES
 from mpi_rollout.storage.checked_file import CheckedFile, checked
 from mpi_rollout.storage.schema import INTERVAL, LIMIT, RANK, is_recording
-from mpi_rollout.storage.structure import steadily
-from mpi_rollout.storage.untrusted import Tell, count, number, parsed, text
+from mpi_rollout.storage.untrusted import Tell, count, number, parsed, steadily, text
 from mpi_rollout.text import counted
 
 if TYPE_CHECKING:

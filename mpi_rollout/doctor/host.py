@@ -71,7 +71,7 @@ def examine_host(report: Reporter, folder: str, env_id: str | None) -> None:
 
 def judge_hdf5() -> Iterator[Finding]:
     """Name the versions of h5py and HDF5."""
-    from mpi_rollout.storage.probe import libraries
+    from mpi_rollout.storage.schema import libraries
 
     versions = libraries()
     yield Finding("HDF5", f"h5py {versions['h5py']}, HDF5 {versions['hdf5']}")
@@ -274,7 +274,7 @@ def judge_locks(folder: str) -> Finding:
 
 def judge_reading(folder: str) -> Finding:
     """Check whether another process can read an HDF5 file while it is written, as `inspect` does."""
-    from mpi_rollout.storage.probe import why_not_followed
+    from mpi_rollout.storage.sandbox import why_not_followed
 
     with tempfile.TemporaryDirectory(prefix=".mpi_rollout-doctor-", dir=folder) as probe:
         try:

@@ -10,7 +10,6 @@ from mpi_rollout.core.spaces import leaves
 from mpi_rollout.drive.driver import Driver
 from mpi_rollout.drive.lanes import Lane
 from mpi_rollout.exchange.orders import actions_nbytes
-from mpi_rollout.process.host import check_length
 
 SLOT_NBYTES = 2**20  # Of a rank: a slot in its core's cache moves in half of the time that a larger one takes.
 ALL_SLOTS_NBYTES = 2**28  # Of the root, for all ranks.
@@ -42,15 +41,7 @@ def auto_length(row_nbytes: int, num_ranks: int, counts_only: bool = False) -> i
 
 
 class FragmentLengths:
-    """How many steps the next fragment of a lane has.
-
-    Parameters
-    ----------
-    most
-        The largest number.
-    seconds
-        How long a fragment may take; None is no limit.
-    """
+    """How many steps the next fragment of a lane has: at most `most`, and no more than take `seconds`."""
 
     def __init__(self, most: int = 1, seconds: float | None = FRAGMENT_S):
         self.most, self._seconds, self.longest = most, seconds, 1
@@ -77,13 +68,7 @@ class FragmentLengths:
 
 
 def prepare_lengths(config: RolloutConfig, driver: Driver) -> FragmentLengths:
-    """Choose how long the fragments of a run are, and have slots hold them.
-
-    Raises
-    ------
-    UsageError
-        They would be too long.
-    """
+    """Choose how long the fragments of a run are, and have slots hold them; UsageError if they are too long."""
     exchange = max((lane.exchange for lane in driver.lanes), key=lambda exchange: exchange.layout.nbytes)
     row_nbytes, num_ranks = exchange.layout.nbytes, driver.exchanges.num_slots
     asked, seconds = config.fragment_length, FRAGMENT_S if config.fragment_length == AUTO else None
@@ -96,7 +81,7 @@ def prepare_lengths(config: RolloutConfig, driver: Driver) -> FragmentLengths:
         length = 1 if is_by_order else min(auto, config.num_steps)
     else:
         length = min(int(asked), config.num_steps)
-        check_length(f"--fragment-length {asked}", length, row_nbytes, num_ranks, exchange.order.nbytes)
+        driver.check_room(f"--fragment-length {asked}", length)
     if length > 1:
         driver.make_room(length)
     return FragmentLengths(length, seconds)

@@ -68,12 +68,8 @@ class RandomPolicy:
     def by_masks(self, step: int, env_indices: np.ndarray, packed: np.ndarray) -> np.ndarray:
         """Return actions of some envs in a step that their masks allow, all equally likely.
 
-        As with Gymnasium's `sample(mask=...)`, it is the first action where nothing is allowed.
-
-        Parameters
-        ----------
-        packed
-            The masks of these envs as bits, eight to a byte.
+        As with Gymnasium's `sample(mask=...)`, it is the first action where nothing is allowed.  The masks are
+        `packed`, eight bits to a byte.
         """
         counts, (low, _) = mask_sizes(self._space), bounds_of(self._space)
         if self._uniforms is None:

@@ -56,13 +56,7 @@ class Stored(NamedTuple):
 
 
 def tensors_of(stored: dict[str, Stored], members: dict[str, bytes], folder: str) -> dict[str, torch.Tensor]:
-    """Return tensors by their names, in the memory that they share.
-
-    Raises
-    ------
-    UsageError
-        A member does not hold its tensors, or has two dtypes: each would take the memory once more.
-    """
+    """Return tensors by their names, in the memory that they share; of one dtype, or it would take the memory twice."""
     dtypes = {entry.key: entry.dtype for entry in stored.values()}
     if any(dtypes[entry.key] != entry.dtype for entry in stored.values()):
         raise damaged("tensors of two dtypes are in one memory")
@@ -94,13 +88,7 @@ def _view_of(memory: torch.Tensor, stored: Stored) -> torch.Tensor:
 
 
 def read_weights(content: bytes, file_bytes: int) -> dict[str, torch.Tensor]:
-    """Read a state dict that `torch.save` has written into a file of this size.
-
-    Raises
-    ------
-    UsageError
-        It has more than tensors, or is far larger than its file.
-    """
+    """Read a state dict that `torch.save` wrote into a file of this size; UsageError if it has more than tensors."""
     if not content.startswith(b"PK"):
         raise damaged("or written by torch 1.5 or older")
     members = without_folder(members_of(content, file_bytes))

@@ -9,7 +9,7 @@ from gymnasium.vector import AutoresetMode
 from mpi_rollout.config import RolloutConfig
 from mpi_rollout.core.layout import Block
 from mpi_rollout.core.seeding import seeds_of_episodes
-from mpi_rollout.storage.file_chunks import FileChunks
+from mpi_rollout.storage.chunk_reader import FileChunks
 from mpi_rollout.storage.schema import EPISODE, RESET
 
 ROWS_AT_A_TIME = 2**13
@@ -143,10 +143,7 @@ class EpisodeTable:
         self._held = np.concatenate([self._held, rows])
 
     def _take_faults(self, env: np.ndarray, end: np.ndarray, stop: int) -> np.ndarray:
-        """Tell for each of some envs whether its episode that ends in step `end` ends by a fault.
-
-        Faults of the steps before `stop` are not needed any more.
-        """
+        """Tell which episodes, of these envs and last steps, end by a fault; forget faults before step `stop`."""
         if not self._faults:
             return np.zeros(len(env), np.bool_)
         num_envs = len(self._start)
@@ -223,12 +220,9 @@ def make_table(
     faults: np.ndarray | None = None,
     resets: np.ndarray | None = None,
 ) -> EpisodeTable:
-    """Make the empty table of a run with this configuration; it knows of some rows of /faults and /resets.
+    """Make the empty table of a run; it knows of these rows of /faults and /resets.
 
-    Parameters
-    ----------
-    attributes
-        Of the root group.  Files of older versions do not say whether episodes have seeds: those of loops have.
+    Files of older versions do not say in their attributes whether episodes have seeds: those of loops have.
     """
     has_seeds = bool(np.all(np.asarray(attributes.get("has_episode_seeds", config.vectorization_mode == "sync"))))
     table = EpisodeTable(config.num_envs, config.seed if has_seeds else None, num_reset_rows_of(attributes))
@@ -257,10 +251,7 @@ def stored_results(stored: FileChunks, num_steps: int, nbytes: int = 2**22, firs
 def first_impossible(rows: np.ndarray, num_steps: int, num_envs: int, to_next: int) -> int | None:
     """Return the first row that cannot be an episode of so many steps: it goes beyond them, or into another one.
 
-    Parameters
-    ----------
-    to_next
-        Rows that are at least between two episodes of an env.
+    At least `to_next` rows are between two episodes of an env.
     """
     free = np.zeros(num_envs, np.int64)  # From where on each env may have another episode.
     for first in range(0, len(rows), ROWS_AT_A_TIME):

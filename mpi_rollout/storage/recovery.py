@@ -17,7 +17,6 @@ from mpi_rollout.storage.episodes import EpisodeTable, make_table, stored_result
 from mpi_rollout.storage.ownership import free_space, give_name
 from mpi_rollout.storage.schema import (
     FAULT,
-    FORMAT_VERSION,
     INTERVAL,
     LATER_ATTRIBUTES,
     LIMIT,
@@ -26,7 +25,6 @@ from mpi_rollout.storage.schema import (
     fault_row,
     leaf_datasets,
 )
-from mpi_rollout.storage.structure import expected_leaves
 from mpi_rollout.storage.untrusted import Tell, count, number
 from mpi_rollout.storage.values import ValueChecks
 from mpi_rollout.storage.verification import verify
@@ -68,16 +66,9 @@ def recover(tell: Tell, path: str, new_path: str, temporary: str, num_steps: int
 def schema_of(file: h5py.File) -> Schema:
     """Return the schema of a file that continues this one, with the columns that this version has."""
     attributes = {name: value for name, value in file.attrs.items() if name not in LATER_ATTRIBUTES}
-    config = read_config(file.attrs["config"], str(file.filename))
-    datasets = leaf_datasets(file["trajectories"])
-    named = {
-        name: np.broadcast_to(
-            np.zeros((), leaf.dtype),
-            (datasets.get(name, datasets["rewards"]).chunks[0], config.num_envs, *leaf.shape),
-        )
-        for name, leaf in expected_leaves(attributes, FORMAT_VERSION).items()
-    }
-    return Schema(attributes, named, len(file["throughput/ranks"]), config.compression)
+    config, columns = read_config(file.attrs["config"], str(file.filename)), leaf_datasets(file["trajectories"])
+    num_rows = max(dataset.chunks[0] for dataset in columns.values())
+    return Schema(attributes, config, num_rows, len(file["throughput/ranks"]))
 
 
 def _fill(source: CheckedFile, destination: FileWriter, tell: Tell) -> None:

@@ -11,7 +11,7 @@ from jobs import assert_same_bytes
 from written_data import IMAGES, LARGE_ROWS, SMALL, Feed, ending
 
 from mpi_rollout.storage.chunks import ChunkWriter, TableWriter
-from mpi_rollout.storage.codecs import PLUGINS, compression_of
+from mpi_rollout.storage.filters import PLUGINS, compression_of
 from mpi_rollout.storage.recovery import recover
 from mpi_rollout.storage.schema import leaf_datasets
 from mpi_rollout.storage.verification import verify

@@ -13,12 +13,11 @@ from gymnasium import spaces
 from written_data import Feed, ending, quiet
 
 from mpi_rollout.storage import recovery, verification
-from mpi_rollout.storage.checked_file import checked
+from mpi_rollout.storage.checked_file import checked, committed_episodes
 from mpi_rollout.storage.chunks import FileWriter
 from mpi_rollout.storage.episodes import stored_results
 from mpi_rollout.storage.recovery import copy_prefix, schema_of
 from mpi_rollout.storage.schema import EPISODE
-from mpi_rollout.storage.structure import committed_episodes
 from mpi_rollout.storage.verification import verify
 from mpi_rollout.storage.writer import Writer
 

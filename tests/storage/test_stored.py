@@ -107,8 +107,7 @@ def lengthen(rows: np.ndarray) -> None:
     rows["length"][rows["terminated"]] += 1
 
 
-@pytest.mark.parametrize("state", ["complete", "ended"])
-@pytest.mark.parametrize("change", [zero, lengthen])
+@pytest.mark.parametrize(("state", "change"), [("complete", zero), ("ended", lengthen)])
 def test_episodes_that_cannot_be_are_refused_by_every_reader(
     job: Job, state: str, change: Callable[[np.ndarray], None]
 ):

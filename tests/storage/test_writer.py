@@ -21,10 +21,9 @@ from written_data import IMAGES, LARGE_ROWS, PLAIN, RESULTS, SMALL, Feed, digest
 
 from mpi_rollout.core.layout import Block
 from mpi_rollout.errors import StorageError, UsageError
-from mpi_rollout.storage.checked_file import CheckedFile
+from mpi_rollout.storage.checked_file import CheckedFile, committed_episodes
 from mpi_rollout.storage.chunks import FileWriter
 from mpi_rollout.storage.episodes import EpisodeTable
-from mpi_rollout.storage.structure import committed_episodes
 from mpi_rollout.storage.untrusted import open_unmarked
 
 
