@@ -37,7 +37,7 @@ def _command(launcher: str, study: Study, point: Point, folder: Path) -> list[st
 
 
 def commands_of(study: Study, points: Sequence[Point], folder: Path) -> dict[Point, str]:
-    """Return what `--dry-run` prints: the commands of jobs, for a shell."""
+    """Return the lines of `--dry-run`: the commands of jobs, for a shell."""
     launcher = find_launcher(study.jobs.launcher) or "mpirun"
     return {point: shlex.join(_command(launcher, study, point, folder)) for point in points}
 
@@ -124,7 +124,7 @@ class Task:
         check_folder(self.out)
 
     def start(self, stored: StudyFile | None, now: StudyFile) -> StudyFile:
-        """Return what is stored of this study, without what is to be done again, or `now` if nothing is.
+        """Return the stored study without the points that are to be done again, or `now` if nothing is stored.
 
         UsageError if it is of another study than `now`.
         """

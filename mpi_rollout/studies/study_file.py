@@ -85,14 +85,16 @@ class StudyFile:
 
 
 def _asked(file: StudyFile) -> list[tuple[str, str]]:
-    """Return what a study was asked besides its run, in the words of the command line."""
+    """Return the options of a study besides those of its run, in the words of the command line."""
     study, jobs = file.study, file.study.jobs
     return [
         ("the kind", study.kind),
         (study.size_option, str(study.size)),
         ("--ranks", ",".join(map(str, study.num_ranks))),
         ("--fragment-length", ",".join(study.lengths)),
-        *((f"--{name.replace('_', '-')}", str(getattr(jobs, name))) for name in ("repeats", "order_seed", "launcher")),
+        ("--repeats", str(jobs.repeats)),
+        ("--order-seed", str(jobs.order_seed)),
+        ("--launcher", jobs.launcher or "none"),
     ]
 
 
