@@ -167,7 +167,7 @@ class RunFile:
         tables = self._file.tables
         if self._episodes is not None:
             tables["episodes"].append(self._episodes.unfinished(self.num_committed))
-        if self.values is not None and ending.complete:  # Else the run may go on.
+        if self.values is not None and ending.complete:  # An incomplete run may go on.
             self.values.warn_of_silence()
         self._write_notes()
         tables["throughput/limit"].append(np.array(ending.limit, LIMIT))

@@ -29,7 +29,7 @@ FORMAT = "mpi_rollout"
 # 1: random actions were other ones for the same seed.  2: there was no list of chunks.
 LISTED_SINCE = 3
 FORMAT_VERSION = max(LISTED_SINCE, NEWEST)
-SPAN_NBYTES = 2**23  # Of all chunks that hold one step: HDF5's readers keep 8 MiB, before version 2.0 they kept 1 MiB.
+SPAN_NBYTES = 2**23  # All chunks that hold one step: HDF5's readers keep 8 MiB; before version 2.0 they kept 1 MiB.
 CHUNK_NBYTES = 2**16  # Smaller chunks take long to write and to find.
 
 EPISODE = np.dtype(
@@ -50,7 +50,7 @@ FAULT = np.dtype([("env_index", "i8"), ("step", "i8"), ("message", "S256")])
 # A reset by a trainer whose steps are recorded.  `step` is the first step after it, `seed` is -1 where it gave none.
 # `cut`: the episode was under way, and the row before says truncated for it though the env did not.
 RESET = np.dtype([("env_index", "i8"), ("step", "i8"), ("seed", "i8"), ("cut", "?"), ("options", "?")])
-LATER_ATTRIBUTES = ("digest", "finished", "recovered")  # Of the root group; the others are written first.
+LATER_ATTRIBUTES = ("digest", "finished", "recovered")  # Attributes of the root group; the others are written first.
 INTERVAL = np.dtype([("time", "f8"), ("env_steps", "i8"), ("env_steps_per_s", "f8")])
 INTERVALS_PER_CHUNK = 256
 Reports = Sequence[Mapping[str, Any]]  # What each rank says of itself at the end of a run.
@@ -68,7 +68,7 @@ LIST = "chunks", "commits"
 LIMIT = np.dtype([("rollout_env_steps_per_s", "f8"), ("limit_env_steps_per_s", "f8")])
 RANK = np.dtype([("rank", "i4"), ("host", "S64"), ("num_envs", "i4"), *((name, "f8") for name in PHASES)])
 Contents = dict[str, tuple[np.dtype, tuple[int, ...]]]
-TABLES = {  # What rows are appended to, the dtype, and the rows of a chunk.
+TABLES = {  # Tables to which rows are appended: the dtype, and the rows of a chunk.
     "episodes": (EPISODE, 1024),
     "faults": (FAULT, 64),
     "resets": (RESET, 256),

@@ -16,7 +16,7 @@ from mpi_rollout.process.clock import utc_now
 
 BATCH_JOBS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")
 FRESH_S = 60.0  # An older status is not of a run that is under way on another host.
-MOST_CHARS = 2**20  # Of a status; most have a few hundred.
+MOST_CHARS = 2**20  # The length of a status at most; most have a few hundred.
 
 
 def status_path(out: str) -> str:
@@ -42,7 +42,7 @@ class Status:
         text = json.dumps(self._values) + "\n"
         try:
             replace(self._path, text)
-        except OSError:  # On a full disk: the run itself says so.
+        except OSError:  # The disk is full: the run itself says so.
             overwrite(self._path, text)
 
     def remove(self) -> None:

@@ -17,7 +17,7 @@ import os
 from collections.abc import Iterator
 from itertools import islice
 
-SIGNATURE = b"\x89HDF\r\n\x1a\n\x03"  # Of a superblock of version 3, which all files of this program have.
+SIGNATURE = b"\x89HDF\r\n\x1a\n\x03"  # The start of a superblock of version 3, which all files of this program have.
 MARK = 11  # Where the superblock says whether somebody writes.
 END = slice(28, 36)
 CHECKSUM = slice(44, 48)
