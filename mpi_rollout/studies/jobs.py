@@ -53,7 +53,9 @@ class JobOptions:
         "command that starts the ranks, up to -n, such as 'srun --mpi=pmix'; by default this Python's mpirun",
         metavar="COMMAND",
     )
-    timeout_s: float = option(600.0, "seconds that a job, or a turn, may take", metavar="S", is_time=True)
+    timeout_s: float = option(
+        600.0, "seconds that a job (of `compare`: a turn) may take; a longer one fails", metavar="S", is_time=True
+    )
     dry_run: bool = option(False, "print what would be started, start nothing")
 
     def __post_init__(self) -> None:
