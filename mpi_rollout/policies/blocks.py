@@ -63,7 +63,7 @@ class BlockPolicy:
         self._rooms: dict[range, _Room] = {}
 
     def __call__(self, observations: Tree, envs: range, step: int) -> Acted:
-        """Return what the policy gives for some neighbouring envs in a step of the run.
+        """Ask the policy for some neighbouring envs in a step of the run.
 
         Raises
         ------

@@ -198,6 +198,6 @@ def try_model(model: Model, observation_space: Space) -> None:
 
 
 def _reason(error: BaseException) -> str:
-    """Return what is wrong; TorchScript says so in the last line of a traceback."""
+    """Say what is wrong; TorchScript says it in the last line of a traceback."""
     lines = [line for line in str(error).splitlines() if line.strip()]
     return lines[-1] if lines and "TorchScript" in str(error) else first_line(error)

@@ -49,7 +49,7 @@ def array_of(name: str, value: object) -> np.ndarray:
 
 
 def layout_of(parameters: Mapping[str, object]) -> Layout:
-    """Return what parameters are, in their order."""
+    """Return the names, shapes and dtypes of parameters, in their order."""
     arrays = {name: array_of(name, value) for name, value in parameters.items()}
     return [Parameter(name, array.dtype.str, array.shape) for name, array in arrays.items()]
 

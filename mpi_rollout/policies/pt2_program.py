@@ -180,7 +180,7 @@ def _output(spec: JsonObject) -> str:
 
 
 def _inputs(call: JsonObject, values: list[JsonObject]) -> dict[str, Input]:
-    """Return what a program takes: one tensor, or one dict of them."""
+    """Return the inputs of a program: one tensor, or one dict of them."""
     arguments, named = json.loads(call["in_spec"])[1]["children_spec"]
     returned = json.loads(call["out_spec"])[1]
     returns = [returned["type"], *(child["type"] for child in returned["children_spec"])]

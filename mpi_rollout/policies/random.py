@@ -35,7 +35,7 @@ class RandomPolicy:
         self._drawn: dict[int, list[np.ndarray]] = {}
         self._words: dict[int, WordsOfEnvs] = {}
         self.are_bits_narrow = False
-        self._uniforms: Uniforms | None = None  # For choices among the actions that masks allow.
+        self._uniforms: Uniforms | None = None  # They choose among the actions that masks allow.
         self._first_block = 0  # Older ones are forgotten.
         self._steps = count()
 

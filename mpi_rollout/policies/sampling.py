@@ -86,7 +86,7 @@ def bernoulli(logits: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
 
 
 def num_normal_uniforms(num_draws: int) -> int:
-    """Return how many uniforms `normal` needs for so many draws: one each, and an even number."""
+    """Return the number of uniforms that `normal` needs for some draws: one each, and an even number."""
     return num_draws + num_draws % 2
 
 

@@ -71,7 +71,7 @@ def _greedy(
         tensor, _ = policy.obs_to_tensor(observations)
         try:
             actions = _best(policy, tensor, env_indices)
-        except ValueError as error:  # Of torch's distributions.
+        except ValueError as error:  # The distributions of torch raise it.
             raise ActionError(f"the policy has no actions for envs {env_indices[0]} to {env_indices[-1]}: "
                               f"{first_line(error)}") from error  # fmt: skip
     actions = actions.reshape(-1, *(space.shape or ()))

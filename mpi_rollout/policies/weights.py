@@ -106,7 +106,7 @@ def read_weights(content: bytes, file_bytes: int) -> dict[str, torch.Tensor]:
     return tensors_of(stored, members, "data/")
 
 
-class _Reader(pickle._Unpickler):  # In Python: C's takes memory that a file claims.
+class _Reader(pickle._Unpickler):  # The unpickler in Python: the one in C takes as much memory as a file claims.
     """Reads what tensors a pickle names; all else is refused."""
 
     def find_class(self, module: str, name: str) -> object:

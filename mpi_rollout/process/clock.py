@@ -9,7 +9,7 @@ from time import perf_counter
 
 from mpi_rollout.errors import UsageError
 
-LEAST_MARGIN_S = 2.0  # For closing the file and leaving MPI.
+LEAST_MARGIN_S = 2.0  # The time for closing the file and leaving MPI.
 ASK_EVERY_S = 900.0  # A job's limit seldom changes, and all jobs of a cluster ask the same daemon.
 ASK_AGAIN_S, AHEAD_S = 10.0, 15.0  # Ask more often in the last seconds before the time to stop.
 ANSWER_S = 5.0

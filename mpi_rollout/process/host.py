@@ -51,13 +51,13 @@ def num_cores_of_host() -> int:
 
 
 def num_usable_cores() -> int:
-    """Return how many cores this process may use, by its affinity and by its container's quota."""
+    """Return the number of cores that this process may use, by its affinity and by its container's quota."""
     num_cores, quota = len(physical_cores(os.sched_getaffinity(0))), processor_quota()
     return max(1, min(num_cores, int(quota))) if quota else num_cores
 
 
 def processor_quota(root: Path = CGROUPS) -> float | None:
-    """Return how many cores' worth of processor time this container may use; None without a limit."""
+    """Return the processor time that this container may use, in cores; None without a limit."""
     try:
         quota, period = (root / "cpu.max").read_text().split()
     except (OSError, ValueError):
@@ -107,7 +107,7 @@ class ProcessorTime:
 
 
 def processor_time(path: str = "/proc/thread-self/schedstat") -> ProcessorTime | None:
-    """Return what the calling thread has had so far; None where the system does not say."""
+    """Return the processor time of the calling thread so far; None where the system does not say."""
     try:
         with open(path) as file:
             ran_ns, delayed_ns = file.read().split()[:2]

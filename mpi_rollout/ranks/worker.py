@@ -60,7 +60,7 @@ class Worker:
         self.error: BaseException | None = None  # What user code raised here in the last failure.
         self._fault: Fault | None = None
         self._grace = threading.Timer(GRACE_S, lambda: None)
-        self._active: Slice | None = None  # Whose envs are at work.
+        self._active: Slice | None = None  # The slice whose envs are at work.
         self._is_calling = False
         self._watchdog: Watchdog | None = None
         self._processor_time = processor_time()
@@ -155,7 +155,7 @@ class Worker:
     def _do(self, slice_: Slice, arguments: tuple[object, ...]) -> None:
         """Let a slice do what an order says, and report its failures."""
         command = slice_.exchange.order.command
-        error = self._failure_of(slice_, lambda: slice_.do(command, arguments, self._is_to_stop))
+        error = self._failure_of(slice_, slice_.do, command, arguments, self._is_to_stop)
         if error is not None:
             self._fault = Fault.of(error, f"{self._place}, step {slice_.num_steps}", slice_.num_steps)
             self.error = cause_of(error)
@@ -164,7 +164,7 @@ class Worker:
         for restart in slice_.restarts:
             self._say(restart)
 
-    def _failure_of(self, slice_: Slice | None, call: Callable[[], object]) -> BaseException | None:
+    def _failure_of(self, slice_: Slice | None, call: Method, *arguments: object) -> BaseException | None:
         """Call code of others, the envs of a slice or the policy; return what it raised.
 
         Only the end of the whole run by a signal is raised.
@@ -172,7 +172,7 @@ class Worker:
         try:
             self._active = slice_
             with ends_forked:
-                call()
+                call(*arguments)
             self._active = None  # From here on nothing is cut any more, see `interrupts`.
         except BaseException as error:
             self._active = None
@@ -183,7 +183,7 @@ class Worker:
 
     def load_parameters(self, buffer: np.ndarray) -> None:
         """Give the policy new parameters.  Never raises: if it fails, so do the next steps."""
-        error = self._failure_of(None, lambda: self.policy.load_parameters(buffer))
+        error = self._failure_of(None, self.policy.load_parameters, buffer)
         if error is not None:
             self._fault = Fault.of(PolicyError(f"policy: load: {words_of(error)}"), self._place)
 
@@ -243,7 +243,7 @@ class Worker:
             "cores": sorted(os.sched_getaffinity(0)),
             "physical_cores": sorted(physical_cores(os.sched_getaffinity(0))),
             "cpu_share": time.process_time() / (time.time() - process_start()),
-            # Of a core, while this rank had work; None where the system does not say.
+            # The share of a core that this rank had while it had work; None where the system does not say.
             "core_share": None if before is None or now is None else now.since(before).share,
             "num_envs": sum(len(slice_.env_indices) for slice_ in self.slices),
             "seconds": self.clock.seconds,
@@ -255,7 +255,7 @@ class Worker:
             say(f"{fault.stack}mpi_rollout: {fault.message}\n")
             abort(self.exchanges.control, fault.exit_code)
 
-        others_ms = max(exchange.order.expected_ms for exchange in self.exchanges.all)  # For their fragments.
+        others_ms = max(exchange.order.expected_ms for exchange in self.exchanges.all)  # The time of their fragments.
         self._grace = threading.Timer(GRACE_S + 2 * others_ms / 1000, end)
         self._grace.daemon = True
         self._grace.start()
