@@ -70,7 +70,7 @@ def _checked_new_path(path: str, new_path: str | None) -> str:
 
 def _without_suffix(path: str) -> RolloutError:
     """Return why a file that does not end with .part cannot be recovered without a second name."""
-    if in_sandbox("mpi_rollout.storage.structure:identity", path)["complete"]:
+    if in_sandbox("mpi_rollout.storage.checked_file:identity", path)["complete"]:
         return AlreadyComplete(f"{path} is complete already; there is nothing to recover")
     return UsageError(f"recover: {path} does not end with {SUFFIX}; give the new file's name, too")
 

@@ -9,7 +9,7 @@ Whoever only reads a configuration needs no Gymnasium: this module does not impo
 import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
@@ -24,7 +24,7 @@ EXAMPLE = '\'{"lives": int, "position": [float, 3]}\''
 OPTION = Option("store_infos")
 WORDS = re.compile(r'"(?:[^"\\]|\\.)*"|([A-Za-z_]\w*)')  # Texts, which stay as they are, and words outside of them.
 
-Types: TypeAlias = dict[str, object]  # As a file has them: {"lives": "int64", "position": ["float64", 3]}.
+Types: TypeAlias = dict[str, object]  # Types as a file has them: {"lives": "int64", "position": ["float64", 3]}.
 
 
 def read_type(kind: object, kinds: str = NUMBERS, most_bytes: int = 64) -> tuple[np.dtype, tuple[int, ...]]:
@@ -105,7 +105,7 @@ def checked_types(value: object) -> Types | str:
         got = shortened(json.dumps(value), 80)
         raise UsageError(OPTION, f" must be {ALL} or types such as {EXAMPLE}, got {got}")
     types: Types = {str(name): _checked(name, kind) for name, kind in value.items()}
-    names = dict.fromkeys([*types, *map(mask_name, types)])  # Those that the user has typed are refused first.
+    names = dict.fromkeys([*types, *map(mask_name, types)])  # Names that the user has typed are refused first.
     try:
         check_names(names)
     except ValueError as error:
@@ -127,7 +127,7 @@ def _written(dtype: np.dtype, shape: Sequence[int]) -> str | list[object]:
     return [dtype.name, *shape] if shape else str(dtype.name)
 
 
-def types_in(infos: Sequence[Mapping[str, Any]]) -> tuple[Types, dict[str, str]]:
+def types_in(infos: Sequence[Mapping[str, object]]) -> tuple[Types, dict[str, str]]:
     """Return the types of all numbers in some infos of one env, and what is no number, with the reason.
 
     Parameters
@@ -150,7 +150,7 @@ def types_in(infos: Sequence[Mapping[str, Any]]) -> tuple[Types, dict[str, str]]
     return {name: _written(dtype, given[0].shape) for (name, given), dtype in zip(kept, dtypes, strict=True)}, left_out
 
 
-def _values_in(info: Mapping[str, Any], outer: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+def _values_in(info: Mapping[str, object], outer: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], object]]:
     for key, value in info.items():
         if isinstance(value, dict):
             yield from _values_in(value, (*outer, key))

@@ -54,7 +54,7 @@ class Columns:
 HEADER = (  # Eight bytes each, in the first cache line.
     Leaf(("step_s",), np.dtype(np.float64), ()),  # The seconds of the rank's envs; in row 0 for the whole fragment.
     Leaf(("mark",), np.dtype(np.int64), ()),  # See above.
-    Leaf(("infos_nbytes",), np.dtype(np.int64), ()),  # In row 0, not 0: a message with so many bytes of infos follows.
+    Leaf(("has_infos",), np.dtype(np.int64), ()),  # In row 0, not 0: a message with infos follows.
     Leaf(("num_ended",), np.dtype(np.int64), ()),  # The rank's envs that the next step only resets.
 )
 

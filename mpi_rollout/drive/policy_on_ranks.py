@@ -62,14 +62,18 @@ class PolicyOnRanks:
             )
         self._newest = packed(parameters, self._layout)
         if not self._driver.serves_first_ready:
-            self._driver.give_parameters(self._driver.loading_lanes, self._newest)
+            self._driver.give_parameters(self._newest)
         self.version += 1
 
     def bring(self, lane: Lane) -> None:
         """Send the newest parameters to the ranks of a lane that do not have them, before its next steps."""
-        if self._driver.serves_first_ready and self._version_of.get(lane, 0) != self.version:
-            self._driver.give_parameters([lane], self._newest)
-            self._version_of[lane] = self.version
+        if self._driver.serves_first_ready and self.version_of(lane) != self.version:
+            self._driver.give_parameters(self._newest, lane)
+        self._version_of[lane] = self.version
+
+    def version_of(self, lane: Lane) -> int:
+        """Return how many times the policy that chose a lane's last actions had got new parameters."""
+        return self._version_of.get(lane, 0)
 
 
 def _refuse_others(layouts: list[Layout | None]) -> None:

@@ -17,7 +17,7 @@ from mpi_rollout.envs.inputs import OptionsOfOne, Reset, Seeds, Step, Values
 from mpi_rollout.envs.rollout import Rollout
 from mpi_rollout.errors import UsageError
 
-Make = Callable[[int], VectorEnv]  # By the seed of the run.
+Make = Callable[[int], VectorEnv]  # It takes the seed of the run.
 SEEDS_31_BITS = 0x7FFFFFFF  # C++ takes int32.
 STEP_SINGLE_ENVS = "step single envs, with vectorization_mode='sync'"
 

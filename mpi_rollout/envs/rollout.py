@@ -78,7 +78,7 @@ def as_rollout(envs: VectorEnv) -> Rollout | None:
 
 
 def num_rows_of(columns: RolloutColumns, num_envs: int, observation: Leaf) -> int:
-    """Return how many steps columns have room for; ValueError if they are not what `RolloutColumns` says."""
+    """Return the number of steps that columns have room for; ValueError if they are not what `RolloutColumns` says."""
     num_rows = sys.maxsize  # There is room for what nobody reads.
     flag, rewards = [np.dtype(np.bool_)], list(map(np.dtype, (np.float64, np.float32)))
     dtypes_of: dict[str, list[np.dtype]] = {"observations": [observation.dtype], "rewards": rewards}

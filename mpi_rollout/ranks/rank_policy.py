@@ -46,14 +46,10 @@ class RankPolicy:
     def choose(self, observations: Tree, envs: range, step: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
         """Return an array (num_envs, ...) for each leaf of the actions, and one for each extra; see `BlockPolicy`.
 
-        No action that is refused reaches an env.
-
         Raises
         ------
-        PolicyError
-            The policy raises, or could not load its last parameters.
-        ActionError
-            It gave what are no actions of these envs.
+        PolicyError, ActionError
+            The policy fails, could not load its last parameters, or gave what are no actions of these envs.
         """
         assert self._asked is not None, "the root has it used first"
         if self._is_outdated:
