@@ -34,15 +34,6 @@ Received = tuple[Tree, np.ndarray, np.ndarray, np.ndarray, Info, np.ndarray]  # 
 class MPIVectorEnv(CalledByName):
     """All ranks' envs, in env order whatever the number of ranks.  `mpi_rollout.connect` makes it.
 
-    Parameters
-    ----------
-    batch_size
-        With first ready, the number of ranks whose envs `recv` waits for.
-    copy
-        False: observations are views, see the module.
-    turns
-        The connections over the same ranks; None in one process.
-
     Attributes
     ----------
     num_envs, observation_space, action_space, single_observation_space, single_action_space, spec, render_mode
@@ -272,9 +263,11 @@ class MPIVectorEnv(CalledByName):
         self._call_envs("set_some", list(env_indices), name, list(inputs.values_of_each(values, len(env_indices))))
 
     def _call_envs(self, method: str, *args: object) -> dict[int, object]:
+        """Call a method of every rank's slices; return what it returned for each env, by env index."""
         self.end.check_idle(method)
         with self.interrupts:
-            return self._driver.call_envs(method, *args)
+            results = self._driver.call_ranks("call_envs", method, *args)
+        return {index: value for of_rank in results for index, value in of_rank.items()}
 
     def _lanes_of(self, envs_slice: np.ndarray | slice | None) -> Sequence[Lane]:
         return self._driver.lanes if envs_slice is None else lanes_of(self._driver.lanes, self._lane_of_env, envs_slice)
