@@ -13,7 +13,7 @@ from mpi_rollout.drive.lanes import Lane, indices_of, parts_of
 from mpi_rollout.drive.policy_on_ranks import PolicyOnRanks
 from mpi_rollout.errors import ActionError, RankError, UsageError
 from mpi_rollout.policies.random import RandomPolicy
-from mpi_rollout.train.root_end import RootEnd
+from mpi_rollout.train.ends import RootEnd
 from mpi_rollout.train.steps import Steps
 
 Batch = dict[str, Any]

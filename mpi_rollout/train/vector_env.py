@@ -23,10 +23,9 @@ from mpi_rollout.envs import inputs
 from mpi_rollout.envs.inputs import CalledByName, Info, Options, Reset, Seeds, Step, Values
 from mpi_rollout.process.interrupts import Interrupts
 from mpi_rollout.ranks.set_up import EnvFacts
+from mpi_rollout.train.ends import RootEnd, Turns
 from mpi_rollout.train.fragments import Batch, Fragments
-from mpi_rollout.train.root_end import RootEnd
 from mpi_rollout.train.steps import Outcomes, Steps
-from mpi_rollout.train.turns import Turns
 
 Received = tuple[Tree, np.ndarray, np.ndarray, np.ndarray, Info, np.ndarray]  # A step of some envs, and their indices.
 
