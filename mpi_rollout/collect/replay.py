@@ -293,5 +293,5 @@ def show_observations(driver: Driver, past: Past, file: "OpenFile") -> None:
     driver.call_ranks("show_observations", [dataset[past.num_steps] for dataset in _observations(driver, file)])
 
 
-def _observations(driver: Driver, file: "OpenFile") -> list[Any]:
+def _observations(driver: Driver, file: "OpenFile") -> list[np.ndarray]:
     return [file["trajectories"][name] for name in driver.block(1).named if name.split("/")[0] == "observations"]

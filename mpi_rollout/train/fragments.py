@@ -39,7 +39,7 @@ class Fragments:
         self._num_steps = self._room = 0  # `_num_steps` are those of the fragments under way.
         self._block: Block
 
-    def set_parameters(self, parameters: Mapping[str, Any] | Sequence[Any]) -> None:
+    def set_parameters(self, parameters: Mapping[str, object] | Sequence[object]) -> None:
         """Give the policy new parameters, see `MPIVectorEnv.set_policy`."""
         if self.policy is None:
             raise UsageError(NO_POLICY)

@@ -10,7 +10,7 @@ returns some of the envs and says which; `send` takes actions for these envs.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import numpy as np
 from gymnasium.vector import AutoresetMode
@@ -228,7 +228,7 @@ class MPIVectorEnv(CalledByName):
             lanes, batch = self._fragments.receive(self._batch_size)
             return {**batch, "envs_slice": indices_of(lanes)}
 
-    def set_policy(self, parameters: Mapping[str, Any] | Sequence[Any]) -> None:
+    def set_policy(self, parameters: Mapping[str, object] | Sequence[object]) -> None:
         """Give the policy on the ranks new parameters: the next fragments are taken with these.
 
         Parameters
