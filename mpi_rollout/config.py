@@ -143,7 +143,7 @@ class RolloutConfig(SharedOptions):
             count = "none" if self.env is None else "both"
             raise UsageError(f"give one of --env ID and --env-factory MODULE:CALLABLE, got {count}")
         object.__setattr__(self, "vectorization_mode", vectorization_of(self.vectorization_mode, self.env))
-        if self.policy_block == self._usual_block:  # As good as not given.
+        if self.policy_block == self._usual_block:  # This is the same as an option that is not given.
             object.__setattr__(self, "policy_block", None)
         object.__setattr__(self, "store_infos", checked_types(self.store_infos))
         self._check_pairs()

@@ -217,12 +217,12 @@ class Collector:
             self.clock.lap("write")
 
     def lose(self, rank: int) -> range:
-        """Have the envs of a rank that is gone stay as they were before the step under way; return their indices."""
+        """Keep the envs of a lost rank as they were before the step under way; return their indices."""
         [(lane, step)] = self._step_of.items()
         envs = lane.exchange.partition.envs_of(rank)
         block, row = self._blocks.at(step)
         lane.exchange.end_episodes(rank, [array[row, envs.start : envs.stop] for array in block.observation_arrays])
-        self._count(self._num_rows)  # With the ranks that there were.
+        self._count(self._num_rows)  # These rows have the ranks that there were.
         self.driver.exchanges.num_stepping -= 1
         return envs
 

@@ -109,7 +109,7 @@ class Monitor:
         self._looked_at, self._seen_env_steps = now_s, env_steps
 
     def _note_interval(self, collector: Collector, now_s: float) -> None:
-        """Have the throughput since the last look stored, and shown when it is time for it."""
+        """Store the throughput since the last look, and show it when it is time for it."""
         env_steps = collector.tally.env_steps
         new = np.array([env_steps - self._seen_env_steps, now_s - self._looked_at])
         self._state.file.add_interval(now_s - self._began_at, env_steps, new[0] / new[1])

@@ -67,7 +67,7 @@ class Bar:
         self._tqdm, self._terminal, self._instead = tqdm, terminal, instead
         self._total, self._recent = num_steps, Recent(clock)
         self._begin: tuple[int, float] | None = None
-        self._num_columns = 0  # Of what is shown.
+        self._num_columns = 0  # The width of what is shown.
 
     def tell(self, num_steps: int, env_steps: int, env_steps_per_s: float, step_s: np.ndarray) -> None:
         if self._terminal.is_gone:
@@ -84,11 +84,11 @@ class Bar:
             self._recent.slowest(step_s),
             counted(env_steps, "env step"),
         ]
-        self._num_columns = max(self._terminal.columns - len("^C "), 1)  # Which is to stay in the line.
+        self._num_columns = max(self._terminal.columns - len("^C "), 1)  # What is shown stays in one line.
         self._terminal.write("\r" + self._line(num_steps, parts))
 
     def _left(self, num_steps: int, now: float) -> str:
-        """Return how long the rest takes if it goes on as since the first time that the bar was shown."""
+        """Estimate the time that is left from the rate since the bar was first shown."""
         first, began_at = self._begin or (num_steps, now)
         if num_steps == first:
             return ""

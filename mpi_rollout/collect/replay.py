@@ -31,7 +31,7 @@ from mpi_rollout.text import counted
 if TYPE_CHECKING:
     from mpi_rollout.storage.untrusted import OpenFile  # For the root alone: imports are the job's start-up time.
 
-READ_NBYTES = 2**24  # Of a column, at a time.
+READ_NBYTES = 2**24  # How much of a column is read at a time.
 WAY_OUT = "keep what there is with mpi_rollout recover"
 OTHER_DATA = "continue it with the versions that began it, move it away, or use another --out"
 MOST_SAID = 8  # Envs that are named one by one.
@@ -135,7 +135,7 @@ class Replay:
         self._compare([*self._results, *self._observations], 1, first, num_steps)
 
     def _take(self, actions: list[np.ndarray]) -> None:
-        """Have all envs take steps.  A rank may cut them short, to serve others, and takes the rest then."""
+        """Step all envs.  A rank may cut the steps short to serve others; it then takes the rest."""
         driver, done = self._driver, dict.fromkeys(self._driver.lanes, 0)
         while waiting := [lane for lane in driver.lanes if done[lane] < len(actions[0])]:
             for lane in waiting:
@@ -189,7 +189,7 @@ class StoredRows:
 
 
 def rows_differ(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Tell of each env in each row whether its bytes differ: NaN is equal to itself, 0.0 is not -0.0."""
+    """Compare the bytes of each env in each row: NaN is equal to itself, 0.0 is not -0.0."""
     flat = [np.ascontiguousarray(array).reshape(*array.shape[:2], -1).view(np.uint8) for array in (first, second)]
     return (flat[0] != flat[1]).any(axis=2)
 

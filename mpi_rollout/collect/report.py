@@ -10,10 +10,10 @@ from mpi_rollout.collect.monitor import LostRank
 from mpi_rollout.core.spaces import wrong_values_text
 from mpi_rollout.text import counted
 
-MUCH = 0.15  # Of the time, in waiting for other ranks and their messages.
-MOST = 0.9  # Of a core: on a quiet machine ranks have 0.99.
-ROOT_GAIN = 0.05  # Of the time, by another number of envs for rank 0: less comes and goes.
-ADVICE_S = 2.0  # Of a run: in a shorter one, ranks differ and wait by chance.
+MUCH = 0.15  # A large share of the time, spent in waiting for other ranks and their messages.
+MOST = 0.9  # A share of a core: on a quiet machine ranks have 0.99.
+ROOT_GAIN = 0.05  # The share of time that another number of envs on rank 0 must save: less comes and goes.
+ADVICE_S = 2.0  # The shortest run with advice: in a shorter one, ranks differ and wait by chance.
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
         ClaimedOutput,  # Imports h5py: a worker's imports are the job's start-up time.
     )
 
-NUM_PARTS = 5  # Of a run whose limit is measured before, between and after them.
+NUM_PARTS = 5  # The parts of a run whose limit is measured before, between and after them.
 NUM_BLOCKS = 3
 UNREAD_NBYTES, UNREAD_ROWS = 2**20, 2**10
 
@@ -157,7 +157,7 @@ class Root:
         return ModelActions(driver, BlockPolicy(model, *spaces, config.block, config.seed))
 
     def _resume(self, past: Past) -> Collector:
-        """Be where an earlier start of the run came to."""
+        """Go on from the last step that an earlier start of the run committed."""
         from mpi_rollout.storage.untrusted import open_unmarked
 
         self._status.tell("running", num_steps=self._state.num_safe)

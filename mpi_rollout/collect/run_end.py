@@ -54,7 +54,7 @@ class RunEnd:
             error.exit_code = second.exit_code
         message = error.shown(as_flag)
         say(f"mpi_rollout: {message}{kept}\n")
-        if not isinstance(error, UsageError):  # Else another run writes there, and the status is its own.
+        if not isinstance(error, UsageError):  # After that the status may be another run's.
             self.tell_failed(error, error.exit_code, message)
         if self._config.json:
             self._print(json.dumps({"error": message + kept, "exit_code": error.exit_code}))
@@ -139,5 +139,5 @@ class RunEnd:
 
 
 def steps_before(num_steps: int) -> str:
-    """Return how many steps were taken before, with its verb."""
+    """Say how many steps were taken before."""
     return f"{counted(num_steps, 'step')} before {'is' if num_steps == 1 else 'are'}"

@@ -55,7 +55,7 @@ class Video:
         return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
 
     def close(self) -> None:
-        """Have ffmpeg write what is left, and end; OSError with its words if it could not."""
+        """Let ffmpeg write the rest and end; OSError with its words if it could not."""
         if self._ffmpeg is None:
             return
         ffmpeg, self._ffmpeg = self._ffmpeg, None
@@ -72,7 +72,7 @@ class Video:
 
 
 def kind_of(path: str) -> str:
-    """Return how the name of a video ends.
+    """Return the suffix of a video's name.
 
     Raises
     ------

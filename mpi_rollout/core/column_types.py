@@ -24,7 +24,7 @@ EXAMPLE = '\'{"lives": int, "position": [float, 3]}\''
 OPTION = Option("store_infos")
 WORDS = re.compile(r'"(?:[^"\\]|\\.)*"|([A-Za-z_]\w*)')  # Texts, which stay as they are, and words outside of them.
 
-Types: TypeAlias = dict[str, object]  # As a file has them: {"lives": "int64", "position": ["float64", 3]}.
+Types: TypeAlias = dict[str, object]  # Types as a file has them: {"lives": "int64", "position": ["float64", 3]}.
 
 
 def read_type(kind: object, kinds: str = NUMBERS, most_bytes: int = 64) -> tuple[np.dtype, tuple[int, ...]]:
@@ -105,7 +105,7 @@ def checked_types(value: object) -> Types | str:
         got = shortened(json.dumps(value), 80)
         raise UsageError(OPTION, f" must be {ALL} or types such as {EXAMPLE}, got {got}")
     types: Types = {str(name): _checked(name, kind) for name, kind in value.items()}
-    names = dict.fromkeys([*types, *map(mask_name, types)])  # Those that the user has typed are refused first.
+    names = dict.fromkeys([*types, *map(mask_name, types)])  # Names that the user has typed are refused first.
     try:
         check_names(names)
     except ValueError as error:

@@ -29,7 +29,7 @@ class Rows(Enum):
 class StoredColumn:
     """A row of the table: one array, or an array for each leaf of a space, each info or each extra."""
 
-    name: str  # Of the array, or the first part of the arrays' names, below /trajectories.
+    name: str  # The name of the array, or the first part of the arrays' names, below /trajectories.
     rows: Rows = Rows.STEPS
     described_as: str = ""  # The name of the arrays in a file's attribute `spaces`; "" where `leaf` describes them.
     leaf: Leaf | None = None  # What the array is where it is the same for all envs; the envs' ranks then fill it.
@@ -57,7 +57,7 @@ TABLE = {
     )
 }
 OUTCOMES = tuple(column.leaf for column in TABLE.values() if column.leaf is not None)
-RESULTS = OUTCOMES[:3]  # What `step` of an env returns besides observations and infos.
+RESULTS = OUTCOMES[:3]  # The columns that `step` of an env returns besides observations and infos.
 FURTHER = tuple(leaf.path for leaf in OUTCOMES[3:])
 NEWEST = max(column.since for column in TABLE.values())
 OF_ONE = {"rewards": "reward", "terminations": "terminated", "truncations": "truncated"}

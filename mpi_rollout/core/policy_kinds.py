@@ -35,7 +35,7 @@ FILES = ", ".join(f"FILE{form.suffixes[0]} of {form.writer}" for form in FORMATS
 
 
 def kind_of_name(policy: str) -> str:
-    """Return what the value of `--policy` names: "random", a "file", a callable, or what `make_policy` makes."""
+    """Classify the value of `--policy`: "random", a "file", a callable, or made by `make_policy`."""
     if policy == RANDOM:
         return RANDOM
     if policy.lower().endswith(SUFFIXES):

@@ -20,12 +20,12 @@ from mpi_rollout.errors import UsageError
 
 Space: TypeAlias = spaces.Space[Any]
 Tree: TypeAlias = Any  # Arrays in dicts and tuples, as the space nests them; a single array for a leaf.
-WrongValues: TypeAlias = Mapping[str, Any]  # Of a dataset and a kind: how many, and where the first is.
+WrongValues: TypeAlias = Mapping[str, Any]  # The wrong values of a dataset by kind: how many, and where the first is.
 Keys = tuple[str | int, ...]
 T = TypeVar("T")
 
 NUM_ULPS = 4  # Scaling a value from -1 to 1 to its bounds takes four operations in floating point.
-FEW = 1000  # For so few values the number of NumPy calls matters.
+FEW = 1000  # With fewer values the number of NumPy calls matters.
 MOST_MASK_BITS = 2**16  # Slots have room for them, used or not.
 
 
@@ -159,7 +159,7 @@ def bounds_of(space: Space) -> tuple[np.ndarray, np.ndarray]:
 
 
 def rounding(low: np.ndarray, high: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """Return how far a float may be outside of its bounds because of rounding."""
+    """Return the distance from its bounds that rounding may give a float."""
     largest = np.maximum(*(np.where(np.isfinite(bound), np.abs(bound), 0) for bound in (low, high)))
     with np.errstate(over="ignore"):  # Beyond the largest float there is only infinity.
         return np.asarray(NUM_ULPS * np.spacing(largest, dtype=dtype))

@@ -11,15 +11,15 @@ from mpi_rollout.drive.driver import Driver
 from mpi_rollout.drive.lanes import Lane
 from mpi_rollout.exchange.orders import actions_nbytes
 
-SLOT_NBYTES = 2**20  # Of a rank: a slot in its core's cache moves in half of the time that a larger one takes.
-ALL_SLOTS_NBYTES = 2**28  # Of the root, for all ranks.
+SLOT_NBYTES = 2**20  # The largest slot of a rank: within the core's cache it moves in half of the time.
+ALL_SLOTS_NBYTES = 2**28  # The most that the slots of all ranks may have on the root.
 LARGE_ROW_NBYTES = 2**18  # A step with so much to send, such as images, takes long beside its exchange.
 MOST_STEPS = 256  # More win nothing.
 # Where slots have no data, a fragment needs memory for actions only.  Natively vectorized envs read each once, and are
 # twice as fast over 16 steps as over one, since their states stay in the cache.
 ACTIONS_NBYTES, FEW_STEPS = 2**22, 16
-FRAGMENT_S = 0.4  # Of stepping.
-GROWTH = 4  # From one fragment to the next: nobody knows yet how long a step takes.
+FRAGMENT_S = 0.4  # The longest that the steps of a fragment may take.
+GROWTH = 4  # The growth from one fragment to the next: nobody knows yet how long a step takes.
 
 
 def auto_length(row_nbytes: int, num_ranks: int, counts_only: bool = False) -> int:
@@ -48,7 +48,7 @@ class FragmentLengths:
         self._in_time: dict[Lane, int] = {}
 
     def next(self, lane: Lane, step: int) -> int:
-        """Return how many steps to take from `step` on.
+        """Return the number of steps to take from `step` on.
 
         Fragments end where steps are multiples of the largest number: then few of them have another length.
         """
@@ -57,7 +57,7 @@ class FragmentLengths:
         return min(self._in_time.get(lane, 1), self.most - step % self.most)
 
     def note(self, lane: Lane, num_steps: int) -> None:
-        """Learn from the slots of a lane how long its steps take."""
+        """Note from a lane's slots how long its steps take."""
         if self.most == 1 or not num_steps:
             return
         step_s, affordable = float(lane.exchange.step_s.max()) / num_steps, self.most

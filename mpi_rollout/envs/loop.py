@@ -79,7 +79,7 @@ class LoopVectorEnv(SingleEnvs):
         self._ended: list[int] = []  # And not reset since.
         self._checks = OutputChecks(self.single_observation_space, on_fault)
         self._has_checks = bool(self._checks)
-        self.masks: MaskColumn | None = None  # Where those of the envs are wanted.
+        self.masks: MaskColumn | None = None  # The envs' masks, where these are wanted.
         # While episodes are taken again: envs that failed and are left out since, and how they failed.
         self.failing: dict[int, str] | None = None
 
@@ -152,7 +152,7 @@ class LoopVectorEnv(SingleEnvs):
 
     @property
     def num_ended(self) -> int:
-        """Return how many envs have ended and are not reset since."""
+        """Return the number of envs that have ended and were not reset since."""
         return len(self._ended)
 
     def write_to(self, columns: Columns) -> None:

@@ -69,7 +69,7 @@ class SingleEnv:
         return self._reset(**{**self._reset_kwargs, "seed": self._draw()})
 
     def given_reset(self, seed: int | None, options: OptionsOfOne) -> Callable[[], Begun]:
-        """Return what begins an episode from outside the wrappers; called again, it begins the same one."""
+        """Return a reset from outside the wrappers; called again, it begins the same episode."""
         own_seed = cache(self._draw if self.seeds is not None and seed is None else lambda: seed)
         return lambda: self._named(self.env.reset)(seed=own_seed(), options=options)
 
@@ -109,7 +109,7 @@ class SingleEnvs(CalledByName):
         self._env_fns, self._first_env_index, self._on_fault = list(env_fns), first_env_index, on_fault
         self._called: Called | None = None  # The env that is being reset, closed or made.
         self._num_calls = 0
-        self._outcomes: list[Outcome] | None = None  # Those that have come of the step under way.
+        self._outcomes: list[Outcome] | None = None  # The outcomes of the step under way that have come.
         envs = list(make_with_room(env_fns))
         self._take_spaces(envs)
         is_named = on_fault.timeout_s is not None

@@ -35,7 +35,7 @@ T = TypeVar("T")
 END_VARIABLE = "MPI_ROLLOUT_END_S"
 END_TIMEOUT_S = 10.0  # Programs that end at all need less; an allocation costs more.
 SAME_S = 0.3  # Between signals of a launcher to its ranks.
-LAST_WORDS_S = 5.0  # For the message and MPI's end after that time.
+LAST_WORDS_S = 5.0  # The time for the message and MPI's end after that.
 _STDLIB = sysconfig.get_path("stdlib") + os.sep
 
 
@@ -190,7 +190,7 @@ def leave(code: int, finalizes: bool = True) -> NoReturn:
 
 
 def watch_end(comm: "MPI.Comm", code: int) -> "EndWatch":
-    """Make sure that this rank ends after its program is through, with this code if the program gives no other."""
+    """End this rank after its program is through, with this code if the program gives no other."""
     watch = _end_watch(rank_and_host(comm.rank))
     watch.code = code
     return watch
@@ -239,7 +239,7 @@ class EndWatch:
 
 
 def end_timeout_s(default_s: float = END_TIMEOUT_S) -> float:
-    """Return how long a process may take to end: the user's number of seconds, or the default."""
+    """Return the seconds that a process may take to end: the user's, or the default."""
     try:
         given_s = float(os.environ.get(END_VARIABLE, ""))
     except ValueError:

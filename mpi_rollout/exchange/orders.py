@@ -52,7 +52,7 @@ class Contents:
         return self.infos if self.keeps_infos else ()
 
     def slot_layout(self, capacity: int) -> SlotLayout:
-        """Return how a slot for so many envs is laid out."""
+        """Return the layout of a slot for `capacity` envs."""
         return SlotLayout(
             self.observation_space,
             capacity,

@@ -186,7 +186,7 @@ class ShrinkingTransport(Transport):
         """Shrink the communicator, and meet at the root's order."""
         before = self.ranks
         self._shrink()
-        # At once: what follows may fail, and begin again with the ranks of now.
+        # This comes first: the rest may fail, and begin again with the ranks that are left.
         self.lost_ranks += np.setdiff1d(before, self.ranks).tolist()
         state = np.array([self._num_orders, is_void])
         self.comm.Bcast(state, ROOT)
@@ -222,7 +222,7 @@ class ShrinkingTransport(Transport):
         self.comm.Ack_failed()
         try:
             return bool(self.comm.Agree(int(is_leaving)))
-        except self._error as error:  # On all ranks alike.
+        except self._error as error:  # All ranks raise it.
             self._check(error)
             return False
 

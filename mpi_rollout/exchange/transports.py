@@ -33,7 +33,7 @@ class Buffers(NamedTuple):
     comm: "MPI.Intracomm"
     order: np.ndarray
     slot: np.ndarray | None  # This rank's own, of shape (num_rows, nbytes); on the root one of `slots`, or None.
-    slots: np.ndarray | None  # Of shape (num_ranks, num_rows, nbytes) on the root, else None.
+    slots: np.ndarray | None  # An array of shape (num_ranks, num_rows, nbytes) on the root, else None.
     ranks: range  # Those of `slots`, as ranks of `comm`.
 
 

@@ -32,17 +32,17 @@ CROWDED = "ranks share each core, which is for envs that wait themselves"
 NUM_REMEMBERED = 4
 YIELDING_S = 1e-3  # A sleep would be a large part of shorter waits.
 SHORTEST_S = 5e-5
-FIRST_SHARE = 0.5  # Of the shortest of the last waits: so the first look comes before the message.
-NEXT_SHARE = 0.03  # Of the time waited so far: a look may come so much too late.
+FIRST_SHARE = 0.5  # A share of the shortest of the last waits: the first look then comes before the message.
+NEXT_SHARE = 0.03  # A share of the time waited so far: a look may come this much too late.
 LONGEST_S = 0.02
 WINDOW_S = 0.2  # Some tens of the turns that programs get when they share a core.
-LEAST_SHARE = 0.8  # Of a core: a rank has 0.99 of a quiet core, and half to two thirds beside one busy process.
+LEAST_SHARE = 0.8  # A share of a core: a rank has 0.99 of a quiet core, and half to two thirds beside one busy process.
 FIRST_REST_S = 1.0
 LONGEST_REST_S = 30.0  # Every 30 s, one window tries whether the cores are quiet again.
 
 
 def way_to_wait(comm: "MPI.Intracomm") -> str:
-    """Return what "auto" means where these ranks run: "spin", "sleep", or both in turn, "adapt".  **Collective**.
+    """Decide what "auto" means where these ranks run: "spin", "sleep", or both in turn, "adapt".  **Collective**.
 
     Of many ranks for each core the root warns.
     """
@@ -178,5 +178,5 @@ class Adaptation:
 
 
 def wait_maker(way: str) -> Callable[[], Wait]:
-    """Return what makes the waits of one rank for "spin", "sleep" or "adapt"; those that adapt do so together."""
+    """Return a maker of one rank's waits for "spin", "sleep" or "adapt"; waits that adapt do so together."""
     return partial(Wait, Adaptation().sleeps if way == "adapt" else lambda: way == "sleep")

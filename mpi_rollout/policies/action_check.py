@@ -79,7 +79,7 @@ class ActionReader:
             They are refused; the message names the step.
         """
         if isinstance(actions, np.ndarray) and actions.ndim <= len(self._columns[0].leaf.shape) + 1:
-            return None  # Told soon: a policy that gives one step at a time is asked in each.
+            return None  # A wrong plan is found soon: a policy that gives one step at a time is asked in each.
         try:
             pairs = [(column.leaf, column.leaf.of(actions)) for column in self._columns]
             dimensions = {array.ndim - len(leaf.shape) for leaf, array in pairs}
@@ -108,7 +108,7 @@ class ActionReader:
                 raise ActionError(f"step {step + index}: {error}") from error
 
     def _take_from(self, actions: object, num_envs: int) -> Callable[[Leaf, Tree], object]:
-        """Return what takes a leaf out of the actions.  A tuple that Gymnasium can read as batches is batches."""
+        """Return a function that takes a leaf out of actions.  A tuple that Gymnasium reads as batches is batches."""
         if isinstance(actions, list | tuple):
             if isinstance(self._space, spaces.Dict):
                 return _of_each

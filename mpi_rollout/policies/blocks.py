@@ -29,9 +29,9 @@ class Acted(NamedTuple):
 class _Room(NamedTuple):
     """What a model gets when it is asked for some neighbouring envs: arrays of all envs of their blocks."""
 
-    rows: slice  # Of the envs that are asked for.
+    rows: slice  # The rows of the envs that are asked for.
     observations: list[np.ndarray]
-    blocks: list[tuple[slice, Tree, np.ndarray]]  # Of each block the rows, the observations and the env indices.
+    blocks: list[tuple[slice, Tree, np.ndarray]]  # Each block's rows, observations and env indices.
     uniforms: Uniforms
 
 
@@ -61,7 +61,7 @@ class BlockPolicy:
         self._rooms: dict[range, _Room] = {}
 
     def __call__(self, observations: Tree, envs: range, step: int) -> Acted:
-        """Return what the policy gives for some neighbouring envs in a step of the run.
+        """Ask the policy for some neighbouring envs in a step of the run.
 
         Raises
         ------

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import torch
 
 DETERMINISTIC, SAMPLE = "deterministic", "sample"
-Policy: TypeAlias = Callable[[Tree], Tree]  # From a batch of observations to a batch of actions.
+Policy: TypeAlias = Callable[[Tree], Tree]  # It takes a batch of observations and returns a batch of actions.
 Act: TypeAlias = Callable[[Tree, np.ndarray, np.ndarray], Tree]  # See `Model.act`.
 
 
@@ -87,10 +87,10 @@ def _is_module(owner: object) -> TypeGuard["torch.nn.Module"]:
 class PolicySource:
     """Where a policy comes from: what one rank reads, and other ranks can load."""
 
-    kind: str  # Of the file, see `core.policy_kinds`, or "random", "made" by `make_policy`, "called".
+    kind: str  # That of the file, see `core.policy_kinds`, or "random", "made" by `make_policy`, "called".
     name: str  # What `--policy` was given.
     content: bytes = b""  # Of the file.
-    sha256: str = ""  # Of the file and its weights, in hexadecimal.
+    sha256: str = ""  # The digest of the file and its weights, in hexadecimal.
     mode: str = DETERMINISTIC  # Or SAMPLE.
     is_trusted: bool = False  # Pickled code of the file may be executed.
     call: Policy | None = None  # The callable of the kind "called", on the rank that has it.
@@ -119,7 +119,7 @@ def make_model(spec: str | Callable[[], object]) -> Model:
 
 
 def made_model(policy: object, name: str) -> Model:
-    """Return what a `make_policy` of this name returned as a model; UsageError if it is none.
+    """Return the model that a `make_policy` of this name made; UsageError if it is none.
 
     It has a method `act(observations, env_indices, uniforms)`, and may have `num_uniforms` and `extras`.
     """

@@ -155,7 +155,7 @@ def kind_of(content: bytes) -> str:
 
 
 def _no_network(pickled: bytes) -> UsageError:
-    """Return what is wrong with what `torch.save` wrote: weights, or objects that only unpickling brings back."""
+    """Say what is wrong with a file of `torch.save`: weights alone, or objects that only unpickling brings back."""
     file = io.BytesIO(pickled[:FREE_PICKLE_BYTES])  # A module is named at its start.
     try:
         while file.tell() < len(pickled):  # Old files have several pickles.

@@ -44,10 +44,10 @@ from mpi_rollout.text import words_of
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-COMMAND, LIMIT = "python -m mpi_rollout run", "--start-timeout-s"  # Whose options a rank may refuse alone.
+COMMAND, LIMIT = "python -m mpi_rollout run", "--start-timeout-s"  # A rank may refuse its options alone.
 Prepared = TypeVar("Prepared")
 SAY_APART_S = 0.05
-ARRIVAL_TAG = 32123  # On a communicator that may be the user's; every MPI has tags up to 32767.
+ARRIVAL_TAG = 32123  # The communicator may be the user's; every MPI has tags up to 32767.
 
 
 @dataclass

@@ -155,7 +155,7 @@ class RankEnvs:
     model: Model | None = None
 
     def fingerprint(self) -> dict[str, str]:
-        """Return what must be the same on all ranks that have envs; of a policy, on all that have made it."""
+        """Return what must be equal on all ranks that have envs; of a policy, on all that have made it."""
         marks: dict[str, str] = {}
         if self.model is not None:
             marks["the extras of the policy"] = json.dumps(describe_leaves(self.model.extras))
@@ -265,4 +265,4 @@ def unwatched_by_gc() -> Iterator[None]:
     try:
         yield
     finally:
-        gc.unfreeze()  # Else they would not be freed at the end, which extension modules complain of.
+        gc.unfreeze()  # Without this they are not freed at the end, and extension modules complain.

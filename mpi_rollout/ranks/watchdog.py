@@ -21,7 +21,7 @@ from mpi_rollout.envs.faults import EnvTimeout, is_ours
 from mpi_rollout.process.console import STDERR
 from mpi_rollout.process.interrupts import Handler
 
-GRACE_S = 2.0  # For an interrupted env to come out of its call.
+GRACE_S = 2.0  # The time that an interrupted env has to come out of its call.
 SLACK_S = 1.0  # More than the thread ever waits for its turn.
 
 

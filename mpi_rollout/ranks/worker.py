@@ -60,7 +60,7 @@ class Worker:
         self.error: BaseException | None = None  # What user code raised here in the last failure.
         self._fault: Fault | None = None
         self._grace = threading.Timer(GRACE_S, lambda: None)
-        self._active: Slice | None = None  # Whose envs are at work.
+        self._active: Slice | None = None  # The slice whose envs are at work.
         self._is_calling = False
         self._watchdog: Watchdog | None = None
         self._processor_time = processor_time()
@@ -243,7 +243,7 @@ class Worker:
             "cores": sorted(os.sched_getaffinity(0)),
             "physical_cores": sorted(physical_cores(os.sched_getaffinity(0))),
             "cpu_share": time.process_time() / (time.time() - process_start()),
-            # Of a core, while this rank had work; None where the system does not say.
+            # The share of a core that this rank had while it had work; None where the system does not say.
             "core_share": None if before is None or now is None else now.since(before).share,
             "num_envs": sum(len(slice_.env_indices) for slice_ in self.slices),
             "seconds": self.clock.seconds,
@@ -255,7 +255,7 @@ class Worker:
             say(f"{fault.stack}mpi_rollout: {fault.message}\n")
             abort(self.exchanges.control, fault.exit_code)
 
-        others_ms = max(exchange.order.expected_ms for exchange in self.exchanges.all)  # For their fragments.
+        others_ms = max(exchange.order.expected_ms for exchange in self.exchanges.all)  # The time of their fragments.
         self._grace = threading.Timer(GRACE_S + 2 * others_ms / 1000, end)
         self._grace.daemon = True
         self._grace.start()

@@ -74,8 +74,6 @@ class CheckedFile:
         No run goes on with the file: all its chunks have checksums, and all its datasets the same number of steps.
     num_committed
         Steps that are committed; `num_steps` of them count.
-    stored
-        Its chunks.
     """
 
     def __init__(self, file: h5py.File, path: str, tell: Tell):
@@ -116,7 +114,7 @@ class CheckedFile:
             raise ContentError(f"throughput/ranks has {counted(num_rows, 'row')} for {counted(num_ranks, 'rank')}")
 
     def _num_rows(self, name: str) -> int:
-        """Return how many rows of a dataset of /trajectories count; before the first commit none does."""
+        """Return the number of committed rows of a dataset of /trajectories; 0 before the first commit."""
         is_begun = self.num_steps > 0 or self.is_sealed
         return self.num_steps + (has_last_row(name) and is_begun)
 
@@ -177,12 +175,12 @@ class CheckedFile:
         return {name: {"shape": list(dataset.shape), "dtype": str(dataset.dtype)} for name, dataset in named}
 
     def wrong_values(self) -> list[dict[str, str | int]]:
-        """Return what the columns' attributes say of wrong values."""
+        """Return the wrong values that the columns' attributes record."""
         named = self.trajectories().items()
         return [wrong for name, dataset in named for wrong in wrong_in(name, attributes_of(dataset))]
 
     def counting_rows(self) -> dict[str, int]:
-        """Return how many rows of each dataset count."""
+        """Return the number of committed rows of each dataset."""
         names = self.datasets.keys() - set(LIST)
         # Written at the end of a run, also of one that is not complete.
         if not self.is_complete and self.stored.chunks("throughput/ranks").missing(1):
@@ -228,7 +226,7 @@ def check_attributes(attributes: Mapping[str, object]) -> None:
 
 
 def promise_of(attributes: Mapping[str, Any]) -> Reproducibility:
-    """Return what the envs of a file promise; files of older versions do not say it."""
+    """Return the promise of a file's envs; files of older versions do not have it."""
     if (promised := attributes.get("reproducibility")) is None:
         is_loop = parsed(attributes, "config", dict).get("vectorization_mode") == "sync"
         return Reproducibility.EPISODE if is_loop else Reproducibility.SLICE

@@ -99,7 +99,7 @@ class ChunkReader:
         return down * self.rows, across * self._envs
 
     def missing(self, num_rows: int) -> str:
-        """Return what is wrong if a chunk of the first rows is nowhere, "" if all are there.  Read none of them."""
+        """Say which chunk of the first rows is missing, "" if all are there.  No chunk is read."""
         expected = -(-num_rows // self.rows) * self.across
         lists = [self._listed] * self._is_listed + [self._index] * (self._needs_index or not self._is_listed)
         for numbers in (entries.numbers for entries in lists):
@@ -244,7 +244,7 @@ class ChunkReader:
 
 
 def _overlap(start: int, stop: int, first: int, size: int) -> tuple[slice, slice]:
-    """Return what a range and a chunk of `size` from `first` on have in common, as places in each."""
+    """Return the overlap of a range and a chunk of `size` from `first` on, as slices of each."""
     low, high = max(start, first), min(stop, first + size)
     return slice(low - start, high - start), slice(low - first, high - first)
 
@@ -274,7 +274,7 @@ class FileChunks:
         self._file, self._is_sealed, self._needs_index = file, is_sealed, needs_index
         self.has_list = "chunks" in file
         self._listed = listed_chunks(file, num_steps, is_sealed, is_at_least) if self.has_list else {}
-        self._bytes = open(path, "rb", buffering=0)  # noqa: SIM115  # As long as the file.
+        self._bytes = open(path, "rb", buffering=0)  # noqa: SIM115  # It is open as long as the file.
         self._chunks: dict[str, ChunkReader] = {}
 
     def close(self) -> None:
@@ -290,6 +290,6 @@ class FileChunks:
         return self._chunks[name]
 
     def num_rows(self, name: str) -> int:
-        """Return how many rows of a table count: before a file is sealed, those that the list has."""
+        """Return the number of rows of a table that count: before a file is sealed, those that the list has."""
         num_rows = len(self._file[name])
         return min(num_rows, self.chunks(name).num_listed_rows) if self.has_list and not self._is_sealed else num_rows

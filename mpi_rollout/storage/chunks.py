@@ -38,13 +38,7 @@ FEW_CHUNKS = 512  # HDF5 looks through them in a tenth of a millisecond.
 
 
 class FileWriter:
-    """Appends to all datasets of a new file, and commits.
-
-    Attributes
-    ----------
-    columns, tables
-        What appends to each: by names below /trajectories, and by paths.
-    """
+    """Appends to all datasets of a new file, and commits: columns by names below /trajectories, tables by paths."""
 
     def __init__(self, file: h5py.File):
         self.file, self._list = file, ChunkList(file)
@@ -91,7 +85,7 @@ class ChunkWriter:
         self.envs = range(0, dataset.shape[1], self.chunks[1]) if dataset.ndim > 1 else range(1)
         self._is_sparse, self._filters = is_sparse(dataset), Filters(dataset)
         nbytes = dataset.dtype.itemsize * int(np.prod(self.chunks))
-        self._bytes = np.zeros(nbytes + CHECKSUM_NBYTES, np.uint8)  # Of one chunk and its checksum.
+        self._bytes = np.zeros(nbytes + CHECKSUM_NBYTES, np.uint8)  # Room for one chunk and its checksum.
         self._chunk = self._bytes[:nbytes].view(dataset.dtype).reshape(self.chunks)
         self._open = np.zeros(0)  # The rows of the last chunk, while it is not full and has no checksum.
         self._unsealed: set[int] = set()  # The first envs of its chunks that the file has.
@@ -192,14 +186,14 @@ class ChunkList:
         self._new: dict[tuple[int, ...], tuple[int, ...]] = {}
         self._growing: dict[tuple[int, ...], tuple[int, int]] = {}  # Offset and size of chunks that are not full.
         self._num_chunks = self._behind_last = 0
-        self._bytes = open(file.filename, "rb", buffering=0)  # noqa: SIM115  # As long as the file.
+        self._bytes = open(file.filename, "rb", buffering=0)  # noqa: SIM115  # It is open as long as the file.
 
     def write(self, writer: ChunkWriter, place: tuple[int, ...], data: np.ndarray, mask: int, num_rows: int) -> None:
         """Write the bytes of a chunk, and note it: all bytes of a full one, those of the rows of another one."""
         is_full = num_rows == writer.chunks[0]
         num_checked = len(data) if is_full else len(data) // writer.chunks[0] * num_rows
         key = (self._numbers[writer.name], *(*place[:2], 0)[:2])
-        before, nbytes = self._growing.pop(key, (-1, 0))  # Of the same size, it stays where it is.
+        before, nbytes = self._growing.pop(key, (-1, 0))  # A chunk of the same size stays where it is.
         likely = before if nbytes == len(data) else -1, self._file.id.get_filesize(), self._behind_last
         writer.dataset.id.write_direct_chunk(place, data, mask)
         offset = self._find(data, likely)
@@ -234,7 +228,7 @@ class ChunkList:
 
 
 def listed_chunks(file: h5py.File, num_steps: int, is_sealed: bool, is_at_least: bool = False) -> dict[str, np.ndarray]:
-    """Return what the last commit of `num_steps` steps lists, by dataset; ContentError if the list is damaged.
+    """Return the chunks listed by the last commit of `num_steps` steps, by dataset; ContentError if damaged.
 
     With `is_at_least`, a commit of more steps will do, of those before the first one that is damaged.
     """
@@ -250,8 +244,9 @@ def listed_chunks(file: h5py.File, num_steps: int, is_sealed: bool, is_at_least:
         what = f"its list of chunks has no commit of {num_steps:,} steps"
         most = int(whole["num_steps"].max(initial=0))
         raise ContentError(what + (f"; recover the first {most:,} with --num-steps {most}" if most else ""))
-    # A killed writer leaves a commit whose chunks are not listed yet.
-    if not is_at_least and len(whole) < len(commits) and commits["num_chunks"][len(whole)] <= len(chunks):
+    # A writer, killed or at work, may have left commits whose chunks are not listed yet.
+    others = commits["num_chunks"][len(whole) :]
+    if len(others) and not is_at_least and (is_sealed or (others <= len(chunks)).any()):
         raise ContentError("its list of chunks is not what was written: the digest does not fit")
     chunks = chunks[: considered["num_chunks"][counting[-1]]]
     is_possible = (chunks["row"] >= 0) & (chunks["env"] >= 0) & (chunks["num_checked"] >= 0)
@@ -262,7 +257,7 @@ def listed_chunks(file: h5py.File, num_steps: int, is_sealed: bool, is_at_least:
 
 
 def _num_whole(file: h5py.File, chunks: np.ndarray, commits: np.ndarray) -> int:
-    """Return how many commits are as they were written, before the first one that is not."""
+    """Return the number of commits that are as they were written, before the first one that is not."""
     digest, start = first_digest(attributes_of(file)), 0
     for number, commit in enumerate(commits):
         stop = int(commit["num_chunks"])

@@ -13,7 +13,7 @@ from mpi_rollout.storage.chunk_reader import FileChunks
 from mpi_rollout.storage.schema import EPISODE, RESET
 
 ROWS_AT_A_TIME = 2**13
-WIDE = 512  # With so many envs, a row at a time takes a tenth of the time of segments; with few, three times as long.
+WIDE = 512  # From so many envs on, a row at a time takes a tenth of the time of segments; with few, three times it.
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class EpisodeTable:
 
     def note_resets(self, resets: np.ndarray) -> None:
         """Take in rows of /resets, before the rows of the steps before them are added."""
-        self._reset_parts.append(resets)  # To copy all of them each time would take longer from reset to reset.
+        self._reset_parts.append(resets)  # A copy of all of them each time would take longer from reset to reset.
 
     @property
     def _resets(self) -> np.ndarray:
@@ -131,7 +131,7 @@ class EpisodeTable:
                 end, begun = block.start + row, self._start[env]
                 parts.append((env, self._return[env], begun, self._count[env], np.full(len(env), row)))
                 self._return[env], self._start[env] = 0.0, end + self._to_next
-                self._count[env] += begun <= end  # Else the row has reset the env, and belongs to no episode.
+                self._count[env] += begun <= end  # A row that reset the env belongs to no episode.
         env, returns, starts, counts, row_of = (np.concatenate(column) for column in zip(*parts, strict=True))
         is_episode = starts <= block.start + row_of
         rows = np.zeros(len(env), EPISODE)
@@ -234,7 +234,7 @@ def make_table(
 
 
 def num_reset_rows_of(attributes: Mapping[str, object]) -> int:
-    """Return how many rows are between two episodes of an env, in a file with these attributes."""
+    """Return the number of rows between two episodes of an env, in a file with these attributes."""
     return int(attributes.get("autoreset_mode", AutoresetMode.NEXT_STEP.value) == AutoresetMode.NEXT_STEP.value)
 
 
@@ -253,7 +253,7 @@ def first_impossible(rows: np.ndarray, num_steps: int, num_envs: int, to_next: i
 
     At least `to_next` rows are between two episodes of an env.
     """
-    free = np.zeros(num_envs, np.int64)  # From where on each env may have another episode.
+    free = np.zeros(num_envs, np.int64)  # The row from which each env may have another episode.
     for first in range(0, len(rows), ROWS_AT_A_TIME):
         part = rows[first : first + ROWS_AT_A_TIME]
         env, start, ends = part["env_index"], part["start"], part["start"] + part["length"]

@@ -26,7 +26,7 @@ NAMES = {code: name for name, code in FILTER_CODES.items()}
 PLUGINS = "lz4", "zstd", "blosc"
 # How many times smaller data become at most; zstd stores 128 KiB of one byte in 4 bytes.
 MOST_SMALLER = {"none": 1, "gzip": 1032, "lz4": 256, "blosc": 256, "zstd": 2**16}
-LEAST_NBYTES = 1024  # Of a leaf: images are larger.
+LEAST_NBYTES = 1024  # The least size of a leaf: images are larger.
 REVERSE = 0x0100  # H5Z_FLAG_REVERSE of H5Zpublic.h: decompress.
 _functions: dict[int, Any] = {}
 # Level 4 makes Breakout's images 1.15 times smaller, in 2.5 times the time, and noisy numbers no smaller.
@@ -34,7 +34,7 @@ GZIP_LEVEL = 1
 CHECKSUM_NBYTES = 4
 MODULUS = 65535
 WORDS_PER_ROW = 4096
-MOST_ROWS = 65537  # Of words whose sum still fits into 32 bits.
+MOST_ROWS = 65537  # The most rows of words whose sum still fits into 32 bits.
 COLUMNS = np.arange(WORDS_PER_ROW, dtype=np.uint64)
 FROM_END = COLUMNS[::-1] + 1
 
@@ -42,12 +42,8 @@ FROM_END = COLUMNS[::-1] + 1
 class Filters:
     """The filters of one dataset.
 
-    A chunk has a filter mask with one bit for each filter: 0 if the chunk has passed it.
-
-    Attributes
-    ----------
-    none
-        The mask of a chunk that is stored as it is in memory.
+    A chunk has a filter mask with one bit for each filter: 0 if the chunk has passed it.  `none` is the mask of a chunk
+    that is stored as it is in memory.
     """
 
     def __init__(self, dataset: h5py.Dataset):
@@ -185,7 +181,7 @@ def is_available(compression: str) -> bool:
 
 
 def why_missing(compression: str) -> str:
-    """Return what to do about a compression that is not available."""
+    """Say what to do about a compression that is not available."""
     return f"{compression} needs the package hdf5plugin, which is not installed: pip install '{EXTRA}'"
 
 
@@ -205,7 +201,7 @@ def register_for(file: h5py.File) -> None:
 
 
 def compression_of(dataset: h5py.Dataset) -> str:
-    """Return how the chunks of a dataset are compressed: a name of `config.COMPRESSIONS`, or the filter's number."""
+    """Return the compression of a dataset: a name of `shared_options.COMPRESSIONS`, or the filter's number."""
     properties = dataset.id.get_create_plist()
     codes = [properties.get_filter(index)[0] for index in range(properties.get_nfilters())]
     own = h5py.h5z.FILTER_SHUFFLE, h5py.h5z.FILTER_FLETCHER32
@@ -225,7 +221,7 @@ def pays(compression: str, dtype: np.dtype, shape: tuple[int, ...]) -> bool:
 
 
 def filter_options(compression: str, dtype: np.dtype, gzip_level: int) -> dict[str, Any]:
-    """Return what `create_dataset` takes for a compressed column."""
+    """Return the arguments of `create_dataset` for a compressed column."""
     if compression == "gzip":
         return {"compression": "gzip", "compression_opts": gzip_level, "shuffle": dtype.itemsize > 1}
     own = _plugins()

@@ -28,7 +28,7 @@ from mpi_rollout.storage.untrusted import open_unmarked
 from mpi_rollout.stored_config import difference, read_config
 from mpi_rollout.text import shortened
 
-DEFAULT_FOLDER = "results"  # Of outputs without `--out`: it is made in the folder where a command is started.
+DEFAULT_FOLDER = "results"  # The folder of outputs without `--out`, made where a command is started.
 
 
 @dataclass(frozen=True)
@@ -235,7 +235,7 @@ def check_folder(path: str) -> str:
 
 
 def check_same_run(config: RolloutConfig, stored: dict[str, Any], path: str) -> bool:
-    """Refuse to go on with the file of another run; `stored` is what `structure.identity` says of the file.
+    """Refuse to go on with the file of another run; `stored` is what `checked_file.identity` says of the file.
 
     Return whether the file is complete, and of the same run with fewer steps: it can be extended.  UsageError if
     options that decide on the data differ, or if this version of the program would go on with other actions; the
@@ -272,7 +272,7 @@ def check_same_run(config: RolloutConfig, stored: dict[str, Any], path: str) -> 
 
 def _changes(before: RolloutConfig, now: RolloutConfig) -> list[str]:
     """Return the words for every option of the data that is not what it was."""
-    idle = unused(before)  # Once they were not refused.
+    idle = unused(before)  # Earlier versions did not refuse them.
     options = [
         (name, getattr(RolloutConfig if name in idle else before, name), getattr(now, name)) for name in DATA_OPTIONS
     ]

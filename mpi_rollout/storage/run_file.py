@@ -42,13 +42,8 @@ class Ending:
 class Prefix:
     """The first steps of a run that is continued or extended.
 
-    Parameters
-    ----------
-    source
-        The file that has them: the unfinished one, or the complete one.
-    lost
-        Envs whose running episodes cannot be continued, and the first step that is not what it was: they end here,
-        truncated and faulted.
+    `lost` are the envs whose running episodes cannot be continued, and the first step that is not what it was: they end
+    here, truncated and faulted.
     """
 
     num_steps: int
@@ -172,7 +167,7 @@ class RunFile:
         tables = self._file.tables
         if self._episodes is not None:
             tables["episodes"].append(self._episodes.unfinished(self.num_committed))
-        if self.values is not None and ending.complete:  # Else the run may go on.
+        if self.values is not None and ending.complete:  # An incomplete run may go on.
             self.values.warn_of_silence()
         self._write_notes()
         tables["throughput/limit"].append(np.array(ending.limit, LIMIT))

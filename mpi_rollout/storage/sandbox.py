@@ -27,7 +27,7 @@ from mpi_rollout.process.interrupts import STOP_SIGNALS, is_main_thread
 from mpi_rollout.process.launcher import end_with
 from mpi_rollout.text import first_line
 
-PATIENCE_S = 60.0  # Without a sign of life.  Each chunk, of about 1 MiB, gives one.
+PATIENCE_S = 60.0  # The longest time without a sign of life.  Each chunk, of about 1 MiB, gives one.
 LOOK_EVERY_S = 0.2
 TELL_EVERY_S = 0.2
 NUM_ROWS, FOLLOWING_S = 1000, 20.0  # Of `why_not_followed`.

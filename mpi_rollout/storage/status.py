@@ -16,7 +16,7 @@ from mpi_rollout.process.clock import utc_now
 
 BATCH_JOBS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")
 FRESH_S = 60.0  # An older status is not of a run that is under way on another host.
-MOST_CHARS = 2**20  # Of a status; most have a few hundred.
+MOST_CHARS = 2**20  # The length of a status at most; most have a few hundred.
 
 
 def status_path(out: str) -> str:
@@ -25,13 +25,7 @@ def status_path(out: str) -> str:
 
 
 class Status:
-    """The status of one output.  The root writes it again, in one piece, whenever something changes.
-
-    Attributes
-    ----------
-    is_first
-        There was no status before.
-    """
+    """The status of one output; `is_first` if there was none before.  The root writes it again, in one piece."""
 
     def __init__(self, out: str, num_steps: int):
         self._path = status_path(out)
@@ -48,7 +42,7 @@ class Status:
         text = json.dumps(self._values) + "\n"
         try:
             replace(self._path, text)
-        except OSError:  # On a full disk: the run itself says so.
+        except OSError:  # The disk is full: the run itself says so.
             overwrite(self._path, text)
 
     def remove(self) -> None:

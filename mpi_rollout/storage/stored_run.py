@@ -85,7 +85,7 @@ class StoredRun:
             self.chunks = {name: dataset.chunks for name, dataset in datasets.items()}
 
     def has(self, rows: np.ndarray) -> np.ndarray:
-        """Tell of episodes whether their steps are in the file."""
+        """Tell for each episode whether its steps are in the file."""
         is_inside = (rows["env_index"] >= 0) & (rows["env_index"] < self.config.num_envs) & (rows["start"] >= 0)
         return np.asarray(is_inside & (rows["length"] >= 0) & (rows["start"] + rows["length"] <= self.num_steps))
 
@@ -112,7 +112,7 @@ class StoredRun:
         return self._chunks.chunks(f"trajectories/{name}")
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a copy in another process needs: it opens the file itself."""
+        """Return the state of a copy in another process, which opens the file itself."""
         return self.__dict__ | {"_file": None, "_stored": None, "path": os.path.abspath(self.path)}
 
     def close(self) -> None:
@@ -123,7 +123,7 @@ class StoredRun:
         self._file = None
 
     def num_rows(self, name: str) -> int:
-        """Return how many committed rows a column has: before the first step, none."""
+        """Return the number of committed rows of a column; 0 before the first step."""
         return self.num_steps + has_last_row(name) if self.num_steps else 0
 
     def read(self, name: str, rows: slice | np.ndarray, envs: slice, into: np.ndarray | None = None) -> np.ndarray:

@@ -17,7 +17,7 @@ import os
 from collections.abc import Iterator
 from itertools import islice
 
-SIGNATURE = b"\x89HDF\r\n\x1a\n\x03"  # Of a superblock of version 3, which all files of this program have.
+SIGNATURE = b"\x89HDF\r\n\x1a\n\x03"  # The start of a superblock of version 3, which all files of this program have.
 MARK = 11  # Where the superblock says whether somebody writes.
 END = slice(28, 36)
 CHECKSUM = slice(44, 48)
@@ -73,17 +73,8 @@ class Unmarked(io.FileIO):
 def mended(read: memoryview, fd: int) -> bytes:
     """Return the block of metadata that some bytes begin with as it was before its last write, if that was torn.
 
-    Parameters
-    ----------
-    read
-        What was read; behind an object header may be something else.
-    fd
-        The file, where the header of an extensible array is read.
-
-    Returns
-    -------
-    bytes
-        Nothing if no block begins here, if its checksum fits, or if no change that is taken back makes it fit.
+    Behind an object header may be something else.  The header of an extensible array is read from the file `fd`.
+    Return nothing if no block begins here, if its checksum fits, or if no change that is taken back makes it fit.
     """
     if bytes(read[:4]) not in (b"OHDR", b"EAHD", b"EAIB", b"EADB") or len(read) not in SIZES:
         return b""

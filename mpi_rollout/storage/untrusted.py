@@ -22,7 +22,7 @@ from mpi_rollout.text import first_line
 
 MOST_ATTRIBUTES = 64  # Reading one takes a millisecond.
 ROOM_NBYTES = 2**26  # A dataset may be longer than the file by so much: its writer extends it before it writes rows.
-OpenFile: TypeAlias = h5py.File  # Of a file that was verified: attributes, and arrays by their paths.
+OpenFile: TypeAlias = h5py.File  # A file that was verified: attributes, and arrays by their paths.
 Tell = Callable[[str], None]  # Takes what is being read, in a process that somebody watches.
 ATTEMPTS = 3  # To read a file that a run is writing.
 Content = TypeVar("Content")
@@ -87,7 +87,7 @@ def _state(path: str) -> tuple[int, int] | None:
 
 
 def _refusal_of(error: Exception, path: str, doing: str) -> DataError | None:
-    """Return what to raise for an error of the file; None if it is a mistake of ours, or says all already."""
+    """Return the exception to raise for an error of the file; None if it is a mistake of ours, or says all already."""
     if isinstance(error, ContentError):
         return DataError(f"{path}: {error}")
     if isinstance(error, RolloutError) or not is_of_reading(error):
@@ -200,7 +200,7 @@ def count(attributes: Mapping[str, object], name: str) -> int:
 
 
 def parsed(attributes: Mapping[str, object], name: str, kind: type[Parsed]) -> Parsed:
-    """Return what an attribute has in JSON, a `dict` or a `list`; raise ContentError if it is something else."""
+    """Parse an attribute in JSON, a `dict` or a `list`; ContentError if it is something else."""
     try:
         value = json.loads(text(attributes, name))
     except (ValueError, RecursionError):

@@ -166,7 +166,7 @@ class ValueChecks:
 
 
 def wrong_in(name: str, attributes: Mapping[str, object]) -> list[dict[str, str | int]]:
-    """Return what a dataset's attributes say of its wrong values, as `ValueChecks.wrong`; ContentError if damaged."""
+    """Read a dataset's wrong values from its attributes, as `ValueChecks.wrong`; ContentError if damaged."""
     wrong = []
     for kind in OPTIONS:
         value = attributes.get(kind, np.array(NONE_WRONG))

@@ -178,4 +178,4 @@ def _shared(options: Mapping[str, Any]) -> SharedOptions:
 
 def _plain(value: Number) -> Number:
     """Return NumPy's integers as Python's, so that they are the same in what ranks compare."""
-    return int(value) if isinstance(value, np.integer) else value  # type: ignore[return-value]  # As wide as before.
+    return int(value) if isinstance(value, np.integer) else value  # type: ignore[return-value]  # It is as wide.

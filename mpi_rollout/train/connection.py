@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from mpi_rollout.train.request import Request
 
 MEETING = "mpi_rollout.connect"  # What ranks that wait for others are said to have called.
-GRACE_S = 5.0  # For ranks to end the step that they are in when a trainer has failed.
+GRACE_S = 5.0  # The time that ranks have to end their step when a trainer has failed.
 
 
 class Connection:
@@ -73,7 +73,7 @@ class Connection:
 
     def __enter__(self) -> MPIVectorEnv | None:
         rank = world.claimed_rank() if self._given_comm is None else self._given_comm.rank
-        # From here on the trainer heeds the signals of the other ranks, also while envs are being made.
+        # From here on the trainer handles the signals of the other ranks, also while envs are being made.
         with unheeded() if rank != world.ROOT and is_main_thread() else nullcontext():
             try:
                 self._enter()
@@ -112,7 +112,7 @@ class Connection:
             turns.kept.enter_context(job_end.no_early_end(self._comm))
 
     def _open_beside(self, turns: Turns[RootEnd]) -> None:
-        """Have the ranks that serve another connection make these envs too."""
+        """Let the ranks that serve another connection make these envs too."""
         if world.shared_ranks(turns.comm, self._comm) == "some":
             raise UsageError(
                 "connect over some of the ranks that serve a connection which is open; give both the same comm, or "
@@ -152,14 +152,14 @@ class Connection:
     def _make(self, turns: Turns[Worker] | None) -> tuple[Worker, EnvFacts]:
         """Agree with the other ranks, and make envs and exchanges; `turns` are those of a worker.  **Collective**."""
         comm = self._comm
-        timeout_s = self._timeout_s if comm.size > 1 else inf  # Who is alone sees by himself that envs hang.
+        timeout_s = self._timeout_s if comm.size > 1 else inf  # A user of one process sees that envs hang.
 
         def connect(pickled: bytes) -> None:  # The worker keeps it, so it must not keep `self`.
             """Make another connection.  The root calls this by name on all ranks, and is itself entering it."""
             another = _entering[0] if turns is None else Connection(pickled, comm, timeout_s)
             try:
                 another._made = another._make(turns)
-            except RolloutError as error:  # On all ranks alike.
+            except RolloutError as error:  # All ranks raise it.
                 another._made = error
                 return
             if turns is not None:
@@ -271,7 +271,7 @@ class Connection:
 
 # The connections whose with statement this rank is in.  Weak, for those that are entered by hand, and never left.
 _entered: WeakSet[Connection] = WeakSet()
-_turns: list[Turns[RootEnd]] = []  # Those whose root this rank is.
+_turns: list[Turns[RootEnd]] = []  # The connections whose root this rank is.
 _entering: list[Connection] = []  # The one that the root opens while others are open.
 
 

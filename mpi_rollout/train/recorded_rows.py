@@ -31,11 +31,11 @@ class RecordedRows:
 
     def __init__(self, writer: Writer, make_block: Callable[[], Block], mode: AutoresetMode):
         self._writer, self._make_block = writer, make_block
-        # Else the observation after an end is the next episode's.
+        # Without them the observation after an end is the next episode's.
         self._has_finals_behind = mode != AutoresetMode.SAME_STEP
         self.blocks = Blocks(self._acquire)
         self.at = self.blocks.at
-        self._num_blocks = NUM_BLOCKS  # In all: open, free, and with the writer.
+        self._num_blocks = NUM_BLOCKS  # All blocks: open, free, and with the writer.
         self._kept: list[tuple[int, np.ndarray, list[np.ndarray]]] = []
         self.num_ends = self.num_last = self._num_seen = 0
 
@@ -59,7 +59,7 @@ class RecordedRows:
             self.blocks.extend()
 
     def ends(self, step: int, envs: slice) -> np.ndarray:
-        """Tell of some envs whether they ended in a step."""
+        """Tell for some envs whether they ended in a step."""
         block, row = self.at(step)
         return block.terminations[row, envs] | block.truncations[row, envs]
 
@@ -69,7 +69,7 @@ class RecordedRows:
         before.truncations[row, envs[is_running]] = True
         if self._has_finals_behind:
             self._kept.append((step, envs, [array[next_row, envs] for array in after.state_arrays]))
-        else:  # Of others the last observation is there already.
+        else:  # The other envs have their last observation already.
             for final, states in zip(before.final_arrays, after.state_arrays, strict=True):
                 final[row, envs[is_running]] = states[next_row, envs[is_running]]
 

@@ -32,7 +32,7 @@ from mpi_rollout.storage.writer import Writer
 from mpi_rollout.train.recorded_rows import RecordedRows
 
 COMMIT_EVERY_S = 10.0
-NUM_OPEN = 2  # So many of the last rows tell in which state the envs are.
+NUM_OPEN = 2  # The number of last rows that tell in which state the envs are.
 VERSION = "policy_version"  # The last of the extras.
 ARGUMENTS = ("--env-checks ", "env_checks="), ("--store-infos", "infos")
 
@@ -104,7 +104,7 @@ class Recorder:
             self.warn()
 
     def _add_interval(self, now: float, num_steps: int) -> int:
-        """Have the file say how many steps of single envs there are so far; return it."""
+        """Write the number of env steps so far into the file; return it."""
         num_reset_rows = 0  # The step after an end only resets.
         if self._mode == AutoresetMode.NEXT_STEP:
             num_reset_rows = self._rows.num_ends - self._rows.num_last
@@ -149,7 +149,7 @@ class Recorder:
         self.writer.add_resets(resets[mask])
 
     def _state_of(self, lane: Lane) -> tuple[np.ndarray, np.ndarray]:
-        """Tell of a lane's envs whether the last observation begins an episode, and whether it is that of one's end."""
+        """Tell for a lane's envs whether the last observation begins an episode, and whether it ends one."""
         step, reset_step = self._step[lane], self._reset_step[lane.envs]
         is_first, has_ended = reset_step == step, np.zeros(lane.num_envs, np.bool_)
         if step > 0:
@@ -269,7 +269,7 @@ class Recorder:
                 os.unlink(self.writer.part)
 
     def _reports(self) -> Reports:
-        """Return what the file says of each rank."""
+        """Return the file's report of each rank."""
         seconds = dict.fromkeys(PHASES, 0.0)
         return [
             {"rank": rank, "host": host, "num_envs": sum(map(len, self._division.envs_of(rank))), "seconds": seconds}

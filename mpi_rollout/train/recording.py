@@ -154,7 +154,7 @@ def attributes_of(
     others: Mapping[str, Sequence[Leaf]],
     hosts: Sequence[str],
 ) -> dict[str, object]:
-    """Return what the root group says; `others` are the leaves of what is no space, by its name there."""
+    """Return the attributes of the root group; `others` are the leaves of what is no space, by their names there."""
     described = {"observation": describe(facts.observation_space), "action": describe(facts.action_space)}
     described |= {name: describe_leaves(group) for name, group in others.items() if group}
     # A generator goes on from one episode to the next, in a loop that of each env.

@@ -60,7 +60,7 @@ class Request:
         return replace(plan, has_policy=True, make_model=maker, keeps_extras=True)
 
     def policy_on_ranks(self, driver: Driver) -> PolicyOnRanks:
-        """Have all ranks use the policy; for the root, when all ranks serve."""
+        """Let all ranks use the policy; called by the root when all ranks serve."""
         source, options = PolicySource(MADE, str(self.policy)), self.options
         if isinstance(self.policy, str) and not is_maker(self.policy):
             source = read_source(self.policy, options.policy_mode, options.trust_policy)

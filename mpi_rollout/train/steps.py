@@ -15,7 +15,7 @@ from mpi_rollout.exchange.infos import FINAL_OBS
 from mpi_rollout.exchange.orders import Command
 from mpi_rollout.train.ends import RootEnd
 
-NUM_ROWS = 2  # Of observations: those before a step and those after it.
+NUM_ROWS = 2  # Rows of observations: those before a step and those after it.
 Piece = tuple[int, slice]  # A row of a block, and neighbouring envs of it.
 Copy = Callable[[], np.ndarray]
 Lay = Callable[[Sequence[Lane]], None]
@@ -36,7 +36,7 @@ class Outcomes:
         self._driver, self._space, self._copy = driver, driver.observation_space, copy
         self._block = driver.block(NUM_ROWS)
         self._has_parts = isinstance(self._space, spaces.Dict | spaces.Tuple)
-        self._row = dict.fromkeys(driver.lanes, 0)  # Of each lane's last outcome.
+        self._row = dict.fromkeys(driver.lanes, 0)  # The row of each lane's last outcome.
         self.use_slots()
 
     def use_slots(self) -> None:
@@ -95,7 +95,7 @@ def _joined(array: np.ndarray, pieces: Sequence[Piece], copy: bool) -> np.ndarra
 
 
 def _copier(views: Sequence[np.ndarray]) -> Copy:
-    """Return what copies numbers in env order, one after the other."""
+    """Return a function that copies numbers in env order, one after the other."""
     return views[0].flatten if len(views) == 1 else lambda: np.concatenate([view.ravel() for view in views])
 
 
@@ -151,7 +151,7 @@ class Steps:
         return first
 
     def outcome(self, lanes: Sequence[Lane]) -> Step:
-        """Return what a step of some lanes gave."""
+        """Return the outcome of a step of some lanes."""
         observations, results = self.outcomes.observations(lanes), self.outcomes.results(lanes)
         rewards, terminations, truncations = results
         ended = None

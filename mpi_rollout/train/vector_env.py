@@ -248,7 +248,7 @@ class MPIVectorEnv(CalledByName):
             self._fragments.set_parameters(parameters)
 
     def render(self) -> Values:
-        """Return what each env's `render` gives, in env order."""
+        """Render each env; return the frames in env order."""
         frames = self._call_envs("render")
         return tuple(frames[index] for index in range(self.num_envs))
 

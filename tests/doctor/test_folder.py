@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from mpi_rollout.doctor import folder
-from mpi_rollout.doctor.folder import judge_folder, judge_locks, mount_of
+from mpi_rollout.doctor import host
+from mpi_rollout.doctor.host import judge_folder, judge_locks, mount_of
 from mpi_rollout.doctor.probe import BAD, OK, WARN
 
 
@@ -24,7 +24,7 @@ def test_the_file_system_is_that_of_the_innermost_mount(tmp_path):
     ("kind", "state", "advice"), [("nfs4", WARN, "SWMR"), ("ext4", OK, ""), ("lustre", OK, "stripe")]
 )
 def test_what_runs_make_of_a_file_system_is_said(tmp_path, monkeypatch, kind: str, state: str, advice: str):
-    monkeypatch.setattr(folder, "mount_of", lambda *_: ("/", kind))
+    monkeypatch.setattr(host, "mount_of", lambda *_: ("/", kind))
     found = next(judge_folder(str(tmp_path)))
     assert (
         (found.check, found.state) == ("folder", state) and advice in found.advice and f"on {kind} (/)" in found.found

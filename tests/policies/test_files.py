@@ -156,7 +156,8 @@ def test_a_missing_package_is_named_with_its_extra(kind: str, monkeypatch: pytes
             monkeypatch.delitem(sys.modules, name)
         if name.startswith(f"{package}."):  # An import of these would not look at the package.
             monkeypatch.setitem(sys.modules, name, None)
-    monkeypatch.setitem(sys.modules, package, None)
+    for name in (package, "torch"):  # SB3 needs torch too, which takes seconds to import.
+        monkeypatch.setitem(sys.modules, name, None)
     source = PolicySource(kind, "p.zip", KINDS[kind], "", "deterministic")
     with assert_refused(rf"--policy p.zip: needs a package .*pip install 'mpi_rollout\[{extra}\]'"):
         load_model(source, CART, TWO)
